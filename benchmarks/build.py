@@ -3,9 +3,9 @@
     python -m benchmarks.text --output=text.parquet
     python -m benchmarks.build --text=text.parquet --vocabulary=DIR [--copies=4]
 
-Every row of the table is a separate command. MB are 10^6 bytes of text. "MB/s per core" is text by
-the processor time of all processes of the command, and "MB/s, wall" by the clock; the time of the
-same command on 20 documents, "start-up", is subtracted from both. "peak" is the memory of the
+Every row of the table is a separate command. MB are 10^6 bytes of text. "MB/s per core" is text per
+processor second of all processes of the command, "MB/s, wall" per second by the clock; the time of
+the same command on 20 documents, "start-up", is subtracted from both. "peak" is the memory of the
 largest process. Ratios are to SentencePiece alone: one thread that makes lists of ids.
 """
 

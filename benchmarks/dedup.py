@@ -2,15 +2,15 @@
 
     python -m benchmarks.dedup --corpus='parquet:text.parquet' --datatrove_python=VENV/bin/python
 
-Planted pairs are passages of the corpus and copies whose end is another passage, so that their
+Planted pairs are passages of the corpus and copies that end in another passage, so that their
 Jaccard similarity over shingles of 5 words is known; it is computed from Python's own strings. The
 table has the share of pairs found at each similarity beside the probability that MinHash predicts.
 
-For the speed, every row is a separate command on the corpus itself; MB are 10^6 bytes of text, by
-the processor time of all its processes, without that of the same command on 20 documents.
-datatrove's is its first stage alone, the signatures, with FineWeb's parameters; VENV has
-`datatrove regex spacy tokenizers xxhash<4`. "split at spaces" is the same without its tokenizer of
-words, spaCy.
+For the speed, every row is a separate command on the corpus itself. MB are 10^6 bytes of text, per
+processor second of all its processes, less the time of the same command on 20 documents. datatrove
+runs its first stage alone, the signatures, with FineWeb's parameters; VENV has
+`datatrove regex spacy tokenizers xxhash<4`. "split at spaces" leaves out spaCy, its
+tokenizer of words.
 """
 
 import itertools
@@ -63,7 +63,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def words_of(text: str) -> list[str]:
-    """Returns the words as the command sees them, by Python's regular expressions."""
+    """Returns the words of a text as the command defines them, by regular expressions."""
     return re.findall(r"[^\W_]+", text.lower())
 
 
@@ -123,7 +123,7 @@ def plant(found: list[list[str]], per_level: int) -> tuple[dict[str, str], dict[
 
 
 def measure_finding(corpus: str, per_level: int, min_similarity: float) -> str:
-    """Returns the table of what is found of planted duplicates."""
+    """Returns a table of the planted duplicates that were found."""
     texts, true = plant(passages(corpus, 2 * per_level * len(LEVELS)), per_level)
     rules = Options(corpus="", output="", min_similarity=min_similarity).rules
     with tempfile.TemporaryDirectory() as folder:

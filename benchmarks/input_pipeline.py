@@ -3,14 +3,14 @@
     python -m benchmarks.input_pipeline [--tokens=1e9] [--batch_size=128] [--cores=0,1]
 
 Batches are of span corruption, 512 inputs and 114 targets: encoder_input_tokens and
-decoder_{input_tokens,target_tokens,loss_weights} as numpy arrays. Tokens are those of the corpus,
-568 per example.
+decoder_{input_tokens,target_tokens,loss_weights} as numpy arrays. Tokens are counted in the
+corpus, 568 per example.
 
 The cache is made in a temporary folder. It has one shard of --shard_tokens ids, and hard links to
 it under the names of other shards, for --tokens in total. There are 32,000 different ids under
 Zipf's law (an id of rank r has a probability proportional to 1 / r), since the size of an id in
-bytes depends on its rank. So records are read from memory rather than from disk, but files, index
-and order are those of the whole cache.
+bytes depends on its rank. So records are read from memory and not from disk, while files, index and
+order are as in a whole cache.
 
 ours   trainer.data.batches.TrainingBatches: global shuffle, checksums, noise, features
 T5     tf.data over the same records: TFRecordDataset, parse, T5's span corruption in TensorFlow
@@ -109,23 +109,9 @@ def ours(folder: str, batch_size: int):
     return TrainingBatches([Source("", maker, order, 0)], batch_size)
 
 
-def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
-    """Returns batches made by tf.data in one thread.
-
-    Source: T5 `data/preprocessors.py` (denoise, random_spans_noise_mask,
-    noise_span_to_unique_sentinel, nonnoise_span_to_unique_sentinel) and seqio's
-    `dataset_providers.py`, `preprocessors.py` (append_eos_after_trim) and `feature_converters.py`
-    (EncDecFeatureConverter), example by example as in seqio.
-    """
-    import tensorflow as tf
-
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+def _corruption(tf):
+    """Returns a function of TensorFlow: tokens and four seeds -> inputs and targets, as in T5."""
     last_id = _PIECES + _SENTINELS - 1
-
-    def parse(record):
-        schema = {"targets": tf.io.FixedLenSequenceFeature([], tf.int64, allow_missing=True)}
-        return tf.cast(tf.io.parse_single_example(record, schema)["targets"], tf.int32)
 
     def segments(items, parts, seed):
         """Returns the lengths of a random split of `items` into `parts`."""
@@ -161,6 +147,26 @@ def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
             "targets": sentinels(tokens, tf.logical_not(mask)),
         }
 
+    return corrupt
+
+
+def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
+    """Returns batches made by tf.data in one thread.
+
+    Source: T5 `data/preprocessors.py` (denoise, random_spans_noise_mask,
+    noise_span_to_unique_sentinel, nonnoise_span_to_unique_sentinel) and seqio's
+    `dataset_providers.py`, `preprocessors.py` (append_eos_after_trim) and `feature_converters.py`
+    (EncDecFeatureConverter), example by example as in seqio.
+    """
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+
+    def parse(record):
+        schema = {"targets": tf.io.FixedLenSequenceFeature([], tf.int64, allow_missing=True)}
+        return tf.cast(tf.io.parse_single_example(record, schema)["targets"], tf.int32)
+
     def with_eos(example):
         most = {"inputs": INPUTS, "targets": TARGETS}
         return {name: tf.concat([example[name][: most[name] - 1], [1]], 0) for name in example}
@@ -186,7 +192,7 @@ def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
     paths = sorted(str(path) for path in pathlib.Path(folder).glob("train.tfrecord-*"))
     rows = tf.data.TFRecordDataset(paths).repeat().map(parse)
     seeds = tf.data.Dataset.random(seed=0, rerandomize_each_iteration=True).batch(4)
-    examples = tf.data.Dataset.zip((rows, seeds)).map(corrupt).map(with_eos)
+    examples = tf.data.Dataset.zip((rows, seeds)).map(_corruption(tf)).map(with_eos)
     batches = examples.map(trim_and_pad).map(features).batch(batch_size, drop_remainder=True)
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1

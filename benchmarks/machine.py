@@ -4,7 +4,7 @@ import os
 import pathlib
 import re
 
-# Instruction sets that NumPy, XLA or our compiled tokenizer choose code by.
+# Instruction sets by which NumPy, XLA or our compiled tokenizer choose code.
 _SETS = ("avx", "avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
 _CPU_INFO = pathlib.Path("/proc/cpuinfo")
 _CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
@@ -13,7 +13,7 @@ _CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 def machine() -> str:
     """Returns the processor, the cores that this process may use, caches and instruction sets.
 
-    On one line, with what Linux says; only the number of cores elsewhere.
+    They are on one line, as Linux reports them; elsewhere only the number of cores is known.
     """
     text = _CPU_INFO.read_text() if _CPU_INFO.exists() else ""
     name = _field(text, "model name") or _field(text, "CPU implementer") or "unknown processor"

@@ -16,10 +16,10 @@ the same shapes and dtypes) in a separate process, alternating with ours round b
 dependencies must be installed for that interpreter; the project does not need them.
 
 MFU is `cost.flops_per_step`, which counts forward and backward without recomputation, divided by
-the time of a step and by the peak. The peak is that of bfloat16 for hardware that `engine.hardware`
-lists, otherwise that of a matrix product, measured first. The roofline is the higher of two bounds:
+the time of a step and by the peak. The peak is bfloat16's for hardware that `engine.hardware`
+lists, and a measured matrix product's otherwise. The roofline is the higher of two bounds:
 those FLOPs at the peak, and the step's bytes at the memory bandwidth. Of the parts, "no layers" is
-forward and backward of embedding, logits and loss only, and is contained in the first two. On a
+forward and backward of embedding, logits and loss alone, which the first two contain. On a
 CPU, parts and their shares are processor seconds of all cores together, which other work on the
 machine hardly changes.
 """
@@ -80,6 +80,53 @@ Batch = dict[str, Any]
 
 def main(argv: list[str]) -> None:
     """Runs the command."""
+    arguments, overrides = _parser().parse_known_args(argv)
+    config, _ = build_config(
+        arguments.preset,
+        [
+            *(f"--batch_size={arguments.batch_size}", f"--model.dtype={arguments.dtype}"),
+            # As in pretraining; the presets' dropout is for fine-tuning.
+            "--model.dropout_rate=0",
+            *overrides,
+        ],
+    )
+    determinism.set_flags(config.deterministic)
+    # Compilation is measured, so no compiled program of an earlier run may be reused.
+    jax.config.update("jax_enable_compilation_cache", False)
+    features = converter(config.model, Lengths(arguments.inputs, arguments.targets))
+    lengths = features.encoder_length, features.decoder_length
+
+    steps: dict[str, Ours | T5X] = {"ours": (ours := Ours(config, *lengths))}
+    if arguments.t5x:
+        steps["T5X"] = T5X(config, *lengths, arguments.t5x, arguments.t5x_python)
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    processor: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(arguments.rounds):
+        for name, step in steps.items():
+            wall, core = step.seconds(arguments.steps)
+            samples[name].append(wall / arguments.steps)
+            processor[name].append(core / arguments.steps)
+
+    times = processor if _on_cpu() else samples
+    _show_ours(ours, lengths, samples["ours"], f"{arguments.rounds} x {arguments.steps} steps")
+    if _on_cpu():
+        show("processor", _statistics(processor["ours"]) + " per step, all cores together")
+    if theirs := steps.get("T5X"):
+        show("T5X", f"{_statistics(samples['T5X'])}; compiling {theirs.compile_seconds:.1f} s")
+        show("T5X / ours", _ratios(samples))
+        if _on_cpu():
+            show("processor", f"{_statistics(processor['T5X'])}; T5X / ours {_ratios(processor)}")
+        theirs.close()
+    if arguments.output:
+        path = pathlib.Path(arguments.output)
+        known = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**known, config.preset: min(times["ours"])}, indent=1))
+    if arguments.parts:
+        for name, seconds in ours.parts(arguments.rounds).items():
+            show(name, f"{_time(seconds)}, {seconds / min(times['ours']):.0%} of a step")
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog="python -m benchmarks.step",
         description=__doc__.splitlines()[0],
@@ -95,43 +142,20 @@ def main(argv: list[str]) -> None:
     add("--steps", type=positive, default=1, help="steps per round")
     add("--parts", action=argparse.BooleanOptionalAction, default=True,
         help="measure forward, backward and optimizer separately too")  # fmt: skip
-    add("--output", help="JSON file of seconds a step by preset, to which the minimum is added")
+    add("--output", help="JSON file of seconds a step by preset; adds this preset's minimum")
     add("--t5x", help="T5X's source folders, separated by colons; T5X is not measured if left out")
     add("--t5x_python", default=sys.executable, help="interpreter with T5X's dependencies")
-    arguments, overrides = parser.parse_known_args(argv)
-    config, _ = build_config(
-        arguments.preset,
-        [
-            *(f"--batch_size={arguments.batch_size}", f"--model.dtype={arguments.dtype}"),
-            # As in pretraining; the presets' dropout is that of fine-tuning.
-            "--model.dropout_rate=0",
-            *overrides,
-        ],
-    )
-    determinism.set_flags(config.deterministic)
-    # Compilation is measured, so no compiled program of an earlier run may be reused.
-    jax.config.update("jax_enable_compilation_cache", False)
-    features = converter(config.model, Lengths(arguments.inputs, arguments.targets))
-    lengths = features.encoder_length, features.decoder_length
+    return parser
 
-    ours = Ours(config, *lengths)
-    steps = {"ours": ours.seconds}
-    if arguments.t5x:
-        theirs = T5X(config, *lengths, arguments.t5x, arguments.t5x_python)
-        steps["T5X"] = theirs.seconds
-    samples: dict[str, list[float]] = {name: [] for name in steps}
-    processor: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(arguments.rounds):
-        for name, seconds in steps.items():
-            wall, core = seconds(arguments.steps)
-            samples[name].append(wall / arguments.steps)
-            processor[name].append(core / arguments.steps)
 
-    def show(subject: str, text: str) -> None:
-        print(f"{subject:<12} {text}", flush=True)
+def show(subject: str, text: str) -> None:
+    """Prints a line of the report."""
+    print(f"{subject:<12} {text}", flush=True)
 
-    step = statistics.median(samples["ours"])
-    positions = config.batch_size * sum(lengths)
+
+def _show_ours(ours: "Ours", lengths: tuple[int, int], samples: list[float], rounds: str) -> None:
+    """Prints what our step is, what it costs, and what bounds it."""
+    config, step = ours.config, statistics.median(samples)
     flops = flops_per_step(config.model, config.batch_size, *lengths)
     kind, devices = jax.devices()[0].device_kind, jax.device_count()
     peak, bandwidth, origin = _limits(config.model.dtype)
@@ -148,7 +172,8 @@ def main(argv: list[str]) -> None:
     show("machine", machine())
     show("device", f"{devices} x {kind} ({jax.devices()[0].platform})")
     show("bits", determinism.promise())
-    show("step", _statistics(samples["ours"]) + f"; {arguments.rounds} x {arguments.steps} steps")
+    show("step", f"{_statistics(samples)}; {rounds}")
+    positions = config.batch_size * sum(lengths)
     show("tokens", f"{positions / step:,.0f} positions/s of encoder and decoder")
     show("MFU", f"{flops / devices / step / peak:.1%} of {peak / 1e12:,.2f} TFLOP/s, {origin}")
     show(
@@ -159,23 +184,6 @@ def main(argv: list[str]) -> None:
     show("bytes", f"{moved / 1e9:,.2f} GB per step, {counted}; {bandwidth / 1e9:,.0f} GB/s")
     show("memory", ours.memory())
     show("compiling", f"{ours.compile_seconds:.1f} s, including tracing")
-    if _on_cpu():
-        show("processor", _statistics(processor["ours"]) + " per step, all cores together")
-    if arguments.t5x:
-        show("T5X", f"{_statistics(samples['T5X'])}; compiling {theirs.compile_seconds:.1f} s")
-        show("T5X / ours", _ratios(samples))
-        if _on_cpu():
-            show("processor", f"{_statistics(processor['T5X'])}; T5X / ours {_ratios(processor)}")
-        theirs.close()
-    if arguments.output:
-        path = pathlib.Path(arguments.output)
-        known = json.loads(path.read_text()) if path.exists() else {}
-        least = min((processor if _on_cpu() else samples)["ours"])
-        path.write_text(json.dumps({**known, config.preset: least}, indent=1))
-    if arguments.parts:
-        whole = min((processor if _on_cpu() else samples)["ours"])
-        for name, seconds in ours.parts(arguments.rounds).items():
-            show(name, f"{_time(seconds)}, {seconds / whole:.0%} of a step")
 
 
 class Ours:

@@ -9,7 +9,7 @@ model on a sample of the text. Both sides run in one thread on batches of 256 do
 processor time. The library is SentencePiece or, for a tokenizer.json, `tokenizers`: the fastest of
 `encode_batch_fast`, which encodes all, and `encode_batch` and `encode`, which encode one batch in
 ten. "first" is the speed on new text, "again" that of a second pass over 1 % of it. "differ" counts
-documents with different ids, "left" the texts that the fast tokenizer left to the library.
+documents with different ids, "left" texts that the fast tokenizer left to the library.
 """
 
 import io
@@ -122,7 +122,7 @@ def compare(name: str, loaded: Vocabulary, text: list[pa.Array]) -> tuple[str, .
 def batches(path: str, megabytes: int | None) -> list[pa.Array]:
     """Returns the texts of a Parquet file in batches of 256.
 
-    With `megabytes`, so many: the first ones, or all repeatedly, each time in another order.
+    With `megabytes`, returns that much: the first texts, or all several times, in new orders.
     """
     whole = pq.read_table(path)["text"].combine_chunks()
     whole = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole

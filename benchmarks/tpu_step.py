@@ -1,4 +1,4 @@
-"""Estimates a training step on a TPU slice that is not there, with layers scanned and unrolled.
+"""Estimates a training step on a TPU slice without the slice, with layers scanned and unrolled.
 
     python -m benchmarks.tpu_step --preset=t5_1_1_base --topology=v5e:2x2 --batch_size=64 \\
         --inputs=512 --targets=114 [--steps=scanned,unrolled] [--depths=1,2] [--field.path=value]
@@ -8,8 +8,8 @@ what a device holds and how long the parts take. Prints a row of Markdown for ea
 the compiler's estimates and not a clock: compare with them.
 
 Unrolled layers take the compiler minutes to hours. `--depths=1,2` compiles unrolled steps with 1
-and 2 layers in each stack, and continues the time and the memory of each part in a straight line to
-all layers; such rows say so.
+and 2 layers in each stack, and extrapolates the time and the memory of each part in a straight line
+to all layers; such rows say so.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Estimate:
 
     Attributes:
       seconds: by part of `trainer.planning.parts`.
-      bytes: of a device, by part of `trainer.planning.memory`.
-      compile_seconds: that the compiler took.
-      depths: layers of the two steps that it continues; () if it was compiled itself.
+      bytes: bytes of a device, by part of `trainer.planning.memory`.
+      compile_seconds: time that the compiler took.
+      depths: layers of the two steps that it extrapolates; () if the step itself was compiled.
       refused: the reason if there is no estimate.
     """
 
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
         [
             *(f"--batch_size={arguments.batch_size}", f"--model.dtype={arguments.dtype}"),
             *(f"--lengths.inputs={arguments.inputs}", f"--lengths.targets={arguments.targets}"),
-            # As in pretraining; the presets' dropout is that of fine-tuning.
+            # As in pretraining; the presets' dropout is for fine-tuning.
             "--model.dropout_rate=0",
             *overrides,
         ],
@@ -117,7 +117,7 @@ def _estimate(trained: Subject, target: Target, scan: bool) -> Estimate:
 def extrapolated(
     shallow: Estimate, deep: Estimate, depths: tuple[int, int], layers: int
 ) -> Estimate:
-    """Returns the estimate of a step with more layers than two others, part by part in a line.
+    """Returns the estimate of a step with more layers than two others, extrapolated part by part.
 
     Args:
       shallow: with `depths[0]` layers in each stack.
@@ -212,7 +212,7 @@ def _depths(text: str | None, config: Config) -> tuple[int, int] | None:
     found = text.split(",")
     layers = _layers(config)
     if len(found) != 2 or not all(each.isdecimal() for each in found):
-        raise UserError(f"--depths={text}: give two numbers of layers, as 1,2")
+        raise UserError(f"--depths={text}: give two numbers of layers, such as 1,2")
     low, high = int(found[0]), int(found[1])
     if not 0 < low < high <= layers:
         raise UserError(f"--depths={text}: the numbers must rise, from 1 to at most {layers}")
@@ -251,7 +251,7 @@ def _parser() -> Parser:
     add("--targets", type=int, default=114, help="length of the targets in tokens")
     add("--dtype", default="bfloat16", help="dtype of the computation: float32 or bfloat16")
     add("--steps", help=f"steps, separated by commas: {', '.join(_STEPS)}")
-    add("--depths", metavar="LOW,HIGH", help="layers of unrolled steps to continue in a line")
+    add("--depths", metavar="LOW,HIGH", help="layers of the unrolled steps to extrapolate from")
     add("--json", action="store_true", help="print JSON: seconds and bytes")
     return parser
 

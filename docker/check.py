@@ -86,7 +86,7 @@ def check(image: str, folder: pathlib.Path) -> None:
 
 
 def copy(source: pathlib.Path, target: pathlib.Path) -> None:
-    """Copies like COPY: the contents of a folder, or a file into the folder `target`."""
+    """Copies as COPY does: the contents of a folder, or a file, into the folder `target`."""
     ignored = shutil.ignore_patterns("__pycache__")
     if source.is_dir():
         shutil.copytree(source, target, dirs_exist_ok=True, symlinks=True, ignore=ignored)

@@ -1,4 +1,4 @@
-"""Writes pairs of words without and with what a text has lost, for experiments to restore.
+"""Writes pairs of phrases, without and with their diacritics or capitals, to train on.
 
     python -m experiments.pairs --corpus='parquet:DATA/ro_*.parquet' --undo=diacritics --output=DIR
 
@@ -17,7 +17,7 @@ from tasks.storage import files
 from tasks.terminal import command_line
 from tasks.terminal.command_line import Parser, UserError
 
-# An example is a run of so many words that together have something to lose.
+# Words of an example. Together they have something to lose.
 _WORDS = 2
 
 

@@ -48,8 +48,8 @@ def main(argv: list[str]) -> int:
     add(
         "--predict",
         metavar="A,B",
-        help="steps, as 100000,1000000, or parameters and tokens, as 1e9:2e10, of which to predict "
-        "the loss",
+        help="steps, as 100000,1000000, or parameters and tokens, as 1e9:2e10, at which to "
+        "predict the loss",
     )
     add("--draws", type=_draws, default=200, help="draws of the bootstrap (default: %(default)s)")
     add("--picture", metavar="FILE", help="PNG of losses and law to write")
@@ -186,7 +186,7 @@ def _losses(run: str, split: str) -> list[tuple[int, float]]:
 def _sized(run: str, split: str) -> list[tuple[float, float, float]]:
     """Returns (parameters, tokens, loss) of a run, or of each line of a CSV file.
 
-    Tokens are the targets' positions of all updates, padding included; parameters all of them.
+    Tokens are the target positions of all updates, padding included.
     """
     if run.endswith(".csv"):
         return [(n, d, loss) for n, d, loss in _csv(run, ("parameters", "tokens", "loss"))]

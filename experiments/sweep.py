@@ -7,10 +7,10 @@
 
 FILE is a name in experiments/files or a .toml file (docs/experiments/README.md). Any field of the
 trainer's configuration and any parameter of FILE is a flag and applies to all cells. A cell is a
-run of trainer.pretrain in a process of its own, in OUTPUT/cells. Rerun the same command to resume:
-finished cells are kept, killed ones go on where they were, and failed ones are run again with
---retry. Seeds and values of axes may be added. The results are written to table.md, results.jsonl
-and curves.png in OUTPUT.
+run of trainer.pretrain in its own process, in OUTPUT/cells. Rerun the same command to resume:
+finished cells are kept, killed ones resume, and failed ones are run again with --retry. Seeds and
+values of axes may be added. The results are written to table.md, results.jsonl and curves.png in
+OUTPUT.
 """
 
 from __future__ import annotations
@@ -87,24 +87,24 @@ def _parser() -> Parser:
     known = ", ".join(sorted(path.stem for path in definition.FILES.glob("*.toml")))
     add("file", nargs="?", metavar="FILE", help=f"a .toml file, or one of {known}")
     add("--output", required=True, metavar="DIR", help="folder for the cells and the results")
-    add("--seeds", help="seeds of each combination, as 0,1,2; the file's, or 0, if left out")
+    add("--seeds", help="seeds of each combination, such as 0,1,2 (default: the file's, or 0)")
     add(
         "--axis",
         action="append",
         default=[],
         metavar="NAME=A,B",
-        help="values of a field or parameter, parted by ; if they have commas; of an axis of the "
-        "file, those to run; may be repeated",
+        help="values of a field or parameter, separated by ; if they contain commas; for an axis "
+        "of the file, the values to run; may be repeated",
     )
-    add("--metric", help="metric to compare; the file's, or loss, if left out")
+    add("--metric", help="metric to compare (default: the file's, or loss)")
     add("--baseline", metavar="VALUE", help="value to compare with, or AXIS=VALUE,AXIS=VALUE")
-    add("--tune", metavar="AXIS", help="axis of which each combination takes its best value")
+    add("--tune", metavar="AXIS", help="axis whose best value each combination takes")
     add("--workers", "--processes", type=positive, default=1, help="cells at the same time")
     add("--retry", action="store_true", help="run failed cells again, from where they ended")
     add(
         "--no_prepare",
         action="store_true",
-        help="make no vocabularies and caches: they are there, as where Beam is not installed",
+        help="make no vocabularies and caches, because they exist (and Beam may not be installed)",
     )
     add("--dry_run", action="store_true", help="print cells, steps, tokens and time, and exit")
     add(
@@ -132,7 +132,9 @@ def defined(argv: list[str]) -> tuple[Sweep, argparse.Namespace]:
         try:
             changes["seeds"] = tuple(int(part) for part in arguments.seeds.split(","))
         except ValueError as error:
-            raise UserError(f"--seeds={arguments.seeds}: give whole numbers, as 0,1,2") from error
+            raise UserError(
+                f"--seeds={arguments.seeds}: give whole numbers, such as 0,1,2"
+            ) from error
     if arguments.baseline:
         changes["baseline"] = _baseline(sweep, arguments.baseline)
     changes |= {
@@ -148,7 +150,7 @@ def _baseline(sweep: Sweep, text: str) -> dict[str, str]:
         if not sweep.axes:
             raise UserError(f"--baseline={text}: there is no --axis to compare values of")
         if len(sweep.axes) != 1:
-            raise UserError(f"--baseline={text}: write AXIS=VALUE, as there are several axes")
+            raise UserError(f"--baseline={text}: write AXIS=VALUE, since there are several axes")
         return {sweep.axes[0].name: text}
     pairs = (pair.partition("=")[::2] for pair in text.split(","))
     return {axis: label for axis, label in pairs}
@@ -158,7 +160,7 @@ def _same_sweep(sweep: Sweep, output: str) -> None:
     """Records what the cells share, or compares it with what the folder's cells share.
 
     Raises:
-      UserError: the folder is that of another sweep; names the first difference.
+      UserError: the folder belongs to another sweep; names the first difference.
     """
     path = files.join(output, _SWEEP)
     if not files.exists(path):
@@ -182,7 +184,7 @@ def _same_sweep(sweep: Sweep, output: str) -> None:
 
 
 def _to_run(placed: list[tuple[Cell, str, str]], retry: bool) -> list[tuple[Cell, str, str]]:
-    """Returns the cells that are to be run, and says how many are not."""
+    """Returns the cells to run, and prints how many are not run again."""
     from experiments.sweeps import cells
 
     status = [cells.load_record(folder, key).get("status") for _, key, folder in placed]

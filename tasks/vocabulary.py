@@ -288,11 +288,7 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
 
 
 def _config(path: str) -> dict[str, Any]:
-    """Returns the contents of a file of transformers; {} if there is none.
-
-    Raises:
-      UserError: it is damaged.
-    """
+    """Returns the contents of a file of transformers; {} if there is none."""
     if not files.exists(path):
         return {}
     try:

@@ -13,6 +13,7 @@ import time
 import pytest
 
 from tests.support import in_process
+from tests.support.processes import completed
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
@@ -157,14 +158,11 @@ def on_a_slice(tmp_path, *arguments, **environment):
     fake(tmp_path, "systemd-run", 'while [[ $1 == --* ]]; do case $1 in --setenv=*) '
          'printf "<%s>" "${1#*=}";; esac; shift; done; printf "<%s>" "$@"; echo')  # fmt: skip
     fake(tmp_path, "docker", 'printf "<%s>" "$@"; echo')
-    done = subprocess.run(
+    done = completed(
         ["scripts/tpu_pod.sh", *arguments],
-        cwd=ROOT,
         env=os.environ
         | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": "/home/me"}
         | environment,
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -185,7 +183,7 @@ def test_every_host_of_a_slice_gets_the_same_command(tmp_path):
     assert on_a_slice(tmp_path, *START) == [shown("LIBTPU_INIT_ARGS=", *python, *STARTED)] * 4
     with_flags = on_a_slice(tmp_path, *START, LIBTPU_INIT_ARGS=COMPILER)
     assert with_flags == [shown(f"LIBTPU_INIT_ARGS={COMPILER}", *python, *STARTED)] * 4
-    usage = subprocess.run(["scripts/tpu_pod.sh"], cwd=ROOT, capture_output=True, text=True)
+    usage = completed(["scripts/tpu_pod.sh"])
     assert usage.returncode == 2
     assert "scripts/tpu_pod.sh start" in usage.stderr
     assert "LIBTPU_INIT_ARGS" in usage.stderr

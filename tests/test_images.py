@@ -8,11 +8,11 @@ import importlib.util
 import json
 import pathlib
 import re
-import subprocess
-import sys
 import tomllib
 
 import pytest
+
+from tests.support.processes import started
 
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -77,9 +77,7 @@ def test_the_trainer_image_is_for_tpus_and_runs_any_command():
     last = dict(instructions("trainer"))
     python, *entry = json.loads(last["ENTRYPOINT"])
     assert python == "python"
-    shown = subprocess.run(
-        [sys.executable, *entry, *json.loads(last["CMD"])], cwd=ROOT, capture_output=True, text=True
-    )
+    shown = started(*entry, *json.loads(last["CMD"]))
     assert shown.returncode == 0
     assert "--model_dir" in shown.stdout
     text = (ROOT / "docker/Dockerfile.trainer").read_text()

@@ -3,14 +3,13 @@
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 
 from tasks import registry
 from tasks.reading import spec
 from tasks.terminal.command_line import UserError
+from tests.support.processes import started
 from trainer import pretrain
 from trainer.config.optimizer import OPTIMIZER_PRESETS
 from trainer.config.presets import MODEL_PRESETS
@@ -117,9 +116,7 @@ def test_flags_of_other_commands_exist(module):
     given = [shlex.split(cell)[1:] for name in SECTIONS for cell in cells(name)
              if cell.startswith(f"{module} ")]  # fmt: skip
     assert given
-    shown = subprocess.run(
-        [sys.executable, "-m", module, "--help"], cwd=ROOT, capture_output=True, text=True
-    ).stdout
+    shown = started("-m", module, "--help").stdout
     for flags in given:
         for flag in flags:
             name, _, value = flag.partition("=")

@@ -4,12 +4,12 @@ import gzip
 import json
 import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
 
 from tasks.reading import stdlib_docs
+from tests.support.processes import completed
 
 pytestmark = pytest.mark.processes
 
@@ -48,14 +48,7 @@ def test_an_errand_is_done(name, place, tmp_path):
         "JAX_PLATFORMS": "cpu",
         "PATH": f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}",
     }
-    done = subprocess.run(
-        ["bash", str(SCENARIOS / f"{name}.sh")],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    done = completed(["bash", str(SCENARIOS / f"{name}.sh")], cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     for words in FOUND[name]:

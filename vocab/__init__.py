@@ -1,3 +1,3 @@
-"""Trains SentencePiece vocabularies on text corpora."""
+"""Trains, measures and trims vocabularies."""
 
 __all__: list[str] = []  # its commands are public

@@ -3,9 +3,9 @@
     python -m vocab.compare --vocabulary=DIR --vocabulary=tokenizer.json --vocabulary=bytes \\
         --corpus='json:data/{language}/*.jsonl' --output=page.html
 
-Each corpus is sampled once. Reported are tokens and bytes a token, by corpus and by the script of
-words, unknown and byte-fallback tokens, which texts come back exactly, and the speed of the library
-on one thread. A word is encoded with the space before it, whose byte it counts.
+Each corpus is sampled once. The report has tokens and bytes a token, by corpus and by the script of
+words, unknown and byte-fallback tokens, the share of texts that decode exactly, and the speed of
+the library on one thread. A word is encoded with the space before it, and includes its byte.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from vocab.compare_page import Comparison, Measured, RoundTrip, Subject
 # Scripts with less than this share of a corpus's words, by bytes, are left out of tables.
 _LEAST_SHARE = 0.001
 _CONTEXT = 24  # characters shown on either side of a difference
-# How the files that the command writes begin, by their flag.
+# First bytes of the files that the command writes, by flag.
 _BEGINS = {"json": rb'\{\s*"measured": ', "output": rb"<!DOCTYPE html>"}
 
 
@@ -78,7 +78,7 @@ def _measured(
 
 
 def difference(text: str, back: str) -> tuple[str, str]:
-    """Returns what is around the first character at which a text and its round trip differ."""
+    """Returns the surroundings of the first character at which a text and its round trip differ."""
     pairs = enumerate(zip(text, back, strict=False))
     shorter = min(len(text), len(back))
     at = next((place for place, (a, b) in pairs if a != b), shorter)
@@ -146,7 +146,7 @@ def _parser() -> command_line.Parser:
         required=True,
         action="append",
         metavar="PATH",
-        help=f"vocabulary to compare, to be repeated: {vocabulary.FORMS}",
+        help=f"vocabulary to compare; may be repeated: {vocabulary.FORMS}",
     )
     add(
         "--corpus",

@@ -31,7 +31,7 @@ class RoundTrip:
 
     Attributes:
       documents: share of the documents that come back exactly.
-      lines: share of the distinct lines, encoded each by itself, that do.
+      lines: share of the distinct lines, each encoded by itself, that come back exactly.
       example: (text, what came back) around the first difference; None if there is none.
     """
 
@@ -42,7 +42,7 @@ class RoundTrip:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A vocabulary on a corpus; `speed` is that of its library, in MB of text a second."""
+    """A vocabulary on a corpus; `speed` is its library's, in MB of text a second."""
 
     vocabulary: str
     corpus: str
@@ -80,8 +80,8 @@ class OfCorpus:
     def by_script(self, least: float) -> tuple[list[str], list[list[str]]]:
         """Returns the header and the rows of bytes a token by script.
 
-        Scripts with less than the share `least` of the bytes of words are left out; the first row
-        has the shares of the others.
+        Scripts with less than the share `least` of the words' bytes are left out; the first row has
+        the shares of the others.
         """
         of_words = self.measured[0].report.by_script
         total = sum(tally.bytes for tally in of_words.values())
@@ -130,7 +130,7 @@ def subject_row(subject: Subject) -> tuple[str, ...]:
 
 
 def page(found: Comparison, least: float) -> str:
-    """Returns the comparison as an HTML page; `least` is that of `OfCorpus.by_script`."""
+    """Returns the comparison as an HTML page; `least` is as in `OfCorpus.by_script`."""
     sections = [("Vocabularies", _subjects(found))]
     for corpus, measured in found.by_corpus().items():
         content = html_page.table("On the same text", HEADER, measured.rows())

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PREFIX = "counts-"
-# The names of our files. A folder may hold others that begin in the same way.
+# The names of our files. Names of other files in a folder may begin in the same way.
 _OURS = re.compile(PREFIX + r"([0-9a-f]{16})-\d{6,}\.parquet")
 
 # Each file is divided into this many parts by the hash of the word, so that one part of every file

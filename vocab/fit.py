@@ -25,8 +25,8 @@ _SAMPLE_BYTES = 2_000_000
 class Tally:
     """Counts over some text, and the rates computed from them.
 
-    `characters` counts the normalised text without spaces; `covered` counts those characters that
-    have a piece of their own.
+    `characters` counts the normalised text without spaces, `covered` the characters among them that
+    have their own piece.
     """
 
     bytes: int = 0
@@ -85,8 +85,8 @@ _RATES = (
 class Report(Tally):
     """Counts of a whole sample of text, and of its words by script.
 
-    The bytes and tokens of a script are those of its words without white space, except for the
-    space that SentencePiece puts before a word.
+    The bytes and tokens of a script count its words without white space, except for the space that
+    SentencePiece puts before a word.
     """
 
     split: str = sources.TRAIN

@@ -1,16 +1,19 @@
-"""Folders of vocabularies: one writer at a time, and what a killed one left is done again."""
+"""Output folders of vocabularies: one writer at a time, also after a killed one."""
 
 import contextlib
+import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from tasks.cache.manifest import MANIFEST
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 
 
 @contextlib.contextmanager
 def held(output: str) -> Iterator[lock.Lock]:
-    """Makes and locks the folder `output`; a new one in which nothing is written is deleted.
+    """Makes and locks the folder `output`; deletes a new folder if nothing was written to it.
 
     Raises:
       UserError: another command writes there, or it cannot be written.
@@ -30,14 +33,29 @@ def held(output: str) -> Iterator[lock.Lock]:
                 os.rmdir(files.local_path(output))
 
 
+def finished(output: str, made: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the manifest of a finished vocabulary; None if `output` has none.
+
+    Raises:
+      UserError: it was not made as `made` says: name -> value, as in the manifest.
+    """
+    path = files.join(output, MANIFEST)
+    if not files.exists(path):
+        return None
+    before = files.read_json(path)
+    if {key: before.get(key) for key in made} != json.loads(json.dumps(made)):
+        raise UserError(f"--output={output} holds another vocabulary: choose another folder")
+    return before
+
+
 @contextlib.contextmanager
 def claimed(output: str, names: Sequence[str]) -> Iterator[lock.Lock]:
-    """Does the same as `held` with a folder that is empty, or that a killed command left.
+    """Locks a folder as `held` does; it must be empty, or left by a killed command.
 
     Args:
       output: folder, local or remote.
-      names: files that the command writes, the first of them before the others: where it is, the
-        others are not somebody else's.
+      names: files that the command writes. Only a folder that has the first, which is written
+        before the others, may have others.
 
     Raises:
       UserError: see `held`; or the folder holds other files.

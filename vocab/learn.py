@@ -86,7 +86,7 @@ def learn(settings: Settings, counts: Counts, symbols: int = 0) -> bytes:
 def _advice(reason: str, symbols: int) -> str:
     """Returns SentencePiece's reason, with a size that works if another was asked for."""
     # Its own advice, to lower character_coverage, mostly needs values that no vocabulary should
-    # have; and it counts neither the symbols nor knows our flags.
+    # have. It neither counts the symbols nor knows our flags.
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
         least = int(found[1]) + symbols
         return (

@@ -43,7 +43,7 @@ class Options:
     keep_whitespace: bool = field(
         False,
         "keep runs of spaces, tabs and line ends, as in code; with --byte_fallback, decoding "
-        "restores the text exactly, but for U+2581, SentencePiece's own sign for a space",
+        "restores the text exactly, except U+2581, SentencePiece's sign for a space",
     )
     split_digits: bool = field(False, "make every digit a piece of its own")
     max_piece_length: int = field(16, "maximum length of a piece in characters, from 1 to 512")

@@ -38,9 +38,9 @@ _FORMAT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Settings of the counting of words: by this process, or by Beam if there are `beam_arguments`.
+    """How words are counted: by this process, or by Beam if there are `beam_arguments`.
 
-    It does not affect the vocabulary.
+    The vocabulary does not depend on it.
     """
 
     beam_arguments: list[str] | None = None
@@ -191,7 +191,7 @@ def _counted(counts: count.Counts) -> str:
 def _finished(
     options: Options, record: dict[str, Any], output: str
 ) -> vocabulary.Vocabulary | None:
-    """Returns the vocabulary in `output`; None if there is none yet. `record` is of its corpora.
+    """Returns the vocabulary in `output`; None if there is none. `record` describes its corpora.
 
     Raises:
       UserError: `output` holds another vocabulary, or one whose model has changed.
@@ -334,7 +334,7 @@ def _parser() -> command_line.Parser:
 
 
 def _corpus_flags(texts: list[str], corpora: weighting.Corpora) -> list[str]:
-    """Returns the flags of pipeline.build for corpora; it asks for a name of each of several."""
+    """Returns the flags of pipeline.build for corpora; several must have names there."""
     unnamed = len(texts) > 1 and list(corpora.parts) == texts
     names = [f"part{number}=" if unnamed else "" for number in range(1, len(texts) + 1)]
     return [f"--corpus={name}{text}" for name, text in zip(names, texts, strict=True)]

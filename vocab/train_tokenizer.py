@@ -4,8 +4,8 @@ python -m vocab.train_tokenizer --kind=byte_bpe --corpus=SPEC --vocab_size=32000
 
 The folder is one of transformers: `AutoTokenizer.from_pretrained(FOLDER)` loads it. Words are
 counted in memory, by one process; `python -m vocab.train` makes SentencePiece models of any corpus.
-Byte-level BPE has the same bytes every time. Of WordPieces that are as frequent as each other,
-`tokenizers` takes others in another run.
+Byte-level BPE has the same bytes every time. Among equally frequent WordPieces, `tokenizers` may
+choose differently in each run.
 """
 
 import argparse
@@ -13,12 +13,11 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import itertools
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from tasks import vocabulary
-from tasks.cache.manifest import as_json
+from tasks.cache.manifest import MANIFEST, as_json
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import command_line, progress
@@ -33,7 +32,7 @@ SPECIAL = {
     BYTE_BPE: {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
     WORDPIECE: {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
 }
-_CONFIG, MANIFEST = tokenizer_json.CONFIGS[0], "manifest.json"
+_CONFIG = tokenizer_json.CONFIGS[0]
 _REPORT = "report.json"
 # In the order in which they are written, before the manifest.
 _FILES = (_REPORT, tokenizer_json.FILE, _CONFIG)
@@ -59,7 +58,7 @@ class Options:
 def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vocabulary.Vocabulary:
     """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
 
-    One that was killed begins again. `corpus` may be several with their weights.
+    A killed one starts over. `corpus` may be several with their weights.
 
     Raises:
       UserError: `output` holds something else or is being written, or the corpus has too few words
@@ -67,10 +66,7 @@ def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vo
     """
     corpora = as_corpora(corpus)
     manifest = {"options": dataclasses.asdict(options), "corpus": corpora.record}
-    if files.exists(files.join(output, MANIFEST)):
-        before = files.read_json(files.join(output, MANIFEST))
-        if {key: before.get(key) for key in manifest} != json.loads(json.dumps(manifest)):
-            raise UserError(f"--output={output} holds another vocabulary: choose another folder")
+    if folder.finished(output, manifest):
         return vocabulary.load(output)
     with folder.claimed(output, _FILES) as held:
         model = _trained(options, corpora).to_str(pretty=True).encode()
@@ -143,8 +139,8 @@ def _trained(options: Options, corpora: Corpora) -> Any:
 def _texts(corpus: sources.Corpus, times: float = 1.0) -> Iterator[str]:
     """Yields the texts of the training split, each `times` times.
 
-    `tokenizers` takes texts, not counts. Of a number that is not whole, the rest is the share of
-    documents, by a hash of their ids, that are yielded once more.
+    `tokenizers` takes texts, not counts. The fraction of a number that is not whole is the share of
+    documents, chosen by a hash of their ids, that are yielded once more.
     """
     columns = corpus.spec.unit.columns
     whole, rest = int(times), times % 1

@@ -7,7 +7,6 @@ manifest.json and id_map.json, which has the new id of each old one, or null. tr
 model along with it.
 """
 
-import json
 from typing import Any
 
 from tasks import vocabulary
@@ -33,14 +32,14 @@ def trim(
     vocab_size: int | None = None,
     workers: int = 1,
 ) -> vocabulary.Vocabulary:
-    """Writes what is left of `base` to the folder `output` and returns it; keeps a finished one.
+    """Writes the trimmed `base` to the folder `output` and returns it; keeps a finished one.
 
     Args:
       base: the vocabulary to cut.
-      corpus: the text that it is to fit.
+      corpus: the text to fit.
       output: folder, local or any fsspec URL.
-      min_count: least number of occurrences of a piece that is kept for them.
-      vocab_size: most pieces to keep, sentinels not counted; None: no limit.
+      min_count: fewest occurrences of a piece that is kept.
+      vocab_size: most pieces to keep, not counting sentinels; None for no limit.
       workers: processes that count.
 
     Raises:
@@ -48,10 +47,7 @@ def trim(
     """
     options = {"base": base.record.sha256, "min_count": min_count, "vocab_size": vocab_size}
     made: dict[str, Any] = {"options": options, "corpus": corpus.record}
-    if files.exists(files.join(output, MANIFEST)):
-        before = files.read_json(files.join(output, MANIFEST))
-        if {key: before.get(key) for key in made} != json.loads(json.dumps(made)):
-            raise UserError(f"--output={output} holds another vocabulary: choose another folder")
+    if before := folder.finished(output, made):
         if before["model"]["extra_ids"] != base.record.extra_ids:
             raise UserError(
                 f"--output={output} holds a vocabulary made with another --extra_ids: choose "

@@ -1,8 +1,8 @@
 """Several corpora of one vocabulary, and how much each of them counts.
 
-A corpus of `n` bytes has a share of the text in proportion to its weight, or to n to the power of
-alpha, or to n. Its words count as if its text were repeated: the one with the largest share of what
-it has would count once, and each of the others more often, by a factor that need not be whole.
+A corpus of n bytes gets a share of the training text in proportion to its weight, to n to the power
+of alpha, or to n. Its words count as if its text were repeated: the corpus that is repeated least
+counts once, the others more often, by factors that need not be whole.
 """
 
 import dataclasses

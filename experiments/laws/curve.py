@@ -12,14 +12,14 @@ from tasks.terminal.command_line import UserError
 
 # Source: MARCH's fit, `least_squares(loss="soft_l1", x0=(10, 0.5, 2))`.
 _START = (10.0, 0.5, 2.0)
-# Consecutive losses depend on each other, so that blocks of them are drawn, not single ones.
+# Consecutive losses depend on each other, so blocks of them are drawn and not single ones.
 _BLOCKS = 50
 _LEAST_POINTS = 20
-# Beyond any loss, and small enough for sums of squares.
+# More than any loss, and small enough for sums of squares.
 _LARGEST = 1e100
-# A fit that goes on for longer runs along a valley: its window identifies nothing.
+# A fit that takes more evaluations runs along a valley: its window identifies nothing.
 _EVALUATIONS = 200
-# A window whose interval of c is wider, in nats, says nothing of the limit.
+# A window whose interval of c, in nats, is wider says nothing about the limit.
 WIDEST = 0.2
 # Parts of the window, of equal ratios of steps, whose mean residuals are compared with the fit.
 _PARTS = 8
@@ -35,8 +35,8 @@ class CurveFit:
       a, b, c: its constants; t in updates, c in the loss's unit.
       draws: float64 [draws, 3], the constants of each draw of the bootstrap.
       first, last: the steps at the ends of the window.
-      misfit: root mean square of the mean residuals of parts of the window, less that of noise,
-        as a share of the fall of the fit within it.
+      misfit: root mean square of the mean residuals of parts of the window, beyond that expected
+        of noise, as a share of the fall of the fit within the window.
     """
 
     a: float
@@ -70,7 +70,7 @@ class CurveFit:
             return f"{window} has no falling loss, or one that may as well rise: choose another"
         if self.misfit > _MISFIT:
             return (
-                f"{window} is no single power law: means of its parts miss the best one by "
+                f"{window} is not one power law: the means of its parts miss the best fit by "
                 f"{self.misfit:.0%} of the fall of the loss; begin later (--window)"
             )
         if high - low > WIDEST:
@@ -90,13 +90,13 @@ class CurveFit:
 def fit(steps: Sequence[int], losses: Sequence[float], draws: int = 200, seed: int = 0) -> CurveFit:
     """Returns the fit of losses over steps, with a bootstrap over blocks of consecutive losses.
 
-    The loss of residuals is soft_l1, which outliers weigh less on than on squares.
+    Residuals are weighed by soft_l1, in which outliers count for less than in squares.
 
     Args:
       steps: updates, 1 or more, in ascending order.
       losses: the losses after them.
       draws: number of draws of the bootstrap.
-      seed: of the draws.
+      seed: seed of the draws.
 
     Raises:
       UserError: there are too few points.
@@ -126,7 +126,7 @@ def fit(steps: Sequence[int], losses: Sequence[float], draws: int = 200, seed: i
 
 
 def _drawn(random: np.random.Generator, residuals: np.ndarray, block: int) -> np.ndarray:
-    """Returns residuals of the same number, in blocks from random places; they wrap around."""
+    """Returns as many residuals, in blocks from random places that wrap around."""
     count = len(residuals)
     starts = random.integers(0, count, -(-count // block))
     return residuals[(starts[:, None] + np.arange(block)).ravel()[:count] % count]
@@ -135,7 +135,7 @@ def _drawn(random: np.random.Generator, residuals: np.ndarray, block: int) -> np
 def _fitted(t: np.ndarray, y: np.ndarray, start: Iterable[float]) -> np.ndarray:
     """Returns (a, b, c)."""
     log = np.log(t)
-    # The scale of a depends on b by orders of magnitude: fitted at the window's middle instead.
+    # The scale of a depends on b by orders of magnitude, so it is fitted at the window's middle.
     middle = float(log.mean())
 
     def residuals(p: np.ndarray) -> np.ndarray:
@@ -155,10 +155,10 @@ def _fitted(t: np.ndarray, y: np.ndarray, start: Iterable[float]) -> np.ndarray:
 
 
 def _misfit(t: np.ndarray, residuals: np.ndarray, fall: float) -> float:
-    """Returns the root mean square of mean residuals of parts beyond that of noise, over `fall`."""
+    """Returns the root mean square of the parts' mean residuals, beyond noise, over `fall`."""
     edges = np.geomspace(t[0], t[-1], _PARTS + 1)[1:-1]
     parts = [part for part in np.split(residuals, np.searchsorted(t, edges)) if len(part)]
-    # Differences of neighbours are noise, whatever the law misses.
+    # Neighbours differ by noise alone, whatever the law misses.
     noise = np.var(np.diff(residuals)) / 2
     beyond = np.mean([part.mean() ** 2 - noise / len(part) for part in parts])
     return float(np.sqrt(max(beyond, 0.0)) / max(abs(fall), 1e-12))

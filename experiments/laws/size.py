@@ -79,7 +79,7 @@ class SizeFit:
 
     Attributes:
       form: its name in FORMS.
-      theta: float64, the fitted constants, of which some are logarithms.
+      theta: float64, the fitted constants, some of them as logarithms.
       draws: float64 [draws, constants], those of each draw of the bootstrap over runs.
     """
 
@@ -132,11 +132,11 @@ def fit(
 
     Args:
       form: a name of FORMS.
-      parameters: of each run's model.
-      tokens: that it was trained on.
-      losses: its losses, in nats.
+      parameters: parameters of each run's model.
+      tokens: tokens that each run was trained on.
+      losses: loss of each run, in nats.
       draws: number of draws of the bootstrap over runs.
-      seed: of the draws.
+      seed: seed of the draws.
 
     Raises:
       UserError: a value is not above 0, or there are too few runs, or too few different numbers of
@@ -147,8 +147,8 @@ def fit(
         for place, value in enumerate(values, 1):
             if not 0 < value < np.inf:
                 raise UserError(
-                    f"run {place} of {len(values)} has {name} {value:g}, of which there is no "
-                    "logarithm: leave the run out"
+                    f"run {place} of {len(values)} has {name} {value:g}, which has no logarithm: "
+                    "leave the run out"
                 )
     n, d, y = (np.log(np.asarray(each, float)) for each in columns.values())
     if len(y) < _LEAST_RUNS:
@@ -179,7 +179,7 @@ def _minimum(
         with np.errstate(all="ignore"):
             return np.nan_to_num(law.log_loss(theta, n, d) - y, nan=1e6, posinf=1e6, neginf=-1e6)
 
-    # Far from the minimum Huber's loss is as steep as the absolute value: squares lead there.
+    # Far from the minimum Huber's loss is nearly linear; least squares lead closer first.
     near = optimize.least_squares(residuals, start, x_scale="jac", max_nfev=300)
     result = optimize.least_squares(
         residuals, near.x, loss="huber", f_scale=_DELTA, x_scale="jac", max_nfev=300

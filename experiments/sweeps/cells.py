@@ -22,7 +22,7 @@ RECORD = "cell.json"
 FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
 # Fields that say where a run is, not what it computes.
 _PLACES = ("model_dir", "cache_dir", "init_from", "data.local_dir")
-# Those that the runner sets.
+# Fields that the runner sets.
 _OWN = ("model_dir", "seed", "init_from")
 _EVALUATIONS = 10
 # The parameter that says how many pieces vocab.train makes, and the sentinels that it adds.
@@ -58,7 +58,7 @@ class Cell:
       seed: the seed.
       stages: its runs, one after the other.
       prepare: commands that must have been run before, as words.
-      vocab_size: ids of the vocabulary that these commands make, for estimates; None: unknown.
+      vocab_size: size of the vocabulary that these commands make, for estimates; None if unknown.
     """
 
     values: Settings
@@ -105,7 +105,7 @@ class Cell:
 
 
 def fingerprints(config: Config) -> dict[str, str]:
-    """Returns the fingerprint of each task's cache; none of a task of seqio.
+    """Returns the fingerprint of each task's cache; seqio tasks have none.
 
     Raises:
       UserError: there is no such task or cache.
@@ -145,7 +145,7 @@ def _cell(
         for name, value in choice.settings.items():
             (given if name in sweep.parameters else base)[name] = value
     parameters = {OUTPUT: output}
-    for name, value in given.items():  # may have those before it in braces
+    for name, value in given.items():  # may name earlier parameters in braces
         parameters[name] = filled(value, parameters)
     stages = [_stage("trainer.pretrain", base, parameters, seed, {})]
     if sweep.then:
@@ -197,7 +197,7 @@ def _stage(
 
 
 def _config(module: str, settings: Settings) -> Config:
-    """Returns the configuration that flags give; for trainer.finetune, that of its own fields."""
+    """Returns the configuration that flags give; trainer.finetune has its own optimizer."""
     parser = Parser(prog=f"python -m {module}")
     pretrain.add_sources(parser, gin=False)
     flags = [f"--{name}={value}" for name, value in settings.items()]
@@ -209,13 +209,13 @@ def _config(module: str, settings: Settings) -> Config:
 
 
 def folder_of(cell: Cell, key: str) -> str:
-    """Returns the folder of a cell within that of the sweep: legible, and unique by its key."""
+    """Returns the folder of a cell in the sweep's folder: legible, and unique by its key."""
     words = "_".join([*cell.values.values(), f"seed_{cell.seed}"])
     return f"{CELLS}/{re.sub(r'[^A-Za-z0-9.+_-]+', '-', words)[-80:]}-{key[:8]}"
 
 
 def load_record(folder: str, key: str) -> Mapping[str, Any]:
-    """Returns how a cell ended, {} if it has not: {"status", "why"} and what it was.
+    """Returns how a cell ended, {"status", "why"} and what it was; {} if it has not ended.
 
     Raises:
       UserError: the record is damaged.

@@ -1,4 +1,4 @@
-"""Runs a command that ends when its parent does, by experiments.sweeps.child PID COMMAND.
+"""Runs a command that ends when its parent does: experiments.sweeps.child PID COMMAND.
 
 A sweep that is killed leaves no runs behind, which would hold the locks of their folders.
 """

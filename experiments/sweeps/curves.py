@@ -15,7 +15,7 @@ class Curve:
 
     Attributes:
       steps: the evaluated steps, in updates.
-      values: the metric at each of them, as loss in nats per token.
+      values: the metric at each of them, such as loss in nats per token.
     """
 
     steps: tuple[int, ...]
@@ -90,7 +90,7 @@ class Spread:
         return cls(mean, deviation, (mean - half, mean + half))
 
     def shown(self, digits: int = 4, sign: bool = False) -> str:
-        """Returns mean and deviation as text, "-" if there are none; `sign` shows + as well."""
+        """Returns mean and deviation as text, "-" if there are none; `sign` also shows +."""
         if not math.isfinite(self.mean):
             return "-"
         mean = f"{self.mean:{'+' if sign else ''}.{digits}f}"

@@ -1,4 +1,4 @@
-"""The definition of a sweep: what a file of experiments/files says, and flags change."""
+"""The definition of a sweep: a file of experiments/files, changed by flags."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Choice:
     Attributes:
       label: the value in tables.
       settings: field or parameter -> value.
-      tries: the values of the tuned axis that go with this one; (): all.
+      tries: the values of the tuned axis to try with this one; () for all.
     """
 
     label: str
@@ -55,7 +55,7 @@ class Sweep:
 
     Attributes:
       name: name of the file, or "sweep".
-      title: the question that it answers.
+      title: the question it answers.
       parameters: values of {placeholders} in all other texts; each is a flag.
       prepare: commands that make vocabularies and caches, run once for each combination of the
         placeholders in them.
@@ -64,8 +64,8 @@ class Sweep:
       axes: the axes.
       seeds: seeds of each combination.
       metric: the metric of the last evaluation to compare, as in metrics.jsonl.
-      baseline: axis -> label of the cells with which the others are compared; {}: no comparison.
-      tune: axis of which each combination of the others takes its best value; "" for none.
+      baseline: axis -> label of the cells to compare the others with; {} for no comparison.
+      tune: axis whose best value each combination of the others takes; "" for none.
     """
 
     name: str
@@ -102,7 +102,7 @@ def read(name: str) -> Sweep:
     """Returns the sweep of a TOML file, given by its path or by its name in experiments/files.
 
     Raises:
-      UserError: there is no such file, or it is wrong; names what.
+      UserError: there is no such file, or it is wrong; says what.
     """
     path = pathlib.Path(name)
     if not name.endswith(".toml"):
@@ -159,7 +159,9 @@ def _parsed(name: str, value: Mapping[str, Any]) -> Sweep:
         if not axes:
             raise UserError("baseline is a value of an axis, and there is none")
         if len(axes) != 1:
-            raise UserError("baseline must be a table of axis = value, as there are several axes")
+            raise UserError(
+                "baseline must be a table of axis = value, since there are several axes"
+            )
         baseline = {axes[0].name: baseline}
     return Sweep(
         name,
@@ -226,9 +228,9 @@ def is_number(text: str) -> bool:
 
 
 def with_axis(sweep: Sweep, text: str) -> Sweep:
-    """Returns the sweep with an axis set from NAME=A,B,…; values with commas are parted by ";".
+    """Returns the sweep with an axis set from NAME=A,B,…; values with commas are separated by ";".
 
-    Of an axis of named choices, these become the ones to run.
+    For an axis of named choices, these are the ones to run.
 
     Raises:
       UserError: the text is malformed, or the axis has no choice of a name.
@@ -282,7 +284,7 @@ def with_flags(sweep: Sweep, flags: list[str]) -> Sweep:
 
 
 def checked(sweep: Sweep) -> Sweep:
-    """Returns the sweep if it is consistent in itself.
+    """Returns the sweep if it is consistent.
 
     Raises:
       UserError: it has no cells, or baseline, tune or a placeholder names what is not there.
@@ -333,7 +335,7 @@ def placeholders(text: str) -> set[str]:
     try:
         fields = [field[1:] for field in string.Formatter().parse(text) if field[1] is not None]
     except ValueError as error:
-        raise UserError(f"{text}: {error}; write a brace of its own twice") from error
+        raise UserError(f"{text}: {error}; write a literal brace twice") from error
     for name, form, conversion in fields:
         if form or conversion or not str(name).isidentifier():
             raise UserError(f"{text}: braces hold the name of a parameter and nothing else")

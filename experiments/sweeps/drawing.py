@@ -18,7 +18,8 @@ def draw(sweep: Sweep, curves: Curves, picture: str) -> None:
 
     The panels show the metric over steps; if there is a baseline, the difference from it with the
     same seed; and for each axis whose values are numbers, the last value along it. Lines are means
-    over seeds, bands cover all of them. Where an axis is tuned, only curves at its best are drawn.
+    over seeds, bands cover all of them. If an axis is tuned, only the curves of its best values
+    are drawn.
 
     Raises:
       UserError: matplotlib is not installed.
@@ -53,7 +54,7 @@ def _name(values: Values) -> str:
 
 
 def _numbers(sweep: Sweep, axis: str) -> dict[str, float] | None:
-    """Returns label -> number of an axis; None if some label is no number, or if it has one."""
+    """Returns label -> number of an axis; None if a label is no number, or there is only one."""
     labels = [choice.label for choice in sweep.axis(axis).choices]
     several = len(labels) > 1 and all(map(is_number, labels))
     return {label: float(label) for label in labels} if several else None

@@ -23,7 +23,7 @@ from trainer.reporting.metrics import read_metrics
 
 # Seconds of imports and compilation before the first update.
 _STARTUP_SECONDS = 15.0
-# Share of the speed of one large product that steps of small models reach: a guess, in use until
+# Share of the speed of one large product that steps of small models reach: a guess, used until
 # cells have finished.
 _UTILISATION = 0.3
 
@@ -33,7 +33,7 @@ class Cost:
     """The cost of a cell.
 
     Attributes:
-      parameters: of the model.
+      parameters: parameters of the model.
       steps: updates of all its runs.
       tokens: positions of inputs and targets in all updates.
       operations: floating-point operations of updates and evaluations.
@@ -63,7 +63,7 @@ def cost(cell: Cell) -> Cost:
 
 
 def _fitted(config: Config, vocab_size: int | None) -> Config:
-    """Returns the configuration with the vocabulary that its data will give it."""
+    """Returns the configuration with the size of its data's vocabulary."""
     manifest = _manifest(config)
     if manifest:
         vocab_size = manifest.plan.vocabulary.size
@@ -89,14 +89,14 @@ def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float]:
         if config.evaluation.batches:
             size = config.evaluation.batch_size or config.batch_size
             rows = min(rows, config.evaluation.batches * size)
-        # A pass forward is a third of an update.
+        # A forward pass is a third of an update.
         evaluated = -(-config.train_steps // every) * rows * update / config.batch_size / 3
     steps = config.train_steps
     return steps, steps * config.batch_size * positions, steps * update + evaluated
 
 
 def _lengths(config: Config) -> Lengths:
-    """Returns the lengths of a run's examples, which its first task has unless they are set."""
+    """Returns the lengths of a run's examples: those set, or else those of its first task."""
     own = Lengths(0, 0)
     if not config.task.startswith("seqio:"):
         name = next(name for _, spec in mixtures_of(config) for name in spec.names)
@@ -122,8 +122,8 @@ def _manifest(config: Config) -> CacheManifest | None:
 def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tuple[float, str]:
     """Returns operations a second, and where the number is from.
 
-    That is from the finished cells, given with their folders, or from the speed of one product of
-    matrices. `costs` are by label.
+    The number is from the finished cells, given with their folders, or from the speed of one
+    product of matrices. `costs` are by label.
     """
     found = []
     for cell, folder in finished:

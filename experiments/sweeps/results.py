@@ -33,7 +33,7 @@ class Outcome:
       key: its key.
       status: as recorded; "" if it has not ended.
       why: why it failed; "" if it did not.
-      metrics: those of the last evaluation; {} unless it is finished.
+      metrics: metrics of the last evaluation; {} unless it is finished.
       curve: the compared metric over its evaluations; None unless it is finished.
     """
 
@@ -107,7 +107,7 @@ def curves_of(outcomes: Sequence[Outcome]) -> dict[Values, dict[int, Curve]]:
 
 
 def baseline_of(values: Values, baseline: Mapping[str, str]) -> Values:
-    """Returns the combination with which one is compared: equal on the baseline's other axes."""
+    """Returns the combination to compare one with: equal but on the axes of the baseline."""
     return tuple((axis, baseline.get(axis, label)) for axis, label in values)
 
 
@@ -135,8 +135,8 @@ def table(
 ) -> str:
     """Returns a Markdown table with one line for each combination of the axes' values.
 
-    Differences from the baseline are paired by seed. `parameters` are numbers by combination;
-    `step_times` seconds of an update, without which there is no speed-up.
+    Differences from the baseline are paired by seed. `parameters` are counts by combination;
+    `step_times` are seconds of an update; without them there is no column of speed-up.
     """
     best = tuned(curves, sweep) if sweep.tune else {}
     header = [axis.name for axis in sweep.axes] + ["parameters", "seeds", sweep.metric]
@@ -200,7 +200,7 @@ def _measured(
 
 
 def _edge(curves: Curves, tune: str, values: Values) -> str:
-    """Returns a note if a tuned value is the least or largest tried: others may be better.
+    """Returns a note if a tuned value is at an end of those tried: others may be better.
 
     Values that are not numbers have no order, and no note.
     """

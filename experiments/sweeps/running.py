@@ -1,4 +1,4 @@
-"""Runs the commands of a sweep in processes of their own, several at a time."""
+"""Runs the commands of a sweep, each in its own process, several at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _POLL_SECONDS = 0.1
 # A run that was told to stop saves its state within this time, or is killed.
 _PATIENCE_SECONDS = 120
 _EXIT_PREEMPTED = 75
-# Signals that come from outside; others, as SIGSEGV, are faults of the run.
+# Signals from outside; others, such as SIGSEGV, are faults of the run.
 _KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -46,7 +46,7 @@ def stoppable() -> Iterator[None]:
 
 
 class _Process:
-    """A command of this project in a session of its own; its output is appended to a log."""
+    """A command of this project in its own session; its output is appended to a log."""
 
     def __init__(self, command: Sequence[str], log: pathlib.Path, environment: Mapping[str, str]):
         self._log = log
@@ -90,7 +90,7 @@ class _Process:
 
 
 def prepare(planned: Sequence[Cell], output: str, environment: Mapping[str, str]) -> None:
-    """Runs the commands that the cells need before them, each once for a folder.
+    """Runs the commands that the cells need first, each once per folder.
 
     Raises:
       UserError: a command failed; says why and where its log is.
@@ -131,7 +131,7 @@ class _Running:
         return _Process(command, pathlib.Path(self.folder, LOG), self._environment)
 
     def ended(self) -> tuple[str, str] | None:
-        """Returns (status, why) of a cell that has ended, None of one that runs."""
+        """Returns (status, why) of a cell that has ended; None while it runs."""
         code = self.process.code()
         if code is None:
             return None
@@ -154,7 +154,7 @@ def run(
 ) -> None:
     """Runs cells, given with their keys and folders, and records how each ended.
 
-    `check` is called with each that finished: what is wrong with all should stop after the first.
+    `check` is called with each finished cell, so that an error of all of them stops the first.
 
     Raises:
       Stopped, KeyboardInterrupt: a signal; the runs have saved their states.

@@ -89,11 +89,7 @@ def _build(
 
 
 def _task(options: Options) -> TaskSpec:
-    """Returns the task to build.
-
-    Raises:
-      UserError: there is no such task, or --name and --task do not make one.
-    """
+    """Returns the task to build."""
     name = options.task
     if options.name is None:
         if name in OBJECTIVES:
@@ -117,11 +113,7 @@ def _task(options: Options) -> TaskSpec:
 
 
 def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
-    """Returns the corpus to read.
-
-    Raises:
-      UserError: the SPEC is invalid, or the task has no corpus and none is given.
-    """
+    """Returns the corpus to read."""
     text = options.corpus[0] if options.corpus else task.corpus
     if not text:
         meant = nearest(task.name, registry.tasks(options.task_module))
@@ -171,12 +163,7 @@ def _planned(
 
 
 def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> PairLimits | None:
-    """Returns the limits of pairs, None if the task reads texts.
-
-    Raises:
-      UserError: the corpus has pairs and the task reads texts, or the other way round; or an option
-        has no effect.
-    """
+    """Returns the limits of pairs, None if the task reads texts."""
     reads = task.objective.unit
     if reads is not spec.unit and reads is Unit.TEXT:
         raise UserError(

@@ -108,12 +108,7 @@ def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
 
 
 def _recovered(folder: str, ours: Plan) -> Plan | None:
-    """Returns our plan if a cache without a sound plan.json was built with it; None if it is new.
-
-    Raises:
-      UserError: the folder holds finished shards of another plan or of one that nobody can tell,
-        or other files.
-    """
+    """Returns our plan if a cache whose plan.json is damaged was built with it; None if new."""
     names = files.list_names(folder)
     # A build copies its exclude lists first of all.
     others = [name for name in names if not name.startswith((".", COPY))]

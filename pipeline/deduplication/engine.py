@@ -168,11 +168,7 @@ def _header(job: Job) -> dict[str, Any]:
 
 
 def _begin(job: Job, plan: dict[str, Any]) -> None:
-    """Writes plan.json, or compares it.
-
-    Raises:
-      UserError: the folder holds another search, or other files.
-    """
+    """Writes plan.json, or compares it."""
     path = files.join(job.folder, PLAN)
     ours = json.loads(json.dumps(plan))
     try:

@@ -70,11 +70,7 @@ def records(
 def _check_units(
     before: Sequence[ExcludeRecord], added: Sequence[lists.Given], folder: str
 ) -> None:
-    """Checks that a list of duplicate paragraphs keeps none in a document that another leaves out.
-
-    Raises:
-      UserError: it may have.
-    """
+    """Refuses duplicate paragraphs whose kept twin may be in a document that is left out."""
     of_documents = [
         each.sha256
         for each in (*before, *(each.record for each in added))

@@ -359,11 +359,7 @@ def _side(text: str, name: str, given: Any, unit: Unit) -> str:
 
 
 def _value(key: str, value: Any, default: Any) -> Any:
-    """Returns a setting's value, given as text or as TOML has it.
-
-    Raises:
-      ValueError, TypeError: it is not of the setting's kind.
-    """
+    """Returns a setting's value, given as text or as TOML has it."""
     if isinstance(default, tuple):
         return _texts(value)
     if isinstance(default, bool):

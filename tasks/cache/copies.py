@@ -164,11 +164,7 @@ def _new_folder(place: str) -> tuple[str, int]:
 
 
 def _locked(folder: str) -> int:
-    """Locks a folder for this process; returns the file descriptor that holds the lock.
-
-    Raises:
-      OSError: another process holds the lock, or there is no such folder.
-    """
+    """Locks a folder for this process; returns the file descriptor that holds the lock."""
     lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

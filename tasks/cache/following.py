@@ -347,11 +347,7 @@ def _finished(folder: str) -> CacheManifest | None:
 
 
 def _planned(folder: str) -> Plan | None:
-    """Returns the plan of a cache that is being built; None if there is none as yet.
-
-    Raises:
-      UserError: it is damaged, or of another version.
-    """
+    """Returns the plan of a cache that is being built; None if there is none as yet."""
     path = files.join(folder, PLAN)
     try:
         plan = plan_from_dict(files.read_json(path))

@@ -169,11 +169,7 @@ def _checksum(name: str, made: OwnVocabulary, pieces: Sequence[str | bytes]) -> 
 
 
 def _encoded(name: str, made: OwnVocabulary, text: str, size: int) -> np.ndarray | str:
-    """Returns the ids of a text, int32 [tokens], or why it cannot be encoded.
-
-    Raises:
-      UserError: `encode` returns something else than ids below `size`.
-    """
+    """Returns the ids of a text, int32 [tokens], or why it cannot be encoded."""
     try:
         found = made.encode(text)
     except Exception as error:  # the user's code may raise anything

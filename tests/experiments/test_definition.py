@@ -139,7 +139,7 @@ def test_a_mistake_in_a_file_is_named(tmp_path, text, says):
         ("optimizer.learnin_rate = 1", r"unknown flag --optimizer\.learnin_rate \(did you mean"),
         ("batch_size = 'many'", "--batch_size=many: it must be"),
         ("cache_dir = '{fodler}'", "there is no parameter fodler"),
-        ("cache_dir = '{'", "write a brace of its own twice"),
+        ("cache_dir = '{'", "write a literal brace twice"),
         ("cache_dir = '{output:d}'", "braces hold the name of a parameter and nothing else"),
         ("cache_dir = '{}'", "braces hold the name of a parameter and nothing else"),
         ("evaluation.every_steps = 0", r"set evaluation\.every_steps above 0"),

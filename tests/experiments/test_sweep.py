@@ -12,6 +12,7 @@ import time
 import pytest
 
 from tests.support import in_process
+from tests.support.processes import completed
 
 ROOT = pathlib.Path(__file__).parents[2]
 SWEEP = '''
@@ -65,9 +66,7 @@ def command(folder, output, *flags):
 
 def sweep(folder, output, *flags):
     """Runs the command in a process of its own; its cells always have theirs."""
-    return subprocess.run(
-        command(folder, output, *flags), capture_output=True, text=True, cwd=ROOT, timeout=900
-    )
+    return completed(command(folder, output, *flags))
 
 
 def here(folder, output, *flags):

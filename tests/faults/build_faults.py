@@ -1,6 +1,7 @@
 """Faults of builds on one machine: kills, full disks, damaged or missing files, races."""
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -22,9 +23,9 @@ from tests.faults.builds import CORPUS_FILES, KILLS_PER_TRIAL, Fault, Snapshot, 
 from tests.faults.command import Command
 from tests.faults.damages import any_file, damage
 
-# Shares of the kills that hit one worker process, a worker before anything is finished, or the
-# writing of the last files.
-_WORKER_SHARE, _EARLY_SHARE, _LAST_FILES_SHARE = 0.1, 0.1, 0.1
+# Share of the kills that hit one worker process, of those that hit a worker before anything is
+# finished, and of those that hit the writing of the last files.
+_SHARE = 0.1
 # Share of the kills of a whole build that come before its first row, during imports.
 _STARTUP_SHARE = 0.1
 _SMALL_FILES = 300
@@ -41,74 +42,56 @@ def faults(kills: int, others: int, of_texts: bool = True) -> list[Fault]:
 
     `of_texts`: whether the corpus has texts, which can be filtered, and not pairs.
     """
-    shares = (_WORKER_SHARE, _EARLY_SHARE, _LAST_FILES_SHARE)
-    workers, early, last_files = (max(1, round(kills * share)) for share in shares)
-    builds = kills - workers - early - last_files
-    breaking = _Breaking
-    kinds: list[tuple] = [
-        ("SIGKILL of the build", builds, breaking(_reach_any_moment), KILLS_PER_TRIAL),
-        ("SIGKILL of one worker", workers, breaking(Trial.reach_rows, _kill_worker, least=2)),
-        (
-            *("SIGKILL of a worker before the first shard", early),
-            breaking(_reach_workers, _kill_worker, least=2),
+    few = max(1, round(kills * _SHARE))
+    any_moment = functools.partial(_Breaking, _reach_any_moment)
+    last_file = functools.partial(_Breaking, _reach_a_last_file, prepare=_remove_last_files)
+    some_rows = functools.partial(_Breaking, _reach_half, _kill_or_late)
+    often = [
+        Fault("SIGKILL of the build", kills - 3 * few, any_moment(), KILLS_PER_TRIAL),
+        Fault("SIGKILL of one worker", few, _Breaking(Trial.reach_rows, _kill_worker, least=2)),
+        Fault(
+            "SIGKILL of a worker before the first shard",
+            few,
+            _Breaking(_reach_workers, _kill_worker, least=2),
         ),
-        (
-            *("SIGKILL between the last files", last_files),
-            breaking(_reach_a_last_file, Trial.kill, _remove_last_files),
-        ),
-        (
-            *("Ctrl-C, once or twice", 3 * others),
-            *(breaking(_reach_any_second, _interrupt), KILLS_PER_TRIAL),
-        ),
-        (
-            *("Ctrl-C between the last files", others),
-            breaking(_reach_a_last_file, _interrupt, _remove_last_files),
-        ),
-        ("disk full", others, _fill_disk),
-        ("folder read-only", others, _make_read_only),
-        ("finished file truncated", others, lambda trial: _damage_file(trial, "cut")),
-        ("finished file with a flipped bit", others, lambda trial: _damage_file(trial, "bit")),
-        ("plan.json of an unfinished cache damaged", others, _damage_plan),
-        ("manifest edited", others, _edit_manifest),
-        ("corpus file missing", others, lambda trial: _damage_corpus(trial, pathlib.Path.unlink)),
-        (
-            *("corpus file truncated", others),
-            lambda trial: _damage_corpus(trial, lambda path: os.truncate(path, _fiftieth(path))),
-        ),
-        (
-            *("corpus of small files, build killed", others),
-            breaking(_reach_half, _kill_or_late, _use_small_files),
-        ),
-        (
-            *("corpus of symbolic links, build killed", others),
-            breaking(_reach_half, _kill_or_late, _use_links),
-        ),
-        ("second build in the same folder", others, _run_two_builds),
-        ("search for duplicates killed", 3 * others, _kill_search, 3),
-        (
-            *("build with exclude lists killed", 3 * others),
-            *(breaking(_reach_any_moment, _kill_or_late, _exclude), 3),
-        ),
-        (
-            *("takedown killed", 3 * others),
-            *(breaking(_reach_any_moment, _kill_or_late, _take_down), 3),
+        Fault("SIGKILL between the last files", few, last_file()),
+        Fault(
+            "Ctrl-C, once or twice",
+            3 * others,
+            _Breaking(_reach_any_second, _interrupt),
+            KILLS_PER_TRIAL,
         ),
     ]
+    once: dict[str, Callable[[Trial], None]] = {
+        "Ctrl-C between the last files": last_file(_interrupt),
+        "disk full": _fill_disk,
+        "folder read-only": _make_read_only,
+        "finished file truncated": functools.partial(_damage_file, kind="cut"),
+        "finished file with a flipped bit": functools.partial(_damage_file, kind="bit"),
+        "plan.json of an unfinished cache damaged": _damage_plan,
+        "manifest edited": _edit_manifest,
+        "corpus file missing": functools.partial(_damage_corpus, change=pathlib.Path.unlink),
+        "corpus file truncated": functools.partial(_damage_corpus, change=_truncate),
+        "corpus of small files, build killed": some_rows(_use_small_files),
+        "corpus of symbolic links, build killed": some_rows(_use_links),
+        "second build in the same folder": _run_two_builds,
+    }
+    thrice: dict[str, Callable[[Trial], None]] = {
+        "search for duplicates killed": _kill_search,
+        "build with exclude lists killed": any_moment(_kill_or_late, _exclude),
+        "takedown killed": any_moment(_kill_or_late, _take_down),
+    }
     if of_texts:
-        filtered = breaking(_reach_any_moment, _kill_or_late, _filter)
-        kinds.append(("build with filters killed", 3 * others, filtered, 3))
-    return [Fault(*kind) for kind in kinds]
+        thrice["build with filters killed"] = any_moment(_kill_or_late, _filter)
+    return [
+        *often,
+        *(Fault(name, others, inject) for name, inject in once.items()),
+        *(Fault(name, 3 * others, inject, 3) for name, inject in thrice.items()),
+    ]
 
 
 class _Breaking(NamedTuple):
-    """A fault that ends builds, and then lets the same command finish.
-
-    Attributes:
-      reach: waits for the moment.
-      strike: breaks the build; see `Trial.break_and_audit`.
-      prepare: prepares the trial.
-      least: the fewest workers.
-    """
+    """A fault that ends builds, and then lets the same command finish; `prepare` comes first."""
 
     reach: Callable[[Trial], object]
     strike: Callable[[Trial], bool] = Trial.kill
@@ -118,6 +101,9 @@ class _Breaking(NamedTuple):
     def __call__(self, trial: Trial) -> None:
         self.prepare(trial)
         trial.break_and_audit(self.reach, self.strike, self.least)
+
+
+# --- moments
 
 
 def _reach_any_moment(trial: Trial) -> None:
@@ -139,14 +125,17 @@ def _reach_any_second(trial: Trial) -> None:
 
 def _reach_workers(trial: Trial) -> None:
     """Waits for several workers, at best before they have reached the build."""
-    trial.wait_for(lambda: len(_workers(trial.command)) > 1)
+    trial.command.wait_until(lambda: len(_workers(trial.command)) > 1)
     time.sleep(trial.random.uniform(0, 2))
 
 
 def _reach_a_last_file(trial: Trial) -> None:
     """Waits for one of the files that complete the cache."""
-    awaited = trial.cache / trial.random.choice(_last_files(trial.lab.reference))
-    trial.wait_for(awaited.exists)
+    awaited = trial.cache / trial.random.choice(_last_files(trial)[:-1])
+    trial.command.wait_until(awaited.exists)
+
+
+# --- ends of builds
 
 
 def _kill_or_late(trial: Trial) -> bool:
@@ -168,47 +157,38 @@ def _kill_worker(trial: Trial) -> bool:
 
 
 def _workers(build: Command) -> list[int]:
-    listed = subprocess.run(
-        ["ps", "-ww", "-o", "pid=,args=", "-g", str(build.process.pid)],
-        capture_output=True,
-        text=True,
-    ).stdout.splitlines()
+    command = ["ps", "-ww", "-o", "pid=,args=", "-g", str(build.pid)]
+    listed = subprocess.run(command, capture_output=True, text=True).stdout.splitlines()
     return [int(line.split()[0]) for line in listed if "sdk_worker_main" in line]
 
 
 def _interrupt(trial: Trial) -> bool:
     """Interrupts the build once or twice; returns False if it had ended by itself."""
     build = trial.command
-    if not build.running:
-        trial.finish()
-        return False
-    build.send(signal.SIGINT)
-    trial.count_injection()
-    if trial.random.random() < 0.5:
-        time.sleep(trial.random.uniform(0, 0.5))
+    running = build.running
+    if running:
         build.send(signal.SIGINT)
-    build.check_end(signal.SIGINT)
+        trial.count_injection()
+        if trial.random.random() < 0.5:
+            time.sleep(trial.random.uniform(0, 0.5))
+            build.send(signal.SIGINT)
+        build.check_end(signal.SIGINT)
     trial.finish()
-    return True
+    return running
 
 
-def _last_files(cache: pathlib.Path) -> list[str]:
-    """Returns the names of the files that complete a cache, but for the very last one."""
-    paths = [*cache.glob("info.*"), *cache.glob("stats.*")]
-    return [*sorted(path.name for path in paths), MANIFEST]
+# --- caches
+
+
+def _last_files(trial: Trial) -> list[str]:
+    """Returns the names of the files that complete a cache."""
+    reference = trial.lab.reference
+    paths = [*reference.glob("info.*"), *reference.glob("stats.*")]
+    return [*sorted(path.name for path in paths), MANIFEST, "COMPLETED"]
 
 
 def _remove_last_files(trial: Trial) -> None:
-    trial.copy_reference()
-    for name in [*_last_files(trial.cache), "COMPLETED"]:
-        (trial.cache / name).unlink()
-
-
-def _unfinish(trial: Trial) -> None:
-    """Copies the reference without its last two files."""
-    trial.copy_reference()
-    (trial.cache / "COMPLETED").unlink()
-    (trial.cache / MANIFEST).unlink()
+    trial.copy_reference(*_last_files(trial))
 
 
 def _fill_disk(trial: Trial) -> None:
@@ -223,7 +203,8 @@ def _fill_disk(trial: Trial) -> None:
             trial.outcome.note = "RLIMIT_FSIZE, as mounting is not permitted"
             shards = trial.lab.reference.glob("*.tfrecord-*")
             half = max(path.stat().st_size for path in shards) // 2
-            trial.start(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (half, half)))
+            limit = (half, half)
+            trial.start(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
         trial.reach_rows()
         trial.count_injection()
         trial.expect_failure()
@@ -238,25 +219,18 @@ def _make_read_only(trial: Trial) -> None:
     with _mounted(trial.folder, f"size={4 * size}") as remount:
         trial.copy_reference()
         trial.random.choice(sorted(trial.cache.glob("*.tfrecord-*"))).unlink()
-        if remount:
-            trial.outcome.note = "tmpfs mounted read-only"
-            remount("ro")
-        else:
-            trial.outcome.note = "folder without write permission"
-            trial.cache.chmod(0o500)
+        trial.outcome.note = "tmpfs mounted read-only" if remount else "folder without permission"
+        remount("ro") if remount else trial.cache.chmod(0o500)
         trial.count_injection()
         trial.start()
         trial.expect_failure()
-        if remount:
-            remount("rw")
-        else:
-            trial.cache.chmod(0o700)
+        remount("rw") if remount else trial.cache.chmod(0o700)
         trial.rebuild_and_audit()
 
 
 def _damage_file(trial: Trial, kind: str) -> None:
     """Damages a file of a finished cache, or of one that lacks only its last two files."""
-    (_unfinish if trial.random.random() < 0.5 else Trial.copy_reference)(trial)
+    trial.copy_reference(*(("COMPLETED", MANIFEST) if trial.random.random() < 0.5 else ()))
     damage(any_file(trial.cache, trial.random), kind, trial.random)
     trial.count_injection()
     trial.rebuild_and_audit()
@@ -264,15 +238,15 @@ def _damage_file(trial: Trial, kind: str) -> None:
 
 def _damage_plan(trial: Trial) -> None:
     """Damages the plan of a cache that lacks some shards; the others must be kept."""
-    _unfinish(trial)
+    trial.copy_reference("COMPLETED", MANIFEST)
     receipts = sorted(trial.cache.glob("*.receipt-*"))
     for path in trial.random.sample(receipts, len(receipts) // 2):
         path.unlink()
     path = trial.cache / PLAN
-    text = path.read_text()
     if trial.random.random() < 0.5:
         damage(path, "cut", trial.random)
     else:
+        text = path.read_text()
         place = trial.random.choice([place for place, each in enumerate(text) if each == '"'])
         path.write_text(text[: place + 1] + "~" + text[place + 2 :])
     trial.count_injection()
@@ -308,6 +282,22 @@ def _edit_manifest(trial: Trial) -> None:
     trial.rebuild_and_audit()
 
 
+def _run_two_builds(trial: Trial) -> None:
+    """Starts a second build in the folder of a running one; the first must succeed."""
+    first = trial.start()
+    trial.reach_rows()
+    second = trial.launch(1)
+    trial.count_injection()
+    trial.command = first
+    if trial.finish():
+        raise UserError(f"the first of two builds failed: {first.tail()}")
+    second.wait()
+    trial.audit()
+
+
+# --- corpora
+
+
 def _use_small_files(trial: Trial) -> None:
     """Gives the trial many small files that hold the documents of the reference."""
     trial.corpus = trial.folder / "corpus"
@@ -331,9 +321,9 @@ def _damage_corpus(trial: Trial, change: Callable[[pathlib.Path], object]) -> No
     shutil.copytree(trial.lab.corpus, trial.corpus)
     number = trial.random.randrange(CORPUS_FILES)
     path = trial.corpus / corpora.file_name(trial.lab.flags.format, number)
-    trial.start()
+    build = trial.start()
     # Before the plan is written, this would simply be another corpus, with a cache of its own.
-    trial.wait_for((trial.cache / PLAN).exists)
+    build.wait_until((trial.cache / PLAN).exists)
     if trial.random.random() < 0.8:
         trial.reach_rows()
     change(path)
@@ -343,54 +333,44 @@ def _damage_corpus(trial: Trial, change: Callable[[pathlib.Path], object]) -> No
     trial.rebuild_and_audit()
 
 
-def _fiftieth(path: pathlib.Path) -> int:
-    return path.stat().st_size // 50
+def _truncate(path: pathlib.Path) -> None:
+    os.truncate(path, path.stat().st_size // 50)
 
 
-def _run_two_builds(trial: Trial) -> None:
-    """Starts a second build in the folder of a running one; the first must succeed."""
-    first = trial.start()
-    trial.reach_rows()
-    second = trial.launch(1)
-    trial.count_injection()
-    trial.command = first
-    if trial.finish():
-        raise UserError(f"the first of two builds failed: {first.tail()}")
-    second.wait()
-    trial.audit()
+# --- searches for duplicates, exclude lists, filters
 
 
 class _Search(NamedTuple):
     """A search for duplicates that nothing disturbed, and what a build makes of its list.
 
     Attributes:
-      lists: what --exclude is given: a list of duplicates and a text file of ids.
+      exclude: the flag with a list of duplicates and a text file of ids.
       sha256: checksum of the list of duplicates.
       wanted: what the cache built with both holds.
       seconds: duration of the search.
     """
 
-    lists: str
+    exclude: str
     sha256: str
     wanted: Snapshot
     seconds: float
 
 
-def _search(trial: Trial) -> Command:
-    """Returns a search for duplicates that writes to the trial's folder, not started."""
+def _start_search(trial: Trial, workers: int) -> Command:
+    """Starts a search for duplicates that writes to the trial's folder."""
     lab = trial.lab
     spec = corpora.spec(lab.flags.format, str(trial.corpus)) + lab.sides
     module = [
         *("pipeline.dedup", f"--output={trial.folder / 'search'}", "--rows=4"),
         *(f"--shard_bytes={lab.flags.shard_bytes}", f"--corpus={spec.rstrip('?&')}"),
     ]
-    return Command("a search", module, trial.log)
+    return trial.launch(workers, Command("a search", module, trial.log))
 
 
 def _undisturbed(trial: Trial) -> _Search:
     trial.folder.mkdir()
     begin = time.monotonic()
-    trial.launch(1, _search(trial)).finish()
+    _start_search(trial, 1).finish()
     seconds = time.monotonic() - begin
     path, listed = trial.folder / "search" / LIST, trial.folder / "ids.txt"
     ids = sorted({name for _, name, *_ in trial.lab.wanted.documents})
@@ -408,27 +388,27 @@ def _kill_search(trial: Trial) -> None:
     trial.folder.mkdir(exist_ok=True)
     search = trial.folder / "search"
     for _ in range(trial.injections):
-        trial.launch(trial.draw_workers(), _search(trial))
+        command = _start_search(trial, trial.draw_workers())
         if trial.random.random() < _STARTUP_SHARE:
             time.sleep(trial.random.uniform(0, undisturbed.seconds / 2))
         else:
-            trial.wait_for(lambda: any(search.glob("*.arrays")))
+            command.wait_until(lambda: any(search.glob("*.arrays")))
             time.sleep(trial.random.uniform(0, undisturbed.seconds / 4))
         _kill_or_late(trial)
-    trial.launch(trial.draw_workers(), _search(trial)).finish()
-    trial.outcome.caches += 1
+    _start_search(trial, trial.draw_workers()).finish()
+    trial.outcome.counts["caches"] += 1
     left = sorted(each.name for each in search.iterdir())
     if left != [LIST, "plan.json", "report.json"]:
         raise UserError(f"{search} holds {', '.join(left)}")
     if files.sha256(str(search / LIST)) != undisturbed.sha256:
         raise UserError(f"{search / LIST} differs")
-    trial.outcome.equal += 1
+    trial.outcome.counts["equal"] += 1
     shutil.rmtree(search)
 
 
 def _exclude(trial: Trial) -> None:
     undisturbed = trial.lab.made("without", _undisturbed)
-    trial.flags, trial.wanted = [undisturbed.lists], undisturbed.wanted
+    trial.flags, trial.wanted = [undisturbed.exclude], undisturbed.wanted
 
 
 def _take_down(trial: Trial) -> None:
@@ -463,8 +443,7 @@ def _mounted(folder: pathlib.Path, options: str) -> Iterator[Callable[[str], obj
         yield None
         return
     try:
-        yield lambda again: subprocess.run(
-            ["mount", "-o", f"remount,{again}", str(folder)], check=True
-        )
+        again = ["mount", "-o"]
+        yield lambda new: subprocess.run([*again, f"remount,{new}", str(folder)], check=True)
     finally:
         subprocess.run(["umount", str(folder)], check=True)

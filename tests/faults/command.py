@@ -1,15 +1,16 @@
 """Commands that are started repeatedly, each time in a new process group, and ended by signals."""
 
+import contextlib
+import os
 import pathlib
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
-from tests.faults.process_group import ProcessGroup
 
 # The longest time that anything may take.
 DEADLINE_SECONDS = 600
@@ -30,7 +31,6 @@ class Command:
       log: file for its output; each start overwrites it.
 
     Attributes:
-      process: the process group of the last start.
       exit_codes: the expected exit codes after a signal, besides 0 of a command that had finished.
       end_seconds: the longest time from a signal to the end of the command.
       tracebacks: texts that the output must not hold.
@@ -46,33 +46,47 @@ class Command:
 
     def __init__(self, name: str, module: Sequence[str], log: pathlib.Path):
         self.name, self.module, self.log = name, module, log
-        self.process: ProcessGroup | None = None
-        self._begin, self._ended_by_us = 0.0, False
+        self._process: subprocess.Popen | None = None
 
     def start(self, *more: str, **options) -> "Command":
         """Starts the command with `more` flags; `options` go to subprocess.Popen."""
         self._begin, self._ended_by_us = time.monotonic(), False
-        command = [sys.executable, "-m", *self.module, *more]
-        self.process = ProcessGroup(command, self.log, **options)
+        with open(self.log, "wb") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *self.module, *more],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **options,
+            )
         return self
 
-    def output(self) -> str:
-        """Returns what the command has printed since its last start."""
-        return self.process.output() if self.process else ""
+    @property
+    def pid(self) -> int:
+        """Id of the process and of its group."""
+        return self._process.pid
 
-    def tail(self, characters: int = 500) -> str:
-        """Returns the end of the output as one line."""
-        return " ".join(self.output().split())[-characters:]
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of the last process; None while it runs, and before the first start."""
+        return self._process.poll() if self._process else None
 
     @property
     def running(self) -> bool:
-        """True from a start to the end of the process."""
-        return self.process is not None and self.process.exit_code is None
+        return self._process is not None and self.exit_code is None
 
     @property
     def finished(self) -> bool:
         """True if the last process has ended with success."""
-        return self.process is not None and self.process.exit_code == 0
+        return self.exit_code == 0
+
+    def output(self) -> str:
+        """Returns what the command has printed since its last start."""
+        return self.log.read_text(errors="replace") if self._process else ""
+
+    def tail(self, characters: int = 500) -> str:
+        """Returns the end of the output as one line."""
+        return " ".join(self.output().split())[-characters:]
 
     def activity(self) -> str:
         """Returns what the command is doing, in words."""
@@ -83,10 +97,26 @@ class Command:
     def _doing(self) -> str:
         return "running"
 
+    def wait_until(self, condition: Callable[[], bool], seconds: float = DEADLINE_SECONDS) -> bool:
+        """Waits for `condition`; returns False if the command ends first or `seconds` pass."""
+        end = time.monotonic() + seconds
+        while not condition():
+            if not self.running or time.monotonic() > end:
+                return False
+            time.sleep(0.0005)
+        return True
+
+    def signal_group(self, number: signal.Signals) -> None:
+        """Sends a signal to the whole group, if any process of it is left."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
     def kill(self) -> bool:
         """Kills the whole group; returns False if the command had ended by itself."""
         running, self._ended_by_us = self.running, True
-        self.process.kill()
+        if self._process:
+            self.signal_group(signal.SIGKILL)
+            self._process.wait()
         return running
 
     def send(self, number: signal.Signals) -> None:
@@ -94,7 +124,7 @@ class Command:
         if number == signal.SIGINT:
             time.sleep(max(0, self._begin + _PYTHON_SECONDS - time.monotonic()))
         self._ended_by_us = True
-        self.process.signal(number)
+        self.signal_group(number)
 
     def end(self, number: signal.Signals) -> None:
         """Ends the command by a signal; raises as `check_end` does."""
@@ -104,8 +134,8 @@ class Command:
     def check_end(self, number: signal.Signals) -> None:
         """Waits for the command to end by a signal that was sent; raises as `expect_end` does."""
         if number == signal.SIGKILL:
-            self.process.kill()
-            self.check_output()
+            self.kill()
+            self._check_output()
         else:
             self.expect_end(0, *self.exit_codes[number])
 
@@ -118,8 +148,12 @@ class Command:
         """
         if self.wait(self.end_seconds) not in codes:
             self._fail_by_code()
-        if self.process.left(_END_SECONDS):
-            raise UserError(f"{self.name} has ended, and some of its processes have not")
+        end = time.monotonic() + _END_SECONDS
+        with contextlib.suppress(ProcessLookupError):
+            while os.killpg(self.pid, 0) is None:
+                if time.monotonic() > end:
+                    raise UserError(f"{self.name} has ended, and some of its processes have not")
+                time.sleep(0.05)
 
     def wait(self, seconds: float = DEADLINE_SECONDS) -> int:
         """Waits for the command to end; returns its exit code.
@@ -128,11 +162,11 @@ class Command:
           UserError: it hung, or printed a traceback.
         """
         try:
-            code = self.process.wait(seconds)
+            code = self._process.wait(seconds)
         except subprocess.TimeoutExpired as error:
+            self.kill()
             raise UserError(f"{self.name} hung for {seconds} s and was killed") from error
-        if code != -signal.SIGKILL:
-            self.check_output()
+        self._check_output()
         return code
 
     def finish(self) -> None:
@@ -142,16 +176,15 @@ class Command:
 
     def check_alive(self) -> None:
         """Raises UserError if the command has ended with an error, and not by a signal of ours."""
-        if self.process and self.process.exit_code and not self._ended_by_us:
+        if self.exit_code and not self._ended_by_us:
             self._fail_by_code()
 
-    def check_output(self) -> None:
-        """Raises UserError if the command has printed a traceback."""
+    def _check_output(self) -> None:
         if any(text in self.output() for text in self.tracebacks):
             raise UserError(f"{self.name} printed a traceback: {self.output()[-2000:]}")
 
     def _fail_by_code(self) -> None:
-        raise UserError(f"{self.name} ended with {self.process.exit_code}: {self.tail(1000)}")
+        raise UserError(f"{self.name} ended with {self.exit_code}: {self.tail(1000)}")
 
 
 def draw_signal(generator: random.Random) -> signal.Signals:
@@ -163,4 +196,4 @@ def stop_before_kill(number: signal.Signals, *commands: Command) -> None:
     """Stops commands that SIGKILL will end, so that they are killed in the recorded activity."""
     if number == signal.SIGKILL:
         for each in commands:
-            each.process.signal(signal.SIGSTOP)
+            each.signal_group(signal.SIGSTOP)

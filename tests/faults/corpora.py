@@ -38,7 +38,7 @@ def encoded(form: str, rows: Sequence[Row]) -> bytes:
 
 def _delimited(rows: Sequence[Row], delimiter: str) -> bytes:
     out = io.StringIO()
-    writer = csv.writer(out, delimiter=delimiter, quoting=csv.QUOTE_ALL)
+    writer = csv.writer(out, delimiter=delimiter, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerow(rows[0])
     writer.writerows(row.values() for row in rows)
     return out.getvalue().encode()
@@ -61,6 +61,7 @@ def _columns(rows: Sequence[Row], form: str) -> bytes:
     if form == "parquet":
         pq.write_table(table, out, row_group_size=200)
     else:
-        with pa.ipc.new_stream(out, table.schema) as writer:
+        new = pa.ipc.new_file if form == "feather" else pa.ipc.new_stream
+        with new(out, table.schema) as writer:
             writer.write_table(table, max_chunksize=50)
     return out.getvalue()

@@ -8,6 +8,7 @@ run must equal the reference's.
 
 import argparse
 import contextlib
+import dataclasses
 import pathlib
 import random
 import shutil
@@ -30,15 +31,7 @@ _PAUSE_SECONDS = 0.005
 
 
 class Pair:
-    """A build and a run that follows it.
-
-    Args:
-      flags: the task, the corpus, the vocabulary and shard_bytes of the build; see `Run` for the
-        run's.
-      settings: further flags of trainer.pretrain.
-      folder: holds the cache and the model directory.
-      of_build: further flags of pipeline.build.
-    """
+    """A build in `folder` with the flags `of_build`, and a run that follows it with `settings`."""
 
     def __init__(
         self,
@@ -62,12 +55,7 @@ class Pair:
                 each.start()
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Waits until a condition holds.
-
-        Raises:
-          UserError: it did not, or the build or the run ended with an error; names `what` was
-            waited for.
-        """
+        """Waits until a condition holds; raises UserError, with `what`, if it cannot hold."""
         end = time.monotonic() + DEADLINE_SECONDS
         while not condition():
             for each in self._commands:
@@ -98,17 +86,7 @@ class Pair:
 
 
 class Kill(NamedTuple):
-    """A signal that ended a build, a run or both.
-
-    Attributes:
-      trial: number of the trial.
-      victim: what was ended.
-      name: name of the signal.
-      shards: how many shards were finished.
-      build: what the build was doing.
-      step: the run's last step with metrics.
-      run: what the run was doing.
-    """
+    """A signal that ended a build, a run or both, and what was finished and under way then."""
 
     trial: int
     victim: str
@@ -119,110 +97,94 @@ class Kill(NamedTuple):
     run: str
 
 
+@dataclasses.dataclass
 class _Trial:
     """A pair that is killed at random moments, until both have finished.
 
-    Args:
-      number: number of the trial.
-      pair: the build and the run.
-      shards: number of shards of the cache.
-      steps: number of updates.
-      seconds: from the start of a build to its first shard.
-      generator: source of the random moments.
+    A build has so many `shards`, and takes so many `seconds` to its first; a run makes `steps`.
     """
 
-    def __init__(
-        self,
-        number: int,
-        pair: Pair,
-        shards: int,
-        steps: int,
-        seconds: float,
-        generator: random.Random,
-    ):
-        self._number, self._pair, self._shards, self._steps = number, pair, shards, steps
-        self._seconds, self._random = seconds, generator
-        self._build, self._run = pair.build, pair.run
+    number: int
+    pair: Pair
+    shards: int
+    steps: int
+    seconds: float
+    random: random.Random
 
     def run(self, kills: list[Kill], most: int) -> None:
-        """Kills up to `most` times, and finishes; appends to `kills`.
-
-        Raises:
-          UserError: the build or the run failed, hung, or printed a traceback.
-        """
-        self._run.start()
-        self._pair.wait_until(lambda: self._run.waits_for() == "the plan", "the run to wait")
+        """Kills up to `most` times, and finishes; appends to `kills`."""
+        self.pair.run.start()
+        self.pair.wait_until(lambda: self.pair.run.waits_for() == "the plan", "the run to wait")
         # Moments in their order, each with its share of the trials and the weights of the victims.
         for reach, share, victims in (
             (self._reach_the_plan, 0.5, {_BUILD: 2, _RUN: 2, _BOTH: 1}),
-            (lambda: self._reach_shards(self._shards // 2), 1.0, {_BUILD: 3, _BOTH: 2}),
+            (lambda: self._reach_shards(self.shards // 2), 1.0, {_BUILD: 3, _BOTH: 2}),
             (self._reach_a_wait, 1.0, {_BUILD: 4, _RUN: 2, _BOTH: 2}),
-            (lambda: self._reach_shards(self._shards - 1), 0.6, {_BUILD: 2, _RUN: 1, _BOTH: 2}),
+            (lambda: self._reach_shards(self.shards - 1), 0.6, {_BUILD: 2, _RUN: 1, _BOTH: 2}),
             (self._reach_an_update, 0.8, {_RUN: 4, _BOTH: 1}),
         ):
-            if most > 0 and self._random.random() < share:
+            if most > 0 and self.random.random() < share:
                 reach()
                 kill = self._kill(victims)
                 kills += [kill] if kill else []
                 most -= bool(kill)
-        self._pair.finish()
+        self.pair.finish()
 
     def _reach_the_plan(self) -> None:
-        self._pair.start()
-        time.sleep(self._random.uniform(0, self._seconds))
+        self.pair.start()
+        time.sleep(self.random.uniform(0, self.seconds))
 
     def _reach_shards(self, last: int) -> None:
         """Waits for a random number of finished shards, `last` at most."""
-        self._reach_count(self._build, self._build.shards, last, "a shard")
+        self._reach_count(self.pair.build, self.pair.build.shards, last, "a shard")
 
     def _reach_an_update(self) -> None:
-        self._reach_count(self._run, self._run.step, self._steps * 9 // 10, "an update")
+        self._reach_count(self.pair.run, self.pair.run.step, self.steps * 9 // 10, "an update")
 
     def _reach_count(self, command: Command, count: Callable[[], int], last: int, what: str):
         """Starts both, and waits until the command has counted to a random number."""
-        self._pair.start()
+        self.pair.start()
         first = count() + 1
-        target = self._random.randint(first, max(first, last))
-        self._pair.wait_until(lambda: count() >= target or not command.running, what)
+        target = self.random.randint(first, max(first, last))
+        self.pair.wait_until(lambda: count() >= target or not command.running, what)
 
     def _reach_a_wait(self) -> None:
         """Waits until the run has overtaken the build.
 
         If the build has been killed, waits until the run says so, and starts the build again.
         """
-        if not self._run.running and not self._run.finished:
-            self._run.start()
-        if self._build.running or self._build.finished:
-            both = (self._build, self._run)
-            self._pair.wait_until(
-                lambda: bool(self._run.waits_for()) or not all(each.running for each in both),
+        if not self.pair.run.running and not self.pair.run.finished:
+            self.pair.run.start()
+        if self.pair.build.running or self.pair.build.finished:
+            both = (self.pair.build, self._run)
+            self.pair.wait_until(
+                lambda: bool(self.pair.run.waits_for()) or not all(each.running for each in both),
                 "the run to overtake the build",
             )
             return
-        self._pair.wait_until(
-            lambda: "no build is running in" in self._run.output() or not self._run.running,
+        self.pair.wait_until(
+            lambda: "no build is running in" in self.pair.run.output() or not self.pair.run.running,
             "the run to say that no build is running",
         )
-        self._build.start()
-        time.sleep(self._random.uniform(0, self._seconds))
+        self.pair.build.start()
+        time.sleep(self.random.uniform(0, self.seconds))
 
     def _kill(self, weights: dict[str, int]) -> Kill | None:
         """Ends one of the victims that are running; returns None if there is none."""
         victims: dict[str, list[Command]] = {
-            _BUILD: [self._build],
-            _RUN: [self._run],
-            _BOTH: [self._build, self._run],
+            _BUILD: [self.pair.build],
+            _RUN: [self.pair.run],
+            _BOTH: [self.pair.build, self.pair.run],
         }
         possible = [name for name in weights if all(each.running for each in victims[name])]
         if not possible:
             return None
-        (victim,) = self._random.choices(possible, [weights[each] for each in possible])
-        number = draw_signal(self._random)
+        (victim,) = self.random.choices(possible, [weights[each] for each in possible])
+        number = draw_signal(self.random)
         stop_before_kill(number, *victims[victim])
-        kill = Kill(
-            *(self._number, victim, number.name, self._build.shards(), self._build.activity()),
-            *(self._run.step(), self._run.activity()),
-        )
+        build, run = self.pair.build, self.pair.run
+        before = (build.shards(), build.activity(), run.step(), run.activity())
+        kill = Kill(self.number, victim, number.name, *before)
         for each in victims[victim]:
             each.send(number)
         for each in victims[victim]:
@@ -231,15 +193,9 @@ class _Trial:
 
 
 def break_pairs(flags: argparse.Namespace, settings: list[str], folder: pathlib.Path) -> list[str]:
-    """Runs trials until there were `flags.kills` kills, and prints them.
+    """Runs trials until there were `flags.kills` kills, and prints them; returns what went wrong.
 
-    A trial that fails is the last one.
-
-    Returns:
-      What went wrong.
-
-    Raises:
-      UserError: the reference cannot be made.
+    A trial that fails is the last one. Raises UserError if the reference cannot be made.
     """
     begin, generator = time.monotonic(), random.Random(flags.seed)
     kills: list[Kill] = []

@@ -62,8 +62,7 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         for each in self._commands:
-            if each.process:
-                each.process.kill()
+            each.kill()
 
     def repair(self) -> None:
         """Starts every process that is not running, and waits until all of them answer.
@@ -83,7 +82,7 @@ class Cluster:
 
     def workers(self) -> list[int]:
         """Returns the process ids of the workers."""
-        parents = {str(each.process.pid) for each in self._pools}
+        parents = {str(each.pid) for each in self._pools}
         listed = subprocess.run(
             ["ps", "-e", "-o", "pid=,ppid=,stat="], capture_output=True, text=True
         ).stdout.splitlines()
@@ -119,7 +118,7 @@ class Cluster:
                 trial.count_injection()
             if trial.finish() not in (0, EXIT_USER_ERROR):
                 raise UserError(f"the build ended by itself: {trial.command.tail()}")
-            return trial.command.process.exit_code != 0
+            return trial.command.exit_code != 0
 
         trial.before_start = self.repair
         trial.break_and_audit(Trial.reach_rows, strike)

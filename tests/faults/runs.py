@@ -10,7 +10,7 @@ import time
 from tasks.terminal import progress
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 from tasks.terminal.table import table
-from tests.faults.command import DEADLINE_SECONDS, Command, draw_signal, stop_before_kill
+from tests.faults.command import Command, draw_signal, stop_before_kill
 from tests.faults.commands import Run
 from tests.faults.comparing import run_differences
 from tests.faults.damages import DAMAGES, any_file, damage
@@ -46,14 +46,7 @@ TASKS = (dataclasses.replace(task, objective=Edited(**settings)),)
 
 
 def break_runs(flags: argparse.Namespace, settings: list[str], folder: pathlib.Path) -> list[str]:
-    """Breaks runs on a finished cache, and prints what was done.
-
-    Returns:
-      What went wrong.
-
-    Raises:
-      UserError: a run failed or hung that must succeed.
-    """
+    """Breaks runs on a finished cache, and prints what was done; returns what went wrong."""
     return _Lab(flags, settings, folder).break_all()
 
 
@@ -69,9 +62,7 @@ class _Lab:
         begin = time.monotonic()
         self._undisturbed = self._run("undisturbed")
         self._undisturbed.start()
-        self._undisturbed.process.wait_until(
-            lambda: bool(self._undisturbed.lines()), DEADLINE_SECONDS
-        )
+        self._undisturbed.wait_until(lambda: bool(self._undisturbed.lines()))
         self._start_seconds = time.monotonic() - begin
         self._undisturbed.finish()
         kills, runs = self._kill_runs()
@@ -106,12 +97,9 @@ class _Lab:
         return run
 
     def _judge(self, run: Run, found: list[str], prefix: str = "") -> bool:
-        """Compares a finished run; deletes it if nothing went wrong, and returns whether it did.
+        """Compares a finished run, and deletes it if all is well, which it returns.
 
-        Args:
-          run: the run.
-          found: what went wrong before.
-          prefix: goes before each difference.
+        `found` is what went wrong before; `prefix` goes before each difference.
         """
         found = [*found, *run_differences(self._undisturbed.folder, run.folder, self._flags.steps)]
         self._failures += [f"{run.folder}: {prefix}{text}" for text in found]
@@ -120,11 +108,7 @@ class _Lab:
         return not found
 
     def _kill_runs(self) -> tuple[list[tuple], int]:
-        """Kills runs, finishes and compares them.
-
-        Returns:
-          (the rows of the table of kills, the number of runs).
-        """
+        """Kills runs, finishes and compares them; returns the table's rows, the number of runs."""
         kills: list[tuple] = []
         runs = 0
         with progress.shown("killing", self._flags.kills) as bar:
@@ -144,10 +128,9 @@ class _Lab:
         return kills, runs
 
     def _start_and_kill(self, run: Run, target: int) -> tuple | None:
-        """Starts the run and kills it during its start, or after the step `target`.
+        """Starts the run and kills it, at its start or after the step `target`; returns a row.
 
-        Returns:
-          The row of the table of kills; None if the run finished first.
+        Returns None if the run finished first.
         """
         generator, begin = self._random, time.monotonic()
         (phase,) = generator.choices([*_PHASE_WEIGHTS], [*_PHASE_WEIGHTS.values()])
@@ -156,9 +139,8 @@ class _Lab:
             time.sleep(generator.uniform(0, self._start_seconds))
         else:
             in_phase = {"evaluation": run.is_evaluating, "checkpoint": run.is_saving}.get(phase)
-            run.process.wait_until(
-                lambda: run.step() >= target and run.is_training() and (not in_phase or in_phase()),
-                DEADLINE_SECONDS,
+            run.wait_until(
+                lambda: run.step() >= target and run.is_training() and (not in_phase or in_phase())
             )
             time.sleep(generator.uniform(0, 0.05))
         number = draw_signal(generator)
@@ -209,7 +191,7 @@ class _Lab:
     def _start_twice(self, run: Run) -> list[str]:
         """Starts a run and then another in its folder; returns what went wrong."""
         run.start()
-        run.process.wait_until(lambda: bool(run.lines()), DEADLINE_SECONDS)
+        run.wait_until(lambda: bool(run.lines()))
         second = Command("a second run", run.module, run.folder.with_suffix(".second.log"))
         return _refusal(second.start(), "another run is writing")
 

@@ -1,16 +1,13 @@
 """A folder of references of any size is compared, however small."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.processes
+from tests.support.processes import started
 
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.processes
 
 
 def test_a_smaller_folder_is_compared(reference, tmp_path):
@@ -30,11 +27,6 @@ def test_a_smaller_folder_is_compared(reference, tmp_path):
     (tmp_path / "data.json").write_text(json.dumps(settings))
     flags = ["-p", "no:cacheprovider", f"--reference={tmp_path}"]
     flags += ["-k", "joined_documents or random_spans_helper"]
-    made = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/golden/test_t5_data.py", *flags],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    made = started("-m", "pytest", "tests/golden/test_t5_data.py", *flags)
     assert made.returncode == 0, made.stdout[-2000:]
     assert "\n.." in f"\n{made.stdout}"

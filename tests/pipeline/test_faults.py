@@ -7,7 +7,7 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.faults import __main__ as faults
-from tests.faults.builds import Lab, Outcome, Trial
+from tests.faults.builds import Lab, Trial
 
 pytestmark = pytest.mark.processes
 THREE_TIMES = (
@@ -66,15 +66,15 @@ def test_a_hundred_kills(run):
 
 def test_a_difference_is_noticed(given, tmp_path):
     flags = faults.command_line().parse_args([*given, "--corpus_bytes=100000", "--workers=1"])
-    trial = Trial(Lab(flags, tmp_path), Outcome("a test"), "trial")
+    trial = Trial(Lab(flags, tmp_path), "trial")
     trial.copy_reference()
     path = sorted(trial.cache.glob("train.tfrecord-*"))[0]
     path.write_bytes(path.read_bytes() + b"more")
     next(trial.cache.glob("train.documents-*")).unlink()
     with pytest.raises(UserError, match=r"differs in train\."):
         trial.audit()
-    assert (trial.outcome.caches, trial.outcome.equal) == (1, 0)
-    assert trial.outcome.lost > 0
+    assert (trial.outcome.counts["caches"], trial.outcome.counts["equal"]) == (1, 0)
+    assert trial.outcome.counts["documents lost"] > 0
 
 
 def test_output_must_be_new(run, tmp_path):

@@ -4,7 +4,6 @@ import functools
 import json
 import pathlib
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -19,6 +18,7 @@ from tasks.cache.windows import Windows
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, VOCABULARY
+from tests.support.processes import started
 from trainer.pretrain import build_config
 from trainer.setup import prepare
 
@@ -187,10 +187,9 @@ def test_a_cache_of_an_unknown_task_shows_its_rows(cache, tmp_path, capsys):
         "TASKS = [dataclasses.replace(each, name='my_own') for each in\n"
         "         pretraining_tasks('my', 'python_docs') if each.name == 'my_prefix_lm']\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-m", "pipeline.inspect", f"--cache={copy}", "--task_module=my_tasks"],
-        capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
+    result = started(
+        "-m", "pipeline.inspect", f"--cache={copy}", "--task_module=my_tasks", cwd=tmp_path
+    )
     assert result.returncode == 0, result.stderr
     assert "task: my_own" in result.stdout
 

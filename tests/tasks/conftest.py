@@ -1,13 +1,10 @@
 """Python processes that use tests/support/servers/hub.py as the Hub."""
 
 import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.support.processes import started
 
 
 @pytest.fixture
@@ -21,8 +18,6 @@ def with_hub(tmp_path):
         environment.update(HF_ENDPOINT=url, HF_HOME=str(tmp_path / "home"), HF_TOKEN=token)
         environment["NO_PROXY"] = environment["no_proxy"] = "127.0.0.1,localhost"
         environment.update(PALIMPSEST_RETRY_DELAY="0.01", **more)
-        return subprocess.run(
-            [sys.executable, *arguments], env=environment, cwd=ROOT, capture_output=True, text=True
-        )
+        return started(*arguments, env=environment)
 
     return run

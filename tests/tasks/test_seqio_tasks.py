@@ -1,8 +1,6 @@
 """Registered tasks read by stock seqio: cached and uncached, with every objective."""
 
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ from tasks.cache.windows import Windows
 from tasks.objectives import Lengths
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
+from tests.support.processes import started
 
 NAMES = {
     "python_docs_span_corruption": {"inputs": 64, "targets": 14},
@@ -56,7 +55,7 @@ def folder(tmp_path_factory):
 
 
 def run(*arguments):
-    result = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True)
+    result = started("-m", *arguments)
     assert result.returncode == 0, result.stderr
 
 

@@ -1,13 +1,13 @@
 """Supervised tasks: golden examples of T5's paper, and what their metrics make of predictions."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 from tasks.supervised import table
 from tasks.terminal.command_line import UserError
+from tests.support.processes import completed
 
 RTE = {
     "sentence1": "A smaller proportion of Yugoslavia's Italians were settled in Slovenia.",
@@ -205,7 +205,7 @@ def test_pairs_are_written(tmp_path):
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
     command = [sys.executable, "-m", "tasks.write_pairs", f"--output={tmp_path}/pairs.jsonl"]
     flags = ["--task=glue_rte", f"--input={tmp_path}/rows.jsonl"]
-    made = subprocess.run([*command, *flags], capture_output=True, text=True)
+    made = completed([*command, *flags])
     assert made.returncode == 0, made.stderr
     written = (tmp_path / "pairs.jsonl").read_bytes()
     first, second = map(json.loads, written.decode().rstrip("\n").split("\n"))
@@ -213,19 +213,19 @@ def test_pairs_are_written(tmp_path):
     assert second["inputs"].endswith("sentence2: two\u2028lines")
     (tmp_path / "rows.jsonl").write_text("\n".join([*lines, '{"sentence1": "no more"}']))
     flags[0] = "--task=glue_cola"
-    made = subprocess.run([*command, *flags], capture_output=True, text=True)
+    made = completed([*command, *flags])
     assert made.returncode != 0
     assert made.stderr.count("\n") == 1
     assert "glue/cola" in made.stderr
     flags[0] = "--task=glue_rte"
     for row, says in (({**RTE, "label": 7}, "labels"), ({**RTE, "sentence2": None}, "null")):
         (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-        made = subprocess.run([*command, *flags], capture_output=True, text=True)
+        made = completed([*command, *flags])
         assert made.returncode == 2
         assert made.stderr.count("\n") == 1
         assert says in made.stderr
     (tmp_path / "rows.jsonl").write_text("")
-    made = subprocess.run([*command, *flags], capture_output=True, text=True)
+    made = completed([*command, *flags])
     assert "has no rows" in made.stderr
     assert (tmp_path / "pairs.jsonl").read_bytes() == written
     with pytest.raises(UserError, match="did you mean"):

@@ -5,7 +5,6 @@ import json
 import pathlib
 import random
 import re
-import subprocess
 import sys
 
 import pytest
@@ -14,6 +13,7 @@ from pipeline import build
 from tasks.reading import sources
 from tasks.terminal import command_line
 from tests.support import shared
+from tests.support.processes import completed
 from vocab import train
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -22,14 +22,7 @@ TASK = "python_docs_span_corruption"
 
 def command(*arguments, **kwargs):
     """Runs `python -m …` from the root of the project."""
-    return subprocess.run(
-        [sys.executable, "-m", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=300,
-        **kwargs,
-    )
+    return completed([sys.executable, "-m", *map(str, arguments)], **kwargs)
 
 
 def built(*arguments):

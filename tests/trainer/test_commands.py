@@ -18,6 +18,7 @@ import pytest
 
 import trainer.pretrain
 from tests.support import in_process
+from tests.support.processes import completed
 from tests.trainer.conftest import assert_one_line, ended
 from trainer import evaluate
 from trainer.reporting.metrics import read_metrics
@@ -66,9 +67,7 @@ def run(arguments):
 
 def started(arguments, **kwargs):
     """Runs a command in a process of its own."""
-    return subprocess.run(
-        arguments, capture_output=True, text=True, cwd=ROOT, timeout=300, **kwargs
-    )
+    return completed(arguments, **kwargs)
 
 
 def state(model_dir, step=STEPS):

@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tasks.terminal.command_line import UserError
+from tests.support.processes import completed
 from trainer import convert, fill, generate, huggingface
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config
@@ -148,7 +149,7 @@ def test_a_killed_conversion_leaves_finished_folders_only(t5x, tmp_path):
     assert 1000 in finished
     for step in finished:
         assert_equal(arrays(f"{target}/checkpoint_{step}"), sound(STEPS.index(step)))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = completed(command, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("is there already") == len(finished)
     assert sorted(path.name for path in target.iterdir()) == [f"checkpoint_{s}" for s in STEPS]

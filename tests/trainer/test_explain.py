@@ -3,15 +3,14 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
-from tests.trainer.conftest import ROOT, built, command, ended
+from tests.support.processes import started
+from tests.trainer.conftest import built, command, ended
 from trainer import explain
 from trainer.checkpoints import metadata
 from trainer.comparing.document_steps import Sightings
@@ -172,7 +171,7 @@ def test_no_checkpoint_is_read_and_no_device_is_used(text_cache, tmp_path):
         f"trainer.explain.main(['--model_dir={tmp_path / 'model'}', '--step=1', '--row=0'])\n"
         "print('backends', 'jax' in sys.modules and sys.modules['jax']._src.xla_bridge._backends)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    result = started("-c", code)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] in ("backends {}", "backends False")
 

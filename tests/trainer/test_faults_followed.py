@@ -2,14 +2,12 @@
 
 import argparse
 import re
-import signal
 
 import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.faults import __main__ as faults
 from tests.faults import followed
-from tests.faults.command import Command
 from tests.faults.commands import Run
 from tests.faults.comparing import cache_differences
 from tests.trainer.conftest import shard_bytes_of
@@ -69,49 +67,8 @@ def test_what_a_run_waits_for_is_told_by_its_output(tmp_path):
         ("waiting for train shards 8 to 11 of 64 of a/cache: 19 of", "train shards 8 to 11"),
     ):
         said += f"{line}\n"
-        run.process = argparse.Namespace(output=lambda said=said: said)
+        run.output = lambda said=said: said
         assert run.waits_for() == expected
-
-
-def stub(tmp_path, script):
-    (tmp_path / "stub.py").write_text(script)
-    return Command("a stub", ["stub"], tmp_path / "log").start(cwd=tmp_path)
-
-
-def test_a_traceback_and_a_code_of_its_own_are_noticed(tmp_path):
-    command = stub(tmp_path, "raise ValueError('something')")
-    with pytest.raises(UserError, match=r"(?s)a stub printed a traceback: .*something"):
-        command.finish()
-    with pytest.raises(UserError, match="a stub ended with 1"):
-        command.check_alive()
-    ignoring = (
-        "import signal, time, sys\n"
-        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
-        "print('ready', flush=True)\ntime.sleep(60)"
-    )
-    command = stub(tmp_path, ignoring)
-    assert command.process.wait_until(lambda: "ready" in command.process.output(), 30)
-    assert (command.running, command.finished) == (True, False)
-    with pytest.raises(UserError, match="a stub ended with 3"):
-        command.end(signal.SIGTERM)
-    # An end that was asked for is none by itself.
-    command.check_alive()
-    assert command.activity() == "not running"
-
-
-def test_a_process_that_is_left_behind_is_noticed(tmp_path, monkeypatch):
-    monkeypatch.setattr("tests.faults.command._END_SECONDS", 0.2)
-    child = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True)"
-    command = stub(
-        tmp_path,
-        "import subprocess, sys, time\n"
-        f"subprocess.Popen([sys.executable, '-c', {child!r} + '; time.sleep(60)'])\n"
-        "time.sleep(60)",
-    )
-    assert command.process.wait_until(lambda: "1" in command.process.output(), 30)
-    with pytest.raises(UserError, match="some of its processes have not"):
-        command.end(signal.SIGTERM)
-    command.process.kill()
 
 
 def test_a_build_that_fails_ends_the_trials(text_cache, tmp_path):

@@ -46,7 +46,7 @@ def finished(make_pair, tmp_path_factory):
     pair.build.finish()
     pair.run.start()
     pair.run.finish()
-    assert "waiting" not in pair.run.process.output()
+    assert "waiting" not in pair.run.output()
     assert pair.build.shards("train") == SHARDS
     return pair
 
@@ -63,14 +63,14 @@ def killed_while_followed(pair, shards=2):
     pair.build.end(signal.SIGKILL)
     assert pair.build.shards("train") < SHARDS
     resume = f"python -m pipeline.build --task={TASK} --cache_dir={pair.build.cache.parent} …"
-    pair.wait_until(lambda: resume in pair.run.process.output(), "the run to say so")
+    pair.wait_until(lambda: resume in pair.run.output(), "the run to say so")
 
 
 def build_again(pair, *flags):
     """Builds with further flags, to the end; returns what was printed."""
     pair.build.start(*flags)
     pair.build.finish()
-    return pair.build.process.output()
+    return pair.build.output()
 
 
 def assert_stopped(pair, finished, *says):
@@ -79,14 +79,14 @@ def assert_stopped(pair, finished, *says):
     Returns:
       The last step.
     """
-    assert_one_line(pair.run.process.wait(300), pair.run.process.output(), *says)
+    assert_one_line(pair.run.wait(300), pair.run.output(), *says)
     step = pair.run.step()
     assert pair.run.checkpoint() == step > 0
     assert updates(pair) == updates(finished)[:step]
     # Nor does it go on with the other plan.
     pair.run.start()
     output = "the cache of rlm_span_corruption has changed", "another --model_dir"
-    assert_one_line(pair.run.process.wait(300), pair.run.process.output(), *output)
+    assert_one_line(pair.run.wait(300), pair.run.output(), *output)
     assert pair.run.step() == step
     return step
 
@@ -127,7 +127,7 @@ def test_a_run_in_a_bucket_follows_a_build_there(finished, pair):
         pair.build.start(cache, env=env)
         pair.build.finish()
         pair.run.finish()
-    assert "waiting for the plan of gs://bucket/cache" in pair.run.process.output()
+    assert "waiting for the plan of gs://bucket/cache" in pair.run.output()
     assert run_differences(finished.run.folder, pair.run.folder, STEPS) == []
 
 
@@ -167,7 +167,7 @@ def test_a_changed_corpus_is_refused_and_the_run_goes_on(
         file.write("one line more\n")
     pair.build.start()
     errors = "holds a cache of this corpus as it was before (1 changed: ", "restore the files"
-    assert_one_line(pair.build.process.wait(300), pair.build.process.output(), *errors)
+    assert_one_line(pair.build.wait(300), pair.build.output(), *errors)
     assert pair.run.running
     shutil.copy(many_shards, corpus)
     build_again(pair)
@@ -180,10 +180,10 @@ def test_a_cache_of_another_corpus_in_the_folder_is_named(finished, make_pair, p
     killed_while_followed(pair)
     other = tmp_path / "other.txt"
     other.write_text("another text of some words\n" * 20_000)
-    pair.run.process.signal(signal.SIGSTOP)
+    pair.run.signal_group(signal.SIGSTOP)
     shutil.rmtree(pair.build.cache)
     build_again(make_pair(tmp_path / "pair", corpus=other))
-    pair.run.process.signal(signal.SIGCONT)
+    pair.run.signal_group(signal.SIGCONT)
     assert_stopped(
         pair, finished, f"{pair.build.cache} now holds a cache with another plan", "corpus.files",
         "build it with the flags that it was begun with, or train another --model_dir",
@@ -213,12 +213,12 @@ def test_a_takedown_of_a_finished_cache_under_a_run_is_named(
     pair.run.start()
     # Before the first evaluation, and with most shards not opened yet.
     pair.wait_until(lambda: pair.run.step() >= 2, "updates")
-    pair.run.process.signal(signal.SIGSTOP)
+    pair.run.signal_group(signal.SIGSTOP)
     stopped = pair.run.step()
     ids, listed = tmp_path / "ids.txt", documents(pair.build.cache, split, shard)[:3]
     ids.write_text("\n".join(listed))
     build_again(pair, f"--exclude={ids}")
-    pair.run.process.signal(signal.SIGCONT)
+    pair.run.signal_group(signal.SIGCONT)
     step = assert_stopped(
         pair, finished, f"{pair.build.cache} now holds a cache with another plan", "a takedown: ",
         f"of {len(listed)} entries", "train another --model_dir",

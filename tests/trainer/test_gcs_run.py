@@ -2,14 +2,13 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
+from tests.support.processes import started
 from tests.support.servers.gcs import GcsServer
-from tests.trainer.conftest import ROOT, command
+from tests.trainer.conftest import command
 from tests.trainer.engine.test_processes import losses, state
 from trainer import pretrain
 
@@ -59,13 +58,8 @@ def fetch(gcs, below, folder):
 def run(gcs, *arguments, expected=0, **environment):
     """Runs a module's command, without TensorFlow unless the server has TLS."""
     start = ["-m"] if gcs.context else ["-c", WITHOUT_TENSORFLOW]
-    done = subprocess.run(
-        [sys.executable, *start, *arguments],
-        cwd=ROOT,
-        env=os.environ | gcs.environment() | environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
+    done = started(
+        *start, *arguments, env=os.environ | gcs.environment() | environment, timeout=500
     )
     assert done.returncode == expected, done.stderr
     return done
@@ -198,10 +192,7 @@ def test_stock_seqio_reads_a_cache_in_a_bucket(text_cache, tmp_path):
     with GcsServer(tls=tmp_path / "tls") as gcs:
         fill(gcs, text_cache, f"caches/{TASK}")
         fill(gcs, text_cache.parents[1] / "vocabulary", "vocabulary")
-        done = subprocess.run(
-            [sys.executable, "-c", SEQIO], cwd=ROOT, env=os.environ | gcs.environment(),
-            capture_output=True, text=True, timeout=500,
-        )  # fmt: skip
+        done = started("-c", SEQIO, env=os.environ | gcs.environment(), timeout=500)  # fmt: skip
     assert done.returncode == 0, done.stderr
     tokens = CacheManifest.load(str(text_cache)).total("train", "tokens")
     window = json.loads(done.stdout.splitlines()[-1])

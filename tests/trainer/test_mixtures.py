@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import pathlib
 import re
 import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -15,6 +13,7 @@ from tasks.cache.manifest import sealed
 from tasks.cache.windows import Windows
 from tasks.objectives import noise
 from tasks.terminal.command_line import UserError
+from tests.support.processes import completed
 from tests.trainer.conftest import built
 from trainer.config.fields import override
 from trainer.data.order import BlockOrder
@@ -23,7 +22,6 @@ from trainer.pretrain import build_config
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
 
-ROOT = pathlib.Path(__file__).parents[2]
 SPANS, PREFIX = "python_docs_span_corruption", "python_docs_prefix_lm"
 LM, DECODER = "python_docs_autoregressive_lm", "python_docs_decoder_prefix_lm"
 
@@ -257,17 +255,13 @@ def test_tasks_without_validation_text_are_left_out_of_evaluations(text_cache, t
 @pytest.mark.slow
 def test_a_mixture_is_trained_evaluated_and_extended(text_cache, tmp_path):
     def pretrain(steps, *flags):
-        return subprocess.run(
+        return completed(
             [
                 *(sys.executable, "-m", "trainer.pretrain", "--preset=t5_1_1_tiny"),
                 *(f"--task={SPANS}=3,{PREFIX}=1", f"--cache_dir={text_cache}", "--batch_size=4"),
                 *(f"--model_dir={tmp_path}", "--lengths.inputs=64", "--lengths.targets=64"),
                 *(f"--train_steps={steps}", "--evaluation.every_steps=2", *flags),
-            ],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            timeout=300,
+            ]
         )
 
     result = pretrain(2)

@@ -1,8 +1,6 @@
 """Every objective trains: two steps of a tiny model on real text, and what no model can take."""
 
-import pathlib
 import re
-import subprocess
 import sys
 
 import numpy as np
@@ -12,6 +10,7 @@ from tasks import registry
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
+from tests.support.processes import completed
 from tests.trainer.conftest import built
 from trainer.config.fields import override
 from trainer.data.features import target_side
@@ -150,7 +149,7 @@ def test_masked_lm_trains_is_evaluated_and_goes_on(text_cache, tmp_path):
     """The real commands: 2 and 2 steps are 4, and the order of sentences is reported."""
 
     def train(model_dir, steps):
-        made = subprocess.run(
+        made = completed(
             [
                 *(sys.executable, "-m", "trainer.pretrain", "--preset=bert_tiny"),
                 "--task=python_docs_masked_lm",
@@ -159,11 +158,7 @@ def test_masked_lm_trains_is_evaluated_and_goes_on(text_cache, tmp_path):
                 *("--batch_size=4", "--lengths.inputs=32", "--lengths.targets=32"),
                 *("--metrics.every_steps=2", "--evaluation.every_steps=4"),
                 f"--train_steps={steps}",
-            ],
-            capture_output=True,
-            text=True,
-            cwd=pathlib.Path(__file__).parents[2],
-            timeout=300,
+            ]
         )
         assert made.returncode == 0, made.stderr
 

@@ -1,7 +1,6 @@
 """A vocabulary class of a user's module: build, seqio, training, export, text in and out."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -17,6 +16,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabularies import registered
 from tasks.vocabulary import SpecialIds
 from tasks.vocabulary_changes import usage
+from tests.support.processes import started
 from trainer import export, fill, generate, pretrain
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
@@ -130,9 +130,7 @@ def test_ids_are_read_without_the_class(cache):
         "import sys; from tasks.cache.cache import Cache; ids = Cache.open(sys.argv[1]).ids; "
         "print(ids.special.eos, ids.find('[MASK]'), ids.texts[5:8], ids.random_ids.tolist()[:2])"
     )
-    made = subprocess.run(
-        [sys.executable, "-c", code, cache], capture_output=True, text=True, check=True
-    )
+    made = started("-c", code, cache, check=True)
     assert made.stdout.strip() == "2 4 ['A', 'C', 'D'] [5, 6]"
 
 

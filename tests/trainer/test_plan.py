@@ -3,13 +3,12 @@
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 
 import jax
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.support.processes import started
 from trainer import plan
 from trainer.planning import page, search
 from trainer.planning.compiled import TooLarge, compile_plan, local_target
@@ -192,9 +191,7 @@ def test_without_the_tpus_compiler_one_line_says_so(tmp_path):
         "from trainer import plan\n"
         "command_line.run(plan.main)\n"
     )
-    result = subprocess.run(
-        [sys.executable, script, *TINY, "--topology=v5e:4x4"], capture_output=True, text=True
-    )
+    result = started(script, *TINY, "--topology=v5e:4x4")
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
     assert "libtpu" in result.stderr

@@ -14,6 +14,8 @@ import time
 
 import pytest
 
+from tests.support.processes import started
+
 ROOT = pathlib.Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.slow,
@@ -45,13 +47,7 @@ def plan(*flags, topology="v5e:4x4"):
         for key, value in os.environ.items()
         if key not in ("JAX_PLATFORMS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS")
     }
-    return subprocess.run(
-        [sys.executable, "-m", "trainer.plan", f"--topology={topology}", *flags],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment,
-    )
+    return started("-m", "trainer.plan", f"--topology={topology}", *flags, env=environment)
 
 
 def layers(stacks, scan):
@@ -181,9 +177,7 @@ def test_cycles_of_a_kernel_grow_with_its_grid(tmp_path):
 
     def cycles(grid):
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-        result = subprocess.run(
-            [sys.executable, script, str(grid)], capture_output=True, text=True, env=environment
-        )
+        result = started(script, str(grid), env=environment)
         return int(result.stdout)
 
     # Seven products of 256 x 256 x 256 take more than 7 x 256 / 4 bundles of four MXUs.

@@ -4,8 +4,6 @@ import dataclasses
 import glob
 import importlib.util
 import json
-import pathlib
-import subprocess
 import sys
 import types
 
@@ -16,6 +14,7 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS
+from tests.support.processes import completed
 from trainer import export_t5x
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import save_config
@@ -26,7 +25,6 @@ from trainer.starting.resume import start
 from trainer.t5x import engine, layout, read, write
 from trainer.t5x.tensors import held
 
-ROOT = pathlib.Path(__file__).parents[2]
 T5X = importlib.util.find_spec("t5x") is not None
 STEP = 7
 
@@ -217,7 +215,7 @@ def test_both_engines_make_the_same_updates(text_cache, tmp_path):
         command += ["--metrics.every_steps=1", "--evaluation.every_steps=20"]
         command += ["--checkpoint.every_steps=10", f"--train_steps={steps}"]
         command += [f"--model_dir={model_dir}", *flags]
-        made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        made = completed(command)
         assert made.returncode == 0, made.stderr[-2000:]
 
     def scalars(folder, tag):

@@ -1,12 +1,11 @@
 """Tests vocab.report: rates by script, and several corpora side by side."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from tasks.reading import sources
+from tests.support.processes import started
 from vocab import fit, scripts, train
 from vocab.word_splitter import normaliser
 
@@ -73,9 +72,7 @@ def test_counts_by_script_by_hand(folder):
 def test_corpora_are_shown_side_by_side(folder):
     specs = [f"json:{folder}/{name}.jsonl?validation=0.0" for name in "ab"]
     flags = [f"--vocabulary={folder / 'vocabulary'}", *(f"--corpus={spec}" for spec in specs)]
-    done = subprocess.run(
-        [sys.executable, "-m", "vocab.report", *flags], capture_output=True, text=True
-    )
+    done = started("-m", "vocab.report", *flags)
     assert done.returncode == 0, done.stderr
     first, head, *lines = done.stdout.splitlines()
     assert "sha256" in first

@@ -22,6 +22,7 @@ import pytest
 from tasks import vocabulary
 from tasks.reading import languages, sources, stdlib_docs
 from tests.support.in_process import run
+from tests.support.processes import completed
 from vocab import fit, train, weighting
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -30,12 +31,9 @@ FILES = ["manifest.json", "report.json", "sentencepiece.model", "sentencepiece.v
 
 def started(module, *arguments, hash_seed="0"):
     """Runs a command in a process of its own; returns how it ended."""
-    return subprocess.run(
+    return completed(
         [sys.executable, "-m", module, *map(str, arguments)],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
     )
 
 
@@ -179,7 +177,7 @@ def test_workers_pieces_and_kills_give_the_same_bytes(trained, corpus, tmp_path)
     killed.communicate()
     assert list(tmp_path.glob("counts-*"))
     assert not (tmp_path / "manifest.json").exists()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = completed(command)
     assert done.returncode == 0, done.stderr
     assert "reusing the counts of " in done.stdout
     assert contents(tmp_path) == contents(trained[0])

@@ -1,4 +1,4 @@
-"""Model directories in object stores: access by Orbax, and files that are appended to.
+"""Model directories in object stores: access by Orbax, and growing files.
 
 Orbax writes arrays with TensorStore and everything else with etils. For gs://, etils uses
 TensorFlow's client if TensorFlow is installed and gcsfs otherwise. All find the same credentials.
@@ -16,7 +16,7 @@ _COPY_SECONDS = 10.0
 
 
 def prepare(folder: str) -> None:
-    """Checks access to a remote `folder` before Orbax does, whose errors are less clear.
+    """Checks access to a remote `folder`, with clearer errors than Orbax's.
 
     Raises:
       UserError: see files.on_store.
@@ -36,7 +36,7 @@ class Mirror:
     """A local folder whose files are copied in full to a remote folder as they change.
 
     Attributes:
-      folder: path of the local folder, which is deleted together with the object.
+      folder: path of the local folder, deleted together with the object.
     """
 
     def __init__(self, target: str):

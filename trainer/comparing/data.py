@@ -68,7 +68,7 @@ class Compared:
       batch: the first difference of the batches; None if none was found.
       compared: the updates whose batches were compared, (first, last); None if none were.
       notes: what could not be compared, and why.
-      lost: whether the batches cannot be made again.
+      lost: whether the batches can no longer be made.
     """
 
     records: list[str] = dataclasses.field(default_factory=list)
@@ -116,7 +116,7 @@ class Batches:
       cache_dirs: folders of caches by task, if they were moved.
 
     Raises:
-      UserError: a cache is not there, or a run's data are not caches.
+      UserError: a cache is missing, or a run's data are not caches.
     """
 
     def __init__(self, one: History, other: History, cache_dirs: tuple[str | None, str | None]):
@@ -137,7 +137,7 @@ class Batches:
         ]
 
     def changed_since(self) -> Iterator[str]:
-        """Yields how the data of a run are other than when it was trained."""
+        """Yields the ways in which a run's data have changed since it was trained."""
         for run, data in zip(self._runs, self._data, strict=True):
             for change in task_record.changes(run.record, data.record, run.step):
                 yield f"{run.name}: since it was trained, {change}"
@@ -170,7 +170,7 @@ class Batches:
         places = {name: found[0].tolist() for name, found in differ.items() if len(found)}
         if not places:
             return None
-        # The first row; of its features, the one that differs first.
+        # The first row, and its first feature that differs.
         name = min(places, key=lambda each: places[each])
         row, *rest = places[name]
         values = one[name][tuple(places[name])].item(), other[name][tuple(places[name])].item()

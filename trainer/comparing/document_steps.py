@@ -1,6 +1,6 @@
-"""Steps of a run that saw a document, by its configuration, its order and its caches' lineage.
+"""Steps at which a run saw a document, from its configuration, order and caches' lineage.
 
-Works for caches that a takedown has changed since, as they keep their earlier lineage.
+Works for caches that a takedown has changed since, because they keep their earlier lineage.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainer.data.cached_task import CachedTask
 
 _PART = "#part"
-_NAMED = 5  # documents that a line names
+_NAMED = 5  # documents named on a line
 _DOCUMENT_PART = re.compile(rf"{_PART}\d+$")
 
 
@@ -54,7 +54,7 @@ class Sightings:
       cache_dir: folder of caches by task, if they were moved since.
 
     Raises:
-      UserError: there is no such run, or the state of a cache that it was trained on is not known.
+      UserError: the run does not exist, or a state of a cache that it read is unknown.
     """
 
     def __init__(self, model_dir: str, cache_dir: str | None = None):
@@ -76,7 +76,7 @@ class Sightings:
         self.steps = max([saved, *(line["step"] for line in lines)])
         tasks, self._paths = [], []
         if config.data.follow:
-            _ = run.data.sources  # which makes the shards known that were built so far
+            _ = run.data.sources  # reads which shards are built so far
         for task in run.data.tasks:
             if task.manifest.plan.adopted:
                 raise UserError(f"{task.cache} is another program's, which records no documents")
@@ -89,7 +89,7 @@ class Sightings:
         self._data = CachedData(run.config, tasks, run.converter)
 
     def of(self, documents: Collection[str]) -> Iterator[Sighting]:
-        """Yields the rows that held a part of one of the documents, step by step.
+        """Yields the rows that held a part of one of the documents, by step.
 
         A document that was read in several parts is known by its own id.
         """
@@ -112,7 +112,7 @@ class Sightings:
                     )  # fmt: skip
 
     def _windows(self, number: int, documents: set[str]) -> dict[int, list[str]]:
-        """Returns the documents in each window of a task that holds any of them."""
+        """Returns window -> documents, for the windows of a task that hold any of them."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -121,7 +121,7 @@ class Sightings:
         found: dict[int, dict[str, None]] = {}
         for shard, path in enumerate(self._paths[number]):
             table = _lineage(path)
-            # All but a few of a billion ids are put aside by Arrow.
+            # Arrow drops all but a few of up to a billion ids.
             ids = table.column("id")
             table = table.filter(pc.or_(pc.is_in(ids, listed), pc.match_substring(ids, _PART)))
             for name, *place in zip(*(each.to_pylist() for each in table.columns), strict=True):
@@ -151,7 +151,7 @@ def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
     """Returns a task with the earlier state of its cache, by the fingerprint of the plan.
 
     Raises:
-      UserError: as `superseded.load` does.
+      UserError: as `old_states.load`.
     """
     manifest, building = old_states.load(task.cache, fingerprint), None
     if not old_states.is_whole(manifest):
@@ -184,7 +184,7 @@ def print_sightings(model_dirs: str, documents: str, cache_dir: str | None) -> N
     Args:
       model_dirs: folders of runs, separated by commas.
       documents: an id, or "@" and the path of a text file of ids, one a line.
-      cache_dir: as of `Sightings`.
+      cache_dir: see `Sightings`.
 
     Raises:
       UserError: as `Sightings`, or the file does not exist.

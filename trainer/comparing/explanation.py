@@ -47,7 +47,7 @@ class Explanation:
     """The batch of one step of a run.
 
     Args:
-      model_dir: folder of the run, which may still be going on.
+      model_dir: folder of the run, which may still be training.
       step: the update that the batch was used for, 1 or more, as counted in metrics.jsonl.
       cache_dir: folder of caches by task, if they were moved since.
 
@@ -138,7 +138,7 @@ class Explanation:
         return Row(source.task, epoch, window, key, where, parts, slot)
 
     def sample(self, row: int, example: int = 0) -> show.Sample:
-        """Returns the text of an example of a row and what was made of it, for display."""
+        """Returns the text of an example of a row, and what was made of it, for display."""
         found = self.row(row, example)
         number = int(self._places.sources[self._examples[row][example]])
         source, task = self._data.sources[number], self._data.tasks[number]

@@ -9,7 +9,7 @@ from trainer.config import RESUMABLE_CHANGES
 from trainer.config.unused_fields import unread_fields
 from trainer.reporting.history import History, differences
 
-# Effects of a field: other results, the same but for rounding, the same bits.
+# Effects of a field: other results, results that differ by rounding, the same bits.
 RESULTS, ROUNDING, NONE = "results", "rounding", "none"
 # Fields that a resumed run may change although they reorder sums.
 _ROUNDING = (
@@ -72,7 +72,7 @@ def of_data(found: Sequence[Setting]) -> bool:
 
 
 def software(one: History, other: History) -> list[tuple[str, Any, Any]]:
-    """Returns (name, value, value) of the software and hardware of the last starts that differ."""
+    """Returns (name, value, value) of software and hardware that differ between the last starts."""
     sides = [
         {
             "commit": each.software.get("commit"),

@@ -16,7 +16,7 @@ class Report(NamedTuple):
       step: number of updates made.
       split: its split.
       metrics: name -> values of both runs, of the metrics that differ; None where one has none.
-      after: the newest step before it at which the same split was equal; 0 if there is none.
+      after: the newest earlier step at which the split was equal; 0 if there is none.
     """
 
     step: int

@@ -61,7 +61,7 @@ class Compared:
 
     Attributes:
       steps: steps of which both have a checkpoint, ascending.
-      step: the first of them at which an array differs or cannot be read; None if there is none.
+      step: the first of them with an array that differs or cannot be read, if any.
       differences: the arrays that differ there, the first of them described.
       arrays: number of arrays of a checkpoint.
       counts: name -> values of both runs, of the counts of updates that differ.
@@ -81,8 +81,8 @@ class Compared:
 def compare(folders: tuple[str, str], verify: str = "newest") -> Compared:
     """Compares the checkpoints that both runs have, from the oldest on.
 
-    Arrays with different recorded checksums differ. Those with equal ones are taken to be equal
-    without reading them, but for the checkpoints to verify and those of T5X, which have none.
+    Arrays with different recorded checksums differ. Arrays with equal ones are taken to be equal
+    unread, except in checkpoints to verify; T5X's checkpoints have no checksums and are read.
 
     Args:
       folders: the model directories.

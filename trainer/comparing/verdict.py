@@ -62,13 +62,13 @@ def compare(
     Args:
       folders: their model directories.
       cache_dirs: folders of their caches by task, if they were moved.
-      batches: batches of so many updates are compared even if nothing suggests a difference; -1:
-        all.
+      batches: number of updates whose batches are compared even if nothing suggests a
+        difference; -1: all.
       verify: one of `tensors.VERIFIED`.
 
     Raises:
-      UserError: a run is not there or cannot be read, or the batches that `batches` asks for cannot
-        be made again.
+      UserError: a run is missing or cannot be read, or the batches that `batches` asks for can no
+        longer be made.
     """
     one, other = history.load(folders[0], "A"), history.load(folders[1], "B")
     changed = settings.compare(one, other)

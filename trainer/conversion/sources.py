@@ -1,4 +1,4 @@
-"""Checkpoints to convert: where they are, which model they are of, and their parameters."""
+"""Checkpoints to convert: their places, models and parameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trainer.t5x.tensors import held
 FLAG = "--from"
 # The gin files that T5X and Mesh TensorFlow leave beside checkpoints.
 _GIN_FILES = ("config.gin", "operative_config.gin")
-# Bindings without which files of a model alone are no run, and which models do not depend on.
+# Bindings that a run needs and a file of a model alone lacks; models do not depend on them.
 _OF_A_RUN = ("--task=none", "--model_dir=none", "--train_steps=10000")
 _T5X_RUN = "t5x/configs/runs/pretrain.gin"
 _T5X_BINDINGS = ("DROPOUT_RATE=0.0", "TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 114}")
@@ -72,7 +72,7 @@ class Model(NamedTuple):
     Attributes:
       config: its configuration, without scanned layers.
       name: its preset, or the file that describes it.
-      positions: the longest row of training, as far as it is known.
+      positions: the longest row of training, if known.
     """
 
     config: ModelConfig
@@ -102,7 +102,7 @@ def find(path: str) -> tuple[list[Source], bool]:
     """Returns the checkpoints at `path`, by ascending steps, and whether it is a folder of them.
 
     Raises:
-      UserError: there are none, or names of folders have no step or the same one.
+      UserError: there are none, or names of folders lack a step or share one.
     """
     if _is_of_transformers(path):
         return [Source(path, _step_in(path) or 0, True)], False
@@ -160,7 +160,7 @@ def opened(source: Source, given: Given) -> Opened:
     """Opens a checkpoint and checks it against its model; arrays of transformers are read.
 
     Raises:
-      UserError: it cannot be read, nothing says which model it is of, or it is not of that model.
+      UserError: it cannot be read, its model is unknown, or it does not fit the model.
     """
     flag = f"{FLAG}={source.path}"
     if source.transformers:
@@ -219,7 +219,7 @@ def _model_of(
     config = fields.override(Config(model.name, model.config), {}, list(given.overrides)).model
     rows = {parts["value"].shape[0] for name, parts in found.items() if name.endswith(_EMBEDDING)}
     if len(rows) == 1:
-        # The number of ids follows from the vocabulary of a run, not from the model's files.
+        # The number of ids follows from a run's vocabulary, not from the model's files.
         config = dataclasses.replace(config, vocab_size=rows.pop())
     return model._replace(config=_unscanned(config))
 

@@ -38,7 +38,7 @@ class BatchMaker:
       objective: makes examples of them.
       converter: makes features of examples.
       ids: the vocabulary.
-      lengths: lengths of an example, where rows hold several; None where they are the converter's.
+      lengths: lengths of an example in packed rows; None: the converter's.
       by_document: whether documents of a window are segments (`trainer.data.segments`).
     """
 
@@ -158,7 +158,7 @@ class Source:
 
     @functools.cached_property
     def _asked_for(self) -> list[list[tuple[int, int]]]:
-        """The last request: batches of one block make only one."""
+        """The last request, so that each block is prefetched once."""
         return []
 
 
@@ -234,7 +234,7 @@ class TrainingBatches:
     def last_windows(self, step: int) -> Iterator[tuple[Source, int]]:
         """Yields (source, highest rank of a window that batch `step` needs).
 
-        That is the whole batch, of all hosts, as none of them can go on without the others.
+        It counts the whole batch of all hosts, since none can continue without the others.
         """
         first = int(step) * self._batch_size
         sources_W, ranks_W = self._schedule.places(first, self._batch_size)

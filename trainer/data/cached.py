@@ -353,8 +353,7 @@ class CachedData:
     def evaluated(self, each: CachedTask, split: str) -> CacheManifest:
         """Returns the manifest of the shards of a split that evaluations read.
 
-        These are all, except in a run with `data.follow`: it reads the first block of them, whether
-        the cache is finished or not, for which it waits.
+        These are all shards or, with `data.follow`, the first block, for which it waits.
 
         Raises:
           UserError: they are not built, and this run does not wait, or the build has ended.
@@ -371,7 +370,7 @@ class CachedData:
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Returns every window of the split by task, including the unfinished last one.
 
-        Of a mixture, tasks without text in the split are left out, which is printed.
+        Leaves out a mixture's tasks without text in the split, and says so.
 
         Raises:
           UserError: no task's cache has such a split, or none has text in it.

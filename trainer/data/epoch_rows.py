@@ -127,7 +127,7 @@ class PackedPairs:
 
     The rows are planned when the layout is made, from the lengths in the cache's index: pairs that
     are neighbours in the cache are packed together, best fit decreasing. This takes about a
-    microsecond and, kept, 12 bytes of memory a pair.
+    microsecond per pair, and 12 bytes of memory for each.
 
     Args:
       windows: the pairs.

@@ -114,7 +114,7 @@ def named_metrics(config: Config) -> tuple[Metric, ...]:
     """Returns the metrics that `evaluation.metrics` names, the task's own left out.
 
     Raises:
-      UserError: there is none of such a name.
+      UserError: a metric of that name does not exist.
     """
     names = [name for name in config.evaluation.metrics if name != TASK_METRICS]
     return tuple(metric.chosen(names, config.task_module)) if names else ()

@@ -57,7 +57,7 @@ class FollowedOrder:
         self._block_shards, self._seed = reading.follow_shards, seed
         self._shuffled = reading.shuffle != "none"
         # The first window of each block that is known, then the number of their windows; and the
-        # order of later epochs, once these are all windows. One value, as threads read both.
+        # order of later epochs, once these are all windows. One value, because threads read both.
         self._state: tuple[np.ndarray, Order | None] = np.zeros(1, np.int64), None
         self._shards, self._held = 0, 0  # of these blocks: shards, and what `wanted` counts
         self._growing = threading.Lock()
@@ -85,17 +85,17 @@ class FollowedOrder:
         return self._manifest.plan.shards[_SPLIT]
 
     def _border(self, shards: int) -> int:
-        """Returns where the block ends that begins after `shards` shards."""
+        """Returns the end of the block that begins after `shards` shards."""
         return min(shards + self._block_shards, self._of)
 
     def advance(self) -> None:
-        """Takes note of the next blocks, as far as they are finished; does not wait."""
+        """Records the next finished blocks, without waiting."""
         with self._growing:
             if not self.complete and (borders := list(self._finished())):
                 self._add_blocks(borders)
 
     def _finished(self) -> Iterator[int]:
-        """Yields where the next blocks end, as far as they are finished."""
+        """Yields the ends of the next finished blocks."""
         shards, held = self._shards, self._held
         while shards < self._of:
             border = self._border(shards)
@@ -132,7 +132,7 @@ class FollowedOrder:
                 "lengths"
             )
         self._shards = borders[-1]
-        # A block whose windows were all left out by `wanted` is none.
+        # A block without wanted windows does not count.
         firsts = np.maximum.accumulate(np.concatenate([firsts, ends]))
         self._state = firsts, self._later() if last else None
 
@@ -144,7 +144,7 @@ class FollowedOrder:
         return later is not None or rank < int(firsts[-1])
 
     def wait(self, rank: int, timeout_seconds: float | None, stopping: Callable[[], bool]) -> bool:
-        """Waits until the window at a rank is known, and says so; False if `stopping()` came first.
+        """Waits until the window at a rank is known; returns False if `stopping()` came first.
 
         Raises:
           UserError: as `tasks.cache.following.wait`, or this run does not wait.
@@ -219,7 +219,7 @@ def reading(order: Order | FollowedOrder, windows: int) -> Reading:
 
 
 def without_shards(manifest: CacheManifest, split: str) -> CacheManifest:
-    """Returns a manifest with no shards of a split as yet.
+    """Returns a manifest without the shards of a split.
 
     Raises:
       UserError: the cache will not have such a split.
@@ -229,9 +229,9 @@ def without_shards(manifest: CacheManifest, split: str) -> CacheManifest:
 
 
 def check(config: Config, mixtures: list[MixtureSpec]) -> None:
-    """Refuses settings that depend on what is not known before a cache is finished.
+    """Refuses settings that need a finished cache.
 
-    They are refused of finished caches, too, so that a run does not depend on when it begins.
+    They are refused for finished caches too, so that a run does not depend on when it begins.
 
     Raises:
       UserError: names the setting.
@@ -253,9 +253,9 @@ def check_task(
     objective: Objective, folder: str, manifest: CacheManifest, sides: tuple[int, int] | None,
     packs: bool, wanted: Take | None,
 ) -> None:  # fmt: skip
-    """Refuses a task that depends on what is not known before its cache is finished.
+    """Refuses a task that needs a finished cache.
 
-    `sides`: most ids of the inputs and targets of a pair that is not cut; None where any pair fits.
+    `sides`: most ids of inputs and targets if pairs are not cut; None if any pair fits.
 
     Raises:
       UserError: names the setting.

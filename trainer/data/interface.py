@@ -24,7 +24,7 @@ class Waiting:
     """How a run waits for data that are still being made.
 
     Attributes:
-      stopping: returns whether to wait no longer.
+      stopping: returns whether to stop waiting.
       seconds: time spent waiting.
     """
 
@@ -78,14 +78,14 @@ class Data(Protocol):
         """Yields the batches of steps first_step, first_step + 1, …, endlessly.
 
         Each batch has the rows of host `host`, one of `hosts` equal parts. A run that follows the
-        build of its caches waits for them, and ends when `waiting.stopping()` while it waits.
+        build of its caches waits for them; batches end if `waiting.stopping()` meanwhile.
 
         Raises:
-          UserError: a batch cannot be read, or nothing is built any more.
+          UserError: a batch cannot be read, or the build has ended.
         """
 
     def close(self) -> None:
-        """Ends the threads that make batches, where they wait for something."""
+        """Ends threads that make batches and wait for something."""
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Returns the rows of a split by task, each row once and always with the same noise.

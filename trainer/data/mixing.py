@@ -43,9 +43,9 @@ def mixtures_of(config: Config) -> list[tuple[int, MixtureSpec]]:
 
 
 def _languages(config: Config) -> MixtureSpec | None:
-    """Returns the mixture of the languages of `config.task`; None if it was not built of any.
+    """Returns the mixture of the languages of `config.task`; None if it has none.
 
-    A run keeps the languages that it began with, also when more have been built since.
+    A run keeps the languages that it began with, even if more have been built since.
     """
     task = registry.find(config.task, config.task_module)
     if task is None or not config.cache_dir:

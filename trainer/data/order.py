@@ -21,14 +21,14 @@ _ROUNDS = 10
 
 
 class Order(Protocol):
-    """Maps the ranks of an epoch, its first window read, its second …, to windows."""
+    """Maps ranks in an epoch (the first window read, the second, …) to windows."""
 
     def __call__(self, epochs_W: np.ndarray, ranks_W: np.ndarray) -> np.ndarray:
         """Returns the indices of windows, int64 [W], at ranks (0 to windows - 1) in epochs."""
 
 
 class Reading(Protocol):
-    """Maps the ranks of a run, its first window read, its second …, to epochs and windows.
+    """Maps ranks in a run (the first window read, the second, …) to epochs and windows.
 
     Attributes:
       windows: windows of an epoch.

@@ -23,7 +23,7 @@ def permuted(ranks_W: np.ndarray, count: int, seed: int, rounds: int) -> np.ndar
 
     The permutation is grain's, `index_shuffle(rank, count - 1, seed, rounds)`: a cipher with an
     even number of bits, at least 16, is repeated until the result is below `count`. Here one pass
-    of numpy permutes a stretch of ranks, which is cached, as ranks of a batch are neighbours.
+    of numpy permutes a stretch of ranks, which is cached since ranks of a batch are neighbours.
 
     Args:
       ranks_W: int64 [W], from 0 to `count` - 1.

@@ -88,7 +88,7 @@ def documents_of(
 
 
 def _filled(own_WN: np.ndarray, shown_WN: np.ndarray) -> np.ndarray:
-    """Returns documents with the unknown ones, 0, filled in from the next known position.
+    """Returns documents with unknown ones, 0, filled in from the next known position.
 
     At the end they come from the last known one. 1 if none is known, 0 where nothing is shown.
     """

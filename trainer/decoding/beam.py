@@ -14,8 +14,8 @@ from trainer.config.decoding import T5X, Decoding
 from trainer.decoding.chains import Found, repeated
 from trainer.decoding.next_token import NextToken, Prompts
 
-# The score of a sequence that is not there. Sums of it with log probabilities stay finite, and one
-# is enough to be below all others.
+# The score of an absent sequence: below all others, even after sums with log probabilities, which
+# stay finite.
 _NONE = -1.0e7
 
 

@@ -1,4 +1,4 @@
-"""Greedy decoding and sampling: rows that go on without one another.
+"""Greedy decoding and sampling, in which rows are independent.
 
 Dimensions: B batch, N new tokens, V vocabulary.
 """
@@ -44,8 +44,8 @@ def decode(
 ) -> Found:
     """Returns the most likely next tokens, or draws; the score is their log probability.
 
-    It is that of the model, whatever temperature, top_k and top_p are. A prompt takes
-    `decoding.rows` rows, one after the other.
+    The score is the model's, whatever temperature, top_k and top_p are. A prompt takes
+    `decoding.rows` consecutive rows.
 
     Args:
       model: the model.
@@ -95,7 +95,7 @@ def decode(
 
 
 def repeated(tree: Any, times: int) -> Any:
-    """Returns arrays with every row so many times, one after the other."""
+    """Returns arrays with every row repeated `count` times in a row."""
     if times == 1:
         return tree
     return jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), tree)
@@ -117,7 +117,7 @@ def _drawn(decoding: Decoding) -> Callable[[jax.Array, jax.Array, jax.Array], ja
 
 
 def limited(logits_BV: jax.Array, decoding: Decoding) -> jax.Array:
-    """Returns the logits of the law that tokens are drawn by, NEVER where they cannot be drawn.
+    """Returns the logits that tokens are drawn by, NEVER where they cannot be drawn.
 
     The logits are divided by the temperature, then limited to `top_k` tokens, then to the fewest
     whose probabilities, as they are after the first limit, sum up to `top_p`.

@@ -64,9 +64,9 @@ class Decoded(NamedTuple):
 class Decoder:
     """Generates ids after prompts, by a model and the choices of a `Decoding`.
 
-    Results do not depend on the order of the prompts nor on what else is decoded, up to rounding:
+    Up to rounding, results depend neither on the order of the prompts nor on what else is decoded:
     rows of a batch do not see one another, a prompt's places depend on its own length, and draws
-    on the seed and the example's id.
+    depend on the seed and the example's id.
 
     Args:
       model_config: the model.
@@ -120,7 +120,7 @@ class Decoder:
 
     @property
     def longest_prompt(self) -> int | None:
-        """The most tokens of a prompt; None if there is no bound."""
+        """The longest prompt in tokens; None if unbounded."""
         if not self._config.counts_positions:
             return None
         if self._spec.encoder is not None:
@@ -277,7 +277,7 @@ def keys_of(seed: int, id_B2: jax.Array, count: int) -> jax.Array:
 def bucket(length: int, most: int | None = None) -> int:
     """Returns the places for a prompt: the next of four sizes for every power of two, up to `most`.
 
-    So few lengths are compiled, and at most a fifth of the places is padding.
+    Few lengths are compiled this way, and at most a fifth of the places is padding.
     """
     step = max(_SHORTEST, (1 << max(length - 1, 1).bit_length()) // 8)
     places = max(_SHORTEST, -(-length // step) * step)

@@ -70,7 +70,7 @@ def uncached_part(config: ModelConfig, spec: ModelSpec) -> str | None:
 def for_decoding(spec: ModelSpec) -> ModelSpec:
     """Returns the spec with layers apart and, in Switch layers, a place for every token.
 
-    Otherwise the tokens of other rows would decide which of a row's tokens find their expert full.
+    Otherwise tokens of other rows would decide which of a row's tokens find their expert full.
     """
 
     def roomy(stack):
@@ -140,7 +140,7 @@ class Cached:
 
     @property
     def _slots(self) -> int:
-        """Places of a row: the last new token is not looked at any more."""
+        """Places of a row, without the last new token, which nothing looks at."""
         return self.width + self.new_tokens - 1
 
     def start(self, params: Tree, prompts: Prompts) -> tuple[jax.Array, Tree, Tree]:
@@ -173,7 +173,7 @@ class Cached:
         seen_BT = (slot_T >= (self.width - kept.length_B)[:, None]) & (slot_T <= index)
         position_B1 = (kept.length_B + number)[:, None]
         one_B1 = jnp.ones_like(position_B1)
-        # A new token is in no prefix.
+        # New tokens belong to no prefix.
         rows = Rows(one_B1, position_BL=position_B1, input_BL=token_B[:, None])
         logits_BV, collections = self.model.apply(
             {"params": params, CACHE: state, FIXED: kept.fixed},

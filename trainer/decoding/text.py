@@ -58,7 +58,7 @@ def _without_space(vocabulary: Vocabulary, ids: list[int]) -> list[int]:
 
 
 def decode(vocabulary: Vocabulary, ids: np.ndarray) -> str:
-    """Returns the text of ids, without those above the vocabulary, which pad the embedding."""
+    """Returns the text of ids, skipping ids above the vocabulary, which pad the embedding."""
     return vocabulary.decode(ids[ids < vocabulary.size])
 
 
@@ -68,7 +68,7 @@ def sentinels(text: str) -> list[int]:
 
 
 def sentinel_number(ids: TokenIds, token: int) -> int | None:
-    """Returns k of the sentinel <extra_id_k> that a token is; None if it is none."""
+    """Returns k if a token is the sentinel <extra_id_k>, else None."""
     return ids.size - 1 - token if ids.first_sentinel <= token < ids.size else None
 
 
@@ -98,7 +98,7 @@ def spans(vocabulary: Vocabulary, answer: np.ndarray) -> dict[int, str]:
 
 
 def filled(text: str, span_of: Mapping[int, str]) -> str:
-    """Returns a text with spans in brackets in the places of their sentinels.
+    """Returns a text with sentinels replaced by their spans in brackets.
 
     Sentinels without a span stay.
     """

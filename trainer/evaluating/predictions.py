@@ -23,7 +23,7 @@ from trainer.evaluating.likelihood import Likelihood
 
 # Folder of the files in model_dir.
 PREDICTIONS = "predictions"
-# Batches that are decoded between two looks at whether the run shall stop.
+# Batches that are decoded between two checks of whether the run should stop.
 _BATCHES_AT_ONCE = 4
 
 
@@ -34,7 +34,7 @@ class Predicting:
       sets: the examples of each task that has metrics.
 
     Raises:
-      UserError: at construction, if there is no such split, metric or decoder.
+      UserError: at construction, if the split, a metric or the decoder is missing.
     """
 
     def __init__(self, run: Run, split: str, program: Program):
@@ -67,7 +67,7 @@ class Predicting:
         """Returns metrics by split: of all tasks, and of each task of a mixture.
 
         Under the split's name are the means over the tasks that have a metric, and under SPLIT/TASK
-        those of a task. With one task there are only its own.
+        a task's own. With one task there are only its own.
 
         Args:
           params: parameters of the program's state.
@@ -181,7 +181,7 @@ def means_over_tasks(by_task: Mapping[str, Mapping[str, float]]) -> dict[str, fl
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the values that are numbers, also those in seqio's Scalar; texts are left out."""
+    """Returns the numeric values, including seqio's Scalar; texts are left out."""
     found = {}
     for name, value in values.items():
         value = getattr(value, "value", value)

@@ -60,7 +60,7 @@ class Probes:
         """Returns {"probes": values} for the parameters of the program's state.
 
         `probe_accuracy` is the percentage of clozes whose answer is the most likely choice,
-        `probe_perplexity` that of all texts together, per token.
+        `probe_perplexity` the perplexity per token of all texts together.
         """
         params = self._program.merged(params)
         pairs = [pair for probe in self._probes for pair in probe.pairs]

@@ -1,1 +1,1 @@
-"""Plans of a run: its programs compiled ahead of time, and what the compiler says of them."""
+"""Plans of a run: its programs, compiled ahead of time, and the compiler's estimates."""

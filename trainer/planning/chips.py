@@ -44,7 +44,7 @@ class Chip:
     config: str = "default"
 
 
-# Where the dollars below are from, and of when they are.
+# Source and date of the prices below.
 PRICES = "cloud.google.com/tpu/pricing, on demand, cheapest US region, as of June 2025"
 
 # Clocks follow from peak operations: cores x MXUs x 2 x size^2 x clock. Memory that a program may
@@ -118,7 +118,7 @@ def sent_bytes(kind: str, size: int, group: int) -> int:
 
 
 def _links(chip: Chip, group: list[Place], shape: tuple[int, ...]) -> int:
-    """Returns the number of links of a chip that a group of one slice uses, 1 at least."""
+    """Returns how many links of a chip a group within a slice uses, at least 1."""
     extents = [
         len({place.coordinates[axis] for place in group})
         for axis in range(len(group[0].coordinates))

@@ -1,4 +1,4 @@
-"""Compiles the programs of a run ahead of time, and reads off what they need."""
+"""Compiles the programs of a run ahead of time, and reads what they need."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ _UNITS = MappingProxyType({"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40})
 
 
 class TooLarge(UserError):
-    """A program that the compiler refuses, as it needs more memory than a device has.
+    """A program that the compiler refuses because it needs more memory than a device has.
 
     Attributes:
       needed: bytes of a device, for temporary arrays alone.
-      training: the plan without evaluation, if it is the evaluation step that is refused.
+      training: the plan without evaluation, if the evaluation step is refused.
     """
 
     def __init__(self, message: str, needed: int):
@@ -87,7 +87,7 @@ class Compiled:
     Attributes:
       memory: of a device.
       timing: None where the backend estimates no time.
-      seconds: that the compilation took.
+      seconds: duration of the compilation.
     """
 
     memory: Memory
@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def missing(self) -> int:
-        """Bytes that a device lacks; 0 if the run fits, or if the limit is unknown."""
+        """Bytes missing on a device; 0 if the run fits, or if the limit is unknown."""
         return self._lacking(self.needed)
 
     @property
@@ -152,7 +152,7 @@ class Plan:
 
     @property
     def mfu(self) -> float | None:
-        """Estimated share of the peak that the model's operations make up; None if unknown."""
+        """Estimated utilisation: the model's operations as a share of the peak; None if unknown."""
         return self.least / self.step if self.least and self.step else None
 
     @property

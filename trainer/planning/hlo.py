@@ -1,6 +1,8 @@
 """Reads the text of an optimised XLA program: computations, instructions, loops, bytes of shapes.
 
-The text is that of `jax.stages.Compiled.as_text()`, in the order of execution.
+The text is that of `jax.stages.Compiled.as_text()`, in the order of execution. It is parsed here,
+because XLA's `cost_analysis` counts the body of a loop once and knows no order, and jaxlib has no
+Python classes for the protobuf of a program; TensorFlow has, which the trainer does without.
 """
 
 from __future__ import annotations
@@ -129,7 +131,7 @@ class Module:
         return max(constants, default=1)
 
     def called(self, instruction: Instruction) -> Iterator[tuple[str, int]]:
-        """Yields (computation, number of runs) that an instruction runs one after the other.
+        """Yields (computation, number of runs) of what an instruction runs in turn.
 
         The computations of fusions are not among them: a fusion is one piece of work.
         """
@@ -157,7 +159,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Returns the program of a text.
+    """Parses the text of a program.
 
     Raises:
       ValueError: the text has no entry computation.

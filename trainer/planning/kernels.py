@@ -122,8 +122,8 @@ class Kernel(NamedTuple):
       runs: how often the program runs it.
       shapes: shapes of operands, then of results, on one device.
       bytes: bytes of operands and results, as if each were moved once.
-      visited: the tiles that it visits, as a share of those of a causal mask, where a layout
-        leaves tiles out; or else 1.
+      visited: visited tiles as a share of a causal mask's, if a layout leaves tiles out;
+        otherwise 1.
     """
 
     name: str
@@ -157,7 +157,7 @@ def kernels(jaxpr: Any) -> list[Kernel]:
 
 
 def kernel_of(call: Instruction, traced: list[Kernel]) -> Kernel | None:
-    """Returns the kernel that a custom call runs; None if it is not among those traced."""
+    """Returns the kernel that a custom call runs; None if it was not traced."""
     operands = _OPERANDS.search(call.attributes)
     given = arrays(operands[1]) if operands else ()
     shapes = tuple(array.dimensions for array in (*given, *call.arrays))
@@ -196,14 +196,14 @@ class Schedules:
         ).strip()
 
     def remove(self) -> None:
-        """Removes the folder, as a process does that ends by itself."""
+        """Removes the folder, as at the normal end of a process."""
         self._folder.cleanup()
 
     def read(self, module: Module) -> dict[str, Schedule]:
         """Returns the schedules of the custom calls of the last compiled program by their names.
 
-        libtpu writes one schedule for equal kernels, as those of all layers are. A kernel without
-        one takes that of the last equal kernel, also of an earlier program.
+        libtpu writes one schedule for equal kernels, such as those of all layers. A kernel without
+        one takes the schedule of the last equal kernel, even of an earlier program.
         """
         calls = {
             call.name: _body(call)
@@ -225,6 +225,6 @@ class Schedules:
             return parse_schedule(file.read())
 
     def clear(self) -> None:
-        """Removes the files of the programs compiled so far, whose names may come again."""
+        """Removes the files of programs compiled so far, whose names may be reused."""
         for path in glob.glob(os.path.join(glob.escape(self._folder.name), "*")):
             os.remove(path)

@@ -29,9 +29,9 @@ _OF_LAYERS = (parts.ATTENTION, parts.FEED_FORWARD, parts.EMBEDDING)
 
 _UNKNOWN = _ACTIVATIONS + parts.REST
 _FREE = -1
-# What only passes an array on.
+# Operations that forward an array unchanged.
 _PASSED_ON = ("bitcast", "copy", "copy-done", "copy-start", "get-tuple-element")
-# Results that are the memory of their operands.
+# Operations whose result shares its operand's memory.
 _VIEWS = ("bitcast", "tuple", "get-tuple-element", "while", "optimization-barrier", "conditional")
 
 
@@ -113,7 +113,7 @@ class Liveness:
         self._peaks: dict[str, dict[str, int]] = {}
 
     def peak(self) -> dict[str, int]:
-        """Returns bytes by part at the moment when most memory is taken, arguments excluded."""
+        """Returns bytes by part at the moment of peak memory, without arguments."""
         return self._peak_of(self._module.entry)
 
     def _peak_of(self, name: str) -> dict[str, int]:
@@ -136,7 +136,7 @@ class Liveness:
         return part if part == parts.LOGITS else _ACTIVATIONS + part
 
     def stacked(self, loop: Instruction) -> dict[int, str]:
-        """Returns, by index of a loop's result, the part of what its body writes there.
+        """Returns the part of what a loop's body writes, by index of the loop's result.
 
         What a scan keeps of each layer begins as zeros, whose maker has no part.
         """
@@ -161,7 +161,7 @@ class Liveness:
         return self._module.computations.get(name, ())
 
     def donated(self, name: str) -> frozenset[int]:
-        """Returns the results of a computation that lie in the memory of its arguments."""
+        """Returns the results of a computation that share its arguments' memory."""
         if name == self._module.entry:
             return self._module.donated
         root = next((each for each in self.instructions(name) if each.root), None)

@@ -45,7 +45,7 @@ class Subject:
         return dataclasses.replace(self, config=fields.replace_all(self.config, values))
 
     def row(self) -> Batch:
-        """Returns a batch of one row, with all features that a batch of the run has."""
+        """Returns a batch of one row with all features of the run's batches."""
         token, length = np.ones((1, 1), np.int32), np.ones(1, np.int32)
         examples = {name: (token, length) for name in self.features}
         reading = self.config.data
@@ -58,10 +58,10 @@ class Subject:
 
 
 def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
-    """Returns what a configuration trains, on a number of devices.
+    """Returns what a configuration trains on a number of devices.
 
-    With a cache, lengths and vocabulary are the cache's. Otherwise lengths are those of the task,
-    or of flags, and the vocabulary is the preset's, or of a flag.
+    With a cache, lengths and vocabulary are the cache's. Otherwise lengths come from the task or
+    from flags, and the vocabulary from the preset or a flag.
 
     Raises:
       UserError: a setting is missing or does not fit; names the flag.
@@ -107,7 +107,7 @@ def _with_lengths(config: Config) -> Config:
 
 
 def _features(config: Config) -> frozenset[str]:
-    """Returns the features of the examples, which decide the features of a batch."""
+    """Returns the examples' features, which decide the batch's features."""
     if config.model.architecture == "encoder":
         return frozenset({"inputs", "targets", "weights", "segments", "order"})
     if config.lengths.inputs:

@@ -83,7 +83,7 @@ def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
 
 
 def evaluated(plan: Plan) -> Plan:
-    """Returns a plan with an evaluation that fits, of fewer rows than asked for if need be.
+    """Returns a plan with an evaluation that fits, with fewer rows than asked if necessary.
 
     If not even one row on each device fits, the plan does not fit.
 
@@ -109,7 +109,7 @@ def evaluated(plan: Plan) -> Plan:
 def first_that_fits(
     asked: Subject, target: Target, known: Plan | TooLarge, most: int
 ) -> tuple[Plan | None, int]:
-    """Returns the plan of the first configuration found that fits, or None, and how many it tried.
+    """Returns the plan of the first configuration that fits, or None, and how many were tried.
 
     `known` is the outcome of what was asked.
     """
@@ -151,7 +151,7 @@ def changed(value: object) -> str:
 
 
 def _report(attempt: Attempt) -> None:
-    """Prints an attempt to the standard error: each takes a minute or more."""
+    """Prints an attempt to standard error, since each takes a minute or more."""
     text = " ".join(f"--{path}={changed(value)}" for path, value in attempt.values.items())
     if attempt.plan is None:
         outcome = str(attempt.refused)
@@ -166,7 +166,7 @@ def _report(attempt: Attempt) -> None:
 def _attempts(
     asked: Subject, target: Target, known: Plan | TooLarge | None = None
 ) -> Iterator[Attempt]:
-    """Yields attempts, the likeliest first; each depends on how those before it went.
+    """Yields attempts, the likeliest first; each depends on the outcomes of the earlier ones.
 
     `known` is the outcome of what was asked, if it has been compiled.
     """
@@ -202,7 +202,7 @@ def _attempts(
 
 
 def _in_parts(attempt: Attempt, asked: Subject, parts: int) -> int:
-    """Returns about the bytes of a device if the batch of an attempt is made in more parts."""
+    """Estimates the bytes of a device if the batch of an attempt is split into more parts."""
     more = parts // asked.config.microbatches
     plan = attempt.plan
     if plan is None:
@@ -217,7 +217,7 @@ def _in_parts(attempt: Attempt, asked: Subject, parts: int) -> int:
 def _attempt(
     asked: Subject, target: Target, values: Values, known: Plan | TooLarge | None = None
 ) -> Attempt | None:
-    """Returns an attempt, or None if model or batch do not divide so."""
+    """Returns an attempt, or None if model or batch do not divide that way."""
     before = dict(fields.leaves(asked.config))
     if before["mesh.data"] == -1:
         devices = len(target.devices)
@@ -291,7 +291,7 @@ def _divisors(number: int, most: int | None = None) -> list[int]:
 
 
 def _state_bytes(subject: Subject, target: Target) -> int:
-    """Returns the bytes of parameters and optimizer state together, not divided."""
+    """Returns the total bytes of parameters and optimizer state, undivided."""
     state = make_program(subject, target).abstract_state()
     leaves = jax.tree.leaves((state.params, state.opt_state))
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)

@@ -96,8 +96,8 @@ class Timing:
     def traffic(self) -> dict[str, dict[str, float]]:
         """Returns the collectives by kind.
 
-        `bytes` are those that a device sends, `seconds` at the bandwidth of the links, and
-        `exposed` the seconds that no other work hides.
+        `bytes` are what a device sends, `seconds` assume the links' bandwidth, and `exposed` are
+        the seconds that no other work hides.
         """
         kinds: dict[str, dict[str, float]] = {}
         for each in sorted(self.collectives, key=lambda each: each.kind):
@@ -190,7 +190,7 @@ def timing(
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A collective, or one piece of an asynchronous one, as an instruction holds it.
+    """A collective of an instruction, or one piece of an asynchronous one.
 
     Attributes:
       key: names the collective within its computation; its pieces share it.
@@ -208,7 +208,7 @@ class Found:
 
 
 def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
-    """Yields the collectives that an instruction is, or that its fusion holds.
+    """Yields the collectives of an instruction or of its fusion.
 
     Between slices the TPU's compiler writes a `send`, which the runtime carries out over the
     network.

@@ -19,7 +19,7 @@ _GB = 1e9
 
 
 def charts(runs: Sequence[History]) -> list[Chart]:
-    """Returns the charts of runs; a metric that no run has is left out."""
+    """Returns the charts of runs, one for each metric that any run has."""
     made = [
         _chart(runs, "loss", "Loss", _SPLITS, unit="nats per target token", logarithmic=True),
         _chart(runs, "accuracy", "Accuracy", _SPLITS, unit="of target tokens", percent=True),
@@ -46,7 +46,7 @@ def _chart(
     percent: bool = False,
     logarithmic: bool = False,
 ) -> Chart:
-    """Returns a chart of one metric; it has no series if no run has the metric."""
+    """Returns a chart of one metric, empty if no run has the metric."""
     series = []
     for number, run in enumerate(runs):
         found = [(split, run.points(split, metric, part)) for split in splits]
@@ -56,7 +56,7 @@ def _chart(
             several = len(runs) > 1
             label = _label(run, split if len(splits) > 1 else "", several) or title.lower()
             both = len(splits) > 1 and split == TRAIN
-            # Of one run, each split has a colour; of several, each run.
+            # One run has a colour per split; several have a colour each.
             colour = number if several else splits.index(split)
             values = points.values
             series.append(

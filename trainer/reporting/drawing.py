@@ -30,7 +30,7 @@ def draw_losses(runs: Sequence[History], picture: str) -> None:
     """Writes a PNG of training and validation loss against steps, and the unigram entropy.
 
     Args:
-      runs: the runs; of several, each has its colour.
+      runs: the runs, each in its colour if there are several.
       picture: file to write, local or remote.
 
     Raises:

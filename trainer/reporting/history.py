@@ -46,7 +46,7 @@ class History:
       lines: the lines of metrics.jsonl.
       evaluations: what trainer.evaluate wrote, step -> split -> metric -> value.
       software: what `save_software` wrote.
-      missing: what is not there, a sentence each.
+      missing: sentences on missing records.
     """
 
     name: str
@@ -60,7 +60,7 @@ class History:
     missing: list[str]
 
     def points(self, split: str, metric: str, part: str = "metrics") -> Points:
-        """Returns the values of a metric; `part` is "speed" for those of training's speed.
+        """Returns the values of a metric; `part` is "speed" for training's speed.
 
         Evaluations that trainer.evaluate made of a checkpoint fill the steps without one.
         """
@@ -135,7 +135,7 @@ class History:
         return known
 
     def blocked(self) -> tuple[float, float]:
-        """Returns the seconds for which checkpoints blocked training, and its seconds in all."""
+        """Returns the seconds that checkpoints blocked training, and all seconds of training."""
         waits = self.points(TRAIN, "checkpoint_blocking_seconds", "speed").values
         return sum(waits), 3600 * self.hours([self.step])[0]
 
@@ -184,7 +184,7 @@ def load_all(folders: Sequence[str]) -> list[History]:
     """Returns the records of runs, each named by the part of its path that tells it from others.
 
     Raises:
-      UserError: a run is not there, damaged, or named twice.
+      UserError: a run is missing, damaged, or named twice.
     """
     parts = [folder.rstrip("/").split("/") for folder in folders]
     for one, other in itertools.combinations(parts, 2):
@@ -215,7 +215,7 @@ def differences(histories: Sequence[History]) -> list[tuple[str, list[Any]]]:
 
 
 def _between(known: Sequence[tuple[int, float]], step: int) -> float:
-    """Returns the value at `step` on the line through known points, going on at its ends."""
+    """Returns the value at `step`, interpolated or extrapolated from known points."""
     if len(known) == 1:
         return known[0][1]
     later = min(max(bisect.bisect_left(known, (step,)), 1), len(known) - 1)

@@ -45,7 +45,7 @@ class Profile:
         return jax.profiler.StepTraceAnnotation("train", step_num=step)
 
     def after(self, step: int, state: TrainState) -> None:
-        """Ends the trace after the last of the updates, once the device has finished it."""
+        """Ends the trace after the last update, once the device has finished it."""
         if self._local and step == self._updates[-1]:
             jax.block_until_ready(state)
             self._end()

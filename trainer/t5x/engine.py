@@ -144,7 +144,7 @@ def _machinery(config: Config) -> dict[str, Any]:
 
 
 class _Datasets:
-    """A run's batches, behind the functions with which T5X asks for datasets.
+    """A run's batches, behind the functions that T5X calls for datasets.
 
     `first` is the number of updates made already: training resumes with the batch that follows.
     """
@@ -167,7 +167,7 @@ class _Datasets:
         )
 
     def have_prefixes(self) -> bool:
-        """Returns whether batches mark a prefix that is visible in both directions."""
+        """Returns whether batches mark a prefix with attention in both directions."""
         return "decoder_causal_attention" in next(self._run.data.training(self._first))
 
     def training(self, _: Any, shard: int, shards: int, *__: Any) -> Any:

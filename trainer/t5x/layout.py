@@ -76,7 +76,7 @@ def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
 
 
 def with_shared_positions(path: str, parameters: Mapping[str, Parts]) -> dict[str, Parts]:
-    """Returns parameters with one table of relative positions per stack, for equal ones per layer.
+    """Merges equal tables of relative positions per layer into one per stack.
 
     Raises:
       UserError: the layers of a stack have different tables; says how to keep them.

@@ -162,7 +162,7 @@ def _in_block(tower: str, layer: int, layers: int, name: str) -> str | None:
 
 
 def _shared_tables(names: Iterable[str]) -> dict[str, str]:
-    """Returns new names of the tables that layer 0 holds for its whole stack."""
+    """Returns new names for the tables that layer 0 holds for its whole stack."""
     own = [name for name in names if name.endswith(_TABLE)]
     stacks = [name.partition("/")[0] for name in own]
     return {

@@ -70,7 +70,7 @@ class Checkpoint:
 
 
 def find(path: str) -> str:
-    """Returns the checkpoint at `path`, itself or the newest in it; of Mesh, its files' prefix.
+    """Returns the checkpoint at `path`, or the newest in it; for Mesh, its files' prefix.
 
     Raises:
       UserError: there is no checkpoint.
@@ -179,9 +179,9 @@ def raw_tensors(path: str) -> dict[str, Tensor]:
 
 
 def _checked(path: str, name: str, stored: dict[str, str], tensor: Tensor) -> Tensor:
-    """Returns a tensor that is compared with its stored checksum, if it has one, when it is read.
+    """Returns a tensor that is compared with its stored checksum, if any, on its first read.
 
-    The first read of a part reads all of the tensor once more, in pieces.
+    That read reads the whole tensor once more, in pieces.
     """
     if name not in stored:
         return tensor

@@ -4,9 +4,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -21,8 +18,8 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tests.support import foreign_caches, window_caches
 from tests.support.foreign_caches import pair
+from tests.support.processes import started
 
-ROOT = pathlib.Path(__file__).parents[3]
 ROWS = [[3 + number % 50] * (1 + number % 7) for number in range(40)]
 PAIRS = [pair([number % 90 + 3, 7], [number % 50 + 3]) for number in range(40)]
 
@@ -177,10 +174,7 @@ def test_workers_scan_the_same(tmp_path, monkeypatch):
 def test_the_command_ends_with_one_line(tmp_path):
     folder = texts(tmp_path / "t")
     cut(folder)
-    done = subprocess.run(
-        [sys.executable, "-m", "pipeline.adopt", f"--cache_dir={folder}"],
-        capture_output=True, text=True, cwd=ROOT,
-    )  # fmt: skip
+    done = started("-m", "pipeline.adopt", f"--cache_dir={folder}")  # fmt: skip
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"python -m pipeline.adopt: error: {shard(folder)} ends in row 19")

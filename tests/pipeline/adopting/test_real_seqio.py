@@ -4,8 +4,6 @@ import collections
 import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,6 +14,7 @@ from tasks.cache.lineage import Lineage
 from tasks.cache.pair_windows import row_windows
 from tasks.cache.windows import Windows
 from tasks.vocabulary import PAIR_BORDER, load
+from tests.support.processes import started
 
 pytestmark = pytest.mark.processes
 
@@ -67,10 +66,7 @@ def test_a_cache_of_seqio_itself(documents, vocabulary, tmp_path):
 
     def python(*arguments):
         path = os.pathsep.join([str(ROOT), str(tmp_path)])
-        done = subprocess.run(
-            [sys.executable, *arguments], env={**os.environ, "PYTHONPATH": path},
-            capture_output=True, text=True,
-        )  # fmt: skip
+        done = started(*arguments, env={**os.environ, "PYTHONPATH": path})  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 

@@ -3,8 +3,6 @@
 import errno
 import gc
 import json
-import pathlib
-import subprocess
 import sys
 
 import numpy as np
@@ -17,9 +15,9 @@ from tasks.cache import records
 from tasks.cache.manifest import CacheManifest, shard_file
 from tasks.cache.windows import Windows
 from tasks.vocabulary import load
+from tests.support.processes import started
 
 TASK = "python_docs_span_corruption"
-ROOT = pathlib.Path(__file__).parents[3]
 
 
 def read_shard(folder, split, index, count):
@@ -279,13 +277,7 @@ def test_no_tensorflow_and_no_jax(flags, tmp_path):
         "import sys; from pipeline.build import main; main(sys.argv[1:]);"
         "print(sorted({'tensorflow', 'jax', 'seqio', 'datasets'} & sys.modules.keys()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *flags(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = started("-c", program, *flags(tmp_path), check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     # On a slow machine, progress is printed too.
     assert not [line for line in done.stderr.splitlines() if not line.startswith("building")]

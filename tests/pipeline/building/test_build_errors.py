@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 
 import pyarrow as pa
@@ -19,6 +18,7 @@ from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tests.support import in_process
 from tests.support.parameters import slow_unless
+from tests.support.processes import started
 
 TASK = "python_docs_span_corruption"
 
@@ -253,12 +253,7 @@ def test_a_bug_keeps_its_traceback(flags, tmp_path):
         "import sys, tasks.reading.sources; from pipeline.build import main;"
         "tasks.reading.sources.read = lambda *_: 1 / 0; main(sys.argv[1:])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, *flags(tmp_path)],
-        cwd=pathlib.Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-    )
+    done = started("-c", program, *flags(tmp_path), cwd=pathlib.Path(__file__).parents[3])
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
 

@@ -17,6 +17,7 @@ from tasks.cache import receipts
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
+from tests.support.processes import completed
 
 pytestmark = pytest.mark.processes
 
@@ -238,8 +239,8 @@ def test_a_killed_worker_ends_the_build(start, tmp_path, documents, sigint):
     spec = f"--corpus=json:{tmp_path}/long.jsonl?validation=0"
     process = start(tmp_path, "--workers=2", spec, sigint=sigint)
     assert wait_for(process, lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")))
-    workers = subprocess.run(
-        ["ps", "-ww", "-o", "pid=,args=", "-g", str(process.pid)], capture_output=True, text=True
+    workers = completed(
+        ["ps", "-ww", "-o", "pid=,args=", "-g", str(process.pid)]
     ).stdout.splitlines()
     worker = next(line for line in workers if "sdk_worker_main" in line and "sh -c" not in line)
     os.kill(int(worker.split()[0]), signal.SIGKILL)

@@ -3,8 +3,6 @@
 import json
 import random
 import shutil
-import subprocess
-import sys
 from collections import Counter
 
 import numpy as np
@@ -24,6 +22,7 @@ from tasks.objectives.supervised import CUT
 from tasks.storage import files, protobuf
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER, TokenIds, load
+from tests.support.processes import started
 
 TASK = "qa_supervised"
 
@@ -421,9 +420,6 @@ def test_objectives_and_caches_of_different_kinds(make, cache):
 
 def test_the_command_builds_and_verifies(make, tmp_path):
     cache = make()
-    run = subprocess.run(
-        [sys.executable, "-m", "pipeline.verify", f"--cache={cache}"],
-        capture_output=True, text=True,
-    )  # fmt: skip
+    run = started("-m", "pipeline.verify", f"--cache={cache}")  # fmt: skip
     assert run.returncode == 0, run.stderr
     assert "verified" in run.stdout

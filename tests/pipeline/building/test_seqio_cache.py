@@ -4,13 +4,12 @@ import collections
 import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from pipeline.build import main
 from tasks.cache import records
+from tests.support.processes import started
 
 pytestmark = pytest.mark.processes
 
@@ -57,12 +56,15 @@ def seqio_cache(corpora, vocabulary, tmp_path_factory) -> pathlib.Path:
         MODULE.format(corpora=corpora, vocabulary=str(vocabulary))
     )
     path = os.pathsep.join([str(ROOT), str(folder)])
-    done = subprocess.run(
-        [sys.executable, "-m", "seqio.scripts.cache_tasks_main", f"--tasks={MANY},{ONE}",
-         f"--output_cache_dir={folder}/cache", "--module_import=register_them",
-         "--pipeline_options=--runner=FnApiRunner"],
-        env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
-    )  # fmt: skip
+    done = started(
+        "-m",
+        "seqio.scripts.cache_tasks_main",
+        f"--tasks={MANY},{ONE}",
+        f"--output_cache_dir={folder}/cache",
+        "--module_import=register_them",
+        "--pipeline_options=--runner=FnApiRunner",
+        env={**os.environ, "PYTHONPATH": path},
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder / "cache"
 

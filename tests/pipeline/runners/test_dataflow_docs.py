@@ -3,13 +3,13 @@
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
 
 from pipeline import build
 from pipeline.runners import beam_options
+from tests.support.processes import completed
 
 pytestmark = pytest.mark.processes
 
@@ -38,7 +38,7 @@ def test_flags_exist(command):
     _, _, module, *flags = shlex.split(command)
     if module != "pipeline.build":
         run = [sys.executable, "-m", module, "--help"]
-        shown = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        shown = completed(run, check=True).stdout
         assert all(re.search(rf"{flag.split('=')[0]}\b", shown) for flag in flags)
         return
     parser = build.command_line()

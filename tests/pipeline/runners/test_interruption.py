@@ -1,13 +1,12 @@
 """SIGINT ends a block once and promptly, even if a library swallows the exception."""
 
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from pipeline.runners.interruption import interrupt, interruptible
 from tasks.terminal.command_line import UserError
+from tests.support.processes import started
 
 pytestmark = pytest.mark.processes
 
@@ -61,8 +60,6 @@ def test_a_block_that_does_not_end():
         "        time.sleep(60)\n"
         "    time.sleep(60)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30
-    )
+    done = started("-c", program, timeout=30)
     assert done.returncode == 130
     assert done.stderr == "interrupted; run the same command to resume\n"

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
 
@@ -12,6 +11,7 @@ import pytest
 
 from pipeline.runners import beam_job
 from tests.support.parameters import slow_unless
+from tests.support.processes import completed
 
 pytestmark = pytest.mark.processes
 
@@ -20,9 +20,7 @@ SECONDS = 30  # a bound for a loaded machine; Beam's own limits are minutes, or 
 
 def processes(build) -> list[tuple[int, str]]:
     """Returns (id, command) of all processes of a build, which has a session of its own."""
-    listed = subprocess.run(
-        ["ps", "-ww", "-e", "-o", "pid=,sid=,stat=,args="], capture_output=True, text=True
-    ).stdout.splitlines()
+    listed = completed(["ps", "-ww", "-e", "-o", "pid=,sid=,stat=,args="]).stdout.splitlines()
     rows = (line.split(maxsplit=3) for line in listed)
     return [
         (int(pid), command)

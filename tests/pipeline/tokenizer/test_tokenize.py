@@ -3,8 +3,6 @@
 import io
 import pathlib
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +17,7 @@ from tasks import vocabulary
 from tasks.reading import stdlib_docs
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
+from tests.support.processes import started
 
 CODE = {
     "remove_extra_whitespaces": False,
@@ -39,7 +38,6 @@ MODELS = {
     "bpe_bytes": {"model_type": "bpe", "byte_fallback": True, "character_coverage": 0.98},
     "bpe_code": {"model_type": "bpe", **CODE, "user_defined_symbols": ["<a>", "==", "    "]},
 }
-ROOT = pathlib.Path(__file__).parents[3]
 TEXTS = pathlib.Path(__file__).with_name("texts.txt")
 
 
@@ -325,7 +323,7 @@ def test_a_machine_without_a_cache_for_compiled_code():
         "assert not kernels.pair_bit.stats.cache_path\n"
         "print(kernels.pair_bit(np.int64(1), np.int64(2), 64)[0] < 64)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = started("-c", code)
     assert done.stdout == "True\n", done.stderr
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import random
 import subprocess
 import sys
@@ -16,8 +15,8 @@ from hypothesis import strategies as st
 from tasks.reading import batches, long_documents, long_json, sources
 from tasks.reading.formats import json_lines, lines
 from tasks.terminal.command_line import UserError
+from tests.support.processes import started
 
-ROOT = pathlib.Path(__file__).parents[3]
 ANY_FOLDER = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -312,13 +311,7 @@ def measure(tmp_path, form, chunk, mb):
 
 
 def reading(corpus):
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, corpus],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = started("-c", MEASURE, corpus, check=True)
     before, peak, size, documents = map(int, done.stdout.split())
     print(f"{corpus}: {before} MiB before, {peak} at the most")
     return peak - before, size, documents

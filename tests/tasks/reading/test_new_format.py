@@ -9,12 +9,11 @@ import json
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 from tests.support.extending import example
+from tests.support.processes import started
 
 ROOT = pathlib.Path(__file__).parents[3]
 REGISTRY = "tasks/reading/formats/registry.py"
@@ -60,9 +59,7 @@ def sequences(tree):
 
 def run(tree, *arguments):
     environment = {**os.environ, "PYTHONPATH": str(tree)}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=tree, env=environment, capture_output=True, text=True
-    )
+    return started(*arguments, cwd=tree, env=environment)
 
 
 READ = """

@@ -1,16 +1,12 @@
 """The built-in corpus: the documentation of Python's standard library."""
 
 import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
 from tasks.reading import sources, stdlib_docs
 from tasks.terminal.command_line import UserError
-
-ROOT = pathlib.Path(__file__).parents[3]
+from tests.support.processes import started
 
 
 @pytest.fixture
@@ -54,14 +50,7 @@ def test_python_docs_is_the_same_in_every_run(corpus):
         "print(c.record, c.pieces)"
     )
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
-    other = subprocess.run(
-        [sys.executable, "-c", command],
-        env={**os.environ, "PYTHONHASHSEED": seed},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    other = started("-c", command, env={**os.environ, "PYTHONHASHSEED": seed}, check=True)
     assert other.stdout == f"{corpus.record} {corpus.pieces}\n"
 
 

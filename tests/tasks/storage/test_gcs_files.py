@@ -2,10 +2,7 @@
 
 import dataclasses
 import hashlib
-import pathlib
 import random
-import subprocess
-import sys
 
 import fsspec
 import pytest
@@ -14,9 +11,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tests.support.processes import started
 from tests.support.servers.gcs import FAULTS, GcsServer
 
-ROOT = pathlib.Path(__file__).parents[3]
 FOLDER = "gs://bucket/folder"
 
 
@@ -131,7 +128,7 @@ def test_without_gcsfs_a_command_says_what_to_install():
         "import runpy, sys; sys.modules['gcsfs'] = None; sys.argv[1:] = ['--cache=gs://bucket/a']\n"
         "runpy.run_module('pipeline.verify', run_name='__main__', alter_sys=True)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = started("-c", code)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert "pip install 'palimpsest[gcp]'" in done.stderr

@@ -2,13 +2,13 @@
 
 import argparse
 import pathlib
-import subprocess
 import sys
 
 import pytest
 
 from tasks.terminal.command_line import Parser, RawHelp
 from tests.support.child import beginning
+from tests.support.processes import completed
 
 
 def help_of(*flags, **kwargs):
@@ -90,12 +90,9 @@ SECOND = {
 
 @pytest.mark.parametrize("block", SECOND.values(), ids=SECOND)
 def test_two_interrupts_are_one_line(block):
-    ended = subprocess.run(
+    ended = completed(
         beginning([sys.executable, "-c", INTERRUPTED.format(block=block.strip("\n"))]),
-        capture_output=True,
-        text=True,
         cwd=pathlib.Path(__file__).parents[3],
-        timeout=30,
     )
     assert ended.returncode == 130
     (line,) = ended.stderr.splitlines()

@@ -3,7 +3,6 @@
 import itertools
 import os
 import pathlib
-import subprocess
 import sys
 import types
 
@@ -12,6 +11,7 @@ import pytest
 import sentencepiece
 
 from tasks.terminal.command_line import UserError
+from tests.support.processes import completed
 from trainer.data.seqio_data import SeqioData
 from trainer.pretrain import build_config
 from trainer.reporting.metrics import read_metrics
@@ -74,7 +74,7 @@ def folder(text_cache, tmp_path_factory):
 
 
 def pretrain(folder, model_dir, task, *flags):
-    return subprocess.run(
+    return completed(
         [
             *(
                 sys.executable,
@@ -86,11 +86,8 @@ def pretrain(folder, model_dir, task, *flags):
             *("--preset=t5_1_1_tiny", "--task_module=our_tasks", "--batch_size=4"),
             *("--lengths.inputs=64", "--lengths.targets=64", "--metrics.every_steps=1", *flags),
         ],
-        capture_output=True,
-        text=True,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        timeout=300,
     )
 
 

@@ -1,18 +1,15 @@
 """benchmarks.step runs and prints every line that it documents."""
 
 import json
-import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
 
 from benchmarks.step import t5x_sizes
 from tasks.terminal.command_line import UserError
+from tests.support.processes import completed
 from trainer.pretrain import build_config
-
-ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.mark.slow
@@ -26,9 +23,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 )
 def test_a_step_is_measured(flags):
     command = [sys.executable, "-m", "benchmarks.step", "--batch_size=2", "--inputs=16"]
-    made = subprocess.run(
-        [*command, "--targets=8", "--rounds=2", *flags], cwd=ROOT, capture_output=True, text=True
-    )
+    made = completed([*command, "--targets=8", "--rounds=2", *flags])
     assert made.returncode == 0, made.stderr
     lines = dict(re.split(r"  +", line, maxsplit=1) for line in made.stdout.splitlines())
     assert {"step", "MFU", "roofline", "memory", "processor", "backward", "no layers"} <= set(lines)

@@ -1,18 +1,15 @@
 """Damaged files among compiled programs are removed, so that JAX compiles and writes them again."""
 
 import os
-import pathlib
-import subprocess
-import sys
 import time
 
 import pytest
 
+from tests.support.processes import started
 from trainer.engine import compiled_programs
 
 pytestmark = pytest.mark.processes
 
-ROOT = pathlib.Path(__file__).parents[3]
 PROGRAM = """
 import jax
 from trainer.engine import compiled_programs
@@ -24,13 +21,7 @@ print(jax.jit(lambda x: x * 3)(2))
 
 
 def run(folder):
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder)},
-    )
+    return started("-c", PROGRAM, env={**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder)})
 
 
 def test_a_file_cut_short_is_written_again(tmp_path):

@@ -3,13 +3,12 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from tests.trainer.engine.test_processes import ROOT, pretrain, state
+from tests.support.processes import completed, started
+from tests.trainer.engine.test_processes import pretrain, state
 from trainer.engine import determinism
 from trainer.engine.determinism import GPU_FLAG, xla_flags
 from trainer.reporting.software import save_software
@@ -72,23 +71,16 @@ def test_what_is_promised_is_what_the_flags_say(flags, expected):
 
 def test_the_installed_xla_knows_the_flag():
     """XLA aborts the process if it does not know a flag."""
-    made = subprocess.run(
-        [sys.executable, "-c", "import jax; jax.devices()"],
-        env={**os.environ, "XLA_FLAGS": f"{GPU_FLAG}=true"},
-        capture_output=True,
-        text=True,
+    made = started(
+        "-c", "import jax; jax.devices()", env={**os.environ, "XLA_FLAGS": f"{GPU_FLAG}=true"}
     )
     assert made.returncode == 0, made.stderr
 
 
 def run(cache, model_dir, *flags, **environment):
-    return subprocess.run(
+    return completed(
         pretrain(cache, model_dir, "--evaluation.every_steps=0", *flags),
-        cwd=ROOT,
         env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=300,
     )
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
+from tests.support.processes import completed
 from trainer.config.fields import override
 from trainer.engine.processes import EXIT_LOST
 from trainer.engine.stopping import EXIT_PREEMPTED
@@ -118,7 +119,7 @@ def together(text_cache, tmp_path_factory):
 def test_two_processes_equal_one(text_cache, together, tmp_path):
     alone = tmp_path / "model"
     arguments = pretrain(text_cache, alone, f"--train_steps={STEPS}")
-    made = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    made = completed(arguments)
     assert made.returncode == 0, made.stderr
     expected, found = losses(alone), losses(together)
     assert found.keys() == expected.keys()
@@ -282,13 +283,7 @@ def test_wrong_flags_are_rejected(flags, says):
 
 
 def test_auto_on_a_single_machine_is_an_error(text_cache, tmp_path):
-    made = subprocess.run(
-        pretrain(text_cache, tmp_path / "model", "--processes.coordinator=auto"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    made = completed(pretrain(text_cache, tmp_path / "model", "--processes.coordinator=auto"))
     assert made.returncode == 2
     assert "leave it out on a single machine" in made.stderr.splitlines()[-1]
     assert "Traceback" not in made.stderr

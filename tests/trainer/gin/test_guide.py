@@ -3,12 +3,11 @@
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 
 from tasks import registry
+from tests.support.processes import started
 from trainer.config import Config, fields
 from trainer.config.presets import model_preset
 from trainer.gin import includes, mesh_includes, mesh_tables, t5x
@@ -27,9 +26,7 @@ def commands():
 
 
 def flags_of(module):
-    shown = subprocess.run(
-        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, cwd=ROOT
-    )
+    shown = started("-m", module, "--help")
     return set(re.findall(r"--[\w.]+", shown.stdout))
 
 

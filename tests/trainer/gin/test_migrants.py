@@ -1,7 +1,6 @@
 """Files of T5X users are read as T5X reads them, or refused in one line."""
 
 import re
-import subprocess
 import sys
 
 import jax
@@ -10,6 +9,7 @@ import optax
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.support.processes import completed
 from trainer.gin import includes, recipe
 from trainer.model.config import ModelConfig
 from trainer.optim.optimizer import learning_rate_schedule, make_optimizer
@@ -218,16 +218,14 @@ def test_flags_of_other_trainers_are_noted(tmp_path):
     (tmp_path / "run.gin").write_text(RUN.format(model="t5/t5_1_1/tiny"))
     command = [sys.executable, "-m", "trainer.pretrain", f"--gin_file={tmp_path}/run.gin"]
     flags = ["--tpu", "name", "--alsologtostderr", "--t5_tfds_data_dir=gs://data"]
-    made = subprocess.run(
-        [*command, *flags, "--module_import=t5_imports", "--train_steps=9", "--print_config"],
-        capture_output=True,
-        text=True,
+    made = completed(
+        [*command, *flags, "--module_import=t5_imports", "--train_steps=9", "--print_config"]
     )
     assert made.returncode == 0, made.stderr
     for name in ("tpu", "alsologtostderr", "t5_tfds_data_dir", "module_import"):
         assert f"read, no counterpart: --{name}: " in made.stdout
     assert "train_steps" in made.stdout
     alone = [sys.executable, "-m", "trainer.pretrain", "--preset=t5_1_1_tiny", "--tpu=name"]
-    refused = subprocess.run(alone, capture_output=True, text=True)
+    refused = completed(alone)
     assert refused.returncode == 2
     assert "--tpu" in refused.stderr

@@ -3,8 +3,6 @@
 import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -12,6 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.support.processes import started
 from trainer.pretrain import main
 from trainer.reporting.metrics import read_metrics
 
@@ -55,10 +54,10 @@ FLAGS = (
 
 
 def pretrain(folder, *flags):
-    return subprocess.run(
-        [sys.executable, "-m", "trainer.pretrain", *flags],
-        capture_output=True,
-        text=True,
+    return started(
+        "-m",
+        "trainer.pretrain",
+        *flags,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         timeout=300,

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +12,7 @@ from huggingface_hub import constants
 
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
+from tests.support.processes import started
 from tests.support.servers.hub_uploads import TOKEN, HubUploadServer
 from trainer import evaluate, export, export_t5x
 from trainer.checkpoints.checkpoint import Checkpoints
@@ -24,8 +23,6 @@ from trainer.huggingface import load, model_config, names, parity
 from trainer.pretrain import build_config
 from trainer.reporting.metrics import MetricsWriter
 from trainer.setup import prepare
-
-ROOT = Path(__file__).parents[3]
 
 
 def save_run(text_cache, folder, preset, *flags, task="python_docs_span_corruption"):
@@ -390,13 +387,7 @@ def test_exports_load_in_both_majors_of_transformers(text_cache, run, prefix_run
 
 
 def python(environment, *arguments):
-    return subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-    )
+    return started(*arguments, env={**os.environ, **environment})
 
 
 def test_llama_is_exported_only_without_prefixes(text_cache, tmp_path):

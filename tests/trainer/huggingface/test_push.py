@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from tasks.terminal.command_line import UserError
+from tests.support.processes import completed
 from tests.support.servers.hub_uploads import TOKEN, HubUploadServer
 from trainer import convert
 from trainer.config.presets import model_preset
@@ -129,15 +129,13 @@ def test_the_command_uploads_a_folder_of_checkpoints(tmp_path):
             **{"HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"},
             **{"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
         }
-        done = subprocess.run(
+        done = completed(
             [
                 *(sys.executable, "-m", "trainer.convert", f"--from={tmp_path}/in"),
                 *(f"--to={tmp_path}/out", "--format=huggingface", "--dtype=bfloat16"),
                 "--push_to=an/owner",
             ],
             env=environment,
-            capture_output=True,
-            text=True,
         )
         assert done.returncode == 0, done.stderr
         assert f"uploaded to {server.url}/an/owner/tree/step_2000" in done.stdout

@@ -5,7 +5,6 @@ As a program, `test_fused_attention.py TOPOLOGY`, it compiles the kernels for a 
 
 import os
 import pathlib
-import subprocess
 import sys
 from functools import cache, partial
 from typing import NamedTuple
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.support.processes import completed
 from trainer.model import fused_attention as fused
 from trainer.model import fused_tiles
 from trainer.model.fused_sparsity import tables_of
@@ -181,9 +181,7 @@ def test_kernels_compile_for_tpus_without_one(topology):
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }
     command = [sys.executable, __file__, topology]
-    done = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, cwd=ROOT
-    )
+    done = completed(command, env=os.environ | environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == [*COMPILED]
 

@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import subprocess
 import sys
 import types
 from dataclasses import replace
@@ -15,6 +14,7 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.support.extending import example
+from tests.support.processes import started
 from trainer.config.presets import model_preset
 from trainer.decoding.decoder import Decoder, Decoding
 from trainer.engine.cost import flops_per_step, parameter_count
@@ -80,10 +80,7 @@ config.save_config(built, origins)
     load = "from trainer import config; print(config.load_config('run')[0].model.mixer)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     shown = [
-        subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True,
-            capture_output=True, text=True,
-        ).stdout
+        started("-c", code, cwd=tmp_path, env=environment, check=True).stdout
         for code in (save, load)
     ]  # fmt: skip
     assert shown == ["", "average\n"]

@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import os
-import pathlib
-import subprocess
 import sys
 
 import pytest
@@ -12,9 +10,8 @@ import pytest
 from benchmarks import tpu_step
 from benchmarks.tpu_step import Estimate, extrapolated, markdown
 from tasks.terminal.command_line import UserError
+from tests.support.processes import completed
 from trainer.planning import parts
-
-ROOT = pathlib.Path(__file__).parents[3]
 
 
 def of_layers(layers):
@@ -97,12 +94,9 @@ def test_a_wrong_flag_is_named(flags, message):
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 def test_steps_are_compiled_for_a_slice():
     command = [sys.executable, "-m", "benchmarks.tpu_step", "--preset=t5_1_1_mini", "--json"]
-    made = subprocess.run(
+    made = completed(
         [*command, "--batch_size=8", "--inputs=128", "--targets=128", "--depths=1,2"],
-        cwd=ROOT,
         env={key: os.environ[key] for key in os.environ if not key.startswith(("JAX_", "XLA_"))},
-        capture_output=True,
-        text=True,
     )
     assert made.returncode == 0, made.stderr
     found = json.loads(made.stdout)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.support.processes import started
 from tests.support.servers.gcs import GcsServer
 from trainer.engine.evaluator import Evaluator
 from trainer.engine.hardware import peak_flops, peak_memory
@@ -23,8 +23,6 @@ from trainer.reporting.metrics import MetricsWriter, read_metrics
 from trainer.reporting.profile import Profile
 from trainer.reporting.speed import Speed, shown
 from trainer.setup import prepare
-
-ROOT = pathlib.Path(__file__).parents[3]
 
 
 def config_of(model_dir, *flags):
@@ -64,9 +62,7 @@ print(peak_memory()["host_memory_bytes"])
 
 
 def test_memory_is_the_most_so_far(monkeypatch):
-    found = subprocess.run(
-        [sys.executable, "-c", MEMORY], capture_output=True, text=True, cwd=ROOT, check=True
-    )
+    found = started("-c", MEMORY, check=True)
     before, after, last = map(int, found.stdout.split())
     assert last >= after > before + (64 << 20)
     assert set(peak_memory()) == {"host_memory_bytes"}  # CPUs do not count a device's memory
@@ -105,10 +101,7 @@ for first in (0, 5):
 def with_wandb(program, folder, **environment):
     environment = {**os.environ, "HOME": str(folder), "WANDB_SILENT": "true", **environment}
     environment.pop("WANDB_API_KEY", None)
-    return subprocess.run(
-        [sys.executable, "-c", program, str(folder)],
-        capture_output=True, text=True, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    return started("-c", program, str(folder), env=environment, stdin=subprocess.DEVNULL)
 
 
 def test_weights_and_biases_gets_the_same_numbers(tmp_path):
