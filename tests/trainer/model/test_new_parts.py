@@ -9,11 +9,11 @@ import pytest
 
 from tests.support.extending import example
 from tests.trainer.model.conftest import tiny_config
+from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.model.parts import SLOTS
 from trainer.model.spec import model_spec
 from trainer.model.transformer import parameter_facts
-from trainer.pretrain import build_config
 
 PARTS = {
     "norm": "magnitude",
