@@ -111,7 +111,7 @@ def in_bucket(monkeypatch):
     import gcsfs
     import gcsfs.retry
 
-    from tasks.storage import files
+    from tasks.storage import store
 
     def go(gcs: GcsServer) -> None:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
@@ -124,7 +124,7 @@ def in_bucket(monkeypatch):
 
     def forget() -> None:
         gcsfs.GCSFileSystem.clear_instance_cache()
-        files._check_bucket.cache_clear()
+        store._check_bucket.cache_clear()
 
     yield go
     forget()

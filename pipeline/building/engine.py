@@ -119,7 +119,7 @@ def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
         meant = nearest(task.name, registry.tasks(options.task_module))
         raise UserError(
             f"task {task.name}{meant} has no corpus of its own: give --corpus, which is "
-            f"{sources.FORMS}"
+            f"{sources.forms()}"
         )
     return sources.parse(text)
 
@@ -133,8 +133,9 @@ def _planned(
     filters = sets.resolve(options.filter, options.task_module, spec.unit)
     existing = lifecycle.planned(folder)
     earlier = existing.generations if existing else []
-    rules = sources.rules_of(existing.corpus) if existing else sources.RULES
-    corpus = sources.resolve(spec, options.shard_bytes, options.max_document_bytes, earlier, rules)
+    if existing:
+        sources.check_record(folder, existing.corpus)
+    corpus = sources.resolve(spec, options.shard_bytes, options.max_document_bytes, earlier)
     for note in corpus.notes:
         print(note)
     if existing and existing.corpus.get("files") == corpus.record.get("files"):

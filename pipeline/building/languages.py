@@ -31,6 +31,8 @@ def build(options: Options, beam_arguments: list[str]) -> None:
         if options.languages is not None:
             raise UserError(f"--languages={options.languages} needs a --corpus: {languages.FORMS}")
         return engine.build(options, beam_arguments)
+    if options.task_module:
+        registry.load(options.task_module)  # it may register formats of corpora
     corpora = languages.specs(options.corpus, options.languages)
     if list(corpora) == [""]:
         return engine.build(options, beam_arguments)

@@ -172,7 +172,8 @@ def test_a_broken_member_of_several_records_is_an_error(tmp_path):
     path = tmp_path / "a.wet.gz"
     for data in (whole[:-20], whole[:-6] + b"\0" + whole[-5:]):
         path.write_bytes(data)
-        with pytest.raises(UserError, match=r"a\.wet\.gz cannot be read: .*several records"):
+        reason = "CRC check failed|Compressed file ended"
+        with pytest.raises(UserError, match=rf"a\.wet\.gz cannot be read: ({reason})"):
             read(f"wet:{path}")
 
 
@@ -228,8 +229,9 @@ def test_a_length_beyond_the_longest_record_hides_no_record(tmp_path, length, mo
     wrong = record("conversion", b"short", "w", length=length)
     pages = [conversion(number) for number in range(40)]
     (tmp_path / "a.wet").write_bytes(b"".join([pages[0], wrong, *pages[1:]]))
-    with pytest.raises(UserError, match=rf"a Content-Length of {length:,}, and others begin"):
-        read(f"wet:{tmp_path}/a.wet?validation=0")
+    found = problems(f"wet:{tmp_path}/a.wet?validation=0")
+    good = [(f"<urn:uuid:{number}>", None) for number in range(40)]
+    assert found == [good[0], ("w", "corrupt record"), *good[1:]]
 
 
 def test_a_block_may_have_lines_that_begin_as_records_do(tmp_path):

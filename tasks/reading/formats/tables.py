@@ -1,13 +1,14 @@
-"""Columns of Arrow as documents or pairs, as Parquet and Arrow files have them."""
+"""Arrow tables as documents, for Parquet and Arrow files."""
 
 from typing import TYPE_CHECKING
 
-from tasks.reading import batches, long_documents, pairs
+from tasks.reading import batches, long_documents
 from tasks.reading.batches import Batches
+from tasks.reading.columns import Columns
 from tasks.reading.corpus import Corpus, CorpusSpec
 from tasks.reading.formats.format import missing_column
 from tasks.terminal.command_line import UserError
-from tasks.unit import SIDES, Unit
+from tasks.unit import Unit
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def wanted(spec: CorpusSpec, schema: "pa.Schema") -> list[str]:
     """Returns the columns to read, each once."""
-    return list(dict.fromkeys((*pairs.columns(spec), *filter(None, [_id_column(spec, schema)]))))
+    return list(dict.fromkeys((*Columns(spec).names, *filter(None, [_id_column(spec, schema)]))))
 
 
 def _id_column(spec: CorpusSpec, schema: "pa.Schema") -> str:
@@ -23,22 +24,22 @@ def _id_column(spec: CorpusSpec, schema: "pa.Schema") -> str:
 
 
 def check(spec: CorpusSpec, path: str, schema: "pa.Schema") -> None:
-    """Checks that a file has the columns of a corpus, and that they are text.
+    """Checks that a file has the columns of a corpus, and that they hold text.
 
     Raises:
-      UserError: they are not.
+      UserError: they do not.
     """
     import pyarrow as pa
 
-    texts = pairs.columns(spec)
-    for column in filter(None, (*texts, spec.id)):
+    columns = Columns(spec)
+    for column in columns.checked:
         if column not in schema.names:
             raise missing_column(path, column, schema.names, spec)
-    for column in texts:
+    for column in columns.names:
         kind = schema.field(column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-        if not (_is_text(kind) or (spec.unit is Unit.PAIR and plain)):
+        if not (_is_text(kind) or (columns.unit is Unit.PAIR and plain)):
             raise UserError(f"{path}: column {column} is {kind}, not text")
 
 
@@ -60,21 +61,20 @@ def documents(
       corpus: the corpus.
       file: name of the file.
       rows: rows with the `wanted` columns.
-      first_row: the number in the file of the first of them.
+      first_row: number in the file of the first row.
       count: most documents of a batch.
     """
     import numpy as np
 
-    spec = corpus.spec
     places = batches.places(file, np.arange(first_row, first_row + rows.num_rows))
-    ids = _ids(rows, _id_column(spec, rows.schema), places)
-    if spec.unit is Unit.PAIR:
-        of_texts = {name: rows.column(name) for name in pairs.columns(spec)}
-        found = pairs.batch_of(ids, pairs.rendered(spec, of_texts), places)
-        yield from batches.bounded(found, count, SIDES)
+    ids = _ids(rows, _id_column(corpus.spec, rows.schema), places)
+    columns = Columns(corpus.spec)
+    texts, problems = columns.contents(rows)
+    found = batches.batch(ids, texts, problems, places)
+    if columns.unit is Unit.PAIR:
+        yield from batches.bounded(found, count, columns.unit)
     else:
-        texts = rows.column(spec.column)
-        yield from _batches(ids, texts, places, count, corpus.max_document_bytes)
+        yield from _split_long(found, count, corpus.max_document_bytes)
 
 
 def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.StringArray":
@@ -102,17 +102,12 @@ def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.
     return pc.coalesce(ids, places) if ids.null_count else ids
 
 
-def _batches(
-    ids: "pa.Array", texts: "pa.Array", places: "pa.StringArray", count: int, longest: int
-) -> Batches:
+def _split_long(batch: "pa.RecordBatch", count: int, longest: int) -> Batches:
+    """Yields a batch of texts in bounded ones; splits those of more than `longest` bytes."""
     import numpy as np
-    import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_dictionary(texts.type):
-        texts = texts.dictionary_decode()
-    texts, problems = batches.as_text(texts.cast(pa.large_binary()))
-    batch = batches.batch(ids, texts, problems, places)
+    ids, texts, places = (batch.column(name) for name in ("id", "text", "place"))
     long = pc.fill_null(pc.greater(pc.binary_length(texts), longest), False)
     _, offsets, data = texts.buffers()  # a view of a value; texts[row] would copy it
     begin = 0

@@ -1,4 +1,4 @@
-"""Network reads with retries. Files are read in byte ranges and checked against the listing.
+"""Retries of network requests.
 
 Transient errors are retried with exponential backoff and jitter, from the byte that was reached:
 connections reset or timed out, HTTP 408, 425, 429 and 5xx, truncated responses. A server's
@@ -9,21 +9,18 @@ Retry-After is respected. Permanent errors are raised at once.
 """
 
 import contextlib
-import io
 import logging
 import math
 import os
 import random
 import re
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from tasks.terminal.command_line import UserError
 
 Result = TypeVar("Result")
-# Yields the bytes [start, stop) of a file in chunks of any size.
-Fetch = Callable[[int, int], Generator[bytes, None, None]]
 
 _LONGEST_DELAY_SECONDS = 60.0
 # Transient errors of the HTTP libraries under fsspec and huggingface_hub, by name: which libraries
@@ -161,69 +158,3 @@ def _retry_after(headers: Mapping[str, str]) -> float:
         return max(0.0, email.utils.parsedate_to_datetime(given).timestamp() - time.time())
     found = re.search(r"\br=0;\s*t=(\d+)", headers.get("RateLimit") or headers.get("ratelimit", ""))
     return float(found[1]) if found else 0.0
-
-
-def check(path: str, listed: tuple[int, str], found: tuple[int, str]) -> None:
-    """Compares the (size, etag) that a store reports with the listing's; "" matches any etag.
-
-    Raises:
-      UserError: the file has changed.
-    """
-    sizes, tags = zip(listed, found, strict=True)
-    if sizes[0] != sizes[1]:
-        difference = f"it had {sizes[0]:,} bytes and has {sizes[1]:,}"
-    elif all(tags) and tags[0] != tags[1]:
-        difference = f"its etag was {tags[0]} and is {tags[1]}"
-    else:
-        return
-    raise UserError(
-        f"{path} has changed since the corpus was listed ({difference}): restore the file, or "
-        "start over in another folder"
-    )
-
-
-class File(io.RawIOBase):
-    """A remote file for reading and seeking; a read is only short at the end of the file."""
-
-    def __init__(self, path: str, size: int, fetch: Fetch):
-        self._path, self._size, self._fetch = path, size, fetch
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
-
-    def size(self) -> int:
-        """Returns the file's size in bytes; pyarrow calls this."""
-        return self._size
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        start = self._position
-        stop = max(start, min(self._size, start + len(view)))
-
-        def rest() -> None:
-            if self._position == stop:
-                return
-            with contextlib.closing(self._fetch(self._position, stop)) as chunks:
-                for chunk in chunks:
-                    end = self._position + len(chunk)
-                    if end > stop:
-                        raise OSError(f"more bytes than the {stop - start} requested")
-                    view[self._position - start : end - start] = chunk
-                    self._position = end
-            if self._position < stop:
-                raise Truncated(f"{stop - self._position:,} bytes are missing")
-
-        with_retries(self._path, rest, lambda: self._position)
-        return stop - start
