@@ -67,7 +67,7 @@ def pytest_sessionstart() -> None:
 
 # Files of 15 processor seconds or more. They begin first, so that both workers end together.
 LONGEST = (
-    "model/test_every_preset.py", "trainer/test_commands.py", "comparing/test_compare.py",
+    "model/test_every_preset.py", "trainer/test_pretrain.py", "trainer/test_compare.py",
     "model/test_layers.py", "engine/test_sharding.py", "engine/test_processes.py",
     "building/test_build_exact.py", "reading/test_hub.py", "optim/test_optimizer.py",
     "model/test_sparse_attention.py", "model/test_encoder.py", "model/test_shared_slots.py",
@@ -108,7 +108,7 @@ def in_bucket(monkeypatch):
     import gcsfs
     import gcsfs.retry
 
-    from tasks.storage import files
+    from tasks.storage import store
 
     def go(gcs: GcsServer) -> None:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
@@ -121,7 +121,7 @@ def in_bucket(monkeypatch):
 
     def forget() -> None:
         gcsfs.GCSFileSystem.clear_instance_cache()
-        files._check_bucket.cache_clear()
+        store._check_bucket.cache_clear()
 
     yield go
     forget()

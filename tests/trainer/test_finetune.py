@@ -13,8 +13,8 @@ import pytest
 from tests.trainer.conftest import assert_one_line, built, ended
 from tests.trainer.engine.test_processes import finish, free_port
 from tests.trainer.huggingface.test_export import save_run
-from tests.trainer.test_commands import assert_same_state, curve, flags_of, run, started, state
 from tests.trainer.test_evaluation_stops import start
+from tests.trainer.test_pretrain import assert_same_state, curve, flags_of, run, started, state
 from trainer.model.paths import named
 from trainer.reporting.metrics import read_metrics
 from trainer.t5x import read

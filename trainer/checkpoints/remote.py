@@ -19,7 +19,7 @@ def prepare(folder: str) -> None:
     """Checks access to a remote `folder`, with clearer errors than Orbax's.
 
     Raises:
-      UserError: see files.on_store.
+      UserError: see store.Store.
     """
     files.list_names(folder)
     if os.environ.get("STORAGE_EMULATOR_HOST"):
@@ -52,7 +52,7 @@ class Mirror:
         """Starts to copy in the background, unless a copy is running or was started just now.
 
         Raises:
-          UserError: the previous copy failed; see files.on_store.
+          UserError: the previous copy failed; see store.Store.
         """
         now = time.monotonic()
         if now - self._began > _COPY_SECONDS and (not self._copying or self._copying.done()):
@@ -64,7 +64,7 @@ class Mirror:
         """Waits until all files are copied.
 
         Raises:
-          UserError: see files.on_store.
+          UserError: see store.Store.
         """
         self._wait()
         self._copy()
