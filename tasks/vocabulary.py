@@ -147,7 +147,7 @@ class Vocabulary:
         return self.record.ids(self.model)
 
     def counts_agree(self) -> bool:
-        """Returns whether the record's counts are those of the file."""
+        """Returns whether the record's counts match the file."""
         pieces, record = kind_of(self.model).pieces(self.model).names, self.record
         sentinels = _own_sentinels(pieces) or record.added_sentinels
         return (record.pieces, record.sentinels) == (len(pieces), sentinels)

@@ -1,4 +1,4 @@
-"""What a build says of itself: the table at its end, and that of the rules of filters."""
+"""Reports of a build: the table at its end, and the table of filter rules."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ def show(
     seconds: float,
     advise: bool,
 ) -> None:
-    """Prints what a build has written and left out, its speed, and what to run next.
+    """Prints what a build wrote and left out, its speed, and what to run next.
 
     Args:
       options: options of the build.

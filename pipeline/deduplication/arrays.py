@@ -1,4 +1,4 @@
-"""Files of named arrays, of which ranges are read: mapped, or by requests to a store."""
+"""Files of named arrays; ranges are read from a memory map or by requests to a store."""
 
 import json
 import math

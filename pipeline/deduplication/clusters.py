@@ -35,8 +35,8 @@ class Result:
 
     Attributes:
       counts: "documents", "text_bytes", "units", "groups" and, by reason, "exact", "near",
-        "contaminated"; "candidates" that shared a band with an earlier unit, and those of them that
-        were "unlike" it; "repeated" ids; "places" entries that need one.
+        "contaminated"; "candidates" that shared a band with an earlier unit, and "unlike", the
+        candidates that are too different from it; "repeated" ids; "places" entries that need one.
       sizes: number of clusters by their number of units.
       unlike_twin: expected number of near duplicates that are less similar to the kept twin than
         `Rules.wanted`.
@@ -115,9 +115,9 @@ class _Clusters:
 
     Attributes:
       job, pieces: the search, and the opened files of its pieces.
-      roots: of every unit, the one that is kept in its stead; its own number if it is kept.
-      firsts: of every unit, the first with the same text.
-      judge: of contaminated units, None without evaluation sets.
+      roots: the unit that is kept instead of each unit; its own number if it is kept.
+      firsts: the first unit with the same text as each unit.
+      judge: finds contaminated units; None without evaluation sets.
       repeated: uint64[ids, 2], sorted digests of ids that several documents have.
       unlike: as `Rules.unlike` returns it.
     """

@@ -31,7 +31,7 @@ class Found:
     """Units of a batch, in order.
 
     Attributes:
-      ids: of their documents; those of parts with "#partN" only if units are paragraphs.
+      ids: of their documents; ids of parts keep "#partN" only if units are paragraphs.
       places: of their documents, "file:row" or "file:byte".
       paragraphs: int64, numbers of lines, -1 for documents.
       continued: bool, whether the unit continues the one before it, as a later part.

@@ -15,7 +15,7 @@ RESTORE = "restore the file from a copy, or run the command that wrote it again"
 
 
 def as_json(value: Any) -> Any:
-    """Returns a value as JSON; a dataclass is an object without those of its fields that are None.
+    """Returns a value as JSON; a dataclass becomes an object without the fields that are None.
 
     `dataclasses.asdict` takes three times as long, seconds for a cache of 20,000 shards.
     """

@@ -40,7 +40,7 @@ def copy(url: str, entry: FileEntry, target: str, remedy: Remedy) -> None:
     `remedy`: what to do about damage, for error messages.
 
     Raises:
-      UserError: the file is missing, or its size or checksum is not that of `entry`.
+      UserError: the file is missing, or its size or checksum differs from `entry`.
     """
     partial = target + files.PARTIAL
     try:

@@ -61,7 +61,7 @@ SEPARATORS = ("none", "eos")
 # framing; `tokens`: length of `targets`; `documents`: number of pieces of documents that begin in
 # earlier rows of the shard, which is the first row of the lineage table that belongs to this one.
 ROW_INDEX = np.dtype([("offset", "<u8"), ("tokens", "<u4"), ("documents", "<u4")])
-# The row index of pairs, whose `tokens` are those of both sides, has also the length of `inputs`.
+# The row index of pairs: `tokens` counts both sides, `inputs` the inputs alone.
 PAIR_INDEX = np.dtype([*ROW_INDEX.descr, ("inputs", "<u4")])
 INDICES = (ROW_INDEX, PAIR_INDEX, RAGGED_INDEX)
 # What becomes of a pair with a side longer than the cache may hold.
@@ -89,7 +89,7 @@ class PairCounts:
     Attributes:
       inputs_tokens: number of tokens of all inputs.
       longest_inputs, longest_targets: largest number of tokens of a side.
-      cut_inputs, cut_targets: number of pairs of which a side was too long and was cut.
+      cut_inputs, cut_targets: number of pairs with this side cut because it was too long.
     """
 
     inputs_tokens: int
@@ -215,8 +215,8 @@ class Plan:
     def fingerprint(self) -> str:
         """SHA-256 of everything that determines the bytes of the shards.
 
-        The task's name is no part of it, so that equal tasks can share a cache, nor is the note of
-        the files that were left out of the corpus, nor where the records of another program are.
+        Excludes the task's name (so that equal tasks share a cache), the note on files that were
+        left out of the corpus, and the location of another program's records.
         """
         value = as_json(self)
         del value["task"]

@@ -50,7 +50,7 @@ class OwnVocabulary(Protocol):
         for special pieces their names. The last `sentinels` may have any text.
       special: ids with a role, T5's unless given: padding 0, EOS 1, unknown 2. An EOS of None is
         added after the pieces.
-      control: further ids that stand for no text, such as that of [MASK].
+      control: further ids that stand for no text, such as [MASK].
       sentinels: number of sentinels, which are the last ids; --extra_ids adds some otherwise.
       version: changes if `encode` does.
     """

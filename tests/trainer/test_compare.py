@@ -17,8 +17,8 @@ from tasks.terminal.command_line import UserError
 from trainer import compare, loop
 from trainer.checkpoints import metadata
 from trainer.comparing import settings, steps, tensors
+from trainer.config.from_flags import build_config
 from trainer.engine import checksums
-from trainer.pretrain import build_config
 from trainer.setup import prepare
 
 TASK = "python_docs_span_corruption"
@@ -290,7 +290,7 @@ def test_moved_caches_can_be_named(found, base, text_cache, tmp_path):
     assert "batches cannot be made again" in said
     with pytest.raises(UserError, match="gone"):  # asked for, they are not passed over
         compare.main([str(base), str(moved), "--batches=2"])
-    with pytest.raises(UserError, match="--batches=-2: give a number"):
+    with pytest.raises(UserError, match="--batches=-2: it must be -1 or more"):
         compare.main([str(base), str(moved), "--batches=-2"])
     flag = f"--cache_dir={text_cache.parent}"
     value, _ = found(tmp_path / "model", "--batches=2", flag, flag)

@@ -20,11 +20,11 @@ from tests.support.processes import completed
 from trainer import convert, fill, generate, huggingface
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config
+from trainer.config.from_flags import build_config
 from trainer.config.presets import model_preset
 from trainer.conversion import sources, verify
 from trainer.engine.program import Program
 from trainer.model.paths import named
-from trainer.pretrain import build_config
 from trainer.setup import prepare
 from trainer.starting import init_from
 from trainer.t5x import layout, read

@@ -16,6 +16,7 @@ from tests.trainer.huggingface.test_export import save_run
 from trainer import fill, generate
 from trainer.config.decoding import Decoding
 from trainer.decoding import text
+from trainer.trained import prompts as prompts_module
 from trainer.trained.generator import Generator
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +69,7 @@ def test_the_output_has_a_line_for_each_prompt_in_order(run, prompts, whole):
 
 
 def counting(results, firsts):
-    """Returns `generate.results`, which also notes the number of its first prompt."""
+    """Returns `prompts_module.results`, which also notes the number of its first prompt."""
 
     def counted(generator, prompts, first, count):
         firsts.append(first)
@@ -102,7 +103,7 @@ def test_a_killed_command_goes_on(run, prompts, whole, tmp_path, capsys, monkeyp
     with pytest.raises(UserError, match="was written by another command"):
         generate.main(command(run, prompts, output, "--seed=1"))
     firsts = []
-    monkeypatch.setattr(generate, "results", counting(generate.results, firsts))
+    monkeypatch.setattr(prompts_module, "results", counting(prompts_module.results, firsts))
     generate.main(command(run, prompts, output))
     assert 16 <= firsts[0] < 120
     assert output.read_bytes() == whole
@@ -113,7 +114,7 @@ def test_a_killed_command_goes_on(run, prompts, whole, tmp_path, capsys, monkeyp
 
 def test_output_in_a_bucket_is_continued(run, prompts, whole, gcs, tmp_path, monkeypatch):
     output = "gs://bucket/folder/out.jsonl"
-    add, kept = generate._Output.add, []
+    add, kept = prompts_module._Output.add, []
 
     def stopping(self, block, lines):
         if block == 3 and not kept:
@@ -121,13 +122,13 @@ def test_output_in_a_bucket_is_continued(run, prompts, whole, gcs, tmp_path, mon
             raise KeyboardInterrupt
         add(self, block, lines)
 
-    monkeypatch.setattr(generate._Output, "add", stopping)
+    monkeypatch.setattr(prompts_module._Output, "add", stopping)
     with pytest.raises(KeyboardInterrupt):
         generate.main(command(run, prompts, output))
     folder = "folder/out.jsonl.partial"
     names = [f"{folder}/{block:06d}.jsonl" for block in range(3)]
     assert gcs.names() == [*names, f"{folder}/settings.json"]
-    monkeypatch.setattr(generate, "results", counting(generate.results, kept))
+    monkeypatch.setattr(prompts_module, "results", counting(prompts_module.results, kept))
     generate.main(command(run, prompts, output))
     assert kept[1] == 24  # the first prompt that was not there
     assert gcs.names() == ["folder/out.jsonl"]
@@ -139,16 +140,16 @@ def test_lines_end_at_newlines_alone(tmp_path):
     path = tmp_path / "in.jsonl"
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
     path.write_bytes("\r\n".join(lines).encode())
-    assert generate.read_prompts(str(path), "text") == texts
+    assert prompts_module.read_prompts(str(path), "text") == texts
     path = tmp_path / "in.txt"
     path.write_bytes("\n".join(texts).encode() + b"\n")
-    assert generate.read_prompts(str(path), "text") == texts
+    assert prompts_module.read_prompts(str(path), "text") == texts
     with pytest.raises(UserError, match="is a folder: name a file"):
-        generate.read_prompts(str(tmp_path), "text")
+        prompts_module.read_prompts(str(tmp_path), "text")
     path = tmp_path / "half.jsonl"
     path.write_text('{"text": "a\\ud800b"}\n')
     with pytest.raises(UserError, match="line 1: 'text' has half a character"):
-        generate.read_prompts(str(path), "text")
+        prompts_module.read_prompts(str(path), "text")
 
 
 def test_json_lines_are_read(run, tmp_path, capsys):

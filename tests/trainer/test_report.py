@@ -10,7 +10,7 @@ import pytest
 from tasks.terminal.command_line import UserError
 from trainer import report
 from trainer.config import save_config
-from trainer.pretrain import build_config
+from trainer.config.from_flags import build_config
 from trainer.reporting import curves, history
 from trainer.reporting.page import page, results
 

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer import huggingface
-from trainer.config import Config, fields
+from trainer.config import Config, fields, from_flags
 from trainer.config.presets import model_preset
 from trainer.conversion.record import recorded
 from trainer.huggingface import weights
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
-from trainer.pretrain import build_from_gin
 from trainer.starting import init_from
 from trainer.t5x import layout, read
 from trainer.t5x.layout import Parts
@@ -216,7 +215,9 @@ def _model_of(
         model = Model(config, record["name"], record["positions"])
     else:
         model = _given_model(source, given)
-    config = fields.override(Config(model.name, model.config), {}, list(given.overrides)).model
+    config = fields.override(
+        Config(model.name, model.config), {}, from_flags.given(given.overrides)
+    ).model
     rows = {parts["value"].shape[0] for name, parts in found.items() if name.endswith(_EMBEDDING)}
     if len(rows) == 1:
         # The number of ids follows from a run's vocabulary, not from the model's files.
@@ -250,12 +251,12 @@ def _gin_beside(path: str) -> list[str]:
 
 def _from_gin(gin_files: list[str], given: Given) -> ModelConfig:
     """Returns the model of gin files, which may describe the model alone."""
+    from trainer.gin import recipe
 
     def model(names: list[str], bindings: tuple[str, ...]) -> ModelConfig:
         flags = [*bindings, *given.bindings]
         paths = list(given.search_paths)
-        config, _, _ = build_from_gin(names, paths, flags, None, list(_OF_A_RUN))
-        return config.model
+        return recipe.load(names, paths, flags, None, _OF_A_RUN).config.model
 
     try:
         return model(gin_files, ())

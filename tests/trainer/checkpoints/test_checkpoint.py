@@ -16,10 +16,10 @@ from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.metadata import sealed
 from trainer.config import CheckpointConfig, fields
+from trainer.config.from_flags import build_config
 from trainer.engine.damage import Damaged
 from trainer.engine.guard import new_guard
 from trainer.engine.step import TrainState
-from trainer.pretrain import build_config
 from trainer.setup import prepare
 from trainer.starting.resume import begin
 

@@ -16,9 +16,9 @@ from tasks.terminal.command_line import UserError
 from tests.support.processes import completed
 from tests.trainer.conftest import built
 from trainer.config.fields import override
+from trainer.config.from_flags import build_config
 from trainer.data.order import BlockOrder
 from trainer.data.padding import better_lengths
-from trainer.pretrain import build_config
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
 

@@ -16,9 +16,9 @@ from tasks.vocabulary import EOS_ID, UNK_ID
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.comparing.explanation import Explanation
 from trainer.config import load_record, save_config
+from trainer.config.from_flags import build_config
 from trainer.data import task_record
 from trainer.data.task_record import warn_of_changes
-from trainer.pretrain import build_config
 from trainer.setup import prepare
 
 MODULE = """

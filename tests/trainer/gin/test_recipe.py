@@ -9,9 +9,9 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields
+from trainer.config.from_flags import build_from_gin
 from trainer.config.presets import model_preset
 from trainer.gin import includes, recipe
-from trainer.pretrain import build_from_gin
 
 RECIPES = pathlib.Path(__file__).parent / "recipes"
 MT5 = "gs://t5-data/pretrained_models/t5x/mt5_{}/checkpoint_1000000"

@@ -17,11 +17,11 @@ from tests.support import t5x_files
 from trainer import loop
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.model.layers import unstack_layers
 from trainer.model.paths import path_name
 from trainer.optim.optimizer import learning_rate_schedule
-from trainer.pretrain import build_config
 from trainer.setup import prepare
 from trainer.starting import init_from
 from trainer.t5x import layout, read

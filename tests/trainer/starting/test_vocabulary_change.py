@@ -12,9 +12,9 @@ from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary_changes.rows import by_piece
 from tests.support import eight_devices, small_tokenizers, t5x_files
+from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.model.paths import named
-from trainer.pretrain import build_config
 from trainer.starting import init_from, vocabulary_change
 from trainer.t5x import layout
 from trainer.t5x.tensors import held

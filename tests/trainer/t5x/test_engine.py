@@ -18,9 +18,9 @@ from tests.support.processes import completed
 from trainer import export_t5x
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import save_config
+from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.model.paths import path_name
-from trainer.pretrain import build_config
 from trainer.starting.resume import start
 from trainer.t5x import engine, layout, read, write
 from trainer.t5x.tensors import held
