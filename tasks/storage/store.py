@@ -227,7 +227,7 @@ def check_same(path: str, listed: tuple[int, str], found: tuple[int, str]) -> No
 
 
 def open_ranges(path: str, size: int, fetch: Fetch, ahead: int = REQUEST_BYTES) -> IO[bytes]:
-    """Opens a file whose ranges `fetch` yields; transient errors are retried from the byte that was reached.
+    """Opens a file whose ranges `fetch` yields; retries go on from the byte that was reached.
 
     Args:
       path: the file, for messages.
