@@ -101,7 +101,8 @@ def _parts(
     A blank file stays, and counts as an empty document.
     """
     for part in long_documents.parts(name, chunks, longest, name):
-        if part[1] is None or part[1].strip() or (document == FILE and not part[3]):
+        blank = isinstance(part[1], bytes) and not part[1].strip()
+        if not blank or (document == FILE and not part[3]):
             yield part
 
 
