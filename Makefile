@@ -80,7 +80,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscop
 test: $(VENV)/.dev ## run all tests but the slow ones and those of whole processes
 	$(PYTEST) -m 'not slow and not processes'
 
-test-processes: $(VENV)/.dev ## run the tests of whole processes: kills, faults, several hosts
+test-processes: $(VENV)/.dev ## run the tests of whole processes, faults, several hosts and stock seqio
 	$(PYTEST) -m 'processes and not slow'
 
 test-slow: $(VENV)/.dev ## run the slow tests

@@ -47,6 +47,7 @@ from benchmarks.machine import machine
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import Parser, UserError, positive, run
 from trainer.config import Config
+from trainer.config.from_flags import build_config
 from trainer.data.features import converter
 from trainer.engine import determinism
 from trainer.engine.cost import flops_per_step, parameter_count
@@ -62,7 +63,6 @@ from trainer.model.transformer import (
     run_model,
 )
 from trainer.optim.optimizer import optimizer_of
-from trainer.pretrain import build_config
 
 # Memory bandwidth in bytes per second, by a part of JAX's `device_kind`. Sources: those of
 # `trainer.engine.hardware`. A100 is the one with 80 GB.

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.terminal.command_line import Parser, UserError, positive, run
 from trainer.config import Config
+from trainer.config.from_flags import build_config
 from trainer.plan import target_of
 from trainer.planning import parts
-from trainer.pretrain import build_config
 
 if TYPE_CHECKING:
     from trainer.planning.compiled import Target

@@ -7,15 +7,16 @@ Writes train.jsonl and validation.jsonl of {"inputs", "targets"}; no text is in 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
-import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 
 from tasks.storage import files
-from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, UserError
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, field
 
 # Words of an example. Together they have something to lose.
 _WORDS = 2
@@ -33,15 +34,18 @@ LOSSES: Mapping[str, Callable[[str], str]] = {
 }
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    parser = Parser(prog="python -m experiments.pairs", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--corpus", required=True, help="texts, as in pipeline.build")
-    add("--undo", choices=tuple(LOSSES), default="diacritics", help="what the inputs lack")
-    add("--output", required=True, metavar="DIR", help="folder for the pairs")
-    arguments = parser.parse_args(argv)
-    write(arguments.corpus, arguments.undo, arguments.output)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    corpus: str = field(REQUIRED, "texts, as in pipeline.build", metavar="SPEC")
+    undo: str = field("diacritics", "what the inputs lack", choices=tuple(LOSSES))
+    output: str = field(REQUIRED, "folder for the pairs", metavar="DIR")
+
+
+def run(flags: Flags) -> None:
+    """Writes the pairs."""
+    write(flags.corpus, flags.undo, flags.output)
 
 
 def write(corpus: str, undo: str, folder: str) -> None:
@@ -82,5 +86,7 @@ def _phrases(text: str, lose: Callable[[str], str]) -> Iterator[str]:
             yield phrase
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    command_line.run(main, sys.argv[1:])
+    main.start()

@@ -12,17 +12,17 @@ exit code 2. Intervals are 95 % of a bootstrap, over blocks of consecutive losse
 
 from __future__ import annotations
 
-import argparse
 import csv
+import dataclasses
 import io
 import json
 import re
-import sys
 from typing import TYPE_CHECKING, Any
 
 from tasks.storage import files
-from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, RawHelp, UserError
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, Rule, field
 from tasks.terminal.table import table
 
 if TYPE_CHECKING:
@@ -33,97 +33,106 @@ _FORMS = ("chinchilla", "kaplan")
 _FEWEST_DRAWS = 50
 
 
-def main(argv: list[str]) -> int:
-    """Runs the command; returns its exit code."""
-    parser = Parser(
-        prog="python -m experiments.scaling", description=__doc__, formatter_class=RawHelp
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    law: str = field(
+        REQUIRED,
+        "steps: the loss over steps; sizes: the loss by parameters and tokens",
+        choices=("steps", "sizes"),
+        positional=True,
     )
-    add = parser.add_argument
-    add("law", choices=("steps", "sizes"), help="the loss over steps, or by parameters and tokens")
-    add("runs", nargs="+", metavar="RUN", help="folder of a run, or CSV file")
-    add("--split", choices=("train", "validation"), help="losses to fit (default: train of steps, "
-        "validation of sizes)")  # fmt: skip
-    add("--window", metavar="FIRST:LAST", help="with steps: updates to fit, as 1000: or 1000:15000")
-    add("--form", choices=_FORMS, help="with sizes: the law (default: chinchilla)")
-    add(
-        "--predict",
+    runs: tuple[str, ...] = field(
+        REQUIRED, "folder of a run, or CSV file", positional=True, metavar="RUN"
+    )
+    split: str | None = field(
+        None, "losses to fit; None: train for steps, validation for sizes",
+        choices=("train", "validation"),
+    )  # fmt: skip
+    window: str | None = field(
+        None, "with steps: updates to fit, as 1000: or 1000:15000", metavar="FIRST:LAST"
+    )
+    form: str | None = field(None, "with sizes: the law; None: chinchilla", choices=_FORMS)
+    predict: str | None = field(
+        None,
+        "steps, as 100000,1000000, or parameters and tokens, as 1e9:2e10, to predict the loss of",
         metavar="A,B",
-        help="steps, as 100000,1000000, or parameters and tokens, as 1e9:2e10, at which to "
-        "predict the loss",
     )
-    add("--draws", type=_draws, default=200, help="draws of the bootstrap (default: %(default)s)")
-    add("--picture", metavar="FILE", help="PNG of losses and law to write")
-    add("--json", action="store_true", help="print JSON")
-    arguments = parser.parse_args(argv)
-    if arguments.split and all(run.endswith(".csv") for run in arguments.runs):
+    draws: int = field(
+        200,
+        "draws of the bootstrap",
+        rule=Rule(
+            f"{_FEWEST_DRAWS} or more, for an interval of 95 %",
+            lambda draws: draws >= _FEWEST_DRAWS,
+        ),
+    )
+    picture: str | None = field(None, "PNG of losses and law to write", metavar="FILE")
+    json: bool = field(False, "print JSON")
+
+
+def run(flags: Flags) -> None:
+    """Prints the fit."""
+    if flags.split and all(run.endswith(".csv") for run in flags.runs):
         raise UserError("--split is for folders of runs: a CSV file has losses of one kind")
-    if arguments.law == "steps":
-        return _steps(arguments)
-    return _sizes(arguments)
+    if flags.law == "steps":
+        _steps(flags)
+    else:
+        _sizes(flags)
 
 
-def _draws(text: str) -> int:
-    """Parses --draws."""
-    value = int(text)
-    if value < _FEWEST_DRAWS:
-        raise argparse.ArgumentTypeError(f"an interval of 95 % needs {_FEWEST_DRAWS} or more")
-    return value
-
-
-def _steps(arguments: argparse.Namespace) -> int:
-    if len(arguments.runs) > 1 or arguments.form:
+def _steps(flags: Flags) -> None:
+    if len(flags.runs) > 1 or flags.form:
         raise UserError("steps fits one run, and has no --form: sizes fits several")
-    window = re.fullmatch(r"(\d*):(\d*)", arguments.window or ":")
+    window = re.fullmatch(r"(\d*):(\d*)", flags.window or ":")
     if not window:
-        raise UserError(f"--window={arguments.window}: write it as 1000:15000 or 1000:")
+        raise UserError(f"--window={flags.window}: write it as 1000:15000 or 1000:")
     first, last = int(window[1] or 1), int(window[2] or 2**62)
-    predicted = [_number(text, "--predict") for text in _parts(arguments.predict)]
-    (run,) = arguments.runs
-    points = _losses(run, arguments.split or "train")
+    predicted = [_number(text, "--predict") for text in _parts(flags.predict)]
+    (folder,) = flags.runs
+    points = _losses(folder, flags.split or "train")
     inside = [(step, loss) for step, loss in points if max(1, first) <= step <= last]
 
     from experiments.laws import curve
 
     steps, losses = [step for step, _ in inside], [loss for _, loss in inside]
-    found = curve.fit(steps, losses, arguments.draws)
+    found = curve.fit(steps, losses, flags.draws)
     if found.refusal:
-        raise UserError(f"{run}: {found.refusal}")
+        raise UserError(f"{folder}: {found.refusal}")
     rows: list[tuple[Any, ...]] = [
         (name, getattr(found, name), *found.interval(found.draws[:, place]))
         for place, name in enumerate("abc")
     ]
     rows += [(f"L({step:g})", found.at(step), *found.interval_at(step)) for step in predicted]
     formula = "L(t) = a t^-b + c"
-    _print(rows, f"{formula}, steps {found.first:,} to {found.last:,}", arguments.json)
-    if arguments.picture:
-        _draw_steps(points, found, predicted, arguments.picture)
-    return 0
+    _print(rows, f"{formula}, steps {found.first:,} to {found.last:,}", flags.json)
+    if flags.picture:
+        _draw_steps(points, found, predicted, flags.picture)
 
 
-def _sizes(arguments: argparse.Namespace) -> int:
-    if arguments.window:
+def _sizes(flags: Flags) -> None:
+    if flags.window:
         raise UserError("--window is for steps: sizes takes the last loss of each run")
     predicted = []
-    for text in _parts(arguments.predict):
+    for text in _parts(flags.predict):
         n, colon, d = text.partition(":")
         if not colon:
             raise UserError(f"--predict={text}: write parameters and tokens as 1e9:2e10")
         predicted.append((_number(n, "--predict"), _number(d, "--predict")))
-    rows = [row for run in arguments.runs for row in _sized(run, arguments.split or "validation")]
+    rows = [row for run in flags.runs for row in _sized(run, flags.split or "validation")]
 
     from experiments.laws import size
 
-    form = arguments.form or "chinchilla"
+    form = flags.form or "chinchilla"
     parameters, tokens, losses = ([row[place] for row in rows] for place in range(3))
-    found = size.fit(form, parameters, tokens, losses, arguments.draws)
+    found = size.fit(form, parameters, tokens, losses, flags.draws)
     if found.refusal:
         raise UserError(found.refusal)
     shown: list[tuple[Any, ...]] = [(name, *row) for name, row in found.constants().items()]
     shown += [(f"L({n:g}, {d:g})", *found.at(n, d)) for n, d in predicted]
-    _print(shown, f"{form}, {len(rows)} runs", arguments.json)
-    if arguments.picture:
-        _draw_sizes(rows, found, arguments.picture)
-    return 0
+    _print(shown, f"{form}, {len(rows)} runs", flags.json)
+    if flags.picture:
+        _draw_sizes(rows, found, flags.picture)
 
 
 def _parts(text: str | None) -> list[str]:
@@ -250,5 +259,7 @@ def _save(pyplot: Any, figure: Any, axes: Any, picture: str) -> None:
     pyplot.close(figure)
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    command_line.run(main, sys.argv[1:])
+    main.start()

@@ -15,19 +15,21 @@ OUTPUT.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import os
 import shlex
 import sys
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from experiments.sweeps import definition
 from experiments.sweeps.definition import Sweep
 from tasks.storage import files, lock
-from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, RawHelp, UserError, positive
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, at_least, field
+from tasks.terminal.flags import made, parse
 
 if TYPE_CHECKING:
     from experiments.sweeps.cells import Cell
@@ -37,10 +39,57 @@ _SWEEP = "sweep.json"
 _TERMINATED = 75
 
 
-def main(argv: list[str]) -> int:
-    """Runs the command; returns its exit code, 1 if a cell has not finished."""
-    sweep, arguments = defined(argv)
-    output = arguments.output
+def _leave(words: Sequence[str], known: Collection[str]) -> None:
+    """Leaves flags of cells to the sweep, which refuses those that it does not know."""
+
+
+_FILES = ", ".join(sorted(path.stem for path in definition.FILES.glob("*.toml")))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The command's own flags, and those of its cells."""
+
+    file: str | None = field(None, f"a .toml file, or one of {_FILES}", positional=True)
+    output: str = field(REQUIRED, "folder for the cells and the results", metavar="DIR")
+    seeds: str | None = field(
+        None, "seeds of each combination, as 0,1,2; None: those of FILE, or 0"
+    )
+    axis: tuple[str, ...] = field(
+        (),
+        "values of a field or parameter, separated by ; if they contain commas; for an axis of "
+        "FILE, the values to run; may be repeated",
+        metavar="NAME=A,B",
+        repeated=True,
+    )
+    metric: str | None = field(None, "metric to compare; None: the metric of FILE, or loss")
+    baseline: str | None = field(
+        None, "value to compare with, or AXIS=VALUE,AXIS=VALUE", metavar="VALUE"
+    )
+    tune: str | None = field(None, "axis whose best value each combination takes", metavar="AXIS")
+    workers: int = field(
+        1, "number of cells to run at the same time", rule=at_least(1), aliases=("processes",)
+    )
+    retry: bool = field(False, "run failed cells again, from where they ended")
+    no_prepare: bool = field(
+        False,
+        "make no vocabularies and caches, because they exist already, as where Beam is not "
+        "installed",
+    )
+    dry_run: bool = field(False, "print cells, steps, tokens and time, and exit")
+    step_times: str | None = field(
+        None,
+        "JSON of seconds per step by preset, as written by benchmarks.step --output, for the "
+        "column speed-up",
+        metavar="FILE",
+    )
+    cells: tuple[str, ...] = field((), "fields of the cells", rest=_leave)
+
+
+def run(flags: Flags) -> int:
+    """Runs the sweep; returns 1 if a cell has not finished."""
+    sweep = _sweep(flags)
+    output = flags.output
     if not output:
         raise UserError("--output is empty: name a folder")
     if files.is_remote(output):
@@ -53,23 +102,23 @@ def main(argv: list[str]) -> int:
     # Cells see the devices. This process computes shapes only, and must not hold them.
     environment = dict(os.environ)
     os.environ["JAX_PLATFORMS"] = "cpu"
-    times = _step_times(arguments.step_times, sweep, planned)
-    if arguments.dry_run:
+    times = _step_times(flags.step_times, sweep, planned)
+    if flags.dry_run:
         _print_plan(planned, output)
         return 0
     files.make_folder(output)
     with lock.held(output, "sweep", "--output"), running.stoppable():
         try:
             _same_sweep(sweep, output)
-            if not arguments.no_prepare:
+            if not flags.no_prepare:
                 running.prepare(planned, output, environment)
             found = [(cell, cell.key()) for cell in planned]
             placed = [
                 (cell, key, files.join(output, cells.folder_of(cell, key))) for cell, key in found
             ]
             running.run(
-                _to_run(placed, arguments.retry),
-                arguments.workers,
+                _to_run(placed, flags.retry),
+                flags.workers,
                 environment,
                 lambda cell, key, folder: results.outcome(cell, key, folder, sweep.metric),
             )
@@ -79,70 +128,34 @@ def main(argv: list[str]) -> int:
         return _report(sweep, placed, output, times)
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m experiments.sweep", description=__doc__, formatter_class=RawHelp
-    )
-    add = parser.add_argument
-    known = ", ".join(sorted(path.stem for path in definition.FILES.glob("*.toml")))
-    add("file", nargs="?", metavar="FILE", help=f"a .toml file, or one of {known}")
-    add("--output", required=True, metavar="DIR", help="folder for the cells and the results")
-    add("--seeds", help="seeds of each combination, such as 0,1,2 (default: the file's, or 0)")
-    add(
-        "--axis",
-        action="append",
-        default=[],
-        metavar="NAME=A,B",
-        help="values of a field or parameter, separated by ; if they contain commas; for an axis "
-        "of the file, the values to run; may be repeated",
-    )
-    add("--metric", help="metric to compare (default: the file's, or loss)")
-    add("--baseline", metavar="VALUE", help="value to compare with, or AXIS=VALUE,AXIS=VALUE")
-    add("--tune", metavar="AXIS", help="axis whose best value each combination takes")
-    add("--workers", "--processes", type=positive, default=1, help="cells at the same time")
-    add("--retry", action="store_true", help="run failed cells again, from where they ended")
-    add(
-        "--no_prepare",
-        action="store_true",
-        help="make no vocabularies and caches, because they exist (and Beam may not be installed)",
-    )
-    add("--dry_run", action="store_true", help="print cells, steps, tokens and time, and exit")
-    add(
-        "--step_times",
-        metavar="FILE",
-        help="JSON of seconds per step by preset, as written by benchmarks.step --output, for the "
-        "column speed-up",
-    )
-    return parser
-
-
-def defined(argv: list[str]) -> tuple[Sweep, argparse.Namespace]:
-    """Returns (the sweep, the command's own arguments) of a command line.
+def defined(words: Sequence[str]) -> Sweep:
+    """Returns the sweep of a command line.
 
     Raises:
       UserError: the file or a flag is wrong; configurations of cells are not checked.
     """
-    arguments, flags = _parser().parse_known_args(argv)
-    sweep = definition.read(arguments.file) if arguments.file else Sweep("sweep")
-    for text in arguments.axis:
+    return _sweep(made(Flags, parse(Flags, words)))
+
+
+def _sweep(flags: Flags) -> Sweep:
+    sweep = definition.read(flags.file) if flags.file else Sweep("sweep")
+    for text in flags.axis:
         sweep = definition.with_axis(sweep, text)
-    sweep = definition.with_flags(sweep, flags)
+    sweep = definition.with_flags(sweep, list(flags.cells))
     changes: dict[str, object] = {}
-    if arguments.seeds is not None:
+    if flags.seeds is not None:
         try:
-            changes["seeds"] = tuple(int(part) for part in arguments.seeds.split(","))
+            changes["seeds"] = tuple(int(part) for part in flags.seeds.split(","))
         except ValueError as error:
-            raise UserError(
-                f"--seeds={arguments.seeds}: give whole numbers, such as 0,1,2"
-            ) from error
-    if arguments.baseline:
-        changes["baseline"] = _baseline(sweep, arguments.baseline)
+            raise UserError(f"--seeds={flags.seeds}: give whole numbers, such as 0,1,2") from error
+    if flags.baseline:
+        changes["baseline"] = _baseline(sweep, flags.baseline)
     changes |= {
-        name: getattr(arguments, name)
+        name: getattr(flags, name)
         for name in ("metric", "tune")
-        if getattr(arguments, name) is not None
+        if getattr(flags, name) is not None
     }
-    return definition.checked(dataclasses.replace(sweep, **changes)), arguments  # type: ignore[arg-type]
+    return definition.checked(dataclasses.replace(sweep, **changes))  # type: ignore[arg-type]
 
 
 def _baseline(sweep: Sweep, text: str) -> dict[str, str]:
@@ -278,5 +291,7 @@ def _print_plan(planned: list[Cell], output: str) -> None:
     )
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    command_line.run(main, sys.argv[1:])
+    main.start()

@@ -1,25 +1,19 @@
-"""Indexes a cache of seqio or a data set of Megatron, so that the trainer reads it where it is.
+"""Indexes a seqio cache or a Megatron data set in place.
 
     python -m pipeline.adopt --cache_dir=CACHES/TASK --vocabulary=DIR [--extra_ids=100]
 
-Every record is read once and checked. A row index of each file, 20 bytes a row, and a manifest with
-checksums are added to the folder or, with --index_dir, written to another; no file of the cache is
-copied or changed. Rerun the same command to resume.
+Every record is read once and checked. A row index of each file, 20 bytes per row, and a manifest
+with checksums are added to the folder or, with --index_dir, written to another one; no file of the
+cache is copied or changed. Rerun the same command to resume.
 """
 
-from tasks.terminal.command_line import Parser, run
-from tasks.terminal.dataclass_flags import add_flags
+from pipeline.adopting.options import Options
+from tasks.terminal.command import Command
 from tasks.terminal.table import table
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    from pipeline.adopting.options import Options
-
-    parser = Parser(prog="python -m pipeline.adopt", description=__doc__.splitlines()[0])
-    add_flags(parser, Options)
-    options = Options(**vars(parser.parse_args(argv)))
-
+def run(options: Options) -> None:
+    """Indexes the cache and prints what it holds."""
     from pipeline.adopting import engine
 
     found, manifest = engine.adopt(options)
@@ -34,5 +28,7 @@ def main(argv: list[str]) -> None:
     print(f"{options.index_dir or options.cache_dir}: adopted")
 
 
+main = Command(Options, run)
+
 if __name__ == "__main__":
-    run(main)
+    main.start()

@@ -1,41 +1,43 @@
-"""Finds duplicates and contamination in a corpus; writes an exclude list for pipeline.build.
+"""Finds duplicates and contamination in a corpus.
 
     python -m pipeline.dedup --corpus='parquet:data/*.parquet' --output=duplicates --workers=8
     python -m pipeline.build … --exclude=duplicates/exclude.arrow
 
-Exact duplicates are equal but for case and white space. Near duplicates share a band of MinHash
-values of word shingles. With --against, units that share n-grams with evaluation sets are listed as
-well. The list depends only on the corpus and the flags that describe duplicates, not on the
-workers, the runner or interruptions: rerun the same command to resume. All further flags are Beam's
-own (--runner=DataflowRunner --project=... and so on).
+Writes an exclude list for pipeline.build. Exact duplicates are equal except for case and white
+space. Near duplicates share a band of MinHash values of word shingles. With --against, units that
+share n-grams with evaluation sets are listed as well. The list depends only on the corpus and the
+flags that describe duplicates, not on the workers, the runner or interruptions: rerun the same
+command to resume. All further flags are passed to Beam (--runner=DataflowRunner --project=... and
+so on).
 """
 
+import dataclasses
+
+from pipeline.deduplication.options import Options
+from pipeline.runners import beam_options
 from pipeline.runners.interruption import interruptible
-from tasks.terminal.command_line import Parser, run
+from tasks.terminal.command import Command
+from tasks.terminal.fields import field
 
 
-def command_line() -> Parser:
-    """Returns the parser of the command's own flags."""
-    from pipeline.deduplication.options import Options
-    from tasks.terminal.dataclass_flags import add_flags
+@dataclasses.dataclass(frozen=True)
+class Flags(Options):
+    """The command's own flags, and Beam's."""
 
-    parser = Parser(prog="python -m pipeline.dedup", description=__doc__.splitlines()[0])
-    add_flags(parser, Options)
-    return parser
+    beam: tuple[str, ...] = field((), "Beam's flags", rest=beam_options.refuse_unknown)
 
 
-def main(argv: list[str]) -> None:
-    """Parses the flags and searches; raises as `pipeline.deduplication.engine.search` does."""
+def run(flags: Flags) -> None:
+    """Runs the Beam job; raises as `pipeline.deduplication.engine.search` does."""
     with interruptible():
-        from pipeline.runners import beam_options
-
-        known, arguments = beam_options.parsed(command_line(), argv)
+        arguments = beam_options.arguments(flags)
 
         from pipeline.deduplication import engine
-        from pipeline.deduplication.options import Options
 
-        engine.search(Options(**known), arguments)
+        engine.search(flags, arguments)
 
+
+main = Command(Flags, run)
 
 if __name__ == "__main__":
-    run(main)
+    main.start()

@@ -1,9 +1,8 @@
-"""Shows windows of a cache, and the examples that an objective makes of them.
+"""Shows windows of a cache and the examples made of them.
 
-python -m pipeline.inspect --cache=DIR [--task=NAME] [--windows=5 | --index=17,18] [--output=FILE]
+python -m pipeline.inspect --cache=DIR [--task=NAME] [--windows=5 | --index=17,18]
 """
 
-import argparse
 import dataclasses
 
 import numpy as np
@@ -17,7 +16,9 @@ from tasks.inspection.trace import trace
 from tasks.objectives import Lengths, noise
 from tasks.storage import files
 from tasks.task import TaskSpec
-from tasks.terminal.command_line import Parser, UserError, positive, run
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, at_least, field
 
 
 def samples(
@@ -104,48 +105,49 @@ def samples(
     return [sample(index) for index in indices]
 
 
-def _task(flags, cache: Cache) -> TaskSpec | None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    cache: str = field(REQUIRED, "folder of the cache, CACHE_DIR/TASK", metavar="DIR")
+    task: str | None = field(
+        None,
+        "task whose examples to show; None: the cache's own, or only rows if it is not known",
+    )
+    task_module: str | None = field(
+        None, "Python module with a tuple TASKS of further tasks", metavar="MODULE"
+    )
+    inputs: int | None = field(
+        None, "length of inputs, in tokens; None: the task's", rule=at_least(1)
+    )
+    targets: int | None = field(
+        None, "length of targets, in tokens; None: the task's", rule=at_least(1)
+    )
+    split: str = field("train", "split of the cache: train or validation")
+    windows: int = field(5, "number of windows to draw", rule=at_least(1))
+    index: tuple[int, ...] = field(
+        (), "indices of the windows to show instead of drawing some, as 17,18", metavar="I,J"
+    )
+    seed: int = field(0, "seed of the draw, and of the run whose noise is shown")
+    epoch: int = field(
+        0,
+        "epoch of the run whose noise is shown, from 0; evaluation splits have the same noise in "
+        "every epoch",
+        rule=at_least(0),
+    )
+    output: str | None = field(
+        None, "HTML page to write instead of printing", metavar="FILE", aliases=("html",)
+    )
+
+
+def _task(flags: Flags, cache: Cache) -> TaskSpec | None:
     if flags.task:
         return registry.get(flags.task, flags.task_module)
     return registry.find(cache.manifest.plan.task, flags.task_module)
 
 
-def _indices(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
-
-
-def _epoch(text: str) -> int:
-    epoch = int(text)
-    if epoch < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0, the first epoch")
-    return epoch
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="python -m pipeline.inspect", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--cache", required=True, metavar="DIR", help="folder of the cache, CACHE_DIR/TASK")
-    add("--task", help="task whose examples to show; the cache's own if not given, rows alone if "
-        "that task is not known")  # fmt: skip
-    add("--task_module", metavar="MODULE", help="your own Python module with a TASKS tuple")
-    add("--inputs", type=positive, metavar="N", help="inputs length in tokens; the task's if not "
-        "given")  # fmt: skip
-    add("--targets", type=positive, metavar="N", help="targets length in tokens; the task's if not "
-        "given")  # fmt: skip
-    add("--split", default="train", help="split of the cache: train or validation")
-    add("--windows", type=positive, default=5, metavar="N", help="number of windows to draw")
-    add("--index", type=_indices, metavar="I,J", help="indices of the windows to show, instead of "
-        "drawing some: 17,18")  # fmt: skip
-    add("--seed", type=int, default=0, help="seed of the draw, and of the run whose noise to show")
-    add("--epoch", type=_epoch, default=0, help="epoch of the run whose noise to show, from 0; "
-        "evaluation splits have the same noise in every epoch")  # fmt: skip
-    add("--output", "--html", metavar="FILE", help="HTML page to write, instead of printing")
-    return parser
-
-
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    flags = _parser().parse_args(argv)
+def run(flags: Flags) -> None:
+    """Prints or writes the windows."""
     cache = Cache.open(flags.cache)
     task = _task(flags, cache)
     own = task.lengths if task else Lengths(0, 0)
@@ -153,7 +155,7 @@ def main(argv: list[str]) -> None:
         own.inputs if flags.inputs is None else flags.inputs,
         own.targets if flags.targets is None else flags.targets,
     )
-    chosen = flags.index or flags.windows
+    chosen = list(flags.index) or flags.windows
     made = samples(cache, flags.split, task, lengths, chosen, flags.seed, flags.epoch)
     if not flags.output:
         show.print_samples(made, cache.ids)
@@ -164,5 +166,7 @@ def main(argv: list[str]) -> None:
     print(f"{flags.output}: {len(made)} windows")
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    run(main)
+    main.start()

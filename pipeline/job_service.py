@@ -1,4 +1,4 @@
-"""Runs builds on pools of workers: Beam's job service for several machines.
+"""Runs builds on worker pools of several machines.
 
     python -m pipeline.worker_pool --port=50001      # on every machine
     python -m pipeline.job_service --port=8099 --host=HOST   # on one machine
@@ -7,42 +7,40 @@
 
 Workers are spread over the pools. If a worker is lost, the job ends with an error; finished shards
 are kept, and the same command resumes. (Beam's own service supports one pool, hangs when a worker
-is lost and leaves orphaned workers running.)
+is lost, and leaves orphaned workers running.)
 
 Builds are accepted from this machine only. --host=ADDRESS, this machine's own name or address in a
 network, accepts them from that network. There is no authentication and no encryption: anyone who
 reaches the port can run code here and in the pools.
 """
 
+import dataclasses
 import logging
 import signal
 import sys
 
-from tasks.terminal.command_line import Parser, RawHelp, UserError, positive, run
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import at_least, field
 
 LOCALHOST = "localhost"
 
 
-def command_line() -> Parser:
-    """Returns the command's parser."""
-    parser = Parser(
-        prog="python -m pipeline.job_service", description=__doc__, formatter_class=RawHelp
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    port: int = field(8099, "port to listen on", rule=at_least(1))
+    host: str = field(
+        LOCALHOST,
+        "name or address of this machine to listen on and to give to builds and workers; anyone "
+        "who reaches it can run code here (default: localhost, builds on this machine only)",
     )
-    parser.add_argument("--port", type=positive, default=8099, help="port to listen on")
-    parser.add_argument(
-        "--host",
-        default=LOCALHOST,
-        help="name or address of this machine to listen on and to give to builds and workers; "
-        "anyone who reaches it can run code here (default: %(default)s, builds on this machine "
-        "only)",
-    )
-    return parser
 
 
-def main(argv: list[str]) -> None:
+def run(flags: Flags) -> None:
     """Runs the service until SIGTERM or SIGINT."""
-    arguments = command_line().parse_args(argv)
-    host, port = arguments.host, arguments.port
+    host, port = flags.host, flags.port
     if host in ("0.0.0.0", "::", "[::]"):
         raise UserError(
             f"--host={host} is no address that builds and workers can connect to: give this "
@@ -68,5 +66,7 @@ def main(argv: list[str]) -> None:
         service.stop()
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    run(main)
+    main.start()

@@ -1,28 +1,38 @@
-"""Describes a cache on one HTML page: `python -m pipeline.report --cache=DIR`.
+"""Describes a cache on one HTML page.
 
-The numbers of documents, tokens, rows and omitted documents are those of the whole cache. Whatever
+    python -m pipeline.report --cache=DIR [--output=FILE.html]
+
+The numbers of documents, tokens, rows and omitted documents cover the whole cache. Whatever
 requires reading rows (lengths, pieces, duplicates, examples) comes from at most --sample_shards
-shards of each split, as the page says. Memory grows with the sample alone, by 16 bytes per
-document. The page needs no network; without JavaScript it lacks only its chart.
+shards of each split, as the page says. Memory grows only with the sample, by 16 bytes per document.
+The page needs no network; without JavaScript it lacks only its chart.
 """
 
-from tasks.cache.manifest import CacheManifest
-from tasks.storage import files
-from tasks.terminal.command_line import Parser, UserError, positive, run
+import dataclasses
+
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, at_least, field
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    parser = Parser(prog="python -m pipeline.report", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--cache", required=True, help="folder of the cache: CACHE_DIR/TASK")
-    add("--output", "--html", default="report.html", help="HTML file to write")
-    add("--sample_shards", type=positive, default=32, help="most shards of each split to read")
-    flags = parser.parse_args(argv)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
 
+    cache: str = field(REQUIRED, "folder of the cache: CACHE_DIR/TASK", metavar="DIR")
+    output: str = field("report.html", "HTML file to write", metavar="FILE", aliases=("html",))
+    sample_shards: int = field(
+        32, "maximum number of shards of each split to read", rule=at_least(1)
+    )
+
+
+def run(flags: Flags) -> None:
+    """Writes the page."""
     from pipeline.reporting.findings import study
     from pipeline.reporting.page import page
     from tasks import vocabulary
+    from tasks.cache.manifest import CacheManifest
+    from tasks.storage import files
 
     manifest = CacheManifest.load(flags.cache)
     if manifest.plan.adopted:
@@ -36,5 +46,7 @@ def main(argv: list[str]) -> None:
     print(f"{flags.output}: read {found.shards[0]:,} of {found.shards[1]:,} shards")
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    run(main)
+    main.start()

@@ -1,32 +1,37 @@
-"""Checks every byte of a finished cache: `python -m pipeline.verify --cache=DIR`.
+"""Checks every byte of a finished cache.
+
+    python -m pipeline.verify --cache=DIR
 
 It checks files against their checksums, records against their CRCs, and files against each other:
-records, row index, lineage, counts, manifest, vocabulary, and what stock seqio reads. Neither the
-corpus nor a token for it is needed. Each worker holds one shard's index and lineage and a megabyte
-of its records at a time. Remote files are read once and not stored.
+records, row index, lineage, counts, manifest, vocabulary, and what stock seqio reads. It needs
+neither the corpus nor a token for it. Each worker holds the index and lineage of one shard and a
+megabyte of its records at a time. Remote files are read once and not stored.
 """
 
+import dataclasses
 import os
 import tempfile
 
-from tasks.terminal.command_line import Parser, positive, run
+from tasks.terminal.command import Command
+from tasks.terminal.fields import REQUIRED, at_least, field
 from tasks.terminal.table import table
 
 
-def main(argv: list[str]) -> int:
-    """Runs the command; returns 1 if there is a fault."""
-    parser = Parser(prog="python -m pipeline.verify", description=__doc__.splitlines()[0])
-    parser.add_argument("--cache", required=True, help="folder of the cache: CACHE_DIR/TASK")
-    parser.add_argument(
-        "--workers", type=positive, default=os.cpu_count(), help="most worker processes"
-    )
-    parser.add_argument(
-        "--exclude",
-        help="exclude lists or text files of ids, separated by commas, whose documents must not be "
-        "in the cache; those of the cache's own lists must not be either",
-    )
-    flags = parser.parse_args(argv)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
 
+    cache: str = field(REQUIRED, "folder of the cache: CACHE_DIR/TASK", metavar="DIR")
+    workers: int = field(os.cpu_count() or 1, "most worker processes", rule=at_least(1))
+    exclude: str | None = field(
+        None,
+        "exclude lists or text files of ids, separated by commas; none of their documents may be "
+        "in the cache, and none of those on the cache's own lists",
+    )
+
+
+def run(flags: Flags) -> int:
+    """Prints faults and counts; returns 1 if there is a fault."""
     from pipeline.excluding.lists import given
     from pipeline.verification.cache import verify
 
@@ -54,5 +59,7 @@ def main(argv: list[str]) -> int:
     return 1 if faults else 0
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    run(main)
+    main.start()

@@ -1,42 +1,43 @@
-"""Starts workers on this machine for builds given to pipeline.job_service.
+"""Starts workers here for pipeline.job_service.
 
     python -m pipeline.worker_pool --port=50001
 
-A worker is a process of the same Python, packages and environment variables (HF_TOKEN,
+A worker is a process with the same Python, packages and environment variables (HF_TOKEN,
 credentials). There is no authentication: anyone who can reach the port can start workers, so bind
 it to trusted networks only.
 """
 
+import dataclasses
 import os
 import signal
 import sys
 
-from tasks.terminal.command_line import Parser, RawHelp, positive, run
+from tasks.terminal.command import Command
+from tasks.terminal.fields import at_least, field
 
 
-def command_line() -> Parser:
-    """Returns the command's parser."""
-    parser = Parser(
-        prog="python -m pipeline.worker_pool", description=__doc__, formatter_class=RawHelp
-    )
-    parser.add_argument("--port", type=positive, default=50001, help="port to listen on")
-    return parser
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    port: int = field(50001, "port to listen on", rule=at_least(1))
 
 
-def main(argv: list[str]) -> None:
+def run(flags: Flags) -> None:
     """Runs the pool until SIGTERM or SIGINT."""
-    port = command_line().parse_args(argv).port
     # Beam starts the first `python` in PATH, which must be this one to have our packages.
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     from apache_beam.runners.worker import worker_pool_main
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     pool = worker_pool_main.BeamFnExternalWorkerPoolServicer
-    _, server = pool.start(use_process=True, port=port)
-    print(f"starting workers on request at port {port}", flush=True)
+    _, server = pool.start(use_process=True, port=flags.port)
+    print(f"starting workers on request at port {flags.port}", flush=True)
     signal.pause()
     server.stop(0)
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    run(main)
+    main.start()

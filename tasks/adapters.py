@@ -45,8 +45,7 @@ class CacheSource:
       window_tokens: tokens of a window, without a task; the cache's `row_tokens` if None.
       keep_tails: True to include the unfinished last window, as in evaluation; False to leave it
         out, as in training.
-      across_shards: False for windows that begin anew in each shard, as seqio's do, and those of
-        runs with --data.order=1.
+      across_shards: False for windows that begin again in each shard, as seqio's do.
       seed: seed of the run.
       epoch: epoch of the run, from 0; has no effect outside the training split.
       task_module: your own Python module with TASKS.

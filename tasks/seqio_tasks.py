@@ -44,7 +44,7 @@ class TokenizersVocabulary(seqio.Vocabulary):
 
     def __init__(self, loaded: vocabulary.Vocabulary):
         self._loaded = loaded
-        super().__init__(extra_ids=0)  # those of `loaded` are among its ids
+        super().__init__(extra_ids=0)  # `loaded` counts them among its ids
 
     @property
     def bos_id(self) -> int | None:

@@ -147,7 +147,7 @@ class Vocabulary:
         return self.record.ids(self.model)
 
     def counts_agree(self) -> bool:
-        """Returns whether the record's counts are those of the file."""
+        """Returns whether the record's counts match the file."""
         pieces, record = kind_of(self.model).pieces(self.model).names, self.record
         sentinels = _own_sentinels(pieces) or record.added_sentinels
         return (record.pieces, record.sentinels) == (len(pieces), sentinels)
@@ -288,11 +288,7 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
 
 
 def _config(path: str) -> dict[str, Any]:
-    """Returns the contents of a file of transformers; {} if there is none.
-
-    Raises:
-      UserError: it is damaged.
-    """
+    """Returns the contents of a file of transformers; {} if there is none."""
     if not files.exists(path):
         return {}
     try:

@@ -10,10 +10,11 @@ import sys
 from tests.support.processes import completed
 
 ROOT = pathlib.Path(__file__).parents[1]
-PACKAGES = ("experiments", "pipeline", "tasks", "trainer", "vocab")
+PACKAGES = ("experiments", "palimpsest", "pipeline", "tasks", "trainer", "vocab")
 
 # What a module of each package may import of ours, and what it must not import from outside.
 OURS = {
+    "palimpsest": {"palimpsest", "tasks"},
     "tasks": {"tasks"},
     "vocab": {"vocab", "tasks", "pipeline"},
     "pipeline": {"pipeline", "tasks"},
@@ -21,6 +22,7 @@ OURS = {
     "experiments": {"experiments", "trainer", "tasks"},
 }
 FORBIDDEN = {
+    "palimpsest": {"apache_beam", "jax", "flax", "tensorflow", "seqio"},
     "tasks": {"apache_beam", "jax", "flax", "tensorflow", "seqio"},
     "vocab": {"jax", "flax", "tensorflow", "seqio"},
     "pipeline": {"jax", "flax", "tensorflow", "seqio"},

@@ -1,5 +1,6 @@
 """docs/migrating.md: every flag of ours that it names exists and parses."""
 
+import importlib
 import pathlib
 import re
 import shlex
@@ -8,12 +9,11 @@ import pytest
 
 from tasks import registry
 from tasks.reading import spec
-from tasks.terminal.command_line import UserError
-from tests.support.processes import started
+from tasks.terminal.flags import flags_of
 from trainer import pretrain
+from trainer.config.from_flags import build_config
 from trainer.config.optimizer import OPTIMIZER_PRESETS
 from trainer.config.presets import MODEL_PRESETS
-from trainer.pretrain import build_config
 
 ROOT = pathlib.Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "migrating.md").read_text()
@@ -68,39 +68,6 @@ def test_every_flag_exists_and_parses(section):
             parse([flag])
 
 
-def theirs(section):
-    """Returns [(a flag that the left column quotes, the right cell)] of a section's table."""
-    rows = [row.strip("| ").split(" | ") for row in SECTIONS[section].splitlines()]
-    cells = [(quoted, ours) for left, ours, *_ in (row for row in rows if len(row) > 1)
-             for quoted in re.findall(r"`([^`]+)`", left)]  # fmt: skip
-    flags = [(re.match(r"--[\w.-]+|\w+\.?\w+(?==)", quoted), ours) for quoted, ours in cells]
-    return [(flag[0], ours) for flag, ours in flags if flag]
-
-
-def refusal(flag):
-    """Returns the message about an unknown flag, or "" where a flag of ours has its name."""
-    try:
-        build_config("t5_1_1_small", [f"--{flag.removeprefix('--')}=1"])
-    except UserError as error:
-        message = str(error)
-        return message if "unknown flag" in message else ""
-    return ""
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-def test_a_flag_of_theirs_is_answered_by_ours(section):
-    answers = [(refusal(flag), ours) for flag, ours in theirs(section) if refusal(flag)]
-    assert len(answers) > 10
-    for message, ours in answers:
-        meant = re.search(r"did you mean (.+)\?\)", message)
-        if not meant:
-            assert "no counterpart" in message
-            assert "—" in ours
-            continue
-        flags = [text.split("=")[0].split()[-1] for text in meant[1].split(" or ")]
-        assert any(flag in ours for flag in flags), message
-
-
 def test_commands_of_their_readmes_are_read(capsys):
     blocks = re.findall(r"^    (python -m trainer.pretrain --preset=(?:.*\\\n)*.*)$", READMES, re.M)
     assert len(blocks) == 4
@@ -116,10 +83,12 @@ def test_flags_of_other_commands_exist(module):
     given = [shlex.split(cell)[1:] for name in SECTIONS for cell in cells(name)
              if cell.startswith(f"{module} ")]  # fmt: skip
     assert given
-    shown = started("-m", module, "--help").stdout
+    known = {
+        name for flag in flags_of(importlib.import_module(module).main.flags) for name in flag.names
+    }
     for flags in given:
         for flag in flags:
             name, _, value = flag.partition("=")
-            assert name in re.findall(r"--[a-z_]+", shown), flag
+            assert name.removeprefix("--") in known, flag
             if name == "--corpus":
                 spec.parse(value)

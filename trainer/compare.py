@@ -1,69 +1,66 @@
-"""Says where two runs first differ: configuration, data, step, tensor.
+"""Finds where two runs first differ.
 
     python -m trainer.compare RUN_A RUN_B [--json] [--verify=none|newest|all]
 
-Configurations and records come first, then batches, made again from the caches where anything that
-they are made of differs, then metrics and checkpoints, bit for bit. Exit code 0: the runs are the
-same, 1: they differ, 2: they cannot be compared. Fields that have no effect on results, and
-software, are shown and do not count.
+Configurations and records are compared first, then batches, which are made again from the caches if
+anything behind them differs, then metrics and checkpoints, bit for bit. Exit code 0: the runs are
+the same, 1: they differ, 2: they cannot be compared. Fields that have no effect on results, and
+software, are shown but do not count.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import sys
 
-from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, UserError
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, at_least, field
 
 EXIT_DIFFERENT = 1
 
 
-def main(argv: list[str]) -> int:
-    """Runs the command."""
-    flags = _parser().parse_args(argv)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
 
+    run_a: str = field(REQUIRED, "folder of a run, local or remote", positional=True)
+    run_b: str = field(REQUIRED, "folder of the other run", positional=True)
+    json: bool = field(False, "print JSON")
+    batches: int = field(
+        0,
+        "number of updates whose batches are compared although everything that they are made of "
+        "is equal; -1: all",
+        rule=at_least(-1),
+    )
+    verify: str = field(
+        "newest",
+        "checkpoints whose arrays are read although their checksums are equal",
+        choices=("none", "newest", "all"),
+    )
+    cache_dir: tuple[str, ...] = field(
+        (),
+        "folder of caches by task, if they have moved; given twice, for RUN_A and for RUN_B",
+        repeated=True,
+    )
+
+
+def run(flags: Flags) -> int:
+    """Prints the first difference; returns 1 if there is one."""
     from trainer.comparing import verdict, words
     from trainer.reporting.metrics import finite
 
     folders = flags.run_a, flags.run_b
-    caches = flags.cache_dir or [None, None]
+    caches: tuple[str | None, ...] = flags.cache_dir or (None, None)
     if len(caches) != 2:
         raise UserError("--cache_dir: give it twice, for RUN_A and for RUN_B")
-    if flags.batches < -1:
-        raise UserError(f"--batches={flags.batches}: give a number of updates, or -1 for all")
-    found = verdict.compare(folders, tuple(caches), flags.batches, flags.verify)
+    found = verdict.compare(folders, (caches[0], caches[1]), flags.batches, flags.verify)
     as_json = finite(verdict.as_json(found))
     print(json.dumps(as_json, indent=1) if flags.json else words.text(found))
     return EXIT_DIFFERENT if found.first else 0
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="python -m trainer.compare", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("run_a", metavar="RUN_A", help="folder of a run, local or remote")
-    add("run_b", metavar="RUN_B", help="folder of the other run")
-    add("--json", action="store_true", help="print JSON")
-    add(
-        "--batches",
-        type=int,
-        default=0,
-        help="compare the batches of so many updates even if everything that they are made of is "
-        "equal; -1: of all",
-    )
-    add(
-        "--verify",
-        choices=("none", "newest", "all"),
-        default="newest",
-        help="checkpoints whose arrays are read although their checksums are equal",
-    )
-    add(
-        "--cache_dir",
-        action="append",
-        help="folder of caches by task, if they were moved; given twice, for each run",
-    )
-    return parser
-
+main = Command(Flags, run)
 
 if __name__ == "__main__":
-    command_line.run(main, sys.argv[1:])
+    main.start()

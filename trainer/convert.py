@@ -1,29 +1,25 @@
-"""Converts checkpoints between T5X, Hugging Face transformers, Mesh TensorFlow and this trainer.
+"""Converts checkpoints between T5X, transformers and ours.
 
     python -m trainer.convert --from=PATH --to=FOLDER --format=huggingface|t5x|palimpsest
 
+Formats are those of T5X, Hugging Face transformers, Mesh TensorFlow (read only) and this trainer.
 PATH is one checkpoint or a folder of them. Each is written under a temporary name, read back, and
-compared bit for bit; where transformers can load one side, its logits are compared with ours. Only
+compared bit for bit; if transformers can load one side, its logits are compared with ours. Only
 then does it get its name, so the same command continues after a kill.
 """
 
 from __future__ import annotations
 
-from tasks.terminal import interrupt
-
-if __name__ == "__main__":
-    interrupt.end_at_once(  # also while the rest is imported
-        "python -m trainer.convert", "run the same command again", terminated=True
-    )
-
+import dataclasses
 import importlib.util
 import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.storage import files, whole_folder
-from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, UserError
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, ReadIf, field
 
 if TYPE_CHECKING:
     from trainer.conversion.sources import Given, Opened, Source
@@ -206,96 +202,125 @@ def _check_packages(format: str, vocabulary: bool) -> None:
             raise UserError(f"converting to {format} needs the package {name}: {EXTRA}")
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="python -m trainer.convert", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add(
-        "--from",
-        dest="source",
-        required=True,
-        metavar="PATH",
-        help="one checkpoint or a folder of them: checkpoint_STEP of T5X or of this trainer, "
-        "folders of transformers, model.ckpt-STEP of Mesh TensorFlow; local or, except for "
-        "transformers, remote",
+def _only(format: str) -> ReadIf:
+    return ReadIf(lambda flags: flags.format == format, lambda flags: f"on --format={flags.format}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """The model of a checkpoint that does not describe it."""
+
+    preset: str | None = field(None, "a preset, as t5_1_1_base", metavar="NAME")
+    gin_file: tuple[str, ...] = field(
+        (), "a gin file of the model; may be repeated", metavar="FILE", repeated=True
     )
-    add("--to", required=True, metavar="FOLDER", help="local folder to write")
-    add("--format", required=True, choices=_FORMATS, help="what to write")
-    add("--steps", default="all", help="of a folder: all, latest, or steps such as 1000,2000")
-    add("--dtype", default="float32", choices=_DTYPES, help="precision of the stored parameters")
-    add("--vocabulary", metavar="FILE", help="vocabulary to write along, a file or a folder")
-    add(
-        "--extra_ids",
-        type=int,
-        metavar="N",
-        help="sentinels that the model has beyond the vocabulary's pieces; T5: 100",
-    )
-    add(
-        "--scan_layers",
-        action="store_true",
-        help="t5x: write the layout of examples/scalable_t5, which joins the layers of a stack",
-    )
-    add(
-        "--custom_code",
-        action="store_true",
-        help="huggingface: write a modelling file for a model that transformers does not have",
-    )
-    add(
-        "--push_to",
-        metavar="OWNER/NAME",
-        help="huggingface: upload each step as a branch step_N of this repository of the Hub, and "
-        "the last one as main; the token is HF_TOKEN's",
-    )
-    add(
-        "--task",
-        default="",
-        help="palimpsest: the task of a cache, with which trainer.evaluate, trainer.export and "
-        "others then open the run",
-    )
-    add("--cache_dir", default="", help="palimpsest: folder or URL with the task's cache")
-    add("--max_shard_size", help="huggingface: largest size of a weights file; 5GB if left out")
-    model = parser.add_argument_group(
-        "the model",
-        "needed for checkpoints of T5X and Mesh TensorFlow without config.gin or "
-        "operative_config.gin; --model.FIELD=VALUE changes a field, --gin.NAME=VALUE a binding",
-    )
-    model.add_argument("--preset", metavar="NAME", help="a preset, as t5_1_1_base")
-    model.add_argument(
-        "--gin_file", action="append", default=[], metavar="FILE", help="a gin file of the model"
-    )
-    model.add_argument(
-        "--gin_search_paths",
-        action="append",
-        default=[],
+    gin_search_paths: tuple[str, ...] = field(
+        (),
+        "folders to search for gin files and for the files that they include",
         metavar="DIR,DIR",
-        help="folders in which to look for gin files and the files they include",
+        repeated=True,
     )
-    return parser
+    gin_param: tuple[str, ...] = field(
+        (),
+        "binding that overrides the files; --gin.NAME=VALUE does the same",
+        metavar="NAME=VALUE",
+        repeated=True,
+        aliases=("gin.*",),
+    )
+    model: tuple[str, ...] = field(
+        (),
+        "a field of the model; usually written as --model.FIELD=VALUE",
+        metavar="FIELD=VALUE",
+        repeated=True,
+        aliases=("model.*",),
+    )
 
 
-def _settings(flags) -> Settings:
-    """Returns how to write, after a check that every flag has an effect."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    source: str = field(
+        REQUIRED,
+        "checkpoint or folder of checkpoints: checkpoint_STEP of T5X or of this trainer, folders "
+        "of transformers, model.ckpt-STEP of Mesh TensorFlow; local or, except for transformers, "
+        "remote",
+        name="from",
+        metavar="PATH",
+    )
+    to: str = field(REQUIRED, "local folder to write", metavar="FOLDER")
+    format: str = field(REQUIRED, "what to write", choices=_FORMATS)
+    steps: str = field("all", "steps of a folder to convert: all, latest, or as 1000,2000")
+    dtype: str = field(
+        "float32",
+        "precision of the stored parameters",
+        choices=_DTYPES,
+        read_if=ReadIf(
+            lambda flags: flags.format != "palimpsest",
+            "on --format=palimpsest, which keeps its parameters in float32",
+        ),
+    )
+    vocabulary: str | None = field(
+        None,
+        "vocabulary to write along, a file or a folder",
+        metavar="FILE",
+        read_if=ReadIf(
+            lambda flags: flags.format != "t5x",
+            "on --format=t5x: T5X's tasks name their own",
+        ),
+    )
+    extra_ids: int | None = field(
+        None,
+        "number of the model's sentinels beyond the pieces of the vocabulary; T5: 100",
+        read_if=ReadIf(lambda flags: flags.vocabulary is not None, "without --vocabulary"),
+    )
+    scan_layers: bool = field(
+        False,
+        "t5x: write the layout of examples/scalable_t5, which joins the layers of a stack",
+        read_if=_only("t5x"),
+    )
+    custom_code: bool = field(
+        False,
+        "huggingface: write a modelling file for a model that transformers does not have",
+        read_if=_only("huggingface"),
+    )
+    push_to: str | None = field(
+        None,
+        "huggingface: upload each step as a branch step_N of this repository of the Hub, and the "
+        "last one also as main, with the token in HF_TOKEN",
+        metavar="OWNER/NAME",
+        read_if=_only("huggingface"),
+    )
+    task: str = field(
+        "",
+        "palimpsest: task of a cache, with which trainer.evaluate, trainer.export and others open "
+        "the run",
+        read_if=_only("palimpsest"),
+    )
+    cache_dir: str = field(
+        "", "palimpsest: folder or URL with the task's cache", read_if=_only("palimpsest")
+    )
+    max_shard_size: str | None = field(
+        None,
+        "huggingface: largest size of a weights file; None: 5GB",
+        read_if=_only("huggingface"),
+    )
+    model: ModelFlags = field(
+        ModelFlags,
+        "the model, for checkpoints of T5X and Mesh TensorFlow without config.gin or "
+        "operative_config.gin",
+        flat=True,
+    )
+
+
+def _settings(flags: Flags) -> Settings:
+    """Returns how to write."""
     from tasks import vocabulary
     from trainer.conversion.targets import Settings
     from trainer.huggingface import weights
 
-    for name, format in (
-        ("scan_layers", "t5x"),
-        ("custom_code", "huggingface"),
-        ("max_shard_size", "huggingface"),
-        ("push_to", "huggingface"),
-        ("task", "palimpsest"),
-        ("cache_dir", "palimpsest"),
-    ):
-        if getattr(flags, name) and flags.format != format:
-            raise UserError(f"--{name} has no effect on --format={flags.format}")
     if bool(flags.task) != bool(flags.cache_dir):
         raise UserError("--task and --cache_dir need one another")
-    if flags.format == "palimpsest" and flags.dtype != "float32":
-        raise UserError("--dtype=bfloat16: this trainer keeps its parameters in float32")
-    if flags.vocabulary and flags.format == "t5x":
-        raise UserError("--vocabulary has no effect on --format=t5x: T5X's tasks name their own")
-    if flags.extra_ids is not None and not flags.vocabulary:
-        raise UserError("--extra_ids has no effect without --vocabulary")
     found = flags.vocabulary and vocabulary.load(flags.vocabulary, flags.extra_ids or 0)
     return Settings(
         flags.format,
@@ -309,16 +334,11 @@ def _settings(flags) -> Settings:
     )
 
 
-def main(argv: list[str]) -> int:
-    """Runs the command; returns 1 if what was written computes something different."""
-    parser = _parser()
-    flags, others = parser.parse_known_args(argv)
-    for flag in others:
-        if not flag.startswith(("--model.", "--gin.")):
-            raise UserError(f"unknown flag {flag.partition('=')[0]}")
-    bindings = [flag.removeprefix("--gin.") for flag in others if flag.startswith("--gin.")]
-    if bindings and not flags.gin_file:
-        raise UserError(f"--gin.{bindings[0]} needs a --gin_file")
+def run(flags: Flags) -> int:
+    """Converts; returns 1 if what was written computes something different."""
+    model = flags.model
+    if model.gin_param and not model.gin_file:
+        raise UserError(f"--gin.{model.gin_param[0]} needs a --gin_file")
     _check_packages(flags.format, bool(flags.vocabulary))
 
     from trainer.conversion.sources import Given
@@ -330,19 +350,21 @@ def main(argv: list[str]) -> int:
 
         hub.check(flags.push_to)
     given = Given(
-        flags.preset,
-        tuple(flags.gin_file),
-        tuple(path for paths in flags.gin_search_paths for path in paths.split(",")),
-        tuple(bindings),
-        tuple(flag for flag in others if flag.startswith("--model.")),
+        model.preset,
+        model.gin_file,
+        tuple(path for paths in model.gin_search_paths for path in paths.split(",")),
+        model.gin_param,
+        tuple(f"--model.{each}" for each in model.model),
     )
     try:
         convert(flags.source, flags.to, settings, given, flags.steps, flags.push_to)
     except NotEqual as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        print(f"trainer.convert: {error}", file=sys.stderr)
         return _EXIT_NOT_EQUAL
     return 0
 
 
+main = Command(Flags, run, at_once="run the same command again", terminated=True)
+
 if __name__ == "__main__":
-    command_line.run(main, sys.argv[1:])
+    main.start()

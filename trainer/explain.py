@@ -1,50 +1,62 @@
-"""Shows the documents and text behind one batch of a run, and the examples made from them.
+"""Shows the documents behind a batch of a run.
 
-python -m trainer.explain --model_dir=DIR --step=41217 [--row=3] [--output=FILE.html]
-python -m trainer.explain --model_dir=DIR[,DIR…] --document=ID      which steps saw a document
+    python -m trainer.explain --model_dir=DIR --step=41217 [--row=3] [--output=FILE.html]
+    python -m trainer.explain --model_dir=DIR[,DIR…] --document=ID    which steps saw a document
 
-Reads the run's config.json and its caches; needs neither a checkpoint nor an accelerator.
+It reads the run's config.json and its caches, and needs neither a checkpoint nor an accelerator.
 """
 
-import sys
+import dataclasses
 
 from tasks.storage import files
-from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, ReadIf, field
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    parser = Parser(prog="python -m trainer.explain", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add(
-        "--model_dir",
-        required=True,
-        help="folder of the run, local or remote; with --document, several, separated by commas",
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    model_dir: str = field(
+        REQUIRED,
+        "folder of the run, local or remote; with --document, several, separated by commas",
     )
-    add("--step", type=int, help="update to explain, counted as in metrics.jsonl")
-    add(
-        "--document",
-        help="instead of --step: id of a document, or @FILE with ids, one a line; prints the rows "
-        "of every step that held it, also if a takedown has removed it since",
+    step: int | None = field(None, "update to explain, counted as in metrics.jsonl")
+    document: str | None = field(
+        None,
+        "instead of --step: id of a document, or @FILE with one id per line; prints the rows that "
+        "held it at every step, even if a takedown has removed it since",
     )
-    add("--row", type=int, help="row of the batch, from 0; prints one line per row if left out")
-    add("--cache_dir", help="folder of caches by task, if they were moved after training")
-    add("--output", "--html", help="HTML page to write instead of printing, local or remote")
-    flags = parser.parse_args(argv)
+    row: int | None = field(
+        None,
+        "row of the batch, from 0; None: one line for each row",
+        read_if=ReadIf(lambda flags: flags.document is None, "with --document"),
+    )
+    cache_dir: str | None = field(None, "folder of caches by task, if they have moved")
+    output: str | None = field(
+        None,
+        "HTML page to write instead of printing, local or remote",
+        metavar="FILE",
+        aliases=("html",),
+        read_if=ReadIf(lambda flags: flags.document is None, "with --document"),
+    )
+
+
+def run(flags: Flags) -> None:
+    """Prints or writes what was read."""
     if (flags.step is None) == (flags.document is None):
-        parser.error("give --step, or --document")
+        raise UserError("give --step or --document")
     if flags.document:
         from trainer.comparing.document_steps import print_sightings
 
-        if flags.row is not None or flags.output:
-            parser.error("--row and --output are for --step")
         print_sightings(flags.model_dir, flags.document, flags.cache_dir)
         return
 
     from tasks.inspection import show
     from trainer.comparing.explanation import Explanation
 
+    assert flags.step is not None
     explanation = Explanation(flags.model_dir, flags.step, flags.cache_dir)
     if flags.row is None and not flags.output:
         for row in range(len(explanation)):
@@ -65,5 +77,7 @@ def main(argv: list[str]) -> None:
     print(f"{flags.output}: {len(samples)} rows")
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    command_line.run(main, sys.argv[1:])
+    main.start()

@@ -1,21 +1,14 @@
-"""Exports a checkpoint to Hugging Face transformers, and compares its logits there.
+"""Exports a checkpoint to Hugging Face transformers.
 
-python -m trainer.export --model_dir=DIR --output=FOLDER [--step=N] [--custom_code]
+    python -m trainer.export --model_dir=DIR --output=FOLDER [--step=N] [--custom_code]
 
-Writes a temporary folder. Transformers loads it and computes logits of rows of the validation
-split; only if they equal the trainer's is the folder renamed to FOLDER.
+The folder gets its name only after transformers has loaded it and computed the trainer's logits for
+rows of the validation split.
 """
 
 from __future__ import annotations
 
-from tasks.terminal import interrupt
-
-if __name__ == "__main__":
-    interrupt.end_at_once(  # also while the rest is imported
-        "python -m trainer.export", "run the same command again", terminated=True
-    )
-
-import argparse
+import dataclasses
 import importlib.util
 import itertools
 import os
@@ -26,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tasks.storage import files, whole_folder
-from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, UserError
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, field
 from tasks.vocabulary import PAIR_BORDER
 from trainer.trained import trained_run
 
@@ -275,17 +269,6 @@ def _compared(match: Match | None) -> str:
     return f"{equal} of {match.texts} texts have equal ids{ties}"
 
 
-def _named(flags: argparse.Namespace) -> Named:
-    from trainer.conversion.card import Named
-
-    return Named(
-        flags.license,
-        tuple(filter(None, flags.language.split(","))),
-        tuple(filter(None, flags.datasets.split(","))),
-        flags.base_model,
-    )
-
-
 def _push(repository: str, model_dir: str, step: int, output: str) -> None:
     """Uploads an exported folder with the run's facts as the commit's message."""
     from trainer.config import load_config
@@ -305,7 +288,7 @@ def _push(repository: str, model_dir: str, step: int, output: str) -> None:
     print(f"uploaded   {url}")
 
 
-def _is_made(flags: argparse.Namespace) -> int | None:
+def _is_made(flags: Flags) -> int | None:
     """Returns the step that an earlier command exported to the folder, None if there is none.
 
     Raises:
@@ -321,42 +304,44 @@ def _is_made(flags: argparse.Namespace) -> int | None:
     return step if record.is_finished(target, made, "--output") else None
 
 
-def main(argv: list[str]) -> int:
-    """Runs the command; returns 1 if transformers computes something different."""
-    parser = Parser(prog="python -m trainer.export", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--model_dir", required=True, help="folder of the run, local or remote")
-    add("--output", required=True, help="local folder to write, which must not exist")
-    add("--step", type=int, help="step of the checkpoint; the newest if left out")
-    add("--max_shard_size", default="5GB", help="largest size of a weights file, as 5GB or 300MB")
-    add("--vocabulary", help="folder or file of the vocabulary; the cache's if left out")
-    add("--cache_dir", help="folder of caches by task, if they were moved after training")
-    add(
-        "--custom_code",
-        action="store_true",
-        help="write a modelling file for a model that transformers does not have",
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Card:
+    """What only the user knows, for the model card."""
+
+    license: str = field("", "licence of the weights, as apache-2.0")
+    language: tuple[str, ...] = field((), "languages of the corpus, as en,ro")
+    datasets: tuple[str, ...] = field(
+        (), "data sets of the Hub that the corpus comes from; by default, those of hf: corpora"
     )
-    add(
-        "--push_to",
+    base_model: str = field("", "model of the Hub that the training started from")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    model_dir: str = field(REQUIRED, "folder of the run, local or remote")
+    output: str = field(REQUIRED, "local folder to write, which must not exist")
+    step: int | None = field(None, "step of the checkpoint; None: the newest")
+    max_shard_size: str = field("5GB", "largest size of a weights file, as 5GB or 300MB")
+    vocabulary: str | None = field(None, "folder or file of the vocabulary; None: the cache's")
+    cache_dir: str | None = field(None, "folder of caches by task, if they have moved")
+    custom_code: bool = field(
+        False, "write a modelling file for a model that transformers does not have"
+    )
+    push_to: str | None = field(
+        None,
+        "upload the folder to this repository of the Hub, as main and as a branch step_N, with the "
+        "token in HF_TOKEN; a folder that was exported before is uploaded as it is",
         metavar="OWNER/NAME",
-        help="upload the folder to this repository of the Hub, as main and as a branch step_N; the "
-        "token is HF_TOKEN's; a folder that was exported before is uploaded as it is",
     )
-    card = parser.add_argument_group("the model card")
-    card.add_argument("--license", default="", help="license of the weights, as apache-2.0")
-    card.add_argument(
-        "--language", default="", metavar="A,B", help="languages of the corpus, as en,ro"
-    )
-    card.add_argument(
-        "--datasets",
-        default="",
-        metavar="A,B",
-        help="data sets of the Hub that the corpus comes from; those of hf: corpora if left out",
-    )
-    card.add_argument(
-        "--base_model", default="", help="model of the Hub that the training started from"
-    )
-    flags = parser.parse_args(argv)
+    card: Card = field(Card, "the model card", flat=True)
+
+
+def run(flags: Flags) -> int:
+    """Exports; returns 1 if transformers computes something different."""
+    from trainer.conversion.card import Named
+
     if flags.push_to:
         from trainer.huggingface import hub
 
@@ -375,10 +360,10 @@ def main(argv: list[str]) -> int:
             vocabulary_path=flags.vocabulary,
             max_shard_size=flags.max_shard_size,
             custom_code=flags.custom_code,
-            named=_named(flags),
+            named=Named(*dataclasses.astuple(flags.card)),
         )
     except NotEqual as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        print(f"trainer.export: {error}", file=sys.stderr)
         return _EXIT_NOT_EQUAL
     print(f"{flags.output}: step {step:,}")
     print(f"model      {parity}")
@@ -388,5 +373,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+main = Command(Flags, run, at_once="run the same command again", terminated=True)
+
 if __name__ == "__main__":
-    command_line.run(main, sys.argv[1:])
+    main.start()

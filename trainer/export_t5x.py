@@ -1,47 +1,49 @@
 """Writes a checkpoint that T5X can restore.
 
-python -m trainer.export_t5x --model_dir=DIR --output=DIR [--step=N] [--scan_layers]
+    python -m trainer.export_t5x --model_dir=DIR --output=DIR [--step=N] [--scan_layers]
+
+OUTPUT/checkpoint_STEP has parameters, Adafactor's state and the step in T5X's format. T5X can
+restore it, or resume from it if OUTPUT is its MODEL_DIR.
 """
 
-import sys
+import dataclasses
 
 from tasks.storage import files
-from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, UserError
-from trainer.config import load_config
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, field
 
 
-def main(argv: list[str]) -> int:
-    parser = Parser(
-        prog="python -m trainer.export_t5x",
-        description="Writes OUTPUT/checkpoint_STEP in T5X's format: parameters, Adafactor's state "
-        "and the step. T5X can restore it, or resume from it if OUTPUT is its MODEL_DIR.",
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    model_dir: str = field(REQUIRED, "folder of the run, local or remote")
+    step: int | None = field(None, "step of the checkpoint; None: the newest")
+    output: str = field(REQUIRED, "folder to write checkpoint_STEP into, local or remote")
+    scan_layers: bool = field(
+        False, "write the layout of T5X's examples/scalable_t5, which joins the layers of a stack"
     )
-    add = parser.add_argument
-    add("--model_dir", required=True, help="folder of the run, local or remote")
-    add("--step", type=int, help="step of the checkpoint; the newest if left out")
-    add("--output", required=True, help="folder to write checkpoint_STEP into, local or remote")
-    add(
-        "--scan_layers",
-        action="store_true",
-        help="write the layout of T5X's examples/scalable_t5, which joins the layers of a stack",
-    )
-    arguments = parser.parse_args(argv)
-    config, _ = load_config(arguments.model_dir)
 
+
+def run(flags: Flags) -> None:
+    """Writes the checkpoint and prints what it holds."""
+    from trainer.config import load_config
     from trainer.t5x import read, write
 
-    path = arguments.model_dir
-    if arguments.step is not None:
+    config, _ = load_config(flags.model_dir)
+
+    path = flags.model_dir
+    if flags.step is not None:
         found = read.steps(path)
-        if arguments.step not in found:
+        if flags.step not in found:
             raise UserError(
-                f"{path} has no checkpoint of step {arguments.step}; it has "
+                f"{path} has no checkpoint of step {flags.step}; it has "
                 f"{', '.join(map(str, found)) or 'none'}"
             )
-        path = files.join(path, f"checkpoint_{arguments.step}")
+        path = files.join(path, f"checkpoint_{flags.step}")
     checkpoint = read.load(path)
-    written = write.write(checkpoint, config, arguments.output, arguments.scan_layers)
+    written = write.write(checkpoint, config, flags.output, flags.scan_layers)
     model = config.model
     print(
         f"{written}: {len(checkpoint.parameters)} parameters of {config.preset}, vocabulary of "
@@ -52,8 +54,9 @@ def main(argv: list[str]) -> int:
             f"the run's optimizer was {config.optimizer.name}: T5X's Adafactor starts with moments "
             f"of 0, so set adafactor.Adafactor.step_offset = {checkpoint.step}"
         )
-    return 0
 
+
+main = Command(Flags, run)
 
 if __name__ == "__main__":
-    command_line.run(main, sys.argv[1:])
+    main.start()

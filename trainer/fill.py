@@ -1,38 +1,38 @@
-"""Fills the gaps of a text, marked <extra_id_0>, <extra_id_1>, …, by a checkpoint of a run.
+"""Fills the gaps of a text.
 
-python -m trainer.fill "The <extra_id_0> returns <extra_id_1>." --model_dir=DIR
+    python -m trainer.fill "The <extra_id_0> returns <extra_id_1>." --model_dir=DIR
 
-Prints the text with what the model puts into each gap in brackets. A UL2 model also reads the mode
-with which its inputs begin.
+Prints the text with the model's words for each gap in brackets. A UL2 model also reads the mode at
+the beginning of its inputs.
 """
 
-from __future__ import annotations
-
+import dataclasses
 import sys
 
-from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, UserError
-from tasks.terminal.dataclass_flags import add_flags, options_of
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, field
 from tasks.vocabulary import sentinel_piece
-from trainer.config.decoding import Decoding
-from trainer.generate import add_run_flags, generator_of
+from trainer.config.decoding import Decoding, TrainedFlags
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    parser = Parser(prog="python -m trainer.fill", description=__doc__.splitlines()[0])
-    parser.add_argument("text", help="text with gaps, as 'The <extra_id_0> returns.'")
-    add_run_flags(parser)
-    add_flags(parser.add_argument_group("decoding"), Decoding)
-    flags = parser.parse_args(argv)
-    decoding = options_of(flags, Decoding)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(TrainedFlags):
+    """Flags of the command."""
 
+    text: str = field(REQUIRED, "text with gaps, as 'The <extra_id_0> returns.'", positional=True)
+    decoding: Decoding = field(Decoding, "how tokens are chosen", flat=True)
+
+
+def run(flags: Flags) -> None:
+    """Prints the filled text."""
     from trainer.decoding import text
+    from trainer.trained import prompts
 
     gaps = text.sentinels(flags.text)
     if not gaps:
         raise UserError(f"{flags.text!r} has no gap: mark one by <extra_id_0>")
-    generator = generator_of(flags, decoding)
+    generator = prompts.generator_of(flags, flags.decoding)
     for found in generator([generator.ids(flags.text)]):
         spans = text.spans(generator.vocabulary, found.ids)
         print(text.filled(flags.text, spans))
@@ -41,5 +41,7 @@ def main(argv: list[str]) -> None:
             print(f"the model left out {', '.join(missing)}", file=sys.stderr)
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    command_line.run(main, sys.argv[1:])
+    main.start()

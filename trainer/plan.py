@@ -1,24 +1,28 @@
-"""Plans a run: compiles its programs ahead of time for a TPU slice and prints what they need.
+"""Compiles a run ahead of time and prints what it needs.
 
     python -m trainer.plan --topology=v5e:4x4 --preset=t5_1_1_base --lengths.inputs=512 \\
         --lengths.targets=114 --batch_size=256 --model.dtype=bfloat16
     python -m trainer.plan --topology=v5p:4x4x4 … --search
 
-Nothing is run, and no TPU, cache or task is needed. Without --topology the plan is for the devices
-of this machine.
+It prints whether the programs fit the memory, how long a step takes by the compiler's estimate, and
+what the run costs. Nothing is run, and no TPU, cache or task is needed; without --task, give
+--lengths. Without --topology the plan is for the devices of this machine. All flags of
+trainer.pretrain may be copied from here to there.
 """
 
-import argparse
-import contextlib
+import dataclasses
+import math
 import os
 import signal
 import sys
 import threading
 from typing import TYPE_CHECKING
 
-from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, RawHelp, UserError, positive
-from trainer import pretrain
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import Rule, at_least, field
+from trainer.config import fields, from_flags
+from trainer.config.from_flags import GinRunFlags
 
 if TYPE_CHECKING:
     from trainer.planning.compiled import Target
@@ -27,16 +31,46 @@ if TYPE_CHECKING:
 _COMPILATIONS = 10
 
 
-def main(argv: list[str]) -> int:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(GinRunFlags):
+    """All flags of trainer.pretrain, and those of a plan."""
+
+    topology: str | None = field(
+        None,
+        "TPU slice as GENERATION:SHAPE in chips, as v5e:4x4, v4:2x2x4 or, for two slices, "
+        "2xv5e:16x16; needs the extra tpu; None: the devices of this machine",
+        metavar="NAME",
+        often="TPU slice, as v5e:4x4",
+    )
+    search: int | None = field(
+        None,
+        "compile up to N meshes, microbatches and ways to keep activations "
+        f"({_COMPILATIONS} if N is left out), and print the best that fit, as flags",
+        rule=at_least(1),
+        alone=str(_COMPILATIONS),
+        often="compile N variants, and rank them",
+    )
+    json: bool = field(False, "print JSON", often="print JSON")
+    price: float | None = field(
+        None,
+        "price of a chip and hour, for the cost",
+        rule=Rule("a price", lambda price: 0 <= price < math.inf),
+        metavar="DOLLARS",
+        often="dollars per chip and hour",
+    )
+
+
+def run(flags: Flags) -> int:
     """Runs the command.
 
     Raises:
       UserError: a flag is wrong, or the run does not fit; names what would.
     """
-    arguments, others = _parser().parse_known_args(pretrain.with_values(argv))
-    config, origins = pretrain.configured(arguments, others)
-
-    target = target_of(arguments.topology)
+    config, origins = from_flags.configured(flags)
+    if flags.print_config:
+        print(fields.describe(config, origins, words=flags.print_config == "words"))
+        return 0
+    target = target_of(flags.topology)
     if target.schedules:
         _stop_at_once(target.schedules)
 
@@ -49,12 +83,12 @@ def main(argv: list[str]) -> int:
     from trainer.planning.compiled import Plan, TooLarge, compile_plan
     from trainer.planning.planned_run import subject
 
-    run = subject(config, origins, len(target.devices))
-    if arguments.search:
+    planned = subject(config, origins, len(target.devices))
+    if flags.search:
         if target.chip is None:
             raise UserError("--search compares estimated times: it needs a --topology")
-        found = search.search(run, target, arguments.search)
-        print(page.as_json(found, arguments.price) if arguments.json else page.ranking(found, run))
+        found = search.search(planned, target, flags.search)
+        print(page.as_json(found, flags.price) if flags.json else page.ranking(found, planned))
         if not any(each.plan and not each.plan.missing for each in found):
             raise UserError(
                 f"none of the {len(found)} configurations tried fits {target.name}: use a larger "
@@ -63,19 +97,19 @@ def main(argv: list[str]) -> int:
         return 0
     outcome: Plan | TooLarge
     try:
-        outcome = compile_plan(run, target)
+        outcome = compile_plan(planned, target)
     except TooLarge as error:
         outcome, missing = error, str(error)
-        if arguments.json:
+        if flags.json:
             print(page.as_json(error))
     else:
-        show = page.as_json if arguments.json else page.page
-        print(show(outcome, arguments.price))
+        show = page.as_json if flags.json else page.page
+        print(show(outcome, flags.price))
         if not outcome.missing:
             return 0
         missing = f"{outcome.missing / 1e9:,.1f} GB a device too much"
     print(f"it does not fit, {missing}: looking for what does", file=sys.stderr, flush=True)
-    remedy, tried = search.first_that_fits(run, target, outcome, _COMPILATIONS)
+    remedy, tried = search.first_that_fits(planned, target, outcome, _COMPILATIONS)
     if remedy is None or remedy.missing:
         raise UserError(
             f"the run does not fit {target.name} ({missing}), and nothing else of {tried} "
@@ -83,7 +117,7 @@ def main(argv: list[str]) -> int:
         )
     raise UserError(
         f"the run does not fit {target.name} ({missing}); what fits, with "
-        f"{remedy.needed / 1e9:,.1f} GB a device: {search.flags(remedy, run)}"
+        f"{remedy.needed / 1e9:,.1f} GB a device: {search.flags(remedy, planned)}"
     )
 
 
@@ -139,46 +173,7 @@ def _stop_at_once(schedules: "Schedules") -> None:
     threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m trainer.plan",
-        usage="%(prog)s [--topology=v5e:4x4] --preset=NAME [--FIELD=VALUE ...]",
-        description="Compiles the programs of a run ahead of time and prints whether they fit, how "
-        "long a step takes by the compiler's estimate, and what the run costs. No TPU is needed.",
-        epilog="All flags of trainer.pretrain are understood, and may be copied from here to "
-        "there. Without a --task, --lengths.inputs and --lengths.targets are needed.",
-        formatter_class=RawHelp,
-    )
-    parser.add_argument(
-        "--topology",
-        metavar="NAME",
-        help="a TPU slice as GENERATION:SHAPE in chips: v5e:4x4, v6e:16x16, v4:2x2x4, v5p:4x4x4; "
-        "2xv5e:16x16 are two slices; needs the extra tpu (default: the devices of this machine)",
-    )
-    parser.add_argument(
-        "--search",
-        nargs="?",
-        type=positive,
-        const=_COMPILATIONS,
-        metavar="N",
-        help="compile up to N meshes, microbatches and ways to keep activations "
-        f"({_COMPILATIONS} if N is left out), and print the best that fit as flags",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument(
-        "--price", type=_dollars, metavar="DOLLARS", help="price of a chip and hour, for the cost"
-    )
-    pretrain.add_sources(parser)
-    return parser
-
-
-def _dollars(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        value = float(text)
-        if 0 <= value < float("inf"):
-            return value
-    raise argparse.ArgumentTypeError(f"{text} is not a price")
-
+main = Command(Flags, run)
 
 if __name__ == "__main__":
-    command_line.run(main, sys.argv[1:])
+    main.start()

@@ -1,28 +1,56 @@
-"""Reports on runs: an HTML page of curves, configuration and examples, and a table of results.
+"""Reports on runs: curves and a table of results.
 
     python -m trainer.report RUN [RUN …] [--output=FILE.html] [--rows=N] [--samples=N]
 
-RUN is a model directory, local or remote. The page is one file that loads nothing. It is made from
-what the runs recorded; --rows and --samples compute with the newest checkpoint of each run.
+RUN is a model directory, local or remote. The page is one file that loads nothing else. It is made
+from what the runs recorded; --rows and --samples compute with the newest checkpoint of each run.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
-import sys
 from typing import Any
 
 from tasks.storage import files
-from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, UserError, positive
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import at_least, field
 from tasks.terminal.table import table
 
 _PAGE = "report.html"
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    flags = _parser().parse_args(argv)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    runs: tuple[str, ...] = field(
+        (), "folder of a run, local or remote", positional=True, metavar="RUN"
+    )
+    model_dir: tuple[str, ...] = field((), "folder of a run, as RUN", repeated=True)
+    output: str | None = field(
+        None,
+        f"HTML file to write, local or remote; None: RUN/{_PAGE}, or {_PAGE} for several runs",
+        metavar="FILE",
+    )
+    picture: str | None = field(None, "PNG of the loss curves to write as well", metavar="FILE")
+    rows: int | None = field(
+        None,
+        "also show so many validation rows with the highest and with the lowest loss, and their "
+        "documents",
+        rule=at_least(1),
+    )
+    samples: int | None = field(
+        None,
+        "also let the model complete so many validation rows, or fill their spans",
+        rule=at_least(1),
+    )
+    cache_dir: str | None = field(None, "folder of caches by task, if they have moved")
+
+
+def run(flags: Flags) -> None:
+    """Writes the page and prints the table."""
     folders = [*flags.runs, *flags.model_dir]
     if not folders:
         raise UserError("name a run: the folder given to trainer.pretrain as --model_dir")
@@ -50,31 +78,6 @@ def main(argv: list[str]) -> None:
         print(f"loss curve   {flags.picture}")
     if len(runs) == 1:
         print(_next(folders[0], runs[0].config.train_steps))
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="python -m trainer.report", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("runs", nargs="*", metavar="RUN", help="folder of a run, local or remote")
-    add("--model_dir", action="append", default=[], help="folder of a run, as RUN")
-    add(
-        "--output",
-        help=f"HTML file to write, local or remote; RUN/{_PAGE} if left out, {_PAGE} for several",
-    )
-    add("--picture", help="PNG of the loss curves to write as well")
-    add(
-        "--rows",
-        type=positive,
-        help="also show so many rows of validation with the highest and with the lowest loss, and "
-        "their documents",
-    )
-    add(
-        "--samples",
-        type=positive,
-        help="also let the model complete so many rows of validation, spans filled in",
-    )
-    add("--cache_dir", help="folder of caches by task, if they were moved after training")
-    return parser
 
 
 def _text(runs: list[Any]) -> str:
@@ -107,5 +110,7 @@ Next:
   see all settings      python -m trainer.pretrain --help"""
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    command_line.run(main, sys.argv[1:])
+    main.start()

@@ -8,7 +8,7 @@ from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, SpecialIds, TokenIds
-from trainer.config import CONFIG_FILE, Config, fields, load_config
+from trainer.config import CONFIG_FILE, SEQIO, Config, fields, load_config
 from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.config.mesh import check_dimensions
 from trainer.data import features, followed
@@ -18,7 +18,6 @@ from trainer.data.features import Converter
 from trainer.data.mixing import mixtures_of
 from trainer.data.prepared import Run
 
-SEQIO = "seqio:"
 # Compares vocabularies; imported only with --init_from, as it reads formats of other programs.
 _HAS_OTHER_ROWS = "trainer.starting.vocabulary_change:has_other_rows"
 
@@ -46,7 +45,7 @@ def prepare(config: Config, origins: dict[str, str], training: bool = False) -> 
       UserError: a setting is missing or does not fit; names the flag to change.
     """
     _check_flags(config)
-    if config.task.startswith(SEQIO):
+    if config.reads_seqio:
         return _prepare_seqio(config, origins)
     return _prepare_caches(config, origins, training)
 
@@ -83,7 +82,6 @@ def _prepare_caches(config: Config, origins: dict[str, str], training: bool) -> 
     """Prepares a run on caches of pipeline.build."""
     if not config.cache_dir:
         raise UserError("--cache_dir is missing")
-    _reject_unused(config, ("data.use_cached", "data.pack"), used=("data.pack_examples",))
     _check_packing(config)
     mixtures = [spec for _, spec in mixtures_of(config)]
     if config.data.follow:
@@ -112,10 +110,6 @@ def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
     """Prepares a run on a task or mixture registered with seqio."""
     from trainer.data.seqio_data import SeqioData
 
-    unused = ("mixing.", "objective", "data.local_", "data.block_", "data.threads")
-    packing = ("data.pack_examples", "data.segment_documents", "data.example_")
-    amounts = ("data.take", "data.follow")
-    _reject_unused(config, (*unused, *packing, *amounts, "evaluation.supervised"))
     if config.data.shuffle == "block":
         raise UserError(f"--data.shuffle=block has no effect on --task={config.task}")
     if config.model.architecture == "encoder":
@@ -188,9 +182,6 @@ def _check_packing(config: Config) -> None:
                 "leave out --data.segment_documents"
             )
     if not config.data.pack_examples:
-        for name in ("example_inputs", "example_targets"):
-            if getattr(config.data, name) is not None:
-                raise UserError(f"--data.{name} has no effect without --data.pack_examples=true")
         return
     if config.model.architecture == "encoder":
         raise UserError("--data.pack_examples is for models with a decoder: leave it out")
@@ -199,17 +190,6 @@ def _check_packing(config: Config) -> None:
             f"--model.memory_tokens={config.model.memory_tokens} needs rows of one example: leave "
             "out --data.pack_examples"
         )
-
-
-def _reject_unused(config: Config, unused: tuple[str, ...], used: tuple[str, ...] = ()) -> None:
-    """Rejects fields that the run's data ignore but that differ from their defaults.
-
-    `unused` are beginnings of field paths, except those that are in `used`.
-    """
-    defaults = dict(fields.leaves(Config(config.preset, config.model)))
-    for path, value in fields.leaves(config):
-        if path.startswith(unused) and path not in used and value != defaults[path]:
-            raise UserError(f"--{path} has no effect on --task={config.task}")
 
 
 def _check_task(task: TaskSpec, config: Config) -> None:

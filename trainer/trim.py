@@ -1,19 +1,12 @@
-"""Cuts a model and its vocabulary to the pieces that a corpus needs, as mT5 to one language.
+"""Cuts a model and its vocabulary to what a corpus needs.
 
     python -m trainer.trim --from=mt5-small --corpus='parquet:ro/*.parquet' --to=mt5-small-ro
 
-Rows of kept pieces stay, in the embedding and in the logits, and so do all other parameters: logits
-of kept pieces are those of the source. What is written is checked as by trainer.convert.
+Rows of kept pieces stay, in the embedding and in the logits, as do all other parameters, so the
+logits of kept pieces are the source's. The result is checked as by trainer.convert.
 """
 
 from __future__ import annotations
-
-from tasks.terminal import interrupt
-
-if __name__ == "__main__":
-    interrupt.end_at_once(  # also while the rest is imported
-        "python -m trainer.trim", "run the same command again", terminated=True
-    )
 
 import dataclasses
 import os
@@ -21,8 +14,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from tasks.storage import files
-from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, UserError, positive
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, ReadIf, at_least, field
 
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary
@@ -148,38 +142,44 @@ def _cut(flags: Any, opened: Opened, settings: Settings) -> tuple[Opened, Settin
     return made, settings
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="python -m trainer.trim", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add(
-        "--from",
-        dest="source",
-        required=True,
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    source: str = field(
+        REQUIRED,
+        "the model, as trainer.convert takes it: a folder of transformers, a checkpoint of this "
+        "trainer or of T5X, or a folder of checkpoints, whose newest is taken",
+        name="from",
         metavar="PATH",
-        help="the model, as trainer.convert takes it: a folder of transformers, a checkpoint of "
-        "this trainer or of T5X, or a folder of them, of which the newest is taken",
     )
-    add("--corpus", required=True, metavar="SPEC", help="text that the model is to keep")
-    add("--to", required=True, metavar="FOLDER", help="local folder to write")
-    add(
-        "--format",
+    corpus: str = field(REQUIRED, "text that the model is to keep", metavar="SPEC")
+    to: str = field(REQUIRED, "local folder to write", metavar="FOLDER")
+    format: str | None = field(
+        None,
+        "what to write; None: huggingface if the source is of transformers, else palimpsest",
         choices=_FORMATS,
-        help="what to write; huggingface if that is the source, else palimpsest",
     )
-    add("--min_count", type=positive, default=1, help="least occurrences of a kept piece")
-    add("--vocab_size", type=positive, help="most pieces, without sentinels; no limit if left out")
-    add("--workers", type=positive, default=1, help="processes that count pieces")
-    add("--vocabulary", metavar="PATH", help="the vocabulary, where the source does not have it")
-    add("--extra_ids", type=int, metavar="N", help="sentinels beyond its pieces; T5: 100")
-    add("--preset", metavar="NAME", help="the model of a checkpoint of T5X, as mt5_base")
-    return parser
+    min_count: int = field(1, "least occurrences of a kept piece", rule=at_least(1))
+    vocab_size: int | None = field(
+        None, "maximum number of pieces, without sentinels; None: no limit", rule=at_least(1)
+    )
+    workers: int = field(1, "processes that count pieces", rule=at_least(1))
+    vocabulary: str | None = field(
+        None, "the vocabulary, if the source does not have it", metavar="PATH"
+    )
+    extra_ids: int | None = field(
+        None,
+        "sentinels beyond the vocabulary's pieces; T5: 100",
+        read_if=ReadIf(lambda flags: flags.vocabulary is not None, "without --vocabulary"),
+    )
+    preset: str | None = field(
+        None, "the model of a checkpoint of T5X, as mt5_base", metavar="NAME"
+    )
 
 
-def main(argv: list[str]) -> int:
-    """Runs the command; returns 1 if what was written computes something different."""
-    flags = _parser().parse_args(argv)
-    if flags.extra_ids is not None and not flags.vocabulary:
-        raise UserError("--extra_ids has no effect without --vocabulary")
+def run(flags: Flags) -> int:
+    """Trims; returns 1 if what was written computes something different."""
     if files.is_remote(flags.to):
         raise UserError(f"--to={flags.to}: give a local folder")
 
@@ -196,10 +196,12 @@ def main(argv: list[str]) -> int:
         made, settings = _cut(flags, opened, settings)
         convert.write(made, target, settings.format != targets.HUGGING_FACE, settings)
     except NotEqual as error:
-        print(f"python -m trainer.trim: {error}", file=sys.stderr)
+        print(f"trainer.trim: {error}", file=sys.stderr)
         return _EXIT_NOT_EQUAL
     return 0
 
 
+main = Command(Flags, run, at_once="run the same command again", terminated=True)
+
 if __name__ == "__main__":
-    command_line.run(main, sys.argv[1:])
+    main.start()

@@ -18,8 +18,10 @@ from typing import Any
 from tasks import registry, vocabulary
 from tasks.reading import languages, sources
 from tasks.storage import files
-from tasks.terminal import command_line, progress
+from tasks.terminal import progress
+from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, field
 from tasks.terminal.table import table
 from tasks.vocabularies import byte_level, tokenizer_json
 from vocab import compare_page, fit
@@ -136,31 +138,31 @@ def as_json(found: Comparison) -> dict[str, Any]:
     }
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.Parser(
-        prog="python -m vocab.compare", description=__doc__.splitlines()[0]
-    )
-    add = parser.add_argument
-    add(
-        "--vocabulary",
-        required=True,
-        action="append",
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    vocabulary: tuple[str, ...] = field(
+        REQUIRED,
+        f"vocabulary to compare, to be repeated: {vocabulary.FORMS}",
         metavar="PATH",
-        help=f"vocabulary to compare; may be repeated: {vocabulary.FORMS}",
+        repeated=True,
     )
-    add(
-        "--corpus",
-        required=True,
-        action="append",
+    corpus: tuple[str, ...] = field(
+        REQUIRED,
+        "corpus to measure on; may be repeated, also as NAME=SPEC, or contain {language}: "
+        f"{sources.forms()}",
         metavar="SPEC",
-        help=f"corpus to measure on; may be repeated, also as NAME=SPEC, or have {{language}} in "
-        f"it: {sources.FORMS}",
+        repeated=True,
     )
-    add("--languages", metavar="A,B", help="languages, in place of {language} in --corpus")
-    add("--task_module", metavar="MODULE", help="Python module that registers vocabularies")
-    add("--output", metavar="FILE", help="HTML page to write")
-    add("--json", metavar="FILE", help="file to write all numbers to")
-    return parser
+    languages: str | None = field(
+        None, "languages that replace {language} in --corpus", metavar="A,B"
+    )
+    task_module: str | None = field(
+        None, "Python module that registers vocabularies", metavar="MODULE"
+    )
+    output: str | None = field(None, "HTML page to write", metavar="FILE")
+    json: str | None = field(None, "file to write all numbers to", metavar="FILE")
 
 
 def _check_file(flag: str, path: str | None) -> None:
@@ -178,9 +180,8 @@ def _check_file(flag: str, path: str | None) -> None:
         raise UserError(f"--{flag}={path} holds something else: name another file")
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    flags = _parser().parse_args(argv)
+def run(flags: Flags) -> None:
+    """Prints and writes the comparison."""
     if flags.task_module:
         registry.load(flags.task_module)
     for path in flags.vocabulary:
@@ -205,5 +206,7 @@ def main(argv: list[str]) -> None:
         print(f"wrote {flags.output}")
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    command_line.run(main)
+    main.start()

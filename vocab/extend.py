@@ -14,6 +14,7 @@ that the old merges never produce.
 """
 
 import statistics
+from typing import Any
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
@@ -120,7 +121,7 @@ def id_map(base: vocabulary.Vocabulary, size: int, sentinels: int) -> list[int]:
     return [*range(pieces), *range(size - (own or sentinels), size)]
 
 
-def _proto(model: bytes):
+def _proto(model: bytes) -> Any:
     from sentencepiece import sentencepiece_model_pb2
 
     return sentencepiece_model_pb2.ModelProto.FromString(model)

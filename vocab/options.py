@@ -1,16 +1,14 @@
 """Options of a SentencePiece vocabulary, and the flags of vocab.train that set them."""
 
-import argparse
 import dataclasses
 import json
-import math
 from typing import Any
 
 from tasks import vocabulary
 from tasks.storage import files
-from tasks.terminal import command_line
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import Rejected, field, require
+from tasks.terminal.fields import REQUIRED, Rejected, field, require
+from tasks.terminal.flags import Given, refusal
 from vocab import extend, word_splitter
 
 _LEAST_MEMORY = 1_000_000_000
@@ -48,7 +46,10 @@ class Options:
     split_digits: bool = field(False, "make every digit a piece of its own")
     max_piece_length: int = field(16, "maximum length of a piece in characters, from 1 to 512")
     user_defined_symbols: tuple[str, ...] = field(
-        (), "comma-separated pieces that are never split; may be repeated"
+        (),
+        "comma-separated pieces that are never split; may be repeated",
+        metavar="A,B",
+        repeated=True,
     )
     memory_bytes: int = field(
         4_000_000_000,
@@ -88,58 +89,29 @@ class Options:
         return (*kept, *self.user_defined_symbols)
 
 
-def add_flags(parser: command_line.Parser) -> None:
-    """Adds the flags of `Options`, and those of more symbols and of a vocabulary to extend."""
-    for option in dataclasses.fields(Options):
-        if option.name != "extends":
-            _add_flag(parser, option)
-    parser.add_argument(
-        "--user_defined_symbols_file",
-        metavar="FILE",
-        help="file with more pieces that are never split, one per line",
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptionFlags:
+    """Flags of `Options` as they were typed, and of more symbols and a vocabulary to extend."""
+
+    options: Given = field(REQUIRED, "the vocabulary", flat=True, partial=Options)
+    user_defined_symbols_file: str | None = field(
+        None, "file with more pieces that are never split, one per line", metavar="FILE"
     )
-    parser.add_argument(
-        "--extend",
+    extend: str | None = field(
+        None,
+        "vocabulary to extend: it keeps its ids and scores, and gets pieces of the corpus up to "
+        "--vocab_size; id_map.json maps old ids to new ids",
         metavar="DIR",
-        help="vocabulary to extend: its ids and scores are kept, and pieces of the corpus are "
-        "added up to --vocab_size; id_map.json maps old ids to new ids",
     )
 
 
-def _add_flag(parser: command_line.Parser, option: dataclasses.Field) -> None:
-    """Adds the flag of a field of `Options`. A flag that is not given leaves no attribute."""
-    words, choices = option.metadata["words"], option.metadata["choices"]
-    settings: dict[str, Any] = {"default": argparse.SUPPRESS, "help": words}
-    if option.type is bool:
-        settings |= {"action": "store_true"}
-    elif option.name == "user_defined_symbols":
-        settings |= {"action": "append", "metavar": "A,B"}
-    else:
-        kind = _whole_number if option.type is int else option.type
-        settings |= {"type": kind, "help": f"{words} (default: {option.default})"}
-        settings |= {"choices": choices} if choices else {}
-    parser.add_argument(f"--{option.name}", **settings)
-
-
-def _whole_number(text: str) -> int:
-    """Returns a flag's whole number, which may be written as 4e9."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not value.is_integer():
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number")
-    return int(value)
-
-
-def options_of(flags: argparse.Namespace) -> tuple[Options, vocabulary.Vocabulary | None]:
+def options_of(flags: OptionFlags) -> tuple[Options, vocabulary.Vocabulary | None]:
     """Returns the options given by the flags, and the vocabulary to extend.
 
     Raises:
       UserError: a value is out of range, or two flags contradict each other.
     """
-    names = [option.name for option in dataclasses.fields(Options)]
-    given = {name: getattr(flags, name) for name in names if hasattr(flags, name)}
+    given = dict(flags.options.values)
     given["user_defined_symbols"] = _symbols(flags)
     base = vocabulary.load(flags.extend) if flags.extend else None
     defaults: dict[str, Any] = {}
@@ -157,12 +129,13 @@ def options_of(flags: argparse.Namespace) -> tuple[Options, vocabulary.Vocabular
     try:
         return Options(**{**defaults, **given}), base
     except Rejected as error:
-        raise UserError(f"--{error.field}={error.value} must be {error.rule}") from error
+        typed = flags.options.typed.get(error.field, f"--{error.field}={error.value}")
+        raise refusal(error, typed) from error
 
 
-def _symbols(flags: argparse.Namespace) -> tuple[str, ...]:
+def _symbols(flags: OptionFlags) -> tuple[str, ...]:
     """Returns the pieces named by --user_defined_symbols and --user_defined_symbols_file."""
-    lists = getattr(flags, "user_defined_symbols", [])
+    lists = flags.options.values.get("user_defined_symbols", ())
     symbols = [symbol for text in lists for symbol in text.split(",")]
     path = flags.user_defined_symbols_file
     if path:

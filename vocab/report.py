@@ -1,41 +1,38 @@
-"""Measures how well a vocabulary fits one or more corpora.
+"""Measures how well a vocabulary fits a corpus.
 
     python -m vocab.report --vocabulary=DIR --corpus=SPEC [--corpus=SPEC]
 
 Several corpora are shown side by side, and each is broken down by script (`vocab.fit`).
 """
 
+import dataclasses
+
 from tasks import registry, vocabulary
 from tasks.reading import sources
-from tasks.terminal import command_line
+from tasks.terminal.command import Command
+from tasks.terminal.fields import REQUIRED, field
 from vocab import fit
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    parser = command_line.Parser(prog="python -m vocab.report", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add(
-        "--vocabulary",
-        required=True,
-        metavar="PATH",
-        help=f"vocabulary to measure: {vocabulary.FORMS}",
-    )
-    add(
-        "--corpus",
-        required=True,
-        action="append",
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    vocabulary: str = field(REQUIRED, f"vocabulary to measure: {vocabulary.FORMS}", metavar="PATH")
+    corpus: tuple[str, ...] = field(
+        REQUIRED,
+        f"corpus to measure on; may be repeated to compare: {sources.forms()}",
         metavar="SPEC",
-        help=f"corpus to measure on; may be repeated to compare: {sources.FORMS}",
+        repeated=True,
     )
-    add(
-        "--extra_ids",
-        type=int,
-        default=0,
-        help="number of sentinels to add to a model that has none",
+    extra_ids: int = field(0, "number of sentinels to add to a model that has none")
+    task_module: str | None = field(
+        None, "Python module that registers vocabularies", metavar="MODULE"
     )
-    add("--task_module", metavar="MODULE", help="Python module that registers vocabularies")
-    flags = parser.parse_args(argv)
+
+
+def run(flags: Flags) -> None:
+    """Prints the report."""
     if flags.task_module:
         registry.load(flags.task_module)
     loaded = vocabulary.load(flags.vocabulary, flags.extra_ids)
@@ -49,5 +46,7 @@ def main(argv: list[str]) -> None:
     print(fit.table(list(zip(names, reports, strict=True))))
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    command_line.run(main)
+    main.start()

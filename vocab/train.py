@@ -1,4 +1,4 @@
-"""Trains a SentencePiece vocabulary on the words of a whole corpus.
+"""Trains a SentencePiece vocabulary on a whole corpus.
 
     python -m vocab.train --corpus=python_docs --vocab_size=32000 --output=DIR
 
@@ -16,19 +16,22 @@ import importlib.metadata
 import json
 import platform
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pipeline.runners import beam_options
 from tasks import vocabulary
 from tasks.cache.manifest import MANIFEST, as_json
 from tasks.reading import sources
 from tasks.storage import files, lock
-from tasks.terminal import command_line, progress
+from tasks.terminal import progress
+from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, at_least, field
 from tasks.vocabulary import VOCABULARY
 from vocab import count, extend, fit, folder, learn, weighting, word_splitter
-from vocab.options import Options, add_flags, options_of
-from vocab.weighting import Corpora, as_corpora
+from vocab.options import OptionFlags, Options, options_of
+from vocab.weighting import Corpora, CorporaFlags, as_corpora
 
 _REPORT = "report.json"
 _PIECES = "sentencepiece.vocab"
@@ -311,46 +314,31 @@ def _pieces_text(loaded: vocabulary.Vocabulary) -> bytes:
     return "".join(lines).encode()
 
 
-def _parser() -> command_line.Parser:
-    parser = command_line.Parser(prog="python -m vocab.train", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    weighting.add_flags(parser)
-    add(
-        "--output",
-        required=True,
-        metavar="DIR",
-        help="folder for the vocabulary, local or any fsspec URL",
-    )
-    add_flags(parser)
-    add(
-        "--workers",
-        type=command_line.positive,
-        default=1,
-        help="processes on this machine that count words",
-    )
-    add("--runner", help="Beam runner, such as DataflowRunner; other flags are passed to Beam")
-    add("--verbose", action="store_true", help="show Beam's log")
-    return parser
-
-
-def _corpus_flags(texts: list[str], corpora: weighting.Corpora) -> list[str]:
-    """Returns the flags of pipeline.build for corpora; several must have names there."""
-    unnamed = len(texts) > 1 and list(corpora.parts) == texts
+def _corpus_flags(texts: Sequence[str], corpora: weighting.Corpora) -> list[str]:
+    """Returns the flags of pipeline.build for corpora; it asks for a name of each of several."""
+    unnamed = len(texts) > 1 and list(corpora.parts) == list(texts)
     names = [f"part{number}=" if unnamed else "" for number in range(1, len(texts) + 1)]
     return [f"--corpus={name}{text}" for name, text in zip(names, texts, strict=True)]
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    from pipeline.runners import beam_options
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(CorporaFlags, OptionFlags):
+    """The command's own flags, and Beam's."""
 
-    parser = _parser()
-    parser.refuse_others = lambda given: beam_options.reject_unknown(parser, given)
-    flags, rest = parser.parse_known_args(argv)
+    output: str = field(
+        REQUIRED, "folder for the vocabulary, local or any fsspec URL", metavar="DIR"
+    )
+    workers: int = field(1, "processes on this machine that count words", rule=at_least(1))
+    runner: str | None = field(None, "Beam runner, as DataflowRunner")
+    verbose: bool = field(False, "show Beam's log")
+    beam: tuple[str, ...] = field((), "Beam's flags", rest=beam_options.refuse_unknown)
+
+
+def run(flags: Flags) -> None:
+    """Trains, and prints a report and the next command."""
     beam_arguments = None
-    if flags.workers > 1 or flags.runner or rest:
-        runner = flags.runner or "FnApiRunner"
-        beam_arguments = beam_options.arguments(parser, rest, runner, flags.workers)
+    if flags.workers > 1 or flags.runner or flags.beam:
+        beam_arguments = beam_options.arguments(flags)
     corpora, output = weighting.corpora_of(flags), flags.output
     options, base = options_of(flags)
     work = Work(beam_arguments, flags.verbose)
@@ -369,5 +357,7 @@ def main(argv: list[str]) -> None:
     print("      (--task=lm, ul2, prefix_lm or masked_lm for another objective)")
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    command_line.run(main)
+    main.start()

@@ -1,6 +1,6 @@
-"""Trains a byte-level BPE or WordPiece vocabulary as a tokenizer.json.
+"""Trains a byte-level BPE or WordPiece tokenizer.json.
 
-python -m vocab.train_tokenizer --kind=byte_bpe --corpus=SPEC --vocab_size=32000 --output=FOLDER
+    python -m vocab.train_tokenizer --kind=byte_bpe --corpus=SPEC --vocab_size=32000 --output=DIR
 
 The folder is one of transformers: `AutoTokenizer.from_pretrained(FOLDER)` loads it. Words are
 counted in memory, by one process; `python -m vocab.train` makes SentencePiece models of any corpus.
@@ -8,7 +8,6 @@ Byte-level BPE has the same bytes every time. Among equally frequent WordPieces,
 choose differently in each run.
 """
 
-import argparse
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -20,11 +19,13 @@ from tasks import vocabulary
 from tasks.cache.manifest import MANIFEST, as_json
 from tasks.reading import sources
 from tasks.storage import files
-from tasks.terminal import command_line, progress
-from tasks.terminal.command_line import UserError, positive
+from tasks.terminal import progress
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, ReadIf, at_least, field
 from tasks.vocabularies import tokenizer_json
 from vocab import fit, folder, weighting
-from vocab.weighting import Corpora, as_corpora
+from vocab.weighting import Corpora, CorporaFlags, as_corpora
 
 BYTE_BPE, WORDPIECE = "byte_bpe", "wordpiece"
 # Special tokens by role, in the order of their ids: T5's ids, and BERT's.
@@ -165,28 +166,26 @@ def _bytes(corpus: sources.Corpus) -> int:
     return sum(len(text.encode()) for text in _texts(corpus))
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    parser = command_line.Parser(
-        prog="python -m vocab.train_tokenizer", description=__doc__.splitlines()[0]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(CorporaFlags):
+    """Flags of the command."""
+
+    kind: str = field(REQUIRED, "GPT-2's kind, or BERT's", choices=tuple(SPECIAL))
+    output: str = field(REQUIRED, "folder to write, local or remote", metavar="DIR")
+    vocab_size: int = field(32000, "number of pieces without sentinels", rule=at_least(1))
+    extra_ids: int = field(100, "number of sentinels, which get the last ids", rule=at_least(0))
+    cased: bool | None = field(
+        None,
+        "with --kind=wordpiece, keep case and accents",
+        read_if=ReadIf(
+            lambda flags: flags.kind == WORDPIECE, "with --kind=byte_bpe, which keeps all bytes"
+        ),
+        alone="true",
     )
-    add = parser.add_argument
-    add("--kind", required=True, choices=[*SPECIAL], help="GPT-2's kind, or BERT's")
-    weighting.add_flags(parser)
-    add("--output", required=True, help="folder to write, local or remote")
-    add("--vocab_size", type=positive, default=32000, help="number of pieces without sentinels")
-    add("--extra_ids", type=int, default=100, help="number of sentinels, which get the last ids")
-    add(
-        "--cased",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="with --kind=wordpiece, keep case and accents",
-    )
-    flags = parser.parse_args(argv)
-    if flags.extra_ids < 0:
-        raise UserError(f"--extra_ids={flags.extra_ids} must be 0 or more")
-    if flags.kind == BYTE_BPE and flags.cased is not None:
-        raise UserError("--cased has no effect with --kind=byte_bpe, which keeps all bytes")
+
+
+def run(flags: Flags) -> None:
+    """Trains, and prints a report."""
     options = Options(flags.kind, flags.vocab_size, flags.extra_ids, bool(flags.cased))
     loaded = train(options, weighting.corpora_of(flags), flags.output)
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
@@ -194,5 +193,7 @@ def main(argv: list[str]) -> None:
     print(fit.table(list(measured.items())))
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    command_line.run(main)
+    main.start()

@@ -3,18 +3,20 @@
     python -m vocab.trim --vocabulary=mt5-small --corpus='parquet:ro/*.parquet' --output=DIR
 
 Writes the smaller vocabulary, of the same kind and with the same special ids, report.json,
-manifest.json and id_map.json, which has the new id of each old one, or null. trainer.trim cuts a
-model along with it.
+manifest.json and id_map.json, which maps each old id to its new id or null. trainer.trim cuts a
+model along with its vocabulary.
 """
 
+import dataclasses
 from typing import Any
 
 from tasks import vocabulary
 from tasks.cache.manifest import MANIFEST, as_json
 from tasks.reading import sources
 from tasks.storage import files
-from tasks.terminal import command_line
-from tasks.terminal.command_line import Parser, UserError, positive
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, at_least, field
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabulary_changes import trimming, usage
 from vocab import fit, folder
@@ -77,18 +79,23 @@ def trim(
     return left
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    parser = Parser(prog="python -m vocab.trim", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--vocabulary", required=True, metavar="PATH", help=f"what to cut: {vocabulary.FORMS}")
-    add("--extra_ids", type=int, default=0, help="sentinels to add to one that has none; T5: 100")
-    add("--corpus", required=True, metavar="SPEC", help=f"text to keep: {sources.FORMS}")
-    add("--output", required=True, metavar="DIR", help="folder to write, local or remote")
-    add("--min_count", type=positive, default=1, help="least occurrences of a kept piece")
-    add("--vocab_size", type=positive, help="most pieces, without sentinels; no limit if left out")
-    add("--workers", type=positive, default=1, help="processes that count pieces")
-    flags = parser.parse_args(argv)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    vocabulary: str = field(REQUIRED, f"vocabulary to cut: {vocabulary.FORMS}", metavar="PATH")
+    extra_ids: int = field(0, "sentinels to add to a vocabulary that has none; T5: 100")
+    corpus: str = field(REQUIRED, f"text to keep: {sources.forms()}", metavar="SPEC")
+    output: str = field(REQUIRED, "folder to write, local or remote", metavar="DIR")
+    min_count: int = field(1, "least occurrences of a kept piece", rule=at_least(1))
+    vocab_size: int | None = field(
+        None, "maximum number of pieces, without sentinels; None: no limit", rule=at_least(1)
+    )
+    workers: int = field(1, "processes that count pieces", rule=at_least(1))
+
+
+def run(flags: Flags) -> None:
+    """Trims, and prints a report."""
     base = vocabulary.load(flags.vocabulary, flags.extra_ids)
     corpus = sources.resolve(sources.parse(flags.corpus))
     for note in corpus.notes:
@@ -97,5 +104,7 @@ def main(argv: list[str]) -> None:
     print(fit.Report.from_dict(files.read_json(files.join(flags.output, _REPORT))))
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    command_line.run(main)
+    main.start()

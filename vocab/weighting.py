@@ -9,8 +9,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tasks import registry
 from tasks.reading import languages, sources
-from tasks.terminal.command_line import Parser, UserError
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, SHARE, field
 from tasks.terminal.table import table
 
 
@@ -83,38 +85,44 @@ def shares(sizes: Mapping[str, int], factors: Mapping[str, float]) -> str:
     return table(("corpus", "bytes", "of all bytes", "of the training text", "times"), rows)
 
 
-def add_flags(parser: Parser) -> None:
-    """Adds the flags --corpus, --languages, --weights and --alpha."""
-    add = parser.add_argument
-    add(
-        "--corpus",
-        required=True,
-        action="append",
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorporaFlags:
+    """Flags that name the corpora of a vocabulary and their weights."""
+
+    corpus: tuple[str, ...] = field(
+        REQUIRED,
+        f"corpus to train on: {sources.forms()}; may be repeated, also as NAME=SPEC, or contain "
+        "{language}",
         metavar="SPEC",
-        help=f"corpus to train on: {sources.FORMS}; may be repeated, also as NAME=SPEC, or have "
-        "{language} in it",
+        repeated=True,
     )
-    add("--languages", metavar="A,B", help="languages, in place of {language} in --corpus")
-    add(
-        "--weights",
+    languages: str | None = field(
+        None, "languages that replace {language} in --corpus", metavar="A,B"
+    )
+    weights: str | None = field(
+        None,
+        "weight of each corpus, in their order or as NAME=W: its share of the training text",
         metavar="W,W",
-        help="weight of each corpus, in their order or as NAME=W: its share of the training text",
     )
-    add(
-        "--alpha",
-        type=float,
-        metavar="POWER",
-        help="share of each corpus in proportion to its bytes to this power, from 0 (equal shares) "
-        "to 1, the default; mT5's is 0.3",
+    alpha: float | None = field(
+        None,
+        "power of its bytes to which the share of each corpus is proportional, from 0 (equal "
+        "shares) to 1, the default; mT5's is 0.3",
+        rule=SHARE,
+    )
+    task_module: str | None = field(
+        None, "Python module that registers corpus formats", metavar="MODULE"
     )
 
 
-def corpora_of(flags: Any) -> Corpora:
-    """Returns the corpora that the flags of `add_flags` name, resolved; prints notes.
+def corpora_of(flags: CorporaFlags) -> Corpora:
+    """Returns the corpora that flags name, resolved; prints notes.
 
     Raises:
       UserError: a flag is wrong, or a corpus cannot be read.
     """
+    if flags.task_module:
+        registry.load(flags.task_module)
     specs = languages.specs(flags.corpus, flags.languages, unnamed=True)
     names = list(specs)
     given = [flag for flag in ("weights", "alpha") if getattr(flags, flag) is not None]
@@ -123,8 +131,6 @@ def corpora_of(flags: Any) -> Corpora:
     if len(given) > 1:
         raise UserError("--weights and --alpha are alternatives: set only one")
     alpha = 1.0 if flags.alpha is None else flags.alpha
-    if not 0 <= alpha <= 1:
-        raise UserError(f"--alpha={alpha:g} must be from 0 to 1")
     weights = None if flags.weights is None else _weights(flags.weights, names)
     languages.check(specs)
     parts = {name: sources.resolve(spec) for name, spec in specs.items()}

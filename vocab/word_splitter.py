@@ -15,6 +15,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 SPACE = "▁"
 KEPT_SYMBOLS = ("\n", "\t")
@@ -85,7 +86,7 @@ class Splitter:
 
 
 @functools.lru_cache(maxsize=1)
-def _processor(model: bytes):
+def _processor(model: bytes) -> Any:
     import sentencepiece
 
     return sentencepiece.SentencePieceProcessor(model_proto=model)

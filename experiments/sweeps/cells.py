@@ -12,9 +12,10 @@ from typing import Any
 
 from experiments.sweeps.definition import OUTPUT, Choice, Settings, Sweep, filled
 from tasks.storage import files
-from tasks.terminal.command_line import Parser, UserError
-from trainer import pretrain
+from tasks.terminal.command_line import UserError
+from tasks.terminal.flags import made, parse
 from trainer.config import Config, fields
+from trainer.config.from_flags import RunFlags, configured
 from trainer.config.optimizer import recipe
 
 CELLS = "cells"
@@ -197,15 +198,15 @@ def _stage(
 
 
 def _config(module: str, settings: Settings) -> Config:
-    """Returns the configuration that flags give; trainer.finetune has its own optimizer."""
-    parser = Parser(prog=f"python -m {module}")
-    pretrain.add_sources(parser, gin=False)
-    flags = [f"--{name}={value}" for name, value in settings.items()]
-    arguments, others = parser.parse_known_args(flags)
+    """Returns the configuration that flags give; for trainer.finetune, that of its own fields."""
+    flags = made(
+        RunFlags, parse(RunFlags, [f"--{name}={value}" for name, value in settings.items()])
+    )
     if module == "trainer.finetune":
-        arguments.optimizer_preset = arguments.optimizer_preset or "t5x_finetune"
-        recipe(arguments.optimizer_preset)
-    return pretrain.configured(arguments, others)[0]
+        chosen = flags.optimizer_preset or "t5x_finetune"
+        recipe(chosen)
+        flags = dataclasses.replace(flags, optimizer_preset=chosen)
+    return configured(flags)[0]
 
 
 def folder_of(cell: Cell, key: str) -> str:

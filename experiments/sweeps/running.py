@@ -53,7 +53,7 @@ class _Process:
         with open(log, "ab") as file:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "experiments.sweeps.child", str(os.getpid())),
+                    *(sys.executable, "-m", "experiments.sweeps.child", str(os.getpid()), "--"),
                     *(sys.executable, "-m", *command),
                 ],
                 stdin=subprocess.DEVNULL,

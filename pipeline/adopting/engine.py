@@ -150,7 +150,7 @@ class _Job:
       size: its size in bytes.
       index, receipt: names of the files that are written.
       kept: size of a row index that is there with a receipt; None if the file must be scanned.
-      hashes: whether to compare checksums with those of the receipt.
+      hashes: whether to compare checksums with the receipt.
       is_pairs, ids, eos, scan: as in `Found`, the number of ids, and the id of EOS.
     """
 
@@ -249,7 +249,7 @@ def _shard(job: _Job) -> Shard:
 
 
 def _finished(job: _Job) -> Shard | None:
-    """Returns the shard of a receipt, or None if it is missing, or not that of these files."""
+    """Returns the shard of a receipt; None if the receipt is missing or is of other files."""
     if job.kept is None:
         return None
     try:

@@ -111,6 +111,6 @@ def scan(folder: str, name: str, ids: int, eos: int) -> Scan:
     if (lengths < 0).any() or (begins != (np.cumsum(lengths) - lengths) * kind.itemsize).any():
         raise UserError(
             f"{path} has sequences that do not follow each other without gaps, which is not read: "
-            "merge the data set anew with Megatron's tools/merge_datasets.py"
+            "merge the data set again with Megatron's tools/merge_datasets.py"
         )
     return scan_tokens(files.join(folder, name), ids, kind, lengths, max(0, borders - 1), eos)

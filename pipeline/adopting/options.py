@@ -2,11 +2,9 @@
 
 import dataclasses
 import os
-from typing import Annotated
 
 from tasks.cache.manifest import ROWS
-from tasks.terminal.command_line import positive
-from tasks.terminal.fields import REQUIRED, field
+from tasks.terminal.fields import REQUIRED, at_least, field
 
 PAIRS, TARGETS = "pairs", "targets"
 CONCAT = "concat"
@@ -51,4 +49,4 @@ class Options:
         "folder to write index and manifest to, which is then given to --cache_dir of the trainer; "
         "by default they are written beside the cache's files",
     )
-    workers: Annotated[int, positive] = field(os.cpu_count() or 1, "most worker processes")
+    workers: int = field(os.cpu_count() or 1, "most worker processes", rule=at_least(1))

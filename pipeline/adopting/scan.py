@@ -29,7 +29,7 @@ class Scan:
 
     Attributes:
       entry: size and checksum of the file.
-      index: its row index, RAGGED_INDEX or, of pairs, PAIR_INDEX [rows].
+      index: its row index [rows], PAIR_INDEX for pairs, else RAGGED_INDEX.
       counts, pairs: its counts.
       documents: number of documents, 0 if unknown.
     """
@@ -145,7 +145,7 @@ def blocks(path: str) -> Iterator[Any]:
 
 
 def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos: int) -> Scan:
-    """Scans TFRecords of tf.train.Examples with ids `targets` and, of pairs, `inputs`.
+    """Scans TFRecords of tf.train.Examples with `targets` and, for pairs, `inputs`.
 
     Args:
       path: the file.

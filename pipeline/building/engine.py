@@ -89,11 +89,7 @@ def _build(
 
 
 def _task(options: Options) -> TaskSpec:
-    """Returns the task to build.
-
-    Raises:
-      UserError: there is no such task, or --name and --task do not make one.
-    """
+    """Returns the task to build."""
     name = options.task
     if options.name is None:
         if name in OBJECTIVES:
@@ -117,17 +113,13 @@ def _task(options: Options) -> TaskSpec:
 
 
 def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
-    """Returns the corpus to read.
-
-    Raises:
-      UserError: the SPEC is invalid, or the task has no corpus and none is given.
-    """
+    """Returns the corpus to read."""
     text = options.corpus[0] if options.corpus else task.corpus
     if not text:
         meant = nearest(task.name, registry.tasks(options.task_module))
         raise UserError(
             f"task {task.name}{meant} has no corpus of its own: give --corpus, which is "
-            f"{sources.FORMS}"
+            f"{sources.forms()}"
         )
     return sources.parse(text)
 
@@ -141,8 +133,9 @@ def _planned(
     filters = sets.resolve(options.filter, options.task_module, spec.unit)
     existing = lifecycle.planned(folder)
     earlier = existing.generations if existing else []
-    rules = sources.rules_of(existing.corpus) if existing else sources.RULES
-    corpus = sources.resolve(spec, options.shard_bytes, options.max_document_bytes, earlier, rules)
+    if existing:
+        sources.check_record(folder, existing.corpus)
+    corpus = sources.resolve(spec, options.shard_bytes, options.max_document_bytes, earlier)
     for note in corpus.notes:
         print(note)
     if existing and existing.corpus.get("files") == corpus.record.get("files"):
@@ -171,12 +164,7 @@ def _planned(
 
 
 def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> PairLimits | None:
-    """Returns the limits of pairs, None if the task reads texts.
-
-    Raises:
-      UserError: the corpus has pairs and the task reads texts, or the other way round; or an option
-        has no effect.
-    """
+    """Returns the limits of pairs, None if the task reads texts."""
     reads = task.objective.unit
     if reads is not spec.unit and reads is Unit.TEXT:
         raise UserError(

@@ -47,7 +47,7 @@ _TIMED_SLICES = 3  # per process
 
 # List prices of Dataflow batch workers in us-central1, dollars an hour. Source: Beam 2.77.0
 # (September 2026), apache_beam/testing/load_tests/dataflow_cost_consts.py, from Google's price
-# list. 3.75 GB of memory and 25 GB of disk per vCPU are those of n1-standard-1, the default worker.
+# list. 3.75 GB of memory and 25 GB of disk per vCPU are the default, n1-standard-1.
 _DOLLARS_PER_VCPU, _DOLLARS_PER_GB, _DOLLARS_PER_DISK_GB = 0.056, 0.003557, 0.000054
 DOLLARS_PER_VCPU_HOUR = _DOLLARS_PER_VCPU + 3.75 * _DOLLARS_PER_GB + 25 * _DOLLARS_PER_DISK_GB
 # For what is not measured: a Dataflow vCPU against a local core, and workers that start and idle.

@@ -55,7 +55,7 @@ class Assignment:
 def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None) -> Counter[str]:
     """Reads a piece and writes its shards; returns counts for the job's metrics.
 
-    `filters`: those of the plan, to count what each rule drops; made here if not given.
+    `filters`: made from the plan if not given; they count what each rule drops.
 
     Raises:
       UserError: the corpus cannot be read, the cache's vocabulary is not the plan's, or the audit

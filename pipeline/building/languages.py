@@ -31,6 +31,8 @@ def build(options: Options, beam_arguments: list[str]) -> None:
         if options.languages is not None:
             raise UserError(f"--languages={options.languages} needs a --corpus: {languages.FORMS}")
         return engine.build(options, beam_arguments)
+    if options.task_module:
+        registry.load(options.task_module)  # it may register formats of corpora
     corpora = languages.specs(options.corpus, options.languages)
     if list(corpora) == [""]:
         return engine.build(options, beam_arguments)
@@ -54,11 +56,7 @@ def build(options: Options, beam_arguments: list[str]) -> None:
 
 
 def _task(options: Options) -> str:
-    """Returns the name of the task that has the languages.
-
-    Raises:
-      UserError: --name and --task do not make one.
-    """
+    """Returns the name of the task that has the languages."""
     if options.name is None or options.task not in OBJECTIVES:
         raise UserError(
             "several languages need --name=NAME and, as --task, one of the objectives "
@@ -79,11 +77,7 @@ def _task(options: Options) -> str:
 
 
 def _all_languages(options: Options, task: str, given: list[str]) -> list[str]:
-    """Returns the languages that the task has once the build is finished.
-
-    Raises:
-      UserError: it has others already, and the build does not extend it.
-    """
+    """Returns the languages that the task has once the build is finished."""
     known = language_set.languages(options.cache_dir, task)
     added = [name for name in given if name not in known]
     if not known:

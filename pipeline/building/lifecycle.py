@@ -108,12 +108,7 @@ def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
 
 
 def _recovered(folder: str, ours: Plan) -> Plan | None:
-    """Returns our plan if a cache without a sound plan.json was built with it; None if it is new.
-
-    Raises:
-      UserError: the folder holds finished shards of another plan or of one that nobody can tell,
-        or other files.
-    """
+    """Returns our plan if a cache whose plan.json is damaged was built with it; None if new."""
     names = files.list_names(folder)
     # A build copies its exclude lists first of all.
     others = [name for name in names if not name.startswith((".", COPY))]
@@ -144,7 +139,7 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
 def begin(
     folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool, lists: Sequence[Given] = ()
 ) -> None:
-    """Writes the vocabulary, exclude lists, the plan's mark and plan.json unless they are there.
+    """Writes the vocabulary, exclude lists, the plan's mark and plan.json, as far as missing.
 
     plan.json comes last: a run that follows the build reads the others as soon as it is there.
     Shards that hold what a further list excludes lose their receipts, and are built again.
@@ -163,7 +158,7 @@ def begin(
             old_states.keep(folder, existing, redo)
         invalidate(folder, plan, redo)
         _remove_quarantines(folder, plan)
-    # Until the new plan is written, the marks of both are there.
+    # Both marks exist until the new plan is written.
     marks = _marks(folder)
     if plan.fingerprint not in marks:
         files.write_bytes(files.join(folder, PLAN_MARK + plan.fingerprint), b"")

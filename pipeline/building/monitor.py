@@ -127,6 +127,6 @@ def monitored(
 
         with polling(look, remote):
             yield
-        # Without another look: the receipts are read once more when all are there.
+        # Without another look: all receipts are read once more at the end.
         monitor.done = monitor.total
         bar.update(monitor.done, monitor.note)

@@ -1,13 +1,11 @@
 """Options of a build; `pipeline.build` makes its flags from them."""
 
 import dataclasses
-from typing import Annotated
 
 from tasks.cache.manifest import SEPARATORS, TEXT_PACKINGS, TOO_LONG
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.task import OBJECTIVES
-from tasks.terminal.command_line import positive, share
-from tasks.terminal.fields import REQUIRED, field
+from tasks.terminal.fields import REQUIRED, SHARE, at_least, field
 from tasks.vocabulary import FORMS
 
 
@@ -30,6 +28,7 @@ class Options:
         "with ?document=line, file or block; pairs are read with ?inputs=COLUMN&targets=COLUMN, or "
         "templates such as ?inputs={premise} </s> {hypothesis}; several languages are one with "
         "{language} in it, or NAME=SPEC, repeated",
+        repeated=True,
     )
     languages: str | None = field(
         None,
@@ -39,8 +38,8 @@ class Options:
     name: str | None = field(
         None, "name of a --corpus of your own; its task is then called NAME_TASK everywhere"
     )
-    row_tokens: Annotated[int | None, positive] = field(
-        None, "tokens per row; the task's window if not set"
+    row_tokens: int | None = field(
+        None, "tokens per row; the task's window if not set", rule=at_least(1)
     )
     packing: str = field(
         "concat",
@@ -54,15 +53,21 @@ class Options:
         choices=SEPARATORS,
     )
     extra_ids: int = field(0, "number of sentinels to add to a vocabulary that has none")
-    shard_bytes: Annotated[int, positive] = field(64 << 20, "approximate bytes of corpus per shard")
-    max_document_bytes: Annotated[int, positive] = field(
-        LONGEST_DOCUMENT_BYTES, "documents of more bytes than this are split at white space"
+    shard_bytes: int = field(64 << 20, "approximate bytes of corpus per shard", rule=at_least(1))
+    max_document_bytes: int = field(
+        LONGEST_DOCUMENT_BYTES,
+        "documents of more bytes than this are split at white space",
+        rule=at_least(1),
     )
-    max_inputs: Annotated[int | None, positive] = field(
-        None, "most tokens of the inputs of a pair, EOS included; any number if not set"
+    max_inputs: int | None = field(
+        None,
+        "most tokens of the inputs of a pair, EOS included; any number if not set",
+        rule=at_least(1),
     )
-    max_targets: Annotated[int | None, positive] = field(
-        None, "most tokens of the targets of a pair, EOS included; any number if not set"
+    max_targets: int | None = field(
+        None,
+        "most tokens of the targets of a pair, EOS included; any number if not set",
+        rule=at_least(1),
     )
     too_long: str | None = field(
         None,
@@ -72,10 +77,11 @@ class Options:
         "side",
         choices=TOO_LONG,
     )
-    max_quarantined: Annotated[float, share] = field(
+    max_quarantined: float = field(
         0.05,
         "fail if more than this share of the documents is faulty, from 0 to 1; empty documents "
         "and pairs that are too long do not count",
+        rule=SHARE,
     )
     tokenizer: str = field(
         "fast",
@@ -94,6 +100,7 @@ class Options:
         (),
         "sets of rules that every document must pass, as gopher,c4; one set with settings, as "
         "'gopher?min_words=30'; or a TOML file; may be repeated",
+        repeated=True,
     )
     extend: bool = field(
         False, "add the corpus's new files to the existing cache, as further shards"
@@ -104,7 +111,7 @@ class Options:
         "with --dry_run, dollars per Dataflow vCPU and hour, including memory and disk; the list "
         "price if not set",
     )
-    workers: Annotated[int, positive] = field(1, "worker processes on this machine")
+    workers: int = field(1, "worker processes on this machine", rule=at_least(1))
     runner: str = field("FnApiRunner", "Beam runner; FnApiRunner runs on this machine")
     hf_token_secret: str | None = field(
         None,

@@ -44,7 +44,7 @@ def framed(
 
 
 @compiled
-def text_tokens(targets, lengths, pad, eos):
+def text_tokens(targets: np.ndarray, lengths: np.ndarray, pad: int, eos: int) -> np.ndarray:
     """Returns int64[rows], the ids of each row that are neither padding nor EOS, as in seqio.
 
     `pad` is -1 if there is no such id.
@@ -67,7 +67,7 @@ def _checksums(out: np.ndarray, bounds: np.ndarray) -> None:
 
 
 @compiled(inline="always")
-def _put(out, at, value):
+def _put(out: np.ndarray, at: int, value: int) -> int:
     """Writes a varint; returns its end."""
     while value >= 0x80:
         out[at] = value & 0x7F | 0x80
@@ -78,7 +78,7 @@ def _put(out, at, value):
 
 
 @compiled(inline="always")
-def _width(value):
+def _width(value: int) -> int:
     """Returns the number of bytes of a varint."""
     width = 1
     while value >= 0x80:
@@ -88,7 +88,7 @@ def _width(value):
 
 
 @compiled
-def _packed(values, begin, end):
+def _packed(values: np.ndarray, begin: int, end: int) -> int:
     """Returns the number of bytes of values[begin:end] as varints."""
     size = 0
     for index in range(begin, end):
@@ -98,7 +98,7 @@ def _packed(values, begin, end):
 
 
 @compiled
-def _feature_size(packed, name):
+def _feature_size(packed: int, name: int) -> tuple[int, int, int]:
     """Returns the sizes of (Int64List, Feature, map entry) for `packed` bytes of varints."""
     values = 1 + _width(packed) + packed if packed else 0
     feature = 1 + _width(values) + values
@@ -106,7 +106,15 @@ def _feature_size(packed, name):
 
 
 @compiled
-def _put_feature(out, at, name, values, begin, end, packed):
+def _put_feature(
+    out: np.ndarray,
+    at: int,
+    name: np.ndarray,
+    values: np.ndarray,
+    begin: int,
+    end: int,
+    packed: int,
+) -> int:
     """Writes a map entry of Features: name and Int64List, field by field."""
     int64_list, feature, entry = _feature_size(packed, len(name))
     out[at] = 0x0A
@@ -141,7 +149,15 @@ _TARGETS = np.frombuffer(b"targets", np.uint8)
 
 
 @compiled
-def _encode(targets, lengths, others, counts, name, out, bounds):
+def _encode(
+    targets: np.ndarray,
+    lengths: np.ndarray,
+    others: np.ndarray,
+    counts: np.ndarray,
+    name: np.ndarray,
+    out: np.ndarray,
+    bounds: np.ndarray,
+) -> int:
     """Writes the rows, leaving room for checksums; returns the number of bytes written."""
     at = token = other = 0
     for row in range(len(lengths)):

@@ -1,7 +1,7 @@
-"""What a build says of itself: the table at its end, and that of the rules of filters."""
+"""Reports of a build: the table at its end, and the table of filter rules."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pipeline.building import advice, graph, lifecycle
@@ -10,6 +10,7 @@ from pipeline.filtering.stages import ALONE, FIRST, JUDGED
 from tasks import registry
 from tasks.cache.manifest import Shard
 from tasks.terminal.table import table
+from tasks.unit import SIDES
 
 
 def show(
@@ -20,7 +21,7 @@ def show(
     seconds: float,
     advise: bool,
 ) -> None:
-    """Prints what a build has written and left out, its speed, and what to run next.
+    """Prints what a build wrote and left out, its speed, and what to run next.
 
     Args:
       options: options of the build.
@@ -35,45 +36,11 @@ def show(
         split: [shards[split, index] for index in range(count)]
         for split, count in plan.shards.items()
     }
-
-    def total(split: str, field: str) -> int:
-        return sum(getattr(shard, field) for shard in columns[split])
-
-    rows = [
-        *(
-            (field, *(f"{total(split, field):,}" for split in columns))
-            for field in ("documents", "tokens", "rows")
-        ),
-        ("text, MB", *(f"{total(split, 'text_bytes') / 1e6:,.2f}" for split in columns)),
-        (
-            "bytes per token",
-            *(
-                f"{total(split, 'text_bytes') / max(total(split, 'text_tokens'), 1):.2f}"
-                for split in columns
-            ),
-        ),
-        (
-            "on disk, MB",
-            *(
-                f"{sum(entry.bytes for s in column for entry in s.files.values()) / 1e6:,.2f}"
-                for column in columns.values()
-            ),
-        ),
-        *_pair_rows(columns),
-        *(
-            (f"left out: {reason}", *(f"{dropped(each)[reason]:,}" for each in columns.values()))
-            for reason in sorted(dropped(list(shards.values())))
-        ),
-        *(
-            (f"edited: {what}", *(f"{_edits(each)[what]:,}" for each in columns.values()))
-            for what in sorted(_edits(list(shards.values())))
-        ),
-    ]
-    print(table(("", *columns), rows))
-    held_out = "validation" in columns and total("validation", "rows") > 0
+    print(table(("", *columns), list(_rows(list(columns.values())))))
+    held_out = any(shard.rows for shard in columns.get("validation", ()))
+    megabytes = read_bytes / 1e6
     print(
-        f"{job.folder}: read {read_bytes / 1e6:,.1f} MB in {seconds:.1f} s, "
-        f"{read_bytes / 1e6 / seconds:.1f} MB/s"
+        f"{job.folder}: read {megabytes:,.1f} MB in {seconds:.1f} s, {megabytes / seconds:.1f} MB/s"
     )
     if advise:
         task = registry.get(plan.task, options.task_module)
@@ -86,40 +53,48 @@ def show(
         )
 
 
-def _pair_rows(columns: dict[str, list[Shard]]) -> list[tuple[str, ...]]:
-    """Returns the report's lines on pairs: longest sides, and how many were cut or split."""
-    counts = {
-        split: [shard.pairs for shard in shards if shard.pairs] for split, shards in columns.items()
-    }
-    if not any(counts.values()):
-        return []
-    lines = []
-    for side in ("inputs", "targets"):
-        longest = (max(getattr(each, f"longest_{side}") for each in of) for of in counts.values())
-        lines.append((f"longest {side}", *(f"{tokens:,}" for tokens in longest)))
-        cut = [sum(getattr(each, f"cut_{side}") for each in of) for of in counts.values()]
-        if any(cut):
-            lines.append((f"cut {side}", *(f"{count:,}" for count in cut)))
-    split = [sum(shard.split_documents for shard in shards) for shards in columns.values()]
-    if any(split):
-        lines.append(("split pairs", *(f"{count:,}" for count in split)))
-    return lines
+def _rows(columns: list[list[Shard]]) -> Iterator[tuple[str, ...]]:
+    """Yields the rows of the table, with a cell for the shards of each split."""
+
+    def row(name: str, cells: Iterable[float], form: str = ",.0f") -> tuple[str, ...]:
+        return (name, *(format(cell, form) for cell in cells))
+
+    def totals(field: str) -> list[int]:
+        return [sum(getattr(shard, field) for shard in shards) for shards in columns]
+
+    def of_pairs(field: str) -> list[list[int]]:
+        return [[getattr(shard.pairs, field) for shard in shards] for shards in columns]
+
+    text, tokens = totals("text_bytes"), totals("text_tokens")
+    disk = [sum(file.bytes for each in of for file in each.files.values()) for of in columns]
+    for field in ("documents", "tokens", "rows"):
+        yield row(field, totals(field))
+    yield row("text, MB", (size / 1e6 for size in text), ",.2f")
+    ratios = (size / max(count, 1) for size, count in zip(text, tokens, strict=True))
+    yield row("bytes per token", ratios, ".2f")
+    yield row("on disk, MB", (size / 1e6 for size in disk), ",.2f")
+    every = [shard for shards in columns for shard in shards]
+    if any(shard.pairs for shard in every):
+        for side in SIDES:
+            yield row(f"longest {side}", map(max, of_pairs(f"longest_{side}")))
+            cut = list(map(sum, of_pairs(f"cut_{side}")))
+            if any(cut):
+                yield row(f"cut {side}", cut)
+        if any(split := totals("split_documents")):
+            yield row("split pairs", split)
+    for name, count in (("left out", dropped), ("edited", _edits)):
+        for what in sorted(count(every)):
+            yield row(f"{name}: {what}", [count(shards)[what] for shards in columns])
 
 
 def dropped(shards: list[Shard]) -> Counter[str]:
     """Returns how many documents some shards leave out, by reason."""
-    counts: Counter[str] = Counter()
-    for shard in shards:
-        counts.update(shard.dropped)
-    return counts
+    return sum((Counter(shard.dropped) for shard in shards), Counter())
 
 
 def _edits(shards: list[Shard]) -> Counter[str]:
     """Returns how many edits filters made in the documents of some shards, by kind."""
-    counts: Counter[str] = Counter()
-    for shard in shards:
-        counts.update(shard.edits or {})
-    return counts
+    return sum((Counter(shard.edits) for shard in shards), Counter())
 
 
 def rules_table(counts: Mapping[tuple[str, str], Any]) -> str:

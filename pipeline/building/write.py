@@ -32,7 +32,7 @@ from tasks.cache.pack import Documents, Pairs, Rows, packer
 from tasks.storage import files
 from tasks.unit import SIDES, Unit
 
-# Documents of each reason of which the quarantine file has more than the reason.
+# Documents per reason with an excerpt in the quarantine file.
 _SAMPLES = 3
 # Lineage rows per Parquet row group, fixed so that the bytes do not depend on batch sizes.
 _LINEAGE_GROUP = 1 << 16
@@ -106,7 +106,7 @@ class ShardWriter:
         Args:
           documents: texts or pairs, as the plan says.
           text_bytes: bytes of their text.
-          split: how many documents were split into several, of which the first is here.
+          split: number of documents that were split and whose first part is here.
           cut: how many pairs have this side cut.
         """
         if not len(documents.ids):
@@ -123,8 +123,8 @@ class ShardWriter:
     ) -> None:
         """Records a document that is left out of the cache.
 
-        `value` is what a rule measured. `text` is an excerpt; those of each reason's first
-        documents are kept.
+        `value` is what a rule measured. `text` is an excerpt, kept for the first documents of each
+        reason.
         """
         if "quarantine" not in self._files:
             self._open("quarantine")

@@ -1,4 +1,4 @@
-"""Files of named arrays, of which ranges are read: mapped, or by requests to a store."""
+"""Files of named arrays; ranges are read from a memory map or by requests to a store."""
 
 import json
 import math
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tasks.storage import files
+from tasks.storage.store import Store
 
 _LENGTH = 8  # bytes of the head's own length, at the start of the file
 _ALIGNMENT = 64
@@ -91,8 +92,8 @@ class Arrays:
     def _bytes(self, start: int, count: int) -> bytes:
         if not count:
             return b""
-        return files.on_store(
-            self._path, lambda fs, inner: fs.cat_file(inner, start=start, end=start + count)
+        return Store(self._path).ask(
+            lambda fs, inside: fs.cat_file(inside, start=start, end=start + count)
         )
 
 

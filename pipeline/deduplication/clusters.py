@@ -35,8 +35,8 @@ class Result:
 
     Attributes:
       counts: "documents", "text_bytes", "units", "groups" and, by reason, "exact", "near",
-        "contaminated"; "candidates" that shared a band with an earlier unit, and those of them that
-        were "unlike" it; "repeated" ids; "places" entries that need one.
+        "contaminated"; "candidates" that shared a band with an earlier unit, and "unlike", the
+        candidates that are too different from it; "repeated" ids; "places" entries that need one.
       sizes: number of clusters by their number of units.
       unlike_twin: expected number of near duplicates that are less similar to the kept twin than
         `Rules.wanted`.
@@ -85,14 +85,13 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
         for start, (units, _) in zip(opened.starts.tolist(), shown, strict=False):
             out[units + start] = True
         kernels.reroot(roots, out)
-    unlike = job.rules.unlike()
+    clusters = _Clusters(job, opened, roots, firsts, judge, shared, job.rules.unlike())
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
         bar = stack.enter_context(progress.shown("listing", pieces))
         for number in range(pieces):
             of_sets = shown[number] if judge else None
-            entries = _Entries(job, opened, number, roots, firsts, judge, of_sets, shared, unlike)
-            entries.write(os.path.join(scratch, str(number)), result)
+            clusters.write_entries(number, of_sets, os.path.join(scratch, str(number)), result)
             bar.update(number + 1)
         _merge(job, scratch, pieces, header, result)
     return result
@@ -110,56 +109,63 @@ def _count_clusters(roots: np.ndarray, result: Result) -> None:
     result.counts["groups"] = sizes.total()
 
 
-class _Entries:
-    """The entries of one piece."""
+@dataclasses.dataclass(frozen=True)
+class _Clusters:
+    """Clusters of all pieces.
 
-    def __init__(
+    Attributes:
+      job, pieces: the search, and the opened files of its pieces.
+      roots: the unit that is kept instead of each unit; its own number if it is kept.
+      firsts: the first unit with the same text as each unit.
+      judge: finds contaminated units; None without evaluation sets.
+      repeated: uint64[ids, 2], sorted digests of ids that several documents have.
+      unlike: as `Rules.unlike` returns it.
+    """
+
+    job: Job
+    pieces: Pieces
+    roots: np.ndarray
+    firsts: np.ndarray
+    judge: Judge | None
+    repeated: np.ndarray
+    unlike: np.ndarray
+
+    def write_entries(
         self,
-        job: Job,
-        pieces: Pieces,
         number: int,
-        roots: np.ndarray,
-        firsts: np.ndarray,
-        judge: Judge | None,
         contaminated: tuple[np.ndarray, np.ndarray] | None,
-        repeated: np.ndarray,
-        unlike: np.ndarray,
-    ):
-        self._unlike = unlike  # as `Rules.unlike` returns it
-        self._job, self._pieces, self._judge, self._repeated = job, pieces, judge, repeated
-        self._own = pieces.opened[number]
-        self._start = int(pieces.starts[number])
-        end = int(pieces.starts[number + 1])
-        self._roots = roots[self._start : end].astype(np.int64)
-        self._firsts, self._contaminated = firsts, contaminated
-
-    def write(self, path: str, result: Result) -> None:
-        """Writes the entries in order to a local file, and counts them."""
-        here = np.arange(len(self._roots)) + self._start
-        is_listed = self._roots != here
-        if self._contaminated:
-            is_listed[self._contaminated[0]] = False  # for a reason of their own
+        path: str,
+        result: Result,
+    ) -> None:
+        """Writes a piece's entries in order to a local file, and counts them."""
+        own = self.pieces.opened[number]
+        start, end = self.pieces.starts[number : number + 2].tolist()
+        roots_here = self.roots[start:end].astype(np.int64)
+        here = np.arange(start, end)
+        is_listed = roots_here != here
+        if contaminated:
+            is_listed[contaminated[0]] = False  # for a reason of their own
         units = np.flatnonzero(is_listed)
-        roots = self._roots[units]
-        reasons = np.where(self._firsts[here[units]] == self._firsts[roots], _EXACT, _NEAR)
+        roots = roots_here[units]
+        reasons = np.where(self.firsts[here[units]] == self.firsts[roots], _EXACT, _NEAR)
         twins = self._names(roots)
         similarity = np.full(len(units), np.nan, np.float32)
-        if self._job.rules.near and len(units):
+        if self.job.rules.near and len(units):
             equal = self._equal(here[units], roots)
-            similarity = self._job.rules.estimate(equal).astype(np.float32)
-            result.unlike_twin += float(self._unlike[equal[reasons == _NEAR]].sum())
-        if self._judge and self._contaminated:
-            more, examples = self._contaminated
+            similarity = self.job.rules.estimate(equal).astype(np.float32)
+            result.unlike_twin += float(self.unlike[equal[reasons == _NEAR]].sum())
+        if self.judge and contaminated:
+            more, examples = contaminated
             units = np.concatenate([units, more])
             reasons = np.concatenate([reasons, np.full(len(more), _CONTAMINATED)])
-            twins += [self._judge.name(example) for example in examples.tolist()]
+            twins += [self.judge.name(example) for example in examples.tolist()]
             nothing = np.full(len(more), np.nan, np.float32)
             similarity = np.concatenate([similarity, nothing])
-        owners = self._own.read("owner")[units].astype(np.int64)
-        high, low = (self._own.read(name)[owners] for name in ("high", "low"))
-        shared = _has(self._repeated, high, low)
-        place = np.where(shared, self._own.read("places")[owners], np.uint64(0))
-        paragraph = self._own.read("paragraph")[units]
+        owners = own.read("owner")[units].astype(np.int64)
+        high, low = (own.read(name)[owners] for name in ("high", "low"))
+        shared = _has(self.repeated, high, low)
+        place = np.where(shared, own.read("places")[owners], np.uint64(0))
+        paragraph = own.read("paragraph")[units]
         order = np.lexsort((paragraph, place, low, high))
         entries = pa.record_batch(
             {
@@ -175,14 +181,14 @@ class _Entries:
         counted = np.bincount(reasons, minlength=len(names)).tolist()
         result.counts.update(dict(zip(names, counted, strict=True)))
         result.counts["places"] += int(shared.sum())
-        of_piece = self._own.read("counts").tolist()
+        of_piece = own.read("counts").tolist()
         result.counts.update(dict(zip(COUNTS, of_piece, strict=True)))
 
     def _names(self, units: np.ndarray) -> list[str]:
         """Returns the ids of the documents of units of any piece."""
         found = [""] * len(units)
-        for number, places, rows in self._pieces.grouped(units):
-            opened = self._pieces.opened[number]
+        for number, places, rows in self.pieces.grouped(units):
+            opened = self.pieces.opened[number]
             data, bounds = opened.read("ids"), opened.read("id_bounds")
             owners = opened.read("owner")[rows].astype(np.int64)
             for place, owner in zip(places.tolist(), owners.tolist(), strict=True):
@@ -191,7 +197,7 @@ class _Entries:
 
     def _equal(self, units: np.ndarray, roots: np.ndarray) -> np.ndarray:
         """Returns int64[units], how many signature values each has in common with its root."""
-        return (self._pieces.signatures(units) == self._pieces.signatures(roots)).sum(1)
+        return (self.pieces.signatures(units) == self.pieces.signatures(roots)).sum(1)
 
 
 def _has(pairs: np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:

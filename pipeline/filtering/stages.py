@@ -155,11 +155,7 @@ def _of_languages(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Itera
 def _of_function(
     columns: Sequence[pa.LargeStringArray], settings: dict[str, Any]
 ) -> Iterator[Verdict]:
-    """Yields a verdict for each reason that a user's function gives, called with the columns.
-
-    Raises:
-      UserError: the function raises an error, or returns something else.
-    """
+    """Yields a verdict for each reason that a user's function gives, called with the columns."""
     module, name = settings["module"], settings["name"]
     try:
         returned = getattr(registry.load(module), name)(*columns)

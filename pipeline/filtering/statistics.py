@@ -184,8 +184,8 @@ class Statistics:
     ) -> np.ndarray:
         """Returns bool[lines]: which lines end with a mark, and pass `kernels.check_lines`.
 
-        `end_marks`: characters, one of which a line must end with, but with no ellipsis; "" for
-        lines of any end.
+        `end_marks`: a line must end with one of these characters, and not with an ellipsis; "" for
+        any end.
         """
         lines = self.lines
         kept = np.ones(len(lines), bool)

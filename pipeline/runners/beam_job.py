@@ -38,7 +38,7 @@ _GRAPH_BYTES = 4 << 20
 class WorkerFailure(Exception):
     """A UserError or OSError in a worker, as text that every runner passes on."""
 
-    def __init__(self, **value):
+    def __init__(self, **value: Any):
         super().__init__(_FAILURE + json.dumps(value))
 
 

@@ -1,9 +1,12 @@
 """Beam's own flags: rejects unsafe runners and unknown flags."""
 
+import argparse
 import logging
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, NoReturn
 
-from tasks.terminal.command_line import EXIT_USER_ERROR, Parser, UserError, nearest
+from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal.flags import flags_of
 
 _IN_PROCESS = "FnApiRunner"
 _REJECTED = {
@@ -31,22 +34,24 @@ OF_PRETRAIN = (
 )
 
 
-def parsed(parser: Parser, argv: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """Returns a command's own flags by name, and Beam's arguments; raises as `arguments` does."""
-    parser.refuse_others = lambda given: reject_unknown(parser, given)
-    known, rest = parser.parse_known_args(argv)
-    return vars(known), arguments(parser, rest, known.runner, known.workers)
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
 
 
-def arguments(parser: Parser, given: list[str], runner: str, workers: int) -> list[str]:
-    """Returns Beam's arguments: the runner, its workers, and the `given` flags that are not ours.
+def arguments(flags: Any) -> list[str]:
+    """Returns Beam's arguments: the runner, its workers, and Beam's own flags.
 
     Beam silently ignores flags that it does not know; here they are errors.
 
+    Args:
+      flags: dataclass of a command's flags, with `beam`, `runner` and `workers`.
+
     Raises:
-      UserError: the runner or mode loses data or downloads a program.
-      SystemExit: neither this command nor Beam knows a flag.
+      UserError: the runner or mode loses data or downloads a program, or neither the command nor
+        Beam knows a flag.
     """
+    given, runner, workers = flags.beam, flags.runner or _IN_PROCESS, flags.workers
     name = runner.rsplit(".", 1)[-1]
     if name in _REJECTED:
         raise UserError(f"--runner={runner} is refused: {_REJECTED[name]}")
@@ -55,7 +60,7 @@ def arguments(parser: Parser, given: list[str], runner: str, workers: int) -> li
             "--direct_running_mode=multi_threading loses elements silently and reports success "
             "(in 11 of 23 large test runs); use --workers=N, which starts processes"
         )
-    reject_unknown(parser, given)
+    refuse_unknown(given, [name for flag in flags_of(type(flags)) for name in flag.names])
     if workers == 1:
         return [f"--runner={runner}", *given]
     if name != _IN_PROCESS:
@@ -74,20 +79,24 @@ def import_beam() -> Any:
     return apache_beam
 
 
-def reject_unknown(parser: Parser, given: list[str]) -> None:
-    """Exits with an error that names the first of the `given` flags that Beam does not know."""
+def refuse_unknown(given: Sequence[str], known: Collection[str]) -> None:
+    """Refuses the first of the `given` flags that Beam does not know; `known` are our flags' names.
+
+    Raises:
+      UserError: there is one.
+    """
     if not given:
         return
     import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    beam: Any = Parser(prog=parser.prog, add_help=False, conflict_handler="resolve")
+    beam: Any = _Parser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
     for group in PipelineOptions.__subclasses__():
         group._add_argparse_args(beam)  # as PipelineOptions itself does
     unknown = beam.parse_known_args(given)[1]
     if unknown:
         flag = unknown[0].split("=")[0]
-        hint = nearest(flag, [*parser._option_string_actions, *beam._option_string_actions])
+        hint = nearest(flag, [*(f"--{name}" for name in known), *beam._option_string_actions])
         if flag.removeprefix("--") in OF_PRETRAIN:
             hint = " (it is a flag of trainer.pretrain)"
-        parser.exit(EXIT_USER_ERROR, f"{parser.prog}: error: unknown flag {flag}{hint}\n")
+        raise UserError(f"unknown flag {flag}{hint}")

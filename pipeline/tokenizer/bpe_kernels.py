@@ -52,7 +52,7 @@ class Model(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Buffers; those of a word grow, the others have a fixed size.
+    """Buffers; the buffers of a word grow, the others have a fixed size.
 
     Attributes:
       ids: int32[n] ids of a word.
@@ -187,7 +187,7 @@ def _pop(heap, size):
 def _by_merges(model, text, at, length, work):
     """Writes the ids of a word to work.ids by BPE; returns their number.
 
-    Of all adjacent pairs that have a merge, that of the lowest rank is merged, the first of equals.
+    Of all adjacent pairs with a merge, the pair of the lowest rank is merged, the first of equals.
     A symbol is known by its start; an entry of the heap counts only if the pair that begins there
     still has that rank. Source: huggingface/tokenizers, `models/bpe/word.rs`, Word::merge_all.
     """
@@ -356,7 +356,7 @@ def encode(model, work, text, ends, counts, first, stop, out, used, lengths):
       text: uint8[n] words, one after the other.
       ends: int32[n] ends of words in `text`.
       counts: int64[documents] number of words of each document, or -1 minus its only id.
-      first, stop: the documents; the first word is that of document `first`.
+      first, stop: the documents; the first word belongs to document `first`.
       out: int32[n]; ids are written from out[used] on, at most one for each byte of text.
       used: number of ids in `out`.
       lengths: int64[documents]; receives the number of ids of each document.

@@ -6,7 +6,7 @@ The words of GPT-2, GPT-4, Llama 3, Qwen and their relatives differ in a few pla
     ?\p{L}+      letters, with the character before them
     ?\p{N}+      numbers, with the space before them, or in groups
     ?[^\s\p{L}\p{N}]+     everything else, with the space before and the ends of lines after
-    \s*[\r\n]+|\s+(?!\S)|\s+    white space, of which the last may belong to the next word
+    \s*[\r\n]+|\s+(?!\S)|\s+    white space; its last character may belong to the next word
 
 `PATTERNS` has all patterns of this family, and what is in their places.
 """

@@ -56,7 +56,7 @@ class FastTokenizer:
     pieces: Pieces
     processor: Any
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.refused = 0
         scale = 4 if len(self.pieces.scores) >= _LARGE else 1
         self._out = np.empty(_OUT_TOKENS, np.int32)
@@ -122,9 +122,9 @@ def buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return raw, bounds.astype(np.int64)
 
 
-def _segment_arrays(size: int) -> tuple[np.ndarray, ...]:
-    kinds = (np.float32, np.int32, np.int32)
-    return tuple(np.empty(size + 1, kind) for kind in kinds)
+def _segment_arrays(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    narrow, ids, starts = (np.empty(size + 1, t) for t in (np.float32, np.int32, np.int32))
+    return narrow, ids, starts
 
 
 def from_model(model: bytes, processor: Any) -> FastTokenizer:

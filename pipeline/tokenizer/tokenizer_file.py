@@ -1,6 +1,6 @@
 """Tables of the fast tokenizer from a tokenizer.json, or what keeps it from them.
 
-Supported are byte-level BPE, of which the words follow one of `byte_level.PATTERNS`, and WordPiece
+Supported are byte-level BPE, with words by one of `byte_level.PATTERNS`, and WordPiece
 with BERT's words.
 """
 
@@ -96,7 +96,7 @@ def rules(value: Mapping[str, Any], normaliser: Any) -> Rules:
 
 
 def _steps(part: Any, key: str) -> Iterator[Mapping[str, Any]]:
-    """Yields the steps of a normalizer or a pre-tokenizer, those of sequences one by one."""
+    """Yields the steps of a normalizer or a pre-tokenizer; sequences are flattened."""
     if part and part["type"] == "Sequence":
         for each in part[key]:
             yield from _steps(each, key)

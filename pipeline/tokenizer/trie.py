@@ -31,7 +31,7 @@ def build(keys: Iterable[tuple[bytes, int]]) -> np.ndarray:
 
 
 @compiled
-def _build(data, ends, values):  # pragma: no cover - compiled
+def _build(data: np.ndarray, ends: np.ndarray, values: np.ndarray) -> np.ndarray:
     # Breadth first over ranges of the sorted keys: [low, high) share their first `depth` bytes.
     size = 2 * _BLOCK
     units = np.zeros(size, np.int64)

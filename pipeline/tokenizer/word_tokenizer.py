@@ -71,7 +71,7 @@ class WordTokenizer:
     """Tokenizer that returns the same ids as the tokenizer.json that it was made from.
 
     Attributes:
-      refused: number of documents of which a part at least was left to the library so far.
+      refused: number of documents that were left to the library, at least in part, so far.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class WordTokenizer:
 
 
 def _readable(text: bytes) -> np.ndarray:
-    """Returns the bytes as an array like those of Arrow, which may not be written."""
+    """Returns the bytes as a read-only array, like Arrow's."""
     return np.frombuffer(text + b"\0", np.uint8)
 
 

@@ -150,11 +150,7 @@ def _as_we_write(data: bytes, bounds: np.ndarray, plan: Plan) -> _Lists | None:
 
 
 def _one_by_one(data: bytes, bounds: np.ndarray, plan: Plan) -> _Lists:
-    """Returns what `_as_we_write` does of records in any form.
-
-    Raises:
-      CorruptRecord: as `decoded` does.
-    """
+    """Returns what `_as_we_write` does of records in any form."""
     targets, others = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
     view = memoryview(data)
     for record, (begin, end) in enumerate(itertools.pairwise(bounds)):

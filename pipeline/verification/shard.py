@@ -82,7 +82,7 @@ class Checked:
 class ShardChecker:
     """Checks shards of one cache.
 
-    `own` are the paths of its exclude lists, `given` those of further ones.
+    `own` are the paths of its exclude lists, `given` the paths of further lists.
     """
 
     def __init__(self, folder: str, plan: Plan, own: Sequence[str] = (), given: Sequence[str] = ()):
@@ -444,7 +444,7 @@ def _quarantined(data: bytes, require: _Require) -> list[dict[str, Any]]:
 
 
 def _digests(lineage: "pa.Table", names: Collection[str]) -> bytes:
-    """Returns the digests of Checked; `names` are those of the corpus's files."""
+    """Returns the digests of Checked; `names` are the names of the corpus's files."""
     import pyarrow.compute as pc
 
     heads = lineage.column("id").filter(pc.equal(lineage.column("document_offset"), 0))

@@ -9,11 +9,8 @@ Their records stay as they are; a manifest and a row index of each file of recor
 """
 
 import dataclasses
-from typing import Any
 
 import numpy as np
-
-from tasks.cache.checked_json import check_form, check_keys, wrong
 
 SEQIO, MEGATRON = "seqio", "megatron"
 PROGRAMS = (SEQIO, MEGATRON)
@@ -38,20 +35,6 @@ class Adoption:
     folder: str
     token: str
     sha256: str
-
-
-def adoption_from_dict(value: Any) -> Adoption:
-    """Inverse of dataclasses.asdict.
-
-    Raises:
-      UserError: it was damaged or edited.
-    """
-    check_keys(value, "adopted", {each.name for each in dataclasses.fields(Adoption)})
-    for key, text in value.items():
-        check_form(text, str, f"adopted.{key}", "text")
-    if value["program"] not in PROGRAMS:
-        raise wrong("adopted.program", value["program"], "one of " + ", ".join(PROGRAMS))
-    return Adoption(**value)
 
 
 @dataclasses.dataclass(frozen=True)

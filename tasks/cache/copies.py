@@ -13,7 +13,8 @@ import weakref
 from collections.abc import Mapping
 
 from tasks.cache.manifest import FileEntry, Remedy
-from tasks.storage import files, remote
+from tasks.storage import files, retries
+from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
 
 FOLDER_PREFIX = "palimpsest-copies-"
@@ -39,7 +40,7 @@ def copy(url: str, entry: FileEntry, target: str, remedy: Remedy) -> None:
     `remedy`: what to do about damage, for error messages.
 
     Raises:
-      UserError: the file is missing, or its size or checksum is not that of `entry`.
+      UserError: the file is missing, or its size or checksum differs from `entry`.
     """
     partial = target + files.PARTIAL
     try:
@@ -70,7 +71,7 @@ def _fetch(url: str, size: int, file: int, remedy: Remedy) -> None:
                     start = next(starts, None)
                 if start is None:
                     return
-                remote.with_retries(
+                retries.with_retries(
                     url, functools.partial(_fetch_part, url, size, file, start, remedy)
                 )
         except BaseException as error:
@@ -93,9 +94,9 @@ def _fetch(url: str, size: int, file: int, remedy: Remedy) -> None:
 def _fetch_part(url: str, size: int, file: int, start: int, remedy: Remedy) -> None:
     stop = min(start + _PART_BYTES, size)
     try:
-        data = files.on_store(url, lambda fs, inner: fs.cat_file(inner, start=start, end=stop))
+        data = Store(url).ask(lambda fs, inner: fs.cat_file(inner, start=start, end=stop))
         if len(data) != stop - start:
-            raise remote.Truncated(f"{stop - start - len(data):,} bytes are missing")
+            raise retries.Truncated(f"{stop - start - len(data):,} bytes are missing")
     except (OSError, UserError):
         # The size is requested only after an error, which saves a request for every good file.
         try:
@@ -164,11 +165,7 @@ def _new_folder(place: str) -> tuple[str, int]:
 
 
 def _locked(folder: str) -> int:
-    """Locks a folder for this process; returns the file descriptor that holds the lock.
-
-    Raises:
-      OSError: another process holds the lock, or there is no such folder.
-    """
+    """Locks a folder for this process; returns the file descriptor that holds the lock."""
     lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

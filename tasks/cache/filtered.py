@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Any
 
-from tasks.cache.checked_json import check_count, check_form, check_keys
-
 # How reasons of filters begin in receipts and reports: such documents are not faulty.
 FILTERED = "filtered: "
 
@@ -26,17 +24,3 @@ class FilterRecord:
     version: int
     unicode: str
     settings: dict[str, Any]
-
-
-_KEYS = frozenset(each.name for each in dataclasses.fields(FilterRecord))
-
-
-def filters_from_list(value: Any) -> tuple[FilterRecord, ...]:
-    """Inverse of dataclasses.asdict; raises a UserError if a record was damaged or edited."""
-    for each in check_form(value, list, "filters", "a list"):
-        check_keys(each, "filters", _KEYS)
-        for name in ("name", "label", "unicode"):
-            check_form(each[name], str, f"filters.{name}", "a text")
-        check_count(each["version"], "filters.version")
-        check_form(each["settings"], dict, "filters.settings", "an object")
-    return tuple(FilterRecord(**each) for each in value)

@@ -32,7 +32,7 @@ _PAUSE_SECONDS = 0.05
 
 
 class Closed(Exception):
-    """A wait was abandoned, as the run ends."""
+    """A wait was abandoned because the run ends."""
 
 
 class Following:
@@ -107,7 +107,7 @@ class Following:
         needed = [(split, number) for number in range(len(known), count)]
         if not all(each in self._read for each in needed):
             return False
-        # The receipts may be those of another plan that was begun since the first check.
+        # The receipts may belong to another plan that was begun since the first check.
         self._check_plan()
         found = [self._read.pop(each) for each in needed]
         for number, shard in enumerate(found, len(known)):
@@ -147,7 +147,7 @@ class Following:
             raise Closed(self.folder)
 
     def close(self) -> None:
-        """Ends all waiting: that of threads which make batches ahead, too."""
+        """Ends all waiting, also in threads that make batches ahead."""
         self._closed.set()
 
     def wait(self, split: str, count: int, timeout_seconds: float | None) -> None:
@@ -336,7 +336,7 @@ def find(
 
 
 def _finished(folder: str) -> CacheManifest | None:
-    """Returns the manifest; None if there is none, which a build may have removed just now."""
+    """Returns the manifest; None if absent (a concurrent build may have removed it)."""
     path = files.join(folder, MANIFEST)
     try:
         return CacheManifest.load(folder) if files.exists(path) else None
@@ -347,11 +347,7 @@ def _finished(folder: str) -> CacheManifest | None:
 
 
 def _planned(folder: str) -> Plan | None:
-    """Returns the plan of a cache that is being built; None if there is none as yet.
-
-    Raises:
-      UserError: it is damaged, or of another version.
-    """
+    """Returns the plan of a cache that is being built; None if there is none as yet."""
     path = files.join(folder, PLAN)
     try:
         plan = plan_from_dict(files.read_json(path))

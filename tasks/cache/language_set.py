@@ -46,8 +46,8 @@ def write(cache_dir: str, task: str, found: Sequence[str]) -> None:
 def tasks_of(cache_dir: str, task: str, relatives: Collection[str]) -> list[str]:
     """Returns the tasks of the languages of `task`; [] if it has none or has a cache of its own.
 
-    These are the languages of `task` itself. If there are none, they are those of the one task in
-    `relatives` (tasks on the same corpus) that has some, since a cache serves any objective.
+    These are the languages of `task` itself. If there are none, they are the languages of
+    the one task in `relatives` (on the same corpus) that has some: a cache serves any objective.
     """
     if any(files.exists(files.join(cache_dir, *of, MANIFEST)) for of in ((), (task,))):
         return []

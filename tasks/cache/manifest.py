@@ -25,23 +25,23 @@ from typing import Any
 
 import numpy as np
 
-from tasks.cache.adopted import RAGGED_INDEX, AdoptedCounts, Adoption, adoption_from_dict
+from tasks.cache.adopted import PROGRAMS, RAGGED_INDEX, AdoptedCounts, Adoption
 from tasks.cache.checked_json import (
     RESTORE,
     check_count,
     check_form,
     check_keys,
+    checked,
     differences,
     wrong,
 )
 from tasks.cache.checked_json import as_json as as_json
-from tasks.cache.excluded import ExcludeRecord, exclude_from_list
-from tasks.cache.filtered import FilterRecord, filters_from_list
-from tasks.cache.plan_parts import check_corpus, vocabulary_from_dict
+from tasks.cache.excluded import ExcludeRecord
+from tasks.cache.filtered import FilterRecord
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
-from tasks.vocabulary import VocabularyRecord
+from tasks.vocabulary import VOCABULARY_FILES, SpecialIds, VocabularyRecord
 
 FORMAT = 1
 PLAN = "plan.json"
@@ -61,7 +61,7 @@ SEPARATORS = ("none", "eos")
 # framing; `tokens`: length of `targets`; `documents`: number of pieces of documents that begin in
 # earlier rows of the shard, which is the first row of the lineage table that belongs to this one.
 ROW_INDEX = np.dtype([("offset", "<u8"), ("tokens", "<u4"), ("documents", "<u4")])
-# The row index of pairs, whose `tokens` are those of both sides, has also the length of `inputs`.
+# The row index of pairs: `tokens` counts both sides, `inputs` the inputs alone.
 PAIR_INDEX = np.dtype([*ROW_INDEX.descr, ("inputs", "<u4")])
 INDICES = (ROW_INDEX, PAIR_INDEX, RAGGED_INDEX)
 # What becomes of a pair with a side longer than the cache may hold.
@@ -89,7 +89,7 @@ class PairCounts:
     Attributes:
       inputs_tokens: number of tokens of all inputs.
       longest_inputs, longest_targets: largest number of tokens of a side.
-      cut_inputs, cut_targets: number of pairs of which a side was too long and was cut.
+      cut_inputs, cut_targets: number of pairs with this side cut because it was too long.
     """
 
     inputs_tokens: int
@@ -215,8 +215,8 @@ class Plan:
     def fingerprint(self) -> str:
         """SHA-256 of everything that determines the bytes of the shards.
 
-        The task's name is no part of it, so that equal tasks can share a cache, nor is the note of
-        the files that were left out of the corpus, nor where the records of another program are.
+        Excludes the task's name (so that equal tasks share a cache), the note on files that were
+        left out of the corpus, and the location of another program's records.
         """
         value = as_json(self)
         del value["task"]
@@ -395,75 +395,79 @@ def plan_from_dict(value: Any) -> Plan:
             f"the cache has format {value.get('format')}, this version reads {FORMAT}: "
             "build it again into another folder"
         )
-    check_keys(value, "the plan", _PLAN_KEYS - _OPTIONAL, _OPTIONAL & _PLAN_KEYS)
-    check_form(value["task"], str, "task", "a name")
-    check_corpus(check_form(value["corpus"], dict, "corpus", "an object"))
-    record = vocabulary_from_dict(value["vocabulary"])
+    plan = checked(Plan, value, "the plan", "{key}")
+    _check_corpus(plan.corpus)
     for name, known in (("packing", PACKINGS), ("separator", SEPARATORS)):
         if value[name] not in known:
             raise wrong(name, value[name], "one of " + ", ".join(known))
-    is_pairs = value["packing"] == PAIRS
-    check_count(value["row_tokens"], "row_tokens", least=0 if is_pairs or "adopted" in value else 1)
-    if is_pairs != (value.get("pairs") is not None):
-        raise wrong("pairs", value.get("pairs"), "there if, and only if, the packing is pairs")
-    limits = _limits(value["pairs"]) if is_pairs else None
-    for split, count in check_form(value["shards"], dict, "shards", "an object").items():
+    is_pairs = plan.packing == PAIRS
+    check_count(plan.row_tokens, "row_tokens", least=0 if is_pairs or "adopted" in value else 1)
+    if is_pairs != (plan.pairs is not None):
+        raise wrong("pairs", plan.pairs, "there if, and only if, the packing is pairs")
+    for split, count in plan.shards.items():
         check_count(count, f"shards.{split}", least=1)
-    adopted = adoption_from_dict(value["adopted"]) if "adopted" in value else None
-    exclude = exclude_from_list(value["exclude"]) if "exclude" in value else None
-    filters = filters_from_list(value["filters"]) if "filters" in value else None
-    parts = {"vocabulary": record, "pairs": limits, "adopted": adopted, "exclude": exclude}
-    return Plan(**{**value, **parts, "filters": filters})
+    parts: dict[str, Any] = {"vocabulary": _vocabulary(value["vocabulary"])}
+    if is_pairs:
+        parts["pairs"] = checked(PairLimits, value["pairs"], "pairs")
+        if parts["pairs"].too_long not in TOO_LONG:
+            raise wrong("pairs.too_long", value["pairs"]["too_long"], f"in {', '.join(TOO_LONG)}")
+    if "adopted" in value:
+        parts["adopted"] = checked(Adoption, value["adopted"], "adopted")
+        if parts["adopted"].program not in PROGRAMS:
+            raise wrong("adopted.program", parts["adopted"].program, f"in {', '.join(PROGRAMS)}")
+    for name, kind in (("exclude", ExcludeRecord), ("filters", FilterRecord)):
+        if name in value:
+            records = check_form(value[name], list, name, "a list")
+            parts[name] = tuple(checked(kind, each, name) for each in records)
+    return dataclasses.replace(plan, **parts)
 
 
-def _limits(value: Any) -> PairLimits:
-    check_keys(value, "pairs", _LIMIT_KEYS)
-    for name in ("max_inputs", "max_targets"):
-        check_count(value[name], f"pairs.{name}")
-    if value["too_long"] not in TOO_LONG:
-        raise wrong("pairs.too_long", value["too_long"], "one of " + ", ".join(TOO_LONG))
-    return PairLimits(**value)
+def _vocabulary(value: Any) -> VocabularyRecord:
+    record = checked(VocabularyRecord, value, "vocabulary")
+    if record.file not in (None, *VOCABULARY_FILES):
+        raise wrong("vocabulary.file", record.file, "one of " + ", ".join(VOCABULARY_FILES))
+    if record.special is None:
+        return record
+    roles = {each.name for each in dataclasses.fields(SpecialIds)}
+    check_keys(value["special"], "vocabulary.special", {"eos"}, roles)
+    for role, number in value["special"].items():
+        check_count(number, f"vocabulary.special.{role}")
+    special = SpecialIds(**{**dict.fromkeys(roles), **value["special"]})
+    return dataclasses.replace(record, special=special)
+
+
+def _check_corpus(corpus: dict[str, Any]) -> None:
+    """Checks what is read of a corpus's record; raises a UserError."""
+    names = corpus.get("files", [])
+    check_form(corpus.get("spec", ""), str, "corpus.spec", "a corpus SPEC")
+    for file in check_form(names, list, "corpus.files", "a list of files"):
+        if not (isinstance(file, dict) and isinstance(file.get("name"), str)):
+            raise wrong("corpus.files", file, "files with a name each")
+    ends = corpus.get("generations", [len(names)])
+    for count in check_form(ends, list, "corpus.generations", "a list of counts"):
+        check_count(count, "corpus.generations")
+    if sum(ends) != len(names):
+        raise wrong("corpus.generations", ends, f"counts of {len(names):,} files in all")
 
 
 def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
-    """Inverse of dataclasses.asdict; `name` is for messages.
+    """Inverse of `as_json`; `name` is for messages.
 
     Raises:
       UserError: the shard was damaged or edited.
     """
-    check_keys(value, name, _SHARD_KEYS, _OPTIONAL - {"exclude", "filters"})
-    for key in _SHARD_COUNTS:
-        check_count(value[key], f"{key} of {name}")
-    entries = {}
-    for file, entry in check_form(value["files"], dict, f"files of {name}", "an object").items():
-        check_keys(entry, file, _FILE_KEYS)
-        check_count(entry["bytes"], f"bytes of {file}")
-        check_form(entry["sha256"], str, f"sha256 of {file}", "a checksum")
-        entries[file] = FileEntry(**entry)
-    for field, found in (("dropped", value["dropped"]), ("edits", value.get("edits") or {})):
-        for what, count in check_form(found, dict, f"{field} of {name}", "an object").items():
+    of = "{key} of {name}"
+    shard = checked(Shard, value, name, of)
+    parts: dict[str, Any] = {
+        "files": {file: checked(FileEntry, each, file, of) for file, each in shard.files.items()}
+    }
+    for field in ("dropped", "edits"):
+        for what, count in (getattr(shard, field) or {}).items():
             check_count(count, f"{field} {what} of {name}", least=1)
-    counts: dict[str, Any] = {}
     for part, kind in (("pairs", PairCounts), ("adopted", AdoptedCounts)):
-        counts[part] = None
         if value.get(part) is not None:
-            keys = [each.name for each in dataclasses.fields(kind)]
-            check_keys(value[part], f"{part} of {name}", keys)
-            for key in keys:
-                check_count(value[part][key], f"{part}.{key} of {name}")
-            counts[part] = kind(**value[part])
-    if value.get("cut_paragraphs") is not None:
-        check_count(value["cut_paragraphs"], f"cut_paragraphs of {name}")
-    return Shard(**{**value, "files": entries, **counts})
-
-
-_PLAN_KEYS = frozenset(each.name for each in dataclasses.fields(Plan))
-_LIMIT_KEYS = frozenset(each.name for each in dataclasses.fields(PairLimits))
-# Keys of plans and shards that may be left out.
-_OPTIONAL = frozenset({"pairs", "adopted", "exclude", "filters", "cut_paragraphs", "edits"})
-_FILE_KEYS = frozenset(each.name for each in dataclasses.fields(FileEntry))
-_SHARD_COUNTS = tuple(each.name for each in dataclasses.fields(Shard) if each.type is int)
-_SHARD_KEYS = frozenset({"files", "dropped", *_SHARD_COUNTS})
+            parts[part] = checked(kind, value[part], f"{part} of {name}")
+    return dataclasses.replace(shard, **parts)
 
 
 # The files of a shard, in the order in which they are finished; quarantine is optional.

@@ -1,9 +1,9 @@
 """Earlier states of a cache: what a takedown changed, kept so that older runs can be explained.
 
-A takedown writes the shards anew that hold a document, and later windows of the split move. Which
+A takedown rewrites the shards that hold a document, and later windows of the split move. Which
 steps of an older run saw a document follows from the old manifest and the old lineage. Of every
 state that a takedown ended, the cache keeps, in a folder named by the fingerprint of its plan, the
-manifest and the lineage of the shards that were written anew; the other shards are still the same.
+manifest and the lineage of the rewritten shards; the other shards are unchanged.
 A state may have been unfinished, as a run may follow a build, or a takedown was killed before a
 wider one: its manifest then has the first shards of each split. No token is kept, and ids are.
 """
@@ -93,11 +93,11 @@ def is_whole(manifest: CacheManifest) -> bool:
 def lineage_paths(cache: str, manifest: CacheManifest, split: str, fingerprint: str) -> list[str]:
     """Returns the lineage files of all shards of a split in the state of a fingerprint.
 
-    `manifest` is that of the state. A shard's lineage is in the folder of the first state, from
-    this one on, whose takedown wrote it anew, else in the cache.
+    `manifest` belongs to the state. A shard's lineage is in the folder of the first state, from
+    this one on, whose takedown rewrote the shard, else in the cache.
 
     Raises:
-      UserError: a shard was written anew, and its earlier lineage is not kept.
+      UserError: a shard was rewritten, and its earlier lineage is not kept.
     """
     names = [
         shard_file(split, "documents", index, manifest.plan.shards[split])

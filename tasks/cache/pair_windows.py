@@ -176,6 +176,6 @@ def row_windows(folder: str, manifest: CacheManifest, split: str, **reading: Any
       UserError: as `Windows` does.
     """
     if manifest.plan.unit is Unit.TEXT:
-        reading.setdefault("across_shards", False)  # rows begin anew in each shard
+        reading.setdefault("across_shards", False)  # each shard begins a new row
         return Windows(folder, manifest, split, manifest.plan.row_tokens, **reading)
     return PairWindows(longest_sides(manifest, split), folder, manifest, split, **reading)

@@ -55,7 +55,7 @@ class Row:
 
     @property
     def tokens(self) -> np.ndarray:
-        """All ids of the row: those of `inputs`, if there are any, then those of `targets`."""
+        """All ids of the row: `inputs`, if any, then `targets`."""
         return self.targets if self.inputs is None else np.append(self.inputs, self.targets)
 
 

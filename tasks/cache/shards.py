@@ -21,7 +21,7 @@ from tasks.cache.manifest import FileEntry, Remedy
 from tasks.cache.plan_check import PlanCheck
 from tasks.cache.records import CorruptRecord
 from tasks.cache.row_index import read_row_index
-from tasks.storage import files, remote
+from tasks.storage import files, retries
 from tasks.terminal.command_line import UserError
 
 # Shards that are copied in parallel.
@@ -220,7 +220,7 @@ class Shards:
             except Exception as error:
                 name = self._shards[number].records
                 logging.getLogger(__name__).warning(
-                    "%s was not copied ahead: %s", name, remote.describe(error)
+                    "%s was not copied ahead: %s", name, retries.describe(error)
                 )
 
         def copy() -> None:

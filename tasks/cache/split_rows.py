@@ -32,7 +32,7 @@ class SplitRows:
       files: where each shard is.
       shards: the shards, opened when they are read.
       tokens: tokens of each shard, int64 [S].
-      first: number of the first row of each shard, then that of all rows, int64 [S + 1].
+      first: number of the first row of each shard, then the number of rows, int64 [S + 1].
       row_tokens: tokens of every row but the last of a shard, if the rows are a stream of ours;
         else None, and the index has them.
 

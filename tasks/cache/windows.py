@@ -3,7 +3,7 @@
 With `concat` packing the shards of a split, in their order, are one stream of tokens, cut into
 windows of any length; training leaves out the last window if it is shorter. With `best_fit` and
 `rows` a window is a row; `pair_windows` reads pairs, which are rows as well. Our rows of a stream
-are full, which says where a token is; those of other programs' caches have an index for that.
+are full, which says where a token is; caches of other programs have an index for that.
 
 Dimensions: W windows, P parts of windows (a part lies in one row), R rows (each is read once), S
 shards.
@@ -62,7 +62,7 @@ class Windows:
       keep_tails: True to include the unfinished last window, as in evaluation; False to leave it
         out, as in training.
       across_shards: True for windows that run over the borders of shards; False for windows that
-        begin anew in each shard, each with an unfinished last window, as in version 1 of the order.
+        begin again in each shard, each with an unfinished last window.
       local_dir: folder for copies of a remote cache; the system's temporary folder if None.
       local_bytes: largest total size of the copies; the least recently read are deleted.
 

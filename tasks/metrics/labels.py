@@ -99,7 +99,7 @@ def _number(value: Any) -> float:
 
 
 def grouped_exact_match(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Returns the percentage of groups of which every prediction is right, as of MultiRC's.
+    """Returns the percentage of groups with every prediction right, as in MultiRC.
 
     Targets and predictions are dicts with "group" and "value"; a prediction belongs to its
     target's group.

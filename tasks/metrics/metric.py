@@ -23,7 +23,7 @@ Compute = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]
 class Metric:
     """A metric of predictions.
 
-    A target is a text, or a sequence of texts any of which is right; tasks whose `postprocess`
+    A target is a text, or a sequence of right texts; tasks whose `postprocess`
     makes labels or numbers have these instead.
 
     Attributes:

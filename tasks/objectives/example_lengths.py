@@ -12,7 +12,7 @@ class Kind(NamedTuple):
     """A kind of example, or of two examples whose lengths add up to a constant.
 
     Attributes:
-      share: weight of its examples among those of all kinds.
+      share: weight of its examples among all examples.
       choice: number of the kind in its objective.
       members: examples that are packed into one row together, 1 or 2; of two, the second mirrors
         the first.

@@ -95,7 +95,7 @@ def substitute_spans(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (int32 [W, N], int64 [W]), padded with 0; see `noise.substitute_spans`.
 
-    A sentinel is that of the span before, less `step`.
+    A sentinel is `step` less than the sentinel of the span before.
     """
     windows, width = tokens_WN.shape
     out_WN, counts_W = np.zeros((windows, width), np.int32), np.zeros(windows, np.int64)

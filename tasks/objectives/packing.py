@@ -60,7 +60,7 @@ class Deck:
 
     Attributes:
       choices_G: int64 [G], the kind of each slot's example; slots are in the order of rows.
-      mirrored_G: bool [G], True where the example mirrors that of the slot before.
+      mirrored_G: bool [G], True where the example mirrors the slot before.
       firsts_R1: int64 [R + 1], the first slot of each row, then G.
       filled: shares of positions that hold tokens, of inputs and of targets.
     """

@@ -1,14 +1,15 @@
 """Batches of documents, bounded in number and in bytes.
 
-Columns: `id` string, `text` string or large_string, `problem` string, `part` int32, `place` string;
-see `sources.read` for their meaning.
+Columns: `id` string, `text` large_string (pairs: `inputs` and `targets`), `problem` string, `part`
+int32, `place` string; `sources.read` describes them.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tasks.reading import long_documents, long_json
+from tasks.reading import long_documents
 from tasks.reading.long_documents import Document, Text
+from tasks.unit import Unit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,23 +17,26 @@ if TYPE_CHECKING:
 
 Batches = Generator["pa.RecordBatch", None, None]
 
-# A batch has at most so many bytes of text, unless one document is larger.
+# A batch has at most this many bytes of text, unless one document is larger.
 BATCH_BYTES = 4 << 20
 
 
-def collect(documents: Iterable[Document], count: int, longest: int) -> Batches:
-    """Yields batches of at most `count` documents; splits those of more than `longest` bytes."""
+def collect(
+    documents: Iterable[Document], count: int, longest: int, unit: Unit = Unit.TEXT
+) -> Batches:
+    """Yields batches of at most `count` documents; splits texts of more than `longest` bytes."""
     rows: list[Document] = []
     size = 0
-    for document in _split_long(documents, longest):
-        length = len(document[1] or "")
+    for document in _split_long(documents, longest) if unit is Unit.TEXT else documents:
+        content = document[1]
+        length = sum(map(len, content)) if isinstance(content, tuple) else len(content or "")
         if rows and (len(rows) >= count or size + length > BATCH_BYTES):
-            yield _batch_of(rows)
+            yield _batch_of(rows, unit)
             rows, size = [], 0
         rows.append(document)
         size += length
     if rows:
-        yield _batch_of(rows)
+        yield _batch_of(rows, unit)
 
 
 def _split_long(documents: Iterable[Document], longest: int) -> Iterator[Document]:
@@ -47,13 +51,16 @@ def _split_long(documents: Iterable[Document], longest: int) -> Iterator[Documen
             yield name, text, *document[2:]
 
 
-def _batch_of(rows: list[Document]) -> "pa.RecordBatch":
+def _batch_of(rows: list[Document], unit: Unit) -> "pa.RecordBatch":
     import pyarrow as pa
 
-    ids, texts, problems, parts, places = map(list, zip(*rows, strict=True))
+    ids, contents, problems, parts, places = map(list, zip(*rows, strict=True))
+    sides = [contents]
+    if unit is Unit.PAIR:
+        sides = [[pair and pair[side] for pair in contents] for side in (0, 1)]
     return batch(
         pa.array(ids, pa.string()),
-        text_array(texts),
+        list(map(text_array, sides)),
         pa.array(problems, pa.string()),
         pa.array(places, pa.string()),
         pa.array(parts, pa.int32()),
@@ -77,23 +84,28 @@ def text_array(texts: list[Text]) -> "pa.LargeStringArray":
 
 
 def batch(
-    ids: "pa.Array", texts: "pa.Array", problems: "pa.Array", places: "pa.Array", parts: Any = None
+    ids: "pa.Array",
+    texts: Sequence["pa.Array"],
+    problems: "pa.Array",
+    places: "pa.Array",
+    parts: Any = None,
 ) -> "pa.RecordBatch":
-    """Returns a batch of these columns; without `parts`, all documents are whole."""
+    """Returns a batch: `texts` are one array, or inputs and targets; no `parts`: all are whole."""
     import numpy as np
     import pyarrow as pa
 
     parts = pa.array(np.zeros(len(ids), np.int32)) if parts is None else parts
-    columns = {"id": ids, "text": texts, "problem": problems, "part": parts, "place": places}
-    return pa.RecordBatch.from_pydict(columns)
+    names = (Unit.PAIR if len(texts) == 2 else Unit.TEXT).columns
+    columns = {"id": ids, **dict(zip(names, texts, strict=True)), "problem": problems}
+    return pa.RecordBatch.from_pydict({**columns, "part": parts, "place": places})
 
 
-def bounded(batch: "pa.RecordBatch", count: int, columns: Sequence[str] = ("text",)) -> Batches:
-    """Slices a batch into ones of at most `count` documents and BATCH_BYTES in `columns`."""
+def bounded(batch: "pa.RecordBatch", count: int, unit: Unit = Unit.TEXT) -> Batches:
+    """Slices a batch into ones of at most `count` documents and BATCH_BYTES of text."""
     import numpy as np
     import pyarrow.compute as pc
 
-    sizes = (pc.fill_null(pc.binary_length(batch.column(name)), 0) for name in columns)
+    sizes = (pc.fill_null(pc.binary_length(batch.column(name)), 0) for name in unit.columns)
     lengths = np.sum([each.to_numpy(zero_copy_only=False) for each in sizes], axis=0)
     ends = np.cumsum(lengths, dtype=np.int64)
     begin = 0
@@ -116,7 +128,7 @@ def as_text(raw: "pa.LargeBinaryArray") -> tuple["pa.LargeStringArray", "pa.Stri
         return raw.cast(pa.large_string()), problems  # checks that it is UTF-8
     except pa.ArrowInvalid:
         valid = pa.array(
-            [not value.is_valid or long_json.is_utf8(value.as_buffer()) for value in raw]
+            [not value.is_valid or long_documents.is_utf8(value.as_buffer()) for value in raw]
         )
         texts = pc.if_else(valid, raw, pa.scalar(None, pa.large_binary()))
         return texts.cast(pa.large_string()), pc.if_else(valid, problems, "invalid UTF-8")

@@ -8,18 +8,13 @@ from tasks.unit import Unit
 
 TRAIN = "train"
 VALIDATION = "validation"
-# The kind of the built-in corpus; see `builtin`.
-PYTHON_DOCS = "python_docs"
-# The kind of data sets of the Hugging Face Hub; see `hub`.
-HUB = "hf"
-# The kind of plain text; see `formats.text`.
-TEXT = "text"
-# The kind of Arrow's own files, and of folders of `datasets`; see `formats.arrow` and `saved`.
-ARROW = "arrow"
-# The kinds of rows of delimited fields; see `formats.delimited`.
+PYTHON_DOCS = "python_docs"  # the built-in corpus
+HUB = "hf"  # data sets of the Hugging Face Hub
 CSV, TSV = "csv", "tsv"
 NO_QUOTE = "none"
 # The options that may follow the "?" of a SPEC.
+COLUMN_OPTIONS = ("column", "inputs", "targets", "id")
+FORMAT_OPTIONS = (*COLUMN_OPTIONS, "document", "columns", "delimiter", "quote")
 OPTIONS = (
     *("column", "inputs", "targets", "split", "id", "validation", "document"),
     *("columns", "delimiter", "quote"),
@@ -39,7 +34,7 @@ class CorpusSpec:
     """A parsed SPEC; `str()` returns a SPEC that parses to an equal value.
 
     `split` is "" where none was asked for, so that every file of a pattern is read. `document` is
-    of plain text only. `inputs` and `targets` are the templates of pairs (`tasks.reading.pairs`),
+    of plain text only. `inputs` and `targets` are the templates of pairs (`tasks.reading.columns`),
     both "" where documents are texts. Of CSV and TSV only are `columns`, names with commas between
     them for files without a header, `delimiter`, and `quote`, a character or "none".
     """
@@ -178,12 +173,14 @@ class Corpus:
 
     `record` is what a manifest keeps, as JSON: equal content gives equal records, wherever the
     files lie. `notes` are lines to print: which files are not read, or read as validation.
+    `module` registers the format of the files; a worker imports it.
     """
 
     spec: CorpusSpec
     record: dict[str, Any]
     pieces: tuple[Piece, ...]
     notes: tuple[str, ...] = ()
+    module: str = ""
 
     @property
     def max_document_bytes(self) -> int:

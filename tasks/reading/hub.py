@@ -2,7 +2,7 @@
 
 Only the driver resolves a data set; workers read `hf://datasets/REPOSITORY@COMMIT/PATH` with the
 token that huggingface_hub finds on their own machine (HF_TOKEN, or its store). All requests use
-huggingface_hub's own session and are retried as `remote` describes.
+huggingface_hub's own session and are retried as `retries` describes.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from typing import Any
 
 from tasks.reading.corpus import CSV, NO_QUOTE, VALIDATION, CorpusSpec, SourceFile
 from tasks.reading.splits import VALIDATION_NAMES
-from tasks.storage import remote
+from tasks.storage import retries, store
 from tasks.terminal.command_line import UserError
 
 _TIMEOUT_SECONDS = 30
@@ -148,14 +148,14 @@ def _retrying_session(what: str) -> Iterator[None]:
             answered = True
             if response.headers.get("X-Error-Code") == "GatedRepo":
                 failures.append(_gated(what, response.status_code))
-            if remote.is_retried(response.status_code):
+            if retries.is_retried(response.status_code):
                 response.close()
-                raise remote.HttpError(response.status_code, response.headers)
+                raise retries.HttpError(response.status_code, response.headers)
             return response
 
         try:
             wait = lambda: math.inf if answered else _FIRST_CONTACT_SECONDS  # noqa: E731
-            return remote.with_retries(what, once, seconds=wait)
+            return retries.with_retries(what, once, seconds=wait)
         except UserError as error:
             prefix = "" if answered else "the Hugging Face Hub cannot be reached: "
             failures.append(UserError(f"{prefix}{error}, {_INSTEAD}"))
@@ -196,8 +196,8 @@ def _source_file(name: str, commit: str, split: str, info: Any) -> SourceFile:
 def _explain(spec: CorpusSpec, error: Exception) -> UserError:
     from huggingface_hub import errors
 
-    chain = remote.causes(error, contexts=True)
-    kinds = remote.class_names(chain)
+    chain = retries.causes(error, contexts=True)
+    kinds = retries.class_names(chain)
     name = f"hf:{spec.location}"
     if any(isinstance(link, errors.RevisionNotFoundError) for link in chain):
         return UserError(f"{name} has no revision {spec.revision}")
@@ -208,7 +208,7 @@ def _explain(spec: CorpusSpec, error: Exception) -> UserError:
             f"{name} does not exist or cannot be accessed: if it is private, set {_TOKEN} of an "
             f"account with access, {_INSTEAD}"
         )
-    reason = remote.describe(error)
+    reason = retries.describe(error)
     if "OfflineModeIsEnabled" in kinds:
         return UserError(f"{name} cannot be read while HF_HUB_OFFLINE is set: unset it, {_INSTEAD}")
     if "Config name is missing" in reason:
@@ -222,7 +222,7 @@ def _explain(spec: CorpusSpec, error: Exception) -> UserError:
     return UserError(f"{name} cannot be read: {reason}")
 
 
-def fetch_from_hub(path: str, size: int, etag: str) -> remote.Fetch:
+def fetch_from_hub(path: str, size: int, etag: str) -> store.Fetch:
     """Returns the Fetch of `hf://datasets/REPOSITORY@COMMIT/PATH`; every response is checked.
 
     A range is one request, and no request goes to the Hub's API, whose rate is limited.
@@ -262,7 +262,7 @@ def _check_answer(path: str, size: int, etag: str, answer: Any) -> None:
     if status == 404:
         raise UserError(f"{path} no longer exists (HTTP 404)")
     if status >= 400 and status != 416:
-        raise remote.HttpError(status, answer.headers)
+        raise retries.HttpError(status, answer.headers)
     total = answer.headers.get("Content-Range", "").rpartition("/")[2]
     if status == 200:
         total = answer.headers.get("Content-Length", "")
@@ -270,6 +270,6 @@ def _check_answer(path: str, size: int, etag: str, answer: Any) -> None:
     first = [*answer.history, answer][0]
     tag = first.headers.get("X-Linked-ETag") or first.headers.get("ETag", "")
     found = int(total) if total.isdecimal() else size
-    remote.check(path, (size, etag), (found, tag.removeprefix("W/").strip('"')))
+    store.check_same(path, (size, etag), (found, tag.removeprefix("W/").strip('"')))
     if status == 416:
-        raise remote.HttpError(status, answer.headers)
+        raise retries.HttpError(status, answer.headers)

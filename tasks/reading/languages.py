@@ -10,11 +10,10 @@ A name consists of letters, digits, _, - and `.`; it becomes part of the names o
 import re
 from collections.abc import Mapping, Sequence
 
-from tasks.reading import listing, opening, saved
-from tasks.reading.corpus import ARROW, HUB, PYTHON_DOCS, CorpusSpec
-from tasks.reading.formats.registry import FORMATS
+from tasks.reading import listers
+from tasks.reading.corpus import CorpusSpec
 from tasks.reading.spec import parse
-from tasks.storage import files
+from tasks.storage import store
 from tasks.terminal.command_line import UserError
 
 PLACE = "{language}"
@@ -87,10 +86,11 @@ def _found(text: str, head: str) -> list[str]:
     before, _, after = location.partition(PLACE)
     folder, _, prefix = before.rpartition("/")
     suffix, slash, _ = after.partition("/")
-    if kind in (HUB, PYTHON_DOCS) or re.search(r"[*?\[]", before + suffix):
+    lister = listers.of_kind(kind)
+    if not lister.has_paths or re.search(r"[*?\[]", before + suffix):
         raise UserError(f"--corpus={text}: name its languages, as --languages=ro,en")
     place = folder or ("/" if before.startswith("/") else ".")
-    fs, path = files.filesystem(place)
+    fs, path = store.filesystem(place)
     try:
         entries = fs.ls(path, detail=True)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -103,7 +103,9 @@ def _found(text: str, head: str) -> list[str]:
         ]
         for is_folder in (True, False)
     }
-    are_folders = bool(slash) or (kind == ARROW and not suffix and bool(_fitting(ends[True], "")))
+    are_folders = bool(slash) or (
+        lister.reads_folders and not suffix and bool(_fitting(ends[True], ""))
+    )
     names = _fitting(ends[are_folders], prefix, suffix)
     what = "folders" if are_folders else "files"
     if not names:
@@ -141,24 +143,11 @@ def check(corpora: Mapping[str, CorpusSpec]) -> None:
       UserError: one has no files, only empty ones, or lacks a column.
     """
     for name, spec in corpora.items():
-        if spec.kind in (HUB, PYTHON_DOCS):
-            continue
         try:
-            _check(spec)
+            listers.of_kind(spec.kind).check(spec)
         except UserError as error:
             if not name:
                 raise
             raise UserError(
                 f"language {name}: {error}; leave it out by --languages, or mend its files"
             ) from error
-
-
-def _check(spec: CorpusSpec) -> None:
-    saved_data_set = saved.list_files(spec) if spec.kind == ARROW else None
-    _, found, _ = saved_data_set or listing.list_files(spec, by_words=False)
-    full = [file for file in found if file.bytes]
-    if not full:
-        raise UserError(f"corpus {spec} is empty: its {len(found)} files hold no documents")
-    smallest = min(full, key=lambda file: file.bytes)
-    with opening.user_errors(smallest.path):
-        FORMATS[spec.kind].ranges(spec, smallest)

@@ -13,7 +13,8 @@ from typing import Any
 from tasks.reading import opening
 from tasks.reading.corpus import TRAIN, CorpusSpec, SourceFile
 from tasks.reading.splits import split_of
-from tasks.storage import files
+from tasks.storage import files, store
+from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
 
 # What a pattern may match besides the files that are read.
@@ -51,7 +52,7 @@ def list_files(spec: CorpusSpec, by_words: bool) -> tuple[CorpusSpec, list[Sourc
         store cannot list them.
     """
     is_remote = files.is_remote(spec.location)
-    fs, pattern = files.filesystem(spec.location)
+    fs, pattern = store.filesystem(spec.location)
     relative = _relative(pattern)
     base = pattern.removesuffix(relative)
     folder = fs.unstrip_protocol(pattern).removesuffix(relative) if is_remote else base
@@ -103,8 +104,8 @@ def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Foun
     try:
         if is_remote:
             found = [
-                _Found(path, info["type"], info["size"], files.etag(info))
-                for path, info in files.on_store(spec.location, _matches).items()
+                _Found(path, info["type"], info["size"], store.etag(info))
+                for path, info in Store(spec.location).ask(_matches).items()
             ]
         elif "*" not in pattern and os.path.lexists(pattern):  # a name, even if it has brackets
             found = [_local(pattern, os.lstat(pattern))]
@@ -212,7 +213,7 @@ def _local(path: str, state: os.stat_result) -> _Found:
             ) from error
     mode = state.st_mode
     kind = "file" if stat.S_ISREG(mode) else "directory" if stat.S_ISDIR(mode) else "other"
-    return _Found(path, kind, state.st_size, files.etag({"mtime": state.st_mtime}))
+    return _Found(path, kind, state.st_size, store.etag({"mtime": state.st_mtime}))
 
 
 def pinned_state(file: SourceFile) -> dict[str, str]:

@@ -7,16 +7,17 @@ there is no white space, the part ends between two characters.
 Bytes stream in and are never held whole; each part is checked to be UTF-8 by itself.
 """
 
+import codecs
 import itertools
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tasks.reading import long_json
-
 Text = str | bytes | None
-# (id, text, problem, part, place): see `sources.read`. Bytes are UTF-8.
-Document = tuple[str, Text, str | None, int, str]
+# A text, or the inputs and targets of a pair; None if the document has a problem.
+Content = Text | tuple[Text, ...]
+# (id, content, problem, part, place): see `sources.read`. Bytes are UTF-8.
+Document = tuple[str, Content, str | None, int, str]
 
 # Longer documents are split: SentencePiece needs up to 150 bytes of memory per byte of text.
 LONGEST_DOCUMENT_BYTES = 256 << 10
@@ -26,6 +27,18 @@ _LAST_SPACE = re.compile(
     rb"(?s).+([\t-\r\x1c-\x20]|\xc2[\x85\xa0]|\xe1\x9a\x80"
     rb"|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)"
 )
+
+
+def is_utf8(data: bytes | bytearray) -> bool:
+    """Returns True if all of `data` is valid UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        for chunk in chunked(data):
+            decoder.decode(chunk)
+        decoder.decode(b"", True)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def chunked(data: Any) -> Iterator[bytes]:
@@ -48,7 +61,7 @@ def parts(name: str, chunks: Iterable[bytes], longest: int, place: str) -> Itera
 
 
 def _checked(name: str, piece: bytes, number: int, place: str) -> Document:
-    if long_json.is_utf8(piece):
+    if is_utf8(piece):
         return name, piece, None, number, place
     return name, None, "invalid UTF-8", number, place
 

@@ -7,15 +7,14 @@ import io
 import os
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from tasks.reading.corpus import SourceFile
-from tasks.storage import files, remote
+from tasks.storage import store
+from tasks.storage.paths import is_remote, local_path
 from tasks.terminal.command_line import UserError
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-# Bytes per request for a remote file.
-REQUEST_BYTES = 8 << 20
 
 
 @contextlib.contextmanager
@@ -30,7 +29,7 @@ def user_errors(path: str) -> Iterator[None]:
         ) from error
 
 
-def open_file(file: SourceFile, ahead: int = REQUEST_BYTES) -> IO[bytes]:
+def open_file(file: SourceFile, ahead: int = store.REQUEST_BYTES) -> IO[bytes]:
     """Opens a local or remote file of a corpus for reading and seeking.
 
     Args:
@@ -41,18 +40,15 @@ def open_file(file: SourceFile, ahead: int = REQUEST_BYTES) -> IO[bytes]:
       UserError: it has changed, or (also while reading) cannot be reached despite retries.
       OSError: it cannot be opened.
     """
-    path, size, etag = file.path, file.bytes, file.etag
-    if not files.is_remote(path):
+    path, listed = file.path, (file.bytes, file.etag)
+    if not is_remote(path):
         check_unchanged(file)
-        return files.open_read(path)
+        return open(local_path(path), "rb")
     if path.startswith("hf://"):
         from tasks.reading import hub
 
-        fetch = hub.fetch_from_hub(path, size, etag)
-    else:
-        fetch = files.fetch_from_store(path, size, etag)
-    raw = remote.File(path, size, fetch)
-    return io.BufferedReader(raw, ahead) if ahead else cast(IO[bytes], raw)
+        return store.open_ranges(path, file.bytes, hub.fetch_from_hub(path, *listed), ahead)
+    return store.Store(path).open(listed, ahead)
 
 
 def check_unchanged(file: SourceFile) -> None:
@@ -62,9 +58,9 @@ def check_unchanged(file: SourceFile) -> None:
       UserError: the file has changed.
       FileNotFoundError: the file is gone.
     """
-    state = os.stat(files.local_path(file.path))
-    remote.check(file.path, (file.bytes, ""), (state.st_size, ""))
-    if file.written and file.written != files.etag({"mtime": state.st_mtime}):
+    state = os.stat(local_path(file.path))
+    store.check_same(file.path, (file.bytes, ""), (state.st_size, ""))
+    if file.written and file.written != store.etag({"mtime": state.st_mtime}):
         raise UserError(
             f"{file.path} was written again since the corpus was listed: run the same command again"
         )

@@ -6,16 +6,17 @@ import re
 import urllib.parse
 from typing import Any
 
-from tasks.reading import pairs
+from tasks.reading import columns
 from tasks.reading.corpus import (
+    COLUMN_OPTIONS,
     CSV,
     DOCUMENTS,
+    FORMAT_OPTIONS,
     HUB,
     LINE,
     NO_QUOTE,
     OPTIONS,
     PYTHON_DOCS,
-    TEXT,
     TSV,
     CorpusSpec,
     default_spec,
@@ -23,23 +24,26 @@ from tasks.reading.corpus import (
 from tasks.reading.formats.registry import FORMATS
 from tasks.terminal.command_line import UserError, nearest
 
-FORMS = (
-    f"{PYTHON_DOCS}, {', '.join(f'{name}:GLOB' for name in FORMATS)} "
-    f"or {HUB}:OWNER/NAME[:CONFIG][@REVISION], "
-    "each with ?column=text&split=train&id=id&validation=0.01 as needed, text with "
-    "?document=line, file or block, CSV with ?delimiter=;&quote=none&columns=a,b; pairs are read "
-    "with ?inputs=COLUMN&targets=COLUMN, or "
-    "templates such as ?inputs={premise} </s> {hypothesis}"
-)
+# Options that data sets of the Hub take: which of them apply is known when their files are listed.
+_HUB_OPTIONS = tuple(name for name in FORMAT_OPTIONS if name != "document")
 
-_KINDS = (PYTHON_DOCS, HUB, *FORMATS)
-# Options that not every kind has -> the kinds that have them.
-_KINDS_WITH = {
-    "document": (TEXT,),
-    "columns": (CSV, TSV, HUB),
-    "delimiter": (CSV, HUB),
-    "quote": (CSV, TSV, HUB),
-}
+
+def forms() -> str:
+    """Returns what a SPEC looks like, for messages."""
+    return (
+        f"{PYTHON_DOCS}, {', '.join(f'{name}:GLOB' for name in FORMATS)} "
+        f"or {HUB}:OWNER/NAME[:CONFIG][@REVISION], "
+        "each with ?column=text&split=train&id=id&validation=0.01 as needed, text with "
+        "?document=line, file or block, CSV with ?delimiter=;&quote=none&columns=a,b; pairs are "
+        "read with ?inputs=COLUMN&targets=COLUMN, or "
+        "templates such as ?inputs={premise} </s> {hypothesis}"
+    )
+
+
+def _options_by_kind() -> dict[str, tuple[str, ...]]:
+    """Returns {kind: the options of FORMAT_OPTIONS that it takes}."""
+    formats = {kind: tuple(form.options) for kind, form in FORMATS.items()}
+    return {PYTHON_DOCS: (), **formats, HUB: _HUB_OPTIONS}
 
 
 def parse(text: str) -> CorpusSpec:
@@ -50,8 +54,9 @@ def parse(text: str) -> CorpusSpec:
     """
     head, _, query = text.partition("?")
     kind, _, location = head.partition(":")
-    if kind not in _KINDS:
-        raise _invalid(text, f"unknown kind {kind!r}{_meant(head) or nearest(kind, _KINDS)}")
+    kinds = _options_by_kind()
+    if kind not in kinds:
+        raise _invalid(text, f"unknown kind {kind!r}{_meant(head) or nearest(kind, kinds)}")
     if bool(location) == (kind == PYTHON_DOCS):
         reason = f"{kind} takes no path" if location else f"{kind}: needs a path after it"
         raise _invalid(text, reason)
@@ -59,15 +64,14 @@ def parse(text: str) -> CorpusSpec:
     if kind == HUB:
         location, config, revision = _data_set(text, location)
     options = _options(text, query, default_spec(kind).quote)
-    has_columns = kind == HUB or (kind in FORMATS and FORMATS[kind].has_columns)
-    if not has_columns and {"column", "id", "inputs", "targets"} & options.keys():
+    refused = [name for name in options if name in FORMAT_OPTIONS and name not in kinds[kind]]
+    if set(refused) & set(COLUMN_OPTIONS):
         raise _invalid(text, f"{kind} has no columns")
     _check_pairs(text, options)
-    for name in options:
-        kinds = _KINDS_WITH.get(name, (kind,))
-        if kind not in kinds:
-            have = "has" if len(kinds) == 1 else "have"
-            raise _invalid(text, f"only {', '.join(kinds)} {have} ?{name}=")
+    for name in refused:
+        having = [other for other in kinds if name in kinds[other]]
+        have = "has" if len(having) == 1 else "have"
+        raise _invalid(text, f"only {', '.join(having)} {have} ?{name}=")
     return dataclasses.replace(
         default_spec(kind), location=location, config=config, revision=revision, **options
     )
@@ -93,7 +97,7 @@ def _meant(head: str) -> str:
         return f" (did you mean {HUB}:{address[1]}?)"
     kind, _, location = head.rpartition(":")
     for ending, meant in _ENDINGS:
-        if re.search(f"{ending}$", location) and kind not in _KINDS:
+        if re.search(f"{ending}$", location) and kind not in (PYTHON_DOCS, HUB, *FORMATS):
             return f" (did you mean {meant}:{location}?)"
     return ""
 
@@ -162,10 +166,10 @@ def _check_pairs(text: str, options: dict[str, Any]) -> None:
         raise _invalid(text, "a pair has inputs and targets, not column: leave column out")
     for side in sides:
         try:
-            pairs.parse(options[side])
+            columns.parse(options[side])
         except ValueError as error:
             raise _invalid(text, f"{side}={options[side]}: {error}") from error
 
 
 def _invalid(text: str, reason: str) -> UserError:
-    return UserError(f"corpus {text!r}: {reason}; a corpus is {FORMS}")
+    return UserError(f"corpus {text!r}: {reason}; a corpus is {forms()}")

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from tasks.storage import files
+from tasks.storage.paths import is_on_gcs
+from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
 
 LOCK = ".lock"
@@ -26,7 +28,6 @@ LOCK = ".lock"
 # Nobody else takes it earlier, so a holder may lose its network for the difference.
 _BEAT_SECONDS = 5.0
 _PATIENCE_SECONDS = 30.0
-_BUCKETS = ("gs://", "gcs://")
 _NOT_SUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -60,7 +61,7 @@ def held(folder: str, what: str, flag: str) -> Iterator[Lock]:
     if not files.is_remote(folder):
         with _local(folder, what, flag):
             yield Lock(folder)
-    elif folder.startswith(_BUCKETS):
+    elif is_on_gcs(folder):
         with _InBucket(folder, what, flag) as lock:
             yield lock
     else:
@@ -206,7 +207,7 @@ class _InBucket(Lock):
     def _read(self) -> tuple[str, bytes]:
         """Returns (generation, content) of the lock; ("", b"") if there is none."""
         try:
-            info = files.on_store(self._path, lambda fs, inner: fs.info(inner))
+            info = Store(self._path).info()
             return str(info["generation"]), files.read_bytes(self._path)
         except FileNotFoundError:
             return "", b""
@@ -234,7 +235,7 @@ class _InBucket(Lock):
             return str(made["generation"])
 
         try:
-            return files.on_store(self._path, upload)
+            return Store(self._path).ask(upload)
         except FileExistsError:  # HTTP 412, as gcsfs raises it
             pass
         now, found = self._read()
@@ -267,7 +268,7 @@ class Observer:
 
 
 def _has_locks(folder: str) -> bool:
-    return not files.is_remote(folder) or folder.startswith(_BUCKETS)
+    return not files.is_remote(folder) or is_on_gcs(folder)
 
 
 def _is_here(content: bytes) -> bool:

@@ -75,7 +75,7 @@ def _refers(text: str, pair: TextPair, is_target: bool) -> Any:
     """Returns whether a predicted noun is the one in question, by their words; -1 for none.
 
     Case and determiners do not count, and one of them may have more words. If one has an apostrophe
-    and the other has not, they are different: "Bob" is not "Bob's hat".
+    and the other does not, they are different: "Bob" is not "Bob's hat".
 
     Source: T5, `postprocessors.wsc_simple`.
     """

@@ -1,4 +1,4 @@
-"""Flag parsing and error reporting, shared by all commands.
+"""Errors and exit codes, shared by all commands.
 
 A user's mistake is reported as one line on stderr, which names the thing and what to do, and exit
 code 2. A traceback means a bug in this project.
@@ -13,8 +13,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
+from tasks.terminal.interrupt import EXIT_INTERRUPTED as EXIT_INTERRUPTED
+
 EXIT_USER_ERROR = 2
-EXIT_INTERRUPTED = 130
 
 _STORAGE_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space or choose another folder, then run again",
@@ -30,9 +31,6 @@ _STORAGE_ERRORS = {
 }
 
 
-_NO_DEFAULTS: tuple[object, ...] = (None, "", [], (), argparse.SUPPRESS)
-
-
 class UserError(Exception):
     """A mistake that the user can correct; its text says what is wrong and what to do."""
 
@@ -41,6 +39,10 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Returns " (did you mean X?)" for the known name closest to `name`, or ""."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+# The parser of commands that are not made from dataclasses yet.
+_NO_DEFAULTS: tuple[object, ...] = (None, "", [], (), argparse.SUPPRESS)
 
 
 class Help(argparse.HelpFormatter):
@@ -154,14 +156,18 @@ class _Interrupts:
         print(self._line, file=sys.stderr)
 
 
-def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) -> NoReturn:
+def run(
+    main: Callable[[list[str]], int | None],
+    argv: Sequence[str] | None = None,
+    program: str | None = None,
+) -> NoReturn:
     """Runs a command's `main(argv)` and exits with its code; a user's mistake is one line."""
-    program = f"python -m {_module_name(main)}"
+    program = program or f"python -m {module_name(main)}"
     interrupts = _Interrupts(program)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupts)
     try:
-        sys.exit(main(sys.argv[1:] if argv is None else argv) or 0)
+        sys.exit(main([*(sys.argv[1:] if argv is None else argv)]) or 0)
     except UserError as error:
         message = " ".join(str(error).split())
     except OSError as error:
@@ -179,6 +185,7 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
     sys.exit(EXIT_USER_ERROR)
 
 
-def _module_name(main: Callable[..., Any]) -> str:
+def module_name(main: Callable[..., Any]) -> str:
+    """Returns the module of a command, also if it is the program."""
     specification = getattr(sys.modules.get("__main__"), "__spec__", None)
     return specification.name if specification else main.__module__

@@ -3,8 +3,9 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 REQUIRED = dataclasses.MISSING
 # Texts that stand for None.
@@ -21,6 +22,31 @@ class Rule(NamedTuple):
     holds: Callable[[Any], bool]
 
 
+class ReadIf(NamedTuple):
+    """The condition under which a field has an effect.
+
+    Attributes:
+      holds: takes the dataclass that has the field or, with `whole`, the whole configuration.
+      why: completes "it has no effect", as in "without --data.shuffle=block"; may be computed from
+        the same value.
+      whole: the condition concerns the whole configuration. `check` then accepts any value, since a
+        preset may set what its model does not use; only a typed flag is refused.
+    """
+
+    holds: Callable[[Any], bool]
+    why: str | Callable[[Any], str]
+    whole: bool = False
+
+    def reason(self, config: Any) -> str:
+        """Returns `why` for a configuration."""
+        return self.why if isinstance(self.why, str) else self.why(config)
+
+
+# What another value of a run's field changes: all results; the batches, and so the results; both
+# only in updates to come; the order of sums; nothing. The last four may differ on resume.
+Changes = Literal["results", "batches", "later", "later_batches", "rounding", "nothing"]
+
+
 def field(
     default: Any,
     words: str,
@@ -29,8 +55,20 @@ def field(
     choices: Collection[Any] = (),
     aliases: Iterable[str] = (),
     unstored: Any = REQUIRED,
+    read_if: ReadIf | None = None,
+    unread: Mapping[str, str] = MappingProxyType({}),
+    changes: Changes | None = None,
+    often: str = "",
+    name: str = "",
+    metavar: str = "",
+    alone: str | None = None,
+    repeated: bool = False,
+    positional: bool = False,
+    flat: bool = False,
+    partial: type | None = None,
+    rest: Callable[[Sequence[str], Collection[str]], None] | None = None,
 ) -> Any:
-    """Returns a dataclass field that carries its own help text.
+    """Returns a dataclass field that carries its own help text, rules and flag.
 
     Args:
       default: the value if none is given; REQUIRED if there is none. A class or a function is
@@ -39,17 +77,24 @@ def field(
       rule: what a value other than None must be, enforced by `check`.
       choices: the allowed values, where they can be listed; enforced by `check`. A table that grows
         later is read as it is then.
-      aliases: former names of the field, which flags and stored configurations may still use.
-      unstored: the value of a stored configuration that lacks the field, as it was written before
-        there was one; the default if not given.
+      aliases: former names, which flags and stored configurations may still use. "--name" is a name
+        without the prefix of the dataclass; "name.*" takes every flag that begins with "name.".
+      unstored: the value in a stored configuration that lacks the field; the default if not given.
+      read_if: when the field has an effect.
+      unread: of a nested dataclass, fields that never have an effect here, and why.
+      changes: what another value changes; that of the enclosing dataclass if None.
+      often: few words for the flag in a short list; without them only --help=all shows it there.
+      name: the flag's name, if it is not the field's.
+      metavar: the value's name in help; by default it follows from the type.
+      alone: the text that the flag stands for without a value.
+      repeated: each use of the flag adds an element to the tuple.
+      positional: the value is given without a flag's name; a tuple takes several.
+      flat: the flags of a nested dataclass have no prefix.
+      partial: a dataclass whose flags are read into the field, a `flags.Given`, and not made.
+      rest: the field takes all words that are no flag. The function refuses unknown words, given
+        them and the known names; it is called when another mistake is about to be reported.
     """
-    metadata = {
-        "words": words,
-        "rule": rule,
-        "choices": choices,
-        "aliases": tuple(aliases),
-        "unstored": unstored,
-    }
+    metadata = {**locals(), "aliases": tuple(aliases)}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -72,6 +117,19 @@ class Rejected(ValueError):
         self.value, self.rule = value, rule
 
 
+class Unread(Rejected):
+    """A field is set that has no effect beside the others.
+
+    Attributes:
+      why: completes "it has no effect".
+    """
+
+    def __init__(self, field: str, value: object, default: object, why: str):
+        unset = "unset" if default is None else repr(default)
+        super().__init__(field, value, f"{unset} {why}")
+        self.why = why
+
+
 def require(holds: bool, field: str, value: object, rule: str) -> None:
     """Raises `Rejected` unless `holds`."""
     if not holds:
@@ -79,21 +137,32 @@ def require(holds: bool, field: str, value: object, rule: str) -> None:
 
 
 def check(config: Any) -> None:
-    """Checks every field of a dataclass against its own rule and choices; None always passes.
+    """Checks every field of a dataclass against its own rule, choices and `read_if`.
+
+    None always passes. A dataclass may have a method `unread` that returns further fields without
+    an effect: name -> why.
 
     Raises:
       Rejected: names the class and the field.
     """
+    owner = type(config).__name__
     for each in dataclasses.fields(config):
         value = getattr(config, each.name)
-        rule, choices = each.metadata.get("rule"), each.metadata.get("choices")
         if value is None:
             continue
-        name = f"{type(config).__name__}.{each.name}"
-        if choices:
-            require(value in choices, name, value, one_of(choices))
-        if rule:
-            require(rule.holds(value), name, value, rule.words)
+        if choices := each.metadata.get("choices"):
+            require(value in choices, f"{owner}.{each.name}", value, one_of(choices))
+        if rule := each.metadata.get("rule"):
+            require(rule.holds(value), f"{owner}.{each.name}", value, rule.words)
+    unread = config.unread() if hasattr(config, "unread") else {}
+    for each in dataclasses.fields(config):
+        value, read_if = getattr(config, each.name), each.metadata.get("read_if")
+        if value is None or value == each.default:
+            continue
+        if read_if and not read_if.whole and not read_if.holds(config):
+            unread[each.name] = read_if.reason(config)
+        if each.name in unread:
+            raise Unread(f"{owner}.{each.name}", value, each.default, unread[each.name])
 
 
 def at_least(least: float) -> Rule:
@@ -109,6 +178,9 @@ def above(bound: float) -> Rule:
 # A share that leaves something: dropout rates, decay rates of moments.
 SEED = Rule("a 64-bit integer", lambda seed: -(2**63) <= seed < 2**63)
 BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
+
+
+SHARE = Rule("from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def one_of(names: Iterable[str]) -> str:
@@ -137,6 +209,13 @@ def parse_value(text: str, declared: Any, choices: Collection[Any] = ()) -> Any:
             raise ValueError("neither true nor false")
         return text.lower() == "true"
     return declared(text)
+
+
+def as_flag(value: object) -> str:
+    """Returns a value as it is typed on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def kind_in_words(declared: Any) -> str:

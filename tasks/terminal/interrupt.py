@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tasks.terminal.command_line import EXIT_INTERRUPTED
+EXIT_INTERRUPTED = 130
 
 _actions: list[Callable[[], None]] = []
 

@@ -50,7 +50,7 @@ class OwnVocabulary(Protocol):
         for special pieces their names. The last `sentinels` may have any text.
       special: ids with a role, T5's unless given: padding 0, EOS 1, unknown 2. An EOS of None is
         added after the pieces.
-      control: further ids that stand for no text, such as that of [MASK].
+      control: further ids that stand for no text, such as [MASK].
       sentinels: number of sentinels, which are the last ids; --extra_ids adds some otherwise.
       version: changes if `encode` does.
     """
@@ -169,11 +169,7 @@ def _checksum(name: str, made: OwnVocabulary, pieces: Sequence[str | bytes]) -> 
 
 
 def _encoded(name: str, made: OwnVocabulary, text: str, size: int) -> np.ndarray | str:
-    """Returns the ids of a text, int32 [tokens], or why it cannot be encoded.
-
-    Raises:
-      UserError: `encode` returns something else than ids below `size`.
-    """
+    """Returns the ids of a text, int32 [tokens], or why it cannot be encoded."""
     try:
         found = made.encode(text)
     except Exception as error:  # the user's code may raise anything

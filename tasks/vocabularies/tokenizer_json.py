@@ -138,7 +138,7 @@ def _text_rule(value: Mapping[str, Any]) -> Callable[[str], str | bytes]:
 
 
 def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """Yields the steps of a normalizer, pre-tokenizer or decoder, those of sequences one by one."""
+    """Yields the steps of a normalizer, pre-tokenizer or decoder; sequences are flattened."""
     if isinstance(part, Mapping):
         inner = [part.get(key) for key in ("decoders", "pretokenizers", "normalizers")]
         for steps in filter(None, inner):
@@ -310,5 +310,5 @@ class TokenizersCodec:
 
 
 def _fails(error: BaseException) -> bool:
-    """Returns whether an exception is an error of `tokenizers`, of which some are no Exception."""
+    """Returns whether `tokenizers` raised an exception; some of its errors are no Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -104,7 +104,7 @@ class _Pieces:
         self._longest = max(map(len, self._texts), default=0)
 
     def named(self, token: int, name: str) -> int | None:
-        """Returns the row of a special piece of this name; that of `token` itself, if it is one."""
+        """Returns the row of a special piece of this name, or of `token` itself if it is one."""
         found = self._names.get(name, [])
         return token if token in found else next(iter(found), None)
 

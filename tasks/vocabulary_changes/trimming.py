@@ -278,7 +278,7 @@ def _in_templates(part: Any) -> set[int]:
 
 
 def _renumber(part: Any, new_ids: dict[int, int]) -> None:
-    """Changes the ids in a post-processor: those of templates, and of BERT's and RoBERTa's."""
+    """Changes the ids in a post-processor: a template, BERT's or RoBERTa's."""
     if not isinstance(part, dict):
         return
     for step in part.get("processors") or ():

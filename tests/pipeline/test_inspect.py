@@ -19,7 +19,7 @@ from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, VOCABULARY
 from tests.support.processes import started
-from trainer.pretrain import build_config
+from trainer.config.from_flags import build_config
 from trainer.setup import prepare
 
 SPANS = registry.get("python_docs_span_corruption")

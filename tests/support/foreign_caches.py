@@ -1,7 +1,7 @@
 """Caches as other programs write them: seqio's seqio_cache_tasks, and Megatron-LM's preprocessing.
 
 seqio's are written in plain Python, as TensorFlow and seqio take seconds to import;
-tests/pipeline/adopting/test_real_seqio.py makes one by seqio itself.
+tests/pipeline/adopting/test_seqio_cache.py makes one by seqio itself.
 """
 
 import json

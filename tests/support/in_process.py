@@ -39,7 +39,7 @@ def run(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     words = list(map(str, arguments))
     interrupts = signal.getsignal(signal.SIGINT)
     with (
-        mock.patch.object(command_line, "_module_name", return_value=module),
+        mock.patch.object(command_line, "module_name", return_value=module),
         _caught("stdout", 1) as out,
         _caught("stderr", 2) as err,
     ):

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from tasks.storage import files
+from tasks.storage import files, store
 from trainer.checkpoints import remote
 
 
 def hashes(folder):
     """Returns the SHA-256 of every file below `folder`, by relative name."""
-    fs, inner = files.filesystem(folder)
+    fs, inner = store.filesystem(folder)
     start = len(inner.rstrip("/")) + 1
     return {name[start:]: hashlib.sha256(fs.cat_file(name)).hexdigest() for name in fs.find(inner)}
 

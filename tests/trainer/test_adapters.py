@@ -14,7 +14,7 @@ from tasks.adapters import CacheSource
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
 from tasks.terminal.command_line import UserError
-from trainer.pretrain import build_config
+from trainer.config.from_flags import build_config
 from trainer.setup import prepare
 
 # Row length of the cache; an autoregressive LM appends an EOS.

@@ -1,7 +1,6 @@
 """Tests conversions of checkpoints without a run, and when they are refused."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import subprocess
@@ -16,22 +15,20 @@ import pytest
 from safetensors.numpy import load_file
 
 from tasks.terminal.command_line import UserError
+from tests.support import t5x_files
 from tests.support.processes import completed
 from trainer import convert, fill, generate, huggingface
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config
+from trainer.config.from_flags import build_config
 from trainer.config.presets import model_preset
 from trainer.conversion import sources, verify
 from trainer.engine.program import Program
 from trainer.model.paths import named
-from trainer.pretrain import build_config
 from trainer.setup import prepare
 from trainer.starting import init_from
 from trainer.t5x import layout, read
 
-_SPEC = importlib.util.spec_from_file_location("t5x_files", Path(__file__).parent / "t5x_files.py")
-t5x_files = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(t5x_files)
 ROOT = Path(__file__).parents[2]
 STEPS = (1000, 2000, 3000)
 # The presets' name of the model in t5x_files.

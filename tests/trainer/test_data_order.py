@@ -5,15 +5,15 @@ import json
 import pytest
 
 from tasks.terminal.command_line import UserError
-from trainer import pretrain
 from trainer.config import config_changes, load_config, save_config
+from trainer.config.from_flags import build_config
 from trainer.setup import prepare
 
 TASK = "python_docs_span_corruption"
 
 
 def config_of(*flags):
-    return pretrain.build_config("t5_1_1_tiny", list(flags))
+    return build_config("t5_1_1_tiny", list(flags))
 
 
 def run_of(cache, *flags):

@@ -6,6 +6,7 @@ from tasks.terminal.command_line import UserError
 from tests.trainer.huggingface.test_export import save_run
 from trainer import evaluate
 from trainer.checkpoints import metadata
+from trainer.evaluating import whole_splits
 from trainer.reporting.evaluations import evaluation_table
 
 ROW = {"loss": 1.0, "perplexity": 2.7, "accuracy": 0.5, "unigram_entropy": 3.0}
@@ -20,13 +21,13 @@ def test_a_new_evaluation_replaces_that_of_the_same_step_and_split():
         },
         "10": {"validation": {"loss": 4.0}},
     }
-    merged = evaluate.merged(before, {9: {"validation": {"loss": 5.0}}}, "validation")
+    merged = whole_splits.merged(before, {9: {"validation": {"loss": 5.0}}}, "validation")
     assert list(merged) == ["9", "10"]
     assert merged == {
         "9": {"train": {"loss": 3.0}, "validation": {"loss": 5.0}},
         "10": {"validation": {"loss": 4.0}},
     }
-    merged = evaluate.merged(merged, {10: {"train": {"loss": 6.0}}}, "train")
+    merged = whole_splits.merged(merged, {10: {"train": {"loss": 6.0}}}, "train")
     assert merged["10"] == {"validation": {"loss": 4.0}, "train": {"loss": 6.0}}
 
 

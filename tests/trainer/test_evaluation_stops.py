@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.trainer.engine.test_processes import free_port
-from tests.trainer.test_commands import ROOT, assert_same_state, command, curve, run, state
+from tests.trainer.test_pretrain import ROOT, assert_same_state, command, curve, run, state
 from trainer.engine.determinism import cores
 from trainer.engine.stopping import EXIT_PREEMPTED
 

@@ -16,7 +16,7 @@ from trainer.checkpoints import metadata
 from trainer.comparing.document_steps import Sightings
 from trainer.comparing.explanation import Explanation
 from trainer.config import save_config
-from trainer.pretrain import build_config
+from trainer.config.from_flags import build_config
 from trainer.setup import prepare
 
 TASK = "python_docs_span_corruption"

@@ -13,8 +13,8 @@ import pytest
 from tests.trainer.conftest import assert_one_line, built, ended
 from tests.trainer.engine.test_processes import finish, free_port
 from tests.trainer.huggingface.test_export import save_run
-from tests.trainer.test_commands import assert_same_state, curve, flags_of, run, started, state
 from tests.trainer.test_evaluation_stops import start
+from tests.trainer.test_pretrain import assert_same_state, curve, flags_of, run, started, state
 from trainer.model.paths import named
 from trainer.reporting.metrics import read_metrics
 from trainer.t5x import read
@@ -79,6 +79,7 @@ def tuned(pretrained, pairs, tmp_path_factory):
     return folder / "model"
 
 
+@pytest.mark.processes
 def test_the_settings_are_those_of_t5(tuned):
     config = json.loads((tuned / "config.json").read_text())
     assert config["config"]["model"]["dropout_rate"] == 0.1
@@ -88,6 +89,7 @@ def test_the_settings_are_those_of_t5(tuned):
     assert [*rates] == [pytest.approx(1e-3)]
 
 
+@pytest.mark.processes
 def test_metrics_and_predictions_are_written(tuned):
     lines = [line for line in read_metrics(str(tuned)) if line["split"] == "validation"]
     assert [line["step"] for line in lines] == [3, 6]

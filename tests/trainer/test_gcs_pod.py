@@ -13,9 +13,9 @@ from tests.support.servers.gcs import GcsServer
 from tests.support.servers.gcs_store import Store
 from tests.trainer.conftest import ROOT, command
 from tests.trainer.engine.test_processes import free_port, losses, pretrain, state
+from trainer.config.from_flags import build_config
 from trainer.engine.processes import EXIT_LOST
 from trainer.engine.stopping import EXIT_PREEMPTED
-from trainer.pretrain import build_config
 from trainer.setup import prepare
 
 STEPS, EVERY, HOSTS, BATCH = 12, 5, 4, 8

@@ -10,7 +10,7 @@ import pytest
 
 from tasks.terminal.command_line import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from tests.support.child import beginning
-from tests.trainer.test_commands import ROOT, command
+from tests.trainer.test_pretrain import ROOT, command
 from trainer.engine import hardware
 
 pytestmark = pytest.mark.processes

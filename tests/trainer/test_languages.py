@@ -7,7 +7,7 @@ import pytest
 
 from tasks.cache import language_set
 from tasks.terminal.command_line import UserError
-from tests.trainer.test_mixtures import places, run_of
+from tests.trainer.data.test_mixing import places, run_of
 from trainer.config import save_config
 from trainer.data import task_record
 from trainer.data.interleave import Interleave

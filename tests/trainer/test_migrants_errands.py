@@ -1,6 +1,5 @@
 """Errands of people who come from transformers, T5X and Primer, as commands alone."""
 
-import importlib.util
 import json
 import pathlib
 import shlex
@@ -9,15 +8,13 @@ import shutil
 import numpy as np
 import pytest
 
+from tests.support import t5x_files
 from tests.support.parameters import slow_unless
 from tests.trainer.conftest import command
 
 pytestmark = pytest.mark.processes
 
 HERE = pathlib.Path(__file__).parent
-_SPEC = importlib.util.spec_from_file_location("t5x_files", HERE / "t5x_files.py")
-t5x_files = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(t5x_files)
 QUIET = ["--metrics.every_steps=1", "--metrics.tensorboard=false", "--evaluation.every_steps=0"]
 LENGTHS = ["--lengths.inputs=40", "--lengths.targets=12", "--batch_size=2"]
 

@@ -13,11 +13,11 @@ from tests.support.parameters import slow_unless
 from tests.support.processes import completed
 from tests.trainer.conftest import built
 from trainer.config.fields import override
+from trainer.config.from_flags import build_config
 from trainer.data.features import target_side
 from trainer.engine.metrics import means
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
-from trainer.pretrain import build_config
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
 

@@ -10,11 +10,11 @@ import pytest
 from tasks.terminal.command_line import UserError
 from tests.support.processes import started
 from trainer import plan
+from trainer.config.from_flags import build_config
 from trainer.planning import page, search
 from trainer.planning.compiled import TooLarge, compile_plan, local_target
 from trainer.planning.devices import Topology
 from trainer.planning.planned_run import subject
-from trainer.pretrain import build_config
 
 LENGTHS = ("--lengths.inputs=32", "--lengths.targets=16")
 TINY = ("--preset=t5_1_1_tiny", *LENGTHS, "--batch_size=8")

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.engine.step import make_gradients
 from trainer.model.spec import model_spec
@@ -18,7 +19,6 @@ from trainer.model.transformer import (
     init_params,
 )
 from trainer.optim.optimizer import learning_rate_schedule, optimizer_of
-from trainer.pretrain import build_config
 from trainer.starting import init_from
 from trainer.t5x import engine, read
 from trainer.t5x.tensors import held

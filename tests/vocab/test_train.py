@@ -21,6 +21,7 @@ import pytest
 
 from tasks import vocabulary
 from tasks.reading import languages, sources, stdlib_docs
+from tasks.terminal.flags import made, parse
 from tests.support.in_process import run
 from tests.support.processes import completed
 from vocab import fit, train, weighting
@@ -234,10 +235,8 @@ def options_of(corpus, folder, **options):
     flags = [
         f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()
     ]
-    parsed = train._parser().parse_args(
-        [f"--corpus={corpus}", f"--output={folder}", "--vocab_size=400", "--extra_ids=5", *flags]
-    )
-    chosen, _ = train.options_of(parsed)
+    words = [f"--corpus={corpus}", f"--output={folder}", "--vocab_size=400", "--extra_ids=5"]
+    chosen, _ = train.options_of(made(train.Flags, parse(train.Flags, [*words, *flags])))
     loaded = train.train(chosen, sources.resolve(sources.parse(corpus)), str(folder))
     written = json.loads((folder / "manifest.json").read_text())["options"]
     assert {name: written[name] for name in options if name in written} == {

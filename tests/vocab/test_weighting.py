@@ -1,13 +1,13 @@
 """Vocabularies of several corpora: weights count as if texts were repeated, exactly."""
 
-import argparse
 import json
 
 import numpy as np
 import pytest
 
 from tasks.reading import sources
-from tasks.terminal.command_line import Parser, UserError
+from tasks.terminal.command_line import UserError
+from tasks.terminal.flags import made, parse
 from vocab import count, train, train_tokenizer, weighting
 from vocab.options import Options
 from vocab.weighting import Corpora
@@ -15,6 +15,10 @@ from vocab.word_splitter import Splitter, normaliser
 
 A = ["the cat sat on the mat", "a cat and a hat", "cats sit on mats and hats"] * 4
 B = ["pisica stă pe covor", "o pălărie și o pisică", "pisicile stau pe covoare"] * 5
+
+
+def given(words):
+    return made(weighting.CorporaFlags, parse(weighting.CorporaFlags, list(words)))
 
 
 @pytest.fixture
@@ -109,21 +113,15 @@ def test_tokenizers_are_trained_on_repeated_texts(corpora, tmp_path):
 )
 def test_mistakes_are_one_line(corpora, flags, says):
     spec = str(corpora("a", A).spec)
-    parser = Parser(prog="test")
-    weighting.add_flags(parser)
-    given = parser.parse_args([flag.format(spec) for flag in flags])
-    assert isinstance(given, argparse.Namespace)
     with pytest.raises(UserError, match=says):
-        weighting.corpora_of(given)
+        weighting.corpora_of(given(flag.format(spec) for flag in flags))
 
 
 def test_weights_are_named_or_in_order(corpora):
     spec = str(corpora("a", A).spec)
-    parser = Parser(prog="test")
-    weighting.add_flags(parser)
     both = [f"--corpus=x={spec}", f"--corpus=y={spec}"]
     for weights in ("2,3", "y=3,x=2"):
-        found = weighting.corpora_of(parser.parse_args([*both, f"--weights={weights}"]))
+        found = weighting.corpora_of(given([*both, f"--weights={weights}"]))
         assert found.weights == {"x": 2.0, "y": 3.0}
 
 

@@ -39,7 +39,7 @@ from trainer.engine.step import TrainState
 from trainer.model.paths import named
 
 _PREFIX = "checkpoint"
-# Beginnings of errors of reads that were left when another one failed.
+# How errors of reads begin that were abandoned when another one failed.
 _LATE_READS = ("Event loop is closed", "Encountered error while reading array")
 # Parts of errors that say nothing about the checkpoint: its store could not be reached, or memory
 # or file descriptors ran out.
@@ -60,8 +60,8 @@ class Checkpoints:
 
     Attributes:
       watch: follows the evaluations of the run; checkpoints hold its state.
-      evaluated: False if the checkpoint of `check_resumable` was saved by a run that had to stop
-        before it had evaluated this step.
+      evaluated: False if the run of `check_resumable`'s checkpoint stopped before it had
+        evaluated this step.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def kept(self, steps: Sequence[int]) -> list[bool]:
-        """Returns for each of the checkpoints with these ascending steps whether it is kept."""
+        """Returns whether each checkpoint is kept, given the ascending steps of all."""
         keep, every = self._policy.keep, self._policy.keep_every_steps
         best = self.watch.best
         return [
@@ -141,7 +141,7 @@ class Checkpoints:
             )
 
     def record_evaluation(self, step: int) -> None:
-        """Notes in the checkpoint at `step` that its evaluation has been made and watched."""
+        """Records in the checkpoint at `step` that it has been evaluated."""
         if processes.is_first():
             metadata.update(self.path(step), evaluated=True, **self.watch.record())
 
@@ -203,7 +203,7 @@ class Checkpoints:
         self.watch.recall(stored)
 
     def newest_sound(self, before: int, run: Run, abstract: TrainState) -> int | None:
-        """Returns the step of the newest undamaged checkpoint older than `before`, None if none."""
+        """Returns the step of the newest sound checkpoint older than `before`; None if none is."""
         for step in reversed([step for step in self.steps() if step < before]):
             try:
                 self.check_resumable(step, run)
@@ -229,14 +229,14 @@ class Checkpoints:
         return moved
 
     def close(self) -> None:
-        """Waits until every checkpoint that was started is written, and frees resources."""
+        """Waits until all started checkpoints are written, and frees resources."""
         with files.naming_full_disk(self._model_dir):
             self._manager.close()
 
     def _check_room(self, state: TrainState) -> None:
         """Rejects a checkpoint larger than the free disk space.
 
-        It is checked before writing because TensorStore's threads print pages when a disk fills up.
+        This comes before writing because TensorStore's threads print pages when a disk fills up.
         """
         if files.is_remote(self._model_dir) or not processes.is_first():
             return
@@ -280,19 +280,19 @@ def _read(path: str, abstract: TrainState) -> TrainState:
 
 
 def _reason(path: str, text: str) -> str:
-    """Returns what an error of TensorStore says about an array and a file, without its details."""
+    """Returns the array and the file that an error of TensorStore is about."""
     array = re.search(r"""["']([\w.]+)/(?:\.zarray|zarr\.json|[\d.]+)?["']""", text)
     below = re.escape(f"{files.local_path(path).rstrip('/')}/")
     file = re.search(rf"""{below}([\w./-]*\w)["']""", text)
     said = [array[1].replace(".", "/")] if array else []
     said += [f"file {file[1]}"] if file else []
-    # Nothing else is read that has not been checked before.
+    # Everything else that is read was checked before.
     said = said or ["state/array_metadatas or state/_sharding"]
     return f"{' in '.join(said)} cannot be read"
 
 
 def _silence() -> None:
-    """Silences, in this process, what Orbax says besides the errors that it raises.
+    """Silences, for the whole process, what Orbax prints beside the errors that it raises.
 
     It logs a traceback from another thread for each of them, and asyncio one for every array that
     was being read.
@@ -305,7 +305,7 @@ def _silence() -> None:
 def _without_late_reads(unraisable: Any) -> None:
     """Prints an error that cannot be raised, unless it comes from an abandoned read.
 
-    Such reads and writes are left when one fails: Orbax has closed their event loop by then.
+    Orbax abandons reads and writes when one fails, and closes their event loop.
     """
     if not str(unraisable.exc_value).startswith(_LATE_READS):
         sys.__unraisablehook__(unraisable)
@@ -347,7 +347,7 @@ def chosen_steps(text: str, steps: list[int], model_dir: str) -> list[int]:
     """Returns the steps that "all", "latest" or "1000,2000" selects among a run's checkpoints.
 
     Raises:
-      UserError: there is no checkpoint, or not of every step named.
+      UserError: a checkpoint is missing.
     """
     if not steps:
         raise UserError(f"{model_dir} has no checkpoint yet: train with trainer.pretrain")

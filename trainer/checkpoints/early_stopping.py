@@ -1,7 +1,7 @@
 """Consequences of evaluations: the best checkpoint, early stopping, lower learning rates.
 
 The state is a few numbers, which checkpoints hold as JSON. Python writes floating-point numbers so
-that they are read back exactly, so a resumed run decides as one that was never stopped.
+that they are read back exactly, so a resumed run decides like one that never stopped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Patience:
       flag: the flag that names the metric.
       metric: the metric, as written in the flag; None if nothing is watched.
       lower_is_better: whether lower values of the metric are better.
-      min_delta: least difference that is an improvement.
+      min_delta: smallest difference that counts as an improvement.
       best: the best value so far.
       stale: evaluations since then.
     """
@@ -87,7 +87,7 @@ class Watch:
 
     Attributes:
       best: the evaluation with the best `checkpoint.best_metric`; None before the first.
-      rate_scale: what drops of the rate have multiplied the schedule by so far.
+      rate_scale: product of the drops of the learning rate so far.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Watch:
 
     @property
     def exhausted(self) -> bool:
-        """True once so many evaluations in a row improved nothing that the run ends early."""
+        """True once the run ends early: `patience` evaluations in a row improved nothing."""
         config = self._stopping_config
         return config.metric is not None and self._stopping.stale >= config.patience
 
@@ -127,7 +127,7 @@ class Watch:
         )
 
     def see(self, step: int, values: Mapping[str, float]) -> bool:
-        """Takes note of the evaluation after `step`; returns whether it is the best so far.
+        """Records the evaluation after `step`; returns whether it is the best so far.
 
         Raises:
           UserError: it lacks a metric that is watched.
@@ -162,9 +162,9 @@ class Watch:
         return {"best": self.best and self.best._asdict(), "watch": watch}
 
     def recall(self, stored: Mapping[str, Any]) -> None:
-        """Takes over the state of a checkpoint, as far as the same metrics are watched.
+        """Restores the state from a checkpoint, for metrics that it watched too.
 
-        Without one, the state of another checkpoint that was looked at before is forgotten.
+        Any state restored before is forgotten.
         """
         best, watch = stored.get("best"), stored.get("watch") or {}
         self.best = Best(**best) if best and best["metric"] == self._metric else None
@@ -216,7 +216,7 @@ def value_of(flag: str, metric: str, values: Mapping[str, float]) -> float:
     """Returns the value of a metric, which may be written as min:METRIC or max:METRIC.
 
     Raises:
-      UserError: there is none; names those that there are.
+      UserError: there is none; names the existing ones.
     """
     name = metric.removeprefix("min:").removeprefix("max:")
     if name not in values:
@@ -228,7 +228,7 @@ def value_of(flag: str, metric: str, values: Mapping[str, float]) -> float:
     return values[name]
 
 
-# Values beside the metrics that describe the data.
+# Values that describe the data, not the model.
 _STATISTICS = ("tokens", "unigram_entropy", "mean_label", "max_targets_length", "training_loss")
 
 

@@ -1,4 +1,4 @@
-"""Model directories in object stores: access by Orbax, and files that are appended to.
+"""Model directories in object stores: access by Orbax, and growing files.
 
 Orbax writes arrays with TensorStore and everything else with etils. For gs://, etils uses
 TensorFlow's client if TensorFlow is installed and gcsfs otherwise. All find the same credentials.
@@ -16,10 +16,10 @@ _COPY_SECONDS = 10.0
 
 
 def prepare(folder: str) -> None:
-    """Checks access to a remote `folder` before Orbax does, whose errors are less clear.
+    """Checks access to a remote `folder`, with clearer errors than Orbax's.
 
     Raises:
-      UserError: see files.on_store.
+      UserError: see store.Store.
     """
     files.list_names(folder)
     if os.environ.get("STORAGE_EMULATOR_HOST"):
@@ -36,7 +36,7 @@ class Mirror:
     """A local folder whose files are copied in full to a remote folder as they change.
 
     Attributes:
-      folder: path of the local folder, which is deleted together with the object.
+      folder: path of the local folder, deleted together with the object.
     """
 
     def __init__(self, target: str):
@@ -52,7 +52,7 @@ class Mirror:
         """Starts to copy in the background, unless a copy is running or was started just now.
 
         Raises:
-          UserError: the previous copy failed; see files.on_store.
+          UserError: the previous copy failed; see store.Store.
         """
         now = time.monotonic()
         if now - self._began > _COPY_SECONDS and (not self._copying or self._copying.done()):
@@ -64,7 +64,7 @@ class Mirror:
         """Waits until all files are copied.
 
         Raises:
-          UserError: see files.on_store.
+          UserError: see store.Store.
         """
         self._wait()
         self._copy()

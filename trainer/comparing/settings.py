@@ -5,30 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from trainer.config import RESUMABLE_CHANGES
+from tasks.terminal.fields import Changes
+from trainer.config import changes
 from trainer.config.unused_fields import unread_fields
 from trainer.reporting.history import History, differences
 
 # Effects of a field: other results, results that differ by rounding, the same bits.
 RESULTS, ROUNDING, NONE = "results", "rounding", "none"
-# Fields that a resumed run may change although they reorder sums.
-_ROUNDING = (
-    "deterministic",
-    "mesh.",
-    "microbatches",
-    "model.attention",
-    "model.softmax_dtype",
-    "model.remat",
-    "tokens_per_microbatch_per_replica",
-    "processes.",
-)
-# Those that act on updates to come: in two whole runs they change results.
-_RESULTS = ("on_nan", "spike_factor", "mixing.schedule")
-# Fields that batches are made from.
-_DATA = (
-    *("task", "objective", "seed", "batch_size", "lengths.", "mixing.", "data.shuffle"),
-    *("data.order", "data.block_bytes", "data.pack", "data.example_", "data.use_cached"),
-)
+# Effects by what a field changes; what acts on updates to come changes results of whole runs.
+_EFFECTS: dict[Changes, str] = {
+    "results": RESULTS,
+    "batches": RESULTS,
+    "later": RESULTS,
+    "later_batches": RESULTS,
+    "rounding": ROUNDING,
+    "nothing": NONE,
+}
 
 
 class Setting(NamedTuple):
@@ -57,18 +49,15 @@ def compare(one: History, other: History) -> list[Setting]:
 
 def effect(path: str, idle: bool = False) -> str:
     """Returns the effect of a field on results; `idle` fields are read by neither run."""
-    if path.startswith(_RESULTS):
-        return RESULTS
-    if idle:
-        return NONE
-    if path.startswith(_ROUNDING):
-        return ROUNDING
-    return NONE if path.startswith(RESUMABLE_CHANGES) else RESULTS
+    found = _EFFECTS[changes(path)]
+    return NONE if idle and changes(path) not in ("later", "later_batches") else found
 
 
 def of_data(found: Sequence[Setting]) -> bool:
     """Returns whether a field that batches are made from differs."""
-    return any(each.path.startswith(_DATA) and each.effect != NONE for each in found)
+    return any(
+        changes(each.path) in ("batches", "later_batches") and each.effect != NONE for each in found
+    )
 
 
 def software(one: History, other: History) -> list[tuple[str, Any, Any]]:

@@ -12,10 +12,11 @@ from trainer.config.evaluation import (
 from trainer.config.mesh import MeshConfig
 from trainer.config.optimizer import OptimizerConfig
 from trainer.config.processes import ProcessesConfig
-from trainer.config.resuming import RESUMABLE_CHANGES, config_changes
+from trainer.config.resuming import changes, config_changes
 from trainer.config.run import (
     CONFIG_FILE,
     NORMALIZERS,
+    SEQIO,
     Config,
     LossConfig,
     MetricsConfig,
@@ -29,7 +30,7 @@ __all__ = [
     "CONFIG_FILE",
     "LOWER_IS_BETTER",
     "NORMALIZERS",
-    "RESUMABLE_CHANGES",
+    "SEQIO",
     "CheckpointConfig",
     "Config",
     "DataConfig",
@@ -44,6 +45,7 @@ __all__ = [
     "ProcessesConfig",
     "StoppingConfig",
     "VocabularyConfig",
+    "changes",
     "config_changes",
     "load_config",
     "load_record",

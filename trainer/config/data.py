@@ -3,11 +3,35 @@
 import dataclasses
 
 from tasks.mixture import SIZES
-from tasks.terminal.fields import Rule, above, at_least, check, field, require
+from tasks.storage import files
+from tasks.terminal.fields import ReadIf, Rule, above, at_least, check, field, require
 
 _SHUFFLES = ("global", "block", "none")
 # The version of the order of data; runs that began with another one cannot be resumed.
 _ORDER = 2
+
+
+_SEQIO = ReadIf(
+    lambda config: config.reads_seqio, lambda config: f"on --task={config.task}", whole=True
+)
+_CACHES = ReadIf(
+    lambda config: not config.reads_seqio, lambda config: f"on --task={config.task}", whole=True
+)
+_FOLLOWS = ReadIf(lambda config: config.data.follow, "without --data.follow", whole=True)
+_PACKED = ReadIf(
+    lambda config: config.data.pack_examples, "without --data.pack_examples=true", whole=True
+)
+_REMOTE = ReadIf(
+    lambda config: (
+        not config.reads_seqio and (not config.cache_dir or files.is_remote(config.cache_dir))
+    ),
+    lambda config: (
+        f"on --task={config.task}"
+        if config.reads_seqio
+        else "with a local --cache_dir, from which nothing is copied"
+    ),
+    whole=True,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,10 +39,16 @@ class LengthsConfig:
     """Lengths of an example's features, in tokens, EOS included."""
 
     inputs: int | None = field(
-        None, "tokens of the inputs, EOS included; None: the task's own length", rule=at_least(0)
+        None,
+        "tokens of the inputs, EOS included; None: the task's own length",
+        rule=at_least(0),
+        often="tokens of the inputs",
     )
     targets: int | None = field(
-        None, "tokens of the targets, EOS included; None: the task's own length", rule=at_least(0)
+        None,
+        "tokens of the targets, EOS included; None: the task's own length",
+        rule=at_least(0),
+        often="tokens of the targets",
     )
 
     def __post_init__(self) -> None:
@@ -36,23 +66,27 @@ class MixingConfig:
         None,
         "largest size that counts for a task's rate, 1 or more; None: the mixture's own",
         rule=at_least(1),
+        read_if=_CACHES,
     )
     temperature: float | None = field(
         None,
         "power of 1 / temperature to which sizes are raised, above 0; None: the mixture's own",
         rule=above(0),
+        read_if=_CACHES,
     )
     alpha: float | None = field(
         None,
         "power to which sizes are raised, from 0, the same rate for all, to 1, in proportion to "
         "sizes; mT5's is 0.3; an alternative to temperature; None: the mixture's own",
         rule=Rule("from 0 to 1", lambda value: 0 <= value <= 1),
+        read_if=_CACHES,
     )
     size: str | None = field(
         None,
         "size of a task, for its rate, of its training split; examples = windows at this run's "
         "lengths, documents, tokens, bytes = those of the cache; None: the mixture's own, examples",
         choices=SIZES,
+        read_if=_CACHES,
     )
     max_epochs: float | None = field(
         None,
@@ -60,11 +94,14 @@ class MixingConfig:
         "the others in proportion to their rates; with alpha=0 it is UniMax; None: the mixture's "
         "own, no limit",
         rule=above(0),
+        read_if=_CACHES,
     )
     schedule: str = field(
         "",
         "other rates or further tasks from an update on, as '20000: a=0.5,b=0.5; 40000: b=1'; on "
         "resume, only entries that lie ahead may differ",
+        changes="later_batches",
+        read_if=_CACHES,
     )
 
     def __post_init__(self) -> None:
@@ -85,77 +122,117 @@ class DataConfig:
         "are permuted, and the windows within each, for a remote cache larger than the disk, none "
         "= the cache's order",
         choices=_SHUFFLES,
+        changes="batches",
     )
     order: int = field(
         _ORDER,
         "version of the order of data; runs begun with version 1 cannot be resumed",
         choices=(_ORDER,),
         unstored=1,
+        changes="batches",
+        read_if=ReadIf(
+            lambda config: not config.reads_seqio,
+            "with a seqio task, whose rows seqio orders",
+            whole=True,
+        ),
     )
     take: str | None = field(
         None,
         "first part of each task's training split that all epochs read, as 0.01 for a share, "
         "'2^29 tokens' or '1000 documents'; 'TASK: AMOUNT; TASK: AMOUNT' for some tasks of a "
         "mixture; None: all of it",
+        read_if=_CACHES,
     )
     follow: bool = field(
         False,
         "train while caches are being built: the first epoch reads the shards in the order of "
         "their plan and waits where it overtakes the build; the same batches on finished caches; "
         "--follow for short (docs/training.md)",
+        often="train while the cache is being built",
+        aliases=("--follow",),
+        read_if=_CACHES,
     )
     follow_shards: int = field(
         4,
         "with follow, shards whose windows are permuted together in the first epoch, and that "
         "evaluations during the run read; 1 or more",
         rule=at_least(1),
+        read_if=_FOLLOWS,
     )
     follow_timeout_seconds: float | None = field(
         3600.0,
         "with follow, seconds that a run waits while no build is alive and nothing is finished; "
         "None: for ever",
         rule=above(0),
+        read_if=_FOLLOWS,
+        changes="nothing",
     )
     block_bytes: int = field(
-        16 << 30, "most bytes of a block, with shuffle=block; 1 or more", rule=at_least(1)
+        16 << 30,
+        "most bytes of a block, with shuffle=block; 1 or more",
+        rule=at_least(1),
+        changes="batches",
+        read_if=ReadIf(
+            lambda config: config.data.shuffle == "block" and not config.reads_seqio,
+            "without --data.shuffle=block",
+            whole=True,
+        ),
     )
     local_bytes: int = field(
         50 << 30,
         "most bytes of a remote cache's shards kept on the local disk at a time; 1 or more",
         rule=at_least(1),
+        changes="nothing",
+        read_if=_REMOTE,
     )
     local_dir: str | None = field(
         None,
         "folder for local copies of a remote cache's shards, kept for the next start; None: a "
         "temporary folder",
+        changes="nothing",
+        read_if=_REMOTE,
     )
     # One thread is fastest for small batches, by benchmarks/input_pipeline.py.
     threads: int = field(
-        1, "threads that make batches; 1 is fastest for small batches", rule=at_least(1)
+        1,
+        "threads that make batches; 1 is fastest for small batches",
+        rule=at_least(1),
+        changes="nothing",
+        read_if=_CACHES,
     )
-    prefetch: int = field(4, "most batches made ahead; 1 or more", rule=at_least(1))
+    prefetch: int = field(
+        4, "most batches made ahead; 1 or more", rule=at_least(1), changes="nothing"
+    )
     use_cached: bool | None = field(
         None,
         "read a seqio task from its seqio cache; true = and warn if it has none, false = never; "
         "None: if it has one",
+        changes="batches",
+        read_if=_SEQIO,
     )
     pack: bool = field(
-        True, "pack several examples of a seqio task into one row; false = one example per row"
+        True,
+        "pack several examples of a seqio task into one row; false = one example per row",
+        changes="batches",
+        read_if=_SEQIO,
     )
     pack_examples: bool = field(
-        False, "pack several examples of a cache's task into each training row of --lengths"
+        False,
+        "pack several examples of a cache's task into each training row of --lengths",
+        changes="batches",
+        read_if=_CACHES,
     )
     segment_documents: bool = field(
-        False, "make the documents of a row segments: tokens attend to their own document only"
+        False,
+        "make the documents of a row segments: tokens attend to their own document only",
+        read_if=_CACHES,
     )
     example_inputs: int | None = field(
         None, "inputs of an example of a packed row; None: the task's, of pairs the row's",
-        rule=at_least(1),
-    )  # fmt: skip
+        rule=at_least(1), changes="batches", read_if=_PACKED)  # fmt: skip
     example_targets: int | None = field(
         None, "targets of an example of a packed row; None: the task's, of pairs the row's",
-        rule=at_least(1),
-    )  # fmt: skip
+        rule=at_least(1), changes="batches", read_if=_PACKED)  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self)
@@ -196,9 +273,11 @@ class OldVocabularyConfig:
         "does not have it: rows are then carried over by piece (docs/vocabulary.md); None: theirs",
     )
     extra_ids: int | None = field(
-        None, "sentinels that are added to path, as 100 for T5's model; None: none",
+        None,
+        "sentinels that are added to path, as 100 for T5's model; None: none",
         rule=at_least(0),
-    )  # fmt: skip
+        read_if=ReadIf(lambda config: config.path is not None, "without init_from_vocabulary.path"),
+    )
     id_map: str | None = field(
         None,
         "id_map.json of vocab.train --extend or vocab.trim, or the folder with it: rows are then "
@@ -207,12 +286,6 @@ class OldVocabularyConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        require(
-            self.extra_ids is None or self.path is not None,
-            "OldVocabularyConfig.extra_ids",
-            self.extra_ids,
-            "left out without init_from_vocabulary.path",
-        )
         require(
             self.id_map is None or self.path is None,
             "OldVocabularyConfig.id_map",

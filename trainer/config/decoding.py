@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tasks.terminal.fields import SEED, Rule, above, at_least, check, field, require
+from tasks.terminal.fields import (
+    REQUIRED,
+    SEED,
+    ReadIf,
+    Rule,
+    above,
+    at_least,
+    check,
+    field,
+    require,
+)
 from tasks.vocabulary import EOS_ID
 
 GREEDY, BEAM, SAMPLE = "greedy", "beam", "sample"
@@ -19,6 +29,33 @@ EARLY_STOPPING = ("false", "true", "never")
 
 _SHARE = Rule("above 0 and at most 1", lambda value: 0 < value <= 1)
 _FINITE = Rule("finite", math.isfinite)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedFlags:
+    """Flags that name a checkpoint of a run and its vocabulary."""
+
+    model_dir: str = field(REQUIRED, "folder of the run, local or remote")
+    step: int | None = field(None, "step of the checkpoint; None: the newest")
+    vocabulary: str | None = field(None, "folder or file of the vocabulary; None: the cache's")
+    cache_dir: str | None = field(None, "folder of caches by task, if they have moved")
+    task_module: str | None = field(
+        None, "Python module that registers the vocabulary, if it is a class"
+    )
+
+
+def _with_method(method: str) -> ReadIf:
+    def why(config: Decoding) -> str:
+        return f"with method {config.method!r}: it is for {method!r}"
+
+    return ReadIf(lambda config: config.method == method, why)
+
+
+_BEAM, _SAMPLE = _with_method(BEAM), _with_method(SAMPLE)
+_TRANSFORMERS_LAW = ReadIf(
+    lambda config: config.method == BEAM and config.length_penalty == TRANSFORMERS,
+    f"without length_penalty {TRANSFORMERS!r}",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +76,7 @@ class Decoding:
         128, "the most tokens after a prompt, the end of the text included", rule=above(0)
     )
     num_beams: int | None = field(
-        None, "sequences that beam search extends together; None: 4", rule=above(1)
+        None, "sequences that beam search extends together; None: 4", rule=above(1), read_if=_BEAM
     )
     length_penalty: str | None = field(
         None,
@@ -47,9 +84,13 @@ class Decoding:
         "(t5x), which divides log probabilities by ((5 + length) / 6) ** alpha, or that of "
         "transformers, which divides by length ** alpha; None: t5x",
         choices=tuple(_ALPHAS),
+        read_if=_BEAM,
     )
     alpha: float | None = field(
-        None, "exponent of the length penalty; None: 0.6 for t5x, 1 for transformers", rule=_FINITE
+        None,
+        "exponent of the length penalty; None: 0.6 for t5x, 1 for transformers",
+        rule=_FINITE,
+        read_if=_BEAM,
     )
     early_stopping: str | None = field(
         None,
@@ -57,17 +98,26 @@ class Decoding:
         "its present length, be worse than all finished ones (false), as soon as num_beams are "
         "finished (true), or if it would be worse at any length (never); None: false",
         choices=EARLY_STOPPING,
+        read_if=_TRANSFORMERS_LAW,
     )
     temperature: float | None = field(
-        None, "divisor of the logits before a token is drawn; None: 1", rule=above(0)
+        None,
+        "divisor of the logits before a token is drawn; None: 1",
+        rule=above(0),
+        read_if=_SAMPLE,
     )
     top_k: int | None = field(
-        None, "draw among so many of the most likely tokens; None: all", rule=above(0)
+        None,
+        "number of most likely tokens to draw from; None: all",
+        rule=above(0),
+        read_if=_SAMPLE,
     )
     top_p: float | None = field(
         None,
-        "draw among the fewest most likely tokens whose probabilities sum up to this; None: all",
+        "draw from the smallest set of most likely tokens whose probabilities sum to at least "
+        "this; None: from all",
         rule=_SHARE,
+        read_if=_SAMPLE,
     )
     num_return_sequences: int = field(
         1, "results for each prompt: draws, or the best beams", rule=above(0)
@@ -91,17 +141,6 @@ class Decoding:
 
     def __post_init__(self) -> None:
         check(self)
-        for name, method in (
-            *((name, BEAM) for name in ("num_beams", "length_penalty", "alpha", "early_stopping")),
-            *((name, SAMPLE) for name in ("temperature", "top_k", "top_p")),
-        ):
-            value = getattr(self, name)
-            rule = f"unset with method {self.method!r}: it is for {method!r}"
-            require(value is None or self.method == method, name, value, rule)
-        if self.early_stopping is not None:
-            rule = f"unset with length_penalty {T5X!r}, which has a rule of its own"
-            fits = self.length_penalty == TRANSFORMERS
-            require(fits, "early_stopping", self.early_stopping, rule)
         most = {GREEDY: 1, BEAM: self.beams, SAMPLE: math.inf}[self.method]
         rule = f"at most {most} with method {self.method!r}"
         fits = self.num_return_sequences <= most

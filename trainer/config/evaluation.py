@@ -4,8 +4,19 @@ import dataclasses
 from collections import Counter
 
 from tasks.metrics.metric import METRICS, values_of
-from tasks.terminal.fields import BELOW_ONE, Rule, at_least, check, field, one_of, require
+from tasks.terminal.fields import (
+    BELOW_ONE,
+    REQUIRED,
+    ReadIf,
+    Rule,
+    at_least,
+    check,
+    field,
+    one_of,
+    require,
+)
 from trainer.config.decoding import Decoding
+from trainer.config.processes import SEVERAL_HOSTS, ProcessesConfig
 
 _ON_DAMAGE = ("stop", "fall_back")
 # Metrics that every evaluation has, or that of every language model, and that rank checkpoints.
@@ -35,20 +46,31 @@ class CheckpointConfig:
     """
 
     every_steps: int = field(
-        1000, "updates between checkpoints; 0: only at the end of the run", rule=at_least(0)
+        1000,
+        "updates between checkpoints; 0: only at the end of the run",
+        rule=at_least(0),
+        often="updates between checkpoints",
     )
     keep: int | None = field(
-        3, "number of newest checkpoints to keep, 1 or more; None: all", rule=at_least(1)
+        3,
+        "number of newest checkpoints to keep, 1 or more; None: all",
+        rule=at_least(1),
+        often="newest checkpoints to keep",
     )
     keep_every_steps: int | None = field(
         None,
         "also keep the checkpoints of multiples of this many updates, permanently",
         rule=at_least(1),
+        read_if=ReadIf(
+            lambda config: config.keep is not None,
+            "with --checkpoint.keep=None, which keeps every checkpoint",
+        ),
     )
     best_metric: str | None = field(
         None,
         "also keep the checkpoint with the best validation value of this metric; an evaluation "
         f"that improves on all before it is followed by a checkpoint; {_WATCHED}",
+        often="also keep the best checkpoint by this metric",
     )
     on_damage: str = field(
         "stop",
@@ -78,6 +100,7 @@ class EvaluationConfig:
         "updates between evaluations on the validation split, with one after the last update; 0: "
         "never",
         rule=at_least(0),
+        often="updates between evaluations",
     )
     batch_size: int | None = field(
         None, "rows of an evaluation batch; None: the training batch's", rule=at_least(1)
@@ -93,11 +116,17 @@ class EvaluationConfig:
         (TASK_METRICS,),
         "metrics of generated text to compute as well, as exact_match,character_error_rate; "
         "task = those that the task defines, such as seqio's metric_fns, if any; empty: none",
+        often="metrics of generated text",
     )
     supervised: str | None = field(
         None,
         "one of T5's supervised tasks, as glue_mrpc, by whose postprocessing predictions on caches "
         "of pairs are judged, and whose metrics `task` stands for; None: texts are compared",
+        read_if=ReadIf(
+            lambda config: not config.reads_seqio,
+            lambda config: f"on --task={config.task}",
+            whole=True,
+        ),
     )
     examples: int | None = field(
         None,
@@ -107,6 +136,10 @@ class EvaluationConfig:
     decoding: Decoding = field(
         Decoding,
         "How predictions are generated; the most new tokens are lengths.targets unless set",
+        unread={
+            "batch_size": "on predictions, which have the rows of --evaluation.batch_size",
+            "prefix": "on prompts, which are read as the task's inputs are in training",
+        },
     )
     probes: str | None = field(
         None,
@@ -178,6 +211,50 @@ class PlateauConfig:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateFlags:
+    """Flags of trainer.evaluate."""
+
+    model_dir: str = field(REQUIRED, "folder of the run, local or remote")
+    steps: str = field(
+        "latest",
+        "checkpoints to evaluate: all, latest, or steps separated by commas",
+        aliases=("checkpoints",),
+    )
+    split: str = field("validation", "split of the cache to evaluate on")
+    output: str | None = field(
+        None,
+        "file to write the metrics to, as JSON lines if its name ends in .jsonl, else as JSON; "
+        "None: add them to MODEL_DIR/evaluation.json",
+        metavar="FILE",
+    )
+    plot: str | None = field(None, "PNG to write, of the metrics over steps", metavar="FILE")
+    task: str | None = field(None, "task to evaluate on, or task=rate,task=rate; None: the run's")
+    task_module: str | None = field(None, "Python module that registers tasks and metrics")
+    metrics: str | None = field(
+        None, "metrics of generated text, as exact_match,bleu; task: the task's own"
+    )
+    supervised: str | None = field(
+        None, "one of T5's tasks, as glue_mrpc, whose metrics judge predictions on a cache"
+    )
+    examples: int | None = field(
+        None,
+        "maximum number of examples of each task to generate text for; None: the run's",
+        rule=at_least(1),
+    )
+    probes: str | None = field(
+        None, "JSON lines with probes to score (docs/finetuning.md)", metavar="FILE"
+    )
+    cache_dir: str | None = field(None, "folder of the caches, if they have moved since training")
+    batch_size: int | None = field(
+        None,
+        "rows per batch; None: the run's. Only models with Switch layers have other metrics with "
+        "another batch size",
+        rule=at_least(1),
+    )
+    processes: ProcessesConfig = field(ProcessesConfig, SEVERAL_HOSTS)
 
 
 def check_watched(

@@ -4,12 +4,12 @@ import dataclasses
 import json
 import textwrap
 import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tasks.terminal.command_line import UserError, nearest
-from tasks.terminal.fields import NONE, REQUIRED, Rejected, kind_in_words, parse_value
-from trainer.config import elsewhere
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, Rejected, as_flag, kind_in_words, parse_value
+from tasks.terminal.flags import Given, refusal
 
 
 class RejectedField(UserError):
@@ -17,14 +17,13 @@ class RejectedField(UserError):
 
     Attributes:
       path: the field's path in the whole configuration.
-      value: the rejected value.
-      rule: what the value must be, as in "0 or more".
+      rejected: the value, and what it must be.
     """
 
-    def __init__(self, path: str, value: object, rule: str):
-        shown = "" if value is None else f"={as_flag(value)}"
-        super().__init__(f"--{path}{shown}: it must be {rule}")
-        self.path, self.value, self.rule = path, value, rule
+    def __init__(self, path: str, rejected: Rejected):
+        shown = "" if rejected.value is None else f"={as_flag(rejected.value)}"
+        super().__init__(str(refusal(rejected, f"--{path}{shown}")))
+        self.path, self.rejected = path, rejected
 
 
 def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -87,7 +86,7 @@ def _replaced(config: Any, values: Mapping[str, Any], path: str) -> Any:
     try:
         return dataclasses.replace(config, **new)
     except Rejected as error:
-        raise RejectedField(path + error.field, error.value, error.rule) from error
+        raise RejectedField(path + error.field, error) from error
 
 
 def field_type(config: Any, path: str) -> Any:
@@ -108,78 +107,19 @@ def metadata(config: Any, path: str) -> Mapping[str, Any]:
     return next(field.metadata for field in dataclasses.fields(config) if field.name == name)
 
 
-def former_names(config: Any) -> dict[str, str]:
-    """Returns former path -> path, of all fields that were renamed."""
-    return {
-        path.removesuffix(path.rpartition(".")[2]) + alias: path
-        for path, _ in leaves(config)
-        for alias in metadata(config, path).get("aliases", ())
-    }
-
-
-def refuse_unknown(config: Any, arguments: list[str]) -> None:
-    """Raises `UserError` for the first of `arguments` that is no flag or lacks its value."""
-    for _ in _given(config, arguments):
-        pass
-
-
-def _given(config: Any, arguments: list[str]) -> Iterator[tuple[str, str, str]]:
-    """Yields (name as typed, field path, text of the value) of each flag; see `override`."""
-    known, former = {path for path, _ in leaves(config)}, former_names(config)
-    pending = list(arguments)
-    while pending:
-        flag = pending.pop(0)
-        name, equals, text = flag.removeprefix("--").partition("=")
-        name = name.replace("-", "_")
-        path = former.get(name, name)
-        if not flag.startswith("--") or path not in known:
-            raise UserError(f"unknown flag {flag.split('=')[0]}{_meant(path, known)}")
-        if not equals:
-            if not pending:
-                raise UserError(f"--{name} needs a value")
-            text = pending.pop(0)
-        yield name, path, text
-
-
-def override(config: Any, origins: dict[str, str], arguments: list[str]) -> Any:
-    """Applies `--field.path=value` (or `--field.path value`) and records the origins.
-
-    Former names of a field are accepted. The last of several values holds.
+def override(config: Any, origins: dict[str, str], given: Given) -> Any:
+    """Returns `config` with the flags that were given, and records their origin.
 
     Raises:
-      UserError: an unknown field, a value of the wrong type, or one that a field rejects.
+      UserError: a field rejects its value.
     """
-    values: dict[str, Any] = {}
-    typed: dict[str, tuple[str, str]] = {}
-    for name, path, text in _given(config, arguments):
-        if name != path and text in NONE:  # a former name that is not set
-            continue
-        if path in typed and typed[path][0] != name:
-            raise UserError(f"--{typed[path][0]} and --{name} are the same: set one of them")
-        declared = field_type(config, path)
-        try:
-            values[path] = parse_value(text, declared, metadata(config, path).get("choices", ()))
-        except ValueError as error:
-            raise UserError(f"--{name}={text}: it must be {kind_in_words(declared)}") from error
-        typed[path] = (name, text)
-        origins[path] = "command line"
+    origins |= dict.fromkeys(given.values, "command line")
     try:
-        return replace_all(config, values)
+        return replace_all(config, given.values)
     except RejectedField as error:
-        if error.path not in typed:
+        if error.path not in given.typed:
             raise
-        name, text = typed[error.path]
-        raise UserError(f"--{name}={text}: it must be {error.rule}") from error
-
-
-def _meant(name: str, known: Collection[str]) -> str:
-    """Returns " (did you mean --X?)" for the field that an unknown flag probably means, or ""."""
-    theirs = elsewhere.FLAGS.get(name)
-    if theirs == ():
-        return " (a flag of another trainer, which has no counterpart here)"
-    ends = [path for path in sorted(known) if path.rpartition(".")[2] == name]
-    found = [ours if " --" in ours else f"--{ours}" for ours in theirs or ends]
-    return f" (did you mean {' or '.join(found)}?)" if found else nearest(name, known)
+        raise refusal(error.rejected, given.typed[error.path]) from error
 
 
 def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> str:
@@ -247,13 +187,6 @@ def _from_dict(kind: type, value: Mapping[str, Any], source: str, path: str) -> 
         raise UserError(f"{source} is of another version: {error}") from error
 
 
-def as_flag(value: object) -> str:
-    """Returns a value as it is typed on the command line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
 def with_settings(value: Any, settings: Iterable[str], flag: str, name: str) -> Any:
     """Returns a copy of a dataclass with fields set, each given as "field.path=value".
 
@@ -280,5 +213,5 @@ def with_settings(value: Any, settings: Iterable[str], flag: str, name: str) -> 
         try:
             value = replace(value, path, parsed)
         except RejectedField as error:
-            raise UserError(f"--{flag}={setting}: it must be {error.rule}") from error
+            raise refusal(error.rejected, f"--{flag}={setting}") from error
     return value

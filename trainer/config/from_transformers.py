@@ -2,10 +2,10 @@
 
 import dataclasses
 import importlib
-import itertools
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.terminal.flags import Given
 from trainer.config import fields
 from trainer.config.run import CONFIG_FILE, Config
 from trainer.model.config import ModelConfig
@@ -16,30 +16,25 @@ _READER = "trainer.huggingface"
 _OURS = ("dropout_rate", "dtype", "scan_layers", "remat", "attention", "softmax_dtype")
 
 
-def named_folder(overrides: list[str]) -> str | None:
-    """Returns the value of --init_from among flags if it names a folder of transformers."""
-    value = flag_value(overrides, "init_from")
-    return value if value and value.startswith(PREFIX) else None
+def is_folder(name: str) -> bool:
+    """Returns whether a value of --init_from names a folder of transformers."""
+    return name.startswith(PREFIX)
 
 
-def folder_model(overrides: list[str]) -> ModelConfig:
-    """Returns the model of `named_folder(overrides)`, with the dropout of our presets: none.
+def named_folder(given: Given) -> str | None:
+    """Returns the value of --init_from if it names a folder of transformers."""
+    value = given.values.get("init_from")
+    return value if value and is_folder(value) else None
+
+
+def folder_model(given: Given) -> ModelConfig:
+    """Returns the model of `named_folder(given)`, without dropout, as our presets.
 
     Raises:
       UserError: there is no such folder, or this project does not support its model.
     """
-    model = _model(named_folder(overrides) or "", flag_value(overrides, "model_dir") or "")
+    model = _model(named_folder(given) or "", given.values.get("model_dir") or "")
     return dataclasses.replace(model, dropout_rate=0.0)
-
-
-def flag_value(overrides: list[str], flag: str) -> str | None:
-    """Returns the last value of a flag."""
-    found = None
-    for each, after in itertools.pairwise([*overrides, ""]):
-        name, equals, value = each.partition("=")
-        if name.replace("-", "_") == f"__{flag}":
-            found = value if equals else after
-    return found
 
 
 def adopt_model(config: Config, origins: dict[str, str]) -> Config:

@@ -3,11 +3,14 @@
 import dataclasses
 import re
 
-from tasks.terminal.fields import Rejected, above, at_least, check, field, require
+from tasks.terminal.fields import ReadIf, Rejected, above, at_least, check, field
 
 # The key of LoRA's parameters in a run's tree; below it are the kernels' own paths.
 LORA = "lora"
 _ATTENTION = r"attention/(query|key|value|out)/kernel$"
+
+
+_WITH_RANK = ReadIf(lambda config: config.rank is not None, "without lora.rank")
 
 
 def check_pattern(name: str, pattern: str | None) -> None:
@@ -36,24 +39,21 @@ class LoraConfig:
 
     rank: int | None = field(None, "rank of the additions; None: no LoRA", rule=at_least(1))
     alpha: float | None = field(
-        None, "the additions are multiplied by alpha / rank; None: the rank", rule=above(0)
+        None,
+        "the additions are multiplied by alpha / rank; None: the rank",
+        rule=above(0),
+        read_if=_WITH_RANK,
     )
     kernels: str | None = field(
         None,
         "regular expression found in the paths of the kernels that get additions; None: those of "
         f"attention, {_ATTENTION}",
+        read_if=_WITH_RANK,
     )
 
     def __post_init__(self) -> None:
         check(self)
         check_pattern("LoraConfig.kernels", self.kernels)
-        for name in ("alpha", "kernels"):
-            require(
-                getattr(self, name) is None or self.rank is not None,
-                f"LoraConfig.{name}",
-                getattr(self, name),
-                "unset without lora.rank",
-            )
 
     @property
     def scale(self) -> float:

@@ -68,6 +68,7 @@ class MeshConfig:
         "parts that divide the rows of a batch, the parameters and the optimizer state; -1: all "
         "remaining devices",
         rule=_SIZE,
+        often="shards of parameters and batch",
     )
     tensor: int = field(
         1,
@@ -75,6 +76,7 @@ class MeshConfig:
         "(T5X's num_partitions); -1: all remaining devices",
         rule=_SIZE,
         aliases=("num_partitions",),
+        often="shards of heads and hidden units",
     )
     rules: str = field(
         "standard",

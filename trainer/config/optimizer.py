@@ -16,6 +16,7 @@ from typing import Any
 from tasks.terminal.command_line import UserError, nearest
 from tasks.terminal.fields import (
     BELOW_ONE,
+    ReadIf,
     Rejected,
     Rule,
     above,
@@ -193,13 +194,14 @@ class OptimizerConfig:
       Rejected: at construction, if a value is invalid, missing, or read by nothing.
     """
 
-    name: str = field("adafactor", "the optimizer", choices=OPTIMIZERS)
+    name: str = field("adafactor", "the optimizer", choices=OPTIMIZERS, often="optimizer")
     learning_rate: float | None = field(
         None,
         "learning rate, the schedule's factor constant (T5X's base_learning_rate); "
         "relative to each tensor's root mean square with multiply_by_parameter_scale; None: 1.0 "
         "for adafactor, required for others",
         rule=Rule("a finite number above 0", lambda rate: 0 < rate < math.inf),
+        often="learning rate",
     )
     schedule: str | None = field(
         None,
@@ -207,8 +209,14 @@ class OptimizerConfig:
         f"{', '.join(SCHEDULE_FACTORS)}; None: for adafactor 'constant * rsqrt_decay' as in T5X, "
         "which is flat at learning_rate / sqrt(warmup_steps) and then falls, for others 'constant "
         "* linear_warmup * rsqrt_normalized_decay', which peaks at learning_rate",
+        often="factors, as 'constant * linear_warmup'",
     )
-    warmup_steps: int = field(10_000, "updates of the warm-up; 1 or more", rule=at_least(1))
+    warmup_steps: int = field(
+        10_000,
+        "updates of the warm-up; 1 or more",
+        rule=at_least(1),
+        often="updates of the warm-up",
+    )
     warmup_start: float | None = field(
         None, "share of the rate that linear_warmup begins with, in [0, 1)", rule=BELOW_ONE
     )
@@ -263,6 +271,7 @@ class OptimizerConfig:
         "share of a tensor subtracted per update, times rate ** weight_decay_rate_exponent; 0 or "
         "more",
         rule=at_least(0),
+        often="weight decay",
     )
     weight_decay_rate_exponent: float | None = field(
         None,
@@ -314,7 +323,13 @@ class OptimizerConfig:
         rule=at_least(0),
     )
     scale_epsilon: bool | None = field(
-        None, "in muP, multiply Adam's epsilon by the factor of each tensor's learning rate"
+        None,
+        "in muP, multiply Adam's epsilon by the factor of each tensor's learning rate",
+        read_if=ReadIf(
+            lambda config: config.model.part("parametrisation").name == "mup",
+            "without --model.parametrisation=mup",
+            whole=True,
+        ),
     )
     momentum: float | None = field(None, "muon's momentum, in [0, 1)", rule=BELOW_ONE)
     decay_rate: float | None = field(
@@ -347,8 +362,6 @@ class OptimizerConfig:
                 f"factors joined by '*', and {factor!r} is none; a factor is "
                 f"{one_of(SCHEDULE_FACTORS)}",
             )
-        self._check_read()
-        self._check_switches()
         self._check_complete()
         for pattern in self.no_weight_decay or ():
             try:
@@ -359,36 +372,30 @@ class OptimizerConfig:
                     "OptimizerConfig.no_weight_decay", self.no_weight_decay, rule
                 ) from error
 
-    def _check_read(self) -> None:
-        """Rejects fields that are set and that the optimizer or the schedule does not read."""
-        by_optimizers = _fields_in(each.defaults for each in OPTIMIZERS.values())
-        by_factors = _fields_in(SCHEDULE_FACTORS.values())
+    def unread(self) -> dict[str, str]:
+        """Returns field -> why, for fields that the optimizer or the schedule does not read."""
+        found: dict[str, str] = {}
+        if not set(self.factors) <= SCHEDULE_FACTORS.keys():
+            return found  # refused by itself
         for fields, reads, reader in (
-            (by_optimizers, set(OPTIMIZERS[self.name].defaults), f"optimizer {self.name!r}"),
             (
-                by_factors,
+                _fields_in(each.defaults for each in OPTIMIZERS.values()),
+                set(OPTIMIZERS[self.name].defaults),
+                f"optimizer {self.name!r}",
+            ),
+            (
+                _fields_in(SCHEDULE_FACTORS.values()),
                 set(_fields_in(SCHEDULE_FACTORS[name] for name in self.factors)),
                 f"schedule {' * '.join(self.factors)!r}",
             ),
         ):
-            for name in fields:
-                require(
-                    getattr(self, name) is None or name in reads,
-                    f"OptimizerConfig.{name}",
-                    getattr(self, name),
-                    f"unset: {reader} does not read it; it reads "
-                    f"{', '.join(sorted(reads)) or 'no such field'}",
-                )
-
-    def _check_switches(self) -> None:
+            why = f"with {reader}, which reads {', '.join(sorted(reads)) or 'no such field'}"
+            found |= dict.fromkeys(set(fields) - reads, why)
         for switch, switched in _SWITCHES.items():
-            for name in switched:
-                require(
-                    getattr(self, name) is None or bool(self.value(switch)),
-                    f"OptimizerConfig.{name}",
-                    getattr(self, name),
-                    f"unset: it needs {switch}, which is {self.value(switch)!r}",
-                )
+            if not self.value(switch):
+                why = f"while {switch} is {self.value(switch)!r}"
+                found |= {name: why for name in switched if name not in found}
+        return found
 
     def _check_complete(self) -> None:
         for factor in self.factors:
@@ -414,7 +421,10 @@ class OptimizerConfig:
         optimizer = OPTIMIZERS[self.name]
         if name == "learning_rate" and optimizer.learning_rate is not None:
             return optimizer.learning_rate
-        tables = (optimizer.defaults, *(SCHEDULE_FACTORS[factor] for factor in self.factors))
+        tables = (
+            optimizer.defaults,
+            *(SCHEDULE_FACTORS.get(factor, {}) for factor in self.factors),
+        )
         return next((table[name] for table in tables if name in table), None)
 
 

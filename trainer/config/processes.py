@@ -1,11 +1,9 @@
 """Settings by which the processes of a run find one another. Plain data, no JAX."""
 
-import argparse
 import dataclasses
 import re
 
-from tasks.terminal.dataclass_flags import add_flags, options_of
-from tasks.terminal.fields import Rule, at_least, check, field, require
+from tasks.terminal.fields import ReadIf, Rule, at_least, check, field, require
 
 AUTO = "auto"
 
@@ -29,6 +27,7 @@ class ProcessesConfig:
         "MPI or Kubernetes that started them, so that the command is the same everywhere; None: "
         "a single process",
         rule=_COORDINATOR,
+        often="HOST:PORT of process 0, or auto",
     )
     count: int | None = field(None, "number of processes, with a coordinator HOST:PORT")
     index: int | None = field(
@@ -38,6 +37,9 @@ class ProcessesConfig:
         60,
         "seconds of silence after which a process counts as lost and all others end; 5 or more",
         rule=at_least(5),
+        read_if=ReadIf(
+            lambda config: config.coordinator is not None, "without --processes.coordinator"
+        ),
     )
 
     def __post_init__(self) -> None:
@@ -62,19 +64,5 @@ class ProcessesConfig:
             )
 
 
-_PREFIX = "processes."
-
-
-def add_processes_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of a `ProcessesConfig` to a command that does not train."""
-    group = parser.add_argument_group("several hosts", "start the same command on each of them")
-    add_flags(group, ProcessesConfig, _PREFIX)
-
-
-def processes_of(flags: argparse.Namespace) -> ProcessesConfig:
-    """Returns the settings of the flags that `add_processes_flags` added.
-
-    Raises:
-      UserError: they do not fit together.
-    """
-    return options_of(flags, ProcessesConfig, _PREFIX)
+# Of the group of flags of a command that does not train.
+SEVERAL_HOSTS = "several hosts: start the same command on each of them"

@@ -1,42 +1,33 @@
 """Settings that may change between a checkpoint and the run that resumes it."""
 
+import dataclasses
+import typing
+from typing import Any
+
 from tasks import mixture
+from tasks.terminal.fields import Changes
 from trainer.config import fields
 from trainer.config.run import Config
 from trainer.config.unused_fields import unread_fields
 
-# Fields that may differ between a checkpoint's run and the one that resumes it, because they do not
-# change the parameters of earlier steps. The schedule of rates is compared up to the checkpoint.
-# `on_nan` and `spike_factor` may change so that a stopped run can be resumed; updates already
+# What fields may change that a resumed run sets otherwise: parameters of earlier steps stay as they
+# are. `on_nan` and `spike_factor` may change so that a stopped run can be resumed; updates already
 # skipped stay skipped. Another mesh, attention or choice of deterministic kernels changes only the
 # order of summation, and so does another number of microbatches, except where `_parts_matter`.
-RESUMABLE_CHANGES = (
-    "preset",
-    "cache_dir",
-    "model_dir",
-    "task_module",
-    "train_steps",
-    "on_nan",
-    "spike_factor",
-    "deterministic",
-    "profile_steps",
-    "mixing.schedule",
-    "vocabulary.",
-    "data.local_",
-    "data.threads",
-    "data.prefetch",
-    "data.follow_timeout_seconds",
-    "checkpoint.",
-    "evaluation.",
-    "metrics.",
-    "mesh.",
-    "microbatches",
-    "model.attention",
-    "model.softmax_dtype",
-    "model.remat",
-    "tokens_per_microbatch_per_replica",
-    "processes.",
-)
+_HARMLESS = ("later", "later_batches", "rounding", "nothing")
+
+
+def changes(path: str) -> Changes:
+    """Returns what another value of the field at `path` changes."""
+    found: Changes = "results"
+    kind: Any = Config
+    for name in path.split("."):
+        if not dataclasses.is_dataclass(kind):  # an element of a tuple
+            break
+        each = next(each for each in dataclasses.fields(kind) if each.name == name)
+        found = each.metadata["changes"] or found
+        kind = typing.get_type_hints(kind)[name]
+    return found
 
 
 def _parts_matter(config: Config) -> str:
@@ -57,7 +48,7 @@ def config_changes(before: Config, now: Config, step: int) -> list[str]:
     found = [
         f"{path} was {old.get(path)}, is {value}"
         for path, value in fields.leaves(now)
-        if old.get(path) != value and path not in unread and not path.startswith(RESUMABLE_CHANGES)
+        if old.get(path) != value and path not in unread and changes(path) not in _HARMLESS
     ]
     if before.microbatches != now.microbatches and (why := _parts_matter(now)):
         found.append(f"microbatches was {before.microbatches}, is {now.microbatches}, and {why}")

@@ -17,7 +17,9 @@ from tasks.terminal.fields import (
     BELOW_ONE,
     REQUIRED,
     SEED,
+    ReadIf,
     Rule,
+    Unread,
     above,
     at_least,
     check,
@@ -46,6 +48,8 @@ from trainer.config.processes import ProcessesConfig
 from trainer.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
+# The beginning of the name of a task that is registered with seqio.
+SEQIO = "seqio:"
 
 _ENGINES = ("palimpsest", "t5x")
 _ON_NAN = ("stop", "skip")
@@ -93,19 +97,24 @@ class LossConfig:
         "number of microbatches does not matter, microbatch = those of each microbatch, whose "
         "quotients are added, as in T5X",
         choices=_NORMALIZED,
+        read_if=ReadIf(
+            lambda config: config.loss.normalizer != "sum" and config.is_divided,
+            "without --microbatches and a --loss.normalizer other than sum",
+            whole=True,
+        ),
     )
     normalizing_constant: float | None = field(
-        None, "a constant to divide the sum by, above 0; only with normalizer sum", rule=above(0)
+        None,
+        "a constant to divide the sum by, above 0; only with normalizer sum",
+        rule=above(0),
+        read_if=ReadIf(
+            lambda config: config.normalizer == "sum",
+            lambda config: f"with normalizer {config.normalizer!r}",
+        ),
     )
 
     def __post_init__(self) -> None:
         check(self)
-        require(
-            self.normalizing_constant is None or self.normalizer == "sum",
-            "LossConfig.normalizing_constant",
-            self.normalizing_constant,
-            f"unset unless normalizer is 'sum', and it is {self.normalizer!r}",
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +126,10 @@ class MetricsConfig:
     """
 
     every_steps: int = field(
-        100, "updates that each line of training metrics sums over; 1 or more", rule=at_least(1)
+        100,
+        "updates that each line of training metrics sums over; 1 or more",
+        rule=at_least(1),
+        often="updates per line of metrics",
     )
     norms_every_steps: int = field(
         0,
@@ -127,7 +139,11 @@ class MetricsConfig:
         rule=at_least(0),
     )
     tensorboard: bool = field(True, "also write TensorBoard files")
-    wandb: str | None = field(None, "project of Weights & Biases to log to as well")
+    wandb: str | None = field(
+        None,
+        "project of Weights & Biases to log to as well",
+        often="project of Weights & Biases to log to",
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -136,6 +152,9 @@ class MetricsConfig:
 _PROFILED = Rule(
     "the first and the last update to trace, as 10:20", lambda value: bool(_updates(value))
 )
+
+
+_INIT_FROM = ReadIf(lambda config: config.init_from is not None, "without --init_from")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,29 +169,66 @@ class Config:
       Rejected: at construction, if a value is invalid.
     """
 
-    preset: str = field(REQUIRED, "name of the model's preset, or of the gin files")
+    preset: str = field(
+        REQUIRED,
+        "name of the model's preset, or of the gin files",
+        changes="nothing",
+        often="model (--help=presets lists them)",
+    )
     model: ModelConfig = field(REQUIRED, "The model")
     task: str = field(
         "",
         "what to train on: a task, a mixture, tasks with rates as a=0.7,b=0.3, or seqio:NAME for a "
         "task or mixture registered with seqio",
+        changes="batches",
+        often="task, mixture, or rates as a=0.7,b=0.3",
     )
     task_module: str | None = field(
-        None, "Python module to import that has further tasks in a tuple TASKS"
+        None, "Python module to import that has further tasks in a tuple TASKS", changes="nothing"
     )
     objective: tuple[str, ...] = field(
         (),
         "settings of the task's objective, as mask.noise_density=0.5,mask.mean_noise_span_length=8",
+        changes="batches",
+        read_if=ReadIf(
+            lambda config: not config.reads_seqio,
+            lambda config: f"on --task={config.task}",
+            whole=True,
+        ),
     )
-    cache_dir: str = field("", "folder or URL with the caches that pipeline.build wrote")
-    model_dir: str = field("", "folder or URL that the run writes to and resumes from")
-    train_steps: int = field(10_000, "updates to train for, in all; 1 or more", rule=at_least(1))
-    batch_size: int = field(128, "rows of the global batch; 1 or more", rule=at_least(1))
+    cache_dir: str = field(
+        "",
+        "folder or URL with the caches that pipeline.build wrote",
+        changes="nothing",
+        often="caches that pipeline.build wrote",
+    )
+    model_dir: str = field(
+        "",
+        "folder or URL that the run writes to and resumes from",
+        changes="nothing",
+        often="folder to write to and resume from",
+    )
+    train_steps: int = field(
+        10_000,
+        "updates to train for, in all; 1 or more",
+        rule=at_least(1),
+        changes="nothing",
+        often="updates to train for",
+    )
+    batch_size: int = field(
+        128,
+        "rows of the global batch; 1 or more",
+        rule=at_least(1),
+        changes="batches",
+        often="rows of the global batch",
+    )
     microbatches: int = field(
         1,
         "equal parts of the batch whose gradients are summed one after the other, to save memory; "
         "1 or more",
         rule=at_least(1),
+        changes="rounding",
+        often="parts of a batch, computed in turn",
     )
     tokens_per_batch: int | None = field(
         None,
@@ -185,11 +241,14 @@ class Config:
         "most tokens of a microbatch on each data-parallel replica, instead of microbatches; one "
         "row at least",
         rule=at_least(1),
+        changes="rounding",
     )
     seed: int = field(
         0,
         "seed of initial parameters, dropout, the order of windows and their noise",
         rule=SEED,
+        changes="batches",
+        often="seed of parameters, dropout, order and noise",
     )
     engine: str = field(
         "palimpsest",
@@ -200,11 +259,13 @@ class Config:
         None,
         "checkpoint, or folder of checkpoints, to start from when model_dir has none: of this "
         "trainer, of T5X, or hf:DIR of Hugging Face transformers (docs/t5x_checkpoints.md)",
+        often="checkpoint, run or hf:FOLDER to start from",
     )
     init_from_state: bool = field(
         True,
         "take the optimizer state and the step of init_from as well, and with them the place in "
         "the schedule and in the data, in this run's own order; false = parameters only",
+        read_if=_INIT_FROM,
     )
     trainable: str | None = field(
         None,
@@ -217,28 +278,34 @@ class Config:
         "spike_factor; stop = save the state before it and end the run, skip = leave it out and "
         "count it",
         choices=_ON_NAN,
+        changes="later",
     )
     deterministic: bool = field(
         True,
         "on GPUs, use only kernels that compute the same bits in every run, which are slower; "
         "CPUs and TPUs always do",
+        changes="rounding",
     )
     spike_factor: float | None = field(
         None,
         "treat a loss above this multiple of the mean loss of about the last hundred updates as "
         "not finite; above 1",
         rule=above(1),
+        changes="later",
     )
     profile_steps: str | None = field(
         None,
         "first and last update to trace into model_dir/profile, counted from 1, as 10:20",
         rule=_PROFILED,
+        changes="nothing",
     )
-    lengths: LengthsConfig = field(LengthsConfig, "Lengths of an example's features")
-    mixing: MixingConfig = field(MixingConfig, "Rates of the tasks of a mixture")
+    lengths: LengthsConfig = field(
+        LengthsConfig, "Lengths of an example's features", changes="batches"
+    )
+    mixing: MixingConfig = field(MixingConfig, "Rates of the tasks of a mixture", changes="batches")
     data: DataConfig = field(DataConfig, "How the cache is read")
     vocabulary: VocabularyConfig = field(
-        VocabularyConfig, "The vocabulary that tasks and caches must have"
+        VocabularyConfig, "The vocabulary that tasks and caches must have", changes="nothing"
     )
     init_from_vocabulary: OldVocabularyConfig = field(
         OldVocabularyConfig, "The vocabulary that the parameters of init_from were trained with"
@@ -249,35 +316,29 @@ class Config:
     lora: LoraConfig = field(LoraConfig, "Low-rank additions that learn in place of kernels")
     loss: LossConfig = field(LossConfig, "The loss, in T5X's terms")
     checkpoint: CheckpointConfig = field(
-        CheckpointConfig, "When checkpoints are saved, and which are kept"
+        CheckpointConfig, "When checkpoints are saved, and which are kept", changes="nothing"
     )
     evaluation: EvaluationConfig = field(
-        EvaluationConfig, "Evaluation on the validation split during training"
+        EvaluationConfig, "Evaluation on the validation split during training", changes="nothing"
     )
     stopping: StoppingConfig = field(StoppingConfig, "Early stopping")
     plateau: PlateauConfig = field(PlateauConfig, "Lower rates where evaluations stop improving")
-    metrics: MetricsConfig = field(MetricsConfig, "Training metrics")
-    mesh: MeshConfig = field(MeshConfig, "How devices divide the work")
+    metrics: MetricsConfig = field(MetricsConfig, "Training metrics", changes="nothing")
+    mesh: MeshConfig = field(MeshConfig, "How devices divide the work", changes="rounding")
     processes: ProcessesConfig = field(
-        ProcessesConfig, "How the processes of a run on several machines find one another"
+        ProcessesConfig,
+        "How the processes of a run on several machines find one another",
+        changes="rounding",
     )
 
     def __post_init__(self) -> None:
         check(self)
-        require(
-            self.init_from_state or self.init_from is not None,
-            "Config.init_from_state",
-            self.init_from_state,
-            "true without --init_from",
-        )
         for name in ("path", "id_map"):
             value = getattr(self.init_from_vocabulary, name)
-            require(
-                value is None or self.init_from is not None,
-                f"Config.init_from_vocabulary.{name}",
-                value,
-                "left out without --init_from",
-            )
+            if value is not None and self.init_from is None:
+                raise Unread(
+                    f"Config.init_from_vocabulary.{name}", value, None, "without --init_from"
+                )
         check_pattern("Config.trainable", self.trainable)
         watched = self.checkpoint, self.stopping, self.plateau
         check_watched(*watched, self.evaluation, self.task, self.task_module)
@@ -287,6 +348,16 @@ class Config:
             self.profile_steps,
             f"at most {self.train_steps}, the last of train_steps",
         )
+
+    @property
+    def reads_seqio(self) -> bool:
+        """Whether the task is one of seqio's."""
+        return self.task.startswith(SEQIO)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether a batch may have several parts."""
+        return self.microbatches > 1 or self.tokens_per_microbatch_per_replica is not None
 
     @property
     def profiled(self) -> range:

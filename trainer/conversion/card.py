@@ -25,7 +25,7 @@ from trainer.huggingface.tokenizer import Match
 from trainer.model.config import ModelConfig
 from trainer.reporting.metrics import EVALUATION_FILE, NORMS, read_metrics
 
-# Statistics of the data among the metrics, which say nothing about the model.
+# Metrics that describe the data, not the model.
 _OF_THE_DATA = ("mean_label", "max_targets_length")
 # The Hub's names of what a model does.
 _PIPELINES = {
@@ -269,7 +269,7 @@ def _revision(corpus: dict[str, Any]) -> str:
 
 
 def _evaluation(model_dir: str, step: int) -> list[tuple[str, str]]:
-    """Returns this checkpoint's metrics: of each split, trainer.evaluate's or else the run's."""
+    """Returns this checkpoint's metrics by split: trainer.evaluate's, or else the run's."""
     lines = [line for line in read_metrics(model_dir) if line["step"] == step]
     training = ("train", NORMS)
     found = {line["split"]: line["metrics"] for line in lines if line["split"] not in training}

@@ -27,7 +27,7 @@ class Record:
       scanned: whether layers were joined.
       model: the model.
       name: its preset, or the file that describes it.
-      positions: the longest row of training, as far as it is known.
+      positions: the longest row of training, if known.
       vocabulary_sha256: checksum of the vocabulary written along, or None.
     """
 
@@ -58,12 +58,12 @@ def of_export(model_dir: str, step: int, vocabulary: str | None) -> dict[str, An
 
 
 def place(path: str) -> str:
-    """Returns a remote path as it is, and a local one without dependence on the current folder."""
+    """Returns a remote path unchanged, and a local one as an absolute path."""
     return path if files.is_remote(path) else os.path.abspath(files.local_path(path))
 
 
 def recorded(path: str) -> dict[str, Any] | None:
-    """Returns the record in a folder that a conversion made; None if another program made it."""
+    """Returns the record in a folder; None if no conversion made it."""
     where = files.join(path, FILE)
     return files.read_json(where) if files.exists(where) else None
 

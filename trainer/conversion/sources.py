@@ -1,4 +1,4 @@
-"""Checkpoints to convert: where they are, which model they are of, and their parameters."""
+"""Checkpoints to convert: their places, models and parameters."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer import huggingface
-from trainer.config import Config, fields
+from trainer.config import Config, fields, from_flags
 from trainer.config.presets import model_preset
 from trainer.conversion.record import recorded
 from trainer.huggingface import weights
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
-from trainer.pretrain import build_from_gin
 from trainer.starting import init_from
 from trainer.t5x import layout, read
 from trainer.t5x.layout import Parts
@@ -26,7 +25,7 @@ from trainer.t5x.tensors import held
 FLAG = "--from"
 # The gin files that T5X and Mesh TensorFlow leave beside checkpoints.
 _GIN_FILES = ("config.gin", "operative_config.gin")
-# Bindings without which files of a model alone are no run, and which models do not depend on.
+# Bindings that a run needs and a file of a model alone lacks; models do not depend on them.
 _OF_A_RUN = ("--task=none", "--model_dir=none", "--train_steps=10000")
 _T5X_RUN = "t5x/configs/runs/pretrain.gin"
 _T5X_BINDINGS = ("DROPOUT_RATE=0.0", "TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 114}")
@@ -72,7 +71,7 @@ class Model(NamedTuple):
     Attributes:
       config: its configuration, without scanned layers.
       name: its preset, or the file that describes it.
-      positions: the longest row of training, as far as it is known.
+      positions: the longest row of training, if known.
     """
 
     config: ModelConfig
@@ -102,7 +101,7 @@ def find(path: str) -> tuple[list[Source], bool]:
     """Returns the checkpoints at `path`, by ascending steps, and whether it is a folder of them.
 
     Raises:
-      UserError: there are none, or names of folders have no step or the same one.
+      UserError: there are none, or names of folders lack a step or share one.
     """
     if _is_of_transformers(path):
         return [Source(path, _step_in(path) or 0, True)], False
@@ -160,7 +159,7 @@ def opened(source: Source, given: Given) -> Opened:
     """Opens a checkpoint and checks it against its model; arrays of transformers are read.
 
     Raises:
-      UserError: it cannot be read, nothing says which model it is of, or it is not of that model.
+      UserError: it cannot be read, its model is unknown, or it does not fit the model.
     """
     flag = f"{FLAG}={source.path}"
     if source.transformers:
@@ -216,10 +215,12 @@ def _model_of(
         model = Model(config, record["name"], record["positions"])
     else:
         model = _given_model(source, given)
-    config = fields.override(Config(model.name, model.config), {}, list(given.overrides)).model
+    config = fields.override(
+        Config(model.name, model.config), {}, from_flags.given(given.overrides)
+    ).model
     rows = {parts["value"].shape[0] for name, parts in found.items() if name.endswith(_EMBEDDING)}
     if len(rows) == 1:
-        # The number of ids follows from the vocabulary of a run, not from the model's files.
+        # The number of ids follows from a run's vocabulary, not from the model's files.
         config = dataclasses.replace(config, vocab_size=rows.pop())
     return model._replace(config=_unscanned(config))
 
@@ -250,12 +251,12 @@ def _gin_beside(path: str) -> list[str]:
 
 def _from_gin(gin_files: list[str], given: Given) -> ModelConfig:
     """Returns the model of gin files, which may describe the model alone."""
+    from trainer.gin import recipe
 
     def model(names: list[str], bindings: tuple[str, ...]) -> ModelConfig:
         flags = [*bindings, *given.bindings]
         paths = list(given.search_paths)
-        config, _, _ = build_from_gin(names, paths, flags, None, list(_OF_A_RUN))
-        return config.model
+        return recipe.load(names, paths, flags, None, _OF_A_RUN).config.model
 
     try:
         return model(gin_files, ())

@@ -54,7 +54,7 @@ class Settings:
       scanned: joins layers, as T5X's `scalable_t5` does.
       custom_code: writes a modelling file for a model that transformers does not have.
       shard_bytes: largest size of a weights file of transformers.
-      vocabulary: is written along; None for none.
+      vocabulary: written too, if given.
       task: the task of a run of this trainer, "" for none.
       cache_dir: the folder of its caches.
       roles: the pieces that begin, end and mask texts; None: those of the model's architecture.
@@ -72,7 +72,7 @@ class Settings:
 
 
 def refuse(opened: Opened, settings: Settings) -> None:
-    """Rejects a model that the format does not have, and a vocabulary that is not the model's.
+    """Rejects a model that the format lacks, and a vocabulary that does not fit the model.
 
     Raises:
       UserError: says why.
@@ -121,7 +121,7 @@ def values(opened: Opened, dtype: str) -> Arrays:
 
 
 def for_transformers(opened: Opened, arrays: Arrays) -> tuple[ModelConfig, Arrays]:
-    """Returns the model that transformers has, and its parameters: multipliers are folded away."""
+    """Returns an equal model of transformers and its parameters, with multipliers folded away."""
     model = opened.model.config
     plain = configs.exportable(model)[0]
     if plain == model:
@@ -218,7 +218,7 @@ def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
     """Returns the run of a converted model, which has data if a task was named.
 
     Raises:
-      UserError: the task cannot be opened, or is not for this model.
+      UserError: the task cannot be opened, or does not fit the model.
     """
     model = dataclasses.replace(opened.model.config, dtype="float32", attention="auto")
     config = Config(
@@ -246,7 +246,7 @@ def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
 
 
 def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:
-    """Writes config.json of a converted run, and its vocabulary, unless they are there.
+    """Writes a converted run's config.json and vocabulary, unless they exist.
 
     Raises:
       UserError: the folder holds another run.

@@ -31,7 +31,7 @@ _COMPARABLE = (
 
 
 class NotEqual(Exception):
-    """Raised if the arrays written differ from those read, or compute something different."""
+    """The written arrays differ from those read, or compute something else."""
 
 
 def transformers_arrays(
@@ -129,7 +129,7 @@ def kept_logits(
     after: tuple[ModelConfig, dict[str, np.ndarray]],
     old_of_new: np.ndarray,
 ) -> float:
-    """Returns the largest difference between the logits of ids that two models have in common.
+    """Returns the largest difference between two models' logits, over their common ids.
 
     Args:
       before: a model and its parameters by name, each layer apart.
@@ -141,7 +141,7 @@ def kept_logits(
     """
     model, arrays = after
     batch = _batch(dataclasses.replace(model, vocab_size=len(old_of_new)))
-    # Rows without padding, as 0 may be a piece.
+    # Rows without padding, because 0 may be a piece.
     tokens = {name: np.maximum(ids, 1) for name, ids in batch.items() if name.endswith("tokens")}
     batch |= tokens
     old = batch | {name: old_of_new[ids] for name, ids in tokens.items()}

@@ -56,7 +56,11 @@ class BatchMaker:
         return self._features(*self.windows.read(indices_W), keys_W)
 
     def _segmented(
-        self, tokens_WN: np.ndarray, lengths_W: np.ndarray, documents_WN: np.ndarray, keys_W
+        self,
+        tokens_WN: np.ndarray,
+        lengths_W: np.ndarray,
+        documents_WN: np.ndarray,
+        keys_W: np.ndarray,
     ) -> Batch:
         """Returns the features of windows of documents, each a segment."""
 

@@ -6,7 +6,7 @@ from tasks.numba_cache import compiled
 
 
 @compiled(nogil=True)
-def best_fit(inputs_P, targets_P, inputs, targets):
+def best_fit(inputs_P: np.ndarray, targets_P: np.ndarray, inputs: int, targets: int) -> np.ndarray:
     """Returns the row of each pair, int64 [P].
 
     In their order, a pair goes into the row that it leaves with the least room, the oldest among

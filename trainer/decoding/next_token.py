@@ -76,7 +76,7 @@ def for_decoding(spec: ModelSpec) -> ModelSpec:
     Otherwise tokens of other rows would decide which of a row's tokens find their expert full.
     """
 
-    def roomy(stack):
+    def roomy(stack: Any) -> Any:
         layers = tuple(
             replace(
                 layer,

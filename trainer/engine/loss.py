@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -334,12 +334,12 @@ def _is_target(logits_BLV: jax.Array, targets_BL: jax.Array) -> jax.Array:
     return jnp.arange(logits_BLV.shape[-1]) == targets_BL[..., None]
 
 
-def _summarise_forward(logits_BLV, targets_BL):
+def _summarise_forward(logits_BLV: jax.Array, targets_BL: jax.Array) -> tuple[Any, Any]:
     outputs = _summarise(logits_BLV, targets_BL)
     return outputs, (logits_BLV, targets_BL, outputs[0])
 
 
-def _summarise_backward(residuals, gradients):
+def _summarise_backward(residuals: Any, gradients: Any) -> tuple[Any, Any]:
     logits_BLV, targets_BL, log_z_BL = residuals
     log_z_gradient, target_gradient, sum_gradient = (g_BL[..., None] for g_BL in gradients[:3])
     softmax_BLV = jnp.exp(logits_BLV - log_z_BL[..., None])

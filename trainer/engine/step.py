@@ -149,11 +149,11 @@ def make_gradients(
     apart = config.loss.normalize_over == "microbatch"
     partial_of = None if tuning is None or tuning.all_learn else tuning
 
-    def loss_of(params: Any, batch: Batch, scale: Scale, dropout_key: jax.Array):
+    def loss_of(params: Any, batch: Batch, scale: Scale, dropout_key: jax.Array) -> Any:
         output = run_model(model, params, batch, dropout_key)
         return loss.of_batch(output, batch, config.loss, scale)
 
-    def loss_of_learned(learned: Any, fixed: Any, *others: Any):
+    def loss_of_learned(learned: Any, fixed: Any, *others: Any) -> Any:
         assert tuning
         params = tuning.merged(tuning.joined(learned, fixed))
         return loss_of(rounded_kernels(model.spec, params), *others)
@@ -174,7 +174,7 @@ def make_gradients(
         if count == 1:
             return gradient(params, batch, scale, dropout_key)
 
-        def add(sums: tuple[Any, Metrics], part: tuple[jax.Array, Batch]):
+        def add(sums: tuple[Any, Metrics], part: tuple[jax.Array, Batch]) -> Any:
             number, rows_of_part = part
             key = jax.random.fold_in(dropout_key, number)
             of_part = loss.scale(rows_of_part, config.loss) if apart else scale
@@ -204,7 +204,7 @@ def make_evaluation_step(parts: Parts) -> Callable[[Any, Batch], Metrics]:
     shardings = parts.shardings.params, rows(mesh)
 
     @partial(jax.jit, in_shardings=shardings, out_shardings=replicated(mesh))
-    def evaluation_step(params, batch: Batch) -> Metrics:
+    def evaluation_step(params: Any, batch: Batch) -> Metrics:
         with tracing_on(mesh, config.mesh.rules):
             merged = parts.tuning.merged(params)
             output = run_model(model, rounded_kernels(model.spec, merged), batch)

@@ -256,7 +256,7 @@ def _configured(reading: Reading, name: str, preset: str | None) -> Recipe:
     try:
         config = fields.replace_all(config, values)
     except fields.RejectedField as error:
-        rejected = f"{error.path} is {error.value!r}; it must be {error.rule}"
+        rejected = f"{error.path} is {error.rejected.value!r}; it must be {error.rejected.rule}"
         where = origins.get(error.path, "these files")
         raise UserError(f"{where}: {rejected}") from error
     return Recipe(config, origins, reading.notes)

@@ -25,8 +25,7 @@ def model_config(path: str) -> ModelConfig:
     Supported are T5, mT5, umT5, BERT, Llama, Gemma and GPT-2.
 
     Raises:
-      UserError: there is no such folder, or this project does not support the model; names the
-        field.
+      UserError: the folder does not exist, or the model is not supported; names the field.
     """
     return _read(path)[0]
 

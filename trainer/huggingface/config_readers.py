@@ -1,4 +1,4 @@
-"""Reads transformers' config.json, of each model_type that has a counterpart here."""
+"""Reads transformers' config.json, for each model_type with a counterpart here."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.model.config import ModelConfig
 from trainer.model.facts import PER_LAYER
 from trainer.model.options import Part
 
-# Other names of theirs for the same functions.
+# transformers' other names for the same functions.
 _SYNONYMS = MappingProxyType({"gelu_pytorch_tanh": "gelu_new", "swish": "silu"})
 
 
@@ -57,12 +57,12 @@ def from_config(
 
 
 def _is_number(value: Any) -> bool:
-    """Returns whether a value is a text with a number, as no field of transformers is."""
+    """Returns whether a value is a text with a number, which no field of transformers is."""
     return isinstance(value, str) and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", value) is not None
 
 
 class _Fields:
-    """The fields of a config.json that are not null."""
+    """The non-null fields of a config.json."""
 
     def __init__(self, fields: dict[str, Any], where: str, tensors: Collection[str]):
         self._fields, self._where, self.tensors = fields, where, tensors
@@ -142,7 +142,7 @@ def _from_t5(fields: _Fields) -> ModelConfig:
 def _from_decoder(
     fields: _Fields, family: str, gated: bool = True, activation: str = "silu", **pieces: Any
 ) -> ModelConfig:
-    """Returns a decoder; `activation` is theirs where the field is missing."""
+    """Returns a decoder; `activation` is transformers' default for a missing field."""
     heads = fields["num_attention_heads"]
     kv_heads = fields.get("num_key_value_heads", heads)
     activation = fields.named("hidden_act", ACTIVATIONS, activation)

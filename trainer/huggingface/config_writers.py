@@ -1,7 +1,7 @@
 """Writes transformers' config.json of a model, for each model_type.
 
-A writer raises KeyError for a model that the type has no word for; `configs.model_type` compares
-the others with what is read back.
+A writer raises KeyError for a model that the type cannot express; `configs.model_type` compares
+others with what is read back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from trainer.model.facts import TRANSFORMERS
 
 # The model_type of modeling_palimpsest.py.
 CUSTOM = "palimpsest"
-# Values of our modelling file; a folder with others holds another model.
+# Values of our modelling file; a folder with other values holds another model.
 OUR_BUCKETS, OUR_DISTANCE = 32, 128
 
 # Our activations by transformers' names.

@@ -24,7 +24,7 @@ from trainer.model.spec import EncoderSpec, ModelSpec, model_spec
 # The families that modeling_palimpsest.py supports.
 OF_CUSTOM_CODE = ("lm", "primer")
 
-# The kinds of transformers that a family may be; the first that computes the same is written.
+# Family -> candidates among model_types; the first one that computes the same is written.
 _KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "t5_1_0": ("t5", "umt5"),
@@ -40,7 +40,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
-    """Returns why transformers has no model like this, or None if it has one."""
+    """Returns why transformers lacks an equal model, or None if it has one."""
     if config.family in OF_CUSTOM_CODE and not custom_code and refusal(config, True) is None:
         if model_type(config) != CUSTOM:
             return None
@@ -62,7 +62,7 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
     found = _plain(config)
     with contextlib.suppress(KeyError, UserError):
         found = _there_and_back(config, _KINDS[config.family][0])
-    # Multipliers can be folded away, and a family is what its other fields make of it.
+    # Multipliers can be folded away, and other fields define a family.
     changed = ", ".join(
         each for each in different_fields(found, folded(config)) if not each.startswith("family ")
     )
@@ -70,12 +70,12 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
 
 
 def model_type(config: ModelConfig) -> str | None:
-    """Returns the model_type under which transformers computes this model, or None."""
+    """Returns the model_type with which transformers computes this model, or None."""
     return exportable(config)[1]
 
 
 def exportable(config: ModelConfig) -> tuple[ModelConfig, str | None]:
-    """Returns the model as it is written, its multipliers folded away if need be, and model_type.
+    """Returns the model as written, with multipliers folded away if necessary, and its model_type.
 
     The type is None if transformers has no such model.
     """
@@ -88,7 +88,7 @@ def exportable(config: ModelConfig) -> tuple[ModelConfig, str | None]:
 
 
 def _there_and_back(config: ModelConfig, kind: str) -> ModelConfig:
-    """Returns the model that is read from what is written; KeyError: nothing can be written."""
+    """Returns the model read back from what is written; KeyError if nothing can be written."""
     return from_config(_written(config, kind, positions=1), "config.json")
 
 
@@ -111,7 +111,7 @@ def _function(config: ModelConfig) -> tuple[Any, ...]:
 
 
 def _without_start(spec: ModelSpec | EncoderSpec) -> ModelSpec | EncoderSpec:
-    """Returns the spec with nothing that `_function` compares by value."""
+    """Returns the spec without the values that `_function` compares."""
     shared: Any = dataclasses.replace(spec.shared, parametrisation=None)  # type: ignore[arg-type]
     if isinstance(spec, EncoderSpec) or spec.decoder.logits is None:
         return dataclasses.replace(spec, shared=shared)
@@ -132,7 +132,7 @@ def different_fields(one: ModelConfig, other: ModelConfig) -> list[str]:
 
 
 def _explicit(config: ModelConfig) -> ModelConfig:
-    """Returns the model with every field that matters to it set, and no other."""
+    """Returns the model with exactly the fields set that it reads."""
     explicit = _inference(config).explicit()
     # Initial values are not compared, and the multipliers that belong to them are fields, too.
     start = model_spec(config).shared.parametrisation

@@ -20,7 +20,7 @@ Tree = dict[str, Any]
 
 
 def folded(config: ModelConfig) -> ModelConfig:
-    """Returns the model that `fold` makes parameters for; `config` itself if there is nothing."""
+    """Returns the model of `fold`'s parameters; `config` itself if nothing is to be folded."""
     norm = config.part("norm")
     changed: dict[str, Any] = {}
     if getattr(norm.options, "gain", "vector") in ("none", "scalar"):
@@ -31,7 +31,7 @@ def folded(config: ModelConfig) -> ModelConfig:
 
 
 def _foreign(config: ModelConfig) -> bool:
-    """Returns whether multipliers are not those that transformers has for the family."""
+    """Returns whether multipliers differ from transformers' for the family."""
     named = config.attention_scale, config.logits_scale
     return config.part("parametrisation").name == "mup" or named != (None, None)
 
@@ -74,7 +74,7 @@ def fold(params: Tree, config: ModelConfig) -> Tree:
 
 
 def _with_norms(params: Tree, config: ModelConfig) -> Tree:
-    """Returns parameters with an empty dict for each norm that has none, where gains then go."""
+    """Returns parameters with an empty dict, for gains, for each norm without parameters."""
     norms: dict[str, tuple[str, ...]] = {
         "encoder": ("pre_attention_layer_norm", "pre_mlp_layer_norm"),
         "decoder": ("pre_self_attention_layer_norm", "pre_mlp_layer_norm"),

@@ -1,8 +1,8 @@
 """Uploads exported folders to a repository of the Hugging Face Hub.
 
 A step is a branch `step_N` of the repository, so that `from_pretrained(…, revision="step_N")` loads
-it, and `main` is what was uploaded last. The token is the environment's, HF_TOKEN, or that of
-`hf auth login`. Uploaded files that are complete are not uploaded again.
+it, and `main` is the last upload. The token comes from HF_TOKEN or `hf auth login`. Complete files
+are not uploaded again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DENIED = {401: "the token is not valid", 403: "the token has no permission to w
 
 
 def check(repository: str) -> None:
-    """Rejects a name that no repository can have, and a missing token, before any work is done.
+    """Rejects an impossible name of a repository, and a missing token, before any work is done.
 
     Raises:
       UserError: says which.
@@ -44,7 +44,7 @@ def check(repository: str) -> None:
 def push(
     folder: str, repository: str, step: int, message: str, facts: str, main: bool = True
 ) -> str:
-    """Makes the branch `step_N` of a repository what a folder is, and `main`, too.
+    """Uploads a folder to the branch `step_N` of a repository, and to `main`.
 
     The repository and the branch are made if they do not exist.
 

@@ -34,7 +34,7 @@ _TRANSPOSED = ("kernel", "rel_embedding")
 
 
 def logits_are_tied(config: ModelConfig) -> bool:
-    """Returns whether logits are read off the token embedding."""
+    """Returns whether logits are computed by the token embedding."""
     return model_spec(config).output.tied
 
 
@@ -45,7 +45,7 @@ def activations(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _unsupported(config: ModelConfig) -> list[str]:
-    """Returns what transformers, and our modelling file for it, have no counterpart for."""
+    """Returns the parts without a counterpart in transformers and our modelling file."""
     known = TRANSFORMERS in config.mixer_facts.exports
     known |= config.part("mixer").name in t5_experiments.MIXERS
     parts = [] if known else [f"mixer {config.mixer}"]
@@ -81,7 +81,7 @@ def places(config: ModelConfig, kind: str) -> dict[str, Place]:
     """Returns the place of each path in the unscanned tree, such as "encoder/encoder_norm/scale".
 
     Args:
-      kind: the model_type under which transformers computes this model.
+      kind: the model_type with which transformers computes this model.
 
     Raises:
       UserError: transformers has no counterpart for a part of the model.
@@ -134,7 +134,7 @@ _MISSING = {
 
 
 def _why_missing(name: str, tensors: Mapping[str, np.ndarray]) -> str:
-    """Returns the rest of a message: what the folder holds, or the nearest name."""
+    """Returns the end of a message: what the folder holds, or the nearest name."""
     for beginning, what in _MISSING.items():
         if name.startswith(beginning) and not any(each.startswith(beginning) for each in tensors):
             return f": it is {what}"

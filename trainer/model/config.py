@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from tasks.terminal.fields import REQUIRED, field, one_of, require
+from tasks.terminal.fields import REQUIRED, ReadIf, field, one_of, require
 from trainer.model import options
 from trainer.model.attention_rules import check_attention, check_heads, check_position
 from trainer.model.facts import (
@@ -106,9 +106,14 @@ class ModelConfig:
         REQUIRED,
         "layers of the decoder (blocks of two in evolved_transformer); 0 in families without one",
     )
-    dropout_rate: float = field(0.0, "share of units dropped in training, in [0, 1)")
+    dropout_rate: float = field(
+        0.0, "share of units dropped in training, in [0, 1)", often="dropout"
+    )
     dtype: str = field(
-        "float32", "type of activations; parameters are always float32", choices=_DTYPES
+        "float32",
+        "type of activations; parameters are always float32",
+        choices=_DTYPES,
+        often="type of activations",
     )
     tied_logits: bool | None = field(
         None, "read logits off the token embedding; None: as the family does"
@@ -133,7 +138,13 @@ class ModelConfig:
         choices=POSITIONS,
     )
     max_positions: int = field(
-        512, "positions (tokens) of a table of absolute positions and of a Synthesizer"
+        512,
+        "positions (tokens) of a table of absolute positions and of a Synthesizer",
+        read_if=ReadIf(
+            lambda config: config.model.counts_positions,
+            "without --model.position=absolute or a Synthesizer",
+            whole=True,
+        ),
     )
     mixer: str | None = field(
         None,
@@ -205,7 +216,13 @@ class ModelConfig:
         None, "multiply token embeddings by the root of emb_dim; None: as the family does"
     )
     mlp_bias: bool | None = field(
-        None, "biases in feed-forward sublayers, experts excepted; None: as the family does"
+        None,
+        "biases in feed-forward sublayers, experts excepted; None: as the family does",
+        read_if=ReadIf(
+            lambda config: not (config.model.num_experts and config.model.switch_every == 1),
+            "where all layers have experts, whose projections have no bias",
+            whole=True,
+        ),
     )
     attention_bias: bool | None = field(
         None, "biases of the projections of attention; None: as the family does"
@@ -247,8 +264,22 @@ class ModelConfig:
         "positions of a row that each layer of the encoder drops after attention: those that "
         "receive the least of it, padding first; no layer drops more than half; 0: none",
     )
-    num_experts: int = field(0, "experts of each Switch layer; 0: no Switch layers")
-    switch_every: int = field(4, "every layer whose number divides by this is a Switch layer")
+    num_experts: int = field(
+        0,
+        "experts of each Switch layer; 0: no Switch layers",
+        read_if=ReadIf(
+            lambda config: config.model.has_switch_layers,
+            "where no stack has as many layers as --model.switch_every: none has experts",
+            whole=True,
+        ),
+    )
+    switch_every: int = field(
+        4,
+        "every layer whose number divides by this is a Switch layer",
+        read_if=ReadIf(
+            lambda config: config.model.num_experts > 0, "without --model.num_experts", whole=True
+        ),
+    )
     upstream_compat: bool = field(
         False,
         "let convolutions and Synthesizers see across packed examples, as Primer's code does",
@@ -264,6 +295,8 @@ class ModelConfig:
         "(dots), or each layer's input (full), for a third more operations; on a CPU it saves "
         "memory only together with scan_layers",
         choices=_REMATS,
+        often="activations to recompute",
+        changes="rounding",
     )
     attention: str = field(
         AUTO,
@@ -272,12 +305,14 @@ class ModelConfig:
         "bfloat16 (cudnn), or fused kernels for TPUs (pallas); dot_product and cudnn cannot drop "
         "weights; auto: pallas on a TPU where dtype is bfloat16 and head_dim fits, or else einsum",
         choices=ATTENTION_NAMES,
+        changes="rounding",
     )
     softmax_dtype: str = field(
         AUTO,
         "type of the logits and softmax of attention where no fused kernel computes it; kernels "
         "use float32; auto: float32, but the type of activations on a TPU, as in T5X",
         choices=SOFTMAX_DTYPES,
+        changes="rounding",
     )
 
     @property
@@ -352,6 +387,11 @@ class ModelConfig:
         if self.attention == AUTO and not fits:
             return "einsum"
         return attention_on(device_kind, self.attention, self.dtype, self.head_dim)
+
+    @property
+    def has_switch_layers(self) -> bool:
+        """Whether a layer could have experts, by the number of layers."""
+        return self.switch_every <= max(self.num_encoder_layers, self.num_decoder_layers)
 
     @property
     def attentions(self) -> tuple[str, ...]:

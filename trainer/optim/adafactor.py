@@ -67,7 +67,9 @@ def scale_by_factored_rms(
         age = jnp.asarray(state.count - step_offset + 1, jnp.float32)
         decay = 1.0 - age ** (-decay_rate)
 
-        def one(path: tuple, gradient, row, column, full) -> tuple[jax.Array, ...]:
+        def one(
+            path: tuple[Any, ...], gradient: Any, row: Any, column: Any, full: Any
+        ) -> tuple[jax.Array, ...]:
             gradient = gradient.astype(jnp.float32)
             square = jnp.square(gradient) + epsilon
             axes = _factored_axes(gradient.shape, stacked(path), min_dim_size_to_factor)

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
+from tasks.terminal.fields import as_flag
 from tasks.terminal.table import table
 from trainer.planning.chips import PRICES
 from trainer.planning.compiled import Compiled, Plan, TooLarge
 from trainer.planning.planned_run import Subject
-from trainer.planning.search import Attempt, changed, flags
+from trainer.planning.search import Attempt, flags
 from trainer.planning.timing import Timing
 
 _GB = 1e9
@@ -76,7 +77,7 @@ _HONEST = "times are the compiler's estimates, not a clock: compare with them, c
 
 
 def _shown(values: Mapping[str, Any]) -> str:
-    return " ".join(f"--{path}={changed(value)}" for path, value in values.items())
+    return " ".join(f"--{path}={as_flag(value)}" for path, value in values.items())
 
 
 def _head(plan: Plan) -> list[tuple[str, str]]:

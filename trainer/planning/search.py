@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import as_flag
 from trainer.config import fields
 from trainer.config.mesh import check_dimensions
 from trainer.planning.compiled import (
@@ -139,20 +140,15 @@ def flags(plan: Plan, asked: Subject | None = None) -> str:
         # The rest of the devices, whatever their number.
         before["mesh.data"] = values["mesh.data"] = -1
     return " ".join(
-        f"--{path}={changed(values[path])}"
+        f"--{path}={as_flag(values[path])}"
         for path in (*_PATHS, _SCAN)
         if before.get(path) != values[path] is not None
     )
 
 
-def changed(value: object) -> str:
-    """Returns a value as it is typed on the command line."""
-    return fields.as_flag(value)
-
-
 def _report(attempt: Attempt) -> None:
-    """Prints an attempt to standard error, since each takes a minute or more."""
-    text = " ".join(f"--{path}={changed(value)}" for path, value in attempt.values.items())
+    """Prints an attempt to the standard error: each takes a minute or more."""
+    text = " ".join(f"--{path}={as_flag(value)}" for path, value in attempt.values.items())
     if attempt.plan is None:
         outcome = str(attempt.refused)
     else:

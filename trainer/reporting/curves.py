@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from tasks.pages.chart import Chart, Series
 from trainer.reporting.history import TRAIN, VALIDATION, History
@@ -117,7 +118,13 @@ def _padding(runs: Sequence[History]) -> Chart:
 
 
 def _several(
-    runs: Sequence[History], key: str, title: str, unit: str, names: dict, part: str, of
+    runs: Sequence[History],
+    key: str,
+    title: str,
+    unit: str,
+    names: dict[str, str],
+    part: str,
+    of: Any,
 ) -> Chart:
     """Returns a chart of several metrics of training together, of values `of(value)`."""
     series = []

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from tasks.storage import files, remote
+from tasks.storage import files, retries
 from trainer.config import Config
 from trainer.engine import processes
 from trainer.engine.step import TrainState
@@ -86,7 +86,7 @@ class Profile:
         except Exception as error:
             print(
                 f"warning: --profile_steps={self._given}: no profile in {self._folder} "
-                f"({remote.describe(error)}); training continues",
+                f"({retries.describe(error)}); training continues",
                 file=sys.stderr,
                 flush=True,
             )

@@ -135,7 +135,7 @@ def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
     return f"{html_page.note(note)}{table}<div class=samples>{articles}</div>"
 
 
-def _losses(program: Program):
+def _losses(program: Program) -> Any:
     """Returns (params, maker, windows, seed) -> mean loss of each window's targets, float64 [W].
 
     It is NaN where a row has no targets. Noise is drawn as in evaluations.

@@ -17,8 +17,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from tasks.reading import opening
 from tasks.reading.batches import Batches
-from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, SourceFile
-from tasks.reading.formats import columns
+from tasks.reading.corpus import COLUMN_OPTIONS, Corpus, CorpusSpec, FilePart, FileRange, SourceFile
+from tasks.reading.formats import tables
 from tasks.terminal.command_line import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Arrow:
     Ranges are bytes of whole record batches. A record batch is held in memory.
     """
 
-    has_columns = True
+    options = COLUMN_OPTIONS
     ranges_are_rows = False
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
@@ -54,7 +54,7 @@ class Arrow:
             batches = [message for message in messages if message.rows is not None]
             first = batches[0].begin if batches else messages[-1].end if messages else 0
             schema = pa.ipc.open_file(handle).schema if _is_file(handle) else _schema(handle, first)
-            columns.check(spec, file.path, schema)
+            tables.check(spec, file.path, schema)
         if not batches:
             return []
         cuts, rows = [(first, 0)], 0
@@ -73,7 +73,7 @@ class Arrow:
             found = _of_file if _is_file(handle) else _of_stream
             for batch in found(handle, corpus.spec, part):
                 _validate(batch)
-                yield from columns.documents(corpus, part.file.name, batch, row, batch_documents)
+                yield from tables.documents(corpus, part.file.name, batch, row, batch_documents)
                 row += batch.num_rows
 
 
@@ -102,7 +102,7 @@ def _of_stream(handle: IO[bytes], spec: CorpusSpec, part: FilePart) -> Iterator[
 def _options(spec: CorpusSpec, schema: "pa.Schema") -> "pa.ipc.IpcReadOptions":
     import pyarrow as pa
 
-    fields = [schema.get_field_index(name) for name in columns.wanted(spec, schema)]
+    fields = [schema.get_field_index(name) for name in tables.wanted(spec, schema)]
     return pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
 
 

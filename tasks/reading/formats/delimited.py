@@ -1,9 +1,8 @@
 """CSV and TSV: one document a row of delimited fields, named by a header.
 
-A row whose fields cannot be told apart, or that has another number of them than the header, is one
-bad document. Without quotes every line is a row. With quotes, a field may hold line ends, so where
-a row begins is known only from the file's start: such a file is read once when it is listed, and
-cut only where rows begin.
+A row whose fields cannot be told apart, or whose field count differs from the header's, is one bad
+document. Without quotes every line is a row. With quotes a field may hold line ends, so where a
+row begins is known only from the file's start: one worker reads such a file.
 """
 
 import collections
@@ -11,27 +10,30 @@ import csv
 import io
 from collections.abc import Iterable, Iterator
 
-from tasks.reading import batches, long_json, opening, pairs
+from tasks.reading import batches, opening
 from tasks.reading.batches import Batches
-from tasks.reading.corpus import NO_QUOTE, Corpus, CorpusSpec, FilePart, FileRange, SourceFile
+from tasks.reading.columns import INVALID, Columns
+from tasks.reading.corpus import (
+    COLUMN_OPTIONS,
+    NO_QUOTE,
+    Corpus,
+    CorpusSpec,
+    FilePart,
+    FileRange,
+    SourceFile,
+)
 from tasks.reading.formats import lines
 from tasks.reading.formats.format import missing_column
 from tasks.reading.long_documents import Document
 from tasks.terminal.command_line import UserError
-from tasks.unit import Unit
 
-# A longer row is left out. `csv` holds a field as four bytes a character.
-_LONGEST_ROW_BYTES = 64 << 20
-# Places where a file can be cut are at least so far apart.
-_CUT_BYTES = 256 << 10
 _PEEK_BYTES = 256 << 10
-_LONG = f"a line longer than {_LONGEST_ROW_BYTES >> 20} MiB"
-_INVALID, _FIELDS = "invalid CSV", "wrong number of fields"
+_INVALID_ROW, _FIELDS = "invalid CSV", "wrong number of fields"
 _OTHER_DELIMITERS = {"\t": "tab", ";": ";", "|": "|", ",": ","}
 
 # (offset in the file, the line with its end): None for a line that is too long.
 _Line = tuple[int, bytes | None]
-# (offset, fields, problem): bytes of fields are the characters of Latin-1.
+# (offset, fields, problem): the characters of a field are its bytes, as in Latin-1.
 _Row = tuple[int, list[str], str | None]
 
 
@@ -41,30 +43,29 @@ class Delimited:
     An empty field is an empty text. Blank lines are skipped.
     """
 
-    has_columns = True
     ranges_are_rows = False
+
+    def __init__(self, *options: str):
+        self.options = (*COLUMN_OPTIONS, *options)
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
         if not file.bytes or not _check_columns(spec, file):
             return []
-        whole = lines.ranges(file)
-        if spec.quote == NO_QUOTE or whole[0].stop is None:
-            return whole
-        return [FileRange(0, file.bytes, file.bytes, tuple(_cuts(spec, file)))]
+        if spec.quote == NO_QUOTE:
+            return lines.ranges(file)
+        return [FileRange(0, None, file.bytes)]
 
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
-        spec, longest = corpus.spec, corpus.max_document_bytes
+        spec = corpus.spec
         header, names = _header(spec, part.file)
         with lines.open_part(part) as found:
             rows = _rows(spec, found)
             if part.start <= header:
                 next(rows, None)
-            if spec.unit is Unit.PAIR:
-                made = _pairs(spec, part.file.name, names, rows)
-                yield from pairs.collect(made, batch_documents)
-            else:
-                documents = _documents(spec, part.file.name, names, rows)
-                yield from batches.collect(documents, batch_documents, longest)
+            documents = _documents(spec, part.file.name, names, rows)
+            yield from batches.collect(
+                documents, batch_documents, corpus.max_document_bytes, spec.unit
+            )
 
 
 def _check_columns(spec: CorpusSpec, file: SourceFile) -> bool:
@@ -77,7 +78,7 @@ def _check_columns(spec: CorpusSpec, file: SourceFile) -> bool:
     _, names = _header(spec, file)
     if is_all and not names:
         return False
-    for column in filter(None, (*pairs.columns(spec), spec.id)):
+    for column in Columns(spec).checked:
         if column not in names:
             raise _missing(spec, file.path, column, names)
         if names.count(column) > 1:
@@ -137,17 +138,6 @@ def _header(spec: CorpusSpec, file: SourceFile) -> tuple[int, list[str]]:
     return offset, [_bytes(field).decode() for field in fields]
 
 
-def _cuts(spec: CorpusSpec, file: SourceFile) -> Iterator[tuple[int, int]]:
-    """Yields the places, some way from each other, at which rows begin."""
-    yield 0, 0
-    last = 0
-    with lines.open_part(FilePart(file, 0, None, file.bytes)) as found:
-        for offset, _, _ in _Quoted(spec, found).rows(starts_only=True):
-            if offset - last >= _CUT_BYTES:
-                yield offset, 0
-                last = offset
-
-
 def _rows(spec: CorpusSpec, found: lines.Lines) -> Iterator[_Row]:
     """Yields the rows of whole lines, without blank lines."""
     if spec.quote != NO_QUOTE:
@@ -155,7 +145,7 @@ def _rows(spec: CorpusSpec, found: lines.Lines) -> Iterator[_Row]:
         return
     for offset, line in _single(found):
         if line is None:
-            yield offset, [], _LONG
+            yield offset, [], lines.TOO_LONG
         elif line.strip(b"\r\n"):
             text = line.removesuffix(b"\n").removesuffix(b"\r").decode("latin-1")
             yield offset, text.split(spec.delimiter), None
@@ -168,13 +158,9 @@ def _single(found: lines.Lines) -> Iterator[_Line]:
             for line in io.BytesIO(data):
                 yield offset, line
                 offset += len(line)
-            continue
-        whole: bytearray | None = bytearray()
-        for chunk in data:
-            if whole is not None:
-                whole += chunk
-                whole = whole if len(whole) <= _LONGEST_ROW_BYTES else None
-        yield offset, whole if whole is None else bytes(whole) + b"\n" * data.ended
+        else:
+            whole = lines.whole(data)
+            yield offset, whole if whole is None else whole + b"\n" * data.ended
 
 
 class _TooLong(Exception):
@@ -184,45 +170,35 @@ class _TooLong(Exception):
 class _Quoted:
     """The rows of lines whose fields may have quotes, by Python's `csv` in its strict mode.
 
-    A row that is not CSV ends with its first line, and the next one begins after it. So a quote
-    that is never closed costs one row; and a row that was cut off from the lines after it would be
-    as bad as it is with them, so the rows do not depend on where the file is cut.
+    A row that is not CSV ends with its first line, and the next row begins after it. So a quote
+    that is never closed costs one row.
     """
 
     def __init__(self, spec: CorpusSpec, found: lines.Lines):
-        csv.field_size_limit(_LONGEST_ROW_BYTES)
-        self._quote = spec.quote.encode()
+        csv.field_size_limit(lines.LONGEST_BYTES)
         self._reader = csv.reader(self, delimiter=spec.delimiter, quotechar=spec.quote, strict=True)
-        self._blocks = iter(found)
+        self._lines = _single(found)
         self._ahead: collections.deque[_Line] = collections.deque()
         self._taken: list[_Line] = []  # lines of the row that is being parsed
         self._size = 0
 
-    def rows(self, starts_only: bool = False) -> Iterator[_Row]:
-        """Yields the rows without blank lines.
-
-        With `starts_only`, yields only some of the lines without a quote, and leaves fields out.
-        """
+    def rows(self) -> Iterator[_Row]:
+        """Yields the rows without blank lines."""
         while True:
             if not self._ahead:
-                block = next(self._blocks, None)
-                if block is None:
+                line = next(self._lines, None)
+                if line is None:
                     return
-                if starts_only and isinstance(block[1], bytes) and self._quote not in block[1]:
-                    yield block[0], [], None
-                    continue
-                self._ahead.extend(_single([block]))
-                if not self._ahead:  # a byte order mark and nothing else
-                    continue
+                self._ahead.append(line)
             if self._ahead[0][1] is None:
-                yield self._ahead.popleft()[0], [], _LONG
+                yield self._ahead.popleft()[0], [], lines.TOO_LONG
                 continue
             self._taken, self._size = [], 0
             try:
                 fields = next(self._reader)
             except (csv.Error, _TooLong):
                 self._ahead.extendleft(reversed(self._taken[1:]))
-                yield self._taken[0][0], [], _INVALID
+                yield self._taken[0][0], [], _INVALID_ROW
                 continue
             if fields:
                 yield self._taken[0][0], fields, None
@@ -237,12 +213,10 @@ class _Quoted:
           StopIteration: there is none.
           _TooLong: the row is too long.
         """
-        if not self._ahead:
-            self._ahead.extend(_single([next(self._blocks)]))
-        offset, line = self._ahead.popleft()
+        offset, line = self._ahead.popleft() if self._ahead else next(self._lines)
         self._taken.append((offset, line))
         self._size += len(line or b"")
-        if line is None or self._size > _LONGEST_ROW_BYTES:
+        if line is None or self._size > lines.LONGEST_BYTES:
             raise _TooLong
         return line.decode("latin-1")
 
@@ -250,7 +224,9 @@ class _Quoted:
 def _documents(
     spec: CorpusSpec, file: str, names: list[str], rows: Iterable[_Row]
 ) -> Iterator[Document]:
-    column, id_column = names.index(spec.column), _id_column(spec, names)
+    columns, id_column = Columns(spec), spec.id or "id"
+    numbers = {name: names.index(name) for name in columns.names}
+    id_number = names.index(id_column) if id_column in names else None
     for offset, fields, problem in rows:
         place = f"{file}:{offset}"
         if problem is None and len(fields) != len(names):
@@ -258,47 +234,15 @@ def _documents(
         if problem is not None:
             yield place, None, problem, 0, place
             continue
-        name = _name(fields, id_column, place)
-        text = fields[column]
-        if text.isascii():
-            yield name, text, None, 0, place
-            continue
-        data = _bytes(text)
-        valid = long_json.is_utf8(data)
-        yield name, data if valid else None, None if valid else pairs.INVALID, 0, place
-
-
-def _pairs(
-    spec: CorpusSpec, file: str, names: list[str], rows: Iterable[_Row]
-) -> Iterator[pairs.Pair]:
-    columns = {name: names.index(name) for name in pairs.columns(spec)}
-    id_column = _id_column(spec, names)
-    for offset, fields, problem in rows:
-        place = f"{file}:{offset}"
-        if problem is None and len(fields) != len(names):
-            problem = _FIELDS
-        if problem is not None:
-            yield place, None, None, problem, place
-            continue
-        name = _name(fields, id_column, place)
+        name = place
+        if id_number is not None and fields[id_number]:
+            name = _bytes(fields[id_number]).decode(errors="replace")
         try:
-            row = {column: _bytes(fields[number]).decode() for column, number in columns.items()}
+            row = {column: _bytes(fields[number]).decode() for column, number in numbers.items()}
         except UnicodeDecodeError:
-            yield name, None, None, pairs.INVALID, place
+            yield name, None, INVALID, 0, place
             continue
-        yield name, *pairs.render(spec, row), place
-
-
-def _id_column(spec: CorpusSpec, names: list[str]) -> int | None:
-    wanted = spec.id or "id"
-    return names.index(wanted) if wanted in names else None
-
-
-def _name(fields: list[str], column: int | None, place: str) -> str:
-    """Returns the id of a row; an empty one is replaced by the row's place."""
-    if column is None or not fields[column]:
-        return place
-    return _bytes(fields[column]).decode(errors="replace")
+        yield name, *columns.content(row), 0, place
 
 
 def _bytes(field: str) -> bytes:

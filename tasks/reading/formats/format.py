@@ -1,5 +1,6 @@
 """The interface of a file format."""
 
+from collections.abc import Collection
 from typing import Protocol
 
 from tasks.reading.batches import Batches
@@ -16,8 +17,8 @@ class Format(Protocol):
     """
 
     @property
-    def has_columns(self) -> bool:
-        """True if documents have named columns; otherwise a SPEC may not set `column` or `id`."""
+    def options(self) -> Collection[str]:
+        """Options of a SPEC that the format reads: COLUMN_OPTIONS if documents have columns."""
         ...
 
     @property

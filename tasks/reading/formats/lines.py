@@ -12,8 +12,11 @@ MARK = codecs.BOM_UTF8
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _BLOCK_BYTES = 1 << 20
-# Longer lines are not held as one string: text is split, and JSON is searched instead of parsed.
+# Longer lines are not read as part of a block.
 _LONG_LINE_BYTES = 4 << 20
+# A longer line of JSON or CSV is a bad document: it is not parsed.
+LONGEST_BYTES = 64 << 20
+TOO_LONG = f"a line longer than {LONGEST_BYTES >> 20} MiB"
 
 
 def ranges(file: SourceFile) -> list[FileRange]:
@@ -47,6 +50,17 @@ class LongLine:
                 self.ended = True
                 return
             block = self._file.read(_BLOCK_BYTES)
+
+
+def whole(line: LongLine) -> bytes | None:
+    """Returns a long line without its newline; None if it has more than LONGEST_BYTES."""
+    data = bytearray()
+    for chunk in line:
+        if line.size <= LONGEST_BYTES:
+            data += chunk
+        else:
+            data.clear()
+    return bytes(data) if line.size <= LONGEST_BYTES else None
 
 
 Lines = Iterable[tuple[int, bytes | LongLine]]

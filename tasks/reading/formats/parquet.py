@@ -3,11 +3,12 @@
 from collections.abc import Collection
 from typing import IO, Any
 
-from tasks.reading import batches, opening, pairs
+from tasks.reading import batches, opening
 from tasks.reading.batches import Batches
-from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, SourceFile
-from tasks.reading.formats import columns
-from tasks.storage import files
+from tasks.reading.columns import Columns
+from tasks.reading.corpus import COLUMN_OPTIONS, Corpus, CorpusSpec, FilePart, FileRange, SourceFile
+from tasks.reading.formats import tables
+from tasks.storage import files, store
 
 # Read ahead of each column of a local file.
 _COLUMN_BYTES = 1 << 20
@@ -20,28 +21,28 @@ class Parquet:
     skip them.
     """
 
-    has_columns = True
+    options = COLUMN_OPTIONS
     ranges_are_rows = True
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
         with opening.open_file(file, ahead=0) as handle:
             parquet = _open(handle, file.path)
-            columns.check(spec, file.path, parquet.schema_arrow)
+            tables.check(spec, file.path, parquet.schema_arrow)
             found = []
             row = 0
             for index in range(parquet.metadata.num_row_groups):
                 group = parquet.metadata.row_group(index)
                 if group.num_rows:
-                    size = _column_bytes(group, pairs.columns(spec))
+                    size = _column_bytes(group, Columns(spec).names)
                     found.append(FileRange(row, row + group.num_rows, size))
                 row += group.num_rows
         return found
 
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
-        texts = pairs.columns(corpus.spec)
+        texts = Columns(corpus.spec).names
         with opening.open_file(part.file, ahead=0) as handle:
             parquet = _open(handle, part.file.path)
-            wanted = columns.wanted(corpus.spec, parquet.schema_arrow)
+            wanted = tables.wanted(corpus.spec, parquet.schema_arrow)
             stop = part.stop or 0
             following = 0
             for index in range(parquet.num_row_groups):
@@ -56,7 +57,7 @@ class Parquet:
                     first, last = max(part.start - row, 0), min(stop - row, batch.num_rows)
                     if first < last:
                         ours = batch.slice(first, last - first)
-                        yield from columns.documents(
+                        yield from tables.documents(
                             corpus, part.file.name, ours, row + first, batch_documents
                         )
                     row += batch.num_rows
@@ -71,7 +72,7 @@ def _open(handle: IO[bytes], path: str) -> Any:
     """
     import pyarrow.parquet as pq
 
-    ahead = opening.REQUEST_BYTES if files.is_remote(path) else _COLUMN_BYTES
+    ahead = store.REQUEST_BYTES if files.is_remote(path) else _COLUMN_BYTES
     return pq.ParquetFile(handle, pre_buffer=False, buffer_size=ahead)
 
 

@@ -1,8 +1,9 @@
 """The file formats, by the kind that names them in a SPEC.
 
-To add a format, write a class like the ones here and add a line to FORMATS. A data set of the
-Hugging Face Hub is read with the format that `datasets` names its builder after.
+A data set of the Hugging Face Hub is read with the format that `datasets` names its builder after.
 """
+
+import importlib
 
 from tasks.reading.formats.arrow import Arrow
 from tasks.reading.formats.delimited import Delimited
@@ -11,14 +12,45 @@ from tasks.reading.formats.json_lines import JsonLines
 from tasks.reading.formats.parquet import Parquet
 from tasks.reading.formats.text import Text
 from tasks.reading.formats.warc import Warc
+from tasks.terminal.command_line import UserError
 
 FORMATS: dict[str, Format] = {
     "parquet": Parquet(),
     "json": JsonLines(),
     "text": Text(),
-    "csv": Delimited(),
-    "tsv": Delimited(),
+    "csv": Delimited("columns", "delimiter", "quote"),
+    "tsv": Delimited("columns", "quote"),
     "arrow": Arrow(),
     "wet": Warc(),
     "warc": Warc(),
 }
+
+
+def register_format(kind: str, form: Format) -> None:
+    """Makes `KIND:GLOB` a corpus whose files have this format.
+
+    Call it when the module that defines the format's class is imported: workers import that module.
+
+    Raises:
+      ValueError: another class has the kind already.
+    """
+    known = FORMATS.get(kind)
+    if known is not None and type(known).__qualname__ != type(form).__qualname__:
+        raise ValueError(f"the kind {kind} is taken by {type(known).__name__}")
+    FORMATS[kind] = form
+
+
+def format_of(kind: str, module: str = "") -> Format:
+    """Returns a format; if it is not registered yet, imports the `module` that registers it.
+
+    Raises:
+      UserError: the module cannot be imported.
+    """
+    if kind not in FORMATS and module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UserError(
+                f"{module}, which registers the format {kind}, cannot be imported: {error}"
+            ) from error
+    return FORMATS[kind]

@@ -31,7 +31,7 @@ class Text:
     an empty document.
     """
 
-    has_columns = False
+    options = ("document",)
     ranges_are_rows = False
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
@@ -191,4 +191,4 @@ def _short_lines(data: bytes, offset: int, file: str) -> "pa.RecordBatch":
     blank = pc.or_(pc.ascii_is_space(texts), pc.equal(pc.binary_length(texts), 0))
     texts, problems = batches.as_text(texts.view(pa.large_binary()))
     ids = batches.places(file, offset + starts)
-    return batches.batch(ids, texts, problems, ids).filter(pc.invert(blank))
+    return batches.batch(ids, [texts], problems, ids).filter(pc.invert(blank))

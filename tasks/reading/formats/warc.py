@@ -4,30 +4,38 @@ The columns are `text`, the record's block, and the names of its headers, such a
 Records of the type `conversion`, and `resource` records of plain text, are documents. Requests and
 metadata are passed over; a response is HTML and no document of ours.
 
-In a .gz file every record is usually a gzip member of its own, with a checksum. A member that is
-corrupt or cut short is one bad document, and reading goes on at the next member that begins a
-record; what lies between belongs to the bad one. If it holds several records, it is an error, as in
-any other .gz file. In files that are not compressed a record that does not begin as records do is
-one bad document, which ends where the next `WARC/` begins a line; so is one whose length is too
-small, or reaches into the records after it. A continuation of another record is a bad document.
+FastWARC parses the records. It stops at what it cannot parse, so this module finds where the damage
+begins and where the next record does: what lies between is one bad document. In a .gz file every
+record is usually a gzip member with a checksum of its own, and reading goes on at the next member
+that begins a record; elsewhere at the next line that begins with `WARC/`. A .gz file that was
+compressed as a whole cannot be read beyond its first fault, which is an error.
 
 Source: ISO 28500 (WARC 1.0 and 1.1); the WET files of Common Crawl.
 """
 
 import contextlib
 import io
+import itertools
+import math
 import re
 import zlib
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, NamedTuple
 
-from tasks.reading import batches, long_json, opening, pairs
+from tasks.reading import batches, opening
 from tasks.reading.batches import Batches
-from tasks.reading.corpus import Corpus, CorpusSpec, FilePart, FileRange, SourceFile
+from tasks.reading.columns import INVALID, Columns
+from tasks.reading.corpus import (
+    COLUMN_OPTIONS,
+    Corpus,
+    CorpusSpec,
+    FilePart,
+    FileRange,
+    SourceFile,
+)
 from tasks.reading.formats.format import missing_column
 from tasks.reading.long_documents import Document
 from tasks.terminal.command_line import UserError
-from tasks.unit import Unit
 
 TEXT = "text"
 _ID = "warc-record-id"
@@ -40,24 +48,29 @@ _LONGEST_BYTES = 64 << 20
 _LONG = f"a record longer than {_LONGEST_BYTES >> 20} MiB"
 _LONGEST_HEADERS = 1 << 20
 _BLOCK_BYTES = 1 << 20
-# Of members, so much is read at a time: after each, zlib copies what is left.
-_STEP_BYTES = 16 << 10
-_MEMBER = b"\x1f\x8b\x08"
-_BEGINS = re.compile(rb"(?m)^WARC/\d")
+_STEP_BYTES = 64
+_MEMBER = re.compile(rb"\x1f\x8b\x08")
+_BEGINS = re.compile(rb"\nWARC/\d")
 _PEEK_RECORDS = 16
 
-# (place, headers by lower-case name, block, problem); without headers and block if they are broken.
-_Record = tuple[str, dict[str, str], bytes, str | None]
+
+class _Record(NamedTuple):
+    """A record at byte `offset`: headers by lower-case name and a block, or its problem."""
+
+    offset: int
+    headers: dict[str, str]
+    block: bytes
+    problem: str | None
 
 
 class Warc:
-    """The formats `warc` and `wet`.
+    """The formats `warc` and `wet`; a file is not cut.
 
-    A document's id is its WARC-Record-ID unless another header is named; its place is the byte
-    offset of its gzip member or record. A file is one piece.
+    A document's id is its WARC-Record-ID unless another header is named. Its place is the byte of
+    its record, or of its member in a .gz file.
     """
 
-    has_columns = True
+    options = COLUMN_OPTIONS
     ranges_are_rows = False
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
@@ -70,11 +83,12 @@ class Warc:
         spec = corpus.spec
         with opening.open_file(part.file) as handle:
             records = _documents_of(_records(handle, part.file))
-            if spec.unit is Unit.PAIR:
-                yield from pairs.collect(_pairs(spec, records), batch_documents)
-            else:
-                longest = corpus.max_document_bytes
-                yield from batches.collect(_documents(spec, records), batch_documents, longest)
+            yield from batches.collect(
+                _documents(spec, part.file.name, records),
+                batch_documents,
+                corpus.max_document_bytes,
+                spec.unit,
+            )
 
 
 def _check(spec: CorpusSpec, file: SourceFile) -> None:
@@ -86,10 +100,10 @@ def _check(spec: CorpusSpec, file: SourceFile) -> None:
     kinds: list[str] = []
     headers: dict[str, str] = {}
     with opening.open_file(file, _BLOCK_BYTES) as handle:
-        for number, (_, of_record, _, _) in enumerate(_records(handle, file)):
-            kinds.append(of_record.get("warc-type", ""))
+        for number, record in enumerate(_records(handle, file)):
+            kinds.append(record.headers.get("warc-type", ""))
             if kinds[-1] in (_CONVERSION, _RESOURCE):
-                headers |= of_record
+                headers |= record.headers
             if number == _PEEK_RECORDS:
                 break
     if not any(kinds):
@@ -99,281 +113,212 @@ def _check(spec: CorpusSpec, file: SourceFile) -> None:
             f"{file.path} holds the responses of servers, not text: name the WET files of the same "
             "crawl, or extract their text first"
         )
-    for name in filter(None, (*pairs.columns(spec), spec.id)):
+    for name in Columns(spec).checked:
         if headers and name.lower() not in (TEXT, *headers):
             raise missing_column(file.path, name, [TEXT, *sorted(headers)], spec)
 
 
 def _documents_of(records: Iterator[_Record]) -> Iterator[_Record]:
     """Yields the records that are documents, good or bad."""
-    for place, headers, block, problem in records:
-        kind = headers.get("warc-type", "")
+    for record in records:
+        kind = record.headers.get("warc-type", "")
+        problem = record.problem
         if kind in _RESPONSES:
-            yield place, headers, b"", problem or _RESPONSE
-        elif kind == _RESOURCE and not headers.get("content-type", "").startswith("text/plain"):
-            yield place, headers, b"", problem or _NOT_PLAIN
+            problem = problem or _RESPONSE
+        elif kind == _RESOURCE and not record.headers.get("content-type", "").startswith(
+            "text/plain"
+        ):
+            problem = problem or _NOT_PLAIN
         elif kind == _CONTINUATION:
-            yield place, headers, b"", problem or _SEGMENT
-        elif problem or kind in (_CONVERSION, _RESOURCE):
-            yield place, headers, block, problem
+            problem = problem or _SEGMENT
+        elif not problem and kind not in (_CONVERSION, _RESOURCE):
+            continue
+        yield record._replace(problem=problem)
 
 
-def _id(spec: CorpusSpec, place: str, headers: dict[str, str]) -> str:
-    return headers.get((spec.id or _ID).lower()) or place
-
-
-def _documents(spec: CorpusSpec, records: Iterator[_Record]) -> Iterator[Document]:
-    for place, headers, block, problem in records:
-        name, text = _id(spec, place, headers), block
-        if problem is None and spec.column.lower() != TEXT:
-            value = headers.get(spec.column.lower())
-            text, problem = (value or "").encode(), None if value is not None else pairs.MISSING
-        if problem is None and not long_json.is_utf8(text):
-            problem = pairs.INVALID
-        yield name, None if problem else text, problem, 0, place
-
-
-def _pairs(spec: CorpusSpec, records: Iterator[_Record]) -> Iterator[pairs.Pair]:
-    columns = {name: name.lower() for name in pairs.columns(spec)}
-    for place, headers, block, problem in records:
-        name = _id(spec, place, headers)
-        row = {}
+def _documents(spec: CorpusSpec, file: str, records: Iterator[_Record]) -> Iterator[Document]:
+    columns, id_header = Columns(spec), (spec.id or _ID).lower()
+    keys = {name: name.lower() for name in columns.names}
+    for offset, headers, block, problem in records:
+        place = f"{file}:{offset}"
+        name = headers.get(id_header) or place
+        row = {column: headers[key] for column, key in keys.items() if key in headers}
         try:
-            for column, key in columns.items() if problem is None else ():
-                if key == TEXT:
-                    row[column] = block.decode()
-                elif key in headers:
-                    row[column] = headers[key]
+            for column in (column for column, key in keys.items() if key == TEXT):
+                row[column] = block.decode()
         except UnicodeDecodeError:
-            problem = pairs.INVALID
+            problem = problem or INVALID
         if problem is not None:
-            yield name, None, None, problem, place
+            yield name, None, problem, 0, place
         else:
-            yield name, *pairs.render(spec, row), place
+            yield name, *columns.content(row), 0, place
 
 
 def _records(handle: IO[bytes], file: SourceFile) -> Iterator[_Record]:
-    """Yields the records of a file."""
-    if not file.name.endswith(".gz"):
-        with opening.decompress(handle, file.path) as stream:
-            yield from _parsed(stream, file.name, 0)
+    """Yields the records of a file, and a bad one for each damaged place."""
+    if file.name.endswith(".gz") and not _is_one_member(handle):
+        yield from _resynchronised(_Members(handle))
         return
-    for offset, member in _members(handle):
-        place = f"{file.name}:{offset}"
-        if isinstance(member, str):
-            yield place, {}, b"", member
-        elif isinstance(member, bytes):
-            yield from _parsed(io.BytesIO(member), file.name, offset)
-        else:  # records without members of their own
-            handle.seek(offset)
-            with opening.decompress(handle, file.path) as stream:
-                yield from _parsed(stream, file.name, offset)
+    handle.seek(0)
+    with opening.decompress(handle, file.path) as stream:
+        yield from _resynchronised(_Lines(stream))
+
+
+def _is_one_member(handle: IO[bytes]) -> bool:
+    """Returns True if the first gzip member holds several records."""
+    expander, content = zlib.decompressobj(31), bytearray()
+    handle.seek(0)
+    with contextlib.suppress(zlib.error):  # what precedes a fault is enough
+        while len(content) < _BLOCK_BYTES and not expander.eof:
+            if not (step := handle.read(_STEP_BYTES)):
+                break
+            content += expander.decompress(step)
+    return len(list(itertools.islice(_parsed(io.BytesIO(content), 0), 2))) == 2
+
+
+def _resynchronised(source: "_Lines") -> Iterator[_Record]:
+    begin: int | None = 0
+    while begin is not None:
+        last = None  # is held back: it may be what hides the records after it
+        for record in _parsed(source.file, begin):
+            if last:
+                yield last
+            last = record
+        end = source.end(last.offset) if last else begin
+        if last and (end is None or end == math.inf):
+            begin = source.following(last.offset + 1)
+            cut = end == math.inf and begin is None
+            yield last._replace(block=b"", problem=_SHORT if cut else _CORRUPT)
+            continue
+        if last:
+            yield last
+        assert isinstance(end, int)
+        if source.is_end(end):
             return
+        begin = source.following(end + 1)
+        yield _Record(end, {}, b"", source.problem(end))
 
 
-def _members(handle: IO[bytes]) -> Iterator[tuple[int, bytes | str | None]]:
-    """Yields (offset, content) of every gzip member.
+def _parsed(file: IO[bytes], begin: int) -> Iterator[_Record]:
+    """Yields the records from `begin` on, up to the first that cannot be parsed."""
+    from fastwarc.warc import ArchiveIterator
 
-    The content of a broken member is the reason; None, the last, stands for a member that is too
-    long to be a record.
-    """
-    offset, pending = 0, handle.read(_STEP_BYTES)
-    while pending:
-        expander, content, problem = zlib.decompressobj(31), bytearray(), ""
-        consumed = 0
+    file.seek(begin)
+    with contextlib.suppress(OSError):  # FastWARC's error for damaged data
+        for record in ArchiveIterator(file, parse_http=False):
+            headers = {name.lower(): value for name, value in record.headers}
+            block, problem = b"", None
+            if not headers.get("content-length", "").isdecimal():
+                problem = _CORRUPT
+            elif record.content_length > _LONGEST_BYTES:
+                problem = _LONG
+            else:
+                block = record.reader.read()
+                problem = _SHORT if len(block) < record.content_length else None
+            yield _Record(record.stream_pos, headers, block, problem)
+
+
+class _Lines:
+    """An uncompressed stream: a record begins a line."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file = file
+
+    def end(self, offset: int) -> float | None:
+        """Returns where a record and the blank lines after it end.
+
+        Returns None if something else follows its block, and infinity if the file ends before it.
+        """
+        self.file.seek(offset)
+        length = b""
+        while (line := self.file.readline(_LONGEST_HEADERS)).strip():
+            name, _, value = line.partition(b":")
+            if name.strip().lower() == b"content-length":
+                length = value.strip()
+        if not length.isdigit():
+            return None if line else math.inf
+        end = self.file.tell() + int(length)
+        self.file.seek(end - 1)
+        if not self.file.read(1):
+            return math.inf
+        ended = False
+        while line := self.file.readline(_LONGEST_HEADERS):
+            if line.strip():
+                return end if ended else None
+            end, ended = end + len(line), True
+        return end
+
+    def is_end(self, offset: int) -> bool:
+        """Returns True if the file ends at `offset`."""
+        self.file.seek(offset)
+        return not self.file.read(1)
+
+    def following(self, begin: int) -> int | None:
+        """Returns the offset of the first record from `begin` on, None if there is none."""
+        self.file.seek(begin)
+        position, tail = begin, b""
+        while data := self.file.read(_BLOCK_BYTES):
+            data = tail + data
+            if found := _BEGINS.search(data):
+                return position - len(tail) + found.start() + 1
+            position += len(data) - len(tail)
+            tail = data[-len(b"\nWARC/") :]
+        return None
+
+    def problem(self, offset: int) -> str:
+        """Returns the problem of what lies at `offset`, where no record can be parsed."""
+        return _CORRUPT
+
+
+class _Members(_Lines):
+    """A .gz file: a record is a gzip member."""
+
+    def end(self, offset: int) -> float | None:
+        self.file.seek(offset)
+        expander, content = zlib.decompressobj(31), bytearray()
+        size = 0
         try:
             while not expander.eof:
-                content += expander.decompress(pending, _LONGEST_BYTES + _LONGEST_HEADERS)
-                left = expander.unconsumed_tail or expander.unused_data
-                consumed += len(pending) - len(left)
-                if len(content) >= _LONGEST_BYTES + _LONGEST_HEADERS:
-                    yield offset, None
-                    return
-                pending = left
-                if not expander.eof and not pending:
-                    pending = handle.read(_STEP_BYTES)
-                    if not pending:
-                        problem = _SHORT
-                        break
+                if not (data := expander.unconsumed_tail or self.file.read(_BLOCK_BYTES)):
+                    return math.inf
+                size += len(data)
+                some = expander.decompress(data, _BLOCK_BYTES)
+                size -= len(expander.unconsumed_tail or expander.unused_data)
+                if len(content) < _LONGEST_BYTES + _LONGEST_HEADERS:
+                    content += some
         except zlib.error:
-            problem = _CORRUPT
-        if not problem:
-            yield offset, bytes(content)
-            offset += consumed
-            pending = pending or handle.read(_STEP_BYTES)
-            if pending and not pending.strip(b"\0"):  # padding, as tar has
-                pending = b""
-            continue
-        if _begun(_salvaged(handle, offset)) > 1:
-            raise ValueError(
-                f"{problem} in the gzip member at byte {offset:,}, which holds several records"
-            )
-        yield offset, problem
-        offset, pending = _next_member(handle, offset + 1)
+            return None
+        fits = len(content) >= _LONGEST_BYTES + _LONGEST_HEADERS
+        if not fits and _Lines(io.BytesIO(content)).end(0) != len(content):
+            return None
+        return offset + size
 
+    def is_end(self, offset: int) -> bool:
+        self.file.seek(offset)
+        blocks = iter(lambda: self.file.read(_BLOCK_BYTES), b"")
+        return not any(block.strip(b"\0") for block in blocks)  # padding, as tar has
 
-def _salvaged(handle: IO[bytes], offset: int) -> bytes:
-    """Returns the content of a broken member up to a few bytes before its fault."""
-    handle.seek(offset)
-    expander, content = zlib.decompressobj(31), bytearray()
-    with contextlib.suppress(zlib.error):
-        while len(content) < _LONGEST_BYTES and (block := handle.read(_STEP_BYTES)):
-            while block and not expander.eof:
-                content += expander.decompress(block, _STEP_BYTES // 64)
-                block = expander.unconsumed_tail
-    return bytes(content)
+    def following(self, begin: int) -> int | None:
+        position, tail = begin, b""
+        while True:
+            self.file.seek(position)
+            data = tail + self.file.read(_BLOCK_BYTES)
+            if len(data) == len(tail):
+                return None
+            for found in _MEMBER.finditer(data):
+                place = position - len(tail) + found.start()
+                if self._begins_record(place):
+                    return place
+            position += len(data) - len(tail)
+            tail = data[-2:]
 
-
-def _begun(content: bytes) -> int:
-    """Returns the number of records that begin in a broken member, as far as they can be told."""
-    found = _parsed(io.BytesIO(content), "", 0)
-    return sum(problem in (None, _SHORT) for _, _, _, problem in found)
-
-
-def _next_member(handle: IO[bytes], begin: int) -> tuple[int, bytes]:
-    """Returns (offset of the first member after `begin` that starts a record, bytes from there).
-
-    The bytes are empty if there is none.
-    """
-    handle.seek(begin)
-    data = handle.read(_BLOCK_BYTES)
-    while data:
-        place = data.find(_MEMBER)
-        while place >= 0 and len(data) - place < _BLOCK_BYTES // 2:
-            more = handle.read(_BLOCK_BYTES)
-            if not more:
-                break
-            data += more
-        if place >= 0:
-            if _begins_record(data[place : place + (64 << 10)]):
-                return begin + place, data[place:]
-            begin, data = begin + place + 1, data[place + 1 :]
-            continue
-        kept = data[-len(_MEMBER) + 1 :]
-        begin += len(data) - len(kept)
-        more = handle.read(_BLOCK_BYTES)
-        data = kept + more if more else b""
-    return begin, b""
-
-
-def _begins_record(data: bytes) -> bool:
-    try:
-        return bool(_BEGINS.match(zlib.decompressobj(31).decompress(data, 64)))
-    except zlib.error:
-        return False
-
-
-class _Again:
-    """A stream from which what was read can be read once more."""
-
-    def __init__(self, stream: IO[bytes]):
-        self._stream, self._pushed = stream, io.BytesIO()
-
-    def push(self, data: bytes) -> None:
-        self._pushed = io.BytesIO(data + self._pushed.read())
-
-    def read(self, size: int) -> bytes:
-        data = self._pushed.read(size)
-        return data if len(data) == size else data + self._stream.read(size - len(data))
-
-    def readline(self, size: int) -> bytes:
-        line = self._pushed.readline(size)
-        if line.endswith(b"\n") or len(line) == size:
-            return line
-        return line + self._stream.readline(size - len(line))
-
-
-def _parsed(source: IO[bytes], file: str, offset: int) -> Iterator[_Record]:
-    """Yields the records of an uncompressed stream; `offset` is added to the places."""
-    position, stream = 0, _Again(source)
-    while True:
-        begin = position
-        line = stream.readline(_LONGEST_HEADERS)
-        position += len(line)
-        if not line:
-            return
-        if not line.strip():  # two line ends follow a record
-            continue
-        place = f"{file}:{offset + begin}"
-        if not _BEGINS.match(line):
-            position += _skip_to_next(stream)
-            yield place, {}, b"", _CORRUPT
-            continue
-        headers, size = _headers(stream)
-        position += size
+    def _begins_record(self, place: int) -> bool:
+        self.file.seek(place)
         try:
-            length = int(headers.get("content-length", ""))
-        except ValueError:
-            length = -1
-        if length < 0:
-            position += _skip_to_next(stream)
-            yield place, headers, b"", _CORRUPT
-            continue
-        if length > _LONGEST_BYTES:
-            position += _skip(stream, length, place)
-            yield place, headers, b"", _LONG
-            continue
-        block, after = stream.read(length), stream.readline(_LONGEST_HEADERS)
-        stream.push(after)
-        if after.strip() or len(block) < length:
-            # Without a blank line after it, a block in which another record begins is too long.
-            found = _BEGINS.search(block + after)
-            if found and found.start() < len(block):
-                stream.push(block[found.start() :])
-                position += found.start()
-                yield place, headers, b"", _CORRUPT
-                continue
-            if after.strip() and not found:  # its length is too small: there is more of it
-                position += len(block) + _skip_to_next(stream)
-                yield place, headers, b"", _CORRUPT
-                continue
-        position += len(block)
-        yield place, headers, block, None if len(block) == length else _SHORT
+            head = zlib.decompressobj(31).decompress(self.file.read(64 << 10), 64)
+        except zlib.error:
+            return False
+        return bool(_BEGINS.match(b"\n" + head))
 
-
-def _skip_to_next(stream: _Again) -> int:
-    """Reads up to the line that begins the next record; returns the number of bytes."""
-    size = 0
-    while (line := stream.readline(_LONGEST_HEADERS)) and not _BEGINS.match(line):
-        size += len(line)
-    stream.push(line)
-    return size
-
-
-def _skip(stream: _Again, length: int, place: str) -> int:
-    """Reads a block of that length, or up to the end of the stream; returns the number of bytes.
-
-    Raises:
-      ValueError: the length is wrong, and other records begin in the block.
-    """
-    size, tail, begins = 0, b"", False
-    while size < length and (data := stream.read(min(length - size, _BLOCK_BYTES))):
-        size += len(data)
-        begins = begins or _BEGINS.search(tail + data, 1) is not None
-        tail = data[-len(b"\nWARC/1") + 1 :]
-    after = stream.readline(_LONGEST_HEADERS)
-    stream.push(after)
-    if begins and (after.strip() or size < length):
-        raise ValueError(
-            f"the record at {place} has a Content-Length of {length:,}, and others begin before "
-            "its end: correct it, or remove the record"
-        )
-    return size
-
-
-def _headers(stream: _Again) -> tuple[dict[str, str], int]:
-    """Returns the headers up to an empty line, by lower-case name, and their size in bytes."""
-    headers: dict[str, str] = {}
-    size, name = 0, ""
-    while line := stream.readline(_LONGEST_HEADERS):
-        size += len(line)
-        text = line.decode(errors="replace").rstrip("\r\n")
-        if not text or size > _LONGEST_HEADERS:
-            break
-        if text[0] in " \t" and name:  # goes on from the line before
-            headers[name] += " " + text.strip()
-            continue
-        name, _, value = text.partition(":")
-        name = name.strip().lower()
-        headers[name] = value.strip()
-    return headers, size
+    def problem(self, offset: int) -> str:
+        return _SHORT if self.end(offset) == math.inf else _CORRUPT

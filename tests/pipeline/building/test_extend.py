@@ -11,7 +11,6 @@ import pytest
 from pipeline.building import graph, lifecycle
 from pipeline.verification.cache import verify
 from tasks.cache.manifest import CacheManifest, as_json
-from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
@@ -243,48 +242,6 @@ def test_a_damaged_plan_of_a_finished_cache_is_repaired(build, tmp_path, growing
     build(tmp_path / "cache", flag(folder))
     assert checksums(cache) == expected
     assert files.sha256(str(cache / "plan.json")) == expected["plan.json"]
-
-
-def test_a_cache_of_before_files_were_joined_keeps_its_pieces(
-    build, tmp_path, growing, checksums, monkeypatch, capsys
-):
-    folder, add = growing
-    for name in ("c.jsonl", "my-test.jsonl", "d.jsonl"):
-        add(name)
-    spec = flag(folder).replace("split=train&", "")
-    with monkeypatch.context() as patch:
-        patch.setattr(sources, "RULES", 1)
-        old = build(tmp_path / "old", spec)
-        shutil.copytree(old, tmp_path / "extended" / old.name)
-        expected = checksums(old)
-        add("e.jsonl")
-        add("a.jsonl")
-        wanted = checksums(build(tmp_path / "extended", spec, "--extend"))
-        for name in ("e.jsonl", "a.jsonl"):
-            (folder / name).rename(tmp_path / name)
-    plan = json.loads((old / "plan.json").read_text())
-    assert "rules" not in plan["corpus"]
-    assert plan["shards"] == {"train": 3, "validation": 3}
-
-    capsys.readouterr()
-    build(tmp_path / "old", spec)
-    printed = capsys.readouterr().out
-    assert "nothing to do" in printed
-    assert "not read: 1 file (0.1 MB) of the split test; ?split=test reads them" in printed
-    build(tmp_path / "old", flag(folder))  # asks for the split that was meant
-    assert "nothing to do" in capsys.readouterr().out
-    for name in ("COMPLETED", "manifest.json", "train.receipt-00001-of-00003.json"):
-        (old / name).unlink()
-    build(tmp_path / "old", spec)
-    assert checksums(old) == expected
-    for name in ("e.jsonl", "a.jsonl"):
-        (tmp_path / name).rename(folder / name)
-    build(tmp_path / "old", spec, "--extend")
-    assert checksums(old) == wanted
-    assert not verify(str(old))[1]
-
-    new = build(tmp_path / "new", spec)
-    assert CacheManifest.load(str(new)).plan.generations[0][-1] == "my-test.jsonl"
 
 
 def test_a_file_of_another_split_changes_no_plan(build, tmp_path, growing, capsys):

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline import build
 from pipeline.runners import beam_options
+from tasks.terminal.flags import made, parse
 from tests.support.processes import completed
 
 pytestmark = pytest.mark.processes
@@ -41,10 +42,8 @@ def test_flags_exist(command):
         shown = completed(run, check=True).stdout
         assert all(re.search(rf"{flag.split('=')[0]}\b", shown) for flag in flags)
         return
-    parser = build.command_line()
-    given, rest = parser.parse_known_args(flags)
-    arguments = beam_options.arguments(parser, rest, given.runner, given.workers)
-    assert arguments == [f"--runner={given.runner}", *rest]
+    given = made(build.Flags, parse(build.Flags, flags))
+    assert beam_options.arguments(given) == [f"--runner={given.runner}", *given.beam]
 
 
 def test_the_page_is_read():

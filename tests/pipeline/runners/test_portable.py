@@ -64,9 +64,8 @@ def test_a_worker_for_every_pool():
 
 
 def test_ports():
-    assert job_service.command_line().parse_args([]).port == 8099
-    assert job_service.command_line().parse_args([]).host == "localhost"
-    assert worker_pool.command_line().parse_args(["--port=7"]).port == 7
+    assert (job_service.Flags().port, job_service.Flags().host) == (8099, "localhost")
+    assert worker_pool.Flags().port == 50001
 
 
 @pytest.fixture

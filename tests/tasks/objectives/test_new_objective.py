@@ -13,7 +13,7 @@ from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID
 from tests.support.extending import example
-from trainer.pretrain import build_config
+from trainer.config.from_flags import build_config
 from trainer.setup import prepare
 
 # All that a user writes: one file.

@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from tasks.reading import pairs, sources
+from tasks.reading import sources
+from tasks.reading.columns import Columns
 from tasks.terminal.command_line import UserError
 
 SPEC = "?inputs={premise} </s> {hypothesis} {{n}}: {number}&targets=label&validation=0"
@@ -91,7 +92,7 @@ def test_a_spec_with_templates_reads_back():
     assert spec.inputs == "q&a + {q}: 100% {{x}}?"
     assert str(spec) == text
     assert sources.parse(str(spec)) == spec
-    assert pairs.columns(spec) == ("q", "a")
+    assert Columns(spec).names == ("q", "a")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import fsspec
 import pytest
 
 from tasks.reading import sources
-from tasks.storage import remote
+from tasks.storage import retries, store
 from tasks.terminal.command_line import UserError
 
 DATA = bytes(range(256)) * 100
@@ -28,14 +28,14 @@ def test_a_file_is_read_exactly_despite_faults(seed):
                 case 0:
                     raise ConnectionResetError("gone")
                 case 1:
-                    raise remote.HttpError(503, {})
+                    raise retries.HttpError(503, {})
                 case 2:
                     return  # truncated
             size = min(stop - start, chance.randrange(1, 500))
             yield DATA[start : start + size]
             start += size
 
-    with io.BufferedReader(remote.File("a", len(DATA), fetch), 1000) as file:
+    with store.open_ranges("a", len(DATA), fetch, 1000) as file:
         for _ in range(30):
             place, size = chance.randrange(len(DATA) + 50), chance.randrange(3000)
             file.seek(place)
@@ -65,9 +65,9 @@ def truncated():
         (truncated(), 3),
         (ConnectionResetError("gone"), 3),
         (TimeoutError(), 3),
-        (remote.HttpError(429, {}), 3),
-        (remote.HttpError(503, {}), 3),
-        (remote.HttpError(404, {}), 1),
+        (retries.HttpError(429, {}), 3),
+        (retries.HttpError(503, {}), 3),
+        (retries.HttpError(404, {}), 1),
         (FileNotFoundError("gone"), 1),
         (PermissionError("no"), 1),
         (OfflineModeIsEnabled(), 1),
@@ -89,10 +89,10 @@ def test_only_transient_errors_are_retried(error, tries):
         raise FileNotFoundError
     except FileNotFoundError:
         if tries == 3:
-            assert remote.with_retries("a", action) == "done"
+            assert retries.with_retries("a", action) == "done"
         else:
             with pytest.raises(type(error)):
-                remote.with_retries("a", action)
+                retries.with_retries("a", action)
     assert len(asked) == tries
 
 
@@ -102,17 +102,17 @@ def test_only_transient_errors_are_retried(error, tries):
 )
 def test_retry_after_is_respected(monkeypatch, headers):
     waits = []
-    monkeypatch.setattr(remote.time, "sleep", waits.append)
-    errors = [remote.HttpError(429, headers)]
-    remote.with_retries("a", lambda: errors and exec("raise error", {"error": errors.pop()}))
+    monkeypatch.setattr(retries.time, "sleep", waits.append)
+    errors = [retries.HttpError(429, headers)]
+    retries.with_retries("a", lambda: errors and exec("raise error", {"error": errors.pop()}))
     assert waits == [7]
 
 
 def test_the_time_limit_is_for_time_without_progress(monkeypatch):
     monkeypatch.setenv("PALIMPSEST_RETRY_SECONDS", "100")
     now = [0.0]
-    monkeypatch.setattr(remote.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(remote.time, "sleep", lambda wait: now.__setitem__(0, now[0] + wait))
+    monkeypatch.setattr(retries.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(retries.time, "sleep", lambda wait: now.__setitem__(0, now[0] + wait))
     monkeypatch.setenv("PALIMPSEST_RETRY_DELAY", "40")
     done = []
 
@@ -121,11 +121,11 @@ def test_the_time_limit_is_for_time_without_progress(monkeypatch):
         if len(done) < 20:
             raise ConnectionResetError("https://x/y?signature=abc gone, hf_abc")
 
-    remote.with_retries("a", action, progress=lambda: len(done))
+    retries.with_retries("a", action, progress=lambda: len(done))
     assert now[0] > 300
     done.clear()
     with pytest.raises(UserError, match="a cannot be reached: no data for 100 s") as caught:
-        remote.with_retries("a", action)
+        retries.with_retries("a", action)
     assert "signature" not in str(caught.value)
     assert "hf_abc" not in str(caught.value)
 

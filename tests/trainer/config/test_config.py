@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -17,6 +19,7 @@ from trainer.config import (
     save_config,
 )
 from trainer.config.batch_of_tokens import batch_of_tokens
+from trainer.config.from_flags import build_config
 from trainer.config.optimizer import (
     OPTIMIZER_PRESETS,
     SCHEDULE_FACTORS,
@@ -24,8 +27,8 @@ from trainer.config.optimizer import (
     recipe,
 )
 from trainer.config.presets import MODEL_PRESETS
-from trainer.config.unused_fields import refuse_idle
-from trainer.pretrain import build_config, main
+from trainer.config.unused_fields import refuse_unread
+from trainer.pretrain import main
 from trainer.setup import prepare
 
 
@@ -61,8 +64,8 @@ def test_flags_set_typed_fields_and_their_origin():
 @pytest.mark.parametrize(
     ("flag", "says"),
     [
-        ("--train_step=7", "did you mean train_steps"),
-        ("--optimizer.learning_rates=1", "did you mean optimizer.learning_rate"),
+        ("--train_step=7", "did you mean --train_steps"),
+        ("--optimizer.learning_rates=1", "did you mean --optimizer.learning_rate"),
         ("--lengths.inputs=many", "it must be a whole number or None"),
         ("--optimizer.learning_rate=inf", "it must be a finite number above 0"),
         ("--train_steps=many", "it must be a whole number"),
@@ -265,12 +268,20 @@ def test_a_batch_has_one_token_or_more():
         (["--optimizer.beta1", "1"], "--optimizer.beta1=1: it must be in [0, 1)"),
         (
             ["--init_from_state=false"],
-            "--init_from_state=false: it must be true without --init_from",
+            "--init_from_state has no effect without --init_from",
         ),
         (
             ["--loss.normalizer=num_real_target_tokens", "--loss.normalizing_constant=2"],
-            "--loss.normalizing_constant=2: it must be unset unless normalizer is 'sum', and it is "
-            "'num_real_target_tokens'",
+            "--loss.normalizing_constant has no effect with normalizer 'num_real_target_tokens'",
+        ),
+        (
+            ["--checkpoint.keep_every_steps=7", "--checkpoint.keep=None"],
+            "--checkpoint.keep_every_steps has no effect with --checkpoint.keep=None, which keeps "
+            "every checkpoint",
+        ),
+        (
+            ["--processes.timeout_seconds=7"],
+            "--processes.timeout_seconds has no effect without --processes.coordinator",
         ),
     ],
 )
@@ -288,7 +299,7 @@ def test_a_rejected_value_that_was_not_typed_is_named_by_its_path():
     with pytest.raises(fields.RejectedField) as error:
         fields.replace(config, "metrics.every_steps", 0)
     rejected = error.value
-    assert (rejected.path, rejected.value, rejected.rule) == (
+    assert (rejected.path, rejected.rejected.value, rejected.rejected.rule) == (
         "metrics.every_steps",
         0,
         "1 or more",
@@ -327,34 +338,36 @@ def test_a_stored_value_that_is_rejected_is_named_by_file_and_path(tmp_path):
 @pytest.mark.parametrize(
     ("flag", "others", "why"),
     [
-        ("--data.block_bytes=7", [], "it goes with --data.shuffle=block"),
-        ("--data.local_dir=x", ["--cache_dir=/caches"], "--cache_dir is local"),
-        ("--data.local_bytes=7", ["--cache_dir=/caches"], "--cache_dir is local"),
-        ("--checkpoint.keep_every_steps=7", ["--checkpoint.keep=None"], "every checkpoint is kept"),
-        ("--model.max_positions=600", [], "it goes with --model.position=absolute or a Synth"),
-        ("--model.switch_every=2", [], "it goes with --model.num_experts"),
+        ("--data.block_bytes=7", [], "without --data.shuffle=block"),
+        ("--data.example_inputs=7", [], "without --data.pack_examples=true"),
+        ("--data.pack=false", ["--task=ul2"], "on --task=ul2"),
+        ("--mixing.maximum=3", ["--task=seqio:a"], "on --task=seqio:a"),
+        ("--evaluation.decoding.prefix=true", [], "on prompts"),
+        ("--data.local_dir=x", ["--cache_dir=/caches"], "local --cache_dir"),
+        ("--data.local_bytes=7", ["--cache_dir=/caches"], "local --cache_dir"),
+        ("--model.max_positions=600", [], "without --model.position=absolute or a Synth"),
+        ("--model.switch_every=2", [], "without --model.num_experts"),
         ("--model.mlp_bias=true", ["--model.num_experts=2", "--model.switch_every=1"], "no bias"),
         (
             "--model.num_experts=2",
             ["--model.num_encoder_layers=2", "--model.num_decoder_layers=3"],
-            "none of them has experts",
+            "none has experts",
         ),
-        ("--processes.timeout_seconds=7", [], "it goes with a --processes.coordinator"),
     ],
 )
 def test_a_flag_without_effect_is_refused(flag, others, why):
     config, origins = build(flag, *others)
     with pytest.raises(UserError) as error:
-        refuse_idle(config, origins)
+        refuse_unread(config, origins)
     name = flag.partition("=")[0]
-    assert str(error.value).startswith(f"{name} has no effect: ")
+    assert str(error.value).startswith(f"{name} has no effect ")
     assert why in str(error.value)
     # A value that nobody typed, as of a stored configuration or a gin file, is left alone.
-    refuse_idle(config, {})
+    refuse_unread(config, {})
     path = name.removeprefix("--")
     default = dict(fields.leaves(build()[0]))[path]
     if default is not None:
-        refuse_idle(*build(f"{name}={default}", *others))
+        refuse_unread(*build(f"{name}={default}", *others))
 
 
 @pytest.mark.parametrize(
@@ -385,12 +398,12 @@ def test_only_a_field_with_an_effect_must_stay_on_resume(flag, others):
     ],
 )
 def test_a_flag_with_an_effect_is_accepted(flags):
-    refuse_idle(*build(*flags))
+    refuse_unread(*build(*flags))
 
 
 @pytest.mark.parametrize("name", MODEL_PRESETS)
 def test_presets_set_nothing_idle(name):
-    refuse_idle(*build_config(name, []))
+    refuse_unread(*build_config(name, []))
 
 
 def test_a_recipe_from_python_has_its_loss():
@@ -406,6 +419,22 @@ def test_a_recipe_from_python_has_its_loss():
 def test_a_task_module_that_cannot_be_imported_is_one_line(flag):
     with pytest.raises(UserError, match="--task_module"):
         build(flag)
+
+
+@pytest.mark.parametrize(
+    ("flags", "annexes"),
+    [(["--preset=t5_1_1_tiny"], set()), (["--gin_file=t5x/configs/runs/pretrain.gin"], {"gin"})],
+)
+def test_a_run_visits_only_the_formats_that_it_names(flags, annexes):
+    code = (
+        "import sys; from trainer.pretrain import main; from tasks.terminal import command_line\n"
+        f"try: main([*{flags!r}, '--print_config'])\n"
+        "except command_line.UserError: pass\n"
+        "print(*{name.split('.')[1] for name in sys.modules if name[:8] == 'trainer.'})"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    loaded = set(run.stdout.splitlines()[-1].split())
+    assert loaded & {"gin", "huggingface", "t5x", "engine", "conversion"} == annexes
 
 
 @pytest.mark.parametrize("flag", ["--print_config", "--help"])

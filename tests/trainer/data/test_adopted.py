@@ -18,7 +18,7 @@ from tasks.vocabulary import EOS_ID, PAIR_BORDER
 from tests.support import foreign_caches
 from tests.trainer.conftest import ROOT, built, command, training_metrics
 from trainer.config.fields import override
-from trainer.pretrain import build_config
+from trainer.config.from_flags import build_config
 from trainer.setup import prepare
 
 SPANS, PAIRS = "python_docs_span_corruption", "qa_supervised"

@@ -17,10 +17,10 @@ from tasks.terminal.command_line import UserError
 from tests.support import published as published_caches
 from tests.support.published import Published
 from trainer.config.fields import override
-from trainer.config.unused_fields import refuse_idle
+from trainer.config.from_flags import build_config
+from trainer.config.unused_fields import refuse_unread
 from trainer.data.interface import Waiting
 from trainer.data.order import GlobalOrder
-from trainer.pretrain import build_config, with_values
 from trainer.setup import prepare
 
 SPANS, PREFIX = "python_docs_span_corruption", "python_docs_prefix_lm"
@@ -407,11 +407,11 @@ def test_rates_that_need_sizes_are_refused(whole_cache):
 
 
 def test_follow_stands_alone_on_the_command_line():
-    assert with_values(["--follow", "--seed=1"]) == ["--data.follow=true", "--seed=1"]
-    assert with_values(["--follow=false"]) == ["--data.follow=false"]
+    for words, follows in ((["--follow", "--seed=1"], True), (["--follow=false"], False)):
+        assert build_config("t5_1_1_tiny", words)[0].data.follow == follows
     config, origins = build_config("t5_1_1_tiny", ["--data.follow_shards=9"])
-    with pytest.raises(UserError, match=r"follow_shards has no effect: it goes with --data"):
-        refuse_idle(config, origins)
+    with pytest.raises(UserError, match=r"follow_shards has no effect without --data"):
+        refuse_unread(config, origins)
 
 
 def test_the_start_says_how_the_build_is_followed(published, whole_cache):

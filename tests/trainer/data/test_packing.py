@@ -208,7 +208,6 @@ def test_best_fit_keeps_the_limits_of_both_sides():
     ("task", "flags", "message"),
     [
         (UL2, ["--lengths.inputs=50"], "too short to pack: two examples of a row have 71 and 27"),
-        (UL2, ["--data.pack_examples=false"], "has no effect without --data.pack_examples"),
     ],
 )
 def test_mistakes(caches, task, flags, message):

@@ -12,7 +12,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
 from tests.trainer.conftest import built, command, training_metrics
 from trainer.config.fields import override
-from trainer.pretrain import build_config
+from trainer.config.from_flags import build_config
 from trainer.setup import prepare
 
 SPANS, PAIRS = "python_docs_span_corruption", "qa_supervised"

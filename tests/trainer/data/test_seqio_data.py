@@ -12,10 +12,12 @@ import sentencepiece
 
 from tasks.terminal.command_line import UserError
 from tests.support.processes import completed
+from trainer.config.from_flags import build_config
 from trainer.data.seqio_data import SeqioData
-from trainer.pretrain import build_config
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
+
+pytestmark = pytest.mark.processes
 
 ROOT = pathlib.Path(__file__).parents[3]
 MODULE = """
@@ -183,7 +185,6 @@ def test_rows_can_be_unpacked_and_unshuffled(data):
     [
         ("backward", (), "did you mean backwards"),
         ("backwards", (), "needs --lengths.inputs"),
-        ("backwards", ("--mixing.maximum=3",), "--mixing.maximum has no effect"),
         ("backwards", ("--data.shuffle=block",), "--data.shuffle=block has no effect"),
         ("backwards", ("--lengths.inputs=64", "--vocabulary.extra_ids=5"), "has 0 on top"),
         ("backwards", ("--task_module=my_tasks",), "my_tasks cannot be imported"),

@@ -7,10 +7,12 @@ import tensorflow as tf
 
 from tasks.objectives import Lengths
 from tasks.vocabulary import T5_IDS, SpecialIds
+from trainer.config.from_flags import build_config
 from trainer.data import features, seqio_padding
 from trainer.data.seqio_data import SeqioData
-from trainer.pretrain import build_config
 from trainer.setup import prepare
+
+pytestmark = pytest.mark.processes
 
 SPECIAL = SpecialIds(pad=None, eos=9, unk=None, bos=8)
 INPUTS = [[0, 3, 0, 9], [5, 0, 0, 0, 0, 9], [0, 9]]

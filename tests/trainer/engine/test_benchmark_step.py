@@ -9,7 +9,7 @@ import pytest
 from benchmarks.step import t5x_sizes
 from tasks.terminal.command_line import UserError
 from tests.support.processes import completed
-from trainer.pretrain import build_config
+from trainer.config.from_flags import build_config
 
 
 @pytest.mark.slow

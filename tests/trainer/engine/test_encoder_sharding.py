@@ -12,11 +12,11 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.support import eight_devices
+from trainer.config.from_flags import build_config
 from trainer.config.mesh import check_dimensions
 from trainer.config.presets import model_preset
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
-from trainer.pretrain import build_config
 
 ROOT = pathlib.Path(__file__).parents[3]
 B, S, L, V = 16, 12, 8, 128

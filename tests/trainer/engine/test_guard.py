@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from trainer.config.from_flags import build_config
 from trainer.engine import guard
 from trainer.engine.step import TrainState
 from trainer.loop import train
-from trainer.pretrain import build_config
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
 

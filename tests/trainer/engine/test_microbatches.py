@@ -12,12 +12,12 @@ from tasks.terminal.command_line import UserError
 from tests.support.compiled import compiled
 from tests.support.parameters import slow_unless
 from trainer.config import LossConfig, config_changes
-from trainer.config.unused_fields import refuse_idle
+from trainer.config.from_flags import build_config
+from trainer.config.unused_fields import refuse_unread
 from trainer.engine.loss import model_loss
 from trainer.engine.step import make_gradients
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
-from trainer.pretrain import build_config
 
 B, L, V = 6, 10, 64
 KEY = jax.random.key(2)
@@ -163,7 +163,7 @@ def test_the_law_of_microbatches_is_part_of_the_run():
     assert "microbatches was 2, is 3, and each part of the batch is normalized" in change
     alone, origins = build_config("lm_tiny", ["--loss.normalize_over=microbatch"])
     with pytest.raises(UserError, match="normalize_over has no effect: it goes with --microbatch"):
-        refuse_idle(alone, origins)
+        refuse_unread(alone, origins)
 
 
 # These come last, since the tests after them in this module would compile as slowly.

@@ -17,9 +17,9 @@ from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
 from tests.support.processes import completed
 from trainer.config.fields import override
+from trainer.config.from_flags import build_config
 from trainer.engine.processes import EXIT_LOST
 from trainer.engine.stopping import EXIT_PREEMPTED
-from trainer.pretrain import build_config
 
 pytestmark = pytest.mark.processes
 

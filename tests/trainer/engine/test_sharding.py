@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec
 from tasks.terminal.command_line import UserError
 from tests.support import eight_devices
 from trainer.config import MeshConfig
+from trainer.config.from_flags import build_config
 from trainer.config.mesh import RULES, check_dimensions
 from trainer.config.presets import MODEL_PRESETS
 from trainer.engine.program import Program
@@ -29,7 +30,6 @@ from trainer.engine.sharding import HostPart, host_part, make_mesh, parameter_sh
 from trainer.model.paths import path_name
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, logical_axes
-from trainer.pretrain import build_config
 
 ROOT = pathlib.Path(__file__).parents[3]
 B, L, V = 16, 8, 128

@@ -112,7 +112,7 @@ FLAGS = [
 
 def prepared(preset: str, *flags: str):
     """Returns a run on the task."""
-    from trainer.pretrain import build_config
+    from trainer.config.from_flags import build_config
     from trainer.setup import prepare
 
     return prepare(*build_config(preset, list(flags)))

@@ -1,5 +1,6 @@
 """docs/migrating_from_t5x.md: its commands and names exist."""
 
+import importlib
 import pathlib
 import re
 import shlex
@@ -7,7 +8,7 @@ import shlex
 import pytest
 
 from tasks import registry
-from tests.support.processes import started
+from tasks.terminal.flags import flags_of
 from trainer.config import Config, fields
 from trainer.config.presets import model_preset
 from trainer.gin import includes, mesh_includes, mesh_tables, t5x
@@ -25,15 +26,15 @@ def commands():
     return found
 
 
-def flags_of(module):
-    shown = started("-m", module, "--help")
-    return set(re.findall(r"--[\w.]+", shown.stdout))
+def names_of(module):
+    kind = importlib.import_module(module).main.flags
+    return {f"--{name}" for flag in flags_of(kind) for name in flag.names}
 
 
 @pytest.fixture(scope="module")
 def known_flags():
     modules = {shlex.split(command)[2] for command in commands()}
-    return {module: flags_of(module) for module in modules}
+    return {module: names_of(module) for module in modules}
 
 
 @pytest.mark.parametrize("command", commands())

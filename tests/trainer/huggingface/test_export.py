@@ -17,10 +17,10 @@ from tests.support.servers.hub_uploads import TOKEN, HubUploadServer
 from trainer import evaluate, export, export_t5x
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config, save_config
+from trainer.config.from_flags import build_config
 from trainer.conversion import card
 from trainer.engine.program import Program
 from trainer.huggingface import load, model_config, names, parity
-from trainer.pretrain import build_config
 from trainer.reporting.metrics import MetricsWriter
 from trainer.setup import prepare
 

@@ -19,12 +19,12 @@ from tests.support import eight_devices
 from tests.support.parameters import slow_unless
 from tests.trainer.model.conftest import TinyModel
 from tests.trainer.model.visibility import DECODER_SEGMENTS, ENCODER_SEGMENTS, check
+from trainer.config.from_flags import build_config
 from trainer.config.presets import MODEL_PRESETS
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 from trainer.model.config import ModelConfig
 from trainer.model.layers import stack_layers
-from trainer.pretrain import build_config
 
 VOCAB_SIZE, LENGTH = 48, 8
 SIZES = {"vocab_size": VOCAB_SIZE, "emb_dim": 16, "num_heads": 4, "head_dim": 8, "mlp_dim": 24}

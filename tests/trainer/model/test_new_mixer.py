@@ -15,6 +15,7 @@ import pytest
 from tasks.terminal.command_line import UserError
 from tests.support.extending import example
 from tests.support.processes import started
+from trainer.config.from_flags import build_config
 from trainer.config.presets import model_preset
 from trainer.decoding.decoder import Decoder, Decoding
 from trainer.engine.cost import flops_per_step, parameter_count
@@ -24,7 +25,6 @@ from trainer.model import facts
 from trainer.model import spec as specs
 from trainer.model.spec import model_spec, register_mixer
 from trainer.model.transformer import build_model, decayed, init_params
-from trainer.pretrain import build_config
 from trainer.t5x import write
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -73,8 +73,9 @@ def test_a_task_module_registers_it(tmp_path):
     (tmp_path / "run").mkdir()
     flags = ["--model.mixer=average", "--model.position=absolute", "--task_module=my_mixer"]
     save = f"""
-from trainer import config, pretrain
-built, origins = pretrain.build_config("lm_tiny", {[*flags, "--model_dir=run"]})
+from trainer import config
+from trainer.config import from_flags
+built, origins = from_flags.build_config("lm_tiny", {[*flags, "--model_dir=run"]})
 config.save_config(built, origins)
 """
     load = "from trainer import config; print(config.load_config('run')[0].model.mixer)"

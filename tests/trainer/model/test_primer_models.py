@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from trainer.config.from_flags import build_config
 from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.engine.program import Program
 from trainer.model.spec import model_spec
 from trainer.model.transformer import RoutedLogits, build_model, init_params, run_model
-from trainer.pretrain import build_config
 
 L, V = 6, 40
 # Models whose parts all occur in others here.

@@ -431,22 +431,28 @@ def test_recipes_make_optimizers(name):
         ({"weight_decay": 1.0, "no_weight_decay": ("(",)}, "'(' is none: missing )"),
         (
             {"no_weight_decay": ("scale",)},
-            "unset: it needs weight_decay, which is 0.0",
+            "unset while weight_decay is 0.0",
         ),
-        ({"weight_decay_rate_exponent": 1.0}, "it needs weight_decay, which is 0.0"),
+        ({"weight_decay_rate_exponent": 1.0}, "while weight_decay is 0.0"),
         ({"minimum_parameter_scale": 0.1, "multiply_by_parameter_scale": False}, "is False"),
-        ({"beta2": 0.9}, "beta2 is 0.9; it must be unset: optimizer 'adafactor' does not"),
-        ({"name": "adamw", "learning_rate": 1.0, "decay_rate": 0.8}, "'adamw' does not read it"),
-        ({"name": "lion", "learning_rate": 1.0, "epsilon": 1.0}, "'lion' does not read it"),
+        ({"beta2": 0.9}, "beta2 is 0.9; it must be unset with optimizer 'adafactor'"),
+        (
+            {"name": "adamw", "learning_rate": 1.0, "decay_rate": 0.8},
+            "with optimizer 'adamw', which reads",
+        ),
+        (
+            {"name": "lion", "learning_rate": 1.0, "epsilon": 1.0},
+            "with optimizer 'lion', which reads",
+        ),
         ({"name": "lion"}, "learning_rate is None; it must be set for 'lion'"),
-        ({"steps_per_cycle": 5}, "'constant * rsqrt_decay' does not read it"),
+        ({"steps_per_cycle": 5}, "with schedule 'constant * rsqrt_decay', which"),
         (
             {"schedule": "linear_cooldown"},
             "cooldown_steps is None; it must be set for 'adafactor' with schedule",
         ),
         (
             {"schedule": "linear_warmup", "learning_rate": 0.1},
-            "learning_rate is 0.1; it must be unset: schedule",
+            "learning_rate is 0.1; it must be unset with schedule",
         ),
         (
             {"schedule": "constant * rsqrt_deacy"},

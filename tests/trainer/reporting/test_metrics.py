@@ -14,11 +14,11 @@ import pytest
 from tasks.terminal.command_line import UserError
 from tests.support.processes import started
 from tests.support.servers.gcs import GcsServer
+from trainer.config.from_flags import build_config
 from trainer.engine.evaluator import Evaluator
 from trainer.engine.hardware import peak_flops, peak_memory
 from trainer.engine.metrics import means, perplexity
 from trainer.engine.program import Program
-from trainer.pretrain import build_config
 from trainer.reporting.metrics import MetricsWriter, read_metrics
 from trainer.reporting.profile import Profile
 from trainer.reporting.speed import Speed, shown
@@ -89,7 +89,7 @@ def test_only_one_of_several_processes_writes(tmp_path):
 WRITES = """
 import sys
 from trainer.reporting.metrics import MetricsWriter
-from trainer.pretrain import build_config
+from trainer.config.from_flags import build_config
 for first in (0, 5):
     arguments = [f"--model_dir={sys.argv[1]}", "--metrics.wandb=shelf", "--train_steps=77"]
     writer = MetricsWriter(build_config("t5_1_1_tiny", arguments)[0], first)

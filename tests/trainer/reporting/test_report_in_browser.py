@@ -3,7 +3,7 @@
 import pytest
 
 from tests.support.browser import opened
-from tests.trainer.reporting.test_report import EVIL, made, training, validation
+from tests.trainer.test_report import EVIL, made, training, validation
 from trainer.reporting import history
 from trainer.reporting.page import page
 

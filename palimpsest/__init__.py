@@ -1,0 +1,1 @@
+"""The front door: one command line for all commands. It owns no logic."""

@@ -1,0 +1,65 @@
+"""`palimpsest COMMAND …`: any command of this project by a short name."""
+
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from palimpsest import completion
+from palimpsest.commands import COMMANDS, GROUPS, command, summary
+from tasks.terminal import command_line
+from tasks.terminal.command_line import UserError, nearest
+
+_PROGRAM = "palimpsest"
+
+
+def named(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Splits words into (the name of a command or "", the words after it); "-" is read as "_"."""
+    plain = [word.replace("-", "_") if word[:1] != "-" else word for word in words[:2]]
+    for count in (2, 1):
+        name = " ".join(plain[:count])
+        if name in COMMANDS:
+            return name, list(words[count:])
+    return "", list(words)
+
+
+def page(start: str = "") -> str:
+    """Returns the commands whose names begin with `start`, in groups, with a line each."""
+    lines = [f"usage: {_PROGRAM} COMMAND [--FLAG=VALUE …]"]
+    for group, commands in GROUPS.items():
+        found = {name: module for name, module in commands.items() if name.startswith(start)}
+        if found:
+            lines += ["", f"{group}:"]
+            lines += [f"  {name:<21} {summary(module)}" for name, module in found.items()]
+    lines += ["", f"{_PROGRAM} COMMAND --help shows the flags of a command."]
+    lines += [f"{_PROGRAM} completion bash, zsh or fish prints a script that completes them."]
+    return "\n".join(lines)
+
+
+def _run(words: list[str]) -> None:
+    """Prints the list of commands or a script of completion."""
+    first = words[0] if words else "--help"
+    if first in ("--help", "-h"):
+        print(page())
+    elif first == "completion":
+        print(completion.script(words[1] if len(words) > 1 else ""))
+    elif first == completion.COMPLETE and len(words) == 3:
+        print("\n".join(completion.candidates(words[1], words[2])))
+    elif any(name.startswith(f"{first} ") for name in COMMANDS) and words[1:] in ([], ["--help"]):
+        print(page(f"{first} "))
+    else:
+        name = " ".join(word for word in words[:2] if not word.startswith("-"))
+        hint = nearest(name, COMMANDS) or nearest(first, [*COMMANDS, "completion"])
+        raise UserError(f"unknown command {name or first}{hint}; {_PROGRAM} --help lists them")
+
+
+def main(words: Sequence[str] | None = None) -> NoReturn:
+    """Runs a command line and exits."""
+    given = [*(sys.argv[1:] if words is None else words)]
+    name, rest = named(given)
+    if name:
+        command(COMMANDS[name]).start(rest, f"{_PROGRAM} {name}")
+    command_line.run(_run, given, _PROGRAM)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""The commands by the names that `palimpsest` gives them: name -> module, in groups."""
+
+import importlib
+import importlib.util
+import pathlib
+
+from tasks.terminal.command import Command
+
+GROUPS: dict[str, dict[str, str]] = {
+    "vocabularies": {
+        "vocab train": "vocab.train",
+        "vocab train_tokenizer": "vocab.train_tokenizer",
+        "vocab report": "vocab.report",
+        "vocab compare": "vocab.compare",
+        "vocab trim": "vocab.trim",
+    },
+    "caches": {
+        "build": "pipeline.build",
+        "dedup": "pipeline.dedup",
+        "inspect": "pipeline.inspect",
+        "verify": "pipeline.verify",
+        "adopt": "pipeline.adopt",
+        "cache report": "pipeline.report",
+        "write_pairs": "tasks.write_pairs",
+        "beam worker_pool": "pipeline.worker_pool",
+        "beam job_service": "pipeline.job_service",
+    },
+    "training": {
+        "plan": "trainer.plan",
+        "pretrain": "trainer.pretrain",
+        "finetune": "trainer.finetune",
+        "evaluate": "trainer.evaluate",
+        "report": "trainer.report",
+        "compare": "trainer.compare",
+        "explain": "trainer.explain",
+    },
+    "models": {
+        "generate": "trainer.generate",
+        "fill": "trainer.fill",
+        "export": "trainer.export",
+        "export_t5x": "trainer.export_t5x",
+        "convert": "trainer.convert",
+        "trim": "trainer.trim",
+    },
+}
+COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
+
+
+def summary(module: str) -> str:
+    """Returns the first line of a command's docstring; the module is not imported."""
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    assert found.origin is not None
+    with pathlib.Path(found.origin).open(encoding="utf-8") as file:
+        return file.readline().strip().strip('"')
+
+
+def command(module: str) -> Command:
+    """Imports and returns the command of a module."""
+    found: Command = importlib.import_module(module).main
+    return found

@@ -1,0 +1,76 @@
+"""Completion of commands, flags and choices in bash, zsh and fish."""
+
+from collections.abc import Iterator
+
+from palimpsest.commands import COMMANDS, command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.flags import Flag, flags_of
+
+# The words that the scripts call this program with.
+COMPLETE = "complete"
+_SCRIPTS = {
+    "bash": """_palimpsest() {
+  local IFS=$'\\n'
+  COMPREPLY=($(palimpsest complete bash "${COMP_LINE:0:COMP_POINT}" 2> /dev/null))
+}
+complete -o default -o nospace -F _palimpsest palimpsest""",
+    "zsh": """#compdef palimpsest
+_palimpsest() {
+  local -a found
+  found=("${(@f)$(palimpsest complete zsh "$LBUFFER" 2> /dev/null)}")
+  compadd -S '' -- $found || _files
+}
+compdef _palimpsest palimpsest""",
+    "fish": "complete -c palimpsest -a '(palimpsest complete fish (commandline -cp) 2>/dev/null)'",
+}
+
+
+def script(shell: str) -> str:
+    """Returns the script that a shell reads to complete command lines.
+
+    Raises:
+      UserError: there is none for this shell.
+    """
+    if shell not in _SCRIPTS:
+        raise UserError(f"completion {shell}: name a shell, {', '.join(_SCRIPTS)}")
+    return _SCRIPTS[shell]
+
+
+def candidates(shell: str, line: str) -> list[str]:
+    """Returns what the last word of a command line may become.
+
+    bash takes a value alone, without its flag, since "=" separates its words.
+    """
+    *before, last = line.split(" ")
+    words = [word for word in before[1:] if word]
+    found = sorted(_values(words, last))
+    if shell == "bash" and "=" in last:
+        found = [each.partition("=")[2] for each in found]
+    return [each if each.endswith("=") else f"{each} " for each in found]
+
+
+def _values(words: list[str], last: str) -> Iterator[str]:
+    name = next((name for name in COMMANDS if name.split() == words[: len(name.split())]), None)
+    if name is None:
+        for each in (*COMMANDS, "completion"):
+            parts = each.split()
+            begin, after = parts[: len(words)], parts[len(words) :]
+            if begin == words and after and after[0].startswith(last):
+                yield after[0]
+        return
+    for flag in flags_of(command(COMMANDS[name]).flags):
+        if flag.field.metadata["positional"] or flag.field.metadata["rest"]:
+            continue
+        if "=" not in last:
+            spelled = f"--{flag.name}" + ("=" if flag.declared is not bool else "")
+            if spelled.startswith(last):
+                yield spelled
+        elif last.startswith(f"--{flag.name}="):
+            text = last.partition("=")[2]
+            yield from (f"--{flag.name}={each}" for each in _choices(flag) if each.startswith(text))
+
+
+def _choices(flag: Flag) -> list[str]:
+    if flag.declared is bool:
+        return ["true", "false"]
+    return [str(each) for each in flag.field.metadata["choices"]]

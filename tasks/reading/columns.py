@@ -1,0 +1,142 @@
+"""The columns of a corpus: how a row's values become the text or the two sides of a document.
+
+The side of a pair is made by a template: the name of a column, or text with columns in braces, as
+in `{premise} </s> {hypothesis}`. `{{` and `}}` stand for braces. A template's columns hold text,
+whole numbers, or booleans, which are written as `true` and `false`.
+"""
+
+import dataclasses
+import functools
+import string
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tasks.reading import batches
+from tasks.reading.long_documents import Content
+from tasks.unit import Unit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tasks.reading.corpus import CorpusSpec
+
+# Problems that a row's columns cause.
+MISSING, NULL, NOT_TEXT, INVALID = "missing column", "null", "not a string", "invalid UTF-8"
+
+
+@dataclasses.dataclass(frozen=True)
+class Template:
+    """A parsed template: `parts` are (text before the column, column or "") in order.
+
+    With `only_text`, numbers and booleans are problems.
+    """
+
+    parts: tuple[tuple[str, str], ...]
+    only_text: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns, each once."""
+        return tuple(dict.fromkeys(column for _, column in self.parts if column))
+
+    def render(self, row: Mapping[str, Any]) -> tuple[bytes | None, str | None]:
+        """Returns (UTF-8, None) for a row of values, or (None, its problem)."""
+        out = []
+        for before, column in self.parts:
+            out.append(before)
+            if not column:
+                continue
+            if column not in row:
+                return None, MISSING
+            value = row[column]
+            if value is None:
+                return None, NULL
+            if not isinstance(value, str):
+                if self.only_text or not isinstance(value, int):
+                    return None, NOT_TEXT
+                value = str(value).lower() if isinstance(value, bool) else str(value)
+            out.append(value)
+        try:
+            return "".join(out).encode(), None
+        except UnicodeEncodeError:  # JSON can hold half a surrogate pair, which is no character
+            return None, INVALID
+
+
+@functools.lru_cache(maxsize=64)
+def parse(text: str) -> Template:
+    """Parses a template.
+
+    Raises:
+      ValueError: its braces do not match, or it names no column.
+    """
+    if "{" not in text and "}" not in text:
+        return Template((("", text),))
+    parts = []
+    for before, column, form, conversion in string.Formatter().parse(text):
+        if column == "":
+            raise ValueError("{} names no column: write {COLUMN}")
+        if form or conversion:
+            raise ValueError(f"{{{column}}} is followed by a format, which templates do not have")
+        parts.append((before, column or ""))
+    template = Template(tuple(parts))
+    if not template.columns:
+        raise ValueError("a template needs a {column}")
+    return template
+
+
+class Columns:
+    """What a corpus reads of a row: the columns with its text, and the column with its id."""
+
+    def __init__(self, spec: "CorpusSpec"):
+        self.unit = spec.unit
+        if self.unit is Unit.PAIR:
+            self._templates = (parse(spec.inputs), parse(spec.targets))
+        else:
+            self._templates = (Template((("", spec.column),), only_text=True),)
+        self.names = tuple(dict.fromkeys(name for each in self._templates for name in each.columns))
+        self.checked = (*self.names, spec.id) if spec.id else self.names  # those a file must have
+
+    def content(self, row: Mapping[str, Any]) -> tuple[Content, str | None]:
+        """Returns (content, None) of a document made from a row of values, or (None, problem)."""
+        sides = []
+        for template in self._templates:
+            side, problem = template.render(row)
+            if problem:
+                return None, problem
+            sides.append(side)
+        return (sides[0] if self.unit is Unit.TEXT else tuple(sides)), None
+
+    def contents(self, rows: "pa.RecordBatch") -> tuple[list["pa.Array"], "pa.Array"]:
+        """Returns (an array of texts for each of `Unit.columns`, problems) of many rows."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        strings, problems = {}, None
+        for name in self.names:
+            strings[name], of_column = _strings(rows.column(name))
+            problems = of_column if problems is None else pc.coalesce(problems, of_column)
+        if self.unit is Unit.TEXT:
+            return [strings[self.names[0]]], problems
+        valid, nothing = pc.is_null(problems), pa.scalar(None, pa.large_string())
+        sides = []
+        for template in self._templates:
+            pieces: list[Any] = []
+            for before, column in template.parts:
+                if before:
+                    pieces.append(pa.scalar(before, pa.large_string()))
+                if column:
+                    pieces.append(strings[column])
+            joined = pc.binary_join_element_wise(*pieces, pa.scalar("", pa.large_string()))
+            sides.append(pc.if_else(valid, joined, nothing))
+        return sides, problems
+
+
+def _strings(values: "pa.Array") -> tuple["pa.Array", "pa.Array"]:
+    """Returns (large_string texts, problems) of a column."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
+        values = values.cast(pa.string())
+    return batches.as_text(values.cast(pa.large_binary()))

@@ -1,0 +1,121 @@
+"""Arrow tables as documents, for Parquet and Arrow files."""
+
+from typing import TYPE_CHECKING
+
+from tasks.reading import batches, long_documents
+from tasks.reading.batches import Batches
+from tasks.reading.columns import Columns
+from tasks.reading.corpus import Corpus, CorpusSpec
+from tasks.reading.formats.format import missing_column
+from tasks.terminal.command_line import UserError
+from tasks.unit import Unit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def wanted(spec: CorpusSpec, schema: "pa.Schema") -> list[str]:
+    """Returns the columns to read, each once."""
+    return list(dict.fromkeys((*Columns(spec).names, *filter(None, [_id_column(spec, schema)]))))
+
+
+def _id_column(spec: CorpusSpec, schema: "pa.Schema") -> str:
+    return spec.id or ("id" if "id" in schema.names else "")
+
+
+def check(spec: CorpusSpec, path: str, schema: "pa.Schema") -> None:
+    """Checks that a file has the columns of a corpus, and that they hold text.
+
+    Raises:
+      UserError: they do not.
+    """
+    import pyarrow as pa
+
+    columns = Columns(spec)
+    for column in columns.checked:
+        if column not in schema.names:
+            raise missing_column(path, column, schema.names, spec)
+    for column in columns.names:
+        kind = schema.field(column).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+        if not (_is_text(kind) or (columns.unit is Unit.PAIR and plain)):
+            raise UserError(f"{path}: column {column} is {kind}, not text")
+
+
+def _is_text(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    text = (types.is_string, types.is_large_string, types.is_string_view)
+    raw = (types.is_binary, types.is_large_binary, types.is_binary_view)
+    return any(test(kind) for test in (*text, *raw, types.is_null))
+
+
+def documents(
+    corpus: Corpus, file: str, rows: "pa.RecordBatch", first_row: int, count: int
+) -> Batches:
+    """Yields the documents of consecutive rows in batches of at most `count`.
+
+    Args:
+      corpus: the corpus.
+      file: name of the file.
+      rows: rows with the `wanted` columns.
+      first_row: number in the file of the first row.
+      count: most documents of a batch.
+    """
+    import numpy as np
+
+    places = batches.places(file, np.arange(first_row, first_row + rows.num_rows))
+    ids = _ids(rows, _id_column(corpus.spec, rows.schema), places)
+    columns = Columns(corpus.spec)
+    texts, problems = columns.contents(rows)
+    found = batches.batch(ids, texts, problems, places)
+    if columns.unit is Unit.PAIR:
+        yield from batches.bounded(found, count, columns.unit)
+    else:
+        yield from _split_long(found, count, corpus.max_document_bytes)
+
+
+def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.StringArray":
+    """Returns the ids of rows; nulls get the places of their rows."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    given = batch.column(column) if column else pa.nulls(batch.num_rows, pa.string())
+    if pa.types.is_dictionary(given.type):
+        given = given.dictionary_decode()
+    kind = given.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        ids = given.cast(pa.large_binary())
+        try:
+            ids = ids.cast(pa.large_string())  # checks that it is UTF-8
+        except pa.ArrowInvalid:
+            values = [value and value.decode(errors="replace") for value in ids.to_pylist()]
+            ids = pa.array(values, pa.string())
+        ids = ids.cast(pa.string())
+    elif pa.types.is_integer(kind) or pa.types.is_null(kind):
+        ids = given.cast(pa.string())
+    else:
+        values = given.to_pylist()
+        ids = pa.array([None if value is None else str(value) for value in values], pa.string())
+    return pc.coalesce(ids, places) if ids.null_count else ids
+
+
+def _split_long(batch: "pa.RecordBatch", count: int, longest: int) -> Batches:
+    """Yields a batch of texts in bounded ones; splits those of more than `longest` bytes."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    ids, texts, places = (batch.column(name) for name in ("id", "text", "place"))
+    long = pc.fill_null(pc.greater(pc.binary_length(texts), longest), False)
+    _, offsets, data = texts.buffers()  # a view of a value; texts[row] would copy it
+    begin = 0
+    for row in [*np.flatnonzero(long.to_numpy(zero_copy_only=False)).tolist(), len(texts)]:
+        yield from batches.bounded(batch.slice(begin, row - begin), count)
+        if row < len(texts):
+            first, last = np.frombuffer(offsets, np.int64)[texts.offset + row :][:2]
+            chunks = long_documents.chunked(memoryview(data)[first:last])
+            parts = long_documents.parts(ids[row].as_py(), chunks, longest, places[row].as_py())
+            yield from batches.collect(parts, count, longest)
+        begin = row + 1

@@ -1,0 +1,263 @@
+"""The kinds of corpora, as a SPEC names them: who lists their files and reads their pieces."""
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+from tasks.reading import cutting, hub, listing, opening, saved, splits
+from tasks.reading.batches import Batches
+from tasks.reading.corpus import (
+    BLOCK,
+    FILE,
+    HUB,
+    LINE,
+    PYTHON_DOCS,
+    TRAIN,
+    Corpus,
+    CorpusSpec,
+    FilePart,
+    FileRange,
+    Piece,
+    SourceFile,
+)
+from tasks.reading.formats.registry import FORMATS, format_of
+from tasks.reading.python_docs import PythonDocs
+from tasks.reading.splits import ChosenFile
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from tasks.unit import SIDES, Unit
+
+_INSPECTORS = 16  # files inspected concurrently: bound by latency for remote ones
+_CHUNK = 64  # files that a thread inspects at a time
+
+# What is a document of plain text, for the user.
+_DOCUMENTS = {
+    LINE: "every line is a document; ?document=file makes every file one, ?document=block every "
+    "block of lines between blank ones",
+    FILE: "every file is a document",
+    BLOCK: "every block of lines between blank ones is a document",
+}
+
+# The rules by which files belong to splits and are cut into pieces; records of caches name them.
+_RULES = 2
+
+
+class Lister(Protocol):
+    """A kind of corpus: how it is listed, cut into pieces, and read."""
+
+    @property
+    def has_paths(self) -> bool:
+        """True if the location is a path, whose folders may name languages."""
+        ...
+
+    @property
+    def reads_folders(self) -> bool:
+        """True if the location may be a folder that is one data set."""
+        ...
+
+    def resolve(
+        self,
+        spec: CorpusSpec,
+        piece_bytes: int,
+        max_document_bytes: int,
+        earlier: Sequence[Sequence[str]],
+    ) -> Corpus:
+        """Lists a corpus and cuts it into pieces; see `sources.resolve`."""
+        ...
+
+    def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
+        """Yields the documents of a piece, of all its splits; see `sources.read`."""
+        ...
+
+    def check(self, spec: CorpusSpec) -> None:
+        """Checks quickly that a corpus can be read.
+
+        Raises:
+          UserError: it has no files, only empty ones, or lacks a column.
+        """
+        ...
+
+
+class Listed(NamedTuple):
+    """The spec pinned to what it names now, the files' format, the files, and lines to print."""
+
+    spec: CorpusSpec
+    form: str
+    files: list[SourceFile]
+    notes: list[str]
+
+
+class Files:
+    """The kinds of local and remote files, named like their formats."""
+
+    has_paths = True
+    reads_folders = False
+
+    def list_files(self, spec: CorpusSpec, by_words: bool) -> Listed:
+        """Lists the files; `by_words`: words in their paths name their splits."""
+        pinned, found, notes = listing.list_files(spec, by_words)
+        return Listed(pinned, spec.kind, found, notes)
+
+    def resolve(
+        self,
+        spec: CorpusSpec,
+        piece_bytes: int,
+        max_document_bytes: int,
+        earlier: Sequence[Sequence[str]],
+    ) -> Corpus:
+        by_words = bool(spec.split)
+        pinned, form, found, notes = self.list_files(spec, by_words)
+        dialect = {name: getattr(pinned, name) for name in ("columns", "delimiter", "quote")}
+        spec = dataclasses.replace(spec, **dialect)  # a data set of the Hub has its own
+        generations = splits.generations(spec, found, earlier)
+        chosen = list(itertools.chain.from_iterable(generations))
+        inspected = _inspected(spec, form, [each.file for each in chosen])
+        if not any(part.bytes for ranges, _ in inspected for part in ranges):
+            raise UserError(f"corpus {spec} is empty: its {len(chosen)} files hold no documents")
+        remaining = iter(inspected)
+        pieces = [
+            piece
+            for generation in generations
+            for piece in _pieces(
+                form, [(each, next(remaining)[0]) for each in generation], piece_bytes
+            )
+        ]
+        record = {
+            **_record(spec, pinned, piece_bytes, max_document_bytes),
+            "files": [entry for _, entry in inspected],
+            **({"generations": list(map(len, generations))} if len(generations) > 1 else {}),
+            "rules": _RULES,
+            "left_out": {
+                split: {"files": count, "bytes": size}
+                for split, (count, size) in splits.left_out(found, chosen).items()
+            },
+        }
+        by_words = by_words or any(file.split != TRAIN for file in found)
+        notes += splits.notes(found, chosen, by_words)
+        if "document" in FORMATS[form].options:
+            notes.append(f"{len(chosen):,} files, {_DOCUMENTS[spec.document]}")
+        shown = tuple(f"{spec}: {note}" for note in notes)
+        return Corpus(spec, record, tuple(pieces), shown, type(FORMATS[form]).__module__)
+
+    def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
+        form = format_of(piece.format, corpus.module)
+        for part in piece.parts:
+            with (
+                opening.user_errors(part.file.path),
+                contextlib.closing(form.read(corpus, part, batch_documents)) as found,
+            ):
+                yield from found
+                # A file cut short while it was open only seems to end: the piece must fail.
+                if not files.is_remote(part.file.path):
+                    opening.check_unchanged(part.file)
+
+    def check(self, spec: CorpusSpec) -> None:
+        _, form, found, _ = self.list_files(spec, by_words=False)
+        full = [file for file in found if file.bytes]
+        if not full:
+            raise UserError(f"corpus {spec} is empty: its {len(found)} files hold no documents")
+        smallest = min(full, key=lambda file: file.bytes)
+        with opening.user_errors(smallest.path):
+            FORMATS[form].ranges(spec, smallest)
+
+
+class ArrowFiles(Files):
+    """The kind `arrow`: files, or a folder that `save_to_disk` of `datasets` wrote."""
+
+    reads_folders = True
+
+    def list_files(self, spec: CorpusSpec, by_words: bool) -> Listed:
+        found = saved.list_files(spec)
+        if found is None:
+            return super().list_files(spec, by_words)
+        pinned, listed, notes = found
+        return Listed(pinned, spec.kind, listed, notes)
+
+
+class HubFiles(Files):
+    """The kind `hf`: the files of a data set of the Hugging Face Hub."""
+
+    has_paths = False
+
+    def list_files(self, spec: CorpusSpec, by_words: bool) -> Listed:
+        return Listed(*hub.list_files(spec, FORMATS), [])
+
+    def check(self, spec: CorpusSpec) -> None:
+        pass  # the Hub is asked once, when the corpus is resolved
+
+
+_LISTERS: dict[str, Lister] = {PYTHON_DOCS: PythonDocs(), HUB: HubFiles(), "arrow": ArrowFiles()}
+_FILES = Files()
+
+
+def of_kind(kind: str) -> Lister:
+    """Returns the lister of a kind of corpus."""
+    return _LISTERS.get(kind, _FILES)
+
+
+def _record(
+    spec: CorpusSpec, pinned: CorpusSpec, piece_bytes: int, max_document_bytes: int
+) -> dict[str, Any]:
+    """Returns what a manifest keeps of a corpus's options."""
+    sides = {side: getattr(spec, side) for side in SIDES}
+    return {
+        "spec": str(pinned),
+        "revision": pinned.revision,
+        **(sides if spec.unit is Unit.PAIR else {"column": spec.column}),
+        "id": spec.id,
+        "validation": spec.validation,
+        "piece_bytes": piece_bytes,
+        "max_document_bytes": max_document_bytes,
+    }
+
+
+Inspected = tuple[list[FileRange], dict[str, Any]]
+
+
+def _inspected(spec: CorpusSpec, form: str, chosen: list[SourceFile]) -> list[Inspected]:
+    """Returns the ranges and the record of every file."""
+
+    def inspect(file: SourceFile) -> Inspected:
+        with opening.user_errors(file.path):
+            ranges = FORMATS[form].ranges(spec, file)
+        state = listing.pinned_state(file)
+        return ranges, {"name": file.name, "split": file.split, "bytes": file.bytes, **state}
+
+    chunks = [chosen[begin : begin + _CHUNK] for begin in range(0, len(chosen), _CHUNK)]
+    with ThreadPoolExecutor(_INSPECTORS) as pool:
+        found = pool.map(lambda chunk: list(map(inspect, chunk)), chunks)
+        return list(itertools.chain.from_iterable(found))
+
+
+def _pieces(
+    form: str, generation: list[tuple[ChosenFile, list[FileRange]]], piece_bytes: int
+) -> Iterator[Piece]:
+    """Yields the pieces of one generation of files, given the ranges of each.
+
+    A piece holds documents of one set of splits. No piece has files of two generations, so an
+    extension leaves the old pieces as they are.
+    """
+    total = sum(part.bytes for _, ranges in generation for part in ranges)
+    target = cutting.target_bytes(total, piece_bytes)
+    for (of_piece, held_out), members in itertools.groupby(
+        generation, key=lambda member: (member[0].splits, member[0].held_out)
+    ):
+        parts = (
+            FilePart(each.file, part.start, part.stop, part.bytes, part.cuts)
+            for each, ranges in members
+            for part in cutting.cut(ranges, target)
+        )
+        for joined in cutting.join(parts, lambda part: part.bytes, target):
+            first = joined[0]
+            more = f" and {len(joined) - 1:,} more" if len(joined) > 1 else ""
+            yield Piece(
+                name=f"{first.file.name}:{first.start}-{first.stop or ''}{more}",
+                splits=of_piece,
+                bytes=sum(part.bytes for part in joined),
+                held_out=held_out,
+                format=form,
+                parts=joined,
+            )

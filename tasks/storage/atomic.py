@@ -1,0 +1,100 @@
+"""Writing files complete or not at all, and naming a full disk."""
+
+import contextlib
+import errno
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from typing import IO
+
+from tasks.storage.paths import is_remote, local_path
+from tasks.storage.store import Store
+from tasks.terminal.command_line import UserError
+
+PARTIAL = ".partial-"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def naming_full_disk(path: str) -> Iterator[None]:
+    """Turns any error for a full disk, quota or file-size limit into an OSError that names `path`.
+
+    Libraries such as safetensors and TensorStore raise their own, with the system's words inside.
+    """
+    try:
+        yield
+    except Exception as error:
+        for code in _FULL:
+            if os.strerror(code) in str(error):
+                raise OSError(code, os.strerror(code), path) from error
+        raise
+
+
+@contextlib.contextmanager
+def atomic_write(path: str) -> Iterator[IO[bytes]]:
+    """Yields a file whose content appears at `path` complete, on success, or not at all.
+
+    Locally the bytes are written beside `path`, flushed to the disk and renamed. For a remote path
+    they are collected in a temporary file and uploaded as one object, since closing a half-written
+    fsspec file would publish half of it. An object becomes visible once all its bytes are uploaded.
+
+    Raises:
+      UserError: there is no such folder, no file can be made in it, or `path` is a folder; or the
+        store refuses it.
+      OSError: the file cannot be written.
+    """
+    if is_remote(path):
+        with tempfile.NamedTemporaryFile() as spool:
+            yield spool
+            spool.flush()
+            Store(path).upload(spool.name)
+        return
+    final = local_path(path)
+    folder = os.path.dirname(final) or "."
+    if os.path.isdir(final):
+        raise UserError(f"{path} is a folder: name a file")
+    aside = os.path.join(folder, f"{PARTIAL}{uuid.uuid4().hex}-{os.path.basename(final)}")
+    try:
+        with naming_full_disk(path), _created(aside, path) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, final)
+        _sync_folder(folder)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(aside)
+        raise
+
+
+def _created(aside: str, path: str) -> IO[bytes]:
+    """Opens the new file `aside`; errors name `path`, which it will become."""
+    try:
+        return open(aside, "xb")
+    except FileNotFoundError as error:
+        folder = os.path.dirname(path) or "."
+        if not os.path.isdir(local_path(folder)):
+            raise UserError(f"{path}: there is no folder {folder}; make it first") from error
+        raise UserError(f"{path}: no file can be made in this folder; choose another") from error
+    except OSError as error:
+        error.filename = path
+        raise
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_partial(folder: str) -> None:
+    """Deletes the partial files that killed writers left in a local `folder`."""
+    if is_remote(folder) or not os.path.isdir(local_path(folder)):
+        return
+    for name in os.listdir(local_path(folder)):
+        if name.startswith(PARTIAL):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(local_path(folder), name))

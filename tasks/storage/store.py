@@ -1,0 +1,286 @@
+"""Object stores through fsspec: requests with retries, and files that are read in ranges."""
+
+import contextlib
+import functools
+import io
+import logging
+import os
+from collections.abc import Callable, Generator
+from typing import IO, Any, TypeVar, cast
+
+from tasks.storage import retries
+from tasks.storage.paths import is_on_gcs, is_remote, local_path
+from tasks.terminal.command_line import UserError
+
+# Fewest bytes to request of a file: at 100 MB/s, latency of 50 ms is a third of its time.
+REQUEST_BYTES = 8 << 20
+# Smaller files are uploaded in one request, which is repeated whole after a failure.
+_SMALL_BYTES = 5 << 20
+
+Result = TypeVar("Result")
+# Yields the bytes [start, stop) of a file in chunks of any size.
+Fetch = Callable[[int, int], Generator[bytes, None, None]]
+
+
+def filesystem(path: str) -> tuple[Any, str]:
+    """Returns (fsspec file system, path inside it).
+
+    Raises:
+      UserError: the URL's scheme is unknown or its package is not installed.
+    """
+    import fsspec
+
+    if not is_remote(path):
+        return fsspec.core.url_to_fs(local_path(path))
+    # gcsfs queries the bucket's type by gRPC, before every operation if the query is not permitted.
+    # Set this to true for the bucket types that need it. On an emulator the query takes 35 to 96 s.
+    os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    # gcsfs logs a traceback of every error that it raises.
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+    # Other processes write there too, so cached listings are stale.
+    fresh = {"use_listings_cache": False}
+    fsspec.config.conf.setdefault("gcs", {}).update(fresh)  # for Orbax's own file system
+    try:
+        return fsspec.core.url_to_fs(path, **fresh)
+    except (ImportError, ValueError) as error:
+        hint = "; pip install 'palimpsest[gcp]'" if is_on_gcs(path) else ""
+        raise UserError(f"cannot open {path}: {error}{hint}") from error
+
+
+class Store:
+    """A file or folder in a store. Its methods repeat requests after transient errors.
+
+    All of them raise:
+      UserError: the store cannot be reached despite retries, or rejects the request: no
+        credentials, no permission, no such bucket.
+      FileNotFoundError: the bucket exists but the file does not.
+    """
+
+    def __init__(self, url: str):
+        self._url = url
+        self._fs, self._inside = filesystem(url)
+
+    def ask(self, action: Callable[[Any, str], Result]) -> Result:
+        """Returns `action(file system, path inside it)`."""
+        try:
+            return retries.with_retries(self._url, lambda: action(self._fs, self._inside))
+        except FileNotFoundError:
+            if is_on_gcs(self._url):
+                _check_bucket(self._inside.partition("/")[0])
+            raise
+        except Exception as error:
+            if advice := _advice(self._url, error):
+                raise UserError(advice) from error
+            raise
+
+    def info(self) -> dict[str, Any]:
+        """Returns what fsspec knows of a file: its size, type, and what else the store reports."""
+        return self.ask(lambda fs, inside: fs.info(inside))
+
+    def open(self, listed: tuple[int, str] | None = None, ahead: int = REQUEST_BYTES) -> IO[bytes]:
+        """Opens a file for reading and seeking; ranges are requested on demand.
+
+        Args:
+          listed: size and etag of the file when it was listed; None: whatever is there now.
+          ahead: fewest bytes to request; 0: exactly the bytes asked for.
+
+        Raises:
+          UserError: (also while reading) the file has changed.
+        """
+        known = None
+        if listed is None:
+            known = self.info()
+            if known["type"] != "file":
+                raise FileNotFoundError(self._url)
+            listed = known["size"], etag(known)
+        fetch = functools.partial(self._fetch, listed, {"info": known})
+        return open_ranges(self._url, listed[0], fetch, ahead)
+
+    def _fetch(
+        self, listed: tuple[int, str], state: dict[str, Any], start: int, stop: int
+    ) -> Generator[bytes, None, None]:
+        """Yields a range of the listed file.
+
+        The file is compared with the listing before the first read, unless its info is known
+        already, and after every failure. In Cloud Storage all ranges are read from the generation
+        that was compared. Other stores are asked again after every range.
+        """
+        info = state["info"] or self._compared(listed)
+        state["info"] = None  # stays None if this attempt fails: compare again before resuming
+        generation = info.get("generation") if is_on_gcs(self._url) else None
+        if generation:
+            cat = functools.partial(self._fs.cat_file, self._inside, start=start, end=stop)
+            try:
+                data = cat(generation=generation)
+            except FileNotFoundError:
+                # Overwritten since: by the same bytes, or this raises an error.
+                generation = self._compared(listed)["generation"]
+                data = cat(generation=generation)
+                info = {**info, "generation": generation}
+        else:
+            data = self._fs.cat_file(self._inside, start=start, end=stop)
+            info = self._compared(listed)
+        yield data
+        state["info"] = info
+
+    def _compared(self, listed: tuple[int, str]) -> dict[str, Any]:
+        info = self._fs.info(self._inside)
+        check_same(self._url, listed, (info["size"], etag(info)))
+        return info
+
+    def upload(self, source: str) -> None:
+        """Uploads a local file as one object."""
+        self.ask(lambda fs, inside: _upload(fs, source, inside, is_on_gcs(self._url)))
+
+
+def _advice(path: str, error: Exception) -> str:
+    """Returns what to do about a permanent HTTP error, "" for other errors."""
+    status, _ = retries.http_status(error)
+    if isinstance(error, PermissionError) or str(error).startswith("Forbidden"):
+        status = 403
+    if status == 401:
+        return (
+            f"{path}: no credentials, or expired ones: run `gcloud auth application-default "
+            "login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file, or use a machine with a "
+            "service account"
+        )
+    if status == 403:
+        return (
+            f"{path}: permission denied ({retries.describe(error)}): the account of these "
+            "credentials needs the role storage.objectUser on the bucket, or "
+            "storage.objectViewer to read only"
+        )
+    return f"{path}: {retries.describe(error)}" if 400 <= status < 500 else ""
+
+
+@functools.lru_cache(maxsize=64)
+def _check_bucket(bucket: str) -> None:
+    """Checks that a bucket exists, when a file in it was not found.
+
+    Raises:
+      UserError: there is no such bucket.
+    """
+    fs, _ = filesystem(f"gs://{bucket}")
+
+    # Readers of objects are permitted to list them, but not to query the bucket.
+    def look() -> None:
+        fs.call("GET", "b/{}/o", bucket, maxResults=1)
+
+    try:
+        retries.with_retries(f"gs://{bucket}", look)
+    except FileNotFoundError as error:
+        raise UserError(
+            f"there is no bucket {bucket}: make it with `gcloud storage buckets create "
+            f"gs://{bucket} --location=REGION`, in the region of the machines"
+        ) from error
+    except Exception as error:
+        if not _advice(bucket, error):
+            raise
+
+
+def _upload(fs: Any, source: str, target: str, on_gcs: bool) -> None:
+    """Uploads a file as one object; raises ChecksumError (transient) if it arrived damaged."""
+    if not on_gcs:
+        fs.put_file(source, target)
+    elif os.path.getsize(source) > _SMALL_BYTES:
+        try:
+            fs.put_file(source, target, consistency="md5")
+        except Exception as error:
+            if type(error).__name__ == "ChecksumError":
+                fs.rm_file(target)
+            raise
+    else:
+        # put_file would send a multipart body, whose boundary it does not look for in the data.
+        bucket, _, name = target.partition("/")
+        with open(source, "rb") as file:
+            data = file.read()
+        url = fs.base.replace("/storage/", "/upload/storage/") + "b/{}/o"
+        kind = {"Content-Type": "application/octet-stream"}
+        fs.call("POST", url, bucket, uploadType="media", name=name, data=data, headers=kind)
+
+
+def etag(info: dict[str, Any]) -> str:
+    """Returns a checksum of a file from a store's info, else its etag, else its write time."""
+    for key in ("md5Hash", "crc32c", "ETag", "etag", "generation", "mtime", "LastModified"):
+        if info.get(key):
+            return str(info[key]).strip('"')
+    return ""
+
+
+def check_same(path: str, listed: tuple[int, str], found: tuple[int, str]) -> None:
+    """Compares the (size, etag) that a store reports with the listing's; "" matches any etag.
+
+    Raises:
+      UserError: the file has changed.
+    """
+    sizes, tags = zip(listed, found, strict=True)
+    if sizes[0] != sizes[1]:
+        difference = f"it had {sizes[0]:,} bytes and has {sizes[1]:,}"
+    elif all(tags) and tags[0] != tags[1]:
+        difference = f"its etag was {tags[0]} and is {tags[1]}"
+    else:
+        return
+    raise UserError(
+        f"{path} has changed since the corpus was listed ({difference}): restore the file, or "
+        "start over in another folder"
+    )
+
+
+def open_ranges(path: str, size: int, fetch: Fetch, ahead: int = REQUEST_BYTES) -> IO[bytes]:
+    """Opens a file whose ranges `fetch` yields; errors of it are retried from the byte reached.
+
+    Args:
+      path: the file, for messages.
+      size: its size in bytes.
+      fetch: yields a range.
+      ahead: fewest bytes to request; 0: exactly the bytes asked for, without a buffer.
+    """
+    raw = _Ranges(path, size, fetch)
+    return io.BufferedReader(raw, ahead) if ahead else cast(IO[bytes], raw)
+
+
+class _Ranges(io.RawIOBase):
+    """A remote file for reading and seeking; a read is only short at the end of the file."""
+
+    def __init__(self, path: str, size: int, fetch: Fetch):
+        self._path, self._size, self._fetch = path, size, fetch
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def size(self) -> int:
+        """Returns the file's size in bytes; pyarrow calls this."""
+        return self._size
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        start = self._position
+        stop = max(start, min(self._size, start + len(view)))
+
+        def rest() -> None:
+            if self._position == stop:
+                return
+            with contextlib.closing(self._fetch(self._position, stop)) as chunks:
+                for chunk in chunks:
+                    end = self._position + len(chunk)
+                    if end > stop:
+                        raise OSError(f"more bytes than the {stop - start} requested")
+                    view[self._position - start : end - start] = chunk
+                    self._position = end
+            if self._position < stop:
+                raise retries.Truncated(f"{stop - self._position:,} bytes are missing")
+
+        retries.with_retries(self._path, rest, lambda: self._position)
+        return stop - start

@@ -1,0 +1,56 @@
+"""Files of a data set's rows, and of the pairs that a task makes of them."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tasks.storage import files
+from tasks.supervised.template import Supervised
+from tasks.terminal.command_line import UserError
+
+
+def write_pairs(task: Supervised, source: str, output: str, evaluating: bool) -> int:
+    """Writes the pairs of a file's rows as JSON lines; returns their number.
+
+    Args:
+      task: makes the pairs.
+      source: a Parquet file or JSON lines, with the columns of the Hub.
+      output: the file to write.
+      evaluating: whether the rows are for evaluation: one pair of each, also of those not trained
+        on.
+
+    Raises:
+      UserError: there are no such rows.
+    """
+    count = 0
+    try:
+        with files.atomic_write(output) as file:
+            for pair in task.examples(read_rows(source), evaluating):
+                file.write(json.dumps(pair, ensure_ascii=False).encode() + b"\n")
+                count += 1
+            if not count:
+                raise UserError(f"--input={source} has no rows that make pairs")
+    except (LookupError, TypeError) as error:
+        raise UserError(
+            f"--input={source}: {task.name} needs the columns of {task.source} on the Hub "
+            f"and its labels ({error!r} is missing or of another type)"
+        ) from error
+    return count
+
+
+def read_rows(path: str) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a Parquet file or of JSON lines; raises a UserError if it cannot."""
+    if not files.exists(path):
+        raise UserError(f"--input={path}: no such file")
+    if path.endswith(".parquet"):
+        import pyarrow.parquet as parquet
+
+        with files.open_read(path) as file:
+            for batch in parquet.ParquetFile(file).iter_batches():
+                yield from batch.to_pylist()
+        return
+    for number, line in enumerate(files.read_lines(path), 1):
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise UserError(f"--input={path}, line {number}: this is not JSON") from error

@@ -1,0 +1,71 @@
+"""Commands: a frozen dataclass of flags and a function that runs with them."""
+
+import importlib
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from tasks.terminal import command_line, help, interrupt
+from tasks.terminal.flags import made, parse
+
+
+class Command:
+    """A command, called with its words.
+
+    Args:
+      flags: the dataclass of its flags, or "module:class", which is imported when the command runs.
+      run: takes the flags; returns the exit code, or None for 0.
+      at_once: what to do after Ctrl-C ends the process at once, as "run the same command again".
+        None: Ctrl-C raises KeyboardInterrupt.
+      terminated: whether SIGTERM ends the process at once, too.
+    """
+
+    def __init__(
+        self,
+        flags: Any,
+        run: Callable[[Any], int | None],
+        *,
+        at_once: str | None = None,
+        terminated: bool = False,
+    ):
+        self._flags, self._run = flags, run
+        self._at_once, self._terminated = at_once, terminated
+        self.__module__ = run.__module__
+
+    @property
+    def flags(self) -> type:
+        """The dataclass of the flags."""
+        if isinstance(self._flags, str):
+            module, _, name = self._flags.partition(":")
+            return getattr(importlib.import_module(module), name)
+        return self._flags
+
+    def __call__(self, words: Sequence[str], program: str | None = None) -> int:
+        """Parses the words and runs; returns the exit code.
+
+        Raises:
+          UserError: a flag is wrong, or whatever the command raises.
+        """
+        for word, after in itertools.pairwise([*words, "--"]):
+            if word == "--":
+                break
+            name, equals, topic = word.partition("=")
+            if name in ("--help", "-h"):
+                topic = topic if equals or after.startswith("-") else after
+                print(self.help(topic, program))
+                return 0
+        return self._run(made(self.flags, parse(self.flags, words))) or 0
+
+    def help(self, topic: str = "", program: str | None = None) -> str:
+        """Returns the text of --help or --help=TOPIC."""
+        program = program or f"python -m {self.__module__}"
+        text = sys.modules[self._run.__module__].__doc__ or ""
+        return help.page(self.flags, program, text, topic)
+
+    def start(self, words: Sequence[str] | None = None, program: str | None = None) -> NoReturn:
+        """Runs the command as a process of its own, and exits."""
+        program = program or f"python -m {command_line.module_name(self)}"
+        if self._at_once is not None:
+            interrupt.end_at_once(program, self._at_once, self._terminated)
+        command_line.run(lambda given: self(given, program), words, program)

@@ -1,0 +1,265 @@
+"""Command-line flags of dataclasses whose fields are made by `fields.field`.
+
+A nested dataclass gives its flags a prefix, as in --optimizer.learning_rate. A value follows "=" or
+is the next word; "-" in a name is read as "_". A bool alone is true. A tuple is separated by commas
+and the last use of a flag holds, unless the field is `repeated`.
+"""
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal.fields import (
+    NONE,
+    REQUIRED,
+    Rejected,
+    Unread,
+    check,
+    kind_in_words,
+    parse_value,
+)
+
+_Kind = TypeVar("_Kind")
+
+
+class Flag(NamedTuple):
+    """The flag of a field.
+
+    Attributes:
+      path: path of the field within the dataclass of all flags.
+      name: what follows "--".
+      declared: type of the field.
+      field: the field.
+      group: the nested dataclass that has the field, or "".
+      required: whether the flag must be given.
+    """
+
+    path: str
+    name: str
+    declared: Any
+    field: dataclasses.Field[Any]
+    group: str
+    required: bool
+
+    @property
+    def is_tuple(self) -> bool:
+        """Whether the field is a tuple."""
+        return typing.get_origin(self.declared) is tuple
+
+    @property
+    def words(self) -> str:
+        """What the flag does."""
+        return self.field.metadata["words"]
+
+    @property
+    def names(self) -> list[str]:
+        """All names of the flag."""
+        prefix = self.name.removesuffix(self.field.metadata["name"] or self.field.name)
+        former = self.field.metadata["aliases"]
+        return [self.name, *(each[2:] if each[:2] == "--" else prefix + each for each in former)]
+
+    def parsed(self, name: str, text: str) -> Any:
+        """Returns the value of a text that was given with `name`.
+
+        Raises:
+          UserError: it is of another type.
+        """
+        declared = self.declared
+        if self.field.metadata["repeated"] or (self.is_tuple and self.field.metadata["positional"]):
+            declared = typing.get_args(declared)[0]
+        try:
+            return parse_value(text, declared, self.field.metadata["choices"])
+        except ValueError as error:
+            raise UserError(f"--{name}={text}: it must be {kind_in_words(declared)}") from error
+
+
+class Given(NamedTuple):
+    """The flags of a command line.
+
+    Attributes:
+      values: path of the field -> value.
+      typed: path of the field -> the flag as it was typed, "--name=text".
+    """
+
+    values: dict[str, Any]
+    typed: dict[str, str]
+
+    def below(self, path: str) -> "Given":
+        """Returns the flags of the nested dataclass at `path`."""
+        start = f"{path}."
+        values, typed = (
+            {key.removeprefix(start): value for key, value in each.items() if key.startswith(start)}
+            for each in self
+        )
+        return Given(values, typed)
+
+
+@functools.cache
+def flags_of(kind: Any) -> tuple[Flag, ...]:
+    """Returns the flags of a dataclass, in the order of its fields."""
+    return tuple(_walk(kind, "", "", "", False))
+
+
+def _walk(kind: Any, path: str, prefix: str, group: str, partial: bool) -> Iterator[Flag]:
+    hints = typing.get_type_hints(kind)
+    for each in dataclasses.fields(kind):
+        declared = each.metadata["partial"] or hints[each.name]
+        if not dataclasses.is_dataclass(declared):
+            required = not (partial or _has_default(each))
+            name = prefix + (each.metadata["name"] or each.name)
+            yield Flag(path + each.name, name, declared, each, group, required)
+            continue
+        inner = prefix if each.metadata["flat"] else f"{prefix}{each.name}."
+        yield from _walk(
+            declared,
+            f"{path}{each.name}.",
+            inner,
+            group if prefix and group else each.name,
+            partial or each.metadata["partial"] is not None,
+        )
+
+
+def _has_default(field: dataclasses.Field[Any]) -> bool:
+    return field.default is not REQUIRED or field.default_factory is not REQUIRED
+
+
+def parse(kind: type, words: Sequence[str]) -> Given:
+    """Returns the values of a command line; the last of several holds.
+
+    Raises:
+      UserError: a flag is unknown, has no value or one of another type, or is missing.
+    """
+    flags = flags_of(kind)
+    known = {name: flag for flag in flags for name in flag.names}
+    places = [flag for flag in flags if flag.field.metadata["positional"]]
+    given, names, rest = Given({}, {}), dict[str, str](), list[str]()
+    pending = list(words)
+    while pending:
+        word = pending.pop(0)
+        if word == "--" or not word.startswith("--"):
+            for text in pending if word == "--" else [word]:
+                _place(text, places, given, rest)
+            if word == "--":
+                break
+            continue
+        name, flag, typed = _named(word, known)
+        if flag is None:
+            rest.append(word)
+            continue
+        text = _value(name, flag, pending) if typed is None else typed
+        if name in flag.names[1:] and text in NONE:  # a former name that is not set
+            continue
+        value = flag.parsed(name, text)
+        if flag.field.metadata["repeated"]:
+            value = (*given.values.get(flag.path, ()), value)
+        elif names.get(flag.path, name) != name:
+            raise UserError(f"--{names[flag.path]} and --{name} are the same: set one of them")
+        names[flag.path] = name
+        given.values[flag.path], given.typed[flag.path] = value, f"--{name}={text}"
+    _finish(flags, known, given, rest)
+    return given
+
+
+def _named(word: str, known: Mapping[str, Flag]) -> tuple[str, Flag | None, str | None]:
+    """Splits "--name=text" into (name, its flag or None, the text or None)."""
+    name, equals, text = word[2:].partition("=")
+    plain = name.replace("-", "_")
+    if plain in known:
+        return plain, known[plain], text if equals else None
+    begin, dot, end = name.partition(".")
+    if dot and f"{begin}.*" in known:  # the flag takes all of them, as NAME=VALUE
+        return name, known[f"{begin}.*"], f"{end}{equals}{text}"
+    return name, None, None
+
+
+def _value(name: str, flag: Flag, pending: list[str]) -> str:
+    """Returns the text of a flag that is given without "=", and takes it from `pending`."""
+    alone = "true" if flag.declared is bool else flag.field.metadata["alone"]
+    follows = bool(pending) and not pending[0].startswith("--")
+    if flag.declared is bool:
+        follows = follows and pending[0].lower() in ("true", "false")
+    if follows:
+        return pending.pop(0)
+    if alone is None:
+        raise UserError(f"--{name} needs a value")
+    return alone
+
+
+def _place(text: str, places: list[Flag], given: Given, rest: list[str]) -> None:
+    """Gives a word without "--" to the next positional field, or to the rest."""
+    if not places:
+        rest.append(text)
+        return
+    flag = places[0]
+    value = flag.parsed(flag.name, text)
+    if flag.is_tuple:
+        value = (*given.values.get(flag.path, ()), value)
+    else:
+        places.pop(0)
+    given.values[flag.path], given.typed[flag.path] = value, f"--{flag.name}={text}"
+
+
+def _finish(flags: Sequence[Flag], known: Collection[str], given: Given, rest: list[str]) -> None:
+    """Gives the rest to the field that takes it; refuses unknown words and missing flags."""
+    takes = next((flag for flag in flags if flag.field.metadata["rest"]), None)
+    if takes:
+        given.values[takes.path] = tuple(rest)
+    else:
+        refuse_unknown(rest, known)
+    missing = [flag for flag in flags if flag.required and flag.path not in given.values]
+    if missing:
+        if takes:
+            takes.field.metadata["rest"](rest, known)
+        raise UserError(f"required: {', '.join(map(spelled, missing))}")
+
+
+def spelled(flag: Flag) -> str:
+    """Returns the name of a flag as it is typed, or of a positional value."""
+    if flag.field.metadata["positional"]:
+        return flag.field.metadata["metavar"] or flag.name.upper()
+    return f"--{flag.name}"
+
+
+def refuse_unknown(words: Sequence[str], known: Collection[str]) -> None:
+    """Raises a UserError that names the first of some unknown words, if there are any."""
+    if not words:
+        return
+    word = words[0].partition("=")[0]
+    name = word.removeprefix("--").replace("-", "_")
+    ends = [each for each in sorted(known) if each.rpartition(".")[2] == name]
+    hint = nearest(f"--{name}", [f"--{each}" for each in known])
+    if ends:
+        hint = f" (did you mean {' or '.join(f'--{each}' for each in ends)}?)"
+    raise UserError(f"unknown flag {word}{hint}")
+
+
+def made(kind: type[_Kind], given: Given) -> _Kind:
+    """Returns the dataclass of the flags that were given.
+
+    Raises:
+      UserError: the dataclass rejects a value.
+    """
+    hints, values = typing.get_type_hints(kind), {}
+    for each in dataclasses.fields(typing.cast(Any, kind)):
+        if each.metadata["partial"]:
+            values[each.name] = given.below(each.name)
+        elif dataclasses.is_dataclass(hints[each.name]):
+            values[each.name] = made(hints[each.name], given.below(each.name))
+        elif each.name in given.values:
+            values[each.name] = given.values[each.name]
+    try:
+        config = kind(**values)
+        check(config)
+    except Rejected as error:
+        raise refusal(error, given.typed.get(error.field, f"--{error.field}")) from error
+    return config
+
+
+def refusal(error: Rejected, typed: str) -> UserError:
+    """Returns the message about a rejected flag; `typed` is "--name=text"."""
+    if isinstance(error, Unread):
+        return UserError(f"{typed.partition('=')[0]} has no effect {error.why}")
+    return UserError(f"{typed}: it must be {error.rule}")

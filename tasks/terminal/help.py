@@ -1,0 +1,187 @@
+"""The text of --help: usage, what a command does, and its flags by group."""
+
+import dataclasses
+import shutil
+import textwrap
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal.fields import REQUIRED, as_flag
+from tasks.terminal.flags import Flag, flags_of, spelled
+
+ALL = "all"
+# With more flags than this, --help shows the frequent ones.
+_MANY = 60
+_INDENT = 26
+# Width of the names in the short list.
+_BRIEF = 32
+# Longer lists of choices would not fit beside their flag; their words name them.
+_LONGEST_METAVAR = 50
+_METAVARS = {bool: "true|false", int: "N", float: "X", str: "TEXT", tuple: "A,B"}
+
+
+def page(
+    kind: Any,
+    program: str,
+    description: str,
+    topic: str = "",
+) -> str:
+    """Returns the help of a command.
+
+    Args:
+      kind: the dataclass of its flags. Its `help_topics()`, name -> function, are further topics;
+        its `help_defaults()`, path -> value, are shown as defaults instead of the fields'.
+      program: how the command is called.
+      description: what it does.
+      topic: "", `ALL`, a group of flags, or a further topic.
+
+    Raises:
+      UserError: there is no such topic.
+    """
+    topics = kind.help_topics() if hasattr(kind, "help_topics") else {}
+    if topic in topics:
+        return topics[topic]()
+    defaults = kind.help_defaults() if hasattr(kind, "help_defaults") else {}
+    titles = _titles(kind)
+    flags = [flag for flag in flags_of(kind) if not flag.field.metadata["rest"]]
+    if topic in titles:
+        return "\n".join(_group(topic, titles, flags, defaults))
+    if topic not in ("", ALL):
+        known = [ALL, *topics, *titles]
+        raise UserError(
+            f"--help={topic}: no such group{nearest(topic, known)}; there are {', '.join(known)}"
+        )
+    lines = [f"usage: {program} {_usage(flags)}", "", _filled(description), ""]
+    if not topic and len(flags) > _MANY:
+        often = [flag for flag in flags if flag.field.metadata["often"]]
+        first = next(iter(titles), "")
+        often.sort(key=lambda flag: flag.group not in ("", first))
+        lines += [_brief(flag, defaults) for flag in often]
+        lines += ["", _more(len(flags), [*topics, *titles])]
+    else:
+        for group in ("", *titles):
+            lines += _group(group, titles, flags, defaults)
+    return "\n".join(lines)
+
+
+def _group(
+    group: str, titles: Mapping[str, str], flags: Iterable[Flag], defaults: Mapping[str, Any]
+) -> list[str]:
+    """Returns the lines of a group of flags, below its name and title if it has one."""
+    some = [_described(flag, defaults) for flag in flags if flag.group == group]
+    title = [f"{group}:", f"  {titles[group]}", ""] if group else []
+    return [*title, *some, ""] if some else []
+
+
+def _brief(flag: Flag, defaults: Mapping[str, Any]) -> str:
+    """Returns a line for a flag that is used often."""
+    value = "" if _is_switch(flag) else f"={metavar(flag)}"
+    if len(value) > _INDENT // 2:
+        value = "=NAME"
+    words = f"{flag.field.metadata['often']}{_default(flag, defaults)}"
+    short = (each[2:] for each in flag.field.metadata["aliases"] if each[:2] == "--")
+    return f"  --{next(short, flag.name)}{value}".ljust(_BRIEF) + f" {words}"
+
+
+def _titles(kind: Any) -> dict[str, str]:
+    """Returns name -> title of the groups of flags."""
+    groups = {flag.group for flag in flags_of(kind)} - {""}
+    found = {}
+
+    def walk(kind: Any) -> None:
+        hints = typing.get_type_hints(kind)
+        for each in dataclasses.fields(kind):
+            inner = each.metadata["partial"] or hints[each.name]
+            if dataclasses.is_dataclass(inner):
+                if each.name in groups:
+                    found[each.name] = each.metadata["words"]
+                if each.metadata["flat"]:
+                    walk(inner)
+
+    walk(kind)
+    return found
+
+
+def _usage(flags: Iterable[Flag]) -> str:
+    parts = []
+    for flag in flags:
+        if flag.field.metadata["positional"]:
+            name = spelled(flag) + " …" * flag.is_tuple
+            parts.append(name if flag.required else f"[{name}]")
+        elif flag.required:
+            parts.append(f"--{flag.name}={metavar(flag)}")
+    return " ".join([*parts, "[--FLAG=VALUE …]"])
+
+
+def metavar(flag: Flag) -> str:
+    """Returns what stands for the value of a flag."""
+    metadata = flag.field.metadata
+    if metadata["metavar"]:
+        return metadata["metavar"]
+    choices = f"{{{','.join(map(str, metadata['choices']))}}}" if metadata["choices"] else ""
+    if choices:
+        return choices if len(choices) <= _LONGEST_METAVAR else "NAME"
+    declared = flag.declared
+    if metadata["repeated"]:
+        (declared, *_) = typing.get_args(declared)
+    return _METAVARS[_plain(declared)]
+
+
+def _plain(declared: Any) -> type:
+    """Returns the plain type of a declared one: int of `int | None`, tuple of `tuple[str, ...]`."""
+    if typing.get_origin(declared) in (typing.Union, types.UnionType):
+        return _plain(next(each for each in typing.get_args(declared) if each is not type(None)))
+    return typing.get_origin(declared) or declared
+
+
+def _is_switch(flag: Flag) -> bool:
+    return flag.declared is bool and flag.field.default is False
+
+
+def _default(flag: Flag, defaults: Mapping[str, Any]) -> str:
+    """Returns " (default: X)", or "" if the default says nothing."""
+    default = defaults.get(flag.path, flag.field.default)
+    silent = default in (REQUIRED, None, False, "", ()) or "(default" in flag.words
+    return "" if silent else f" (default: {as_flag(default)})"
+
+
+def _described(flag: Flag, defaults: Mapping[str, Any]) -> str:
+    """Returns the lines of a flag: its names, and beside or below them its words."""
+    head = spelled(flag)
+    if not flag.field.metadata["positional"]:
+        alone = flag.field.metadata["alone"] is not None
+        value = f"[={metavar(flag)}]" if alone else f"={metavar(flag)}"
+        names = [name for name in flag.names if not name.endswith(".*")]
+        head = ", ".join(f"--{name}{'' if _is_switch(flag) else value}" for name in names)
+    indent = " " * _INDENT
+    text = textwrap.fill(
+        flag.words + _default(flag, defaults),
+        _width(),
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
+    if len(head) < _INDENT - 3:
+        return f"  {head}{text[len(head) + 2 :]}"
+    return f"  {head}\n{text}"
+
+
+def _more(count: int, topics: Iterable[str]) -> str:
+    text = f"--help={ALL} shows all {count} flags, --help=GROUP one group: {', '.join(topics)}"
+    return textwrap.fill(text, _width())
+
+
+def _filled(text: str) -> str:
+    """Returns paragraphs that fit the terminal; indented ones keep their lines."""
+    paragraphs = textwrap.dedent(text).strip().split("\n\n")
+    fitting = (
+        each if "\n " in f"\n{each}" else textwrap.fill(each, _width()) for each in paragraphs
+    )
+    return "\n\n".join(fitting)
+
+
+def _width() -> int:
+    return min(shutil.get_terminal_size().columns, 100) - 2

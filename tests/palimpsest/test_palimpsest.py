@@ -1,0 +1,119 @@
+"""`palimpsest COMMAND`: every command by name, what --help lists, and completion."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from palimpsest import completion
+from palimpsest.__main__ import main, named, page
+from palimpsest.commands import COMMANDS, GROUPS, command, summary
+from tasks.terminal.command import Command
+
+ROOT = pathlib.Path(__file__).parents[2]
+# A sweep is run from a clone; tests of pages and faults are no commands of users.
+NOT_INSTALLED = ("experiments",)
+
+
+def ended(*words):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    return end.value.code
+
+
+def test_every_command_has_a_name():
+    modules = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for package in ("pipeline", "tasks", "trainer", "vocab")
+        for path in (ROOT / package).rglob("*.py")
+        if '__name__ == "__main__"' in path.read_text()
+    }
+    assert set(COMMANDS.values()) == modules
+
+
+def test_a_command_is_a_dataclass_of_flags_and_a_line_of_words():
+    for module in COMMANDS.values():
+        assert isinstance(command(module), Command)
+        line = summary(module)
+        assert line.endswith(".")
+        assert sys.modules[module].__doc__.startswith(line)
+
+
+def test_the_list_fits_a_screen():
+    lines = page().splitlines()
+    assert len(lines) <= 45
+    assert all(any(line.split("  ")[1:2] == [name] or f" {name} " in line for line in lines)
+               for name in COMMANDS)  # fmt: skip
+    assert page("vocab ").count("\n  vocab ") == 5
+    assert set(GROUPS) <= {line.rstrip(":") for line in lines}
+
+
+def test_words_name_a_command():
+    assert named(["vocab", "train", "--corpus=a"]) == ("vocab train", ["--corpus=a"])
+    assert named(["export-t5x", "--step=1"]) == ("export_t5x", ["--step=1"])
+    assert named(["fill", "a text"]) == ("fill", ["a text"])
+    assert named(["--help"]) == ("", ["--help"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--help"], 0, "pretrain"),
+        ([], 0, "pretrain"),
+        (["vocab"], 0, "vocab train"),
+        (["verify", "--help"], 0, "usage: palimpsest verify --cache=DIR"),
+        (["verify", "--cach=a"], 2, "palimpsest verify: error: unknown flag --cach"),
+        (["pretain"], 2, "palimpsest: error: unknown command pretain (did you mean pretrain?)"),
+        (["vocab", "trian"], 2, "(did you mean vocab train?)"),
+        (["completion"], 2, "name a shell, bash, zsh, fish"),
+    ],
+)
+def test_the_program(words, code, says, capsys):
+    assert ended(*words) == code
+    assert says in "".join(capsys.readouterr())
+
+
+def test_the_list_imports_no_command():
+    code = "import sys; from palimpsest.__main__ import page; page(); print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    loaded = set(run.stdout.split())
+    assert "palimpsest.commands" in loaded
+    assert not loaded & {*COMMANDS.values(), "numpy", "fsspec"}
+
+
+def test_candidates():
+    assert completion.candidates("fish", "palimpsest pre") == ["pretrain "]
+    assert completion.candidates("fish", "palimpsest vocab tr") == [
+        "train ", "train_tokenizer ", "trim "]  # fmt: skip
+    assert completion.candidates("zsh", "palimpsest pretrain --model.dty") == ["--model.dtype="]
+    assert completion.candidates("zsh", "palimpsest pretrain --model.dtype=b") == [
+        "--model.dtype=bfloat16 "]  # fmt: skip
+    assert completion.candidates("bash", "palimpsest pretrain --seed=1 --model.dtype=") == [
+        "bfloat16 ", "float32 "]  # fmt: skip
+    assert completion.candidates("bash", "palimpsest build --ver") == ["--verbose "]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_reads_its_script(shell):
+    if not shutil.which(shell):
+        pytest.skip(f"there is no {shell} here")
+    run = subprocess.run(
+        [shell, "-n"], input=completion.script(shell), capture_output=True, text=True
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+
+
+def test_bash_completes(tmp_path):
+    program = tmp_path / "palimpsest"
+    program.write_text(f'#!/bin/bash\ncd {ROOT} && exec {sys.executable} -m palimpsest "$@"\n')
+    program.chmod(0o755)
+    line = "palimpsest evaluate --st"
+    code = f'{completion.script("bash")}\nCOMP_LINE="{line}" COMP_POINT={len(line)}\n_palimpsest\n'
+    run = subprocess.run(
+        ["bash", "-c", f'PATH={tmp_path}:$PATH\n{code}printf "<%s>" "${{COMPREPLY[@]}}"'],
+        capture_output=True,
+        text=True,
+    )
+    assert run.stdout == "<--steps=>", run.stderr

@@ -1,0 +1,286 @@
+"""Runs with several tasks: exact batches, every window once, and start-up text."""
+
+import hashlib
+import json
+import re
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+from tasks.cache.manifest import sealed
+from tasks.cache.windows import Windows
+from tasks.objectives import noise
+from tasks.terminal.command_line import UserError
+from tests.support.processes import completed
+from tests.trainer.conftest import built
+from trainer.config.fields import override
+from trainer.config.from_flags import build_config
+from trainer.data.order import BlockOrder
+from trainer.data.padding import better_lengths
+from trainer.reporting.metrics import read_metrics
+from trainer.setup import prepare
+
+SPANS, PREFIX = "python_docs_span_corruption", "python_docs_prefix_lm"
+LM, DECODER = "python_docs_autoregressive_lm", "python_docs_decoder_prefix_lm"
+
+
+def run_of(cache, task, *flags, preset="t5_1_1_tiny", inputs=64):
+    config, origins = build_config(preset, [])
+    arguments = [
+        f"--task={task}",
+        f"--cache_dir={cache}",
+        "--model_dir=nowhere",
+        "--batch_size=8",
+        f"--lengths.inputs={inputs}",
+        "--lengths.targets=64",
+        *flags,
+    ]
+    return prepare(override(config, origins, arguments), origins)
+
+
+def places(run, steps):
+    batches = run.data.batches()
+    return np.concatenate([np.stack(batches.places(step)) for step in range(steps)], axis=1)
+
+
+def test_hosts_share_the_batches_of_a_mixture(text_cache):
+    schedule = f"--mixing.schedule=5: {SPANS}=1,{PREFIX}=9"
+    data = run_of(text_cache, f"{SPANS}=0.7,{PREFIX}=0.3", schedule).data
+    whole = data.batches()
+    for step in (0, 4, 5, 6, 10**7):
+        for hosts in (2, 4, 8):
+            parts = [data.batches(host, hosts)[step] for host in range(hosts)]
+            for name, array in whole[step].items():
+                assert np.array_equal(np.concatenate([part[name] for part in parts]), array)
+    iterated = data.training(4)
+    for step in (4, 5, 6):
+        batch = next(iterated)
+        assert all(np.array_equal(batch[name], array) for name, array in whole[step].items())
+
+
+def test_every_task_reads_each_window_once_an_epoch_through_changes_of_rates(text_cache):
+    schedule = f"--mixing.schedule=5: {SPANS}=1,{PREFIX}=1; 9: {PREFIX}=1; 12: {SPANS}=3,{PREFIX}=1"
+    run = run_of(text_cache, f"{SPANS}=0.75,{PREFIX}=0.25", schedule)
+    counts = [len(source.maker.windows) for source in run.data.sources]
+    sources, epochs, _, windows = places(run, 1000)
+    assert set(sources[9 * 8 : 12 * 8].tolist()) == {1}
+    assert np.bincount(sources[: 5 * 8]).tolist() == [30, 10]
+    for source, count in enumerate(counts):
+        mine = epochs[sources == source] * count + windows[sources == source]
+        first, second = mine[:count], mine[count : 2 * count]
+        assert sorted(first) == list(range(count))
+        assert sorted(second) == list(range(count, 2 * count))
+        assert not np.array_equal(first, second - count)
+
+
+def test_a_task_that_joins_later_changes_nothing_for_the_others(text_cache):
+    alone = run_of(text_cache, SPANS)
+    joined = run_of(text_cache, SPANS, f"--mixing.schedule=3: {SPANS}=1,{PREFIX}=1")
+    mine = places(joined, 40)
+    assert np.array_equal(mine[1:, mine[0] == 0][:, :160], places(alone, 20)[1:])
+    first, other = alone.data.batches()[2], joined.data.batches()[2]
+    assert all(np.array_equal(first[name], other[name]) for name in first)
+
+
+def test_tasks_on_the_same_windows_read_them_in_another_order(text_cache):
+    run = run_of(text_cache, f"{SPANS}=1,{PREFIX}=1", "--lengths.targets=600", inputs=73)
+    sources, _, _, windows = places(run, 20)
+    assert not np.array_equal(windows[sources == 0], windows[sources == 1])
+
+
+def test_rows_without_a_prefix_mix_with_rows_that_have_one(text_cache):
+    run = run_of(text_cache, f"{LM}=1,{DECODER}=1", preset="lm_tiny", inputs=0)
+    batches = run.data.batches()
+    sources = batches.places(0).sources
+    prefixed = batches[0]["decoder_causal_attention"].any(axis=1)
+    assert np.array_equal(prefixed, sources == 1)
+
+
+def test_rates_in_proportion_to_examples_and_their_limit(text_cache):
+    run = run_of(text_cache, f"{SPANS},{PREFIX}")
+    counts = np.array([len(source.maker.windows) for source in run.data.sources])
+    assert counts[0] != counts[1]
+    assert run.data.rates == [(0, pytest.approx(list(counts / counts.sum())))]
+    limited = run_of(text_cache, f"{SPANS},{PREFIX}", "--mixing.maximum=10")
+    assert limited.data.rates == [(0, [0.5, 0.5])]
+    warm = run_of(text_cache, f"{SPANS},{PREFIX}", "--mixing.temperature=2")
+    assert warm.data.rates == [(0, pytest.approx(list(counts**0.5 / (counts**0.5).sum())))]
+    said = "\n".join(text for _, text in run.data.consequences())
+    assert f"{counts[0]:,}  {counts[0] / counts.sum():>14.4%}" in said
+
+
+def test_tasks_that_cannot_be_mixed_are_rejected(text_cache, tmp_path):
+    with pytest.raises(UserError, match="is one task"):
+        run_of(text_cache, SPANS, "--mixing.maximum=10")
+    with pytest.raises(UserError, match="did you mean python_docs_prefix_lm"):
+        run_of(text_cache, f"{SPANS}=1,python_docs_prefix_ml=1")
+    with pytest.raises(UserError, match="decoder-only preset"):
+        run_of(text_cache, f"{SPANS}=1,{LM}=1")
+    for name in (SPANS, PREFIX):
+        shutil.copytree(text_cache, tmp_path / name)
+    manifest = json.loads((tmp_path / PREFIX / "manifest.json").read_text())
+    model = (text_cache / "sentencepiece.model").read_bytes() + b"x"
+    (tmp_path / PREFIX / "sentencepiece.model").write_bytes(model)
+    manifest["plan"]["vocabulary"]["sha256"] = hashlib.sha256(model).hexdigest()
+    del manifest["sha256"]
+    (tmp_path / PREFIX / "manifest.json").write_text(json.dumps(sealed(manifest)))
+    with pytest.raises(UserError, match="different vocabularies"):
+        run_of(tmp_path, f"{SPANS}=1,{PREFIX}=1")
+
+
+def test_a_corpus_larger_than_the_disk_is_read_block_by_block(text_cache, tmp_path):
+    # A block has room for a shard and the next, in which its last window ends.
+    size = sum(
+        path.stat().st_size
+        for shard in (1, 2)
+        for kind in ("tfrecord", "rows")
+        for path in text_cache.glob(f"train.{kind}-0000{shard}-*")
+    )
+    run = run_of(text_cache, SPANS, "--data.shuffle=block", f"--data.block_bytes={size}")
+    windows = run.data.sources[0].maker.windows
+    count = len(windows)
+    order = BlockOrder(windows.blocks(size), noise.task_seed(run.config.seed, SPANS))
+    expected = order(np.zeros(count, int), np.arange(count))
+    assert np.array_equal(places(run, count // 8)[3], expected[: count // 8 * 8])
+    everywhere = places(run_of(text_cache, SPANS), 1)[3]
+    assert not np.array_equal(expected[:8], everywhere)
+    with pytest.raises(UserError, match=r"--data\.block_bytes"):
+        run_of(text_cache, SPANS, "--data.shuffle=block", "--data.block_bytes=10").data.batches()
+    # Nothing of a local cache is copied.
+    run_of(text_cache, SPANS, "--data.shuffle=block", "--data.local_bytes=10").data.batches()
+    with pytest.raises(UserError, match="'block', 'global'"):
+        run_of(text_cache, SPANS, "--data.shuffle=blocks")
+
+
+def test_a_remote_cache_gives_the_batches_of_a_local_one(text_cache):
+    import fsspec
+
+    remote = fsspec.filesystem("memory")
+    for path in text_cache.iterdir():
+        remote.pipe(f"/remote_cache/{path.name}", path.read_bytes())
+    local, far = (
+        run_of(cache, SPANS, "--data.shuffle=block").data.training(3)
+        for cache in (text_cache, "memory://remote_cache")
+    )
+    for _ in range(3):
+        here, there = next(local), next(far)
+        assert all(np.array_equal(here[name], there[name]) for name in here)
+    flags = ("--data.shuffle=block", "--data.local_bytes=1000000000")
+    with pytest.raises(UserError, match="two blocks of"):
+        run_of("memory://remote_cache", SPANS, *flags).data.batches()
+
+
+def test_a_block_is_prefetched_once(text_cache, monkeypatch):
+    run = run_of(text_cache, SPANS, "--data.shuffle=block")
+    asked = []
+    monkeypatch.setattr(Windows, "prefetch", lambda windows, ranges: asked.append(ranges))
+    batches = run.data.batches()
+    count = len(run.data.sources[0].maker.windows)
+    for step in range(2 * count // 8):
+        batches[step]
+    # One block, and again in the next epoch: always the same windows.
+    assert asked == [[(0, count), (0, count)]]
+
+
+def test_copies_that_do_not_fit_cause_a_warning(text_cache, monkeypatch):
+    import fsspec
+
+    remote = fsspec.filesystem("memory")
+    for path in text_cache.iterdir():
+        remote.pipe(f"/large_cache/{path.name}", path.read_bytes())
+    monkeypatch.setattr(Windows, "bytes", 1 << 50)
+    for cache, flags, warned in (
+        ("memory://large_cache", (), True),
+        ("memory://large_cache", ("--data.shuffle=block",), False),
+        (text_cache, (), False),
+    ):
+        lines = run_of(cache, SPANS, *flags).data.consequences()
+        assert any("copied again and again" in text for _, text in lines) == warned
+
+
+def test_fields_of_an_objective_are_flags(text_cache):
+    def masked(*flags):
+        batch = run_of(text_cache, SPANS, *flags).data.batches()[0]
+        return batch["decoder_loss_weights"].sum()
+
+    denser = masked("--objective=mask.noise_density=0.3")
+    assert 2 < denser / masked() < 2.5
+    rates = ",".join(f"denoisers.{number}.rate={float(number == 6)}" for number in range(7))
+    only_s = run_of(text_cache, "python_docs_ul2", f"--objective={rates}").data
+    mode = only_s.tasks[0].ids.id_of("<extra_id_97>")
+    assert (only_s.batches()[0]["encoder_input_tokens"][:, 0] == mode).all()
+    for wrong, says in (
+        ("mask.density=0.5", "no field mask.density; it has inputs, mask.mean_noise_span_length"),
+        ("mask.noise_density=much", "it must be a number"),
+        ("inputs=nothing", "unknown side"),
+    ):
+        with pytest.raises(UserError, match=says):
+            run_of(text_cache, SPANS, f"--objective={wrong}")
+
+
+def test_wasteful_lengths_are_reported_with_better_ones(text_cache):
+    data = run_of(text_cache, SPANS).data
+    said = dict(data.consequences())["packing"]
+    assert "targets 21.9% full" in said
+    assert "--lengths.targets=14 holds the same text" in said
+    assert better_lengths(data.tasks[0].task, data.lengths) in said
+    inputs = int(said.split("--lengths.inputs=")[1].split()[0])
+    fuller = run_of(text_cache, SPANS, inputs=inputs).data
+    assert "holds" not in dict(fuller.consequences())["packing"]
+
+
+def test_one_cache_serves_the_tasks_of_its_corpus(text_cache):
+    run = run_of(text_cache.parent, f"{SPANS}=1,{PREFIX}=1")
+    assert {each.cache for each in run.data.tasks} == {str(text_cache)}
+
+
+def test_tasks_without_validation_text_are_left_out_of_evaluations(text_cache, tmp_path, capsys):
+    (tmp_path / "own.txt").write_text("A few words of prose.\n" * 4)
+    built(
+        *("--task=span_corruption", "--name=own"),
+        *(f"--corpus=text:{tmp_path}/own.txt?document=file", f"--cache_dir={tmp_path}/cache"),
+        f"--vocabulary={text_cache.parents[1]}/vocabulary",
+    )
+    shutil.copytree(text_cache, tmp_path / "cache" / text_cache.name)
+    mixed = run_of(tmp_path / "cache", f"own_span_corruption=1,{SPANS}=1")
+    (only,) = mixed.data.evaluation("validation", 8)
+    assert only.name == SPANS
+    assert "own_span_corruption is not evaluated" in capsys.readouterr().out
+    with pytest.raises(UserError, match="has no text in split validation: build with a larger"):
+        run_of(tmp_path / "cache", "own_span_corruption").data.evaluation("validation", 8)
+
+
+@pytest.mark.slow
+def test_a_mixture_is_trained_evaluated_and_extended(text_cache, tmp_path):
+    def pretrain(steps, *flags):
+        return completed(
+            [
+                *(sys.executable, "-m", "trainer.pretrain", "--preset=t5_1_1_tiny"),
+                *(f"--task={SPANS}=3,{PREFIX}=1", f"--cache_dir={text_cache}", "--batch_size=4"),
+                *(f"--model_dir={tmp_path}", "--lengths.inputs=64", "--lengths.targets=64"),
+                *(f"--train_steps={steps}", "--evaluation.every_steps=2", *flags),
+            ]
+        )
+
+    result = pretrain(2)
+    assert result.returncode == 0, result.stderr
+    assert re.search(rf"{SPANS} .*75\.0000% +6 ", result.stdout)
+    by_split = {line["split"]: line["metrics"] for line in read_metrics(str(tmp_path))}
+    assert by_split["train"]["inputs_full"] < 1
+    assert 0.2 < by_split["train"]["targets_full"] < 0.6
+    parts = [by_split[f"validation/{name}"] for name in (SPANS, PREFIX)]
+    tokens = sum(part["tokens"] for part in parts)
+    assert by_split["validation"]["tokens"] == tokens
+    mean = sum(part["loss"] * part["tokens"] for part in parts) / tokens
+    assert by_split["validation"]["loss"] == pytest.approx(mean, rel=1e-6)
+
+    refused = pretrain(4, f"--mixing.schedule=1: {SPANS}=1")
+    assert refused.returncode == 2
+    assert "different before update 2" in refused.stderr
+    extended = pretrain(4, f"--mixing.schedule=2: {SPANS}=1,python_docs_ul2=1,{PREFIX}=2")
+    assert extended.returncode == 0, extended.stderr
+    assert "from update 3 on" in extended.stdout
+    splits = {line["split"] for line in read_metrics(str(tmp_path)) if line["step"] == 4}
+    assert "validation/python_docs_ul2" in splits

@@ -1,0 +1,243 @@
+"""Tests of `trainer.generate` and `trainer.fill` on runs with initial parameters."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks import vocabulary
+from tasks.terminal.command_line import UserError
+from tests.trainer.huggingface.test_export import save_run
+from trainer import fill, generate
+from trainer.config.decoding import Decoding
+from trainer.decoding import text
+from trainer.trained import prompts as prompts_module
+from trainer.trained.generator import Generator
+
+ROOT = Path(__file__).parents[2]
+CHOICES = ["--max_new_tokens=6", "--method=sample", "--batch_size=1"]
+
+
+@pytest.fixture(scope="module")
+def run(text_cache, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("decoding") / "t5"
+    return save_run(text_cache, folder, "t5_1_1_tiny", "--lengths.inputs=64")
+
+
+@pytest.fixture(scope="module")
+def spm(text_cache):
+    return vocabulary.load(str(text_cache.parents[1] / "vocabulary"))
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("prompts") / "prompts.txt"
+    path.write_text("".join(f"The list <extra_id_0> number {n}.\n" for n in range(120)))
+    return path
+
+
+def command(run, prompts, output, *more):
+    return [f"--model_dir={run}", f"--input={prompts}", f"--output={output}", *CHOICES, *more]
+
+
+@pytest.fixture(scope="module")
+def whole(run, prompts, tmp_path_factory):
+    output = tmp_path_factory.mktemp("whole") / "out.jsonl"
+    generate.main(command(run, prompts, output))
+    return output.read_bytes()
+
+
+def test_the_output_has_a_line_for_each_prompt_in_order(run, prompts, whole):
+    lines = [json.loads(line) for line in whole.decode().splitlines()]
+    assert [line["prompt"] for line in lines] == prompts.read_text().splitlines()
+    generator = Generator(run, Decoding(max_new_tokens=6, method="sample", batch_size=1))
+    place = 29
+    (found,) = generator([generator.ids(lines[place]["prompt"])], [place])
+    assert lines[place]["results"] == [
+        {
+            "text": generator.text(found.ids),
+            "ids": found.ids.tolist(),
+            "score": round(found.score, 4),
+            "ended": found.ended,
+        }
+    ]
+
+
+def counting(results, firsts):
+    """Returns `prompts_module.results`, which also notes the number of its first prompt."""
+
+    def counted(generator, prompts, first, count):
+        firsts.append(first)
+        return results(generator, prompts, first, count)
+
+    return counted
+
+
+@pytest.mark.processes
+def test_a_killed_command_goes_on(run, prompts, whole, tmp_path, capsys, monkeypatch):
+    output = tmp_path / "out.jsonl"
+    partial = tmp_path / "out.jsonl.partial"
+    second = partial / "000001.jsonl"
+    started = subprocess.Popen(
+        [sys.executable, "-m", "trainer.generate", *command(run, prompts, output)],
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 280
+    while time.monotonic() < deadline and started.poll() is None:
+        if second.exists():
+            break
+        time.sleep(0.001)
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    assert not output.exists()
+    assert second.read_bytes() == b"".join(whole.splitlines(keepends=True)[8:16])
+    assert not (partial / "000014.jsonl").exists()
+    (partial / ".partial-0-000002.jsonl").write_bytes(b'{"prompt": "half a li')
+    with pytest.raises(UserError, match="was written by another command"):
+        generate.main(command(run, prompts, output, "--seed=1"))
+    firsts = []
+    monkeypatch.setattr(prompts_module, "results", counting(prompts_module.results, firsts))
+    generate.main(command(run, prompts, output))
+    assert 16 <= firsts[0] < 120
+    assert output.read_bytes() == whole
+    assert not partial.exists()
+    with pytest.raises(UserError, match="exists"):
+        generate.main(command(run, prompts, output))
+
+
+def test_output_in_a_bucket_is_continued(run, prompts, whole, gcs, tmp_path, monkeypatch):
+    output = "gs://bucket/folder/out.jsonl"
+    add, kept = prompts_module._Output.add, []
+
+    def stopping(self, block, lines):
+        if block == 3 and not kept:
+            kept.append(block)
+            raise KeyboardInterrupt
+        add(self, block, lines)
+
+    monkeypatch.setattr(prompts_module._Output, "add", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        generate.main(command(run, prompts, output))
+    folder = "folder/out.jsonl.partial"
+    names = [f"{folder}/{block:06d}.jsonl" for block in range(3)]
+    assert gcs.names() == [*names, f"{folder}/settings.json"]
+    monkeypatch.setattr(prompts_module, "results", counting(prompts_module.results, kept))
+    generate.main(command(run, prompts, output))
+    assert kept[1] == 24  # the first prompt that was not there
+    assert gcs.names() == ["folder/out.jsonl"]
+    assert gcs.read("folder/out.jsonl") == whole
+
+
+def test_lines_end_at_newlines_alone(tmp_path):
+    texts = ["one\u2028line", "next\x85 line", "a\rb\x0cc"]
+    path = tmp_path / "in.jsonl"
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    path.write_bytes("\r\n".join(lines).encode())
+    assert prompts_module.read_prompts(str(path), "text") == texts
+    path = tmp_path / "in.txt"
+    path.write_bytes("\n".join(texts).encode() + b"\n")
+    assert prompts_module.read_prompts(str(path), "text") == texts
+    with pytest.raises(UserError, match="is a folder: name a file"):
+        prompts_module.read_prompts(str(tmp_path), "text")
+    path = tmp_path / "half.jsonl"
+    path.write_text('{"text": "a\\ud800b"}\n')
+    with pytest.raises(UserError, match="line 1: 'text' has half a character"):
+        prompts_module.read_prompts(str(path), "text")
+
+
+def test_json_lines_are_read(run, tmp_path, capsys):
+    path, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text('{"source": "a list"}\n{"source": "the end"}\n')
+    flags = command(run, path, output)
+    with pytest.raises(UserError, match=r"line 1: no JSON object with 'text'"):
+        generate.main(flags)
+    generate.main([*flags, "--column=source", "--num_return_sequences=2"])
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line["prompt"] for line in lines] == ["a list", "the end"]
+    assert [len(line["results"]) for line in lines] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "either --prompt or --input"),
+        (["--prompt=a", "--input=b"], "either --prompt or --input"),
+        (["--prompt=a", "--method=sample", f"--seed={10**20}"], "a 64-bit integer"),
+        (["--input=b"], "belong together"),
+        (["--prompt=a", "--top_k=3"], "--top_k=3: it must be unset with method 'greedy'"),
+        (["--prompt=a", "--step=7"], "no checkpoint of step 7; it has 2"),
+        (["--prompt=a <extra_id_300>"], "no <extra_id_300>: it has <extra_id_0> to <extra_id_99>"),
+        (["--input=nowhere.txt", "--output=out"], "--input=nowhere.txt does not exist"),
+    ],
+)
+def test_mistakes_are_one_line(run, flags, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        generate.main([f"--model_dir={run}", *flags])
+
+
+def test_a_decoder_goes_on_from_a_prompt(text_cache, tmp_path, capsys):
+    flags = ["--lengths.inputs=0", "--lengths.targets=64"]
+    run = save_run(text_cache, tmp_path / "lm", "lm_tiny", *flags, task="python_docs_lm")
+    generator = Generator(run, Decoding(max_new_tokens=4))
+    # Its inputs have no EOS, unlike those of a T5.
+    assert generator.ids("a list")[-1] != vocabulary.EOS_ID
+    generate.main([f"--model_dir={run}", "--prompt=a list", "--max_new_tokens=4"])
+    (found,) = generator([generator.ids("a list")])
+    assert capsys.readouterr().out == generator.text(found.ids) + "\n"
+
+
+def test_fill_asks_for_gaps(run):
+    with pytest.raises(UserError, match="has no gap"):
+        fill.main(["no gap", f"--model_dir={run}"])
+
+
+def test_fill_shows_spans_in_their_places(run, spm, capsys, monkeypatch):
+    def sentinel(number):
+        return [spm.size - 1 - number]
+
+    # A tiny model without training fills nothing sensible: its output is replaced.
+    first, second = (spm.encode([words])[0].tolist() for words in ("a list", "the end"))
+    ids = np.array(sentinel(0) + first + sentinel(1) + second + sentinel(2) + first)
+
+    def found(self, prompts, example_ids=None):
+        expected = text.encode(spm, "It is <extra_id_0> at <extra_id_1>.").tolist()
+        assert prompts[0].tolist() == [*expected, vocabulary.EOS_ID]
+        return [generate_result(ids)]
+
+    monkeypatch.setattr(Generator, "__call__", found)
+    fill.main(["It is <extra_id_0> at <extra_id_1>.", f"--model_dir={run}"])
+    assert capsys.readouterr().out == "It is [a list] at [the end].\n"
+
+
+def generate_result(ids):
+    from trainer.decoding.decoder import Decoded
+
+    return Decoded(ids, 0.0, True)
+
+
+def test_gaps_are_encoded_as_span_corruption_writes_them(spm):
+    words = "the list of the functions"
+    ids = spm.encode([words])[0].tolist()
+    pieces = [spm.processor.id_to_piece(token) for token in ids]
+    starts = [place for place, piece in enumerate(pieces) if piece.startswith("\u2581")]
+    begin, end = starts[1], starts[2]
+    expected = [*ids[:begin], spm.size - 1, *ids[end:]]
+    assert text.encode(spm, "the <extra_id_0> of the functions").tolist() == expected
+    # No number of a sentinel has so many digits.
+    assert spm.size - 1 not in text.encode(spm, f"the <extra_id_{'0' * 5000}>").tolist()
+    # Punctuation after a gap has no space before it.
+    stop = spm.encode(["end."])[0].tolist()[-1]
+    assert text.encode(spm, "the <extra_id_0>.").tolist()[-1] == stop
+
+
+def test_ids_above_the_vocabulary_are_no_text(spm):
+    ids = np.array([*spm.encode(["a list"])[0], spm.size + 3], np.int32)
+    assert text.decode(spm, ids) == "a list"
+    assert text.spans(spm, np.array([spm.size - 1, *ids])) == {0: "a list"}

@@ -1,0 +1,331 @@
+"""The trainer's commands in real processes: SIGKILL, SIGTERM, resuming, wrong flags."""
+
+import gzip
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+import trainer.pretrain
+from tests.support import in_process
+from tests.support.processes import completed
+from tests.trainer.conftest import assert_one_line, ended
+from trainer import evaluate
+from trainer.reporting.metrics import read_metrics
+
+ROOT = pathlib.Path(__file__).parents[2]
+TASK = "python_docs_span_corruption"
+STEPS = 60
+
+
+def command(module, *flags):
+    return [sys.executable, "-m", module, *map(str, flags)]
+
+
+def pretrain(cache, model_dir, *flags):
+    return command(
+        "trainer.pretrain",
+        "--preset=t5_1_1_tiny",
+        f"--task={TASK}",
+        f"--cache_dir={cache}",
+        f"--model_dir={model_dir}",
+        f"--train_steps={STEPS}",
+        "--batch_size=4",
+        "--lengths.inputs=64",
+        "--lengths.targets=18",
+        "--model.dropout_rate=0.1",
+        "--model.num_encoder_layers=1",
+        "--model.num_decoder_layers=1",
+        "--metrics.every_steps=8",
+        "--metrics.norms_every_steps=7",
+        "--evaluation.every_steps=30",
+        "--checkpoint.every_steps=5",
+        "--checkpoint.keep=None",
+        *flags,
+    )
+
+
+def flags_of(command):
+    """Returns the flags of a command, for its `main` in this process."""
+    return command[3:]
+
+
+def run(arguments):
+    """Runs a command in this process, which saves its start."""
+    return in_process.run(arguments[2], *arguments[3:])
+
+
+def started(arguments, **kwargs):
+    """Runs a command in a process of its own."""
+    return completed(arguments, **kwargs)
+
+
+def state(model_dir, step=STEPS):
+    import orbax.checkpoint as ocp
+
+    return ocp.StandardCheckpointer().restore(model_dir / f"checkpoint_{step}" / "state")
+
+
+def assert_same_state(one, other):
+    left, right = jax.tree.leaves(one), jax.tree.leaves(other)
+    assert len(left) == len(right) > 100
+    assert all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def curve(model_dir):
+    return [
+        {k: v for k, v in line.items() if k != "speed"} for line in read_metrics(str(model_dir))
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(text_cache, tmp_path_factory):
+    """The model directory of an uninterrupted run."""
+    model_dir = tmp_path_factory.mktemp("finished") / "model"
+    result = run(pretrain(text_cache, model_dir, "--profile_steps=3:4"))
+    assert result.returncode == 0, result.stderr
+    return model_dir
+
+
+def test_a_run_writes_metrics_checkpoints_and_a_profile(finished):
+    lines = read_metrics(str(finished))
+    assert [line["step"] for line in lines if line["split"] == "train"] == [
+        *range(8, STEPS, 8),
+        STEPS,
+    ]
+    norms = [line for line in lines if line["split"] == "norms"]
+    assert [line["step"] for line in norms] == [*range(7, STEPS, 7), STEPS]
+    assert norms[0]["metrics"]["weight_update_rms/decoder/layers_0/mlp/wo/kernel"] > 0
+    assert list((finished / "tensorboard" / "norms").iterdir())
+    validation = [line for line in lines if line["split"] == "validation"]
+    assert [line["step"] for line in validation] == [30, 60]
+    first, last = (line["metrics"]["loss"] for line in validation)
+    assert last < first < 7
+    assert 3 < validation[0]["metrics"]["unigram_entropy"] < 7
+    assert {path.name for path in finished.iterdir()} >= {
+        "config.json",
+        "software.json",
+        "metrics.jsonl",
+        "tensorboard",
+        "checkpoint_60",
+    }
+    origins = json.loads((finished / "config.json").read_text())["origins"]
+    assert origins["model.vocab_size"] == "vocabulary of the cache"
+    assert list((finished / "tensorboard" / "train").iterdir())
+    (trace,) = (finished / "profile").rglob("perfetto_trace.json.gz")
+    with gzip.open(trace) as file:
+        assert json.load(file)["traceEvents"]
+    speeds = [line["speed"] for line in lines if line["split"] == "train"]
+    assert all("tokens_per_second" in speed for speed in speeds[1:])
+    assert all(speed["checkpoint_blocking_seconds"] > 0 for speed in speeds[:-1])
+
+
+@pytest.mark.processes
+def test_killed_and_terminated_runs_end_in_the_same_bits(text_cache, finished, tmp_path):
+    generator = random.Random(int.from_bytes(os.urandom(4)))
+    model_dir = tmp_path / "model"
+    endings = []
+    while not (model_dir / f"checkpoint_{STEPS}").exists():
+        process = subprocess.Popen(
+            pretrain(text_cache, model_dir),
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        # Wait for a new checkpoint, then kill the run at a random moment after it.
+        before = len(list(model_dir.glob("checkpoint_*[0-9]")))
+        while process.poll() is None and len(list(model_dir.glob("checkpoint_*[0-9]"))) <= before:
+            time.sleep(0.05)
+        time.sleep(generator.uniform(0, 0.5))
+        if len(endings) < 2:
+            process.send_signal(signal.SIGTERM if len(endings) == 1 else signal.SIGKILL)
+        process.communicate(timeout=300)
+        endings.append(process.returncode)
+    assert len(endings) > 1, "the run finished before it could be killed"
+    assert endings[0] == -signal.SIGKILL
+    if len(endings) > 2:
+        assert endings[1] == 75
+    assert_same_state(state(finished), state(model_dir))
+    assert curve(finished) == curve(model_dir)
+
+
+def test_a_finished_run_is_left_alone(text_cache, finished, capsys):
+    before = (finished / "metrics.jsonl").read_bytes()
+    assert trainer.pretrain.main(flags_of(pretrain(text_cache, finished))) == 0
+    assert "training is finished" in capsys.readouterr().out
+    assert (finished / "metrics.jsonl").read_bytes() == before
+
+
+def test_every_checkpoint_is_evaluated(finished):
+    others = {"5": {"validation": {"loss": 9.0}}, "60": {"train": {"loss": 8.0}}}
+    (finished / "evaluation.json").write_text(json.dumps({"checkpoints": others}))
+    result = run(
+        command(
+            "trainer.evaluate", f"--model_dir={finished}", "--checkpoints=30,60", "--batch_size=16"
+        )
+    )
+    assert result.returncode == 0, result.stderr
+    written = json.loads((finished / "evaluation.json").read_text())["checkpoints"]
+    during = {
+        line["step"]: line["metrics"]
+        for line in read_metrics(str(finished))
+        if line["split"] == "validation"
+    }
+    # Evaluations of other checkpoints and splits are kept.
+    assert {step: list(rows) for step, rows in written.items()} == {
+        "5": ["validation"],
+        "30": ["validation"],
+        "60": ["train", "validation"],
+    }
+    for step in (30, 60):
+        # Another batch size changes the order of float32 sums.
+        for name, value in during[step].items():
+            assert written[str(step)]["validation"][name] == pytest.approx(value, rel=1e-5)
+        assert f"{written[str(step)]['validation']['loss']:.4f}" in result.stdout
+
+
+def test_a_run_on_many_devices_is_evaluated_on_one(finished, tmp_path, capsys):
+    shutil.copytree(finished, tmp_path / "model")
+    file = tmp_path / "model" / "config.json"
+    written = json.loads(file.read_text())
+    written["config"]["mesh"]["tensor"] = 4
+    written["config"]["processes"] |= {"coordinator": "host:1", "count": 2, "index": 1}
+    file.write_text(json.dumps(written))
+    output = tmp_path / "metrics.json"
+    evaluate.main([f"--model_dir={tmp_path}/model", f"--output={output}"])
+    assert list(json.loads(output.read_text())["checkpoints"]) == [str(STEPS)]
+    during = [line for line in read_metrics(str(finished)) if line["split"] == "validation"]
+    assert f"{during[-1]['metrics']['loss']:.4f}" in capsys.readouterr().out
+
+
+def test_the_report_shows_the_curves_and_examples(finished, tmp_path):
+    picture = tmp_path / "losses.png"
+    flags = [f"--picture={picture}", "--rows=2", "--samples=2"]
+    result = run(command("trainer.report", finished, *flags))
+    assert result.returncode == 0, result.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "validation loss" in result.stdout
+    assert "blocked training for" in result.stdout
+    page = (finished / "report.html").read_text()
+    for heading in ("Highest loss, 2", "Lowest loss, 1", "The model", "The text"):
+        assert heading in page
+    # The documents behind the rows, by the corpus's ids.
+    assert re.search(r"<td>\d+\.\d{4}</td><td>python_docs_span_corruption</td>", page)
+    assert "train.txt" in page or "validation.txt" in page
+    losses = [float(value) for value in re.findall(r"<dt>loss</dt><dd>([\d.]+)</dd>", page)]
+    assert len(losses) == 4
+    assert losses[0] >= losses[1] > losses[3] >= losses[2]
+
+
+def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path, capsys):
+    arguments = pretrain(text_cache, tmp_path / "model", "--print_config")
+    assert trainer.pretrain.main(flags_of(arguments)) == 0
+    printed = capsys.readouterr().out
+    assert "# preset t5_1_1_tiny" in printed
+    assert "# vocabulary of the cache" in printed
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_diverging_run_stops_with_the_state_before(text_cache, tmp_path):
+    model_dir = tmp_path / "model"
+    result = run(pretrain(text_cache, model_dir, "--optimizer.learning_rate=1e36"))
+    says = ("update 2 was rejected", "gradients/", "checkpoint_1", "--on_nan=skip")
+    assert_one_line(result.returncode, result.stderr, *says)
+    assert (model_dir / "checkpoint_1").exists()
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state(model_dir, 1)["params"]))
+
+
+def test_missing_weights_and_biases_are_named(text_cache, tmp_path):
+    # As if it were not installed, even if it is.
+    (tmp_path / "wandb.py").write_text("raise ImportError")
+    result = started(
+        pretrain(text_cache, tmp_path / "model", "--metrics.wandb=project"),
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert_one_line(result.returncode, result.stderr, "palimpsest[wandb]")
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_named(text_cache, tmp_path):
+    mounted = tmp_path / "small"
+    mounted.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mounted], capture_output=True
+    ).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        result = started(pretrain(text_cache, mounted / "model", "--model.emb_dim=512"))
+    finally:
+        subprocess.run(["umount", "-l", mounted], check=True)
+    assert_one_line(result.returncode, result.stderr, "disk is full")
+
+
+WRONG = {
+    "unknown preset": (["--preset=t5_1_1_smal"], "t5_1_1_small"),
+    "unknown flag": (["--train_step=5"], "train_steps"),
+    "wrong type": (["--batch_size=big"], "--batch_size=big: it must be a whole number"),
+    "no cache": (["--cache_dir=/nowhere"], "pipeline.build"),
+    "unknown task": (["--task=rlm_span_coruption"], "rlm_span_corruption"),
+    "task without inputs": (["--task=python_docs_autoregressive_lm"], "lm_small"),
+    "targets too short": (["--lengths.targets=10"], "set it to 14"),
+    "too many sentinels": (["--lengths.inputs=2048", "--lengths.targets=456"], "114 sentinels"),
+    "vocabulary too small": (["--model.vocab_size=128"], "700 ids"),
+    "no step": (["--train_steps=0"], "1 or more"),
+    "another seed": (["--seed=5"], "seed was 0, is 5"),
+    "best of no evaluation": (
+        ["--checkpoint.best_metric=loss", "--evaluation.every_steps=0"],
+        "unset without evaluations",
+    ),
+    "neither stop nor skip": (["--on_nan=go"], "one of 'skip', 'stop'"),
+    "a file in the way": (["--model_dir=setup.py/model"], "file"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_one_clear_line(case, text_cache, finished, tmp_path, capsys):
+    flags, says = WRONG[case]
+    (tmp_path / "file").write_text("")
+    flags = [flag.replace("setup.py", str(tmp_path / "file")) for flag in flags]
+    before = sorted(path.name for path in finished.iterdir())
+    flags = flags_of(pretrain(text_cache, finished, *flags))
+    assert_one_line(*ended("trainer.pretrain", flags, capsys), says)
+    assert sorted(path.name for path in finished.iterdir()) == before
+
+
+def test_evaluating_nothing_is_one_clear_line(finished, tmp_path, capsys):
+    def one_line(folder, *flags, says):
+        flags = [f"--model_dir={folder}", *flags]
+        assert_one_line(*ended("trainer.evaluate", flags, capsys), *says)
+
+    one_line(tmp_path, says=["trainer.pretrain"])
+    one_line(finished, "--steps=7", says=["no checkpoint of step 7", "60"])
+    one_line(finished, "--split=test", says=["no split test"])
+
+
+def test_a_damaged_row_ends_a_run_that_has_saved_its_updates(text_cache, tmp_path, capsys):
+    cache, model = tmp_path / "cache" / TASK, tmp_path / "model"
+    shutil.copytree(text_cache, cache)
+    shard = max(cache.glob("train.tfrecord-*"), key=lambda path: path.stat().st_size)
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    flags = [
+        *(f"--task={TASK}", f"--cache_dir={tmp_path}/cache", f"--model_dir={model}"),
+        *("--preset=t5_1_1_tiny", "--train_steps=5000", "--batch_size=64", "--data.shuffle=none"),
+        *("--lengths.inputs=64", "--lengths.targets=18", "--evaluation.every_steps=0"),
+        *("--checkpoint.every_steps=5000", "--metrics.every_steps=5"),
+    ]
+    code, errors = ended("trainer.pretrain", flags, capsys)
+    assert_one_line(code, errors, "is corrupt in row")
+    (saved,) = model.glob("checkpoint_*")
+    assert int(saved.name.removeprefix("checkpoint_")) > 0

@@ -1,0 +1,207 @@
+"""Mistakes of people who are new here: each ends with exit code 2 and one line that names it."""
+
+import json
+import resource
+
+import pytest
+
+from pipeline import build
+from pipeline.runners import beam_options
+from tasks.terminal import command_line
+from tasks.terminal.flags import flags_of
+from tests.trainer.conftest import ended
+from trainer.config.from_flags import GinRunFlags
+
+TASK = "python_docs_span_corruption"
+
+
+@pytest.fixture(scope="module")
+def folder(text_cache, tmp_path_factory):
+    """A folder with files to stumble over."""
+    path = tmp_path_factory.mktemp("mistakes")
+    (path / "a.txt").write_text("some text\n")
+    (path / "empty.txt").write_text("")
+    (path / "bad.txt").write_bytes(b"caf\xe9\n")
+    (path / "nested.jsonl").write_text(json.dumps({"doc": {"text": "a"}}) + "\n")
+    (path / "not.parquet").write_text("no")
+    (path / "tokenizer.json").write_text("{}")
+    (path / "odd.model").write_text("no model")
+    (path / "theirs").mkdir()
+    (path / "theirs" / "config.json").write_text(json.dumps({"model_type": "bart"}))
+    (path / "theirs" / "model.safetensors").write_text("")
+    (path / "file").write_text("")
+    return path
+
+
+TRAIN = ["--preset=t5_1_1_tiny", f"--task={TASK}", "--cache_dir={caches}", "--model_dir={new}"]
+VOCABULARY = "--vocabulary={vocabulary}"
+BUILD = ["--task=ul2", "--name=mine", VOCABULARY, "--cache_dir={new}"]
+TEXT = "--corpus=text:{folder}/a.txt"
+
+MISTAKES = [
+    # The name and the corpus of a build.
+    ("pipeline.build", ["--task=ul2", VOCABULARY, "--cache_dir={new}"], "add --name=NAME"),
+    ("pipeline.build", ["--task=mine_ul2", VOCABULARY, "--cache_dir={new}"], "give --corpus"),
+    ("pipeline.build", ["--task=mine", "--name=a", VOCABULARY, "--cache_dir={new}"], "span_corr"),
+    ("pipeline.build", ["--task=mine", TEXT, VOCABULARY, "--cache_dir={new}"], "NAME_OBJECTIVE"),
+    ("pipeline.build", ["--task=rlm_ul3", VOCABULARY, "--cache_dir={new}"], "did you mean rlm_ul2"),
+    (
+        "pipeline.build",
+        ["--task=prefix_lm", "--name=my_decoder", TEXT, VOCABULARY, "--cache_dir={new}"],
+        "--name=my_decoder cannot begin the name",
+    ),
+    (
+        "pipeline.build",
+        ["--task=ul2", "--name=a/b", TEXT, VOCABULARY, "--cache_dir={new}"],
+        "--name=a/b cannot begin the name",
+    ),
+    ("pipeline.build", ["--task=ul2", "--name=", TEXT, VOCABULARY, "--cache_dir={new}"], "--name="),
+    ("pipeline.build", [*BUILD, "--corpus=data/*.jsonl.gz"], "did you mean json:data/*.jsonl.gz?"),
+    ("pipeline.build", [*BUILD, "--corpus=books/*.txt"], "did you mean text:books/*.txt?"),
+    (
+        "pipeline.build",
+        [*BUILD, "--corpus=https://huggingface.co/datasets/a/b/tree/main"],
+        "did you mean hf:a/b?",
+    ),
+    (
+        "pipeline.build",
+        [*BUILD, "--corpus=hf:https://huggingface.co/datasets/a/b"],
+        "did you mean hf:a/b?",
+    ),
+    ("pipeline.build", [*BUILD, "--corpus=jsonl:a"], "did you mean json?"),
+    ("pipeline.build", [*BUILD, "--corpus=json:a?colum=b"], "did you mean column?"),
+    ("pipeline.build", [*BUILD, "--corpus=text:a?document=page"], "none of line, file, block"),
+    ("pipeline.build", [*BUILD, "--corpus=json:a?document=file"], "only text has ?document="),
+    ("pipeline.build", [*BUILD, "--corpus=text:a?validation=2"], "validation is a share"),
+    ("pipeline.build", [*BUILD, "--corpus=text:{folder}/*.md"], "no file matches"),
+    ("pipeline.build", [*BUILD, "--corpus=text:{folder}"], "is a folder: name its files"),
+    ("pipeline.build", [*BUILD, "--corpus=text:{folder}/empty.txt"], "is empty"),
+    ("pipeline.build", [*BUILD, "--corpus=parquet:{folder}/not.parquet"], "not.parquet"),
+    (
+        "pipeline.build",
+        [*BUILD, "--corpus=json:{folder}/nested.jsonl?column=doc.text"],
+        "is inside the column doc",
+    ),
+    ("pipeline.build", [*BUILD, "--corpus=json:{folder}/nested.jsonl"], "add ?column=NAME"),
+    # The vocabulary and the folders of a build.
+    (
+        "pipeline.build",
+        ["--task=lm", "--name=a", TEXT, "--vocabulary={folder}/none", "--cache_dir={new}"],
+        "make one with vocab.train",
+    ),
+    (
+        "pipeline.build",
+        ["--task=lm", "--name=a", TEXT, "--vocabulary={folder}/odd.model", "--cache_dir={new}"],
+        "is not a SentencePiece model",
+    ),
+    (
+        "pipeline.build",
+        [*BUILD, TEXT, "--vocabulary={folder}/tokenizer.json"],
+        "or is damaged",
+    ),
+    ("pipeline.build", [*BUILD, TEXT, "--extra_ids=100"], "leave out --extra_ids=100"),
+    ("pipeline.build", [*BUILD, TEXT, "--workers=0"], "--workers=0: it must be 1 or more"),
+    ("pipeline.build", [*BUILD, TEXT, "--row_token=5"], "did you mean --row_tokens?"),
+    (
+        "pipeline.build",
+        ["--task=lm", "--name=a", TEXT, VOCABULARY, "--cache_dir={folder}/file"],
+        "file",
+    ),
+    # Misspelt flags, and those of other commands.
+    ("pipeline.build", ["--nam=mine", "--vocab=v"], "unknown flag --nam (did you mean --name?)"),
+    ("pipeline.build", ["--job_name=a", "--runner=DataflowRunner"], "required: --task, --vocab"),
+    ("pipeline.build", [*BUILD, TEXT, "--preset=x"], "--preset (it is a flag of trainer.pretrain)"),
+    ("vocab.train", ["--corpu=text:a"], "unknown flag --corpu (did you mean --corpus?)"),
+    ("vocab.train", [TEXT, "--output=a", "--model_dir=b"], "(it is a flag of trainer.pretrain)"),
+    ("pipeline.verify", ["--cach=a"], "unknown flag --cach (did you mean --cache?)"),
+    ("trainer.export", ["--model=a", "--output=b"], "unknown flag --model (did you mean --model_"),
+    # Vocabularies.
+    ("vocab.train", ["--corpus=text:{folder}/bad.txt", "--output={new}"], "invalid UTF-8"),
+    ("vocab.train", [TEXT, "--vocab_size=0", "--output={new}"], "it must be more than 0"),
+    ("vocab.train", [TEXT, "--vocab_size=many", "--output={new}"], "it must be a whole number"),
+    # Runs.
+    ("trainer.pretrain", [], "--preset or --gin_file is missing"),
+    ("trainer.pretrain", ["--preset=t5-small"], "did you mean t5_1_0_small?"),
+    ("trainer.pretrain", ["--preset=google/t5-v1_1-base"], "did you mean t5_1_1_base?"),
+    ("trainer.pretrain", ["--preset=t5_1_1_tiny"], "--task is missing"),
+    ("trainer.pretrain", TRAIN[:2], "--model_dir is missing"),
+    ("trainer.pretrain", [*TRAIN, "--dropout_rate=0"], "did you mean --model.dropout_rate?"),
+    ("trainer.pretrain", [*TRAIN, "--optimizer.learning_rate=-1"], "--optimizer.learning_rate=-1"),
+    ("trainer.pretrain", [*TRAIN, "--model.dtype=fp16"], "'bfloat16', 'float32'"),
+    ("trainer.pretrain", [*TRAIN, "--train_steps=ten"], "it must be a whole number"),
+    ("trainer.pretrain", [*TRAIN, "--batch_size=0"], "--batch_size=0: it must be 1 or more"),
+    ("trainer.pretrain", [*TRAIN, "--checkpoint.every_steps=-1"], "it must be 0 or more"),
+    ("trainer.pretrain", [*TRAIN, f"--seed={2**63}"], "a 64-bit integer"),
+    ("trainer.pretrain", [*TRAIN, "--task=python_docs"], f"has caches of {TASK}"),
+    ("trainer.pretrain", [*TRAIN, "--task=mine_ul2"], "no cache for task mine_ul2"),
+    ("trainer.pretrain", [*TRAIN, "--task=mine_ul2=a"], "the rate of mine_ul2 is a"),
+    ("trainer.pretrain", [*TRAIN, "--cache_dir={folder}/gone"], "--cache_dir"),
+    ("trainer.pretrain", [*TRAIN, "--preset=bert_tiny"], "choose an encoder-decoder preset"),
+    ("trainer.pretrain", ["--init_from=hf:google/t5-v1_1-small"], "hf download google/t5-v1_1"),
+    ("trainer.pretrain", ["--init_from=hf:{folder}/theirs"], "model_type is bart"),
+    # Folders that cannot be made.
+    ("trainer.pretrain", [*TRAIN, "--train_steps=5", "--model_dir=/proc/z"], "/proc/z: no folder"),
+    ("trainer.pretrain", [*TRAIN, "--train_steps=5", "--model_dir={new}{long}"], "is too long"),
+    ("pipeline.build", [*BUILD, TEXT, "--cache_dir=/proc/z"], "/proc/z/mine_ul2: no folder can"),
+    ("pipeline.build", [*BUILD, TEXT, "--cache_dir={new}{long}"], "choose a shorter one"),
+    ("vocab.train", [TEXT, "--output=/proc/z"], "/proc/z: no folder can be made here"),
+    ("trainer.export", ["--model_dir={folder}", "--output=/proc/z/y"], "/proc/z: no folder can"),
+    ("pipeline.report", ["--cache={cache}", "--output=/proc/z.html"], "/proc/z.html: no file can"),
+    ("pipeline.report", ["--cache={cache}", "--output={new}/z.html"], "there is no folder"),
+    ("pipeline.inspect", ["--cache={cache}", "--output=/proc/z.html"], "/proc/z.html: no file can"),
+    ("pipeline.inspect", ["--cache={cache}", "--output={new}{long}"], "choose a shorter one"),
+    # Its outputs.
+    ("trainer.export", ["--model_dir={folder}", "--output={new}"], "holds no run"),
+    ("trainer.evaluate", ["--model_dir={folder}"], "holds no run"),
+    ("pipeline.inspect", ["--cache={folder}"], "holds no cache: build one"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "words"), MISTAKES, ids=[f"{m}-{w}"[:50] for m, _, w in MISTAKES]
+)
+def test_a_mistake_is_one_line(module, arguments, words, folder, text_cache, tmp_path, capsys):
+    places = {
+        "folder": folder,
+        "caches": text_cache.parent,
+        "vocabulary": text_cache / "sentencepiece.model",
+        "new": tmp_path / "new",
+        "cache": text_cache,
+        "long": "n" * 300,
+    }
+    code, errors = ended(module, [each.format(**places) for each in arguments], capsys)
+    assert code == 2, errors
+    assert "Traceback" not in errors
+    last = errors.splitlines()[-1]
+    assert "error: " in last
+    assert words in last
+
+
+def test_a_limit_on_the_size_of_files_is_one_line(folder, text_cache, tmp_path, capsys):
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, unlimited[1]))
+    arguments = ["--task=ul2", "--name=mine", f"--corpus=text:{folder}/a.txt"]
+    arguments += [f"--vocabulary={text_cache}/sentencepiece.model", f"--cache_dir={tmp_path}"]
+    try:
+        code, errors = ended("pipeline.build", arguments, capsys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert code == 2
+    (line,) = errors.splitlines()
+    assert f"{tmp_path}/mine_ul2/sentencepiece.model: a file would exceed" in line
+
+
+def test_a_folder_of_transformers_without_its_prefix_is_named(folder):
+    from trainer.t5x import read
+
+    with pytest.raises(command_line.UserError, match=r"name it as --init_from=hf:.*/theirs"):
+        read.find(str(folder / "theirs"))
+
+
+def test_flags_said_to_be_of_pretrain_are():
+    known, builds = ({each.name for each in flags_of(kind)} for kind in (GinRunFlags, build.Flags))
+    assert set(beam_options.OF_PRETRAIN) <= known - builds
+
+
+def test_enough_mistakes():
+    assert len(MISTAKES) >= 50

@@ -1,0 +1,281 @@
+"""The configuration of a run from flags: a preset or gin files, then `--field.path=value`."""
+
+import dataclasses
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tasks import registry
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import REQUIRED, field
+from tasks.terminal.flags import Given, flags_of, parse, refuse_unknown
+from trainer.config import fields, from_transformers, help
+from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
+from trainer.config.presets import MODEL_PRESETS, model_preset
+from trainer.config.run import CONFIG_FILE, Config
+from trainer.config.unused_fields import refuse_unread
+from trainer.model.config import ModelConfig
+
+# The reader of gin files, imported only for them.
+_GIN = "trainer.gin.recipe:load"
+# The preset whose values --help shows as defaults.
+_SHOWN = "t5_1_1_small"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """Flags that configure a run: one for each of its fields, and recipes."""
+
+    run: Given = field(REQUIRED, "The run as a whole", flat=True, partial=Config)
+    optimizer_preset: str | None = field(
+        None,
+        "published recipe of optimizer, schedule and loss; other flags override its values: "
+        f"{', '.join(OPTIMIZER_PRESETS)}",
+        metavar="NAME",
+        often="recipe: t5x, t5x_finetune, nanot5 or primer",
+    )
+    print_config: str | None = field(
+        None,
+        "print every field with its value and origin, then exit; words: also what it does",
+        choices=("values", "words"),
+        alone="values",
+        often="print all fields with origins, and exit",
+    )
+
+    @staticmethod
+    def help_topics() -> dict[str, Callable[[], str]]:
+        """Returns name -> function of further texts of --help=NAME."""
+        return {"presets": help.presets, "parts": help.parts}
+
+    @staticmethod
+    def help_defaults() -> dict[str, Any]:
+        """Returns path of a flag -> the default that --help shows."""
+        config = Config(_SHOWN, MODEL_PRESETS[_SHOWN])
+        return {f"run.{path}": value for path, value in fields.leaves(config) if path != "preset"}
+
+
+def _refuse(words: Sequence[str], known: Any) -> None:
+    refuse_unknown(words, known)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gin:
+    """Gin files of T5X and Mesh T5."""
+
+    gin_file: tuple[str, ...] = field(
+        (),
+        "gin file to read; may be repeated, and later files override earlier ones",
+        metavar="FILE",
+        repeated=True,
+        often="gin file of T5X or Mesh T5",
+    )
+    gin_search_paths: tuple[str, ...] = field(
+        (),
+        "folders to search for gin files and for the files that they include",
+        metavar="DIR,DIR",
+        repeated=True,
+        aliases=("gin_location_prefix",),
+    )
+    gin_param: tuple[str, ...] = field(
+        (),
+        "binding that overrides the files; --gin.NAME=VALUE, as in T5X, does the same",
+        metavar="NAME=VALUE",
+        repeated=True,
+        aliases=("gin_bindings", "gin.*"),
+    )
+
+    @property
+    def folders(self) -> list[str]:
+        """The folders of gin files."""
+        return [path for paths in self.gin_search_paths for path in paths.split(",")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GinRunFlags(RunFlags):
+    """Flags that configure a run, also by gin files."""
+
+    gin: Gin = field(
+        Gin, "gin files of T5X and Mesh T5: read, never executed (docs/migrating_from_t5x.md)",
+        flat=True,
+    )  # fmt: skip
+    others: tuple[str, ...] = field((), "flags of T5X and Mesh T5", rest=_refuse)
+
+
+class Settings(NamedTuple):
+    """Settings that a command makes before its flags are read.
+
+    Attributes:
+      origin: the origin of the values.
+      values: field path -> value.
+      model: a model that no preset describes; None: the preset's.
+    """
+
+    origin: str
+    values: dict[str, Any]
+    model: ModelConfig | None = None
+
+
+def given(flags: Sequence[str]) -> Given:
+    """Returns flags of a run's fields, parsed.
+
+    Raises:
+      UserError: there is no such field, or the value is of another type.
+    """
+    return parse(RunFlags, flags).below("run")
+
+
+def build_config(
+    preset: str,
+    overrides: Sequence[str] | Given,
+    optimizer_preset: str | None = None,
+    settings: Settings | None = None,
+) -> tuple[Config, dict[str, str]]:
+    """Returns (the configuration, field path -> origin).
+
+    Args:
+      preset: the model.
+      overrides: flags of fields.
+      optimizer_preset: name of a recipe, or None.
+      settings: what a command sets before its flags do.
+
+    Raises:
+      UserError: an unknown preset or field, a value of the wrong type, or a rejected value.
+    """
+    if not isinstance(overrides, Given):
+        overrides = given(overrides)
+    _import_task_module(overrides)
+    if settings and settings.model:
+        model, origin = settings.model, f"the run {preset}"
+    else:
+        from_folder = from_transformers.is_folder(preset)
+        model = from_transformers.folder_model(overrides) if from_folder else model_preset(preset)
+        origin = f"preset {preset}"
+    config = Config(preset=preset, model=model)
+    origins = {path: origin for path, _ in fields.leaves(config) if path.startswith("model.")}
+    origins["preset"] = "command line"
+    if settings:
+        config = fields.replace_all(config, settings.values)
+        origins |= dict.fromkeys(settings.values, settings.origin)
+    if optimizer_preset is not None:
+        values = recipe(optimizer_preset)
+        config = fields.replace_all(config, values)
+        origins |= dict.fromkeys(values, f"optimizer preset {optimizer_preset}")
+    return fields.override(config, origins, overrides), origins
+
+
+def build_from_gin(
+    gin_files: Sequence[str],
+    search_paths: Sequence[str],
+    bindings: Sequence[str],
+    preset: str | None,
+    overrides: Sequence[str] | Given,
+) -> tuple[Config, dict[str, str], list[tuple[str, str]]]:
+    """Returns (the configuration, field path -> origin, (subject, text) lines to print).
+
+    Raises:
+      UserError: as `build_config` does, or because of a gin file; names file and line.
+    """
+    if not isinstance(overrides, Given):
+        overrides = given(overrides)
+    module, _, name = _GIN.partition(":")
+    load: Callable = getattr(importlib.import_module(module), name)
+    _import_task_module(overrides)
+    typed = list(overrides.typed.values())
+    config, origins, notes = load(gin_files, search_paths, bindings, preset, typed)
+    return fields.override(config, origins, overrides), origins, notes
+
+
+def _import_task_module(overrides: Given) -> None:
+    """Imports --task_module, which may register values that other flags name, such as mixers."""
+    if (module := overrides.values.get("task_module")) is not None:
+        registry.load(module)
+
+
+def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Config, dict[str, str]]:
+    """Returns (the configuration, field path -> origin); prints what gin files have to report.
+
+    `settings` are those of `build_config`.
+
+    Raises:
+      UserError: flags are missing, contradict one another, or have no effect.
+    """
+    preset = flags.run.values.get("preset")
+    gin = getattr(flags, "gin", Gin())
+    others = getattr(flags, "others", ())
+    if gin.gin_file:
+        others = _without_foreign(others)
+    refuse_unknown(others, [name for flag in flags_of(type(flags)) for name in flag.names])
+    if gin.gin_file:
+        if flags.optimizer_preset:
+            raise UserError(
+                "--optimizer_preset and --gin_file both name an optimizer: leave out one"
+            )
+        config, origins, notes = build_from_gin(
+            gin.gin_file, gin.folders, gin.gin_param, preset, flags.run
+        )
+        for subject, text in notes:
+            print(f"{subject}: {text}", flush=True)
+    elif gin.gin_param:
+        raise UserError(f"--gin.{gin.gin_param[0]} needs a --gin_file")
+    else:
+        preset = preset or from_transformers.named_folder(flags.run)
+        if not preset:
+            raise UserError("--preset or --gin_file is missing")
+        config, origins = build_config(preset, flags.run, flags.optimizer_preset, settings)
+        config = from_transformers.adopt_model(config, origins)
+    refuse_unread(config, origins)
+    return config, origins
+
+
+def model_of_run(source: str, own: str | None) -> ModelConfig:
+    """Returns the model of one of our runs, given by its folder or by one of its checkpoints.
+
+    The folder of the run that starts from it, `own`, has the model as well: enough to resume.
+
+    Raises:
+      UserError: the folder has no configuration of a run.
+    """
+    folder = source.rstrip("/")
+    for path in (folder, re.sub(r"/checkpoint_\d+$", "", folder), *([own] if own else ())):
+        config = files.join(path, CONFIG_FILE)
+        if files.exists(config):
+            stored = files.read_json(config)
+            if "config" in stored and "model" in stored["config"]:
+                if module := stored["config"].get("task_module"):  # may register parts of models
+                    registry.load(module)
+                return fields.from_dict(ModelConfig, stored["config"]["model"], config)
+    raise UserError(
+        f"--init_from={source} is no run of this trainer (it has no {CONFIG_FILE}): give its "
+        "--preset, or hf:DIR for a model of transformers"
+    )
+
+
+# Flags of T5X and Mesh T5 that stand beside gin files, and what takes their place.
+_FOREIGN = {
+    "alsologtostderr": "messages go to stderr",
+    "logtostderr": "messages go to stderr",
+    "gcp_project": "the machine that runs the command trains",
+    "module_import": "nothing is imported; --task_module names a module with further tasks",
+    "multiprocess_gpu": "see --processes.coordinator",
+    "t5_tfds_data_dir": "the data are in a cache, --cache_dir",
+    "tfds_data_dir": "the data are in a cache, --cache_dir",
+    "tpu": "the machine that runs the command trains",
+    "tpu_zone": "the machine that runs the command trains",
+}
+_SWITCHES = ("alsologtostderr", "logtostderr", "multiprocess_gpu")
+
+
+def _without_foreign(words: Sequence[str]) -> list[str]:
+    """Returns words without the flags of T5X and Mesh T5 that mean nothing here; prints each."""
+    kept, rest = [], iter(words)
+    for word in rest:
+        name, equals, _ = word.removeprefix("--").partition("=")
+        if name not in _FOREIGN:
+            kept.append(word)
+            continue
+        print(f"read, no counterpart: --{name}: {_FOREIGN[name]}", flush=True)
+        if not equals and name not in _SWITCHES:
+            next(rest, None)
+    return kept

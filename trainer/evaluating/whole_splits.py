@@ -1,0 +1,151 @@
+"""Evaluation of a run's checkpoints on a whole split."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from trainer.checkpoints import metadata
+from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
+from trainer.config import Config, MixingConfig, fields, load_config
+from trainer.config.this_machine import on_this_machine
+from trainer.data.prepared import Run
+from trainer.data.task_record import warn_of_changes
+from trainer.engine import determinism, processes
+from trainer.engine.program import Program
+from trainer.evaluating.evaluation import Evaluation
+from trainer.reporting.evaluations import evaluation_table
+from trainer.reporting.metrics import EVALUATION_FILE
+from trainer.setup import prepare
+
+if TYPE_CHECKING:
+    from trainer.config.evaluation import EvaluateFlags as Flags
+
+# By split, each metric's value; the first split is the one asked for, others are SPLIT/TASK.
+Results = dict[str, dict[str, float]]
+_CHECKPOINTS = "checkpoints"
+
+
+def evaluate(flags: Flags) -> None:
+    """Evaluates checkpoints, writes their metrics and prints a table.
+
+    Raises:
+      UserError: there is no such run, checkpoint or split, or another vocabulary.
+    """
+    config, origins = load_config(flags.model_dir)
+    label = flags.split
+    if flags.task and flags.task != config.task:
+        config, label = (
+            _on_another_task(config, origins, flags.task),
+            (f"{flags.task}:{flags.split}"),
+        )
+    overrides = {
+        "model_dir": flags.model_dir,
+        "cache_dir": flags.cache_dir,
+        "task_module": flags.task_module,
+        "evaluation.batch_size": flags.batch_size,
+        "evaluation.metrics": flags.metrics and tuple(flags.metrics.split(",")),
+        "evaluation.supervised": flags.supervised,
+        "evaluation.examples": flags.examples,
+        "evaluation.probes": flags.probes,
+    }
+    # What the run did about its evaluations does not bind this one.
+    for path in ("checkpoint.best_metric", "stopping.metric", "plateau.metric"):
+        config = fields.replace(config, path, None)
+    for path, value in overrides.items():
+        if value is not None:
+            config = fields.replace(config, path, value)
+
+    determinism.set_flags(config.deterministic)
+
+    run = prepare(on_this_machine(config), origins)
+    if label == flags.split:
+        warn_of_changes(flags.model_dir, run.data.tasks_record)
+    checkpoints = Checkpoints(flags.model_dir, writable=False)
+    steps = chosen_steps(flags.steps, checkpoints.steps(), flags.model_dir)
+    _check_vocabulary(run, checkpoints.path(steps[0]))
+    program = Program(run)
+    evaluation = Evaluation(run, flags.split, program, label)
+    output = flags.output or files.join(flags.model_dir, EVALUATION_FILE)
+    # Read first: if it is damaged, the user should not wait for the evaluation to be told.
+    add_to = not flags.output and files.exists(output)
+    before = files.read_json(output).get(_CHECKPOINTS, {}) if add_to else {}
+    results: dict[int, Results] = {}
+    for step in steps:
+        found = evaluation(checkpoints.restore(step, program.abstract_state()).params, step)
+        assert found is not None
+        results[step] = found
+        if not processes.is_first():
+            continue
+        # Written each time: a later checkpoint may be damaged.
+        if output.endswith(".jsonl"):
+            files.write_bytes(output, _as_lines(results).encode())
+        else:
+            files.write_json(output, {_CHECKPOINTS: merged(before, results, label)})
+    checkpoints.close()
+    print(evaluation_table(results))
+    if flags.plot and processes.is_first():
+        from trainer.reporting.drawing import draw_metrics
+
+        draw_metrics(results, flags.plot, f"{config.preset} on {config.task}")
+
+
+def _check_vocabulary(run: Run, checkpoint: str) -> None:
+    """Refuses data whose vocabulary is not the one that a checkpoint records, if both are known."""
+    trained, now = (
+        metadata.read(checkpoint).get("vocabulary_sha256"),
+        run.data.vocabulary_sha256,
+    )
+    if trained and now and trained != now:
+        raise UserError(
+            f"{checkpoint} was trained with another vocabulary than that of {run.config.task} in "
+            f"{run.config.cache_dir}: build its cache with the run's vocabulary"
+        )
+
+
+def _on_another_task(config: Config, origins: dict[str, str], task: str) -> Config:
+    """Returns `config` with another task; lengths that followed from the old task do so anew."""
+    for side in ("inputs", "targets"):
+        path = f"lengths.{side}"
+        if origins.get(path, "").startswith("task "):
+            del origins[path]
+            config = fields.replace(config, path, None)
+    # What the old task's data were checked against or implied does not bind another task.
+    config = fields.replace(config, "objective", ())
+    config = fields.replace(config, "mixing", MixingConfig())
+    origins.setdefault("model.vocab_size", config.model_dir)
+    if origins["model.vocab_size"].startswith("preset"):
+        origins["model.vocab_size"] = config.model_dir
+    return fields.replace(config, "task", task)
+
+
+def _as_lines(results: dict[int, Results]) -> str:
+    """Returns JSON lines {"step", "split", "metrics"}."""
+    return "".join(
+        json.dumps({"step": step, "split": split, "metrics": values}) + "\n"
+        for step, by_split in results.items()
+        for split, values in by_split.items()
+    )
+
+
+def merged(
+    before: dict[str, Results], results: dict[int, Results], split: str
+) -> dict[str, Results]:
+    """Returns evaluations by step, ascending: `results`, and those before of other rows.
+
+    Args:
+      before: earlier evaluations.
+      results: new ones, which replace those of the same step and split.
+      split: the split that was evaluated.
+    """
+    rows = dict(before)
+    for step, result in results.items():
+        others = {
+            name: values
+            for name, values in rows.get(str(step), {}).items()
+            if name.partition("/")[0] != split
+        }
+        rows[str(step)] = {**others, **result}
+    return {step: rows[step] for step in sorted(rows, key=int)}

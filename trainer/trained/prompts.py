@@ -1,0 +1,186 @@
+"""Files of prompts, and files of their results that a killed command continues."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import sys
+from typing import Any
+
+from tasks import registry
+from tasks.storage import files
+from tasks.terminal import progress
+from tasks.terminal.command_line import UserError
+from trainer.config.decoding import Decoding, TrainedFlags
+from trainer.engine import processes
+from trainer.trained.generator import Generator
+
+# Batches between two writes; also what a killed command loses at most.
+_BATCHES = 8
+_SETTINGS = "settings.json"
+
+
+def generator_of(flags: TrainedFlags, decoding: Decoding) -> Generator:
+    """Returns the generator that flags name; says on stderr if it has no cache."""
+    if flags.task_module:
+        registry.load(flags.task_module)
+    made = Generator(
+        flags.model_dir, decoding, flags.step, flags.cache_dir, vocabulary=flags.vocabulary
+    )
+    if made.decoder.without_cache and processes.is_first():
+        print(
+            f"note: no cache: {made.decoder.without_cache} cannot keep keys and values, so the "
+            "whole row is computed for every token",
+            file=sys.stderr,
+        )
+    return made
+
+
+def read_prompts(path: str, column: str) -> list[str]:
+    """Returns the prompts in a file.
+
+    Raises:
+      UserError: a line is no JSON object with a text in `column`, there are no lines, or the file
+        cannot be read.
+    """
+    try:
+        lines = list(files.read_lines(path))
+    except FileNotFoundError as error:
+        raise UserError(f"--input={path} does not exist") from error
+    if not lines:
+        raise UserError(f"--input={path} is empty")
+    if not path.endswith((".jsonl", ".json")):
+        return lines
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            prompts.append(json.loads(line)[column])
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(
+                f"--input={path}, line {number}: no JSON object with {column!r}; name the prompts' "
+                "field by --column"
+            ) from error
+        if not isinstance(prompts[-1], str):
+            raise UserError(f"--input={path}, line {number}: {column!r} is not a text")
+        try:
+            prompts[-1].encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"--input={path}, line {number}: {column!r} has half a character, "
+                f"{error.object[error.start]!r}"
+            ) from error
+    return prompts
+
+
+def results(generator: Generator, prompts: list[str], first: int, count: int) -> list[str]:
+    """Returns a JSON line for each prompt, of which the first has number `first`.
+
+    `count` is the number of results of a prompt.
+    """
+    ids = [generator.ids(prompt) for prompt in prompts]
+    found = generator(ids, range(first, first + len(prompts)))
+    lines = []
+    for place, prompt in enumerate(prompts):
+        made = [
+            {
+                "text": generator.text(each.ids),
+                "ids": each.ids.tolist(),
+                # Sums of float32 differ in their last digits between machines.
+                "score": round(each.score, 4),
+                "ended": each.ended,
+            }
+            for each in found[place * count : (place + 1) * count]
+        ]
+        lines.append(json.dumps({"prompt": prompt, "results": made}, ensure_ascii=False) + "\n")
+    return lines
+
+
+class _Output:
+    """A file of lines, local or remote, that a killed command continues.
+
+    Until it is complete, its lines are in the folder `path`.partial: a file for each block, and one
+    that says what they are of.
+    """
+
+    def __init__(self, path: str, settings: dict[str, Any]):
+        if files.exists(path):
+            raise UserError(f"--output={path} exists: name another file, or delete it")
+        self._path, self._partial = path, f"{path}.partial"
+        self._settings = settings
+
+    def begin(self) -> int:
+        """Returns how many blocks are there."""
+        files.make_folder(self._partial)
+        files.remove_partial(self._partial)
+        names, place = files.list_names(self._partial), files.join(self._partial, _SETTINGS)
+        if _SETTINGS not in names:
+            files.write_json(place, self._settings)
+        elif files.read_json(place) != self._settings:
+            raise UserError(
+                f"{self._partial} was written by another command: delete it, or name another "
+                "--output"
+            )
+        return next(block for block in itertools.count() if _name(block) not in names)
+
+    def add(self, block: int, lines: list[str]) -> None:
+        """Writes the lines of a block, so that they are there after a kill."""
+        files.write_bytes(files.join(self._partial, _name(block)), "".join(lines).encode())
+
+    def end(self, blocks: int) -> None:
+        """Joins the blocks under the file's own name."""
+        with files.atomic_write(self._path) as whole:
+            for block in range(blocks):
+                with files.open_read(files.join(self._partial, _name(block))) as part:
+                    shutil.copyfileobj(part, whole)
+        for name in files.list_names(self._partial):
+            files.remove(files.join(self._partial, name))
+        if not files.is_remote(self._partial):
+            os.rmdir(files.local_path(self._partial))
+
+
+def _name(block: int) -> str:
+    return f"{block:06d}.jsonl"
+
+
+def write_all(
+    flags: TrainedFlags, decoding: Decoding, prompts_path: str, column: str, output_path: str
+) -> None:
+    """Writes the results of a file of prompts, or goes on where a killed command stopped.
+
+    Raises:
+      UserError: the prompts cannot be read, or the output exists or is another command's.
+    """
+    with processes.failing_together():
+        prompts = read_prompts(prompts_path, column)
+    generator = generator_of(flags, decoding)
+    remote = files.is_remote(flags.model_dir)
+    settings = {
+        "model_dir": flags.model_dir if remote else os.path.abspath(flags.model_dir),
+        "step": generator.step,
+        "vocabulary": flags.vocabulary,
+        "input": hashlib.sha256("\n".join(prompts).encode()).hexdigest(),
+        **dataclasses.asdict(decoding),
+    }
+    size, done = _BATCHES * decoding.batch_size, 0
+    processes.check_equal(f"--input={prompts_path}, by SHA-256", settings["input"])
+    with processes.failing_together():
+        if processes.is_first():
+            output = _Output(output_path, settings)
+            done = output.begin()
+    done = int(processes.gathered(str(done))[0])
+    blocks = range(done, -(-len(prompts) // size))
+    with progress.shown("generating", len(prompts), done * size) as bar:
+        for block in blocks:
+            first = block * size
+            part = prompts[first : first + size]
+            lines = results(generator, part, first, decoding.num_return_sequences)
+            if processes.is_first():
+                output.add(block, lines)
+            bar.update(first + len(part))
+    if processes.is_first():
+        output.end(blocks.stop)
+    print(f"{output_path}: {len(prompts):,} prompts, step {generator.step:,}")

@@ -1,0 +1,39 @@
+"""A run of training, from its configuration to its end."""
+
+from trainer.config import Config, fields
+
+# What a run that does not fit the memory may change, gentlest first.
+_LESS_MEMORY = (
+    "set --microbatches to divide the batch into parts with the same result, --model.remat=full to "
+    "compute activations twice, a smaller --batch_size or another --preset; trainer.plan says "
+    "what fits a device"
+)
+
+
+def start(config: Config, origins: dict[str, str], print_config: str | None = None) -> int:
+    """Trains and returns the exit code.
+
+    `print_config`, "values" or "words", prints the configuration instead.
+    """
+    from trainer.setup import prepare
+
+    if print_config:
+        if config.cache_dir:
+            config = prepare(config, origins).config
+        print(fields.describe(config, origins, words=print_config == "words"))
+        return 0
+
+    from trainer.engine import determinism, hardware, processes
+
+    determinism.set_flags(config.deterministic)
+    with processes.joined(config.processes), hardware.enough_memory(_LESS_MEMORY):
+        run = prepare(config, origins, training=True)
+
+        if config.engine == "t5x":
+            from trainer.t5x import engine
+
+            return engine.train(run, origins)
+
+        from trainer.loop import train
+
+        return train(run, origins)
