@@ -15,8 +15,8 @@ from tasks.terminal.command_line import UserError
 from tests.trainer.huggingface.test_export import save_run
 from trainer import fill, generate
 from trainer.config.decoding import Decoding
-from trainer.decoding import text
 from trainer.trained import prompts as prompts_module
+from trainer.trained import text
 from trainer.trained.generator import Generator
 
 ROOT = Path(__file__).parents[2]

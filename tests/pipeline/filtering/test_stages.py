@@ -122,32 +122,27 @@ def test_verdicts_do_not_depend_on_the_batch():
     assert [sum(row) for row in zip(*rules, strict=True)] == [len(row) for row in whole]
 
 
-class Writer:
-    def __init__(self):
-        self.left_out = {}
-        self.edits = Counter()
-
-    def quarantine(self, name, location, reason, value=None, text=""):
-        self.left_out[name] = (reason, value, text)
-
-
 def test_all_edits_come_before_verdicts_and_the_first_rule_counts():
     names = ["short", "masked", "kept", "null"]
     found = ["Too short.", "m@x.org " * 5, "one two three four five six", None]
     nothing = pa.array([None, None, None, "null"], pa.string())
     batch = batches.batch(
-        pa.array(names), large(found), nothing, pa.array([f"f:{n}" for n in range(4)])
+        pa.array(names), (large(found),), nothing, pa.array([f"f:{n}" for n in range(4)])
     )
     given = ["length?min_words=5", "regex?pattern=x[.]org", "length?label=again&min_words=6", "pii"]
-    filters, writer = stages.Filters(sets.resolve(given, None)), Writer()
-    kept = filters(batch, writer)
+    filters, left_out, edits = stages.Filters(sets.resolve(given, None)), {}, Counter()
+
+    def quarantine(name, location, reason, value=None, text=""):
+        left_out[name] = (reason, value, text)
+
+    kept = filters(batch, quarantine, edits)
     assert kept.column("id").to_pylist() == ["kept", "null"]
     assert kept.column("text").to_pylist() == ["one two three four five six", None]
-    assert writer.left_out == {
+    assert left_out == {
         "short": ("filtered: length min_words", 2.0, "Too short."),
         "masked": ("filtered: again min_words", 5.0, "email@example.com " * 5),
     }
-    assert writer.edits == {"pii e-mail addresses": 5}
+    assert edits == {"pii e-mail addresses": 5}
     assert filters.tally == {
         (stages.JUDGED, ""): 3,
         (stages.ALONE, "filtered: length min_words"): 1,
