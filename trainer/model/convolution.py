@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,11 +48,13 @@ def _shifted(
         yield shifted_BLC
 
 
-def _depthwise_forward(x_BLC, kernel_WC, segment_BL):
+def _depthwise_forward(
+    x_BLC: jax.Array, kernel_WC: jax.Array, segment_BL: jax.Array
+) -> tuple[jax.Array, Any]:
     return depthwise(x_BLC, kernel_WC, segment_BL), (x_BLC, kernel_WC, segment_BL)
 
 
-def _depthwise_backward(operands, gradient_BLC):
+def _depthwise_backward(operands: Any, gradient_BLC: jax.Array) -> tuple[Any, ...]:
     # Each input feeds its own output and later ones, so the same shifted gradients give both the
     # input's and the kernel's gradient.
     x_BLC, kernel_WC, segment_BL = operands
