@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,11 +49,13 @@ def _shifted(
 
 def _depthwise_forward(
     x_BLC: jax.Array, kernel_WC: jax.Array, segment_BL: jax.Array
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     return depthwise(x_BLC, kernel_WC, segment_BL), (x_BLC, kernel_WC, segment_BL)
 
 
-def _depthwise_backward(operands: Any, gradient_BLC: jax.Array) -> tuple[Any, ...]:
+def _depthwise_backward(
+    operands: tuple[jax.Array, ...], gradient_BLC: jax.Array
+) -> tuple[jax.Array | None, ...]:
     # Each input feeds its own output and later ones, so the same shifted gradients give both the
     # input's and the kernel's gradient.
     x_BLC, kernel_WC, segment_BL = operands
