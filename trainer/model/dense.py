@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.model.facts import AUTO
+from trainer.model.device import AUTO, Device
 from trainer.model.parameters import KERNEL, TABLE, Use, parameter
 from trainer.model.parametrisation import Initializer, Parametrisation
 
@@ -67,14 +67,13 @@ class Shared:
         return Dropout(self.dropout_rate, broadcast)
 
 
-def device_kind() -> str:
-    """Returns the kind of the devices for which a model is being traced.
+def tracing_device() -> Device:
+    """Returns the device for which a model is being traced.
 
-    They are those of the mesh of `sharding.tracing_on`, which need not be there; without one, the
-    default devices.
+    It is of the mesh of `sharding.tracing_on`, which need not be there; without one, the default.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return device.device_kind if device else jax.devices()[0].device_kind
+    return Device(device.device_kind if device else jax.devices()[0].device_kind)
 
 
 def rows_divided(x_BLD: jax.Array) -> jax.Array:

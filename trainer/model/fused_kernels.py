@@ -15,7 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from trainer.model.facts import LANES
+from trainer.model.device import LANES
 from trainer.model.fused_tiles import MASKED, SUBLANES, Plan
 
 # The least maximum of a row: exp(MASKED - _LEAST) is 0, so a query that sees no key gets zeros,
