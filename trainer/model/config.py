@@ -49,7 +49,7 @@ class ModelConfig:
         "architecture of the model; mT5 is t5_1_1 with its own vocab_size",
         choices=FAMILIES,
     )
-    vocab_size: int = field(REQUIRED, "rows of the token embedding, at least one for each id")
+    vocab_size: int = field(REQUIRED, "rows of the token embedding, at least one per id")
     emb_dim: int = field(REQUIRED, "width of the residual stream")
     num_heads: int = field(REQUIRED, "attention heads of each layer")
     head_dim: int = field(REQUIRED, "width of a head; num_heads * head_dim need not be emb_dim")
@@ -71,12 +71,12 @@ class ModelConfig:
         often="type of activations",
     )
     tied_logits: bool | None = field(
-        None, "read logits off the token embedding; None: as the family does"
+        None, "use the token embedding for logits; None: as in the family"
     )
     logits_scale: float | None = field(
         None,
-        "factor of the logits of tokens; None: 1, but emb_dim ** -0.5 for tied logits in T5 and "
-        "Primer, and muP's for tied ones",
+        "factor of the logits; None: 1, but for tied logits emb_dim ** -0.5 in T5 and Primer, and "
+        "muP's factor in muP",
     )
     mlp_activations: tuple[str, ...] | None = field(
         None,
@@ -85,16 +85,16 @@ class ModelConfig:
     )
     position: str | None = field(
         None,
-        "how the model knows the order of tokens: a table (absolute) or sines (sinusoidal) added "
-        "to the embeddings; T5's biases of the logits, shared by the layers of a stack (relative) "
-        "or learned by each as in T5X's scalable_t5 and umT5 (relative_per_layer); ALiBi's fixed "
-        "ones (alibi); rotated queries and keys (rotary); or not at all (none); with options, as "
-        "rotary:base=500000; None: the family's",
+        "encoding of positions: a table (absolute) or sines (sinusoidal) added to the embeddings; "
+        "T5's attention biases, shared by the layers of a stack (relative) or learned by each as "
+        "in T5X's scalable_t5 and umT5 (relative_per_layer); ALiBi's fixed biases (alibi); "
+        "rotated queries and keys (rotary); or none; with options, as rotary:base=500000; None: "
+        "the family's",
         choices=POSITIONS,
     )
     max_positions: int = field(
         512,
-        "positions (tokens) of a table of absolute positions and of a Synthesizer",
+        "maximum length of a row, in tokens, with absolute positions or a Synthesizer",
         read_if=ReadIf(
             lambda config: config.model.counts_positions,
             "without --model.position=absolute or a Synthesizer",
@@ -103,46 +103,45 @@ class ModelConfig:
     )
     mixer: str | None = field(
         None,
-        "sublayer through which positions exchange information, cross attention excepted; "
-        "None: attention",
+        "sublayer that mixes positions, except for cross-attention; None: attention",
         choices=MIXERS,
     )
     attention_pattern: str = field(
         FULL_PATTERN,
-        "blocks of keys that self-attention computes, cross-attention excepted: all (full), a "
-        "window of neighbours (local) or one with gaps (dilated), a window with global and random "
-        "blocks (bigbird), or windows side by side with global blocks (fixed, variable); with "
-        "options, as bigbird:block=16,window=1,per_head=true",
+        "blocks of keys that self-attention sees: all (full), a window of neighbours (local) or "
+        "one with gaps (dilated), a window with global and random blocks (bigbird), or adjacent "
+        "windows with global blocks (fixed, variable); with options, as "
+        "bigbird:block=16,window=1,per_head=true",
         choices=PATTERNS,
     )
     num_kv_heads: int | None = field(
         None,
-        "heads of keys and values, each shared by num_heads / num_kv_heads heads of queries: "
-        "grouped-query attention, or multi-query with 1; None: num_heads",
+        "number of heads of keys and values, each shared by num_heads / num_kv_heads heads of "
+        "queries: grouped-query attention, or with 1 multi-query attention; None: num_heads",
     )
     memory_tokens: int = field(
         0,
-        "learned vectors in front of the encoder's input, which all its tokens and the decoder "
-        "see; in families with both stacks, whose rows are not packed",
+        "number of learned vectors before the encoder's input, which all its tokens and the "
+        "decoder see; for families with both stacks, and without packing",
     )
     query_key_norm: bool = field(
-        False, "normalise the queries and keys of each head, before they are rotated, by `norm`"
+        False, "normalise the queries and keys of each head with `norm`, before they are rotated"
     )
     attention_scale: float | None = field(
         None,
-        "factor of the logits of attention; the standard parametrisation folds what is left of "
-        "head_dim ** -0.5 into the initial queries; None: the parametrisation's (1 in T5)",
+        "factor of attention logits; the standard parametrisation folds the rest of head_dim ** "
+        "-0.5 into the initial queries; None: the parametrisation's (1 in T5)",
     )
     attention_weights: str = field(
         "softmax",
-        "weights of attention from logits: softmax; or elu(x) + 1 (elu) or relu(x)^2 "
+        "attention weights: softmax of the logits; or elu(x) + 1 (elu) or relu(x)^2 "
         "(squared_relu), divided by the number of keys that a query sees, or by their sum "
         "(norm_elu, norm_squared_relu)",
         choices=WEIGHT_NAMES,
     )
     zero_init: tuple[str, ...] = field(
         (),
-        "kernels that start at 0, separated by commas: of queries (query), those that end a "
+        "kernels that start at 0, separated by commas: those of queries (query), at the end of a "
         "residual branch (residual), of untied logits (logits)",
     )
     norm: str | None = field(
@@ -159,20 +158,20 @@ class ModelConfig:
     )
     parallel_blocks: str = field(
         "none",
-        "add the outputs of a layer's sublayers to the same states, which one norm of the layer "
-        "(one_norm, as in GPT-J and PaLM) or one of each sublayer (two_norms, as in GPT-NeoX) "
-        "normalises",
+        "let a layer's sublayers read the same states and add their outputs, with one norm for "
+        "the layer (one_norm, as in GPT-J and PaLM) or one for each sublayer (two_norms, as in "
+        "GPT-NeoX)",
         choices=ARRANGEMENTS,
     )
     embedding_norm: bool | None = field(
-        None, "normalise embeddings before the first layer; None: as the family does"
+        None, "normalise embeddings before the first layer; None: as in the family"
     )
     scale_embeddings: bool | None = field(
-        None, "multiply token embeddings by the root of emb_dim; None: as the family does"
+        None, "multiply token embeddings by the root of emb_dim; None: as in the family"
     )
     mlp_bias: bool | None = field(
         None,
-        "biases in feed-forward sublayers, experts excepted; None: as the family does",
+        "biases in feed-forward sublayers, except in experts; None: as in the family",
         read_if=ReadIf(
             lambda config: not (config.model.num_experts and config.model.switch_every == 1),
             "where all layers have experts, whose projections have no bias",
@@ -180,7 +179,7 @@ class ModelConfig:
         ),
     )
     attention_bias: bool | None = field(
-        None, "biases of the projections of attention; None: as the family does"
+        None, "biases in the projections of attention; None: as in the family"
     )
     parametrisation: str | None = field(
         None,
@@ -198,16 +197,16 @@ class ModelConfig:
     )
     cross_attention: str = field(
         "attention",
-        "states that a decoder looks at: the encoder's last ones (attention), those after the "
-        "encoder's layer of the same number (layerwise), the keys and values of that layer, "
-        "without kernels of its own for them (encoder_keys); or the last ones in the softmax of "
-        "self-attention, without a sublayer of their own (merged)",
+        "what a decoder layer attends to: the encoder's last states (attention), the states after "
+        "the encoder layer of the same number (layerwise), that layer's keys and values, without "
+        "kernels of its own (encoder_keys), or the last states within the softmax of "
+        "self-attention, without a separate sublayer (merged)",
         choices=CROSS_ATTENTIONS,
     )
     database_entries: int = field(
         0,
-        "learned keys and values of each stack, at which every layer looks in a sublayer of its "
-        "own; 0: none",
+        "number of learned keys and values of each stack, to which every layer attends in a "
+        "separate sublayer; 0: none",
     )
     head_scaling: str = field(
         "none",
@@ -216,12 +215,12 @@ class ModelConfig:
     )
     token_dropping: int = field(
         0,
-        "positions of a row that each layer of the encoder drops after attention: those that "
-        "receive the least of it, padding first; no layer drops more than half; 0: none",
+        "number of positions that each encoder layer drops after attention: those that receive "
+        "the least attention, padding first; no layer drops more than half; 0: none",
     )
     num_experts: int = field(
         0,
-        "experts of each Switch layer; 0: no Switch layers",
+        "number of experts in each Switch layer; 0: no Switch layers",
         read_if=ReadIf(
             lambda config: config.model.has_switch_layers,
             "where no stack has as many layers as --model.switch_every: none has experts",
@@ -230,7 +229,7 @@ class ModelConfig:
     )
     switch_every: int = field(
         4,
-        "every layer whose number divides by this is a Switch layer",
+        "layers whose number is a multiple of this are Switch layers",
         read_if=ReadIf(
             lambda config: config.model.num_experts > 0, "without --model.num_experts", whole=True
         ),
@@ -241,8 +240,8 @@ class ModelConfig:
     )
     scan_layers: bool = field(
         False,
-        "compile one layer and run it for all: compilation takes as long for any depth; results "
-        "are the same, but dropout draws other units",
+        "compile one layer and run it for all, so that compile time does not depend on depth; "
+        "results are the same, except that dropout draws other units",
     )
     remat: str = field(
         "none",

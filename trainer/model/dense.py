@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -97,11 +98,11 @@ def einsum_float32(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
 
-def _einsum_forward(subscripts, x, y):
+def _einsum_forward(subscripts: str, x: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
     return einsum_float32(subscripts, x, y), (x, y)
 
 
-def _einsum_backward(subscripts, operands, gradient):
+def _einsum_backward(subscripts: str, operands: Any, gradient: jax.Array) -> tuple[Any, ...]:
     x, y = operands
     inputs, output = subscripts.split("->")
     x_letters, y_letters = inputs.split(",")
@@ -151,11 +152,11 @@ def _dropped(share: float, x: jax.Array, kept: jax.Array) -> jax.Array:
     return jnp.where(kept, x / share, 0)
 
 
-def _dropped_forward(share, x, kept):
+def _dropped_forward(share: float, x: jax.Array, kept: jax.Array) -> tuple[jax.Array, Any]:
     return _dropped(share, x, kept), kept
 
 
-def _dropped_backward(share, kept, gradient):
+def _dropped_backward(share: float, kept: jax.Array, gradient: jax.Array) -> tuple[Any, ...]:
     # In the order of automatic differentiation, for its bits.
     return jnp.where(kept, gradient, 0) / share, None
 
@@ -215,11 +216,11 @@ def _project_together(x_BLD: jax.Array, kernels: tuple[jax.Array, ...]) -> list[
     return [jnp.einsum("bld,df->blf", x_BLD, kernel_DF) for kernel_DF in kernels]
 
 
-def _project_together_forward(x_BLD, kernels):
+def _project_together_forward(x_BLD: jax.Array, kernels: Any) -> tuple[Any, Any]:
     return _project_together(x_BLD, kernels), (x_BLD, kernels)
 
 
-def _project_together_backward(saved, gradients):
+def _project_together_backward(saved: Any, gradients: Any) -> tuple[Any, ...]:
     x_BLD, kernels = saved
     x_gradient_BLD = jnp.einsum("nblf,ndf->bld", jnp.stack(gradients), jnp.stack(kernels))
     return x_gradient_BLD, tuple(jnp.einsum("bld,blf->df", x_BLD, each) for each in gradients)

@@ -132,11 +132,29 @@ def _ids(rows: Rows, predicate: Predicate, length: int, none: int) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(plan: Plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables) -> jax.Array:
+def _attention(
+    plan: Plan,
+    table_HR: jax.Array,
+    q_BLJ: jax.Array,
+    k_BSJ: jax.Array,
+    v_BSJ: jax.Array,
+    query_BIL: jax.Array,
+    key_BIS: jax.Array,
+    tables: Any,
+) -> jax.Array:
     return _forward(plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables)[0]
 
 
-def _forward(plan: Plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables):
+def _forward(
+    plan: Plan,
+    table_HR: jax.Array,
+    q_BLJ: jax.Array,
+    k_BSJ: jax.Array,
+    v_BSJ: jax.Array,
+    query_BIL: jax.Array,
+    key_BIS: jax.Array,
+    tables: Any,
+) -> tuple[jax.Array, Any]:
     vector_NTW = None if table_HR is None else plan.vectors(table_HR)
     operands = Operands(q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, vector_NTW, tables)
     batch, groups = q_BLJ.shape[0], q_BLJ.shape[2] // plan.lanes
@@ -160,7 +178,7 @@ def _forward(plan: Plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tabl
     return out_BLJ, saved
 
 
-def _backward(plan: Plan, saved, gradient_BLJ):
+def _backward(plan: Plan, saved: Any, gradient_BLJ: jax.Array) -> tuple[Any, ...]:
     table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables, out_BLJ, normaliser = saved
     vector_NTW, to_table = None, None
     if table_HR is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -30,11 +30,11 @@ def add_bias(logits_BHLS: jax.Array, bias_HLS: jax.Array) -> jax.Array:
     return logits_BHLS + bias_HLS.astype(logits_BHLS.dtype)
 
 
-def _add_bias_forward(logits_BHLS, bias_HLS):
+def _add_bias_forward(logits_BHLS: jax.Array, bias_HLS: jax.Array) -> tuple[jax.Array, Any]:
     return add_bias(logits_BHLS, bias_HLS), None
 
 
-def _add_bias_backward(_, gradient_BHLS):
+def _add_bias_backward(_: Any, gradient_BHLS: jax.Array) -> tuple[Any, ...]:
     return gradient_BHLS, sum_leading(gradient_BHLS, 1)
 
 

@@ -27,6 +27,8 @@ from trainer.model.capabilities import (
 from trainer.model.device import ATTENTION_NAMES
 from trainer.model.slots import Part, Slot, reject_changed, require_of
 
+__all__ = ["register"]
+
 ACTIVATION_NAMES = ("gelu", "gelu_erf", "linear", "relu", "silu", "squared_relu")
 # Functions from logits to the weights of attention.
 WEIGHT_NAMES = ("softmax", "elu", "squared_relu", "norm_elu", "norm_squared_relu")

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 from tasks.terminal.fields import Rejected, check, kind_in_words, one_of, parse_value
 
+__all__ = ["Part"]
+
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:

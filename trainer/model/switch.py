@@ -174,11 +174,13 @@ def _rearranged(x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array) -> jax.A
     )
 
 
-def _rearranged_forward(x_GND, from_GM, to_GN):
+def _rearranged_forward(
+    x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array
+) -> tuple[jax.Array, Any]:
     return _rearranged(x_GND, from_GM, to_GN), (from_GM, to_GN)
 
 
-def _rearranged_backward(places, gradient_GMD):
+def _rearranged_backward(places: Any, gradient_GMD: jax.Array) -> tuple[Any, ...]:
     from_GM, to_GN = places
     return _rearranged(gradient_GMD, to_GN, from_GM), None, None
 

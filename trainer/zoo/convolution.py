@@ -50,11 +50,15 @@ def _shifted(
         yield shifted_BLC
 
 
-def _depthwise_forward(x_BLC, kernel_WC, segment_BL):
+def _depthwise_forward(
+    x_BLC: jax.Array, kernel_WC: jax.Array, segment_BL: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     return depthwise(x_BLC, kernel_WC, segment_BL), (x_BLC, kernel_WC, segment_BL)
 
 
-def _depthwise_backward(operands, gradient_BLC):
+def _depthwise_backward(
+    operands: tuple[jax.Array, ...], gradient_BLC: jax.Array
+) -> tuple[jax.Array | None, ...]:
     # Each input feeds its own output and later ones, so the same shifted gradients give both the
     # input's and the kernel's gradient.
     x_BLC, kernel_WC, segment_BL = operands
