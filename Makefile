@@ -80,7 +80,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscop
 test: $(VENV)/.dev ## run all tests but the slow ones and those of whole processes
 	$(PYTEST) -m 'not slow and not processes'
 
-test-processes: $(VENV)/.dev ## run the tests of whole processes: kills, faults, several hosts
+test-processes: $(VENV)/.dev ## run the tests of whole processes, faults, several hosts and stock seqio
 	$(PYTEST) -m 'processes and not slow'
 
 test-slow: $(VENV)/.dev ## run the slow tests
@@ -115,7 +115,7 @@ pictures: $(VENV)/.browser ## take the pictures of the docs from pages (after ma
 fuzz: $(VENV)/.dev ## search for examples that break a property, each time among others
 	$(BIN)/python -m pytest -m 'hypothesis and not slow' --hypothesis-profile=fuzz
 
-chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and 144 other faults, and compare the caches
+chaos: $(VENV)/.demo ## break builds by 100 SIGKILLs and 162 other faults, and compare the caches
 	$(BIN)/python -m vocab.train --corpus=python_docs --vocab_size=8000 \
 	    --output=$(DEMO)/vocabulary
 	$(BIN)/python -m tests.faults builds --vocabulary=$(DEMO)/vocabulary --kills=100 --others=6 \

@@ -9,6 +9,8 @@ import seqio
 from tasks import seqio_supervised
 from tasks.supervised import table
 
+pytestmark = pytest.mark.processes
+
 WSC = {
     "text": "The stable opened , which made it airy.", "span1_text": "The stable",
     "span2_text": "it", "span2_index": 6, "label": 1,

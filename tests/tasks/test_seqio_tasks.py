@@ -13,6 +13,8 @@ from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tests.support.processes import started
 
+pytestmark = pytest.mark.processes
+
 NAMES = {
     "python_docs_span_corruption": {"inputs": 64, "targets": 14},
     "python_docs_prefix_lm": {"inputs": 64, "targets": 64},

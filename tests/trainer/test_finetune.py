@@ -79,6 +79,7 @@ def tuned(pretrained, pairs, tmp_path_factory):
     return folder / "model"
 
 
+@pytest.mark.processes
 def test_the_settings_are_those_of_t5(tuned):
     config = json.loads((tuned / "config.json").read_text())
     assert config["config"]["model"]["dropout_rate"] == 0.1
@@ -88,6 +89,7 @@ def test_the_settings_are_those_of_t5(tuned):
     assert [*rates] == [pytest.approx(1e-3)]
 
 
+@pytest.mark.processes
 def test_metrics_and_predictions_are_written(tuned):
     lines = [line for line in read_metrics(str(tuned)) if line["split"] == "validation"]
     assert [line["step"] for line in lines] == [3, 6]

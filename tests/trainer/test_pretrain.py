@@ -92,7 +92,7 @@ def curve(model_dir):
 def finished(text_cache, tmp_path_factory):
     """The model directory of an uninterrupted run."""
     model_dir = tmp_path_factory.mktemp("finished") / "model"
-    result = started(pretrain(text_cache, model_dir, "--profile_steps=3:4"))
+    result = run(pretrain(text_cache, model_dir, "--profile_steps=3:4"))
     assert result.returncode == 0, result.stderr
     return model_dir
 

@@ -21,8 +21,9 @@ import numpy as np
 from tasks.terminal.command_line import UserError, nearest
 from trainer.huggingface import t5_experiments
 from trainer.model.attention import DotProductAttention
+from trainer.model.capabilities import TRANSFORMERS
 from trainer.model.config import ModelConfig
-from trainer.model.facts import FULL_PATTERN, PER_LAYER, TRANSFORMERS
+from trainer.model.parts import FULL_PATTERN, PER_LAYER
 from trainer.model.paths import named
 from trainer.model.spec import LayerSpec, ModelSpec, model_spec
 from trainer.model.transformer import init_params, parameter_facts

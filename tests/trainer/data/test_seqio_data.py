@@ -17,6 +17,8 @@ from trainer.data.seqio_data import SeqioData
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
 
+pytestmark = pytest.mark.processes
+
 ROOT = pathlib.Path(__file__).parents[3]
 MODULE = """
 import numpy as np

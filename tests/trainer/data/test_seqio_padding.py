@@ -12,6 +12,8 @@ from trainer.data import features, seqio_padding
 from trainer.data.seqio_data import SeqioData
 from trainer.setup import prepare
 
+pytestmark = pytest.mark.processes
+
 SPECIAL = SpecialIds(pad=None, eos=9, unk=None, bos=8)
 INPUTS = [[0, 3, 0, 9], [5, 0, 0, 0, 0, 9], [0, 9]]
 TARGETS = [[0, 0, 9], [4, 9], [7, 0, 6, 0, 9]]

@@ -13,6 +13,8 @@ from trainer.data.examples import Outputs, of_batches, rows_of
 from trainer.engine.program import Program
 from trainer.model.transformer import build_model
 
+pytestmark = pytest.mark.processes
+
 ROWS = 30
 MODULE = "tests/trainer/evaluating/reversals.py"
 METRICS = "--evaluation.metrics=task,exact_match,first_letters"
