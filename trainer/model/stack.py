@@ -69,7 +69,7 @@ class Stack(nn.Module):
         x_BLD = embedder(tokens_BL) if embedded_BLD is None else embedded_BLD
         x_BLD = self._first_states(x_BLD, first.positions, rows, deterministic)
         sources = {
-            part.name: part.source(shared, part.name)(len(tokens_BL))
+            part.name: part.source.build(shared, part.name)(len(tokens_BL))
             for part in spec.parts
             if part.source is not None
         }

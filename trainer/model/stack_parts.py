@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from flax import linen as nn
@@ -73,6 +73,18 @@ class LayerHook:
         return left
 
 
+class Source(Protocol):
+    """Frozen data that builds a module of the stack."""
+
+    def build(self, shared: Shared, name: str) -> nn.Module: ...
+
+
+class Front(Protocol):
+    """Frozen data that builds a module of the model."""
+
+    def build(self, shared: Shared) -> nn.Module: ...
+
+
 @dataclass(frozen=True)
 class StackPart:
     """A part of a stack, in every layer of it.
@@ -90,8 +102,8 @@ class StackPart:
 
     name: str
     hook: LayerHook | None = None
-    source: Callable[[Shared, str], nn.Module] | None = None
-    front: Callable[[Shared], nn.Module] | None = None
+    source: Source | None = None
+    front: Front | None = None
     lengthening: int = 0
     encoder_only: bool = False
 

@@ -51,7 +51,7 @@ class Transformer(nn.Module):
             self.encoder = Stack(spec.encoder, spec.shared, "encoder")
             for part in spec.encoder.parts:
                 if part.front is not None:
-                    setattr(self, part.name, part.front(spec.shared))
+                    setattr(self, part.name, part.front.build(spec.shared))
         self.decoder = Stack(spec.decoder, spec.shared, "decoder")
 
     def __call__(self, batch: Batch, deterministic: bool = True) -> jax.Array:

@@ -156,4 +156,4 @@ def given_attention(config: Any) -> GivenAttention:
 def database(config: Any, entries: int) -> StackPart:
     """Returns the part that lets every layer look at a database of its stack."""
     hook = LookAtDatabase(given_attention(config), entries)
-    return StackPart("database", hook, source=Database(entries, config.head_dim).build)
+    return StackPart("database", hook, source=Database(entries, config.head_dim))

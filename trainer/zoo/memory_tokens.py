@@ -5,7 +5,7 @@ Dimensions: B batch, L length, N vectors, D model.
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,6 +16,16 @@ from trainer.model.dense import Shared
 from trainer.model.masks import Rows
 from trainer.model.parameters import TABLE, parameter
 from trainer.model.stack_parts import StackPart
+
+
+@dataclass(frozen=True)
+class MemoryTokens:
+    """`count` memory tokens."""
+
+    count: int
+
+    def build(self, shared: Shared) -> nn.Module:
+        return _MemoryTokens(self.count, shared)
 
 
 class _MemoryTokens(nn.Module):
@@ -50,5 +60,5 @@ class _MemoryTokens(nn.Module):
 
 def part(config: Any, count: int) -> StackPart:
     """Returns the part that puts `count` vectors in front."""
-    front = partial(_MemoryTokens, count)
+    front = MemoryTokens(count)
     return StackPart("memory_embedder", front=front, lengthening=count, encoder_only=True)

@@ -39,6 +39,19 @@ def test_equal_configurations_are_one_program(make_config):
     assert model_spec(config) != model_spec(replace(config, dropout_rate=0.1))
 
 
+def test_equal_configurations_with_parts_of_stacks_are_one_program(make_config):
+    changes = {"memory_tokens": 2, "database_entries": 3, "token_dropping": 1}
+    one, other = (model_spec(make_config("t5_1_1", **changes)) for _ in range(2))
+    assert (one, hash(one)) == (other, hash(other))
+    for slot, known in parts.SLOTS.items():
+        for name in known:
+            beside = {"num_heads": 4, "max_positions": 8} | {slot: name}
+            family = BESIDE.get(name, {}).get("family", "lm")
+            assert model_spec(make_config(family, **beside)) == model_spec(
+                make_config(family, **beside)
+            )
+
+
 def test_families_fill_the_slots(make_config):
     t5_1_0, t5_1_1, lm = (model_spec(make_config(name)) for name in ("t5_1_0", "t5_1_1", "lm"))
     assert t5_1_0.decoder.layers[0].feed_forward.activations == ("relu",)
