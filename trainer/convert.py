@@ -140,8 +140,7 @@ class Flags:
 def _settings(flags: Flags) -> Settings:
     """Returns how to write."""
     from tasks import vocabulary
-    from trainer.conversion.targets import Settings
-    from trainer.huggingface import weights
+    from trainer.conversion.targets import Settings, shard_bytes
 
     if bool(flags.task) != bool(flags.cache_dir):
         raise UserError("--task and --cache_dir need one another")
@@ -151,7 +150,7 @@ def _settings(flags: Flags) -> Settings:
         flags.dtype,
         flags.scan_layers,
         flags.custom_code,
-        weights.size(flags.max_shard_size or "5GB"),
+        shard_bytes(flags.max_shard_size or "5GB"),
         found or None,
         flags.task,
         flags.cache_dir,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -12,8 +13,6 @@ from trainer.config.mup_presets import mup_presets
 from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig
 from trainer.model.parts import FAMILIES
-from trainer.zoo.march_presets import march_presets
-from trainer.zoo.primer_presets import primer_presets
 
 # 32,000 pieces and 100 sentinels, rounded up to a multiple of 128.
 T5_VOCAB_SIZE = 32_128
@@ -23,6 +22,11 @@ MT5_VOCAB_SIZE = 250_112
 LLAMA_VOCAB_SIZE = 32_000
 # Source: google-research/bert, the uncased vocabulary.
 BERT_VOCAB_SIZE = 30_522
+
+
+def _of_zoo(name: str) -> dict[str, ModelConfig]:
+    """Returns presets of the zoo, which is loaded by name, as a user's module is."""
+    return dict(getattr(importlib.import_module(f"trainer.zoo.{name}"), name)(T5_VOCAB_SIZE))
 
 
 def _model(
@@ -228,11 +232,11 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
         )
         for size, config in sizes.items()
     }
-    | dict(primer_presets(T5_VOCAB_SIZE))
+    | _of_zoo("primer_presets")
     | dict(
         mup_presets({f"t5_1_1_{size}": _T5_1_1[size] for size in ("mini", "small", "base", "xl")})
     )
-    | dict(march_presets(T5_VOCAB_SIZE))
+    | _of_zoo("march_presets")
 )
 
 

@@ -120,6 +120,15 @@ def values(opened: Opened, dtype: str) -> Arrays:
     }
 
 
+def shard_bytes(text: str) -> int:
+    """Returns the bytes of a size such as "5GB".
+
+    Raises:
+      UserError: it is not a size.
+    """
+    return weights.size(text)
+
+
 def for_transformers(opened: Opened, arrays: Arrays) -> tuple[ModelConfig, Arrays]:
     """Returns an equal model of transformers and its parameters, with multipliers folded away."""
     model = opened.model.config
