@@ -24,9 +24,14 @@ LLAMA_VOCAB_SIZE = 32_000
 BERT_VOCAB_SIZE = 30_522
 
 
+# The zoo is loaded by name, as a user's module is; presets below name its parts.
+_ZOO = "trainer.zoo"
+importlib.import_module(_ZOO)
+
+
 def _of_zoo(name: str) -> dict[str, ModelConfig]:
-    """Returns presets of the zoo, which is loaded by name, as a user's module is."""
-    return dict(getattr(importlib.import_module(f"trainer.zoo.{name}"), name)(T5_VOCAB_SIZE))
+    """Returns presets of the zoo."""
+    return dict(getattr(importlib.import_module(f"{_ZOO}.{name}"), name)(T5_VOCAB_SIZE))
 
 
 def _model(
