@@ -286,7 +286,7 @@ def test_checkpoints_of_earlier_versions_are_refused(model_dir):
 
 def test_a_step_that_does_not_exist_lists_those_that_do(model_dir, monkeypatch):
     config = (run_of(model_dir).config, {})
-    monkeypatch.setattr(export_t5x, "load_config", lambda folder: config)
+    monkeypatch.setattr("trainer.config.load_config", lambda folder: config)
     with pytest.raises(UserError, match="no checkpoint of step 7; it has 1, 2, 3"):
         export_t5x.main([f"--model_dir={model_dir}", "--step=7", "--output=unused"])
 
