@@ -304,7 +304,7 @@ def _decoder(config: ModelConfig) -> dict[str, str]:
             for part in _kernel_and_bias(config.value("attention_bias")):
                 modules[f"{ours}/self_attention/{mine}/{part}"] = f"{theirs}.self_attn.{name}"
             if mixer.convolution and name in ("q_proj", "k_proj", "v_proj"):
-                for step in range(mixer.convolution.width):
+                for step in range(getattr(mixer.convolution, "width", 0)):
                     tap = f"{ours}/self_attention/{mine}_convolution/tap_{step}"
                     modules[tap] = f"{theirs}.self_attn.{name[0]}_conv"
         for mine, name in mlp.items():

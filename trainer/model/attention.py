@@ -196,7 +196,7 @@ class _DotProductAttention(nn.Module):
             return projected
         module = self.spec.convolution.build(self.shared, f"{name}_convolution")
         # Only keys and values of earlier positions are kept, not what they are made from.
-        return module(projected, rows if view.cache is None else view.rows, view.cache)  # type: ignore[no-any-return]
+        return module(projected, rows if view.cache is None else view.rows, view.cache)
 
     def _normalise(self, projected: jax.Array, name: str) -> jax.Array:
         assert self.spec.query_key_norm is not None

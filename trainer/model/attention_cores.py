@@ -263,6 +263,7 @@ def _fused(
         q_BLJ = rotate_joined(q_BLJ, angles[0], attending.head_dim)
         k_BSJ = rotate_joined(k_BSJ, angles[1], attending.head_dim)
     device, relative = tracing_device(), view.positions.relative
+    assert view.predicate is not None, "the table of cores chose another"
     visits, tables = None, None
     if attending.pattern is not None:
         visits, tables = _tables(attending, attending.pattern, q_BLJ.shape[1], view)

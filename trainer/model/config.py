@@ -337,7 +337,7 @@ class ModelConfig:
     @property
     def mixer_facts(self) -> MixerFacts:
         """Facts about the mixer of the layers."""
-        return MIXERS[self.part("mixer").name].facts  # type: ignore[no-any-return]
+        return MIXERS[self.part("mixer").name].facts
 
     @property
     def architecture(self) -> str:

@@ -45,11 +45,11 @@ def check(config: Any) -> None:
     _check_cross_attention(config)
     for slot, known in SLOTS.items():
         name, options = config.part(slot)
-        if known[name].check:
-            known[name].check(config, options)
+        if check := known[name].check:
+            check(config, options)
     for field in config.stack_parts:
-        if STACK_PARTS[field].check:
-            STACK_PARTS[field].check(config, getattr(config, field))
+        if check := STACK_PARTS[field].check:
+            check(config, getattr(config, field))
     _check_pattern(config)
     _check_attention(config)
     _check_scan(config)

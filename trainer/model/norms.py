@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -62,8 +62,14 @@ class ScaledNorm:
 
     epsilon: float = 1e-6
     gain: str = "vector"
-    has_bias: ClassVar[bool] = False
-    exports: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def has_bias(self) -> bool:
+        return False
+
+    @property
+    def exports(self) -> tuple[str, ...]:
+        return ()
 
     def normalised(self, x_BLD: jax.Array) -> jax.Array:
         raise NotImplementedError
@@ -78,8 +84,6 @@ class RMSNorm(ScaledNorm):
 
     Source: Zhang and Sennrich 2019 (arXiv:1910.07467); epsilon from T5X's `LayerNorm`.
     """
-
-    has_bias = False
 
     @property
     def exports(self) -> tuple[str, ...]:

@@ -118,7 +118,7 @@ class LookAtDatabase(LayerHook):
 
         def look(y_BLD: jax.Array, rows: Rows) -> jax.Array:
             view = _entries_view(entries, rows)
-            return read(y_BLD, entries, view, deterministic)  # type: ignore[no-any-return]
+            return read(y_BLD, entries, view, deterministic)
 
         return Sublayer("database_layer_norm", placement, look)
 

@@ -171,6 +171,9 @@ def halves(config: Any, options: Any, layer: LayerSpec, count: int) -> tuple[Lay
     Source: "scaling_heads" of MARCH (2023).
     """
 
+    def scaled_hook(hook: Any, share: float) -> Any:
+        return replace(hook, mixer=scaled(hook.mixer, share)) if hasattr(hook, "mixer") else hook
+
     def scaled(mixer: Any, share: float) -> Any:
         if mixer is None:
             return None
@@ -179,10 +182,7 @@ def halves(config: Any, options: Any, layer: LayerSpec, count: int) -> tuple[Lay
         return replace(mixer, num_heads=heads, head_dim=width)
 
     def half(share: float) -> LayerSpec:
-        hooks = tuple(
-            replace(hook, mixer=scaled(hook.mixer, share)) if hasattr(hook, "mixer") else hook
-            for hook in layer.hooks
-        )
+        hooks = tuple(scaled_hook(hook, share) for hook in layer.hooks)
         mixer, cross_mixer = (scaled(each, share) for each in (layer.mixer, layer.cross_mixer))
         return replace(layer, mixer=mixer, cross_mixer=cross_mixer, hooks=hooks)
 
