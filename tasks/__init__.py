@@ -3,4 +3,13 @@
 Nothing here imports Beam, TensorFlow or JAX at module level; only `seqio_tasks` imports seqio.
 """
 
-__all__ = ["adapters", "metrics", "mixture", "objectives", "seqio_tasks", "task", "vocabulary"]
+__all__ = [
+    "adapters",
+    "metrics",
+    "mixture",
+    "objectives",
+    "reading",
+    "seqio_tasks",
+    "task",
+    "vocabulary",
+]

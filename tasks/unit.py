@@ -17,11 +17,6 @@ class Unit(enum.Enum):
         return SIDES if self is Unit.PAIR else ("text",)
 
     @property
-    def features(self) -> tuple[str, ...]:
-        """The features of a cache's record that hold the tokens of documents."""
-        return SIDES if self is Unit.PAIR else ("targets",)
-
-    @property
     def plural(self) -> str:
         """The word for several, in messages."""
         return f"{self.value}s"

@@ -12,6 +12,8 @@ import time
 
 import pytest
 
+from palimpsest.__main__ import named
+from palimpsest.commands import COMMANDS
 from pipeline.runners import beam_options
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of, parse
@@ -33,14 +35,18 @@ def commands(document):
     for line in re.findall(r"^    (.+)$", text, re.MULTILINE):
         if "…" in line or "# at commit" in line:
             continue
+        if line.startswith("palimpsest "):
+            name, flags = named(shlex.split(line, comments=True)[1:])
+            found.append((COMMANDS[name], [word for word in flags if word.startswith("--")]))
+            continue
         match = re.search(
             r"(?:python -m ([a-z_]+\.[a-z0-9_]+)|(scripts/tpu_pod\.sh start))(.*)", line
         )
         if match:
             given = shlex.split(match[3], comments=True)
             # A sweep's file, named without dashes, has flags of its own.
-            named = match[1] == "experiments.sweep"
-            flags = [word for word in given if named or word.startswith("--")]
+            bare = match[1] == "experiments.sweep"
+            flags = [word for word in given if bare or word.startswith("--")]
             found.append((match[1] or WRAPPERS[match[2]], flags))
     return found
 

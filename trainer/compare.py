@@ -48,15 +48,13 @@ class Flags:
 def run(flags: Flags) -> int:
     """Prints the first difference; returns 1 if there is one."""
     from trainer.comparing import verdict, words
-    from trainer.reporting.metrics import finite
 
     folders = flags.run_a, flags.run_b
     caches: tuple[str | None, ...] = flags.cache_dir or (None, None)
     if len(caches) != 2:
         raise UserError("--cache_dir: give it twice, for RUN_A and for RUN_B")
     found = verdict.compare(folders, (caches[0], caches[1]), flags.batches, flags.verify)
-    as_json = finite(verdict.as_json(found))
-    print(json.dumps(as_json, indent=1) if flags.json else words.text(found))
+    print(json.dumps(verdict.as_json(found), indent=1) if flags.json else words.text(found))
     return EXIT_DIFFERENT if found.first else 0
 
 

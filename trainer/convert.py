@@ -11,195 +11,19 @@ then does it get its name, so the same command continues after a kill.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import os
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from tasks.storage import files, whole_folder
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, ReadIf, field
 
 if TYPE_CHECKING:
-    from trainer.conversion.sources import Given, Opened, Source
-    from trainer.conversion.targets import Arrays, Settings
-    from trainer.data.prepared import Run
+    from trainer.conversion.targets import Settings
 
 _FORMATS = ("huggingface", "t5x", "palimpsest")
 _DTYPES = ("float32", "bfloat16")
 _EXIT_NOT_EQUAL = 1
-
-
-class Converted(NamedTuple):
-    """A converted checkpoint.
-
-    Attributes:
-      path: where it is.
-      step: number of updates made.
-      checks: the results of the checks.
-    """
-
-    path: str
-    step: int
-    checks: tuple[str, ...]
-
-
-def convert(
-    source: str,
-    target: str,
-    settings: Settings,
-    given: Given,
-    steps: str = "all",
-    push_to: str | None = None,
-) -> list[Converted]:
-    """Converts the checkpoints at a path, oldest first, and prints a line for each.
-
-    Names and shapes of all of them are checked before the first is written.
-
-    Args:
-      source: one checkpoint, or a folder of them.
-      target: local folder to write.
-      settings: format and details.
-      given: the model, if the checkpoints do not describe it.
-      steps: which checkpoints of a folder: "all", "latest" or "1000,2000".
-      push_to: repository of the Hub, to which folders of transformers are uploaded.
-
-    Raises:
-      UserError: nothing can be read there, the model is not known or the format does not have it,
-        or something else is in the target.
-      NotEqual: what was written differs. It was deleted.
-    """
-    from trainer.checkpoints.checkpoint import chosen_steps
-    from trainer.conversion import sources, targets
-
-    if files.is_remote(target):
-        raise UserError(f"--to={target}: give a local folder")
-    target = os.path.abspath(files.local_path(target))
-    found, several = sources.find(source)
-    wanted = chosen_steps(steps, [each.step for each in found], source)
-    found = [each for each in found if each.step in wanted]
-    for each in found:
-        targets.refuse(sources.opened(each, given), settings)
-    made = []
-    for each in found:
-        made.append(_convert_one(each, target, several, settings, given))
-        if push_to:
-            _push(made[-1], push_to, each.path, last=each is found[-1])
-    return made
-
-
-def _push(made: Converted, repository: str, source: str, last: bool) -> None:
-    """Uploads a folder; the last one is also the repository's `main`."""
-    from trainer.huggingface import hub
-
-    message = f"Step {made.step:,}, converted from {os.path.basename(source.rstrip('/'))}"
-    url = hub.push(made.path, repository, made.step, message, "\n".join(made.checks), last)
-    print(f"{made.path}: uploaded to {url}", flush=True)
-
-
-def _convert_one(
-    source: Source, target: str, several: bool, settings: Settings, given: Given
-) -> Converted:
-    from trainer.conversion import sources, targets
-
-    opened = sources.opened(source, given)
-    in_folder = several or settings.format != targets.HUGGING_FACE
-    return write(opened, target, in_folder, settings)
-
-
-def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> Converted:
-    """Writes an opened checkpoint, checks it, and prints a line; keeps a finished one.
-
-    Args:
-      opened: the checkpoint.
-      target: local folder.
-      in_folder: writes `target/checkpoint_STEP`, not `target` itself.
-      settings: format and details.
-
-    Raises:
-      UserError: something else is there.
-      NotEqual: what was written differs. It was deleted.
-    """
-    from trainer.conversion import record, targets
-
-    path = os.path.join(target, f"checkpoint_{opened.step}") if in_folder else target
-    vocabulary = settings.vocabulary
-    made = record.Record(
-        opened.source.path,
-        opened.step,
-        settings.format,
-        settings.dtype,
-        settings.scanned,
-        opened.model.config,
-        opened.model.name,
-        opened.model.positions,
-        vocabulary.record.sha256 if vocabulary else None,
-    ).as_json()
-    run = None
-    if settings.format == targets.OURS:
-        run = targets.run_of(target, opened, settings)
-        targets.write_run_files(run, vocabulary)
-    if record.is_finished(path, made):
-        print(f"{path}: is there already", flush=True)
-        return Converted(path, opened.step, tuple(record.checks(path)))
-    arrays = targets.values(opened, settings.dtype)
-    with files.naming_full_disk(path), whole_folder.written(path) as partial:
-        checks = _write(partial, os.path.basename(path), opened, arrays, settings, run)
-        made["checks"] = checks
-        files.write_json(os.path.join(partial, record.FILE), made)
-    print(f"{path}: step {opened.step:,}; {'; '.join(checks)}", flush=True)
-    return Converted(path, opened.step, checks)
-
-
-def _write(
-    partial: str, name: str, opened: Opened, arrays: Arrays, settings: Settings, run: Run | None
-) -> tuple[str, ...]:
-    """Writes a checkpoint into a temporary folder, and returns the results of its checks."""
-    from trainer.conversion import targets, verify
-
-    logits = ""
-    if opened.source.transformers:
-        plain = targets.values(opened, "float32")
-        logits = verify.logits(opened.source.path, opened.model.config, plain)
-    if settings.format == targets.HUGGING_FACE:
-        from trainer.conversion import card
-
-        model, folded = targets.for_transformers(opened, arrays)
-        written = targets.to_transformers(partial, opened, model, folded, settings)
-        count = verify.transformers_arrays(partial, model, written["model_type"], folded)
-        logits = verify.logits(partial, opened.model.config, arrays)
-        checks = _checks(count, logits)
-        source = os.path.basename(opened.source.path.rstrip("/"))
-        has_tokenizer = bool(settings.vocabulary and not settings.vocabulary.is_registered)
-        text = card.converted_card(model, name, source, opened.step, checks, has_tokenizer)
-        files.write_bytes(os.path.join(partial, "README.md"), text.encode())
-        return checks
-    if run:
-        moments = targets.to_ours(partial, run, opened, arrays, settings)
-    else:
-        moments = targets.to_t5x(partial, opened, arrays, settings)
-    inside = os.path.join(partial, f"checkpoint_{opened.step}")
-    count = verify.checkpoint_arrays(inside, opened.model.config, arrays)
-    for entry in os.listdir(inside):
-        os.rename(os.path.join(inside, entry), os.path.join(partial, entry))
-    os.rmdir(inside)
-    return (*_checks(count, logits), moments)
-
-
-def _checks(count: int, logits: str) -> tuple[str, ...]:
-    arrays = f"{count} parameters are bit for bit those of the source in the stored precision"
-    return (arrays, *([f"logits: {logits}"] if logits else []))
-
-
-def _check_packages(format: str, vocabulary: bool) -> None:
-    from trainer.huggingface import EXTRA
-
-    wanted = ["safetensors", "huggingface_hub"] if format == "huggingface" else []
-    wanted += ["sentencepiece", "tokenizers"] if vocabulary else []
-    for name in wanted:
-        if importlib.util.find_spec(name) is None:
-            raise UserError(f"converting to {format} needs the package {name}: {EXTRA}")
 
 
 def _only(format: str) -> ReadIf:
@@ -339,16 +163,17 @@ def run(flags: Flags) -> int:
     model = flags.model
     if model.gin_param and not model.gin_file:
         raise UserError(f"--gin.{model.gin_param[0]} needs a --gin_file")
-    _check_packages(flags.format, bool(flags.vocabulary))
+    from trainer.conversion import packages
 
+    packages.check_packages(flags.format, bool(flags.vocabulary))
+
+    from trainer.conversion import converting
     from trainer.conversion.sources import Given
     from trainer.conversion.verify import NotEqual
 
     settings = _settings(flags)
     if flags.push_to:
-        from trainer.huggingface import hub
-
-        hub.check(flags.push_to)
+        converting.check_push(flags.push_to)
     given = Given(
         model.preset,
         model.gin_file,
@@ -357,7 +182,7 @@ def run(flags: Flags) -> int:
         tuple(f"--model.{each}" for each in model.model),
     )
     try:
-        convert(flags.source, flags.to, settings, given, flags.steps, flags.push_to)
+        converting.convert(flags.source, flags.to, settings, given, flags.steps, flags.push_to)
     except NotEqual as error:
         print(f"trainer.convert: {error}", file=sys.stderr)
         return _EXIT_NOT_EQUAL

@@ -26,8 +26,7 @@ class Flags(TrainedFlags):
 
 def run(flags: Flags) -> None:
     """Prints the filled text."""
-    from trainer.decoding import text
-    from trainer.trained import prompts
+    from trainer.trained import prompts, text
 
     gaps = text.sentinels(flags.text)
     if not gaps:

@@ -117,10 +117,9 @@ def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
             f"--task={config.task}: encoder-only models train on caches of pipeline.build only; "
             "choose one of the masked_lm tasks"
         )
-    if config.model.memory_tokens and config.data.pack:
+    if config.model.unpackable and config.data.pack:
         raise UserError(
-            f"--model.memory_tokens={config.model.memory_tokens} needs rows of one example: set "
-            "--data.pack=false"
+            f"{config.model.unpackable} needs rows of one example: set --data.pack=false"
         )
     name = config.task.removeprefix(SEQIO)
     data = SeqioData(config, name)
@@ -143,10 +142,10 @@ def _fit(
     """Fits model and batch to the data; returns the completed configuration and the converter."""
     config = _imply_vocab_size(config, origins, vocabulary)
     _check_vocabulary(config, vocabulary)
-    if config.model.family == "evolved_transformer" and not vocabulary.special.zero_pads:
+    if config.model.family_facts.skips_zero and not vocabulary.special.zero_pads:
         raise UserError(
             f"id 0 is a piece of {vocabulary.place}, and the convolutions of family "
-            "evolved_transformer leave out id 0 as the beginning of a text: choose another "
+            f"{config.model.family} leave out id 0 as the beginning of a text: choose another "
             "--preset, or a vocabulary whose padding is id 0"
         )
     converter = features.converter(config.model, lengths, vocabulary.special)
@@ -176,19 +175,18 @@ def _check_packing(config: Config) -> None:
                 "--data.pack_examples makes each example a segment: leave out "
                 "--data.segment_documents"
             )
-        if config.model.memory_tokens:
+        if config.model.unpackable:
             raise UserError(
-                f"--model.memory_tokens={config.model.memory_tokens} needs rows of one example: "
-                "leave out --data.segment_documents"
+                f"{config.model.unpackable} needs rows of one example: leave out "
+                "--data.segment_documents"
             )
     if not config.data.pack_examples:
         return
     if config.model.architecture == "encoder":
         raise UserError("--data.pack_examples is for models with a decoder: leave it out")
-    if config.model.memory_tokens:
+    if config.model.unpackable:
         raise UserError(
-            f"--model.memory_tokens={config.model.memory_tokens} needs rows of one example: leave "
-            "out --data.pack_examples"
+            f"{config.model.unpackable} needs rows of one example: leave out --data.pack_examples"
         )
 
 
@@ -206,14 +204,11 @@ def _check_task(task: TaskSpec, config: Config) -> None:
 def _check_positions(config: Config, converter: Converter) -> None:
     """Rejects rows that are longer than the model's table of positions, or too short to drop."""
     model = config.model
-    if 2 * model.token_dropping > converter.encoder_length + model.memory_tokens:
-        raise UserError(
-            f"--model.token_dropping={model.token_dropping} has no effect on rows of "
-            f"{converter.encoder_length} inputs: no layer drops more than half of a row"
-        )
+    if idle := model.idle_on(converter.encoder_length):
+        raise UserError(idle)
     if not model.counts_positions:
         return
-    inputs = converter.encoder_length + model.memory_tokens
+    inputs = converter.encoder_length + model.lengthening
     lengths = {"inputs": inputs, "targets": converter.decoder_length}
     for side, length in lengths.items():
         if length > model.max_positions:

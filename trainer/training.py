@@ -30,9 +30,10 @@ def start(config: Config, origins: dict[str, str], print_config: str | None = No
         run = prepare(config, origins, training=True)
 
         if config.engine == "t5x":
+            from trainer.starting import resume
             from trainer.t5x import engine
 
-            return engine.train(run, origins)
+            return engine.train(run, origins, resume.start)
 
         from trainer.loop import train
 

@@ -151,7 +151,10 @@ def _reasons(
     batch: pa.RecordBatch, columns: dict[str, _Column], vocabulary: Vocabulary, limits: Limits
 ) -> np.ndarray:
     """Returns object [documents], why each cannot be used; None if it can."""
-    reasons = np.array(batch.column("problem").to_pylist(), object)
+    problems = batch.column("problem")
+    reasons = np.full(batch.num_rows, None, object)
+    if problems.null_count < len(problems):
+        reasons[:] = problems.to_pylist()
     for name, each in columns.items():
         new = reasons == None  # noqa: E711
         for reason, holds in (
@@ -211,9 +214,10 @@ def _tokenized(
     of_parts = np.repeat(np.arange(len(parts)), parts)
     failures = {int(of_parts[number]): why for number, why in tokenizer.failures.items()}
     tokens, lengths, spelt = tokenize.without_sentinels(vocabulary, tokens, lengths)
-    # The tokenizer overwrites its buffer for the other column.
-    tokens, lengths, spelt = tokens.copy(), lengths.copy(), _sums(spelt, parts) > 0
+    if len(limits.tokens) > 1:  # the tokenizer overwrites its buffer for the other column
+        tokens, lengths = tokens.copy(), lengths.copy()
     if len(parts) < len(lengths):
+        spelt = _sums(spelt, parts) > 0
         lengths, parts = _without_empty(lengths, parts)
     if most and (lengths > most).any():
         long = long | (_sums(lengths > most, parts) > 0)

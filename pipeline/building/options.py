@@ -32,19 +32,19 @@ class Options:
     )
     languages: str | None = field(
         None,
-        "languages, as ro,en, in place of {language} in --corpus; without it, those of which "
-        "there are folders or files",
+        "languages that replace {language} in --corpus, as ro,en; by default all with folders or "
+        "files",
     )
     name: str | None = field(
-        None, "name of a --corpus of your own; its task is then called NAME_TASK everywhere"
+        None, "name of your own --corpus; its task is then called NAME_TASK everywhere"
     )
     row_tokens: int | None = field(
         None, "tokens per row; the task's window if not set", rule=at_least(1)
     )
     packing: str = field(
         "concat",
-        "concat: documents flow across rows, so that windows of any length can be cut from them; "
-        "best_fit: a row is a window, and a document that fits into one row is never cut",
+        "concat: documents flow across rows, so windows of any length can be cut from them; "
+        "best_fit: a row is a window, and documents that fit into a row are never cut",
         choices=TEXT_PACKINGS,
     )
     separator: str | None = field(
@@ -56,31 +56,31 @@ class Options:
     shard_bytes: int = field(64 << 20, "approximate bytes of corpus per shard", rule=at_least(1))
     max_document_bytes: int = field(
         LONGEST_DOCUMENT_BYTES,
-        "documents of more bytes than this are split at white space",
+        "longer documents are split at white space, in bytes",
         rule=at_least(1),
     )
     max_inputs: int | None = field(
         None,
-        "most tokens of the inputs of a pair, EOS included; any number if not set",
+        "maximum number of input tokens of a pair, including EOS; no limit if not set",
         rule=at_least(1),
     )
     max_targets: int | None = field(
         None,
-        "most tokens of the targets of a pair, EOS included; any number if not set",
+        "maximum number of target tokens of a pair, including EOS; no limit if not set",
         rule=at_least(1),
     )
     too_long: str | None = field(
         None,
-        "pairs with a side of more tokens than that, or of more bytes than --max_document_bytes: "
-        "quarantine, the default, leaves them out and counts them; cut keeps the beginning of the "
-        "side; split makes several pairs, each with a stretch of the long side and the whole other "
-        "side",
+        "pairs with a side longer than --max_inputs or --max_targets, or than "
+        "--max_document_bytes: quarantine, the default, leaves them out and counts them; cut "
+        "keeps the beginning of the side; split makes several pairs, each with a part of the long "
+        "side and the whole other side",
         choices=TOO_LONG,
     )
     max_quarantined: float = field(
         0.05,
-        "fail if more than this share of the documents is faulty, from 0 to 1; empty documents "
-        "and pairs that are too long do not count",
+        "fail if more than this share of documents is faulty, from 0 to 1; empty documents and "
+        "pairs that are too long do not count as faulty",
         rule=SHARE,
     )
     tokenizer: str = field(
@@ -120,7 +120,7 @@ class Options:
     )
     task_module: str | None = field(
         None,
-        "Python module that defines further tasks in a tuple TASKS, or registers a vocabulary; "
-        "workers import it, too",
+        "Python module that defines further tasks in a tuple TASKS or registers a vocabulary; "
+        "workers also import it",
     )
     verbose: bool = field(False, "show Beam's log")

@@ -15,22 +15,26 @@ class Options:
     output: str = field(REQUIRED, "folder for the list, exclude.arrow, and its report")
     unit: str = field(
         DOCUMENT,
-        "what is compared and left out: documents, or paragraphs, which are the lines of a text; a "
-        "build cuts those from their documents",
+        "what is compared and left out: documents, or paragraphs (lines of text), which a build "
+        "cuts from their documents",
         choices=UNITS,
     )
     duplicates: str = field(
         NEAR,
-        "near: exact and near duplicates; exact: texts that are equal but for case and white "
+        "near: exact and near duplicates; exact: texts that are equal except for case and white "
         "space; none: only what --against finds",
         choices=DUPLICATES,
     )
-    bands: int = field(14, "bands of MinHash values; more find less similar", rule=at_least(1))
-    rows: int = field(8, "MinHash values a band; more find less", rule=at_least(1))
+    bands: int = field(
+        14, "bands of MinHash values; with more, less similar texts are found", rule=at_least(1)
+    )
+    rows: int = field(
+        8, "MinHash values per band; with more, fewer texts are found", rule=at_least(1)
+    )
     shingle: int = field(5, "words of a shingle", rule=at_least(1))
     min_words: int | None = field(
         None,
-        "units of fewer words are never listed; 1 for documents, 8 for paragraphs if not set",
+        "shorter units, in words, are never listed; by default 1 for documents, 8 for paragraphs",
         rule=at_least(1),
     )
     min_similarity: float = field(
@@ -47,7 +51,7 @@ class Options:
     exclude: str | None = field(
         None,
         "exclude lists or text files of ids, separated by commas: their documents are not read, "
-        "and so keep nothing; give them to the build as well",
+        "so nothing counts as a duplicate of them; give them to the build as well",
     )
     ngram: int = field(13, "words of an n-gram shared with an evaluation set", rule=at_least(1))
     overlap: float = field(
@@ -57,7 +61,7 @@ class Options:
     )
     common: int = field(
         10,
-        "n-grams in more units than this are common phrases, and ignored; 0 ignores none",
+        "n-grams that occur in more units than this are ignored as common phrases; 0: none are",
         rule=at_least(0),
     )
     shard_bytes: int = field(
@@ -67,7 +71,7 @@ class Options:
     )
     max_document_bytes: int = field(
         LONGEST_DOCUMENT_BYTES,
-        "bytes of the parts that longer documents are read in",
+        "longer documents are read in parts of this many bytes",
         rule=at_least(1),
     )
     workers: int = field(1, "worker processes on this machine", rule=at_least(1))

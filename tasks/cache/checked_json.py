@@ -83,7 +83,8 @@ def checked(kind: type[Kind], value: Any, name: str, where: str = "{name}.{key}"
     Raises:
       UserError: the object was damaged or edited.
     """
-    needed, optional, types = _form(kind)
+    of_kind: Any = kind
+    needed, optional, types = _form(of_kind)
     check_keys(value, name, needed, optional)
     for key, check in types:
         if value.get(key) is not None or key in needed:

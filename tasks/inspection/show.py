@@ -1,4 +1,4 @@
-"""Views of windows and of the examples that objectives make of them: terminal and HTML page.
+"""Shows windows, and the examples that objectives make from them, in a terminal or an HTML page.
 
 A span has the same colour in the window, in the inputs (its sentinel) and in the targets (sentinel
 and text). The page needs no network, and can be read without its script.

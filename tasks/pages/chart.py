@@ -25,7 +25,7 @@ class Series:
       x: columns of x values that it may be drawn over, by name; ascending, as long as `y`.
       y: its values; None and values that are not finite are gaps.
       colour: number of its colour.
-      faint: whether it stands back behind the others, as training behind evaluation.
+      faint: whether it is drawn faintly behind the others, as training behind evaluation.
       dots: whether each value is a dot.
       smooth: whether the reader may smooth it.
     """
@@ -72,7 +72,7 @@ def figure(chart: Chart) -> str:
 
 
 def figures(charts: Iterable[Chart], axes: Mapping[str, str]) -> str:
-    """Returns the places of charts side by side, under the choices that hold for all of them.
+    """Returns the places of charts side by side, under the controls that apply to all of them.
 
     `axes`: what each column of x values counts, by name; the first is drawn at first.
     """

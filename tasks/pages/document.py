@@ -18,7 +18,7 @@ CONTROL_PICTURES = {
     0x7F: "\u2421",
     **dict.fromkeys(range(0x80, 0xA0), "\ufffd"),
 }
-# Halves of characters, which no encoding can write.
+# Unpaired surrogates, which no encoding can write.
 _SURROGATES = dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
 
 
@@ -48,7 +48,7 @@ def document(
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {sources}"
     end = "<output id=about></output>" if tokens else ""
     end += f"<script type=application/json id=chart-data>{charts}</script>" if charts else ""
-    # The licence wants to be in every copy.
+    # The licence must be in every copy.
     end += f"<!-- uPlot.iife.min.js: {_asset('uPlot.LICENSE')} -->" if charts else ""
     end += "".join(f"<script>{_asset(name)}</script>" for name in scripts)
     return (

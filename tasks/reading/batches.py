@@ -29,7 +29,8 @@ def collect(
     size = 0
     for document in _split_long(documents, longest) if unit is Unit.TEXT else documents:
         content = document[1]
-        length = sum(map(len, content)) if isinstance(content, tuple) else len(content or "")
+        texts = content if isinstance(content, tuple) else (content,)
+        length = sum(len(text or "") for text in texts)
         if rows and (len(rows) >= count or size + length > BATCH_BYTES):
             yield _batch_of(rows, unit)
             rows, size = [], 0

@@ -89,6 +89,7 @@ class Columns:
 
     def __init__(self, spec: "CorpusSpec"):
         self.unit = spec.unit
+        self._templates: tuple[Template, ...]
         if self.unit is Unit.PAIR:
             self._templates = (parse(spec.inputs), parse(spec.targets))
         else:

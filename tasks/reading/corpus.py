@@ -19,8 +19,8 @@ OPTIONS = (
     *("column", "inputs", "targets", "split", "id", "validation", "document"),
     *("columns", "delimiter", "quote"),
 )
-# Kind -> (delimiter, quote). In TSV a quote is a character like any other, as in
-# text/tab-separated-values and for `parse_tsv` of T5.
+# Kind -> (delimiter, quote). TSV has no quotes, as in text/tab-separated-values and
+# T5's `parse_tsv`.
 _DIALECTS = {CSV: (",", '"'), TSV: ("\t", NO_QUOTE)}
 # Characters of a template that a SPEC holds as they are.
 _READABLE = " {}<>/:,.?!'\"()[]|"
@@ -33,10 +33,10 @@ DOCUMENTS = (LINE, FILE, BLOCK)
 class CorpusSpec:
     """A parsed SPEC; `str()` returns a SPEC that parses to an equal value.
 
-    `split` is "" where none was asked for, so that every file of a pattern is read. `document` is
-    of plain text only. `inputs` and `targets` are the templates of pairs (`tasks.reading.columns`),
-    both "" where documents are texts. Of CSV and TSV only are `columns`, names with commas between
-    them for files without a header, `delimiter`, and `quote`, a character or "none".
+    `split` is "" if none was asked for, so that every file of a pattern is read. Only plain text
+    uses `document`. `inputs` and `targets` are the templates of pairs (`tasks.reading.columns`),
+    both "" if documents are texts. Only CSV and TSV use `columns` (comma-separated names for files
+    without a header), `delimiter`, and `quote` (a character or "none").
     """
 
     kind: str
@@ -95,8 +95,8 @@ def default_spec(kind: str) -> CorpusSpec:
 class SourceFile:
     """One file of a corpus.
 
-    `name` is its name inside the corpus, and follows `folder` in its path; `folder` is the same
-    string for all files of a corpus, of which there may be a million. `state` identifies its
+    `name` is its name inside the corpus, and follows `folder` in its path. All files of a corpus,
+    perhaps a million, share one `folder` string. `state` identifies its
     content (an etag or a checksum, if the store reports one); `written` is when a local file was
     last written.
     """
@@ -125,8 +125,8 @@ class FileRange:
 
     `start` and `stop` count what the format counts (bytes of a file of lines, rows of Parquet);
     `stop` is None for a file that can only be read from start to end. `bytes` is the range's size.
-    `cuts` are the only places where it can be cut, the first of them `start`, each with the number
-    of rows of the file before it; () if it can be cut anywhere.
+    `cuts` are the only places where it can be cut, beginning with `start`, each with the number of
+    rows before it in the file; () if it can be cut anywhere.
     """
 
     start: int
@@ -139,7 +139,7 @@ class FileRange:
 class FilePart:
     """A file, or a range of it, as one part of a piece; see FileRange.
 
-    A line belongs to the part that it begins in. `file` is as it was when the corpus was listed.
+    A line belongs to the part in which it begins. `file` describes the file when it was listed.
     """
 
     file: SourceFile
@@ -153,8 +153,8 @@ class FilePart:
 class Piece:
     """The unit of work: parts of one or more files, or some documents of the built-in corpus.
 
-    `name` is unique in its corpus; `splits` are those it may have documents of; `held_out` says
-    that a hash of a document's id decides its split. `bytes` is the piece's size (Parquet: of the
+    `name` is unique in its corpus. `splits` are the splits to which its documents may belong; with
+    `held_out`, a hash of a document's id decides. `bytes` is the piece's size (Parquet: of the
     text column, uncompressed).
     """
 

@@ -9,8 +9,8 @@ from tasks.reading.corpus import FileRange
 
 Part = TypeVar("Part")
 
-# A small corpus is still cut into this many pieces, to occupy several workers, unless they would be
-# too small to be worth starting one.
+# A small corpus still becomes this many pieces, to occupy several workers, unless they would be too
+# small.
 _LEAST_PIECES = 8
 _LEAST_PIECE_BYTES = 64 << 10
 
@@ -23,7 +23,7 @@ def target_bytes(total: int, piece_bytes: int) -> int:
 def cut(ranges: Iterable[FileRange], target: int) -> Iterator[FileRange]:
     """Cuts a file's ranges into ones of at most `target` bytes, and joins small neighbours.
 
-    A range is cut evenly, or at its `cuts`; then what lies between two of them may be larger.
+    A range is cut evenly, or at its `cuts`, where a part may be larger than `target`.
     """
     joined: FileRange | None = None
     for each in itertools.chain.from_iterable(_evenly(whole, target) for whole in ranges):

@@ -93,7 +93,7 @@ def _with_dialect(spec: CorpusSpec, builder: Any) -> CorpusSpec:
     What the spec leaves open comes from the data set's README, else from `datasets`' defaults.
 
     Raises:
-      UserError: the README asks for what we cannot do, or the files are not CSV.
+      UserError: the README asks for something that we cannot do, or the files are not CSV.
     """
     given = [name for name in ("columns", "delimiter", "quote") if getattr(spec, name)]
     if builder.name != CSV:

@@ -124,7 +124,7 @@ def _found(text: str, head: str) -> list[str]:
 def _fitting(ends: Sequence[str], prefix: str, suffix: str = "") -> list[str]:
     """Returns the distinct text between `prefix` and `suffix` of the names of files or folders.
 
-    Hidden ones are left out, unless what is between is a name.
+    Hidden files are left out unless the text is a valid name.
     """
     pattern = re.compile(f"{re.escape(prefix)}(.+){re.escape(suffix)}", re.DOTALL)
     matches = filter(None, map(pattern.fullmatch, ends))
@@ -136,8 +136,8 @@ def _fitting(ends: Sequence[str], prefix: str, suffix: str = "") -> list[str]:
 def check(corpora: Mapping[str, CorpusSpec]) -> None:
     """Checks that every language can be read, before hours are spent on the others.
 
-    Its files are listed, and the smallest that is not empty is inspected, as for its columns. Data
-    sets of the Hub are not looked at.
+    Lists its files and inspects the smallest one that is not empty, for example for its columns.
+    Skips data sets of the Hub.
 
     Raises:
       UserError: one has no files, only empty ones, or lacks a column.

@@ -1,4 +1,4 @@
-"""The kinds of corpora, as a SPEC names them: who lists their files and reads their pieces."""
+"""The kinds of corpora that a SPEC names: how each is listed, cut into pieces, and read."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ from tasks.unit import SIDES, Unit
 _INSPECTORS = 16  # files inspected concurrently: bound by latency for remote ones
 _CHUNK = 64  # files that a thread inspects at a time
 
-# What is a document of plain text, for the user.
+# What counts as a document of plain text, as a message.
 _DOCUMENTS = {
     LINE: "every line is a document; ?document=file makes every file one, ?document=block every "
     "block of lines between blank ones",
@@ -150,7 +150,7 @@ class Files:
                 contextlib.closing(form.read(corpus, part, batch_documents)) as found,
             ):
                 yield from found
-                # A file cut short while it was open only seems to end: the piece must fail.
+                # A file that was cut short while open seems to end normally: the piece must fail.
                 if not files.is_remote(part.file.path):
                     opening.check_unchanged(part.file)
 

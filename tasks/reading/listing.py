@@ -150,10 +150,10 @@ def _matches(fs: Any, pattern: str) -> dict[str, dict[str, Any]]:
 def _walk(pattern: str) -> Iterator[_Found]:
     """Yields what a pattern matches on this machine, with the patterns of fsspec.
 
-    fsspec's own glob leaves out symbolic links, hides folders that it may not read, and needs
-    several times the time and memory. Here links are followed, and only folders that can lead to a
-    match are read: each once for each component of the pattern, by its own name if that matches,
-    else by the first of its links.
+    fsspec's own glob leaves out symbolic links, silently skips unreadable folders, and needs
+    several times the time and memory. This one follows links and reads only folders that can lead
+    to a match. It reads a folder once for each component of the pattern, under its own name if that
+    matches, otherwise under its first link.
     """
     from fsspec.utils import glob_translate
 

@@ -1,8 +1,8 @@
 """Splitting documents that are too long.
 
-While more than `longest` bytes of UTF-8 are left of a document, a part ends at the last white space
-(any of Unicode's) that leaves it at most `longest` bytes, and that one character is dropped. Where
-there is no white space, the part ends between two characters.
+While more than `longest` bytes of UTF-8 remain, a part ends at the last Unicode white space that
+keeps it within `longest` bytes, and that one character is dropped. Without white space, the part
+ends between two characters.
 
 Bytes stream in and are never held whole; each part is checked to be UTF-8 by itself.
 """
@@ -48,7 +48,7 @@ def chunked(data: Any) -> Iterator[bytes]:
 
 
 def parts(name: str, chunks: Iterable[bytes], longest: int, place: str) -> Iterator[Document]:
-    """Yields a document whose bytes stream in, in parts if it is long; checks each part's UTF-8."""
+    """Yields a streamed document, in parts if it is long; checks each part's UTF-8."""
     pieces = split(chunks, longest)
     first = next(pieces)
     second = next(pieces, None)

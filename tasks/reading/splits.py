@@ -44,9 +44,9 @@ def split_of(name: str) -> str:
 
 
 def held_out_splits(spec: CorpusSpec) -> tuple[tuple[str, ...], bool]:
-    """Returns the splits of the train files and whether a hash decides between them.
+    """Returns the splits of the train files, and whether a hash decides between them.
 
-    This is for a corpus without a validation split of its own.
+    For a corpus without a validation split of its own.
     """
     if spec.split == VALIDATION:
         if not spec.validation:
@@ -102,7 +102,7 @@ def generations(
 
 
 def notes(found: list[SourceFile], chosen: list[ChosenFile], by_words: bool) -> list[str]:
-    """Returns lines that say which files are not read, or not as the user may expect."""
+    """Returns messages about files that are not read, or are read in an unexpected way."""
     lines = []
     asked = [each for each in chosen if not each.held_out and each.splits == (VALIDATION,)]
     if asked and len(asked) < len(chosen):
@@ -146,7 +146,7 @@ def divide(
 ) -> Iterator[tuple[str, "pa.RecordBatch"]]:
     """Yields (split, its documents of a batch). All parts of a document go to the same split.
 
-    `validation` is the share of documents held out where a hash decides.
+    `validation` is the share of documents to hold out if a hash decides.
     """
     if not piece.held_out:
         yield piece.splits[0], batch

@@ -1,8 +1,8 @@
 """The text of the built-in corpus: documentation of the running Python's standard library.
 
-It is real English prose that every machine with Python has. A document is the docstring of a
-module, of a function, or of a class with its methods, or a topic of the language reference that
-`help()` shows. All files are parsed; nothing is imported or executed.
+It is real English prose on every machine with Python. A document is the docstring of a module, of a
+function, or of a class with its methods, or a topic that `help()` shows. All files are
+parsed; nothing is imported or executed.
 """
 
 import ast

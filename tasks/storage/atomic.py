@@ -18,9 +18,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def naming_full_disk(path: str) -> Iterator[None]:
-    """Turns any error for a full disk, quota or file-size limit into an OSError that names `path`.
+    """Turns an error about a full disk, quota or file-size limit into an OSError naming `path`.
 
-    Libraries such as safetensors and TensorStore raise their own, with the system's words inside.
+    Libraries such as safetensors and TensorStore wrap the system's message in their own errors.
     """
     try:
         yield

@@ -101,7 +101,7 @@ def _local_sizes(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
 
 
 def threads(folder: str) -> int:
-    """Returns how many threads to handle the files of a folder with: a store's mostly wait."""
+    """Returns how many threads to use on a folder's files; those on a store mostly wait."""
     return _STORE_THREADS if is_remote(folder) else os.cpu_count() or 1
 
 
@@ -170,8 +170,8 @@ def read_bytes(path: str) -> bytes:
 def read_lines(path: str) -> Iterator[str]:
     """Yields the lines of a UTF-8 file, one in memory at a time, without "\\n" or "\\r\\n".
 
-    A byte-order mark, which programs on Windows write first, is no part of the first line.
-    Other characters that end lines in Unicode, such as U+2028, are text: JSON does not escape them.
+    A leading byte-order mark is dropped. Unicode's other line ends, such as U+2028, are text: JSON
+    does not escape them.
 
     Raises:
       FileNotFoundError: there is no such file.

@@ -1,8 +1,8 @@
 """Locks on folders: one writer at a time, named to the second.
 
-In a local folder the lock is `flock` on a file in it, which the kernel releases however the holder
-ends. In a bucket of Cloud Storage it is an object that only its holder may change, and that it
-rewrites every few seconds. Other stores offer no such thing, and their folders are not locked.
+In a local folder the lock is `flock` on a file, which the kernel releases however the holder ends.
+In a bucket of Cloud Storage it is an object that its holder rewrites every few seconds and nobody
+else may change. Other stores have no such operation, and their folders are not locked.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
 
 LOCK = ".lock"
-# Seconds between rewrites of a lock in a bucket, and without one after which its holder is dead.
-# Nobody else takes it earlier, so a holder may lose its network for the difference.
+# Seconds between rewrites of a lock in a bucket, and seconds without one after which its holder
+# counts as dead. A holder may lose its network for the difference.
 _BEAT_SECONDS = 5.0
 _PATIENCE_SECONDS = 30.0
 _NOT_SUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -99,7 +99,7 @@ def _local(folder: str, what: str, flag: str) -> Iterator[None]:
         yield
     finally:
         try:
-            # Deleted while it is locked: whoever waits for it sees that, and makes a new one.
+            # Deleted while locked: a waiting process notices, and makes a new one.
             with contextlib.suppress(OSError):
                 os.unlink(path)
         finally:
@@ -196,7 +196,7 @@ class _InBucket(Lock):
 
     def _beat(self) -> None:
         while not self._stop.wait(_BEAT_SECONDS):
-            # A failure is not the loss of the lock: it is tried again.
+            # A failed write does not lose the lock; the next beat tries again.
             with contextlib.suppress(Exception):
                 written = self._write(self._generation)
                 if not written:
@@ -213,7 +213,7 @@ class _InBucket(Lock):
             return "", b""
 
     def _write(self, generation: str) -> str:
-        """Writes the lock if it still has this generation; returns the new one, "" if it has not.
+        """Writes the lock if it still has this generation; returns the new one, or "".
 
         A generation of "" stands for a lock that does not exist. If the answer to a write is lost,
         the lock has another generation but is ours.
@@ -252,7 +252,7 @@ class Observer:
     def alive(self) -> bool | None:
         """Returns whether the holder is alive; None if that cannot be told.
 
-        Of a holder on another machine it can be told in a bucket, where it rewrites the lock.
+        A holder on another machine can be seen only in a bucket, where it rewrites the lock.
         """
         try:
             found = files.read_bytes(files.join(self._folder, LOCK))
@@ -312,7 +312,7 @@ def _ended_here(content: bytes) -> bool:
                 os.kill(holder["pid"], 0)
             except ProcessLookupError:
                 return True
-            # A process that nobody waits for keeps its number; later, another one may get it.
+            # A zombie keeps its number, and another process may get it later.
             began = _began(holder["pid"])
             return not began or began != holder.get("began", began)
     return False

@@ -4,7 +4,7 @@ Transient errors are retried with exponential backoff and jitter, from the byte 
 connections reset or timed out, HTTP 408, 425, 429 and 5xx, truncated responses. A server's
 Retry-After is respected. Permanent errors are raised at once.
 
-    PALIMPSEST_RETRY_SECONDS   give up after so many seconds without a byte of progress (600)
+    PALIMPSEST_RETRY_SECONDS   give up after this many seconds without a byte of progress (600)
     PALIMPSEST_RETRY_DELAY     seconds before the first retry, then doubled up to a minute (1)
 """
 
@@ -23,8 +23,7 @@ from tasks.terminal.command_line import UserError
 Result = TypeVar("Result")
 
 _LONGEST_DELAY_SECONDS = 60.0
-# Transient errors of the HTTP libraries under fsspec and huggingface_hub, by name: which libraries
-# are installed depends on the store.
+# Transient errors of HTTP libraries, by name: which libraries are installed depends on the store.
 _TRANSIENT = {
     "ConnectionError", "TimeoutError", "gaierror", "Truncated",
     "TransportError", "ClientConnectionError", "ClientPayloadError", "IncompleteRead",
@@ -93,8 +92,8 @@ def with_retries(
 def causes(error: BaseException, contexts: bool = False) -> list[BaseException]:
     """Returns an error and the chain of its causes.
 
-    With `contexts`, the chain includes errors that were being handled when another was raised,
-    which may be of an unrelated request.
+    With `contexts`, includes errors that were being handled when another was raised, perhaps by an
+    unrelated request.
     """
     chain = [error]
     while following := chain[-1].__cause__ or (contexts and chain[-1].__context__):

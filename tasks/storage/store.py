@@ -74,7 +74,7 @@ class Store:
             raise
 
     def info(self) -> dict[str, Any]:
-        """Returns what fsspec knows of a file: its size, type, and what else the store reports."""
+        """Returns fsspec's info on a file: its size, type, and whatever else the store reports."""
         return self.ask(lambda fs, inside: fs.info(inside))
 
     def open(self, listed: tuple[int, str] | None = None, ahead: int = REQUEST_BYTES) -> IO[bytes]:
@@ -227,7 +227,7 @@ def check_same(path: str, listed: tuple[int, str], found: tuple[int, str]) -> No
 
 
 def open_ranges(path: str, size: int, fetch: Fetch, ahead: int = REQUEST_BYTES) -> IO[bytes]:
-    """Opens a file whose ranges `fetch` yields; errors of it are retried from the byte reached.
+    """Opens a file whose ranges `fetch` yields; retries go on from the byte that was reached.
 
     Args:
       path: the file, for messages.

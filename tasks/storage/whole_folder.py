@@ -19,8 +19,8 @@ _PREFIX = ".unfinished-"
 def written(path: str) -> Iterator[str]:
     """Yields a new folder beside the local `path`, which gets that name on success.
 
-    It is deleted if the block fails or a signal ends the process. Those that killed processes left
-    for the same path are deleted too: whoever writes one holds its lock.
+    The folder is deleted if the block fails or a signal ends the process. Folders that killed
+    processes left for the same path are deleted too: a live writer holds a lock on its folder.
 
     Raises:
       UserError: `path` exists now, or no folder can be made beside it.
@@ -58,7 +58,7 @@ def _locked(path: str, parent: str, prefix: str) -> tuple[str, int]:
         except OSError as error:
             error.filename = path
             raise
-        # Until it is locked, another process may take it for one that was left, and delete it.
+        # Before it is locked, another process may delete it as abandoned.
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(folder, os.O_RDONLY)
             if _lock(descriptor) is not False and os.path.isdir(folder):

@@ -97,9 +97,13 @@ class Given(NamedTuple):
         return Given(values, typed)
 
 
-@functools.cache
-def flags_of(kind: Any) -> tuple[Flag, ...]:
+def flags_of(kind: type) -> tuple[Flag, ...]:
     """Returns the flags of a dataclass, in the order of its fields."""
+    return _flags_of(kind)
+
+
+@functools.cache
+def _flags_of(kind: type) -> tuple[Flag, ...]:
     return tuple(_walk(kind, "", "", "", False))
 
 

@@ -130,7 +130,7 @@ def test_sizes_that_identify_nothing_are_refused():
         (["steps", MARCH, MARCH], "steps fits one run"),
         (["sizes", MARCH], "has no column parameters"),
         (["sizes", MARCH, "--predict=1e9"], "write parameters and tokens as 1e9:2e10"),
-        (["steps", MARCH, "--draws=49"], "needs 50 or more"),
+        (["steps", MARCH, "--draws=49"], "it must be 50 or more"),
         (["steps", MARCH, "--split=train"], "--split is for folders of runs"),
     ],
 )

@@ -317,4 +317,4 @@ def test_step_or_document_is_needed(tmp_path, capsys):
     for flags in ([], ["--step=1", "--document=a"], ["--document=a", "--row=1"]):
         code, errors = ended("trainer.explain", [f"--model_dir={tmp_path}", *flags], capsys)
         assert code == 2
-        assert "give --step, or --document" in errors or "are for --step" in errors
+        assert "give --step or --document" in errors or "has no effect with --document" in errors

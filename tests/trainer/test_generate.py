@@ -15,8 +15,8 @@ from tasks.terminal.command_line import UserError
 from tests.trainer.huggingface.test_export import save_run
 from trainer import fill, generate
 from trainer.config.decoding import Decoding
-from trainer.decoding import text
 from trainer.trained import prompts as prompts_module
+from trainer.trained import text
 from trainer.trained.generator import Generator
 
 ROOT = Path(__file__).parents[2]
@@ -171,7 +171,7 @@ def test_json_lines_are_read(run, tmp_path, capsys):
         (["--prompt=a", "--input=b"], "either --prompt or --input"),
         (["--prompt=a", "--method=sample", f"--seed={10**20}"], "a 64-bit integer"),
         (["--input=b"], "belong together"),
-        (["--prompt=a", "--top_k=3"], "--top_k=3: it must be unset with method 'greedy'"),
+        (["--prompt=a", "--top_k=3"], "--top_k has no effect with method 'greedy'"),
         (["--prompt=a", "--step=7"], "no checkpoint of step 7; it has 2"),
         (["--prompt=a <extra_id_300>"], "no <extra_id_300>: it has <extra_id_0> to <extra_id_99>"),
         (["--input=nowhere.txt", "--output=out"], "--input=nowhere.txt does not exist"),

@@ -9,6 +9,7 @@ from tasks.terminal.command_line import UserError
 from trainer.comparing import data, settings, steps, tensors
 from trainer.reporting import history
 from trainer.reporting.history import History
+from trainer.reporting.metrics import finite
 from trainer.t5x import read
 
 CONFIGURATION, DATA, STEP, TENSOR = "configuration", "data", "step", "tensor"
@@ -116,8 +117,8 @@ def _last(run: History) -> int:
 
 
 def as_json(found: Verdict) -> dict[str, Any]:
-    """Returns a verdict as JSON values."""
-    return {
+    """Returns a verdict as JSON values; numbers that are not finite are texts."""
+    values = {
         "runs": [run.folder for run in found.runs],
         "same": not found.first,
         "first": found.first or None,
@@ -132,3 +133,4 @@ def as_json(found: Verdict) -> dict[str, Any]:
         },
         "tensor": dataclasses.asdict(found.tensors),
     }
+    return finite(values)

@@ -64,42 +64,43 @@ class MixingConfig:
 
     maximum: int | None = field(
         None,
-        "largest size that counts for a task's rate, 1 or more; None: the mixture's own",
+        "upper limit of the size that determines a task's rate, 1 or more; None: the mixture's",
         rule=at_least(1),
         read_if=_CACHES,
     )
     temperature: float | None = field(
         None,
-        "power of 1 / temperature to which sizes are raised, above 0; None: the mixture's own",
+        "sizes are raised to the power 1 / temperature; above 0; None: the mixture's",
         rule=above(0),
         read_if=_CACHES,
     )
     alpha: float | None = field(
         None,
-        "power to which sizes are raised, from 0, the same rate for all, to 1, in proportion to "
-        "sizes; mT5's is 0.3; an alternative to temperature; None: the mixture's own",
+        "power to which sizes are raised, from 0 (equal rates) to 1 (rates in proportion to "
+        "sizes); mT5's is 0.3; an alternative to temperature; None: the mixture's",
         rule=Rule("from 0 to 1", lambda value: 0 <= value <= 1),
         read_if=_CACHES,
     )
     size: str | None = field(
         None,
-        "size of a task, for its rate, of its training split; examples = windows at this run's "
-        "lengths, documents, tokens, bytes = those of the cache; None: the mixture's own, examples",
+        "size of the training split that determines a task's rate; examples = windows at this "
+        "run's lengths; documents, tokens and bytes as counted in the cache; None: the mixture's, "
+        "by default examples",
         choices=SIZES,
         read_if=_CACHES,
     )
     max_epochs: float | None = field(
         None,
-        "most epochs of any task in the whole run, above 0; what this takes from a task goes to "
-        "the others in proportion to their rates; with alpha=0 it is UniMax; None: the mixture's "
-        "own, no limit",
+        "maximum number of epochs of any task in the whole run, above 0; what a task loses goes "
+        "to the others in proportion to their rates; UniMax with alpha=0; None: the mixture's, by "
+        "default no limit",
         rule=above(0),
         read_if=_CACHES,
     )
     schedule: str = field(
         "",
-        "other rates or further tasks from an update on, as '20000: a=0.5,b=0.5; 40000: b=1'; on "
-        "resume, only entries that lie ahead may differ",
+        "rates or tasks that apply from an update on, as '20000: a=0.5,b=0.5; 40000: b=1'; a "
+        "resumed run may change only entries that lie ahead",
         changes="later_batches",
         read_if=_CACHES,
     )
@@ -138,38 +139,38 @@ class DataConfig:
     )
     take: str | None = field(
         None,
-        "first part of each task's training split that all epochs read, as 0.01 for a share, "
-        "'2^29 tokens' or '1000 documents'; 'TASK: AMOUNT; TASK: AMOUNT' for some tasks of a "
-        "mixture; None: all of it",
+        "amount of each task's training split to read, from its beginning, in every epoch, as "
+        "0.01 for a share, '2^29 tokens' or '1000 documents'; 'TASK: AMOUNT; TASK: AMOUNT' for "
+        "some tasks of a mixture; None: all of it",
         read_if=_CACHES,
     )
     follow: bool = field(
         False,
-        "train while caches are being built: the first epoch reads the shards in the order of "
-        "their plan and waits where it overtakes the build; the same batches on finished caches; "
-        "--follow for short (docs/training.md)",
+        "train while caches are being built: the first epoch reads the shards in the planned "
+        "order and waits if it overtakes the build; finished caches give the same batches "
+        "(docs/training.md)",
         often="train while the cache is being built",
         aliases=("--follow",),
         read_if=_CACHES,
     )
     follow_shards: int = field(
         4,
-        "with follow, shards whose windows are permuted together in the first epoch, and that "
-        "evaluations during the run read; 1 or more",
+        "with follow, number of shards that are shuffled together in the first epoch and read by "
+        "evaluations during the run; 1 or more",
         rule=at_least(1),
         read_if=_FOLLOWS,
     )
     follow_timeout_seconds: float | None = field(
         3600.0,
-        "with follow, seconds that a run waits while no build is alive and nothing is finished; "
-        "None: for ever",
+        "with follow, seconds to wait while no build is alive and no shard is finished; None: "
+        "forever",
         rule=above(0),
         read_if=_FOLLOWS,
         changes="nothing",
     )
     block_bytes: int = field(
         16 << 30,
-        "most bytes of a block, with shuffle=block; 1 or more",
+        "with shuffle=block, maximum size of a block in bytes; 1 or more",
         rule=at_least(1),
         changes="batches",
         read_if=ReadIf(
@@ -180,14 +181,14 @@ class DataConfig:
     )
     local_bytes: int = field(
         50 << 30,
-        "most bytes of a remote cache's shards kept on the local disk at a time; 1 or more",
+        "maximum number of bytes of a remote cache's shards on the local disk; 1 or more",
         rule=at_least(1),
         changes="nothing",
         read_if=_REMOTE,
     )
     local_dir: str | None = field(
         None,
-        "folder for local copies of a remote cache's shards, kept for the next start; None: a "
+        "folder for local copies of a remote cache's shards, which the next start reuses; None: a "
         "temporary folder",
         changes="nothing",
         read_if=_REMOTE,
@@ -201,18 +202,21 @@ class DataConfig:
         read_if=_CACHES,
     )
     prefetch: int = field(
-        4, "most batches made ahead; 1 or more", rule=at_least(1), changes="nothing"
+        4,
+        "maximum number of batches made in advance; 1 or more",
+        rule=at_least(1),
+        changes="nothing",
     )
     use_cached: bool | None = field(
         None,
-        "read a seqio task from its seqio cache; true = and warn if it has none, false = never; "
-        "None: if it has one",
+        "read a seqio task from its seqio cache; true = warn if it has none, false = never; None: "
+        "if it has one",
         changes="batches",
         read_if=_SEQIO,
     )
     pack: bool = field(
         True,
-        "pack several examples of a seqio task into one row; false = one example per row",
+        "pack several examples of a seqio task into each row; false = one example per row",
         changes="batches",
         read_if=_SEQIO,
     )
@@ -224,14 +228,16 @@ class DataConfig:
     )
     segment_documents: bool = field(
         False,
-        "make the documents of a row segments: tokens attend to their own document only",
+        "let tokens attend only to their own document: each document of a row is a segment",
         read_if=_CACHES,
     )
     example_inputs: int | None = field(
-        None, "inputs of an example of a packed row; None: the task's, of pairs the row's",
+        None, "with pack_examples, input tokens of each example; None: the task's, or for pairs "
+        "the row's",
         rule=at_least(1), changes="batches", read_if=_PACKED)  # fmt: skip
     example_targets: int | None = field(
-        None, "targets of an example of a packed row; None: the task's, of pairs the row's",
+        None, "with pack_examples, target tokens of each example; None: the task's, or for pairs "
+        "the row's",
         rule=at_least(1), changes="batches", read_if=_PACKED)  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -247,11 +253,11 @@ class VocabularyConfig:
     """
 
     model_file: str | None = field(
-        None, "SentencePiece model that the cache must have been built with; None: any"
+        None, "SentencePiece model with which the cache must have been built; None: any"
     )
     extra_ids: int | None = field(
         None,
-        "number of sentinels that the vocabulary must have beyond its pieces; None: any",
+        "required number of sentinels beyond the vocabulary's pieces; None: any",
         rule=at_least(0),
     )
 
@@ -269,19 +275,19 @@ class OldVocabularyConfig:
 
     path: str | None = field(
         None,
-        "the vocabulary, a folder or file as for a build, where a run or a folder of transformers "
-        "does not have it: rows are then carried over by piece (docs/vocabulary.md); None: theirs",
+        "old vocabulary, needed if --init_from has none; rows are matched by piece "
+        "(docs/vocabulary.md); None: read it from --init_from",
     )
     extra_ids: int | None = field(
         None,
-        "sentinels that are added to path, as 100 for T5's model; None: none",
+        "number of sentinels to add to path, 100 for T5's model; None: none",
         rule=at_least(0),
         read_if=ReadIf(lambda config: config.path is not None, "without init_from_vocabulary.path"),
     )
     id_map: str | None = field(
         None,
-        "id_map.json of vocab.train --extend or vocab.trim, or the folder with it: rows are then "
-        "carried over by it; None: by piece",
+        "id_map.json of vocab.train --extend or vocab.trim, or its folder, which maps old rows to "
+        "new ones; None: match by piece",
     )
 
     def __post_init__(self) -> None:

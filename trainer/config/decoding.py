@@ -68,21 +68,25 @@ class Decoding:
 
     method: str = field(
         GREEDY,
-        "the most likely next token (greedy), the most likely sequence among several that are "
-        "extended together (beam), or a token drawn by its probability (sample)",
+        "choice of tokens: the most likely next token (greedy), the most likely of several "
+        "sequences that are extended together (beam), or a random token by its probability "
+        "(sample)",
         choices=METHODS,
     )
     max_new_tokens: int = field(
-        128, "the most tokens after a prompt, the end of the text included", rule=above(0)
+        128, "maximum number of tokens after a prompt, including the end of the text", rule=above(0)
     )
     num_beams: int | None = field(
-        None, "sequences that beam search extends together; None: 4", rule=above(1), read_if=_BEAM
+        None,
+        "number of sequences that beam search extends together; None: 4",
+        rule=above(1),
+        read_if=_BEAM,
     )
     length_penalty: str | None = field(
         None,
-        "law by which beam search compares sequences of different lengths, and stops: that of T5X "
-        "(t5x), which divides log probabilities by ((5 + length) / 6) ** alpha, or that of "
-        "transformers, which divides by length ** alpha; None: t5x",
+        "how beam search compares sequences of different lengths, and stops: it divides log "
+        "probabilities by ((5 + length) / 6) ** alpha (t5x) or by length ** alpha (transformers); "
+        "None: t5x",
         choices=tuple(_ALPHAS),
         read_if=_BEAM,
     )
@@ -94,15 +98,15 @@ class Decoding:
     )
     early_stopping: str | None = field(
         None,
-        "when beam search with transformers' law stops: if the best unfinished sequence would, at "
-        "its present length, be worse than all finished ones (false), as soon as num_beams are "
-        "finished (true), or if it would be worse at any length (never); None: false",
+        "when beam search with the length penalty of transformers stops: once the best unfinished "
+        "sequence, at its present length, scores below all finished ones (false), once num_beams "
+        "are finished (true), or once it would score below at any length (never); None: false",
         choices=EARLY_STOPPING,
         read_if=_TRANSFORMERS_LAW,
     )
     temperature: float | None = field(
         None,
-        "divisor of the logits before a token is drawn; None: 1",
+        "divisor of the logits before drawing; None: 1",
         rule=above(0),
         read_if=_SAMPLE,
     )
@@ -120,22 +124,22 @@ class Decoding:
         read_if=_SAMPLE,
     )
     num_return_sequences: int = field(
-        1, "results for each prompt: draws, or the best beams", rule=above(0)
+        1, "number of results per prompt: draws, or the best beams", rule=above(0)
     )
     seed: int = field(0, "seed of the draws; each prompt has its own key", rule=SEED)
-    batch_size: int = field(32, "prompts that are decoded together", rule=above(0))
+    batch_size: int = field(32, "number of prompts that are decoded together", rule=above(0))
     eos_id: int = field(
         EOS_ID, "id of the token that ends a text; 1: the vocabulary's EOS", rule=at_least(0)
     )
     prefix: bool = field(
         False,
-        "tokens of a decoder-only model's prompt see one another in both directions, as its inputs "
-        "do in training if the task has any",
+        "let the prompt's tokens of a decoder-only model attend in both directions, as inputs do "
+        "in training if the task has any",
     )
     cache: str = field(
         "auto",
-        "keep keys and values of earlier tokens where the model can (auto), or compute the whole "
-        "row again for each token (none)",
+        "keep the keys and values of earlier tokens if the model can (auto), or recompute the "
+        "whole row for each token (none)",
         choices=("auto", "none"),
     )
 

@@ -59,7 +59,7 @@ class CheckpointConfig:
     )
     keep_every_steps: int | None = field(
         None,
-        "also keep the checkpoints of multiples of this many updates, permanently",
+        "also keep every checkpoint whose step is a multiple of this, permanently",
         rule=at_least(1),
         read_if=ReadIf(
             lambda config: config.keep is not None,
@@ -74,9 +74,9 @@ class CheckpointConfig:
     )
     on_damage: str = field(
         "stop",
-        "what to do if the newest checkpoint is damaged; stop = name the newest sound one and end, "
-        "fall_back = rename the damaged one to damaged_checkpoint_STEP and resume from the newest "
-        "sound one",
+        "what to do if the newest checkpoint is damaged; stop = name the newest intact one and "
+        "end, fall_back = rename the damaged one to damaged_checkpoint_STEP and resume from the "
+        "newest intact one",
         choices=_ON_DAMAGE,
     )
 
@@ -97,31 +97,31 @@ class EvaluationConfig:
 
     every_steps: int = field(
         1000,
-        "updates between evaluations on the validation split, with one after the last update; 0: "
-        "never",
+        "updates between evaluations on the validation split; the last update is also evaluated; "
+        "0: never",
         rule=at_least(0),
         often="updates between evaluations",
     )
     batch_size: int | None = field(
-        None, "rows of an evaluation batch; None: the training batch's", rule=at_least(1)
+        None, "rows of an evaluation batch; None: as in training", rule=at_least(1)
     )
     batches: int | None = field(
         None,
-        "number of batches of each task to evaluate, from the first (T5X's eval_steps); None: "
+        "number of batches of each task to evaluate, from the beginning (T5X's eval_steps); None: "
         "the whole split",
         rule=at_least(1),
     )
 
     metrics: tuple[str, ...] = field(
         (TASK_METRICS,),
-        "metrics of generated text to compute as well, as exact_match,character_error_rate; "
-        "task = those that the task defines, such as seqio's metric_fns, if any; empty: none",
+        "metrics of generated text to compute as well, as exact_match,character_error_rate; task "
+        "= the task's own, such as seqio's metric_fns; empty: none",
         often="metrics of generated text",
     )
     supervised: str | None = field(
         None,
-        "one of T5's supervised tasks, as glue_mrpc, by whose postprocessing predictions on caches "
-        "of pairs are judged, and whose metrics `task` stands for; None: texts are compared",
+        "one of T5's supervised tasks, as glue_mrpc, whose postprocessing and metrics judge "
+        "predictions on caches of pairs; None: texts are compared",
         read_if=ReadIf(
             lambda config: not config.reads_seqio,
             lambda config: f"on --task={config.task}",
@@ -130,12 +130,13 @@ class EvaluationConfig:
     )
     examples: int | None = field(
         None,
-        "most examples of each task to generate text for, from the first; None: the whole split",
+        "maximum number of examples of each task to generate text for, from the beginning; None: "
+        "the whole split",
         rule=at_least(1),
     )
     decoding: Decoding = field(
         Decoding,
-        "How predictions are generated; the most new tokens are lengths.targets unless set",
+        "Generation of predictions; max_new_tokens is lengths.targets unless set",
         unread={
             "batch_size": "on predictions, which have the rows of --evaluation.batch_size",
             "prefix": "on prompts, which are read as the task's inputs are in training",
@@ -172,10 +173,14 @@ class StoppingConfig:
         None, f"end the run when this metric stops improving; {_WATCHED}; None: never"
     )
     patience: int = field(
-        3, "evaluations in a row without an improvement that end the run", rule=at_least(1)
+        3,
+        "number of consecutive evaluations without an improvement after which the run ends",
+        rule=at_least(1),
     )
     min_delta: float = field(
-        0.0, "least difference from the best value that is an improvement", rule=at_least(0)
+        0.0,
+        "minimum difference from the best value that counts as an improvement",
+        rule=at_least(0),
     )
 
     def __post_init__(self) -> None:
@@ -195,18 +200,20 @@ class PlateauConfig:
     )
     patience: int = field(
         2,
-        "evaluations in a row without an improvement, of the best value or since the last drop, "
-        "that lower the rate",
+        "number of consecutive evaluations without an improvement, counted from the best value or "
+        "the last drop, after which the rate is lowered",
         rule=at_least(1),
     )
     min_delta: float = field(
         0.0, "least difference from the best value that is an improvement", rule=at_least(0)
     )
     factor: float = field(
-        0.5, "what each drop multiplies the schedule by, above 0 and below 1", rule=_BELOW_ONE
+        0.5,
+        "factor by which each drop multiplies the schedule, above 0 and below 1",
+        rule=_BELOW_ONE,
     )
     minimum_share: float = field(
-        0.01, "share of the schedule below which no drop goes, in [0, 1)", rule=BELOW_ONE
+        0.01, "lower limit of the product of all drops, in [0, 1)", rule=BELOW_ONE
     )
 
     def __post_init__(self) -> None:

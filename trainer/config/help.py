@@ -5,7 +5,7 @@ import textwrap
 
 from tasks.terminal.table import table
 from trainer.config.presets import MODEL_PRESETS
-from trainer.model.config import SLOTS
+from trainer.model.parts import SLOTS
 
 
 def presets() -> str:
@@ -25,9 +25,9 @@ def parts() -> str:
     lines = []
     for slot, known in SLOTS.items():
         lines.append(f"--model.{slot}=NAME or NAME:OPTION=VALUE,OPTION=VALUE")
-        for name, kind in known().items():
+        for name, part in known.items():
             lines.append(f"  {name}")
-            for each in dataclasses.fields(kind):
+            for each in dataclasses.fields(part.options):
                 default = "" if each.default is None else f" (default: {each.default})"
                 text = f"{each.name}: {each.metadata['words']}{default}"
                 lines += textwrap.wrap(

@@ -40,7 +40,7 @@ class LoraConfig:
     rank: int | None = field(None, "rank of the additions; None: no LoRA", rule=at_least(1))
     alpha: float | None = field(
         None,
-        "the additions are multiplied by alpha / rank; None: the rank",
+        "factor alpha / rank of the additions; None: the rank",
         rule=above(0),
         read_if=_WITH_RANK,
     )

@@ -59,21 +59,19 @@ class MeshConfig:
 
     data: int = field(
         -1,
-        "parts that divide the rows of a batch, each with a copy of the parameters; -1: all "
-        "remaining devices",
+        "parts of the batch, each with a copy of the parameters; -1: all remaining devices",
         rule=_SIZE,
     )
     fsdp: int = field(
         1,
-        "parts that divide the rows of a batch, the parameters and the optimizer state; -1: all "
-        "remaining devices",
+        "parts of the batch, the parameters and the optimizer state; -1: all remaining devices",
         rule=_SIZE,
         often="shards of parameters and batch",
     )
     tensor: int = field(
         1,
-        "parts that divide the heads, the hidden units and, with rules standard, the vocabulary "
-        "(T5X's num_partitions); -1: all remaining devices",
+        "parts of the heads, the hidden units and, with rules standard, the vocabulary (T5X's "
+        "num_partitions); -1: all remaining devices",
         rule=_SIZE,
         aliases=("num_partitions",),
         often="shards of heads and hidden units",

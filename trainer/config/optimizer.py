@@ -218,7 +218,7 @@ class OptimizerConfig:
         often="updates of the warm-up",
     )
     warmup_start: float | None = field(
-        None, "share of the rate that linear_warmup begins with, in [0, 1)", rule=BELOW_ONE
+        None, "share of the rate at which linear_warmup begins, in [0, 1)", rule=BELOW_ONE
     )
     decay_factor: float | None = field(
         None,
@@ -226,10 +226,10 @@ class OptimizerConfig:
         "factor applied every steps_per_decay",
     )
     steps_per_decay: int | None = field(
-        None, "updates between steps of decay_every; 1 or more", rule=at_least(1)
+        None, "updates between two drops of decay_every; 1 or more", rule=at_least(1)
     )
     steps_per_cycle: int | None = field(
-        None, "updates of one half cosine of cosine_decay; 1 or more", rule=at_least(1)
+        None, "updates of the half cosine of cosine_decay; 1 or more", rule=at_least(1)
     )
     decay_steps: int | None = field(
         None, "updates of polynomial_decay after the warm-up; 1 or more", rule=at_least(1)
@@ -247,8 +247,8 @@ class OptimizerConfig:
     )
     final_fraction: float | None = field(
         None,
-        "share of the rate that cosine_decay, polynomial_decay and the cooldowns end with, in "
-        "[0, 1)",
+        "share of the rate at which cosine_decay, polynomial_decay and the cooldowns end, in [0, "
+        "1)",
         rule=BELOW_ONE,
     )
     minimum_learning_rate: float = field(
@@ -256,33 +256,34 @@ class OptimizerConfig:
     )
     clip_norm: float | None = field(
         None,
-        "scale gradients down to this global norm, above 0; the loss summed over tokens has large "
-        "gradients: use it with loss.normalizer=num_real_target_tokens; None: no clipping",
+        "maximum global norm of the gradients, above 0; use it with "
+        "loss.normalizer=num_real_target_tokens, since a loss summed over tokens has large "
+        "gradients; None: no clipping",
         rule=above(0),
     )
     clip_value: float | None = field(
         None,
-        "limit each element of gradients to this absolute value, above 0, as optax.clip; None: no "
-        "limit",
+        "maximum absolute value of each element of the gradients, above 0, as in optax.clip; "
+        "None: no limit",
         rule=above(0),
     )
     weight_decay: float | None = field(
         None,
-        "share of a tensor subtracted per update, times rate ** weight_decay_rate_exponent; 0 or "
-        "more",
+        "share of a tensor to subtract per update, multiplied by rate ** "
+        "weight_decay_rate_exponent; 0 or more",
         rule=at_least(0),
         often="weight decay",
     )
     weight_decay_rate_exponent: float | None = field(
         None,
-        "exponent of the learning rate in weight decay; 1 = as AdamW of optax and PyTorch, 0 = as "
-        "T5X's weight_decay_rate",
+        "exponent of the learning rate in weight decay; 1 = as in AdamW of optax and PyTorch, 0 = "
+        "as T5X's weight_decay_rate",
         rule=at_least(0),
     )
     independent_weight_decay: bool | None = field(
         None,
-        "decay by the share of the learning rate that the schedule leaves, not by the rate itself, "
-        "and in muP not by that of the tensor either: the two can be tuned apart",
+        "multiply weight decay by the schedule without learning_rate and, in muP, without the "
+        "tensor's own factor, so that decay and rate can be tuned separately",
     )
     no_weight_decay: tuple[str, ...] | None = field(
         None,
@@ -291,7 +292,7 @@ class OptimizerConfig:
         "Primer's convolutions and learned logits; none for adafactor, as in T5X",
     )
     multiply_by_parameter_scale: bool | None = field(
-        None, "multiply the update of each tensor by the tensor's root mean square"
+        None, "multiply each tensor's update by the tensor's root mean square"
     )
     minimum_parameter_scale: float | None = field(
         None,
@@ -306,14 +307,14 @@ class OptimizerConfig:
     )
     beta1: float | None = field(
         None,
-        "decay of Adam's first moment, in [0, 1); muon: of the tensors it leaves to Adam; lion: "
-        "its first interpolation; adafactor: momentum of the update, 0: none",
+        "decay of Adam's first moment, in [0, 1); muon: for tensors trained by Adam; lion: its "
+        "first interpolation; adafactor: momentum of the update, 0: none",
         rule=BELOW_ONE,
     )
     beta2: float | None = field(
         None,
-        "decay of Adam's second moment, in [0, 1); muon: of the tensors it leaves to Adam; lion: "
-        "its second interpolation",
+        "decay of Adam's second moment, in [0, 1); muon: for tensors trained by Adam; lion: its "
+        "second interpolation",
         rule=BELOW_ONE,
     )
     epsilon: float | None = field(
@@ -324,7 +325,7 @@ class OptimizerConfig:
     )
     scale_epsilon: bool | None = field(
         None,
-        "in muP, multiply Adam's epsilon by the factor of each tensor's learning rate",
+        "in muP, multiply Adam's epsilon by each tensor's learning-rate factor",
         read_if=ReadIf(
             lambda config: config.model.part("parametrisation").name == "mup",
             "without --model.parametrisation=mup",
@@ -338,7 +339,7 @@ class OptimizerConfig:
         rule=above(0),
     )
     step_offset: int | None = field(
-        None, "adafactor: updates not counted in the decay of second moments"
+        None, "adafactor: number of updates that the decay of second moments leaves out"
     )
     clipping_threshold: float | None = field(
         None,
@@ -347,8 +348,8 @@ class OptimizerConfig:
     )
     min_dim_size_to_factor: int | None = field(
         None,
-        "adafactor: second moments are factored in tensors whose two largest dimensions both have "
-        "at least this size; 1 or more",
+        "adafactor: minimum size of both of a tensor's two largest dimensions for its second "
+        "moments to be factored; 1 or more",
         rule=at_least(1),
     )
 

@@ -8,11 +8,12 @@ from functools import partial
 from types import MappingProxyType
 
 from tasks.terminal.command_line import UserError, nearest
-from trainer.config.march_presets import march_presets
 from trainer.config.mup_presets import mup_presets
-from trainer.config.primer_presets import primer_presets
+from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig
-from trainer.model.facts import DECODER, ENCODER, FAMILIES
+from trainer.model.parts import FAMILIES
+from trainer.zoo.march_presets import march_presets
+from trainer.zoo.primer_presets import primer_presets
 
 # 32,000 pieces and 100 sentinels, rounded up to a multiple of 128.
 T5_VOCAB_SIZE = 32_128

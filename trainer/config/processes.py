@@ -23,19 +23,19 @@ class ProcessesConfig:
 
     coordinator: str | None = field(
         None,
-        "HOST:PORT of process 0, reachable from all processes; auto: ask the TPU pod, SLURM, Open "
-        "MPI or Kubernetes that started them, so that the command is the same everywhere; None: "
-        "a single process",
+        "HOST:PORT of process 0, reachable from all processes; auto: as the TPU pod, SLURM, Open "
+        "MPI or Kubernetes says, so that all processes run the same command; None: a single "
+        "process",
         rule=_COORDINATOR,
         often="HOST:PORT of process 0, or auto",
     )
-    count: int | None = field(None, "number of processes, with a coordinator HOST:PORT")
+    count: int | None = field(None, "number of processes, if coordinator is HOST:PORT")
     index: int | None = field(
-        None, "index of this process, from 0, with a coordinator HOST:PORT", rule=at_least(0)
+        None, "index of this process, from 0, if coordinator is HOST:PORT", rule=at_least(0)
     )
     timeout_seconds: int = field(
         60,
-        "seconds of silence after which a process counts as lost and all others end; 5 or more",
+        "seconds of silence after which a process is considered lost and all others end; 5 or more",
         rule=at_least(5),
         read_if=ReadIf(
             lambda config: config.coordinator is not None, "without --processes.coordinator"

@@ -81,21 +81,21 @@ class LossConfig:
         rule=at_least(0),
     )
     label_smoothing: float = field(
-        0.0, "probability spread over the wrong tokens, in [0, 1)", rule=BELOW_ONE
+        0.0, "probability shared by the wrong tokens, in [0, 1)", rule=BELOW_ONE
     )
     normalizer: str = field(
         "sum",
-        "divisor of the sum over tokens; sum = none (T5X's loss_normalizing_factor = None), "
-        "num_real_target_tokens = the sum of weights, num_total_target_tokens = batch times "
-        "length, average_per_sequence = the number of sequences, with the tokens of each sequence "
-        "weighing 1 in total",
+        "divisor of the sum over tokens; sum = no divisor (T5X's loss_normalizing_factor = None), "
+        "num_real_target_tokens = the sum of weights, num_total_target_tokens = batch size times "
+        "length, average_per_sequence = the number of sequences, where the weights of each "
+        "sequence add up to 1",
         choices=NORMALIZERS,
     )
     normalize_over: str = field(
         "batch",
-        "whose tokens or sequences the normalizer counts; batch = the whole batch's, so that the "
-        "number of microbatches does not matter, microbatch = those of each microbatch, whose "
-        "quotients are added, as in T5X",
+        "where the normalizer counts tokens or sequences; batch = in the whole batch, so that the "
+        "number of microbatches does not matter, microbatch = in each microbatch, whose quotients "
+        "are added, as in T5X",
         choices=_NORMALIZED,
         read_if=ReadIf(
             lambda config: config.loss.normalizer != "sum" and config.is_divided,
@@ -105,7 +105,7 @@ class LossConfig:
     )
     normalizing_constant: float | None = field(
         None,
-        "a constant to divide the sum by, above 0; only with normalizer sum",
+        "constant divisor of the sum, above 0; only with normalizer sum",
         rule=above(0),
         read_if=ReadIf(
             lambda config: config.normalizer == "sum",
@@ -133,9 +133,8 @@ class MetricsConfig:
     )
     norms_every_steps: int = field(
         0,
-        "updates between lines of norms: the root mean square of each parameter, of its gradient "
-        "and of its update, layer by layer, as T5X's weight_rms; each line takes as long as an "
-        "update; 0: never",
+        "updates between lines of norms: root mean squares of parameters, gradients and updates "
+        "by layer, as T5X's weight_rms; each line costs as much time as an update; 0: never",
         rule=at_least(0),
     )
     tensorboard: bool = field(True, "also write TensorBoard files")
@@ -171,7 +170,7 @@ class Config:
 
     preset: str = field(
         REQUIRED,
-        "name of the model's preset, or of the gin files",
+        "preset of the model; gin files may name the model instead",
         changes="nothing",
         often="model (--help=presets lists them)",
     )
@@ -184,7 +183,7 @@ class Config:
         often="task, mixture, or rates as a=0.7,b=0.3",
     )
     task_module: str | None = field(
-        None, "Python module to import that has further tasks in a tuple TASKS", changes="nothing"
+        None, "Python module that defines further tasks in a tuple TASKS", changes="nothing"
     )
     objective: tuple[str, ...] = field(
         (),
@@ -198,7 +197,7 @@ class Config:
     )
     cache_dir: str = field(
         "",
-        "folder or URL with the caches that pipeline.build wrote",
+        "folder or URL of the caches written by pipeline.build",
         changes="nothing",
         often="caches that pipeline.build wrote",
     )
@@ -210,7 +209,7 @@ class Config:
     )
     train_steps: int = field(
         10_000,
-        "updates to train for, in all; 1 or more",
+        "total number of updates; 1 or more",
         rule=at_least(1),
         changes="nothing",
         often="updates to train for",
@@ -224,72 +223,71 @@ class Config:
     )
     microbatches: int = field(
         1,
-        "equal parts of the batch whose gradients are summed one after the other, to save memory; "
-        "1 or more",
+        "number of equal parts of the batch, computed one after another to save memory; their "
+        "gradients are summed; 1 or more",
         rule=at_least(1),
         changes="rounding",
         often="parts of a batch, computed in turn",
     )
     tokens_per_batch: int | None = field(
         None,
-        "tokens of the global batch, instead of batch_size: a multiple of the longer feature's "
-        "length",
+        "tokens in the global batch, a multiple of the longer feature's length; replaces "
+        "batch_size",
         rule=at_least(1),
     )
     tokens_per_microbatch_per_replica: int | None = field(
         None,
-        "most tokens of a microbatch on each data-parallel replica, instead of microbatches; one "
-        "row at least",
+        "maximum number of tokens of a microbatch on each data-parallel replica, but at least one "
+        "row; replaces microbatches",
         rule=at_least(1),
         changes="rounding",
     )
     seed: int = field(
         0,
-        "seed of initial parameters, dropout, the order of windows and their noise",
+        "seed of the initial parameters, of dropout, and of the order and the noise of windows",
         rule=SEED,
         changes="batches",
         often="seed of parameters, dropout, order and noise",
     )
     engine: str = field(
         "palimpsest",
-        "what makes the updates; t5x = an installed T5X (docs/t5x_checkpoints.md)",
+        "code that makes the updates; t5x = an installed T5X (docs/t5x_checkpoints.md)",
         choices=_ENGINES,
     )
     init_from: str | None = field(
         None,
-        "checkpoint, or folder of checkpoints, to start from when model_dir has none: of this "
-        "trainer, of T5X, or hf:DIR of Hugging Face transformers (docs/t5x_checkpoints.md)",
+        "checkpoint or folder of checkpoints to start from if model_dir has none, written by this "
+        "trainer or by T5X, or hf:DIR for Hugging Face transformers (docs/t5x_checkpoints.md)",
         often="checkpoint, run or hf:FOLDER to start from",
     )
     init_from_state: bool = field(
         True,
-        "take the optimizer state and the step of init_from as well, and with them the place in "
-        "the schedule and in the data, in this run's own order; false = parameters only",
+        "also take the optimizer state and the step of init_from, which set the place in the "
+        "schedule and in this run's data; false = parameters only",
         read_if=_INIT_FROM,
     )
     trainable: str | None = field(
         None,
-        "regular expression; only parameters whose path, as decoder/layers_0/mlp/wo/kernel, it is "
-        "found in learn; None: all, or with lora.rank only LoRA's",
+        "regular expression; only parameters with a match in their path, as "
+        "decoder/layers_0/mlp/wo/kernel, are trained; None: all, or LoRA's alone with lora.rank",
     )
     on_nan: str = field(
         "stop",
         "what to do with an update whose loss or gradients are not finite, or whose loss exceeds "
-        "spike_factor; stop = save the state before it and end the run, skip = leave it out and "
-        "count it",
+        "spike_factor; stop = save the state before it and end the run, skip = skip and count it",
         choices=_ON_NAN,
         changes="later",
     )
     deterministic: bool = field(
         True,
-        "on GPUs, use only kernels that compute the same bits in every run, which are slower; "
-        "CPUs and TPUs always do",
+        "on GPUs, use only kernels that compute the same bits in every run; they are slower; CPUs "
+        "and TPUs always do so",
         changes="rounding",
     )
     spike_factor: float | None = field(
         None,
-        "treat a loss above this multiple of the mean loss of about the last hundred updates as "
-        "not finite; above 1",
+        "treat a loss as not finite if it exceeds the mean loss of about the last hundred updates "
+        "by this factor; above 1",
         rule=above(1),
         changes="later",
     )
@@ -303,31 +301,35 @@ class Config:
         LengthsConfig, "Lengths of an example's features", changes="batches"
     )
     mixing: MixingConfig = field(MixingConfig, "Rates of the tasks of a mixture", changes="batches")
-    data: DataConfig = field(DataConfig, "How the cache is read")
+    data: DataConfig = field(DataConfig, "Reading of the cache")
     vocabulary: VocabularyConfig = field(
-        VocabularyConfig, "The vocabulary that tasks and caches must have", changes="nothing"
+        VocabularyConfig, "The required vocabulary of tasks and caches", changes="nothing"
     )
     init_from_vocabulary: OldVocabularyConfig = field(
-        OldVocabularyConfig, "The vocabulary that the parameters of init_from were trained with"
+        OldVocabularyConfig, "The vocabulary of the parameters of init_from"
     )
     optimizer: OptimizerConfig = field(
         OptimizerConfig, "The optimizer and its learning-rate schedule"
     )
-    lora: LoraConfig = field(LoraConfig, "Low-rank additions that learn in place of kernels")
+    lora: LoraConfig = field(
+        LoraConfig, "LoRA: low-rank additions that are trained instead of kernels"
+    )
     loss: LossConfig = field(LossConfig, "The loss, in T5X's terms")
     checkpoint: CheckpointConfig = field(
-        CheckpointConfig, "When checkpoints are saved, and which are kept", changes="nothing"
+        CheckpointConfig, "Saving and keeping checkpoints", changes="nothing"
     )
     evaluation: EvaluationConfig = field(
         EvaluationConfig, "Evaluation on the validation split during training", changes="nothing"
     )
     stopping: StoppingConfig = field(StoppingConfig, "Early stopping")
-    plateau: PlateauConfig = field(PlateauConfig, "Lower rates where evaluations stop improving")
+    plateau: PlateauConfig = field(
+        PlateauConfig, "Lower learning rates when evaluations stop improving"
+    )
     metrics: MetricsConfig = field(MetricsConfig, "Training metrics", changes="nothing")
-    mesh: MeshConfig = field(MeshConfig, "How devices divide the work", changes="rounding")
+    mesh: MeshConfig = field(MeshConfig, "Division of the work among devices", changes="rounding")
     processes: ProcessesConfig = field(
         ProcessesConfig,
-        "How the processes of a run on several machines find one another",
+        "Processes on several machines",
         changes="rounding",
     )
 

@@ -29,8 +29,8 @@ from trainer.decoding.next_token import (
     uncached_part,
 )
 from trainer.engine.sharding import parameter_shardings, put_batch, replicated, rows, tracing_on
+from trainer.model.capabilities import ENCODER
 from trainer.model.config import ModelConfig
-from trainer.model.facts import ENCODER
 from trainer.model.layers import unstack_layers
 from trainer.model.spec import ModelSpec, model_spec
 from trainer.model.transformer import (
@@ -107,7 +107,9 @@ class Decoder:
         model = build_model(self._spec)
         assert isinstance(model, Transformer)
         self._model = model
-        self.without_cache = uncached_part(self._spec) if decoding.cache == "auto" else None
+        self.without_cache = (
+            uncached_part(model_config, self._spec) if decoding.cache == "auto" else None
+        )
         self._caches = decoding.cache == "auto" and self.without_cache is None
         self._shardings = None
         if mesh is not None:
@@ -122,7 +124,7 @@ class Decoder:
         if not self._config.counts_positions:
             return None
         if self._spec.encoder is not None:
-            return self._config.max_positions - self._spec.memory_tokens
+            return self._config.max_positions - self._config.lengthening
         return self._config.max_positions - self._decoding.max_new_tokens
 
     def __call__(

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.model.cache import CACHE, FIXED, Cache
+from trainer.model.config import ModelConfig
 from trainer.model.masks import Rows, predicate
-from trainer.model.memory import Memory
 from trainer.model.spec import ModelSpec
+from trainer.model.stack import Memory
 from trainer.model.switch import Switch
 from trainer.model.transformer import Transformer
 
@@ -57,17 +58,13 @@ class NextToken(Protocol):
         ...
 
 
-def uncached_part(spec: ModelSpec) -> str | None:
+def uncached_part(config: ModelConfig, spec: ModelSpec) -> str | None:
     """Returns the part of a decoder that cannot keep what it needs; None if all parts can."""
-    stack = spec.decoder
-    known = predicate(stack.mask)
+    known = predicate(spec.decoder.mask)
     if known is None or not known.causal:
         return "the mask"
-    for layer in stack.layers:
-        for mixer in (layer.mixer, layer.cross_mixer):
-            if mixer is not None and not mixer.facts.caches:
-                return type(mixer).__name__
-    return None
+    facts = config.mixer_facts
+    return config.part("mixer").name if facts.decodes and not facts.caches else None
 
 
 def for_decoding(spec: ModelSpec) -> ModelSpec:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from trainer.model.config import ModelConfig
-from trainer.model.layouts import visited_pairs
+from trainer.model.layer import CROSS_ATTENTION
 from trainer.model.masks import Mask, predicate
 from trainer.model.mixers import Mixer
 from trainer.model.parameters import EXPERT_AXIS, ROW, SOURCE, ParameterFacts
-from trainer.model.spec import StackSpec, model_spec
-from trainer.model.transformer import CROSS_ATTENTION, parameter_facts
+from trainer.model.sparsity import visited_pairs
+from trainer.model.spec import LayerSpec, StackSpec, model_spec
+from trainer.model.transformer import parameter_facts
 
 
 def parameter_count(config: ModelConfig) -> int:
@@ -27,14 +28,14 @@ def flops_per_step(
     with the backward pass) for each query, key and attention channel, whether masked or padded.
     Attention with a pattern counts the pairs in visited blocks; with a causal mask not the blocks
     after the query's. Only the expert that a token goes through counts, not unused capacity; and
-    only the positions that an encoder with token dropping has left. Embedding look-ups, norms,
+    only the positions that are left in a layer. Embedding look-ups, norms,
     softmax and the optimizer are not counted. The length of a stack that the model lacks is
     ignored. Utilisation is this number divided by step time and the device's peak.
 
     Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B.
     """
     spec = model_spec(config)
-    encoder_length += config.memory_tokens
+    encoder_length += config.lengthening
     lengths = {"encoder": encoder_length, "decoder": decoder_length}
     tokens = {stack: batch_size * length for stack, length in lengths.items()}
     last = [*spec.stacks][-1]
@@ -58,9 +59,9 @@ def flops_per_step(
             # A layer drops positions after its mixer.
             mixes = inner[1] in ("attention", "self_attention")
             length = left[stack][int(index) + (not mixes)]
-            merged = spec.stacks[stack].layers[int(index)].merges_memory
+            merged = _reads_memory(spec.stacks[stack].layers[int(index)])
         else:
-            length, merged = lengths[stack], spec.stacks[stack].layers[0].merges_memory
+            length, merged = lengths[stack], _reads_memory(spec.stacks[stack].layers[0])
         return batch_size * length + (seen if per == SOURCE and merged else 0)
 
     products = 0
@@ -73,23 +74,27 @@ def flops_per_step(
     for name, stack in spec.stacks.items():
         for layer, length, after in zip(stack.layers, left[name][:-1], left[name][1:], strict=True):
             pairs = self_pairs(layer.mixer, stack.mask, length)
-            if layer.merges_memory:
+            if _reads_memory(layer):
                 pairs += length * left["encoder"][-1]
             products += round(layer.mixer.products_per_pair * batch_size * pairs)
             if layer.cross_mixer is not None:
                 products += layer.cross_mixer.products_per_pair * length * seen
-            if layer.database_mixer is not None and stack.database is not None:
-                pairs = batch_size * after * stack.database.entries
-                products += layer.database_mixer.products_per_pair * pairs
+            own = sum(hook.products_per_position for hook in layer.hooks)
+            products += own * batch_size * after
     return 6 * products
+
+
+def _reads_memory(layer: LayerSpec) -> bool:
+    return any(hook.reads_memory for hook in layer.hooks)
 
 
 def _lengths_left(stack: StackSpec, length: int) -> list[int]:
     """Returns the lengths of rows before each layer, and after the last."""
     lengths = [length]
     for layer in stack.layers:
-        dropping = layer.dropping
-        lengths.append(dropping.length_after(lengths[-1]) if dropping else lengths[-1])
+        for hook in layer.hooks:
+            length = hook.length_after(length)
+        lengths.append(length)
     return lengths
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from trainer.model.facts import LANES
+from trainer.model.device import LANES
 
 # Rows of a register of float32.
 _SUBLANES = 8

@@ -18,8 +18,7 @@ from jax.sharding import PartitionSpec
 from trainer.config import LossConfig
 from trainer.engine.logit_kernel import Statistics, rows_of_block, statistics
 from trainer.engine.metrics import Metrics
-from trainer.model.attention import kernel_memory
-from trainer.model.dense import device_kind
+from trainer.model.dense import tracing_device
 from trainer.model.transformer import Batch, Encoder, Predictions, RoutedLogits, Transformer
 
 
@@ -293,7 +292,7 @@ def _summarise(
 
 def _statistics(logits_BLV: jax.Array, targets_BL: jax.Array) -> Statistics:
     """Returns the statistics of float32 logits, on a TPU by a kernel if it can read their rows."""
-    run = _kernel_for(logits_BLV) if device_kind().startswith("TPU") else None
+    run = _kernel_for(logits_BLV) if tracing_device().is_tpu else None
     if run:
         return run(logits_BLV, targets_BL)
     target_BL, rival_BL = _target_and_rival(logits_BLV, targets_BL)
@@ -305,7 +304,7 @@ def _statistics(logits_BLV: jax.Array, targets_BL: jax.Array) -> Statistics:
 
 def _kernel_for(logits_BLV: jax.Array) -> Callable[..., Statistics] | None:
     """Returns `statistics`, by each device for its rows; None if these are divided or too long."""
-    memory, mesh = kernel_memory(device_kind()), jax.sharding.get_abstract_mesh()
+    memory, mesh = tracing_device().kernel_bytes, jax.sharding.get_abstract_mesh()
     _, length, vocab_size = logits_BLV.shape
     rows = rows_of_block(length, vocab_size, memory)
     batch_axis, vocab_axis = nn.logical_to_mesh_axes(("batch", "vocab")) or (None, None)

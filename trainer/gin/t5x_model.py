@@ -14,7 +14,7 @@ from tasks.terminal.command_line import UserError
 from trainer.config import NORMALIZERS
 from trainer.gin import meaning as m
 from trainer.gin.reader import Reference, Value
-from trainer.model.facts import PER_LAYER
+from trainer.model.parts import PER_LAYER
 
 NO_DECODING = "no text is decoded during pretraining"
 _OWN_CONVERTER = "the converter follows from the model's architecture"

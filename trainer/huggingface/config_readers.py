@@ -17,10 +17,10 @@ from trainer.huggingface.config_writers import (
     OUR_DISTANCE,
     T5_PROJECTIONS,
 )
-from trainer.model import options
+from trainer.model import parts
 from trainer.model.config import ModelConfig
-from trainer.model.facts import PER_LAYER
-from trainer.model.options import Part
+from trainer.model.parts import PER_LAYER
+from trainer.model.slots import Choice
 
 # transformers' other names for the same functions.
 _SYNONYMS = MappingProxyType({"gelu_pytorch_tanh": "gelu_new", "swish": "silu"})
@@ -95,15 +95,15 @@ class _Fields:
 
 def _norm(kind: str, epsilon: float, **others: Any) -> str:
     """Returns the text of a norm."""
-    return str(Part(kind, _NORM_OPTIONS[kind](epsilon=float(epsilon), **others)))
+    return str(Choice(kind, _NORM_OPTIONS[kind](epsilon=float(epsilon), **others)))
 
 
-_NORM_OPTIONS = {"rms_norm": options.NormOptions, "layer_norm": options.LayerNormOptions}
+_NORM_OPTIONS = {"rms_norm": parts.NormOptions, "layer_norm": parts.LayerNormOptions}
 
 
 def _from_t5(fields: _Fields) -> ModelConfig:
     kind = fields["model_type"]
-    relative = options.Relative(
+    relative = parts.Relative(
         num_buckets=fields.get("relative_attention_num_buckets", 32),
         max_distance=fields.get("relative_attention_max_distance", 128),
     )
@@ -134,7 +134,7 @@ def _from_t5(fields: _Fields) -> ModelConfig:
         logits_scale=1.0 if tied and not scaled else None,
         mlp_activations=projection,
         norm=_norm("rms_norm", fields.get("layer_norm_epsilon", 1e-6)),
-        position=str(Part(PER_LAYER if kind == "umt5" else "relative", relative)),
+        position=str(Choice(PER_LAYER if kind == "umt5" else "relative", relative)),
         **t5_experiments.t5_parts(fields),
     )
 
@@ -190,7 +190,7 @@ def _rotary(fields: _Fields) -> str:
             "high_frequency": needed("high_freq_factor"),
             "original_positions": int(needed(original)),
         }
-    return str(Part("rotary", options.Rotary(**values)))
+    return str(Choice("rotary", parts.Rotary(**values)))
 
 
 def _from_llama(fields: _Fields) -> ModelConfig:

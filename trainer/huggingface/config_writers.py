@@ -12,9 +12,9 @@ from typing import Any
 
 from tasks.vocabulary import PAD_ID
 from trainer.huggingface.names import activations, decoder_layer, logits_are_tied
-from trainer.model import options
+from trainer.model import parts
+from trainer.model.capabilities import TRANSFORMERS
 from trainer.model.config import ModelConfig
-from trainer.model.facts import TRANSFORMERS
 
 # The model_type of modeling_palimpsest.py.
 CUSTOM = "palimpsest"
@@ -54,7 +54,7 @@ def _epsilon(config: ModelConfig) -> float:
 
 def _to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:
     relative = config.part("position").options
-    if not isinstance(relative, options.Relative):
+    if not isinstance(relative, parts.Relative):
         raise KeyError(config.position)
     tied = logits_are_tied(config)
     return {
@@ -101,7 +101,7 @@ def _to_decoder(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 def _to_llama(config: ModelConfig, positions: int) -> dict[str, Any]:
     rotary = config.part("position").options
-    if not isinstance(rotary, options.Rotary):
+    if not isinstance(rotary, parts.Rotary):
         raise KeyError(config.position)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.base}
     if rotary.scaling != "none":

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from trainer.model.capabilities import ENCODER_DECODER
 from trainer.model.config import ModelConfig
-from trainer.model.facts import ENCODER_DECODER
-from trainer.model.options import Part
+from trainer.model.slots import Choice
 from trainer.model.spec import model_spec
 
 Tree = dict[str, Any]
@@ -24,7 +24,7 @@ def folded(config: ModelConfig) -> ModelConfig:
     norm = config.part("norm")
     changed: dict[str, Any] = {}
     if getattr(norm.options, "gain", "vector") in ("none", "scalar"):
-        changed["norm"] = str(Part(norm.name, replace(norm.options, gain="vector")))
+        changed["norm"] = str(Choice(norm.name, replace(norm.options, gain="vector")))
     if not config.query_key_norm and _foreign(config):
         changed |= {"parametrisation": None, "attention_scale": None, "logits_scale": None}
     return replace(config, **changed) if changed else config

@@ -21,8 +21,9 @@ import numpy as np
 from tasks.terminal.command_line import UserError, nearest
 from trainer.huggingface import t5_experiments
 from trainer.model.attention import DotProductAttention
+from trainer.model.capabilities import TRANSFORMERS
 from trainer.model.config import ModelConfig
-from trainer.model.facts import FULL_PATTERN, PER_LAYER, TRANSFORMERS
+from trainer.model.parts import FULL_PATTERN, PER_LAYER
 from trainer.model.paths import named
 from trainer.model.spec import LayerSpec, ModelSpec, model_spec
 from trainer.model.transformer import init_params, parameter_facts
@@ -303,7 +304,7 @@ def _decoder(config: ModelConfig) -> dict[str, str]:
             for part in _kernel_and_bias(config.value("attention_bias")):
                 modules[f"{ours}/self_attention/{mine}/{part}"] = f"{theirs}.self_attn.{name}"
             if mixer.convolution and name in ("q_proj", "k_proj", "v_proj"):
-                for step in range(mixer.convolution.width):
+                for step in range(getattr(mixer.convolution, "width", 0)):
                     tap = f"{ours}/self_attention/{mine}_convolution/tap_{step}"
                     modules[tap] = f"{theirs}.self_attn.{name[0]}_conv"
         for mine, name in mlp.items():

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from trainer.model import options
-from trainer.model.cdq import ConditionalQueryAttention
+from trainer.model import parts
 from trainer.model.config import ModelConfig
-from trainer.model.options import Part
+from trainer.model.slots import Choice
 from trainer.model.spec import model_spec
+from trainer.zoo.conditional_queries import ConditionalQueryAttention
+from trainer.zoo.t5_experiments import ConditionalQueries
 
 
 class Fields(Protocol):
@@ -50,7 +51,7 @@ def t5_parts(fields: Fields) -> dict[str, Any]:
     if name == "cdq":
         heads = fields["num_cdq_heads"]
         chosen = None if heads == fields["num_heads"] else heads
-        changed["mixer"] = str(Part(name, options.ConditionalQueries(chosen)))
+        changed["mixer"] = str(Choice(name, ConditionalQueries(chosen)))
     if tokens := fields.get("num_memory_tokens", 0):
         changed["memory_tokens"] = tokens
     return changed
@@ -82,17 +83,17 @@ def warning(config: ModelConfig) -> str | None:
 
 
 def _relative(fields: Fields) -> str:
-    chosen = options.Relative(
+    chosen = parts.Relative(
         fields["relative_attention_num_buckets"], fields["relative_last_bucket_distance"]
     )
-    return str(Part("relative", chosen))
+    return str(Choice("relative", chosen))
 
 
 def _rotary(fields: Fields) -> str:
     head_dim = fields["hidden_size"] // fields["num_attention_heads"]
     rotated = fields.get("rotary_dim", head_dim)
     base = float(fields.get("rotary_base", 10_000))
-    return str(Part("rotary", options.Rotary(base, rotated / head_dim)))
+    return str(Choice("rotary", parts.Rotary(base, rotated / head_dim)))
 
 
 _BERT_POSITIONS = MappingProxyType(

@@ -6,76 +6,31 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from tasks.terminal.fields import REQUIRED, ReadIf, field, one_of, require
-from trainer.model import options
-from trainer.model.attention_rules import check_attention, check_heads, check_position
-from trainer.model.facts import (
+from trainer.model.capabilities import ENCODER, FamilyFacts, MixerFacts
+from trainer.model.config_checks import check
+from trainer.model.device import ATTENTION_NAMES, AUTO, SOFTMAX_DTYPES, Device, fills_tiles
+from trainer.model.parts import (
     ACTIVATION_NAMES,
-    ATTENTION_NAMES,
-    ATTENTION_PATTERNS,
-    AUTO,
+    ARRANGEMENTS,
     CROSS_ATTENTIONS,
-    DECODER,
-    ENCODER,
-    ENCODER_DECODER,
     FAMILIES,
-    FAMILY_NAMES,
     FEED_FORWARDS,
     FULL_PATTERN,
     HEAD_SCALINGS,
     MIXERS,
-    NORM_PLACEMENT_NAMES,
+    NORM_PLACEMENTS,
     NORMS,
-    PARALLEL_NAMES,
     PARAMETRISATIONS,
+    PATTERNS,
     POSITIONS,
-    SOFTMAX_DTYPES,
+    SLOTS,
+    STACK_PARTS,
     WEIGHT_NAMES,
-    FamilyFacts,
-    MixerFacts,
-    attention_on,
-    fills_tiles,
-    mixer_options,
 )
-from trainer.model.layer_rules import check_layers
+from trainer.model.slots import Choice
 
 _DTYPES = ("float32", "bfloat16")
 _REMATS = ("none", "dots", "full")
-# The fields that name a part, with the parts' options. A mixer can be added, so it is read late.
-SLOTS = {
-    "feed_forward": lambda: FEED_FORWARDS,
-    "head_scaling": lambda: HEAD_SCALINGS,
-    "attention_pattern": lambda: ATTENTION_PATTERNS,
-    "mixer": mixer_options,
-    "norm": lambda: NORMS,
-    "parametrisation": lambda: PARAMETRISATIONS,
-    "position": lambda: POSITIONS,
-}
-# The fields that change the parts of a family.
-_CHANGES = (
-    "mixer",
-    "attention_pattern",
-    "norm",
-    "norm_placement",
-    "parallel_blocks",
-    "mlp_bias",
-    "attention_bias",
-    "embedding_norm",
-    "scale_embeddings",
-    "num_kv_heads",
-    "memory_tokens",
-    "query_key_norm",
-    "attention_scale",
-    "attention_weights",
-    "zero_init",
-    "logits_scale",
-    "parametrisation",
-    "num_experts",
-    "feed_forward",
-    "cross_attention",
-    "database_entries",
-    "head_scaling",
-    "token_dropping",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +47,9 @@ class ModelConfig:
     family: str = field(
         "t5_1_1",
         "architecture of the model; mT5 is t5_1_1 with its own vocab_size",
-        choices=FAMILY_NAMES,
+        choices=FAMILIES,
     )
-    vocab_size: int = field(REQUIRED, "rows of the token embedding, at least one for each id")
+    vocab_size: int = field(REQUIRED, "rows of the token embedding, at least one per id")
     emb_dim: int = field(REQUIRED, "width of the residual stream")
     num_heads: int = field(REQUIRED, "attention heads of each layer")
     head_dim: int = field(REQUIRED, "width of a head; num_heads * head_dim need not be emb_dim")
@@ -116,12 +71,12 @@ class ModelConfig:
         often="type of activations",
     )
     tied_logits: bool | None = field(
-        None, "read logits off the token embedding; None: as the family does"
+        None, "use the token embedding for logits; None: as in the family"
     )
     logits_scale: float | None = field(
         None,
-        "factor of the logits of tokens; None: 1, but emb_dim ** -0.5 for tied logits in T5 and "
-        "Primer, and muP's for tied ones",
+        "factor of the logits; None: 1, but for tied logits emb_dim ** -0.5 in T5 and Primer, and "
+        "muP's factor in muP",
     )
     mlp_activations: tuple[str, ...] | None = field(
         None,
@@ -130,16 +85,16 @@ class ModelConfig:
     )
     position: str | None = field(
         None,
-        "how the model knows the order of tokens: a table (absolute) or sines (sinusoidal) added "
-        "to the embeddings; T5's biases of the logits, shared by the layers of a stack (relative) "
-        "or learned by each as in T5X's scalable_t5 and umT5 (relative_per_layer); ALiBi's fixed "
-        "ones (alibi); rotated queries and keys (rotary); or not at all (none); with options, as "
-        "rotary:base=500000; None: the family's",
+        "encoding of positions: a table (absolute) or sines (sinusoidal) added to the embeddings; "
+        "T5's attention biases, shared by the layers of a stack (relative) or learned by each as "
+        "in T5X's scalable_t5 and umT5 (relative_per_layer); ALiBi's fixed biases (alibi); "
+        "rotated queries and keys (rotary); or none; with options, as rotary:base=500000; None: "
+        "the family's",
         choices=POSITIONS,
     )
     max_positions: int = field(
         512,
-        "positions (tokens) of a table of absolute positions and of a Synthesizer",
+        "maximum length of a row, in tokens, with absolute positions or a Synthesizer",
         read_if=ReadIf(
             lambda config: config.model.counts_positions,
             "without --model.position=absolute or a Synthesizer",
@@ -148,46 +103,45 @@ class ModelConfig:
     )
     mixer: str | None = field(
         None,
-        "sublayer through which positions exchange information, cross attention excepted; "
-        "None: attention",
+        "sublayer that mixes positions, except for cross-attention; None: attention",
         choices=MIXERS,
     )
     attention_pattern: str = field(
         FULL_PATTERN,
-        "blocks of keys that self-attention computes, cross-attention excepted: all (full), a "
-        "window of neighbours (local) or one with gaps (dilated), a window with global and random "
-        "blocks (bigbird), or windows side by side with global blocks (fixed, variable); with "
-        "options, as bigbird:block=16,window=1,per_head=true",
-        choices=ATTENTION_PATTERNS,
+        "blocks of keys that self-attention sees: all (full), a window of neighbours (local) or "
+        "one with gaps (dilated), a window with global and random blocks (bigbird), or adjacent "
+        "windows with global blocks (fixed, variable); with options, as "
+        "bigbird:block=16,window=1,per_head=true",
+        choices=PATTERNS,
     )
     num_kv_heads: int | None = field(
         None,
-        "heads of keys and values, each shared by num_heads / num_kv_heads heads of queries: "
-        "grouped-query attention, or multi-query with 1; None: num_heads",
+        "number of heads of keys and values, each shared by num_heads / num_kv_heads heads of "
+        "queries: grouped-query attention, or with 1 multi-query attention; None: num_heads",
     )
     memory_tokens: int = field(
         0,
-        "learned vectors in front of the encoder's input, which all its tokens and the decoder "
-        "see; in families with both stacks, whose rows are not packed",
+        "number of learned vectors before the encoder's input, which all its tokens and the "
+        "decoder see; for families with both stacks, and without packing",
     )
     query_key_norm: bool = field(
-        False, "normalise the queries and keys of each head, before they are rotated, by `norm`"
+        False, "normalise the queries and keys of each head with `norm`, before they are rotated"
     )
     attention_scale: float | None = field(
         None,
-        "factor of the logits of attention; the standard parametrisation folds what is left of "
-        "head_dim ** -0.5 into the initial queries; None: the parametrisation's (1 in T5)",
+        "factor of attention logits; the standard parametrisation folds the rest of head_dim ** "
+        "-0.5 into the initial queries; None: the parametrisation's (1 in T5)",
     )
     attention_weights: str = field(
         "softmax",
-        "weights of attention from logits: softmax; or elu(x) + 1 (elu) or relu(x)^2 "
+        "attention weights: softmax of the logits; or elu(x) + 1 (elu) or relu(x)^2 "
         "(squared_relu), divided by the number of keys that a query sees, or by their sum "
         "(norm_elu, norm_squared_relu)",
         choices=WEIGHT_NAMES,
     )
     zero_init: tuple[str, ...] = field(
         (),
-        "kernels that start at 0, separated by commas: of queries (query), those that end a "
+        "kernels that start at 0, separated by commas: those of queries (query), at the end of a "
         "residual branch (residual), of untied logits (logits)",
     )
     norm: str | None = field(
@@ -200,24 +154,24 @@ class ModelConfig:
         "norms before every sublayer (pre), also without adding the mixer's input to its output "
         "(pre_without_mixer_residual); after every sum as in BERT (post); or before the mixer and "
         "after the feed-forward sublayer as in Primer (primer_alternating); None: the family's",
-        choices=NORM_PLACEMENT_NAMES,
+        choices=NORM_PLACEMENTS,
     )
     parallel_blocks: str = field(
         "none",
-        "add the outputs of a layer's sublayers to the same states, which one norm of the layer "
-        "(one_norm, as in GPT-J and PaLM) or one of each sublayer (two_norms, as in GPT-NeoX) "
-        "normalises",
-        choices=PARALLEL_NAMES,
+        "let a layer's sublayers read the same states and add their outputs, with one norm for "
+        "the layer (one_norm, as in GPT-J and PaLM) or one for each sublayer (two_norms, as in "
+        "GPT-NeoX)",
+        choices=ARRANGEMENTS,
     )
     embedding_norm: bool | None = field(
-        None, "normalise embeddings before the first layer; None: as the family does"
+        None, "normalise embeddings before the first layer; None: as in the family"
     )
     scale_embeddings: bool | None = field(
-        None, "multiply token embeddings by the root of emb_dim; None: as the family does"
+        None, "multiply token embeddings by the root of emb_dim; None: as in the family"
     )
     mlp_bias: bool | None = field(
         None,
-        "biases in feed-forward sublayers, experts excepted; None: as the family does",
+        "biases in feed-forward sublayers, except in experts; None: as in the family",
         read_if=ReadIf(
             lambda config: not (config.model.num_experts and config.model.switch_every == 1),
             "where all layers have experts, whose projections have no bias",
@@ -225,7 +179,7 @@ class ModelConfig:
         ),
     )
     attention_bias: bool | None = field(
-        None, "biases of the projections of attention; None: as the family does"
+        None, "biases in the projections of attention; None: as in the family"
     )
     parametrisation: str | None = field(
         None,
@@ -243,16 +197,16 @@ class ModelConfig:
     )
     cross_attention: str = field(
         "attention",
-        "states that a decoder looks at: the encoder's last ones (attention), those after the "
-        "encoder's layer of the same number (layerwise), the keys and values of that layer, "
-        "without kernels of its own for them (encoder_keys); or the last ones in the softmax of "
-        "self-attention, without a sublayer of their own (merged)",
+        "what a decoder layer attends to: the encoder's last states (attention), the states after "
+        "the encoder layer of the same number (layerwise), that layer's keys and values, without "
+        "kernels of its own (encoder_keys), or the last states within the softmax of "
+        "self-attention, without a separate sublayer (merged)",
         choices=CROSS_ATTENTIONS,
     )
     database_entries: int = field(
         0,
-        "learned keys and values of each stack, at which every layer looks in a sublayer of its "
-        "own; 0: none",
+        "number of learned keys and values of each stack, to which every layer attends in a "
+        "separate sublayer; 0: none",
     )
     head_scaling: str = field(
         "none",
@@ -261,12 +215,12 @@ class ModelConfig:
     )
     token_dropping: int = field(
         0,
-        "positions of a row that each layer of the encoder drops after attention: those that "
-        "receive the least of it, padding first; no layer drops more than half; 0: none",
+        "number of positions that each encoder layer drops after attention: those that receive "
+        "the least attention, padding first; no layer drops more than half; 0: none",
     )
     num_experts: int = field(
         0,
-        "experts of each Switch layer; 0: no Switch layers",
+        "number of experts in each Switch layer; 0: no Switch layers",
         read_if=ReadIf(
             lambda config: config.model.has_switch_layers,
             "where no stack has as many layers as --model.switch_every: none has experts",
@@ -275,7 +229,7 @@ class ModelConfig:
     )
     switch_every: int = field(
         4,
-        "every layer whose number divides by this is a Switch layer",
+        "layers whose number is a multiple of this are Switch layers",
         read_if=ReadIf(
             lambda config: config.model.num_experts > 0, "without --model.num_experts", whole=True
         ),
@@ -286,8 +240,8 @@ class ModelConfig:
     )
     scan_layers: bool = field(
         False,
-        "compile one layer and run it for all: compilation takes as long for any depth; results "
-        "are the same, but dropout draws other units",
+        "compile one layer and run it for all, so that compile time does not depend on depth; "
+        "results are the same, except that dropout draws other units",
     )
     remat: str = field(
         "none",
@@ -325,13 +279,45 @@ class ModelConfig:
         own = getattr(self, name)
         return getattr(self.family_facts, name) if own is None else own
 
-    def part(self, slot: str) -> options.Part:
+    def part(self, slot: str) -> Choice:
         """Returns the part in a slot, one of SLOTS, with its options.
 
         Raises:
           Rejected: the field names no part, or options that the part does not have.
         """
-        return options.parse(slot, self.value(slot), SLOTS[slot]())
+        return SLOTS[slot].parse(self.value(slot))
+
+    def facts(self, slot: str) -> Any:
+        """Returns the facts about the part in a slot."""
+        return SLOTS[slot][self.part(slot).name].facts
+
+    def build(self, slot: str, *arguments: Any) -> Any:
+        """Returns the part in a slot, made by its builder."""
+        name, options = self.part(slot)
+        return SLOTS[slot][name].build(self, options, *arguments)
+
+    @property
+    def stack_parts(self) -> dict[str, Any]:
+        """The facts of the parts of whole stacks that this model has, by field."""
+        return {n: part.facts for n, part in STACK_PARTS.items() if getattr(self, n)}
+
+    @property
+    def lengthening(self) -> int:
+        """Positions that parts add to an encoder's rows."""
+        return sum(getattr(self, n) for n, facts in self.stack_parts.items() if facts.lengthens)
+
+    @property
+    def unpackable(self) -> str | None:
+        """The field and value of a part that needs rows of one example, as a flag; or None."""
+        lengthen = (n for n, facts in self.stack_parts.items() if facts.lengthens)
+        return next((f"--model.{n}={getattr(self, n)}" for n in lengthen), None)
+
+    def idle_on(self, inputs: int) -> str | None:
+        """Returns the part that has no effect on rows of `inputs` tokens, and why; or None."""
+        for name, facts in self.stack_parts.items():
+            if facts.idle and (why := facts.idle(self, inputs)):
+                return f"--model.{name}={getattr(self, name)} has no effect {why}"
+        return None
 
     def explicit(self) -> ModelConfig:
         """Returns the same model with the family's values in the fields that are None.
@@ -351,7 +337,7 @@ class ModelConfig:
     @property
     def mixer_facts(self) -> MixerFacts:
         """Facts about the mixer of the layers."""
-        return MIXERS[self.part("mixer").name]
+        return MIXERS[self.part("mixer").name].facts
 
     @property
     def architecture(self) -> str:
@@ -376,7 +362,7 @@ class ModelConfig:
     @property
     def counts_positions(self) -> bool:
         """True if rows must not be longer than `max_positions`."""
-        return self.position_scheme == "absolute" or self.mixer_facts.counts_positions
+        return self.facts("position").counts_positions or self.mixer_facts.counts_positions
 
     def attention_on(self, device_kind: str) -> str:
         """Returns the implementation of attention in training on a device, as JAX names its kind.
@@ -386,7 +372,7 @@ class ModelConfig:
         fits = "pallas" in self.attentions and not self.drops_by_query
         if self.attention == AUTO and not fits:
             return "einsum"
-        return attention_on(device_kind, self.attention, self.dtype, self.head_dim)
+        return Device(device_kind).attention(self.attention, self.dtype, self.head_dim)
 
     @property
     def has_switch_layers(self) -> bool:
@@ -397,13 +383,11 @@ class ModelConfig:
     def attentions(self) -> tuple[str, ...]:
         """The implementations of attention that can compute this model's."""
         fitting = self.mixer_facts.attentions
-        # Kernels look biases up in a table of buckets, and compute a softmax.
-        without = {"pallas"} if self.position_scheme == "alibi" else set()
-        if self.attention_weights != "softmax":
-            without |= {*ATTENTION_NAMES} - {AUTO, "einsum"}
-        if self.cross_attention == "merged":  # no predicate says what is seen
-            without |= {"pallas"}
-        if self.token_dropping:  # its weights are read
+        without: set[str] = set()
+        if self.facts("cross_attention").merges or not self.facts("position").fuses:
+            without.add("pallas")
+        reads = any(facts.reads_weights for facts in self.stack_parts.values())
+        if reads or self.attention_weights != "softmax":
             without |= {*ATTENTION_NAMES} - {AUTO, "einsum"}
         name, pattern = self.part("attention_pattern")
         if name != FULL_PATTERN and not fills_tiles(pattern.block):
@@ -417,76 +401,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name, allowed in (
-            ("family", FAMILY_NAMES),
+            ("family", FAMILIES),
             ("dtype", _DTYPES),
             ("remat", _REMATS),
             ("attention", ATTENTION_NAMES),
             ("softmax_dtype", SOFTMAX_DTYPES),
-            ("parallel_blocks", PARALLEL_NAMES),
             ("attention_weights", WEIGHT_NAMES),
         ):
-            self._require(getattr(self, name) in allowed, name, one_of(allowed))
-        self._check_sizes()
-        self._check_pieces()
-        check_heads(self)
-        check_position(self)
-        check_layers(self)
-        check_attention(self)
-        self._check_scan()
-
-    def _require(self, holds: bool, name: str, rule: str) -> None:
-        require(holds, name, getattr(self, name), rule)
-
-    def _check_sizes(self) -> None:
-        for name in ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "max_positions"):
-            self._require(getattr(self, name) > 0, name, "above 0")
-        for name in self.family_facts.even:
-            self._require(getattr(self, name) % 2 == 0, name, "even")
-        for name, architectures in (
-            ("num_encoder_layers", (ENCODER, ENCODER_DECODER)),
-            ("num_decoder_layers", (DECODER, ENCODER_DECODER)),
-        ):
-            layers = getattr(self, name)
-            if self.architecture in architectures:
-                self._require(layers > 0, name, "above 0")
-            else:
-                self._require(layers == 0, name, f"0 in a model that is {self.architecture} only")
-        self._require(self.memory_tokens >= 0, "memory_tokens", "0 or more")
-        fits = self.architecture == ENCODER_DECODER or not self.memory_tokens
-        self._require(fits, "memory_tokens", "0 in a model without both stacks")
-        self._require(0.0 <= self.dropout_rate < 1.0, "dropout_rate", "in [0, 1)")
-        if self.mlp_activations is not None:
-            known = len(self.mlp_activations) > 0 and {*self.mlp_activations} <= {*ACTIVATION_NAMES}
-            rule = f"one or more, each {one_of(ACTIVATION_NAMES)}"
-            self._require(known, "mlp_activations", rule)
-
-    def _check_pieces(self) -> None:
-        defaults = {each.name: each.default for each in fields(self)}
-        for name in _CHANGES:
-            default = defaults[name]
-            if getattr(self, name) != default:
-                rule = f"{default} in family {self.family}"
-                self._require(self.family_facts.changeable, name, rule)
-        for slot in SLOTS:
-            self.part(slot)
-        placement = self.value("norm_placement")
-        known = placement in NORM_PLACEMENT_NAMES
-        self._require(known, "norm_placement", one_of(NORM_PLACEMENT_NAMES))
-        rule = f"'none' with norm_placement {placement!r}"
-        fits = placement == "pre" or self.parallel_blocks == "none"
-        self._require(fits, "parallel_blocks", rule)
-        self._require(self.num_experts >= 0, "num_experts", "0 or more")
-        fits = self.architecture != ENCODER or not self.num_experts
-        self._require(fits, "num_experts", "0 in an encoder-only model, whose losses do not route")
-        self._require(self.switch_every > 0, "switch_every", "above 0")
-        if self.upstream_compat:
-            mixer = self.mixer_facts
-            fits = self.family_facts.convolves or mixer.convolves or mixer.counts_positions
-            rule = "False where nothing convolves or synthesizes"
-            self._require(fits, "upstream_compat", rule)
-
-    def _check_scan(self) -> None:
-        alike = self.family_facts.alike and (not self.num_experts or self.switch_every == 1)
-        alike = alike and self.head_scaling == "none"
-        rule = "False where layers differ: a scan runs equal ones"
-        self._require(alike or not self.scan_layers, "scan_layers", rule)
+            require(getattr(self, name) in allowed, name, getattr(self, name), one_of(allowed))
+        check(self)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.model.facts import AUTO
+from trainer.model.device import AUTO, Device
 from trainer.model.parameters import KERNEL, TABLE, Use, parameter
 from trainer.model.parametrisation import Initializer, Parametrisation
 
@@ -66,14 +67,13 @@ class Shared:
         return Dropout(self.dropout_rate, broadcast)
 
 
-def device_kind() -> str:
-    """Returns the kind of the devices for which a model is being traced.
+def tracing_device() -> Device:
+    """Returns the device for which a model is being traced.
 
-    They are those of the mesh of `sharding.tracing_on`, which need not be there; without one, the
-    default devices.
+    It is of the mesh of `sharding.tracing_on`, which need not be there; without one, the default.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
-    return device.device_kind if device else jax.devices()[0].device_kind
+    return Device(device.device_kind if device else jax.devices()[0].device_kind)
 
 
 def rows_divided(x_BLD: jax.Array) -> jax.Array:
@@ -98,11 +98,11 @@ def einsum_float32(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
 
-def _einsum_forward(subscripts, x, y):
+def _einsum_forward(subscripts: str, x: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
     return einsum_float32(subscripts, x, y), (x, y)
 
 
-def _einsum_backward(subscripts, operands, gradient):
+def _einsum_backward(subscripts: str, operands: Any, gradient: jax.Array) -> tuple[Any, ...]:
     x, y = operands
     inputs, output = subscripts.split("->")
     x_letters, y_letters = inputs.split(",")
@@ -152,11 +152,11 @@ def _dropped(share: float, x: jax.Array, kept: jax.Array) -> jax.Array:
     return jnp.where(kept, x / share, 0)
 
 
-def _dropped_forward(share, x, kept):
+def _dropped_forward(share: float, x: jax.Array, kept: jax.Array) -> tuple[jax.Array, Any]:
     return _dropped(share, x, kept), kept
 
 
-def _dropped_backward(share, kept, gradient):
+def _dropped_backward(share: float, kept: jax.Array, gradient: jax.Array) -> tuple[Any, ...]:
     # In the order of automatic differentiation, for its bits.
     return jnp.where(kept, gradient, 0) / share, None
 
@@ -216,11 +216,11 @@ def _project_together(x_BLD: jax.Array, kernels: tuple[jax.Array, ...]) -> list[
     return [jnp.einsum("bld,df->blf", x_BLD, kernel_DF) for kernel_DF in kernels]
 
 
-def _project_together_forward(x_BLD, kernels):
+def _project_together_forward(x_BLD: jax.Array, kernels: Any) -> tuple[Any, Any]:
     return _project_together(x_BLD, kernels), (x_BLD, kernels)
 
 
-def _project_together_backward(saved, gradients):
+def _project_together_backward(saved: Any, gradients: Any) -> tuple[Any, ...]:
     x_BLD, kernels = saved
     x_gradient_BLD = jnp.einsum("nblf,ndf->bld", jnp.stack(gradients), jnp.stack(kernels))
     return x_gradient_BLD, tuple(jnp.einsum("bld,blf->df", x_BLD, each) for each in gradients)

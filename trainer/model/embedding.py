@@ -54,36 +54,6 @@ class TokenEmbedder(nn.Module):
         return einsum_float32("bld,vd->blv", y_BLD.astype(dtype), table_VD)
 
 
-class MemoryTokens(nn.Module):
-    """Learned vectors [count, D] in front of a stack's embedded tokens, in every row the same.
-
-    They are positions like others: attention sees them and they see all tokens. Rows must not be
-    packed, because a vector that sees several examples would tell them of one another.
-
-    Source: Burtsev et al. 2020 (arXiv:2006.11527); t5-experiments, `num_memory_tokens`.
-    """
-
-    count: int
-    shared: Shared
-
-    @nn.compact
-    def __call__(self, x_BLD: jax.Array, rows: Rows) -> tuple[jax.Array, Rows]:
-        """Returns the longer states and rows.
-
-        Raises:
-          ValueError: the rows are packed.
-        """
-        if rows.position_BL is not None:
-            raise ValueError("memory_tokens need rows of one example: they cannot be packed")
-        batch, width = len(x_BLD), x_BLD.shape[-1]
-        start, axes = self.shared.parametrisation.embedding(), ("unmodeled", "embed")
-        vectors_ND = parameter(self, TABLE, "embedding", start, axes, (self.count, width))
-        memory_BND = jnp.broadcast_to(vectors_ND.astype(x_BLD.dtype), (batch, self.count, width))
-        ones_BN = jnp.ones((batch, self.count), rows.segment_BL.dtype)
-        segment_BL = jnp.concatenate([ones_BN, rows.segment_BL], axis=1)
-        return jnp.concatenate([memory_BND, x_BLD], axis=1), Rows(segment_BL)
-
-
 class Embedding(Protocol):
     """The embedding slot: maps token and position vectors [B, L, D] to a stack's first states."""
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from operator import mul
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from trainer.model.capabilities import ENCODER, T5X, TRANSFORMERS
 from trainer.model.dense import Shared
-from trainer.model.facts import T5X, TRANSFORMERS
 from trainer.model.masks import Rows
 
 
@@ -136,3 +136,20 @@ class MlpModule(nn.Module):
         initializer = parametrisation.feed_forward_out()
         axes, bias = ("mlp", "embed"), self.spec.bias
         return shared.dense(shared.emb_dim, axes, initializer, "wo", bias=bias)(hidden_BLF)
+
+
+def mlp(config: Any, options: Any) -> FeedForward:
+    """Returns the product of the activations of a configuration."""
+    activations, bias = config.value("mlp_activations"), config.value("mlp_bias")
+    return Mlp(config.mlp_dim, activations, drops_hidden(config), bias)
+
+
+def no_feed_forward(config: Any, options: Any) -> FeedForward:
+    """Returns no sublayer."""
+    return NoFeedForward()
+
+
+def drops_hidden(config: Any) -> bool:
+    """Returns whether hidden units are dropped, as in T5; BERT and its like drop only outputs."""
+    architecture: str = config.architecture
+    return architecture != ENCODER

@@ -9,6 +9,9 @@ Masks are predicates on small integers of queries and keys. The relative bias de
 distance alone: a tile of it is one vector, rotated by one more element in each row. Tiles are made
 once for all rows of a batch; their gradients are summed over the batch and folded into a vector.
 
+Hand-made, since JAX's splash attention has no additive bias and its flash attention needs one of
+[B, H, L, S] in memory.
+
 Dimensions: B batch, L query length, S key length, H heads, K head size, J = H * K, N groups of
 heads, G heads of a group, R relative buckets, T tiles of the bias, W = 2 * block, I ids.
 Inside kernels: q queries and k keys of a block, P lanes of a group.
@@ -26,9 +29,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from trainer.model.facts import LANES, fills_lanes
+from trainer.model.device import LANES, fills_lanes
 from trainer.model.fused_kernels import Operands, backward_kernel, forward_kernel
-from trainer.model.fused_layouts import Tables
+from trainer.model.fused_sparsity import Tables
 from trainer.model.fused_tiles import Plan, Visits, blocks_of
 from trainer.model.masks import Predicate, Rows
 from trainer.model.positions import RelativeBias
@@ -129,11 +132,29 @@ def _ids(rows: Rows, predicate: Predicate, length: int, none: int) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(plan: Plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables) -> jax.Array:
+def _attention(
+    plan: Plan,
+    table_HR: jax.Array,
+    q_BLJ: jax.Array,
+    k_BSJ: jax.Array,
+    v_BSJ: jax.Array,
+    query_BIL: jax.Array,
+    key_BIS: jax.Array,
+    tables: Any,
+) -> jax.Array:
     return _forward(plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables)[0]
 
 
-def _forward(plan: Plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables):
+def _forward(
+    plan: Plan,
+    table_HR: jax.Array,
+    q_BLJ: jax.Array,
+    k_BSJ: jax.Array,
+    v_BSJ: jax.Array,
+    query_BIL: jax.Array,
+    key_BIS: jax.Array,
+    tables: Any,
+) -> tuple[jax.Array, Any]:
     vector_NTW = None if table_HR is None else plan.vectors(table_HR)
     operands = Operands(q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, vector_NTW, tables)
     batch, groups = q_BLJ.shape[0], q_BLJ.shape[2] // plan.lanes
@@ -157,7 +178,7 @@ def _forward(plan: Plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tabl
     return out_BLJ, saved
 
 
-def _backward(plan: Plan, saved, gradient_BLJ):
+def _backward(plan: Plan, saved: Any, gradient_BLJ: jax.Array) -> tuple[Any, ...]:
     table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables, out_BLJ, normaliser = saved
     vector_NTW, to_table = None, None
     if table_HR is not None:
@@ -224,7 +245,7 @@ def _call(
     results: dict[str, jax.ShapeDtypeStruct],
     scratch: list[Any],
 ) -> list[jax.Array]:
-    """Runs a kernel on a grid of groups of heads and, inside, of `rows` rows of the batch each."""
+    """Runs a kernel on a 2-D grid: groups of heads, then blocks of `rows` rows of the batch."""
     lanes, heads = plan.lanes, plan.heads
     longest_q, longest_k = plan.query_blocks * plan.block_q, plan.key_blocks * plan.block_k
     query = pl.BlockSpec((rows, longest_q, lanes), lambda group, row: (row, 0, group))

@@ -15,7 +15,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from trainer.model.facts import LANES
+from trainer.model.device import LANES
 from trainer.model.fused_tiles import MASKED, SUBLANES, Plan
 
 # The least maximum of a row: exp(MASKED - _LEAST) is 0, so a query that sees no key gets zeros,
@@ -35,7 +35,9 @@ class Operands(NamedTuple):
     tables: Any = None
 
 
-def forward_kernel(plan: Plan, rows: int, at: Operands, out_ref, normaliser_ref, tiles_ref=None):
+def forward_kernel(
+    plan: Plan, rows: int, at: Operands, out_ref: Any, normaliser_ref: Any, tiles_ref: Any = None
+) -> None:
     if tiles_ref is not None:
         pl.when(pl.program_id(1) == 0)(partial(_spread, plan, at.vector_NTW, tiles_ref))
     heads, group = range(plan.heads), pl.program_id(0)
@@ -105,7 +107,9 @@ def forward_kernel(plan: Plan, rows: int, at: Operands, out_ref, normaliser_ref,
     _for_each(rows, together, some_rows)
 
 
-def backward_kernel(plan: Plan, rows: int, at: Any, dq_ref, dk_ref, dv_ref, *refs):
+def backward_kernel(
+    plan: Plan, rows: int, at: Any, dq_ref: Any, dk_ref: Any, dv_ref: Any, *refs: Any
+) -> None:
     operands, out_ref, normaliser_ref, gradient_ref = at
     vector_gradient_ref: Any = None
     tiles_ref: Any = None

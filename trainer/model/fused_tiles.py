@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from trainer.model.facts import LANES
+from trainer.model.device import LANES
 from trainer.model.masks import Predicate
 from trainer.model.positions import T5RelativePosition
 
@@ -48,7 +48,7 @@ class Visits:
       most_keys: blocks of keys that a block of queries visits at most.
       most_queries: blocks of queries that visit a block of keys at most.
       by_group: groups of heads have tables of their own.
-      tiles: tiles that a group visits, a mean.
+      tiles: mean number of tiles that a group visits.
     """
 
     tile: int

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.model.cache import Cache
-from trainer.model.dense import Shared, device_kind, einsum_float32, sum_leading
-from trainer.model.facts import MixerFacts, softmax_dtype_on
+from trainer.model.dense import Shared, einsum_float32, sum_leading, tracing_device
 from trainer.model.masks import Predicate, Rows
 from trainer.model.positions import Positions
 
@@ -31,11 +30,11 @@ def add_bias(logits_BHLS: jax.Array, bias_HLS: jax.Array) -> jax.Array:
     return logits_BHLS + bias_HLS.astype(logits_BHLS.dtype)
 
 
-def _add_bias_forward(logits_BHLS, bias_HLS):
+def _add_bias_forward(logits_BHLS: jax.Array, bias_HLS: jax.Array) -> tuple[jax.Array, Any]:
     return add_bias(logits_BHLS, bias_HLS), None
 
 
-def _add_bias_backward(_, gradient_BHLS):
+def _add_bias_backward(_: Any, gradient_BHLS: jax.Array) -> tuple[Any, ...]:
     return gradient_BHLS, sum_leading(gradient_BHLS, 1)
 
 
@@ -85,15 +84,12 @@ class Mixer(Protocol):
     Attributes:
       num_heads: heads for which relative positions make biases.
       products_per_pair: channels multiplied for each pair of query and key.
-      facts: what configuration and export need to know.
     """
 
     @property
     def num_heads(self) -> int: ...
     @property
     def products_per_pair(self) -> int: ...
-    @property
-    def facts(self) -> MixerFacts: ...
 
     def build(self, shared: Shared, name: str) -> nn.Module: ...
 
@@ -111,7 +107,7 @@ def compare_heads(q_BLHK: jax.Array, k_BSGK: jax.Array) -> jax.Array:
     return logits_BGRLS.reshape(batch, heads, length, -1)
 
 
-def _weigh_heads(weights_BHLS: jax.Array, v_BSGK: jax.Array) -> jax.Array:
+def _weighted(weights_BHLS: jax.Array, v_BSGK: jax.Array) -> jax.Array:
     """Returns values weighted, [B, L, H, K]; heads of values are shared as those of keys."""
     if weights_BHLS.shape[1] == v_BSGK.shape[2]:
         return jnp.einsum("bhls,bshk->blhk", weights_BHLS, v_BSGK)
@@ -170,20 +166,15 @@ WEIGHTS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = MappingProx
 )
 
 
-def mix_heads(
-    shared: Shared,
-    logits_BHLS: jax.Array,
-    v_BSGK: jax.Array,
-    view: View,
-    deterministic: bool,
-    change: Callable[[jax.Array], jax.Array] | None = None,
+def weigh_heads(
+    shared: Shared, logits_BHLS: jax.Array, v_BSGK: jax.Array, view: View, deterministic: bool
 ) -> jax.Array:
-    """Returns values [B, S, G, K] weighted by logits, changed, and projected: [B, L, D].
+    """Returns values [B, S, G, K] weighted by logits, with their heads joined: [B, L, H * K].
 
-    The last step of every attention, called inside its module. Adds the bias of relative positions
-    and masks the logits. All this has the type that `Shared.softmax_dtype` says.
+    Called inside an attention's module. Adds the bias of relative positions and masks the logits.
+    All this has the type that `Shared.softmax_dtype` says.
     """
-    dtype = softmax_dtype_on(device_kind(), shared.softmax_dtype, shared.dtype)
+    dtype = tracing_device().softmax_dtype(shared.softmax_dtype, shared.dtype)
     logits_BHLS = logits_BHLS.astype(dtype)
     if view.positions.bias_HLS is not None:
         logits_BHLS = add_bias(logits_BHLS, view.positions.bias_HLS)
@@ -194,9 +185,15 @@ def mix_heads(
     weights_BHLS = weigh(logits_BHLS, view.mask_BLS[:, None]).astype(shared.dtype)
     view.watch(weights_BHLS=weights_BHLS)
     weights_BHLS = shared.dropout()(weights_BHLS, deterministic)
-    mixed_BLHK = _weigh_heads(weights_BHLS, v_BSGK)
-    mixed_BLJ = mixed_BLHK.reshape(*mixed_BLHK.shape[:2], -1)
-    return project_out(shared, mixed_BLJ if change is None else change(mixed_BLJ))
+    mixed_BLHK = _weighted(weights_BHLS, v_BSGK)
+    return mixed_BLHK.reshape(*mixed_BLHK.shape[:2], -1)
+
+
+def mix_heads(
+    shared: Shared, logits_BHLS: jax.Array, v_BSGK: jax.Array, view: View, deterministic: bool
+) -> jax.Array:
+    """Returns `weigh_heads` projected, [B, L, D]: the last step of an attention."""
+    return project_out(shared, weigh_heads(shared, logits_BHLS, v_BSGK, view, deterministic))
 
 
 def project_out(shared: Shared, mixed_BLJ: jax.Array) -> jax.Array:

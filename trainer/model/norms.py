@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from trainer.model.capabilities import T5X, TRANSFORMERS
 from trainer.model.dense import Shared
-from trainer.model.facts import T5X, TRANSFORMERS
 from trainer.model.parameters import TABLE, parameter
 
 Sublayer = Callable[[jax.Array], jax.Array]
@@ -25,7 +25,7 @@ class Norm(Protocol):
     """The norm slot. Its module maps [B, L, D] to [B, L, D].
 
     Attributes:
-      gain: one of `options.GAINS`; "none": it has no parameter `scale`.
+      gain: one of `parts.GAINS`; "none": it has no parameter `scale`.
       has_bias: it has a parameter `bias`.
       exports: the formats it can be exported to.
     """
@@ -57,24 +57,33 @@ class NormPlacement(Protocol):
 
 
 @dataclass(frozen=True)
-class _Gained:
-    """The fields that norms have in common; `gain` is one of `options.GAINS`."""
+class ScaledNorm:
+    """The base of norms that are functions of each position: `normalised`, then scale and bias."""
 
     epsilon: float = 1e-6
     gain: str = "vector"
 
+    @property
+    def has_bias(self) -> bool:
+        return False
+
+    @property
+    def exports(self) -> tuple[str, ...]:
+        return ()
+
+    def normalised(self, x_BLD: jax.Array) -> jax.Array:
+        raise NotImplementedError
+
     def build(self, shared: Shared, name: str, axis: str = "embed") -> nn.Module:
-        return _ScaledNorm(cast(Any, self), shared, axis, name=name)
+        return _Norm(self, shared, axis, name=name)
 
 
 @dataclass(frozen=True)
-class RMSNorm(_Gained):
+class RMSNorm(ScaledNorm):
     """Division by the root mean square and a learned scale, without mean or bias.
 
     Source: Zhang and Sennrich 2019 (arXiv:1910.07467); epsilon from T5X's `LayerNorm`.
     """
-
-    has_bias = False
 
     @property
     def exports(self) -> tuple[str, ...]:
@@ -86,7 +95,7 @@ class RMSNorm(_Gained):
 
 
 @dataclass(frozen=True)
-class LayerNorm(_Gained):
+class LayerNorm(ScaledNorm):
     """Mean 0 and variance 1 over the channels, then a learned scale and bias.
 
     Source: Ba et al. 2016 (arXiv:1607.06450); epsilon from Mesh TensorFlow, where
@@ -102,29 +111,10 @@ class LayerNorm(_Gained):
         return x_BLD * jax.lax.rsqrt(variance_BL1 + self.epsilon)
 
 
-@dataclass(frozen=True)
-class PrimerNorm(_Gained):
-    """LayerNorm whose variance is the mean of x (x - mean).
-
-    The two variances differ only by rounding, which can make this one negative far from 0: it is
-    clipped at 0.
-
-    Source: So et al. 2021 (arXiv:2109.08668), appendix A; epsilon from their code.
-    """
-
-    has_bias = True
-    exports = (TRANSFORMERS,)
-
-    def normalised(self, x_BLD: jax.Array) -> jax.Array:
-        centred_BLD = x_BLD - jnp.mean(x_BLD, axis=-1, keepdims=True)
-        variance_BL1 = jnp.mean(x_BLD * centred_BLD, axis=-1, keepdims=True)
-        return centred_BLD * jax.lax.rsqrt(jnp.maximum(variance_BL1, 0.0) + self.epsilon)
-
-
-class _ScaledNorm(nn.Module):
+class _Norm(nn.Module):
     """A norm in float32 with its learned scale and, if `has_bias`, a learned bias."""
 
-    spec: RMSNorm | LayerNorm | PrimerNorm
+    spec: ScaledNorm
     shared: Shared
     axis: str
 
@@ -186,21 +176,6 @@ class PreNorm:
 
 
 @dataclass(frozen=True)
-class PreNormWithoutResidual:
-    """`sublayer(norm(x))`: what the sublayer does not pass on is lost.
-
-    Source: "sparse_seqlen" of MARCH (2023).
-    """
-
-    prefix = "pre"
-
-    def __call__(
-        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
-    ) -> jax.Array:
-        return dropout(sublayer(norm(x_BLD)))
-
-
-@dataclass(frozen=True)
 class PostNorm:
     """`norm(x + sublayer(x))`: every sublayer reads normalised states, as in BERT."""
 
@@ -212,16 +187,29 @@ class PostNorm:
         return norm(x_BLD + dropout(sublayer(x_BLD)))
 
 
-@dataclass(frozen=True)
-class BranchNorm:
-    """`x + norm(sublayer(x))`: the output of the branch is normalised, not the sum.
+class Placements(NamedTuple):
+    """Placements of the norms of a layer; None: that of its other sublayers."""
 
-    Source: So et al. 2021 (arXiv:2109.08668), appendix A: every second norm of Primer.
-    """
+    sublayers: NormPlacement
+    feed_forward: NormPlacement | None = None
+    mixer: NormPlacement | None = None
 
-    prefix = "post"
 
-    def __call__(
-        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
-    ) -> jax.Array:
-        return x_BLD + dropout(norm(sublayer(x_BLD)))
+def rms_norm(config: Any, options: Any) -> Norm:
+    """Returns the norm of `NormOptions`."""
+    return RMSNorm(options.epsilon, options.gain)
+
+
+def layer_norm(config: Any, options: Any) -> Norm:
+    """Returns the norm of `LayerNormOptions`."""
+    return LayerNorm(options.epsilon, options.gain, options.bias)
+
+
+def before_sublayers(config: Any, options: Any) -> Placements:
+    """Returns norms before all sublayers."""
+    return Placements(PreNorm())
+
+
+def after_sums(config: Any, options: Any) -> Placements:
+    """Returns norms after all sums."""
+    return Placements(PostNorm())

@@ -91,7 +91,7 @@ class StandardParametrisation:
     scale: float | None = None
     zeros: tuple[str, ...] = ()
 
-    def _unless_zero(self, name: str, initializer: Initializer) -> Initializer:
+    def unless_zero(self, name: str, initializer: Initializer) -> Initializer:
         if name not in self.zeros:
             return initializer
         rates = initializer.rates if isinstance(initializer, Start) else _as_in_base
@@ -103,15 +103,13 @@ class StandardParametrisation:
 
     def query(self, head_dim: int) -> Initializer:
         rest = 1.0 / head_dim / self.attention_scale(head_dim) ** 2
-        return self._unless_zero(
-            "query", nn.initializers.variance_scaling(rest, "fan_in", "normal")
-        )
+        return self.unless_zero("query", nn.initializers.variance_scaling(rest, "fan_in", "normal"))
 
     def attention(self) -> Initializer:
         return nn.initializers.variance_scaling(1.0, "fan_in", "normal")
 
     def attention_out(self) -> Initializer:
-        return self._unless_zero("residual", self.attention())
+        return self.unless_zero("residual", self.attention())
 
     def attention_scale(self, head_dim: int) -> float:
         """Returns the factor of attention logits."""
@@ -132,11 +130,11 @@ class StandardParametrisation:
         return nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 
     def feed_forward_out(self) -> Initializer:
-        return self._unless_zero("residual", self.feed_forward())
+        return self.unless_zero("residual", self.feed_forward())
 
     def logits(self) -> Initializer:
         initializer = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-        return self._unless_zero("logits", initializer)
+        return self.unless_zero("logits", initializer)
 
     def relative_bias(self) -> Initializer:
         return nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
@@ -144,30 +142,6 @@ class StandardParametrisation:
     def tied_logits_multiplier(self, emb_dim: int) -> float:
         """Returns the factor of logits tied to an N(0, 1) embedding, which start near unit size."""
         return emb_dim**-0.5
-
-
-@dataclass(frozen=True)
-class PrimerParametrisation(StandardParametrisation):
-    """T5X's, except for kernels of feed-forward sublayers, routers, experts and convolutions.
-
-    Those are normal with standard deviation sqrt(`variance` / fan_in), cut at two deviations. The
-    cut lowers the actual deviation to 0.88 of that; flax's `variance_scaling` would correct for it.
-    `variance` is 1, or 0.1 in models with experts.
-
-    Source: google-research/primer, `gin/models/*.gin`; Mesh TensorFlow, `layers.dense`.
-    """
-
-    variance: float = 1.0
-
-    def feed_forward(self) -> Initializer:
-        def initializer(key: jax.Array, shape: Shape, dtype: Any = None) -> jax.Array:
-            deviation = (self.variance / shape[-2]) ** 0.5
-            return nn.initializers.truncated_normal(deviation)(key, shape, dtype)
-
-        return initializer
-
-    def logits(self) -> Initializer:
-        return self._unless_zero("logits", self.feed_forward())
 
 
 @dataclass(frozen=True)
@@ -190,14 +164,14 @@ class NormalParametrisation(StandardParametrisation):
         return nn.initializers.truncated_normal(self.deviation)
 
     def query(self, head_dim: int) -> Initializer:
-        return self._unless_zero("query", self.attention())
+        return self.unless_zero("query", self.attention())
 
     def attention(self) -> Initializer:
         return nn.initializers.truncated_normal(self.deviation)
 
     def attention_out(self) -> Initializer:
         deviation = self.deviation / self.residual_branches**0.5
-        return self._unless_zero("residual", nn.initializers.truncated_normal(deviation))
+        return self.unless_zero("residual", nn.initializers.truncated_normal(deviation))
 
     def attention_scale(self, head_dim: int) -> float:
         return head_dim**-0.5 if self.scale is None else self.scale
@@ -212,7 +186,7 @@ class NormalParametrisation(StandardParametrisation):
         return self.attention_out()
 
     def logits(self) -> Initializer:
-        return self._unless_zero("logits", nn.initializers.truncated_normal(self.deviation))
+        return self.unless_zero("logits", nn.initializers.truncated_normal(self.deviation))
 
     def relative_bias(self) -> Initializer:
         return nn.initializers.truncated_normal(self.deviation)
@@ -253,7 +227,7 @@ class MaximalUpdateParametrisation(StandardParametrisation):
         return Rates(ratio, ratio**falls)
 
     def query(self, head_dim: int) -> Initializer:
-        return self._unless_zero("query", self.attention())
+        return self.unless_zero("query", self.attention())
 
     def attention(self) -> Initializer:
         return self._hidden(super().attention())
@@ -279,7 +253,7 @@ class MaximalUpdateParametrisation(StandardParametrisation):
             initializer = nn.initializers.normal(deviation)
         falls = {"standard": 0.5, "zero": 0.0}.get(self.readout, 1.0)
         start = Start(initializer, lambda shape: self._rates(shape, falls))
-        return self._unless_zero("logits", start)
+        return self.unless_zero("logits", start)
 
     def tied_logits_multiplier(self, emb_dim: int) -> float:
         if self.readout == "inverse":
@@ -287,3 +261,26 @@ class MaximalUpdateParametrisation(StandardParametrisation):
         if self.readout == "relative":
             return self.base_width**0.5 / emb_dim
         return emb_dim**-0.5
+
+
+def standard(config: Any, options: Any) -> StandardParametrisation:
+    """Returns T5X's parametrisation."""
+    return StandardParametrisation()
+
+
+def normal(config: Any, options: Any) -> NormalParametrisation:
+    """Returns the parametrisation of BERT and GPT-2."""
+    branches = 2 * max(config.num_encoder_layers, config.num_decoder_layers)
+    return NormalParametrisation(
+        deviation=options.deviation, residual_branches=branches if options.scale_residual else 1
+    )
+
+
+def mup(config: Any, options: Any) -> MaximalUpdateParametrisation:
+    """Returns muP."""
+    return MaximalUpdateParametrisation(
+        width=config.emb_dim,
+        base_width=options.base_width,
+        rule=options.rule,
+        readout=options.readout,
+    )

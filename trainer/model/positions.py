@@ -7,7 +7,7 @@ K head size, N = L + S - 1 distances, R relative buckets, P places, C pairs of c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -394,3 +394,49 @@ def rotate(x_BLHK: jax.Array, angle_BLC: jax.Array) -> jax.Array:
     return jnp.concatenate(
         [*(part.astype(x_BLHK.dtype) for part in rotated), x_BLHK[..., 2 * pairs :]], axis=-1
     )
+
+
+def absolute(config: Any, options: Any, bidirectional: bool) -> Position:
+    """Returns a table of positions."""
+    return LearnedPosition(config.max_positions)
+
+
+def alibi(config: Any, options: Any, bidirectional: bool) -> Position:
+    """Returns ALiBi."""
+    return AlibiPosition(config.head_dim)
+
+
+def no_position(config: Any, options: Any, bidirectional: bool) -> Position:
+    """Returns no scheme."""
+    return NoPosition()
+
+
+def relative(config: Any, options: Any, bidirectional: bool) -> Position:
+    """Returns T5's biases, shared by the layers of a stack."""
+    return T5RelativePosition(bidirectional, options.num_buckets, options.max_distance)
+
+
+def relative_per_layer(config: Any, options: Any, bidirectional: bool) -> Position:
+    """Returns T5's biases, learned by each layer."""
+    return T5RelativePosition(bidirectional, options.num_buckets, options.max_distance, True)
+
+
+def rotary(config: Any, options: Any, bidirectional: bool) -> Position:
+    """Returns the rotation of `parts.Rotary`."""
+    scaling = None
+    if options.scaling == "linear":
+        scaling = RotaryScaling("linear", options.factor)
+    elif options.scaling == "llama3":
+        scaling = RotaryScaling(
+            "llama3",
+            options.factor,
+            options.low_frequency,
+            options.high_frequency,
+            options.original_positions,
+        )
+    return RotaryPosition(int(config.rotated_channels), options.base, options.cross, scaling)
+
+
+def sinusoidal(config: Any, options: Any, bidirectional: bool) -> Position:
+    """Returns sines and cosines."""
+    return SinusoidalPosition(options.base)

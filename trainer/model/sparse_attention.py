@@ -21,10 +21,10 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from trainer.model.dense import einsum_float32
-from trainer.model.layouts import Group, Pattern, groups_of, visited
 from trainer.model.masks import Predicate, Rows
 from trainer.model.mixers import MASKED_LOGIT, add_bias
 from trainer.model.positions import spread_diagonals
+from trainer.model.sparsity import Group, Pattern, groups_of, visited
 
 _WEIGHTS = "block_sparse_weights"
 
@@ -125,7 +125,7 @@ def _attend(
     bias: tuple[jax.Array, jax.Array] | None,
     key: jax.Array | None,
 ) -> jax.Array:
-    """Returns the values that a group of blocks of queries sees, weighted: [B, H, n, q, K]."""
+    """Returns the attention output of one group of query blocks, [B, H, n, q, K]."""
     query_n, key_PnM, real_PnM = group
     batch, num_heads, _, block, _ = q_BHNqK.shape
     q_BHnqK = q_BHNqK[:, :, query_n]

@@ -93,17 +93,7 @@ class _Switch(nn.Module):
         token_GS = (rows.segment_BL > 0).reshape(-1, group)
         x_GSD = x_BLD.reshape(-1, group, x_BLD.shape[-1]) * token_GS[..., None].astype(dtype)
 
-        seen_GSD = x_GSD.astype(jnp.float32)
-        if not deterministic:
-            key = self.make_rng("dropout")
-            noise_GSD = jax.random.uniform(key, seen_GSD.shape, minval=-1.0, maxval=1.0)
-            seen_GSD *= 1.0 + spec.jitter * noise_GSD
-        initializer = self.shared.parametrisation.feed_forward()
-        axes = ("embed", "unmodeled")
-        router = Dense(
-            spec.num_experts, axes, initializer, "float32", use=EXACT_KERNEL, name="router"
-        )
-        probability_GSE = jax.nn.softmax(router(seen_GSD))
+        probability_GSE = self._probabilities(x_GSD, deterministic)
         expert_GS = jnp.argmax(probability_GSE, axis=-1)
         choice_GSE = jax.nn.one_hot(expert_GS, spec.num_experts)
 
@@ -145,6 +135,21 @@ class _Switch(nn.Module):
         )
         return out_GSD.reshape(x_BLD.shape)
 
+    def _probabilities(self, x_GSD: jax.Array, deterministic: bool) -> jax.Array:
+        """Returns how probable each expert is for each token, float32 [G, S, E]."""
+        spec = self.spec
+        seen_GSD = x_GSD.astype(jnp.float32)
+        if not deterministic:
+            key = self.make_rng("dropout")
+            noise_GSD = jax.random.uniform(key, seen_GSD.shape, minval=-1.0, maxval=1.0)
+            seen_GSD *= 1.0 + spec.jitter * noise_GSD
+        initializer = self.shared.parametrisation.feed_forward()
+        axes = ("embed", "unmodeled")
+        router = Dense(
+            spec.num_experts, axes, initializer, "float32", use=EXACT_KERNEL, name="router"
+        )
+        return jax.nn.softmax(router(seen_GSD))
+
     def _count(self, routing: Routing) -> None:
         def nothing() -> Routing:
             return Routing(*(jnp.zeros((), jnp.float32),) * 3)
@@ -169,11 +174,13 @@ def _rearranged(x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array) -> jax.A
     )
 
 
-def _rearranged_forward(x_GND, from_GM, to_GN):
+def _rearranged_forward(
+    x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array
+) -> tuple[jax.Array, Any]:
     return _rearranged(x_GND, from_GM, to_GN), (from_GM, to_GN)
 
 
-def _rearranged_backward(places, gradient_GMD):
+def _rearranged_backward(places: Any, gradient_GMD: jax.Array) -> tuple[Any, ...]:
     from_GM, to_GN = places
     return _rearranged(gradient_GMD, to_GN, from_GM), None, None
 

@@ -8,272 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.model.cache import Cache, positions_at
-from trainer.model.dense import Shared, rows_divided
-from trainer.model.dropping import take, take_rows, take_view
-from trainer.model.embedding import MemoryTokens, RowClassifier, TokenEmbedder
-from trainer.model.given_attention import KeysAndValues, entries_view
-from trainer.model.layers import rematerialised, scan, stack_facts, stack_layers
-from trainer.model.masks import Rows, decoder_rows, encoder_rows, predicate
-from trainer.model.memory import Memory, left_by, merged_view, normalised, watched_names
-from trainer.model.mixers import View
-from trainer.model.norms import NormPlacement, Sublayer
+from trainer.model.cache import Cache
+from trainer.model.embedding import RowClassifier, TokenEmbedder
+from trainer.model.layers import stack_facts, stack_layers
+from trainer.model.masks import Rows, decoder_rows, encoder_rows
 from trainer.model.parameters import ParameterFacts, described
 from trainer.model.paths import named
-from trainer.model.positions import Position, Positions
-from trainer.model.spec import EncoderSpec, LayerSpec, ModelSpec, StackSpec
+from trainer.model.spec import EncoderSpec, ModelSpec
+from trainer.model.stack import Memory, Stack
 from trainer.model.switch import ROUTING, Routing, routing_of
 
 # Nested dicts under T5X's names, of arrays or of facts about them.
 Tree = dict[str, Any]
 # `encoder_input_tokens`, `decoder_input_tokens`, ... : int [B, L] arrays under T5X's names.
 Batch = Mapping[str, jax.Array]
-
-
-# The name of the sublayer that looks at the encoder.
-CROSS_ATTENTION = "encoder_decoder_attention"
-
-
-class _Names(NamedTuple):
-    """T5X's names of a layer's first sublayer, which differ between the two stacks.
-
-    The prefix of the norm's placement, "pre" in T5X, goes before the norm's name.
-    """
-
-    mixer_norm: str
-    mixer: str
-
-
-_NAMES = MappingProxyType(
-    {
-        "encoder": _Names("attention_layer_norm", "attention"),
-        "decoder": _Names("self_attention_layer_norm", "self_attention"),
-    }
-)
-
-
-class Flow(NamedTuple):
-    """The states of a stack between two layers.
-
-    `index_BL` are the positions that are left of the stack's rows; None: all of them.
-    """
-
-    x_BLD: jax.Array
-    index_BL: jax.Array | None = None
-
-
-class Layer(nn.Module):
-    """One layer: mixer, then those of its spec: cross mixer, look at a database, feed-forward.
-
-    `position` is the layer's own position scheme; None if the layers of a stack share one.
-    """
-
-    spec: LayerSpec
-    shared: Shared
-    names: _Names
-    position: Position | None
-
-    @nn.compact
-    def __call__(
-        self,
-        flow: Flow,
-        source: Any,
-        view: View,
-        cross_view: View | None,
-        database: KeysAndValues | None,
-        deterministic: bool,
-    ) -> tuple[Flow, Any]:
-        """Returns the states, and what the layer leaves for a decoder.
-
-        Args:
-          source: what the cross mixer looks at.
-          view: that of all positions of the stack's rows.
-        """
-        spec, shared, (x_BLD, index_BL) = self.spec, self.shared, flow
-        if self.position is not None:
-            own = self.position.build(shared, spec.mixer.num_heads or 1, self.position.name)
-            view = view._replace(positions=positions_at(own, view.cache, view.rows))
-        if index_BL is not None:
-            view = take_view(view, index_BL)
-        if spec.merges_memory:
-            assert cross_view is not None
-            view = merged_view(view, cross_view)
-        watched: dict[str, Any] = dict.fromkeys(watched_names(spec.leaves, spec.dropping))
-        view, rows = view._replace(watched=watched), view.rows
-
-        def dropout(y_BLD: jax.Array) -> jax.Array:
-            return shared.dropout()(y_BLD, deterministic)
-
-        def norm(name: str, placement: NormPlacement) -> Sublayer:
-            return spec.norm.build(shared, f"{placement.prefix}_{name}")
-
-        mixer = spec.mixer.build(shared, self.names.mixer)
-
-        def mix(y_BLD: jax.Array) -> jax.Array:
-            merges = spec.merges_memory and (view.cache is None or view.cache.filling)
-            both = jnp.concatenate([source, y_BLD], axis=1) if merges else y_BLD
-            return mixer(y_BLD, both, view, deterministic)
-
-        first, last = spec.norm_placement, spec.feed_forward_norm_placement or spec.norm_placement
-        sublayers = [(self.names.mixer_norm, spec.mixer_norm_placement or first, mix)]
-        if spec.cross_mixer is not None:
-            cross = spec.cross_mixer.build(shared, CROSS_ATTENTION)
-            look = partial(cross, source_BSD=source, view=cross_view)
-            name = "cross_attention_layer_norm"
-            sublayers.append((name, first, partial(look, deterministic=deterministic)))
-        if spec.database_mixer is not None:
-            assert database is not None
-            read = spec.database_mixer.build(shared, "database_attention")
-            entries = entries_view(database, rows)
-            look = partial(read, source_BSD=database, view=entries)
-            name = "database_layer_norm"
-            sublayers.append((name, first, partial(look, deterministic=deterministic)))
-        feed_forward = spec.feed_forward.build(shared, "mlp")
-        if feed_forward is not None:
-            kept = {} if spec.feed_forward.pointwise else {"cache": view.cache}
-            run = partial(feed_forward, deterministic=deterministic, **kept)
-
-            def feed(y_BLD: jax.Array) -> jax.Array:
-                return cast(jax.Array, run(y_BLD, rows=rows))  # rows that are left
-
-            sublayers.append(("mlp_layer_norm", last, feed))
-        if spec.parallel == "none":
-            for name, placement, sublayer in sublayers:
-                x_BLD = placement(x_BLD, norm(name, placement), sublayer, dropout)
-                if spec.dropping is not None and sublayer is mix:
-                    kept_BM = spec.dropping.kept(watched["weights_BHLS"], rows.segment_BL > 0)
-                    if kept_BM.shape != rows.segment_BL.shape:
-                        x_BLD, rows = take(x_BLD, kept_BM), take_rows(rows, kept_BM)
-                        index_BL = kept_BM if index_BL is None else take(index_BL, kept_BM)
-            return Flow(x_BLD, index_BL), left_by(spec.leaves, x_BLD, watched)
-        if spec.parallel == "one_norm":
-            y_BLD = norm(self.names.mixer_norm, first)(x_BLD)
-            outputs = [dropout(sublayer(y_BLD)) for _, _, sublayer in sublayers]
-        else:
-            outputs = [
-                dropout(sublayer(norm(name, placement)(x_BLD)))
-                for name, placement, sublayer in sublayers
-            ]
-        x_BLD = sum(outputs, start=x_BLD)
-        return Flow(x_BLD), left_by(spec.leaves, x_BLD, watched)
-
-
-class Stack(nn.Module):
-    """Maps tokens to a `Memory`, or to logits if the spec has a logits slot."""
-
-    spec: StackSpec
-    shared: Shared
-    role: str  # "encoder" or "decoder": only names depend on it
-
-    @nn.compact
-    def __call__(
-        self,
-        tokens_BL: jax.Array,
-        rows: Rows,
-        embedder: TokenEmbedder | None,
-        memory: Memory | None,
-        deterministic: bool,
-        embedded_BLD: jax.Array | None = None,
-        cache: Cache | None = None,
-        last_B: jax.Array | None = None,
-    ) -> Any:
-        """Returns the states, or the logits of all positions, or with `last_B` of one of each row.
-
-        With `cache` the rows are the prompt or the next token, as `Cache` says.
-        """
-        spec, shared = self.spec, self.shared
-        if embedder is None:  # a model of one stack keeps the table inside it
-            embedder = TokenEmbedder(shared, name="token_embedder")
-
-        # Masks and positions are the same in all layers: built once, in their smallest shapes.
-        if cache is None or cache.seen_BS is None:
-            source_rows, mask_BLS = rows, spec.mask(rows, rows)
-        else:
-            source_rows = cache.source_rows()
-            mask_BLS = cache.seen_BS[:, None]
-        cross_view = None
-        # Layers with different numbers of heads have a table of biases for each number.
-        heads = sorted({layer.mixer.num_heads for layer in spec.layers} or {1}, reverse=True)
-
-        def positions_for(num_heads: int, name: str) -> Positions:
-            scheme = spec.position.build(shared, num_heads, name)
-            return positions_at(scheme, cache, rows)
-
-        own = spec.position if spec.position.per_layer else None
-        positions = Positions() if own else positions_for(heads[0], spec.position.name)
-        positions_of = dict.fromkeys(heads, positions)
-        if positions.bias_HLS is not None:
-            for other in heads[1:]:
-                positions_of[other] = positions_for(other, f"{spec.position.name}_{other}")
-
-        if spec.cross_mask is not None and memory is not None:
-            memory_rows = memory.rows
-            cross_mask_BLS = spec.cross_mask(rows, memory_rows)
-            angles = Positions()
-            if spec.position.cross:
-                scheme = spec.position.build(shared, heads[0], f"{spec.position.name}_of_memory")
-                sources = memory_rows.segment_BL.shape[1]
-                source_angle = scheme(sources, sources, memory_rows.position_BL).angle_BLC
-                angles = Positions(angle_BLC=positions.angle_BLC, source_angle_BSC=source_angle)
-            cross_view = View(
-                cross_mask_BLS,
-                angles,
-                rows,
-                memory_rows,
-                predicate(spec.cross_mask),
-                cache=None if cache is None else cache._replace(fixed=True),
-            )
-
-        x_BLD = embedder(tokens_BL) if embedded_BLD is None else embedded_BLD
-        if positions.embedding_BLD is not None:
-            x_BLD += positions.embedding_BLD
-        x_BLD = shared.dropout()(spec.embedding(x_BLD, rows, shared), deterministic)
-        x_BLD = rows_divided(x_BLD)
-
-        database = None
-        if spec.database is not None:
-            database = spec.database.build(shared, "database")(len(tokens_BL))
-
-        def run_layer(layer: Layer, flow: Flow, source: Any = None) -> tuple[Flow, Any]:
-            if source is None and memory is not None:
-                source = memory.states_BSD
-            positions = positions_of[layer.spec.mixer.num_heads]
-            view = View(mask_BLS, positions, rows, source_rows, predicate(spec.mask), cache=cache)
-            flow, left = layer(flow, source, view, cross_view, database, deterministic)
-            return flow._replace(x_BLD=rows_divided(flow.x_BLD)), left
-
-        run = rematerialised(run_layer, shared.remat, shared.scan_layers)
-        flow, left = Flow(x_BLD), []
-        if shared.scan_layers:
-            if len(set(spec.layers)) > 1:
-                raise ValueError(f"the layers of the {self.role} differ: a scan cannot run them")
-            layer = Layer(spec.layers[0], shared, _NAMES[self.role], own, name=self.role)
-            flow = scan(run, layer, flow, len(spec.layers))
-        else:
-            for index, layer_spec in enumerate(spec.layers):
-                layer = Layer(layer_spec, shared, _NAMES[self.role], own, name=f"layers_{index}")
-                source = [memory.layers[index]] if memory is not None and memory.layers else []
-                flow, each = run(layer, flow, *source)
-                left += [] if each is None else [each]
-        last_norm = spec.norm.build(shared, f"{self.role}_norm")
-        if last_B is not None:
-            flow = Flow(take(flow.x_BLD, last_B[:, None]))
-        y_BLD = last_norm(flow.x_BLD)
-        # T5X draws for every element of an encoder's output, but for whole rows before logits.
-        dropout = shared.dropout(broadcast_length=spec.logits is not None)
-        y_BLD = dropout(y_BLD, deterministic or not spec.output_dropout)
-        if spec.logits is not None:
-            return spec.logits(y_BLD, embedder, shared)
-        if flow.index_BL is not None:
-            rows = take_rows(rows, flow.index_BL)
-        return Memory(y_BLD, rows, normalised(tuple(left), last_norm))
 
 
 class Transformer(nn.Module):
@@ -295,8 +49,9 @@ class Transformer(nn.Module):
         if spec.encoder is not None:
             self.token_embedder = TokenEmbedder(spec.shared)
             self.encoder = Stack(spec.encoder, spec.shared, "encoder")
-            if spec.memory_tokens:
-                self.memory_embedder = MemoryTokens(spec.memory_tokens, spec.shared)
+            for part in spec.encoder.parts:
+                if part.front is not None:
+                    setattr(self, part.name, part.front.build(spec.shared))
         self.decoder = Stack(spec.decoder, spec.shared, "decoder")
 
     def __call__(self, batch: Batch, deterministic: bool = True) -> jax.Array:
@@ -355,10 +110,12 @@ class Transformer(nn.Module):
         """Returns the encoder's output; `embedded_BSD` are embedded tokens if looked up already."""
         tokens_BS, rows = batch["encoder_input_tokens"], encoder_rows(batch)
         embedder = self.token_embedder
-        if self.spec.memory_tokens:
-            if embedded_BSD is None:
-                embedded_BSD = embedder(tokens_BS)
-            embedded_BSD, rows = self.memory_embedder(embedded_BSD, rows)
+        assert self.spec.encoder is not None
+        for part in self.spec.encoder.parts:
+            if part.front is not None:
+                if embedded_BSD is None:
+                    embedded_BSD = embedder(tokens_BS)
+                embedded_BSD, rows = getattr(self, part.name)(embedded_BSD, rows)
         memory = self.encoder(tokens_BS, rows, embedder, None, deterministic, embedded_BSD)
         return cast(Memory, memory)
 

@@ -6,7 +6,7 @@ from trainer.engine import determinism
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program
 from trainer.model.config import ModelConfig
-from trainer.model.facts import AUTO, softmax_dtype_on
+from trainer.model.device import AUTO, Device
 
 
 def startup_text(run: Run, program: Program, step: int, begins: str, changes: list[str]) -> str:
@@ -52,7 +52,7 @@ def _choices(model: ModelConfig, device_kind: str) -> list[tuple[str, str]]:
     if device_kind == "cpu" or model.attention != AUTO:
         return []
     attention = model.attention_on(device_kind)
-    softmax = softmax_dtype_on(device_kind, model.softmax_dtype, model.dtype)
+    softmax = Device(device_kind).softmax_dtype(model.softmax_dtype, model.dtype)
     if attention == "pallas":
         text = "pallas, as auto chooses here: fused kernels, softmax in float32"
     else:

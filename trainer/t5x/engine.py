@@ -35,7 +35,7 @@ from trainer.data.interface import EvaluationSet
 from trainer.data.prepared import Run
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
-from trainer.model.facts import PER_LAYER
+from trainer.model.parts import PER_LAYER
 from trainer.model.paths import named
 from trainer.model.spec import ModelSpec, model_spec
 from trainer.t5x import read, write

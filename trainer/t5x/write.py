@@ -16,8 +16,9 @@ import numpy.typing
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.config import Config
+from trainer.model.capabilities import ENCODER_DECODER, T5X
 from trainer.model.config import ModelConfig
-from trainer.model.facts import ENCODER_DECODER, PER_LAYER, T5X
+from trainer.model.parts import PER_LAYER
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
 from trainer.t5x.read import Checkpoint

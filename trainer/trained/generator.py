@@ -10,10 +10,9 @@ import numpy as np
 
 from trainer.data.cached import CachedData
 from trainer.data.prepared import Run
-from trainer.decoding import text
 from trainer.decoding.decoder import Decoded, Decoder, Decoding
 from trainer.engine.sharding import make_mesh
-from trainer.trained import trained_run
+from trainer.trained import text, trained_run
 
 
 class PromptForm(NamedTuple):

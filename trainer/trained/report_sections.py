@@ -23,12 +23,11 @@ from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
 from trainer.data.features import target_side
 from trainer.data.prepared import Run
-from trainer.decoding import text
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch, replicated, rows, tracing_on
 from trainer.model.transformer import build_model, rounded_kernels, run_model
 from trainer.reporting.history import VALIDATION, History
-from trainer.trained import trained_run
+from trainer.trained import text, trained_run
 
 if TYPE_CHECKING:
     from trainer.trained.generator import Generator

@@ -1,8 +1,8 @@
 """Arrow's own files: IPC files (Feather), and the IPC streams that `datasets` writes.
 
-A file is cut between record batches. IPC files name their places in a footer; those of streams are
-found by the headers of the messages, which follow each other. Besides, a listing reads only these
-headers, a few hundred bytes a record batch.
+A file is cut between record batches. The footer of an IPC file says where they are; in a stream,
+each message header leads to the next. Listing a corpus reads only these headers, a few hundred
+bytes per record batch.
 
 Source: the Arrow columnar format, "Serialization and Interprocess Communication (IPC)", the tables
 Message and RecordBatch of its `Message.fbs`, and Footer and Block of its `File.fbs`.
@@ -29,9 +29,9 @@ _CONTINUED = 0xFFFFFFFF  # before the length of a message's header; missing unti
 _RECORD_BATCH = 3  # of the union MessageHeader
 _PADDING = 64  # most bytes that may follow the end
 _LONGEST_HEADER_BYTES = 256 << 20
-# Read at once of a remote file: a header and, where record batches are small, those after it.
+# Read at once from a remote file: a header, and the next ones if record batches are small.
 _AHEAD_BYTES = 64 << 10
-# Places where a file can be cut are at least so far apart.
+# Least distance between two places where a file can be cut.
 _CUT_BYTES = 256 << 10
 
 
@@ -63,7 +63,7 @@ class Arrow:
                 cuts.append((message.begin, rows))
             rows += message.rows or 0
         if any(each.rows is None for each in messages if each.begin > first):
-            del cuts[1:]  # dictionaries change on the way: batches after them need all before
+            del cuts[1:]  # a dictionary changes midway: later batches need all earlier ones
         stop = messages[-1].end
         return [FileRange(first, stop, stop - first, tuple(cuts))]
 
@@ -116,7 +116,7 @@ class _Message:
 
 
 class _Block(NamedTuple):
-    """The place of a message: bytes [begin, end) of a file, the first `head` of them its header."""
+    """The place of a message: bytes [begin, end) of a file, beginning with `head` bytes."""
 
     begin: int
     head: int
@@ -124,7 +124,7 @@ class _Block(NamedTuple):
 
 
 class _Footer(NamedTuple):
-    """The places of the messages of an IPC file, but for its schema."""
+    """The places of the messages of an IPC file, except its schema."""
 
     dictionaries: list[_Block]
     batches: list[_Block]
@@ -198,7 +198,7 @@ def _footer(handle: IO[bytes], file: SourceFile) -> _Footer:
         if not len(_MAGIC) <= block.begin < block.begin + block.head <= block.end <= begin:
             raise ValueError("its footer is corrupt: a message lies elsewhere")
     last = max((block.end for block in itertools.chain(*footer)), default=begin)
-    if last + 8 + _PADDING < begin:  # as of two files joined, whose footer is the second's
+    if last + 8 + _PADDING < begin:  # two files joined: the footer is that of the second
         raise ValueError(f"it goes on after its end at byte {last:,}")
     return footer
 
@@ -275,7 +275,7 @@ def _schema(handle: IO[bytes], stop: int) -> "pa.Schema":
 
 
 def _validate(rows: "pa.RecordBatch") -> None:
-    """Checks that all offsets lie in their buffers, as Arrow does not when it reads them.
+    """Checks that all offsets lie in their buffers; Arrow does not check them when it reads.
 
     Raises:
       ValueError: they do not.
@@ -291,7 +291,7 @@ def _validate(rows: "pa.RecordBatch") -> None:
 
 
 def _spliced(handle: IO[bytes], stretches: Sequence[tuple[int, int]]) -> IO[bytes]:
-    """Returns some stretches of a file, (begin, end) each, as one file."""
+    """Returns stretches of a file, each (begin, end), as one file."""
     return io.BufferedReader(_Spliced(handle, stretches), 1 << 20)
 
 

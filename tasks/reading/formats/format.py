@@ -23,7 +23,7 @@ class Format(Protocol):
 
     @property
     def ranges_are_rows(self) -> bool:
-        """True if ranges count rows: the bytes of a part of a range are then only its share."""
+        """True if ranges count rows: the bytes of a part are then an estimate."""
         ...
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
@@ -46,7 +46,7 @@ class Format(Protocol):
 
 
 def missing_column(path: str, column: str, known: list[str], spec: CorpusSpec) -> UserError:
-    """Returns the error of a file without `column`, which `spec` names, that has those `known`."""
+    """Returns the error of a file that has the columns `known` but lacks `column`."""
     outer = column.partition(".")[0]
     if outer != column and outer in known:
         return UserError(

@@ -50,7 +50,7 @@ class Parquet:
                 row, following = following, following + group.num_rows
                 if not group.num_rows or following <= part.start or row >= stop:
                     continue
-                # The rows of one batch if they are alike: Arrow decodes all of them at once.
+                # Arrow decodes these rows at once: about one batch if they are alike.
                 average = _column_bytes(group, texts) / group.num_rows
                 rows = int(min(batch_documents, max(1, batches.BATCH_BYTES / max(average, 1))))
                 for batch in parquet.iter_batches(rows, [index], wanted, use_threads=False):

@@ -14,6 +14,8 @@ from tasks.reading.formats.text import Text
 from tasks.reading.formats.warc import Warc
 from tasks.terminal.command_line import UserError
 
+__all__ = ["register_format"]
+
 FORMATS: dict[str, Format] = {
     "parquet": Parquet(),
     "json": JsonLines(),

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class Text:
     """The format `text`; a document's id is the offset of its first byte.
 
-    Blank lines are skipped where a line or a block is a document; a file that has nothing else is
-    an empty document.
+    Blank lines are skipped if a document is a line or a block; a file with only blank lines is an
+    empty document.
     """
 
     options = ("document",)
@@ -98,10 +98,11 @@ def _parts(
 ) -> Iterator[Document]:
     """Yields the parts of a document as `long_documents.parts` does, without blank ones.
 
-    A blank file remains, as an empty document that is counted.
+    A blank file stays, and counts as an empty document.
     """
     for part in long_documents.parts(name, chunks, longest, name):
-        if part[1] is None or part[1].strip() or (document == FILE and not part[3]):
+        blank = isinstance(part[1], bytes) and not part[1].strip()
+        if not blank or (document == FILE and not part[3]):
             yield part
 
 

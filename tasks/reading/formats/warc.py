@@ -40,10 +40,12 @@ from tasks.terminal.command_line import UserError
 TEXT = "text"
 _ID = "warc-record-id"
 _CONVERSION, _RESOURCE, _RESPONSES = "conversion", "resource", ("response", "revisit")
-_CORRUPT, _SHORT, _RESPONSE = "corrupt record", "record cut short", "a response, not text"
-_NOT_PLAIN = "not plain text"
-_CONTINUATION = "continuation"
-_SEGMENT = "continuation of another record"
+_CORRUPT, _SHORT, _NOT_PLAIN = "corrupt record", "record cut short", "not plain text"
+# Problems of a record by its type.
+_PROBLEMS = {
+    **dict.fromkeys(_RESPONSES, "a response, not text"),
+    "continuation": "continuation of another record",
+}
 _LONGEST_BYTES = 64 << 20
 _LONG = f"a record longer than {_LONGEST_BYTES >> 20} MiB"
 _LONGEST_HEADERS = 1 << 20
@@ -122,18 +124,12 @@ def _documents_of(records: Iterator[_Record]) -> Iterator[_Record]:
     """Yields the records that are documents, good or bad."""
     for record in records:
         kind = record.headers.get("warc-type", "")
-        problem = record.problem
-        if kind in _RESPONSES:
-            problem = problem or _RESPONSE
-        elif kind == _RESOURCE and not record.headers.get("content-type", "").startswith(
-            "text/plain"
-        ):
+        problem = record.problem or _PROBLEMS.get(kind)
+        plain = record.headers.get("content-type", "").startswith("text/plain")
+        if kind == _RESOURCE and not plain:
             problem = problem or _NOT_PLAIN
-        elif kind == _CONTINUATION:
-            problem = problem or _SEGMENT
-        elif not problem and kind not in (_CONVERSION, _RESOURCE):
-            continue
-        yield record._replace(problem=problem)
+        if problem or kind in (_CONVERSION, _RESOURCE):
+            yield record._replace(problem=problem)
 
 
 def _documents(spec: CorpusSpec, file: str, records: Iterator[_Record]) -> Iterator[Document]:
@@ -179,7 +175,7 @@ def _is_one_member(handle: IO[bytes]) -> bool:
 def _resynchronised(source: "_Lines") -> Iterator[_Record]:
     begin: int | None = 0
     while begin is not None:
-        last = None  # is held back: it may be what hides the records after it
+        last = None  # held back: a wrong length of it would hide the records after it
         for record in _parsed(source.file, begin):
             if last:
                 yield last

@@ -18,7 +18,7 @@ from trainer import evaluate, export, export_t5x
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config, save_config
 from trainer.config.from_flags import build_config
-from trainer.conversion import card
+from trainer.conversion import card, exporting
 from trainer.engine.program import Program
 from trainer.huggingface import load, model_config, names, parity
 from trainer.reporting.metrics import MetricsWriter
@@ -164,7 +164,7 @@ def test_an_encoder_fills_masks(text_cache, tmp_path):
 
     flags = ["--lengths.inputs=64", "--lengths.targets=64"]
     run = save_run(text_cache, tmp_path / "run", "bert_tiny", *flags, task="python_docs_masked_lm")
-    export.export(run, f"{tmp_path}/bert")
+    exporting.export(run, f"{tmp_path}/bert")
     assert 'pipeline_tag: "fill-mask"' in (tmp_path / "bert" / "README.md").read_text()
     fill = pipeline("fill-mask", model=str(tmp_path / "bert"))
     mask = fill.tokenizer.mask_token
@@ -233,7 +233,7 @@ def test_mistakes_are_named(run, folder, tmp_path):
     def assert_rejected(match, **changes):
         arguments = {"model_dir": run, "output": f"{tmp_path}/new", **changes}
         with pytest.raises(UserError, match=match):
-            export.export(**arguments)
+            exporting.export(**arguments)
         assert list(tmp_path.iterdir()) == []
 
     assert_rejected(r"t5_exported exists: name another", output=str(folder))
@@ -250,7 +250,7 @@ def test_a_limit_on_the_size_of_files_is_named(run, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, unlimited[1]))
     try:
         with pytest.raises(OSError, match=f"File too large: '{tmp_path}/new'"):
-            export.export(run, f"{tmp_path}/new")
+            exporting.export(run, f"{tmp_path}/new")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert list(tmp_path.iterdir()) == []
@@ -267,13 +267,13 @@ def test_a_vocabulary_of_another_size_is_rejected(run, tmp_path, text_cache):
     del proto.pieces[-100:]
     longer.write_bytes(add_sentinels(proto.SerializeToString(), 101))
     with pytest.raises(UserError, match="has 701 ids, but the model was trained on 700"):
-        export.export(run, f"{tmp_path}/new", vocabulary_path=str(longer))
+        exporting.export(run, f"{tmp_path}/new", vocabulary_path=str(longer))
 
 
 def test_a_missing_package_is_named(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'palimpsest\[huggingface\]'"):
-        export.export(run, f"{tmp_path}/new")
+        exporting.export(run, f"{tmp_path}/new")
 
 
 PREFIX = "python_docs_decoder_prefix_lm"
@@ -288,7 +288,7 @@ def prefix_run(text_cache, tmp_path_factory):
 
 def test_a_model_unknown_to_transformers_is_rejected(prefix_run, tmp_path):
     with pytest.raises(UserError, match="has no counterpart in transformers; --custom_code writes"):
-        export.export(prefix_run, f"{tmp_path}/lm")
+        exporting.export(prefix_run, f"{tmp_path}/lm")
 
 
 @pytest.mark.slow
@@ -368,7 +368,7 @@ def test_exports_load_in_both_majors_of_transformers(text_cache, run, prefix_run
     }
     folders = [(kind, f"{tmp_path}/{kind}") for kind in runs]
     for kind, folder in folders:
-        export.export(runs[kind], folder)
+        exporting.export(runs[kind], folder)
     folders.append(("AutoModelForCausalLM", f"{tmp_path}/custom"))
     flags = (f"--model_dir={prefix_run}", f"--output={tmp_path}/custom", "--custom_code")
     environment = {"HF_HOME": f"{tmp_path}/home", "JAX_PLATFORMS": "cpu", "USE_TF": "0"}
@@ -394,10 +394,10 @@ def test_llama_is_exported_only_without_prefixes(text_cache, tmp_path):
     flags = ["--lengths.targets=40"]
     prefix = save_run(text_cache, tmp_path / "prefix", "llama_tiny", *flags, task=PREFIX)
     with pytest.raises(UserError, match="LlamaForCausalLM attends to earlier positions only"):
-        export.export(prefix, f"{tmp_path}/other")
+        exporting.export(prefix, f"{tmp_path}/other")
     causal = "python_docs_autoregressive_lm"
     llama = save_run(text_cache, tmp_path / "lm", "llama_tiny", *flags, task=causal)
-    step, found, _ = export.export(llama, f"{tmp_path}/llama")
+    step, found, _ = exporting.export(llama, f"{tmp_path}/llama")
     assert (step, found.rows) == (2, 16)
     assert found.difference <= parity.TOLERANCE
     used = python({"JAX_PLATFORMS": "cpu"}, "-W", "error::UserWarning", "-c", f"""
@@ -452,8 +452,8 @@ def test_the_card_has_the_run_s_own_evaluation_beside_those_of_other_splits(tmp_
 
 
 def test_a_run_without_validation_is_compared_on_its_training_rows(run, monkeypatch):
-    prepared = export._open_run(run, None, False)
-    held_out = export._rows(prepared)
+    prepared = exporting._open_run(run, None, False)
+    held_out = exporting._rows(prepared)
     evaluation = prepared.data.evaluation
 
     def without(split, batch_size):
@@ -462,6 +462,6 @@ def test_a_run_without_validation_is_compared_on_its_training_rows(run, monkeypa
         return evaluation(split, batch_size)
 
     monkeypatch.setattr(prepared.data, "evaluation", without)
-    found = export._rows(prepared)
+    found = exporting._rows(prepared)
     assert len(found) == len(held_out)
     assert not np.array_equal(found[0]["encoder_input_tokens"], held_out[0]["encoder_input_tokens"])

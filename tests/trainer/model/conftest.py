@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import trainer.zoo  # noqa: F401  (registers its parts)
+from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig
-from trainer.model.facts import DECODER, ENCODER, FAMILIES
+from trainer.model.parts import FAMILIES
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
 

@@ -12,7 +12,6 @@ from tests.support.parameters import slow_unless
 from trainer.config.presets import MODEL_PRESETS
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.model.attention import DotProductAttention
-from trainer.model.cdq import ConditionalQueryAttention
 from trainer.model.dense import Shared
 from trainer.model.masks import Rows
 from trainer.model.mixers import View
@@ -21,6 +20,7 @@ from trainer.model.paths import named
 from trainer.model.positions import Positions, RotaryPosition, rotate
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, parameter_facts, run_model
+from trainer.zoo.conditional_queries import ConditionalQueryAttention
 
 B, L, D, G, K = 2, 7, 6, 2, 4
 SHARED = Shared(D, 40, "float32", 0.0, StandardParametrisation())

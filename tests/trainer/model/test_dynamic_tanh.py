@@ -6,9 +6,9 @@ from tests.trainer.model.conftest import TinyModel, tiny_config
 from trainer.config.presets import model_preset
 from trainer.huggingface import configs
 from trainer.model.dense import Shared
-from trainer.model.dynamic_tanh import DynamicTanh
 from trainer.model.parametrisation import StandardParametrisation
 from trainer.model.spec import model_spec
+from trainer.zoo.dynamic_tanh import DynamicTanh
 
 
 def test_outputs_are_those_of_the_formula():

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from tests.support.processes import completed
 from trainer.model import fused_attention as fused
 from trainer.model import fused_tiles
-from trainer.model.fused_layouts import tables_of
-from trainer.model.layouts import BigBird
+from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment, predicate
 from trainer.model.positions import RelativeBias, T5RelativePosition
+from trainer.zoo.sparse_layouts import BigBird
 
 ROOT = pathlib.Path(__file__).parents[3]
 ENCODER = SameSegment()
@@ -191,11 +191,11 @@ def compile_for(topology):
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
 
-    from trainer.model.attention import kernel_memory
+    from trainer.model.device import Device
 
     device = topologies.get_topology_desc(topology_name=topology, platform="tpu").devices[0]
     sharding = SingleDeviceSharding(device)
-    memory_of_core = kernel_memory(device.device_kind)
+    memory_of_core = Device(device.device_kind).kernel_bytes
     for name, case in COMPILED.items():
         if not fused.fits_memory(case.length, memory_of_core):
             print(name, flush=True)  # computed without kernels there

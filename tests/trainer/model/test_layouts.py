@@ -11,23 +11,12 @@ from tasks.terminal.command_line import UserError
 from trainer.config.presets import model_preset
 from trainer.engine.cost import flops_per_step
 from trainer.huggingface.names import places
-from trainer.model import facts
 from trainer.model.config import ModelConfig
-from trainer.model.fused_layouts import tables_of
-from trainer.model.layouts import (
-    PATTERNS,
-    BigBird,
-    Dilated,
-    Fixed,
-    Local,
-    Variable,
-    groups_of,
-    picture,
-    visited,
-    visited_pairs,
-)
+from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import Predicate
+from trainer.model.sparsity import groups_of, picture, visited, visited_pairs
 from trainer.t5x import write
+from trainer.zoo.sparse_layouts import BigBird, Dilated, Fixed, Local, Variable
 
 # Pattern, and whether block i of queries sees block j of keys, of N blocks in head h.
 DEFINITIONS = {
@@ -229,7 +218,6 @@ def test_equal_patterns_are_equal_texts(make_config):
     config = make_config("bert", attention_pattern="bigbird:window=3,block=16,seed=0")
     assert config.explicit().attention_pattern == "bigbird:block=16"
     assert make_config("bert").attention_pattern == "full"
-    assert {*PATTERNS} == {*facts.ATTENTION_PATTERNS}
 
 
 def test_operations_follow_the_density(make_config):

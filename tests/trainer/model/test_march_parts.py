@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from trainer.model.attention import DotProductAttention
-from trainer.model.attention_parts import SummedHeads, ValuesRelu
 from trainer.model.dense import Shared
 from trainer.model.masks import Rows
-from trainer.model.mixed_feedforward import MixedMlp
 from trainer.model.mixers import View
 from trainer.model.parametrisation import StandardParametrisation
 from trainer.model.positions import Positions
+from trainer.zoo.march_attention import SummedHeads, ValuesRelu
+from trainer.zoo.mixed_feedforward import MixedMlp
 
 SHARED = Shared(64, 40, "float32", 0.0, StandardParametrisation())
 DROPS = Shared(64, 40, "float32", 0.25, StandardParametrisation())

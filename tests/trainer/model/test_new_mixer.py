@@ -21,9 +21,9 @@ from trainer.decoding.decoder import Decoder, Decoding
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program
 from trainer.huggingface import configs, names
-from trainer.model import facts
-from trainer.model import spec as specs
-from trainer.model.spec import model_spec, register_mixer
+from trainer.model.parts import MIXERS, register
+from trainer.model.slots import Part
+from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, decayed, init_params
 from trainer.t5x import write
 
@@ -37,7 +37,7 @@ def mixer():
     exec(example("A mixer"), vars(module))
     yield module.AverageMixer
     del sys.modules[module.__name__]
-    del specs._MIXERS["average"], facts._MIXERS["average"]
+    MIXERS.unregister("average")
 
 
 # ---- Its behaviour in the package. --------------------------------------------------------------
@@ -89,7 +89,7 @@ config.save_config(built, origins)
 
 def test_it_decodes_without_a_cache(config):
     decoder = Decoder(config, Decoding(max_new_tokens=3))
-    assert decoder.without_cache == "AverageMixer"
+    assert decoder.without_cache == "average"
     params = init_params(model_spec(config), jax.random.key(0))
     # As many tokens as the table has positions, the first 0 included.
     (found,) = decoder(params, [np.arange(3, 8)])
@@ -149,7 +149,7 @@ def test_its_export_is_refused_in_one_line(config):
 
 def test_a_name_is_given_once(mixer):
     with pytest.raises(ValueError, match="there is a mixer called 'average' already"):
-        register_mixer("average", lambda config: mixer(), mixer.facts)
+        register("mixer", "average", Part(lambda config, options: mixer()))
 
 
 def test_packed_examples_do_not_see_one_another(config):

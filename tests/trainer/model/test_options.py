@@ -7,24 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainer.model.conftest import tiny_config
-from trainer.model import facts, options
-from trainer.model.config import SLOTS
-from trainer.model.options import Part, parse
+from trainer.model import parts
+from trainer.model.slots import Choice
 
-CLASSES = [(slot, name, kind) for slot, known in SLOTS.items() for name, kind in known().items()]
+CLASSES = [
+    (slot, name, part.options)
+    for slot, known in parts.SLOTS.items()
+    for name, part in known.items()
+]
 
 
 def test_options_are_read():
-    part = parse("position", "rotary:base=5e5,fraction=0.5,cross=true", facts.POSITIONS)
-    expected = options.Rotary(base=5e5, fraction=0.5, cross=True)
-    assert part == Part("rotary", expected)
-    assert parse("position", "rotary", facts.POSITIONS).options == options.Rotary()
+    part = parts.POSITIONS.parse("rotary:base=5e5,fraction=0.5,cross=true")
+    expected = parts.Rotary(base=5e5, fraction=0.5, cross=True)
+    assert part == Choice("rotary", expected)
+    assert parts.POSITIONS.parse("rotary").options == parts.Rotary()
     assert str(part) == "rotary:base=500000,fraction=0.5,cross=true"
 
 
 @given(
     st.builds(
-        options.Rotary,
+        parts.Rotary,
         base=st.floats(2.0, 1e9),
         fraction=st.none() | st.floats(0.01, 1.0),
         cross=st.booleans(),
@@ -34,8 +37,8 @@ def test_options_are_read():
     )
 )
 def test_the_text_of_a_part_is_read_as_this_part(rotary):
-    part = Part("rotary", rotary)
-    assert parse("position", str(part), facts.POSITIONS) == part
+    part = Choice("rotary", rotary)
+    assert parts.POSITIONS.parse(str(part)) == part
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,7 @@ def test_mistakes_name_the_field_and_what_it_must_be(field, text, message):
 def test_every_option_has_its_words_and_a_default(slot, name, kind):
     for each in fields(kind):
         assert len(each.metadata["words"]) > 15, (slot, name, each.name)
-    assert str(Part(name, kind())) == name
+    assert str(Choice(name, kind())) == name
 
 
 def test_an_explicit_configuration_is_the_same_model():

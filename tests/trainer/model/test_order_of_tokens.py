@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.model.facts import FAMILIES, POSITION_NAMES
+from trainer.model.parts import FAMILIES, POSITIONS
 
 L = 12
 
 
-@pytest.mark.parametrize("position", POSITION_NAMES)
+@pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("family", ["t5_1_0", "t5_1_1", "bert", "bert_pre_ln"])
 def test_only_an_encoder_without_positions_follows_a_permutation(make_tiny, family, position):
     assert position in FAMILIES[family].positions

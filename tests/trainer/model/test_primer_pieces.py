@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 
 from trainer.model.attention import DotProductAttention
-from trainer.model.convolution import ConvolutionBranch, HeadConvolution, depthwise
 from trainer.model.dense import Shared
 from trainer.model.feedforward import ACTIVATIONS, Mlp
 from trainer.model.masks import Rows
 from trainer.model.mixers import View
-from trainer.model.norms import BranchNorm, PrimerNorm
-from trainer.model.parametrisation import PrimerParametrisation
 from trainer.model.positions import Positions
 from trainer.model.switch import ROUTING, Switch, routing_of
-from trainer.model.synthesizer import DenseSynthesizer, LearnedLogits
+from trainer.zoo.convolution import ConvolutionBranch, HeadConvolution, depthwise
+from trainer.zoo.primer_parts import BranchNorm, PrimerNorm, PrimerParametrisation
+from trainer.zoo.synthesizer import DenseSynthesizer, LearnedLogits
 
 B, L, D, H, K = 2, 8, 8, 2, 4
 SHARED = Shared(D, 40, "float32", 0.0, PrimerParametrisation())

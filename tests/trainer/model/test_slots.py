@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.model import facts
+from trainer.model import parts
+from trainer.model.attention import DotProductAttention
 from trainer.model.config import ModelConfig
 from trainer.model.dense import Shared
+from trainer.model.device import Device
 from trainer.model.embedding import DenseLogits, TiedLogits
 from trainer.model.feedforward import ACTIVATIONS
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment
+from trainer.model.mixers import WEIGHTS
 from trainer.model.norms import LayerNorm, NoNorm, PostNorm, PreNorm
 from trainer.model.parametrisation import StandardParametrisation
 from trainer.model.positions import (
@@ -24,16 +27,7 @@ from trainer.model.positions import (
     rotate,
     rotate_joined,
 )
-from trainer.model.spec import (
-    CROSS_MIXERS,
-    FEED_FORWARDS,
-    MIXERS,
-    NORM_PLACEMENTS,
-    NORMS,
-    PARAMETRISATIONS,
-    POSITIONS,
-    model_spec,
-)
+from trainer.model.spec import model_spec
 
 SHARED = Shared(4, 8, "float32", 0.0, StandardParametrisation())
 
@@ -43,6 +37,19 @@ def test_equal_configurations_are_one_program(make_config):
     assert model_spec(config) == model_spec(replace(config))
     assert hash(model_spec(config)) == hash(model_spec(replace(config)))
     assert model_spec(config) != model_spec(replace(config, dropout_rate=0.1))
+
+
+def test_equal_configurations_with_parts_of_stacks_are_one_program(make_config):
+    changes = {"memory_tokens": 2, "database_entries": 3, "token_dropping": 1}
+    one, other = (model_spec(make_config("t5_1_1", **changes)) for _ in range(2))
+    assert (one, hash(one)) == (other, hash(other))
+    for slot, known in parts.SLOTS.items():
+        for name in known:
+            beside = {"num_heads": 4, "max_positions": 8} | {slot: name}
+            family = BESIDE.get(name, {}).get("family", "lm")
+            assert model_spec(make_config(family, **beside)) == model_spec(
+                make_config(family, **beside)
+            )
 
 
 def test_families_fill_the_slots(make_config):
@@ -117,10 +124,10 @@ def test_kernels_cannot_drop_other_weights_for_each_query(make_config):
 def test_auto_is_the_fused_kernel_on_tpus_where_it_applies(
     kind, dtype, head_dim, attention, softmax
 ):
-    assert facts.attention_on(kind, "auto", dtype, head_dim) == attention
-    assert facts.attention_on(kind, "cudnn", dtype, head_dim) == "cudnn"
-    assert facts.softmax_dtype_on(kind, "auto", dtype) == softmax
-    assert facts.softmax_dtype_on(kind, "float32", dtype) == "float32"
+    assert Device(kind).attention("auto", dtype, head_dim) == attention
+    assert Device(kind).attention("cudnn", dtype, head_dim) == "cudnn"
+    assert Device(kind).softmax_dtype("auto", dtype) == softmax
+    assert Device(kind).softmax_dtype("float32", dtype) == "float32"
 
 
 @pytest.mark.parametrize("channels", [8, 4])
@@ -173,53 +180,38 @@ def test_a_configuration_names_a_field_that_does_not_fit_its_family(make_config,
         make_config(family, **changes)
 
 
+def test_names_that_need_no_jax_are_those_of_the_functions():
+    assert {*parts.ACTIVATION_NAMES} == {*ACTIVATIONS}
+    assert {*parts.WEIGHT_NAMES} == {*WEIGHTS}
+
+
+# Parts that go with a family or with other fields.
+BESIDE = {
+    "cdq": {"family": "t5_1_1"},
+    "encoder_keys": {"family": "t5_1_1"},
+    "layerwise": {"family": "t5_1_1"},
+    "merged": {"family": "t5_1_1"},
+}
+
+
 @pytest.mark.parametrize(
-    ("names", "table"),
-    [
-        (facts.ACTIVATION_NAMES, ACTIVATIONS),
-        (facts.FEED_FORWARDS, FEED_FORWARDS),
-        (facts.CROSS_ATTENTIONS, CROSS_MIXERS),
-        (facts.MIXERS, MIXERS),
-        (facts.MIXER_NAMES, MIXERS),
-        (facts.NORMS, NORMS),
-        (facts.PARAMETRISATIONS, PARAMETRISATIONS),
-        (facts.NORM_PLACEMENT_NAMES, NORM_PLACEMENTS),
-        (facts.POSITION_NAMES, POSITIONS),
-    ],
-    ids=[
-        "activations",
-        "feed-forwards",
-        "cross attentions",
-        "mixers",
-        "mixer names",
-        "norms",
-        "parametrisations",
-        "placements",
-        "positions",
-    ],
+    ("slot", "name"), [(slot, name) for slot, known in parts.SLOTS.items() for name in known]
 )
-def test_names_that_need_no_jax_are_those_of_the_tables(names, table):
-    assert set(names) == set(table)
+def test_every_part_can_be_built(make_config, slot, name):
+    beside = {"family": "lm", "num_heads": 4, "max_positions": 8} | BESIDE.get(name, {})
+    model_spec(make_config(**beside, **{slot: name}))
 
 
-@pytest.mark.parametrize("name", facts.MIXER_NAMES)
-def test_facts_about_mixers_that_need_no_jax_are_those_of_the_classes(make_config, name):
-    mixer = MIXERS[name](make_config("lm"), facts.MIXERS[name].options())
-    assert mixer.facts == facts.MIXERS[name]
-
-
-@pytest.mark.parametrize("name", facts.FAMILY_NAMES)
+@pytest.mark.parametrize("name", parts.FAMILIES)
 def test_facts_about_families_are_those_of_their_specs(make_config, name):
     config = make_config(name, head_dim=8)
     spec = model_spec(config)
     stacks = {"encoder_decoder": ["encoder", "decoder"]}
     assert [*spec.stacks] == stacks.get(config.architecture, [config.architecture])
     for role, stack in spec.stacks.items():
-        part = config.part("position")
-        default = POSITIONS[part.name](config, part.options, role == "encoder")
-        assert stack.position == default
-        assert (len(set(stack.layers)) == 1) == facts.FAMILIES[name].alike
-        assert {layer.mixer.facts for layer in stack.layers} == {facts.MIXERS["attention"]}
+        assert stack.position == config.build("position", role == "encoder")
+        assert (len(set(stack.layers)) == 1) == (parts.FAMILIES[name].layers is None)
+        assert {type(layer.mixer) for layer in stack.layers} == {DotProductAttention}
 
 
 @pytest.mark.parametrize(

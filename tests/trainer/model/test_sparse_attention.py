@@ -20,15 +20,16 @@ from tests.trainer.model.conftest import TinyModel
 from trainer.config import MeshConfig
 from trainer.engine.sharding import make_mesh, parameter_shardings, tracing_on
 from trainer.engine.sharding import rows as rows_on
-from trainer.model import layouts
 from trainer.model.config import ModelConfig
 from trainer.model.fused_attention import fused_attention
-from trainer.model.fused_layouts import tables_of
+from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment, predicate
 from trainer.model.positions import RelativeBias, T5RelativePosition, alibi_slopes
 from trainer.model.sparse_attention import Dropping, block_sparse_attention
+from trainer.model.sparsity import Pattern
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params, logical_axes
+from trainer.zoo import sparse_layouts
 
 ROOT = pathlib.Path(__file__).parents[3]
 ENCODER = SameSegment()
@@ -36,12 +37,12 @@ DECODER = AllOf((SameSegment(), Causal()))
 PREFIX = AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix()))))
 MASKS = {"bidirectional": ENCODER, "unidirectional": DECODER, "prefix": PREFIX}
 PATTERNS = {
-    "local": layouts.Local(4),
-    "longformer": layouts.Local(4, global_blocks="0+2"),
-    "dilated": layouts.Dilated(4, 5),
-    "bigbird": layouts.BigBird(4, 1, per_head=True),
-    "fixed": layouts.Fixed(4, 2, horizontal=True, head_patterns=2),
-    "variable": layouts.Variable(4, "1+2", "1", random_blocks=1),
+    "local": sparse_layouts.Local(4),
+    "longformer": sparse_layouts.Local(4, global_blocks="0+2"),
+    "dilated": sparse_layouts.Dilated(4, 5),
+    "bigbird": sparse_layouts.BigBird(4, 1, per_head=True),
+    "fixed": sparse_layouts.Fixed(4, 2, horizontal=True, head_patterns=2),
+    "variable": sparse_layouts.Variable(4, "1+2", "1", random_blocks=1),
 }
 B, L, H, K = 2, 26, 4, 8
 
@@ -121,7 +122,7 @@ def test_sparse_equals_dense_masked(name, mask):
 class LayoutMask:
     """A layout as a mask of all keys."""
 
-    pattern: layouts.Pattern
+    pattern: Pattern
     causal: bool
 
     def __call__(self, query: Rows, key: Rows) -> jax.Array:
@@ -178,7 +179,7 @@ QUICK = ("T5, dropout", "LM, ALiBi, prefix")
 @pytest.mark.parametrize("name", slow_unless(QUICK, MODELS))
 def test_models_with_a_pattern_are_models_with_its_mask(make_tiny, name):
     family, changes, prefix = MODELS[name]
-    pattern = layouts.BigBird(2, 1, random_blocks=1)
+    pattern = sparse_layouts.BigBird(2, 1, random_blocks=1)
     text = "bigbird:block=2,window=1"
     tiny = make_tiny(family, attention_pattern=text, **changes)
     full = make_tiny(family, **changes)
@@ -215,9 +216,9 @@ def test_models_with_a_pattern_are_models_with_its_mask(make_tiny, name):
 
 
 KERNELS = {
-    "bidirectional": (layouts.BigBird(8, 1, per_head=True), 64, 4, "relative", 16),
-    "unidirectional": (layouts.Local(32, global_blocks="1"), 128, 2, "relative", 16),
-    "prefix": (layouts.Fixed(16, 4, head_patterns=2), 64, 3, "none", 16),
+    "bidirectional": (sparse_layouts.BigBird(8, 1, per_head=True), 64, 4, "relative", 16),
+    "unidirectional": (sparse_layouts.Local(32, global_blocks="1"), 128, 2, "relative", 16),
+    "prefix": (sparse_layouts.Fixed(16, 4, head_patterns=2), 64, 3, "none", 16),
 }
 
 
@@ -270,7 +271,7 @@ def test_kernels_visit_the_tiles_of_a_layout(mask):
 
 
 def test_each_query_drops_weights_of_its_own():
-    length, pattern = 32, layouts.Local(8)
+    length, pattern = 32, sparse_layouts.Local(8)
     rows = Rows(jnp.ones((1, length), int))
     q = jnp.zeros((1, length, 2, length))
     # Values that tell keys apart: the result is the weights.

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from trainer.model.fused_attention import fused_attention
-from trainer.model.fused_layouts import tables_of
-from trainer.model.layouts import Local
+from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import Predicate, Rows
 from trainer.planning import hlo
 from trainer.planning.kernels import Kernel, Schedule, Schedules, kernel_of, kernels, parse_schedule
+from trainer.zoo.sparse_layouts import Local
 
 
 def bundles(*parts):

@@ -189,7 +189,7 @@ def test_every_unsupported_setting_is_named():
 def test_settings_without_effect_are_rejected():
     with pytest.raises(UserError, match="--engine=jax: it must be one of 'palimpsest', 't5x'"):
         config_of("--engine=jax")
-    with pytest.raises(UserError, match="=false: it must be true without --init_from"):
+    with pytest.raises(UserError, match="init_from_state has no effect without --init_from"):
         config_of("--init_from_state=false")
 
 

@@ -6,6 +6,7 @@ Dimensions: B batch, L length, D model.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,3 +46,8 @@ class _DynamicTanh(nn.Module):
         bias_D = parameter(self, TABLE, "bias", zeros, (self.axis,), shape)
         out_BLD = jnp.tanh(alpha * x_BLD.astype(jnp.float32)) * scale_D + bias_D
         return out_BLD.astype(self.shared.dtype)
+
+
+def norm(config: Any, options: Any) -> DynamicTanh:
+    """Returns dynamic tanh."""
+    return DynamicTanh(options.alpha)

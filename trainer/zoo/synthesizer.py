@@ -6,13 +6,14 @@ Dimensions: B batch, L query length, S key length, D model, H heads, K head size
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from trainer.model.attention import DotProductAttention, attention
 from trainer.model.dense import Shared, einsum_float32
-from trainer.model.facts import WITHOUT_ANGLES, MixerFacts
 from trainer.model.masks import Rows
 from trainer.model.mixers import View, mix_heads
 from trainer.model.parameters import KERNEL, SOURCE_KERNEL, TABLE, parameter
@@ -85,7 +86,6 @@ class DenseSynthesizer:
     head_dim: int
     max_positions: int
     reset: bool = True
-    facts = MixerFacts(positions=WITHOUT_ANGLES, counts_positions=True, caches=True)
 
     @property
     def products_per_pair(self) -> int:
@@ -142,3 +142,16 @@ class _DenseSynthesizer(nn.Module):
         if view.cache is not None:
             v_BSHK = view.cache.kept(self, "value", v_BSHK)
         return mix_heads(shared, logits_BHLS, v_BSHK, view, deterministic)
+
+
+def dense(config: Any, options: Any) -> DenseSynthesizer:
+    """Returns the dense Synthesizer."""
+    return DenseSynthesizer(
+        config.num_heads, config.head_dim, config.max_positions, not config.upstream_compat
+    )
+
+
+def random(config: Any, options: Any) -> DotProductAttention:
+    """Returns the random Synthesizer, "random plus": learned logits added to the products."""
+    learned = LearnedLogits(config.max_positions, not config.upstream_compat)
+    return attention(config, learned_logits=learned)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.model.dense import Shared, einsum_float32
-from trainer.model.facts import MixerFacts
 from trainer.model.masks import Rows, SameSegment
 from trainer.model.mixers import MASKED_LOGIT, View, compare_heads, mix_heads
-from trainer.model.options import ConditionalQueries
 from trainer.model.parameters import SOURCE_KERNEL, Use
 from trainer.model.positions import rotate
 
@@ -48,7 +47,6 @@ class ConditionalQueryAttention:
     num_heads: int
     plain_heads: int
     head_dim: int
-    facts = MixerFacts(decodes=False, options=ConditionalQueries)
 
     def __post_init__(self) -> None:
         assert self.plain_heads in (0, self.num_heads), self
@@ -120,3 +118,9 @@ class _ConditionalQueryAttention(nn.Module):
         weights_BHQS = shared.dropout()(weights_BHQS, deterministic)
         summary_BQHK = jnp.einsum("bhqs,bsk->bqhk", weights_BHQS, pooled_BSK)
         return own_BLK[:, :, None] + summary_BQHK
+
+
+def mixer(config: Any, options: Any) -> ConditionalQueryAttention:
+    """Returns cdQ in `options.conditional_heads`, or all."""
+    heads = options.conditional_heads or config.num_heads
+    return ConditionalQueryAttention(heads, config.num_heads - heads, config.head_dim)

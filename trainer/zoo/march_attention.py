@@ -1,4 +1,4 @@
-"""Parts that an attention can have beside its projections: MARCH's changes of values and heads.
+"""MARCH's changes of attention: of values, of heads, and of the residual.
 
 Dimensions: B batch, L query length, S key length, D model, H heads, K head size, J = H * K, F mlp,
 N roles.
@@ -6,44 +6,18 @@ N roles.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.model import options
+from trainer.model.attention import DotProductAttention, self_attention
 from trainer.model.dense import Shared
+from trainer.model.norms import Placements, PreNorm, Sublayer
 from trainer.model.parameters import KERNEL, SOURCE_KERNEL, parameter
-
-
-class ValuePart(Protocol):
-    """A change of joined values; its module maps (v_BSJ, deterministic) to [B, S, J].
-
-    `options` is the class of the options of the mixer that has it.
-    """
-
-    @property
-    def options(self) -> type: ...
-
-    def build(self, shared: Shared, name: str) -> nn.Module: ...
-
-
-class MixedPart(Protocol):
-    """A change of mixed values before the last projection; maps (mixed_BLJ, x_BLD) to [B, L, M].
-
-    `x_BLD` are the states that look. `options` is as in `ValuePart`; `value_deviation` is a factor
-    of the standard deviation of the initial kernel of values.
-    """
-
-    @property
-    def options(self) -> type: ...
-
-    @property
-    def value_deviation(self) -> float: ...
-
-    def build(self, shared: Shared, name: str, head_dim: int) -> nn.Module: ...
+from trainer.model.spec import LayerSpec
 
 
 @dataclass(frozen=True)
@@ -57,7 +31,6 @@ class ValuesRelu:
     """
 
     mlp_dim: int | None
-    options = options.ValuesRelu
 
     def build(self, shared: Shared, name: str) -> nn.Module:
         return _ValuesRelu(self, shared, name=name)
@@ -96,7 +69,6 @@ class Roles:
     """
 
     vectors: int = 0
-    options = options.Roles
     value_deviation = 1.0
 
     def build(self, shared: Shared, name: str, head_dim: int) -> nn.Module:
@@ -134,7 +106,6 @@ class SummedHeads:
     """
 
     group: int
-    options = options.SummedHeads
 
     @property
     def value_deviation(self) -> float:
@@ -154,3 +125,65 @@ class _SummedHeads(nn.Module):
         batch, length, _ = mixed_BLJ.shape
         shape = (batch, length, -1, self.spec.group, self.head_dim)
         return mixed_BLJ.reshape(shape).sum(axis=3).reshape(batch, length, -1)
+
+
+@dataclass(frozen=True)
+class PreNormWithoutResidual:
+    """`sublayer(norm(x))`: what the sublayer does not pass on is lost.
+
+    Source: "sparse_seqlen" of MARCH (2023).
+    """
+
+    prefix = "pre"
+
+    def __call__(
+        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
+    ) -> jax.Array:
+        return dropout(sublayer(norm(x_BLD)))
+
+
+def role_attention(config: Any, options: Any) -> DotProductAttention:
+    """Returns attention with `Roles`."""
+    return self_attention(config, mixed_part=Roles(options.vectors))
+
+
+def summed_heads(config: Any, options: Any) -> DotProductAttention:
+    """Returns attention with `SummedHeads`."""
+    return self_attention(config, mixed_part=SummedHeads(options.group))
+
+
+def values_relu(config: Any, options: Any) -> DotProductAttention:
+    """Returns attention with `ValuesRelu`."""
+    part = ValuesRelu(config.mlp_dim if options.kernels == 2 else None)
+    return self_attention(config, value_part=part)
+
+
+def without_mixer_residual(config: Any, options: Any) -> Placements:
+    """Returns norms before all sublayers, the first of which has no residual."""
+    return Placements(PreNorm(), mixer=PreNormWithoutResidual())
+
+
+def halves(config: Any, options: Any, layer: LayerSpec, count: int) -> tuple[LayerSpec, ...]:
+    """Returns layers like `layer` with other numbers of heads in the halves of a stack.
+
+    The first half is the shorter one if `count` is odd.
+
+    Source: "scaling_heads" of MARCH (2023).
+    """
+
+    def scaled_hook(hook: Any, share: float) -> Any:
+        return replace(hook, mixer=scaled(hook.mixer, share)) if hasattr(hook, "mixer") else hook
+
+    def scaled(mixer: Any, share: float) -> Any:
+        if mixer is None:
+            return None
+        heads = round(mixer.num_heads * share)
+        width = mixer.num_heads * mixer.head_dim // heads if options.constant else mixer.head_dim
+        return replace(mixer, num_heads=heads, head_dim=width)
+
+    def half(share: float) -> LayerSpec:
+        hooks = tuple(scaled_hook(hook, share) for hook in layer.hooks)
+        mixer, cross_mixer = (scaled(each, share) for each in (layer.mixer, layer.cross_mixer))
+        return replace(layer, mixer=mixer, cross_mixer=cross_mixer, hooks=hooks)
+
+    return (half(options.first),) * (count // 2) + (half(options.second),) * (count - count // 2)

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainer.model.facts import LANES
+from trainer.model.device import LANES
 from trainer.model.fused_tiles import COST_OF_BLOCK, SUBLANES, Visits
-from trainer.model.layouts import Pattern, visited
 from trainer.model.masks import Predicate
+from trainer.model.sparsity import Pattern, visited
 
 # Parts of a tile that an int32 has bits for.
 _PARTS = 32

@@ -6,17 +6,20 @@ Dimensions: B batch, L length, C channels, D model, W width.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from trainer.model.attention import DotProductAttention, self_attention
 from trainer.model.cache import Cache
 from trainer.model.dense import Shared, sum_leading
 from trainer.model.masks import Rows
 from trainer.model.norms import LayerNorm
 from trainer.model.parameters import KERNEL, TABLE, TAP, parameter
+from trainer.model.spec import LayerSpec
 
 
 @jax.custom_vjp
@@ -47,11 +50,15 @@ def _shifted(
         yield shifted_BLC
 
 
-def _depthwise_forward(x_BLC, kernel_WC, segment_BL):
+def _depthwise_forward(
+    x_BLC: jax.Array, kernel_WC: jax.Array, segment_BL: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     return depthwise(x_BLC, kernel_WC, segment_BL), (x_BLC, kernel_WC, segment_BL)
 
 
-def _depthwise_backward(operands, gradient_BLC):
+def _depthwise_backward(
+    operands: tuple[jax.Array, ...], gradient_BLC: jax.Array
+) -> tuple[jax.Array | None, ...]:
     # Each input feeds its own output and later ones, so the same shifted gradients give both the
     # input's and the kernel's gradient.
     x_BLC, kernel_WC, segment_BL = operands
@@ -193,3 +200,27 @@ class _ConvolutionBranch(nn.Module):
         right_BLC = jnp.pad(right_BLC, ((0, 0), (0, 0), (0, 2 * width - width // 2)))
         norm = LayerNorm(1e-6).build(shared, "layer_norm")
         return convolve(norm(left_BLC + right_BLC), spec.out_width, width, "out")
+
+
+def multi_dconv_head_attention(config: Any, options: Any) -> DotProductAttention:
+    """Returns Primer's attention, whose queries, keys and values are convolved."""
+    return self_attention(config, convolution=HeadConvolution(reset=not config.upstream_compat))
+
+
+def with_shared_queries(config: Any, options: Any) -> DotProductAttention:
+    """Returns the same with queries projected from keys, as released."""
+    return replace(multi_dconv_head_attention(config, options), shared_query_key=True)
+
+
+def evolved_layers(config: Any, second: LayerSpec) -> tuple[LayerSpec, ...]:
+    """Returns the Evolved Transformer's layers, two for each block.
+
+    The first has twice as many heads of half the size, and convolutions; the second, attention and
+    feed-forward, is given.
+    """
+    first = replace(
+        second,
+        mixer=DotProductAttention(2 * config.num_heads, config.head_dim // 2),
+        feed_forward=ConvolutionBranch(reset=not config.upstream_compat),
+    )
+    return (first, second) * int(config.num_decoder_layers)

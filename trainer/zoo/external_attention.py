@@ -6,20 +6,22 @@ entries of a database.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from trainer.model.arrangements import Sublayer
 from trainer.model.dense import Shared
-from trainer.model.facts import MixerFacts
 from trainer.model.masks import Rows
 from trainer.model.mixers import View, compare_heads, mix_heads
-from trainer.model.norms import Norm
+from trainer.model.norms import Norm, NormPlacement
 from trainer.model.parameters import Use, parameter
 from trainer.model.positions import Positions, rotate
+from trainer.model.stack_parts import LayerHook, StackPart
 
 # Entries are multiplied for each query, which `GivenAttention.products_per_pair` counts.
 _ENTRIES = Use(None, decays=True)
@@ -42,7 +44,6 @@ class GivenAttention:
     num_heads: int
     head_dim: int
     query_norm: Norm | None = None
-    facts = MixerFacts(queries=True, selects=True, caches=True)
 
     @property
     def products_per_pair(self) -> int:
@@ -95,7 +96,34 @@ class Database:
         return _Database(self, shared, name=name)
 
 
-def entries_view(entries: KeysAndValues, rows: Rows) -> View:
+@dataclass(frozen=True)
+class LookAtDatabase(LayerHook):
+    """A sublayer that looks at a `Database`."""
+
+    mixer: GivenAttention
+    entries: int
+
+    @property
+    def products_per_position(self) -> int:
+        return self.mixer.products_per_pair * self.entries
+
+    def sublayer(
+        self,
+        shared: Shared,
+        placement: NormPlacement,
+        sources: Mapping[str, Any],
+        deterministic: bool,
+    ) -> Sublayer:
+        read, entries = self.mixer.build(shared, "database_attention"), sources["database"]
+
+        def look(y_BLD: jax.Array, rows: Rows) -> jax.Array:
+            view = _entries_view(entries, rows)
+            return read(y_BLD, entries, view, deterministic)
+
+        return Sublayer("database_layer_norm", placement, look)
+
+
+def _entries_view(entries: KeysAndValues, rows: Rows) -> View:
     """Returns the view of all entries of a database by `rows`."""
     ones_BN = jnp.ones(entries.key_BSJ.shape[:2], jnp.int32)
     return View(ones_BN[:1, None] > 0, Positions(), rows, Rows(ones_BN))
@@ -117,3 +145,15 @@ class _Database(nn.Module):
             return jnp.broadcast_to(entry_NK.astype(shared.dtype), (batch, *shape))
 
         return KeysAndValues(entries("key"), entries("value"))
+
+
+def given_attention(config: Any) -> GivenAttention:
+    """Returns attention to given keys and values, with the sizes of a configuration."""
+    norm = config.build("norm") if config.query_key_norm else None
+    return GivenAttention(config.num_heads, config.head_dim, norm)
+
+
+def database(config: Any, entries: int) -> StackPart:
+    """Returns the part that lets every layer look at a database of its stack."""
+    hook = LookAtDatabase(given_attention(config), entries)
+    return StackPart("database", hook, source=Database(entries, config.head_dim))

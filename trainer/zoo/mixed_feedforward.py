@@ -6,11 +6,13 @@ Dimensions: B batch, L length, D model, F mlp.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from flax import linen as nn
 
 from trainer.model.dense import Dropout, Shared
+from trainer.model.feedforward import drops_hidden
 from trainer.model.masks import Rows
 
 
@@ -59,3 +61,9 @@ class _MixedMlp(nn.Module):
         initializer = parametrisation.feed_forward_out()
         axes = ("mlp", "embed")
         return shared.dense(shared.emb_dim, axes, initializer, "wo", bias=spec.bias)(hidden_BLF)
+
+
+def mixed(config: Any, options: Any) -> MixedMlp:
+    """Returns the sublayer of `march.Mixed`."""
+    drops, bias = drops_hidden(config), config.value("mlp_bias")
+    return MixedMlp(config.mlp_dim, options.mean, options.sigmoid_dropout, drops, bias)

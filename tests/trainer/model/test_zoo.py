@@ -1,0 +1,57 @@
+"""The zoo's parts use what a user's module could use, and nothing else knows them."""
+
+import ast
+import pathlib
+
+import trainer.zoo  # noqa: F401  (registers its parts)
+from trainer.model.parts import FAMILIES, SLOTS
+
+ROOT = pathlib.Path(__file__).parents[3]
+ZOO = [*(ROOT / "trainer" / "zoo").glob("*.py")]
+OTHERS = [
+    *(ROOT / "trainer" / "model").glob("*.py"),
+    *(ROOT / "trainer" / "engine").glob("*.py"),
+    *(ROOT / "trainer").glob("setup*"),
+]
+
+
+# Names of parts that are also names of modules and collections.
+ALSO_WORDS = {"mixed", "fixed"}
+
+
+def _names():
+    """Returns the names of the zoo's parts and families, and of its classes and functions."""
+    parts = {"primer", "evolved_transformer"} & {*FAMILIES}
+    for slot in SLOTS.values():
+        for name, part in slot.items():
+            builder = part.builder
+            module = builder if isinstance(builder, str) else builder.__module__
+            parts |= {name} if module.startswith("trainer.zoo") else set()
+    defined = {
+        node.name
+        for path in ZOO
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    }
+    return parts, defined
+
+
+def test_nothing_outside_of_the_zoo_names_its_tenants():
+    parts, defined = _names()
+    assert {"cdq", "mdha", "bigbird", "merged", "primer_alternating"} <= parts
+    for path in [each for each in OTHERS if each.suffix == ".py"]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant):
+                assert node.value not in parts - ALSO_WORDS, (path, node.lineno)
+            if isinstance(node, ast.Name):
+                assert node.id not in defined, (path, node.lineno)
+            if isinstance(node, ast.ImportFrom):
+                assert not str(node.module).startswith("trainer.zoo"), (path, node.lineno)
+
+
+def test_methods_of_the_model_stay_short():
+    for path in [*ZOO, *(ROOT / "trainer" / "model").glob("*.py")]:
+        for kind in ast.walk(ast.parse(path.read_text())):
+            for each in kind.body if isinstance(kind, ast.ClassDef) else ():
+                if isinstance(each, ast.FunctionDef):
+                    assert each.end_lineno - each.lineno < 50, (path, each.name)

@@ -1,0 +1,278 @@
+"""Exports a run's checkpoint to transformers, and compares its logits and ids there."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+
+from tasks.storage import files, whole_folder
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import PAIR_BORDER, Vocabulary
+from trainer.config import load_config
+from trainer.conversion import card, record
+from trainer.conversion.card import Named
+from trainer.data.cached import CachedData
+from trainer.data.features import Batch
+from trainer.data.prepared import Run
+from trainer.huggingface import EXTRA, configs, folding, hub, names, parity, tokenizer, weights
+from trainer.huggingface.parity import Parity
+from trainer.huggingface.tokenizer import Match, Roles
+from trainer.model.layers import unstack_layers
+from trainer.t5x import read
+from trainer.trained import trained_run
+
+# Rows whose logits are compared, and rows of a batch. Few at a time, since the logits of 16 rows of
+# 512 positions and 250,112 ids are 8 GB.
+_ROWS, _BATCH_ROWS = 16, 2
+# Texts of the validation split that both tokenizers encode, and the most tokens of each: one tie
+# makes a text differ, so a window of thousands of tokens would differ more often than not.
+_TEXTS, _TEXT_TOKENS = 200, 128
+# Largest allowed share of texts with different ids. SentencePiece and Hugging Face's tokenizers
+# break ties between segmentations differently, which is no fault; a larger share of other texts
+# means that the normaliser or the model differs.
+_DIFFERENT_TEXTS = 0.1
+
+
+class NotEqual(Exception):
+    """The exported model or tokenizer computes something different from the trainer's."""
+
+
+def export(
+    model_dir: str,
+    output: str,
+    step: int | None = None,
+    *,
+    cache_dir: str | None = None,
+    vocabulary_path: str | None = None,
+    max_shard_size: str = "5GB",
+    custom_code: bool = False,
+    named: Named | None = None,
+) -> tuple[int, Parity, Match | None]:
+    """Exports a checkpoint to a folder of transformers.
+
+    Args:
+      model_dir: folder of the run.
+      output: local folder to write, which must not exist.
+      step: step of the checkpoint; the newest if None.
+      cache_dir: folder of caches by task, if they were moved after training.
+      vocabulary_path: as `tasks.vocabulary.load` takes it; the cache's if None.
+      max_shard_size: largest size of a weights file, as "5GB".
+      custom_code: writes a modelling file for a model that transformers does not have.
+      named: what only the user knows, for the model card.
+
+    Returns:
+      (step, comparison of the logits, comparison of the tokenizers: None if the vocabulary is a
+      class of --task_module, of which only the pieces are written).
+
+    Raises:
+      UserError: there is no such run or checkpoint, transformers does not have the model, or
+        `output` exists. Nothing was written.
+      NotEqual: transformers computes different logits or ids. Nothing was written.
+    """
+    check_packages()
+    shard_bytes = weights.size(max_shard_size)
+    target = _target(output)
+    run = _open_run(model_dir, cache_dir, custom_code)
+    vocabulary = trained_run.vocabulary_of(run, vocabulary_path)
+    step, params = trained_run.restore(run, step, vocabulary)
+    name = os.path.basename(target)
+    with files.naming_full_disk(target), whole_folder.written(target) as partial:
+        parity, match = _write(partial, run, params, vocabulary, shard_bytes)
+        custom = run.config.model.family in configs.OF_CUSTOM_CODE
+        text = card.model_card(run, step, name, parity, match, custom, named or card.Named())
+        files.write_bytes(os.path.join(partial, "README.md"), text.encode())
+        made = record.of_export(model_dir, step, vocabulary_path)
+        files.write_json(os.path.join(partial, record.FILE), made)
+    return step, parity, match
+
+
+def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
+    """Returns the run in `model_dir`, prepared for this machine.
+
+    Raises:
+      UserError: there is no such run, or transformers does not have its model.
+    """
+    config, _ = load_config(model_dir)
+    if not config.task:
+        raise UserError(
+            f"{model_dir} was converted and has no data to compare logits on: use python -m "
+            f"trainer.convert --from={model_dir} --format=huggingface"
+        )
+    reason = configs.refusal(config.model, custom_code)
+    if reason:
+        raise UserError(f"{model_dir} cannot be exported to transformers: {reason}")
+    run = trained_run.open_run(model_dir, cache_dir)
+    if config.model.family == "llama" and "decoder_causal_attention" in _rows(run)[0]:
+        raise UserError(
+            f"{model_dir}: {config.task} shows prefixes in both directions, but LlamaForCausalLM "
+            "attends to earlier positions only"
+        )
+    return run
+
+
+def check_packages() -> None:
+    for name in ("safetensors", "sentencepiece", "tokenizers", "torch", "transformers"):
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"exporting needs the package {name}: {EXTRA}")
+
+
+def _target(output: str) -> str:
+    if files.is_remote(output):
+        raise UserError(f"--output={output}: give a local folder, from which transformers can load")
+    target = os.path.abspath(files.local_path(output))
+    if os.path.lexists(target):
+        raise UserError(f"--output={output} exists: name another folder, or delete it")
+    files.make_folder(os.path.dirname(target))
+    return target
+
+
+def _write(
+    folder: str, run: Run, params: Any, vocabulary: Vocabulary, shard_bytes: int
+) -> tuple[Parity, Match | None]:
+    """Writes everything except the model card, and checks it.
+
+    Raises:
+      NotEqual: transformers computes different logits or ids.
+    """
+    model = run.config.model
+    converter = run.converter
+    positions = max(converter.encoder_length, converter.decoder_length)
+    mt5 = run.config.preset.startswith("mt5")
+    written = configs.to_config(model, positions, mt5, vocabulary.special)
+    files.write_json(os.path.join(folder, "config.json"), written)
+    files.write_json(
+        os.path.join(folder, "generation_config.json"), card.generation_config(written)
+    )
+    plain, exported = _plain_tree(params, run), configs.exportable(model)[0]
+    if exported != model:
+        plain = folding.fold(plain, model)
+    tensors = names.to_tensors(plain, exported, written["model_type"])
+    weights.write(folder, tensors, shard_bytes)
+    if written["model_type"] == configs.CUSTOM:
+        source = os.path.join(os.path.dirname(names.__file__), f"modeling_{configs.CUSTOM}.py")
+        shutil.copy(source, folder)
+    tokenizer.write(folder, vocabulary, _roles(run, vocabulary))
+
+    theirs = parity.their_logits(parity.their_model(folder, written))
+    found = parity.compare(parity.our_logits(model, params), theirs, _rows(run))
+    if not found.holds:
+        raise NotEqual(f"transformers computes different logits: {found}; nothing was written")
+
+    if vocabulary.is_registered:
+        return found, None
+
+    from transformers import AutoTokenizer
+
+    match = tokenizer.compare(
+        AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=written["model_type"] == configs.CUSTOM or None
+        ),
+        vocabulary,
+        _texts(run, vocabulary),
+    )
+    allowed = _DIFFERENT_TEXTS if vocabulary.is_sentencepiece else 0
+    if len(match.different) - match.ties > allowed * match.texts:
+        raise NotEqual(
+            f"the written tokenizer.json and {vocabulary.codec.library} give different ids for "
+            f"{len(match.different)} of {match.texts} texts, the first "
+            f"{match.different[0][:60]!r}; nothing was written"
+        )
+    return found, match
+
+
+def _roles(run: Run, vocabulary: Vocabulary) -> Roles:
+    """Returns the pieces that begin, end and mask texts, as in training."""
+    architecture = run.config.model.architecture
+    if architecture == "decoder":
+        return Roles(begins=vocabulary.piece(vocabulary.special.start), ends=False)
+    if architecture == "encoder":
+        objective = run.data.tasks[0].task.objective  # type: ignore[attr-defined]
+        return Roles(begins=objective.classify, mask=objective.mask)
+    return Roles()
+
+
+def _plain_tree(params: Any, run: Run) -> Any:
+    """Returns parameters as NumPy arrays in the tree of the unscanned model."""
+    params = jax.tree.map(np.asarray, params)
+    return unstack_layers(params) if run.config.model.scan_layers else params
+
+
+def _rows(run: Run) -> list[Batch]:
+    """Returns batches of the first rows of the validation split, of every task."""
+    try:
+        sets = run.data.evaluation("validation", _BATCH_ROWS)
+    except UserError:  # nothing was held out
+        sets = run.data.evaluation("train", _BATCH_ROWS)
+    batches = -(-_ROWS // _BATCH_ROWS // len(sets))
+    return [batch for one in sets for batch in itertools.islice(one.iterate(), batches)]
+
+
+def _texts(run: Run, vocabulary: Vocabulary) -> list[str]:
+    """Returns texts of windows of the validation split; none if seqio reads the data."""
+    if not isinstance(run.data, CachedData):
+        return []
+    first = run.data.tasks[0]
+    splits = first.manifest.splits
+    split = "validation" if "validation" in splits else "train"
+    windows = run.data.maker(first, split, keep_tails=True).windows
+    if not len(windows):
+        windows = run.data.maker(first, "train", keep_tails=True).windows
+    chosen = np.unique(np.linspace(0, len(windows) - 1, _TEXTS).astype(np.int64))
+    tokens_WN, lengths_W = windows.read(chosen)
+    parts = [
+        tokens_N[begin : min(begin + _TEXT_TOKENS, length)]
+        for tokens_N, length in zip(tokens_WN, lengths_W, strict=True)
+        for begin in range(0, length, _TEXT_TOKENS)
+    ]
+    taken = np.unique(np.linspace(0, len(parts) - 1, _TEXTS).astype(np.int64))
+    # The border of a pair is no token.
+    return [vocabulary.decode(parts[place][parts[place] != PAIR_BORDER]) for place in taken]
+
+
+def check_push(repository: str) -> None:
+    """Rejects what keeps a folder from being exported and uploaded, before any work is done."""
+    check_packages()
+    hub.check(repository)
+
+
+def push(repository: str, model_dir: str, step: int, output: str) -> None:
+    """Uploads an exported folder with the run's facts as the commit's message."""
+    config, _ = load_config(model_dir)
+    facts = {
+        "preset": config.preset,
+        "task": config.task,
+        "updates": f"{step:,} of {config.batch_size} rows",
+        "optimizer": config.optimizer.name,
+        "seed": config.seed,
+    }
+    text = "\n".join(f"{name}: {value}" for name, value in facts.items())
+    message = f"Step {step:,} of {config.preset} on {config.task}"
+    url = hub.push(files.local_path(output), repository, step, message, text)
+    print(f"uploaded   {url}")
+
+
+def is_made(model_dir: str, output: str, step: int | None, vocabulary: str | None) -> int | None:
+    """Returns the step that an earlier command exported to `output`; None if there is none.
+
+    Raises:
+      UserError: something else is there.
+    """
+    found = read.steps(model_dir)
+    step = step if step is not None else found[-1] if found else 0
+    made = record.of_export(model_dir, step, vocabulary)
+    return step if record.is_finished(record.place(output), made, "--output") else None
+
+
+def compared(match: Match | None) -> str:
+    """Returns the comparison of the tokenizers in words."""
+    if match is None:
+        return "none, as the vocabulary is a class of --task_module: vocabulary.json has its pieces"
+    ties = f", {match.ties} others ids of the same score" if match.ties else ""
+    equal = match.texts - len(match.different)
+    return f"{equal} of {match.texts} texts have equal ids{ties}"

@@ -1,0 +1,123 @@
+"""Models cut to the pieces that a corpus needs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import numpy as np
+
+from tasks import vocabulary
+from tasks.reading import sources
+from tasks.storage import files
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import Vocabulary
+from tasks.vocabulary_changes import rows, trimming, usage
+from trainer.conversion import targets, verify
+from trainer.conversion.sources import Opened
+from trainer.conversion.targets import Settings
+from trainer.huggingface.tokenizer import TOKENIZER_CONFIG, Roles
+from trainer.starting import vocabulary_change
+
+# Rows of tables are a multiple of this, as in training.
+_MULTIPLE = 128
+
+
+def vocabulary_of(opened: Opened, path: str | None, extra_ids: int | None) -> Vocabulary:
+    """Returns the vocabulary of an opened checkpoint, that at `path` if it is given.
+
+    Raises:
+      UserError: there is none, or it has more ids than the model.
+    """
+    flag, source = f"--from={opened.source.path}", opened.source
+    problem = "it is not recorded in such a checkpoint"
+    found: Vocabulary | None = None
+    if path:
+        found = vocabulary.load(path, extra_ids or 0)
+    elif source.transformers:
+        found = vocabulary_change.of_folder(source.path, opened.model.config)
+        problem = "there is no tokenizer in the folder that can be read"
+    elif opened.checkpoint and opened.checkpoint.run:
+        found, problem = vocabulary_change.of_run(opened.checkpoint)
+    if found is None:
+        raise UserError(f"{flag}: its vocabulary is not known, as {problem}: give --vocabulary")
+    if found.size > opened.model.config.vocab_size:
+        raise UserError(
+            f"{flag} has {opened.model.config.vocab_size:,} rows, and its vocabulary {found.name} "
+            f"{found.size:,} ids: give the one that it was trained with by --vocabulary"
+        )
+    return found
+
+
+def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vocabulary) -> Opened:
+    """Returns a checkpoint with the rows of `left` alone, and padding up to a multiple of 128.
+
+    Args:
+      opened: the checkpoint.
+      base: its vocabulary.
+      id_map: the new id of each id of `base`.
+      left: what is left of `base`.
+    """
+    model, flag = opened.model.config, f"--from={opened.source.path}"
+    size = -(-left.size // _MULTIPLE) * _MULTIPLE
+    made = rows.by_map(id_map, left.ids, model.vocab_size, size)
+    axes = vocabulary_change.vocabulary_axes(model)
+    shapes = {name: parts["value"].shape for name, parts in opened.parameters.items()}
+    checkpoint = opened.checkpoint
+    if checkpoint:
+        state = vocabulary_change.changed_state(checkpoint.state, shapes, axes, made)
+        run = checkpoint.run and {**checkpoint.run, "vocabulary_sha256": left.record.sha256}
+        checkpoint = dataclasses.replace(checkpoint, state=state, run=run)
+    name = opened.model.name
+    if opened.source.transformers and _written(opened.source.path)["model_type"] == "mt5":
+        name = "mt5"
+    return opened._replace(
+        # No longer what transformers loads from there.
+        source=opened.source._replace(transformers=False),
+        model=opened.model._replace(config=dataclasses.replace(model, vocab_size=size), name=name),
+        parameters=vocabulary_change.changed(flag, opened.parameters, axes, made),
+        checkpoint=checkpoint,
+    )
+
+
+def _written(folder: str) -> dict[str, Any]:
+    return files.read_json(os.path.join(files.local_path(folder), "config.json"))
+
+
+def _roles(opened: Opened) -> Any:
+    """Returns the pieces around texts and the mask of an encoder-only folder; None for others."""
+    path = files.join(opened.source.path, TOKENIZER_CONFIG)
+    if opened.model.config.architecture != "encoder" or not files.exists(path):
+        return None
+    written = files.read_json(path)
+    names = [written.get(f"{role}_token") or "" for role in ("cls", "mask")]
+    begins, mask = (each["content"] if isinstance(each, dict) else each for each in names)
+    return Roles(begins=begins, mask=mask)
+
+
+def cut(flags: Any, opened: Opened, settings: Settings) -> tuple[Opened, Settings]:
+    """Returns the smaller model and its vocabulary, after a check of its logits."""
+    base = vocabulary_of(opened, flags.vocabulary, flags.extra_ids)
+    corpus = sources.resolve(sources.parse(flags.corpus))
+    for note in corpus.notes:
+        print(note)
+    counts = usage.count(base, corpus, flags.workers)
+    found = trimming.trim(base, counts, flags.min_count, flags.vocab_size)
+    print(f"vocabulary: {trimming.described(base, found, counts)}", flush=True)
+    made = trimmed(opened, base, found.id_map, found.vocabulary)
+    settings = dataclasses.replace(settings, vocabulary=found.vocabulary, roles=_roles(opened))
+    targets.refuse(made, settings)
+    old_of_new = np.array([old for old, new in enumerate(found.id_map) if new is not None])
+    before = targets.values(opened, "float32")
+    after = targets.values(made, "float32")
+    difference = verify.kept_logits(
+        (opened.model.config, before), (made.model.config, after), old_of_new
+    )
+    sizes = [sum(array.size for array in arrays.values()) for arrays in (before, after)]
+    print(
+        f"parameters: {sizes[1]:,} of {sizes[0]:,}; logits of the kept pieces differ from the "
+        f"source's by at most {difference:.1e}",
+        flush=True,
+    )
+    return made, settings

@@ -1,0 +1,119 @@
+"""The ways in which the sublayers of a layer follow one another.
+
+Dimensions: B batch, L length, M positions that are left, D model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from trainer.model.flow import Flow, take_rows
+from trainer.model.masks import Rows
+from trainer.model.norms import NormPlacement
+from trainer.model.norms import Sublayer as Function
+
+
+def _keeps_all(rows: Rows) -> None:
+    return None
+
+
+class Sublayer(NamedTuple):
+    """A sublayer of a layer.
+
+    Attributes:
+      norm_name: T5X's name of its norm, without the prefix of the placement.
+      placement: the place of its norm.
+      run: maps (y_BLD, rows) to [B, L, D]; it has rows as a keyword.
+      kept: maps rows, after the sublayer has run, to the indices [B, M] with which the next one
+        goes on; None: all.
+    """
+
+    norm_name: str
+    placement: NormPlacement
+    run: Callable[..., jax.Array]
+    kept: Callable[[Rows], jax.Array | None] = _keeps_all
+
+
+class Arrangement(Protocol):
+    """The arrangement slot: runs the sublayers of a layer.
+
+    Args:
+      norm: builds the norm of a sublayer.
+      dropout: applied to what a sublayer returns.
+    """
+
+    def __call__(
+        self,
+        flow: Flow,
+        rows: Rows,
+        sublayers: Sequence[Sublayer],
+        norm: Callable[[Sublayer], Function],
+        dropout: Function,
+    ) -> Flow: ...
+
+
+@dataclass(frozen=True)
+class Sequential:
+    """Each sublayer reads the states after the one before, as in the first Transformer."""
+
+    def __call__(
+        self,
+        flow: Flow,
+        rows: Rows,
+        sublayers: Sequence[Sublayer],
+        norm: Callable[[Sublayer], Function],
+        dropout: Function,
+    ) -> Flow:
+        for each in sublayers:
+            run = partial(each.run, rows=rows)
+            flow = flow._replace(x_BLD=each.placement(flow.x_BLD, norm(each), run, dropout))
+            if (kept_BM := each.kept(rows)) is not None:
+                flow, rows = flow.keep(kept_BM), take_rows(rows, kept_BM)
+        return flow
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """All sublayers read the same states, and their outputs are added to these.
+
+    `one_norm`: they share the norm of the first one, as in GPT-J and PaLM; or else each has its
+    own, as in GPT-NeoX.
+    """
+
+    one_norm: bool = False
+
+    def __call__(
+        self,
+        flow: Flow,
+        rows: Rows,
+        sublayers: Sequence[Sublayer],
+        norm: Callable[[Sublayer], Function],
+        dropout: Function,
+    ) -> Flow:
+        x_BLD = flow.x_BLD
+        shared_BLD = norm(sublayers[0])(x_BLD) if self.one_norm else None
+        outputs = [
+            dropout(each.run(norm(each)(x_BLD) if shared_BLD is None else shared_BLD, rows=rows))
+            for each in sublayers
+        ]
+        return flow._replace(x_BLD=sum(outputs, start=x_BLD))
+
+
+def sequential(config: Any, options: Any) -> Arrangement:
+    """Returns one sublayer after the other."""
+    return Sequential()
+
+
+def parallel(config: Any, options: Any) -> Arrangement:
+    """Returns sublayers beside one another, each with its norm."""
+    return Parallel()
+
+
+def parallel_with_one_norm(config: Any, options: Any) -> Arrangement:
+    """Returns sublayers beside one another, with one norm."""
+    return Parallel(one_norm=True)

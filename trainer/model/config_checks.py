@@ -1,0 +1,218 @@
+"""Checks of a `ModelConfig` beyond those that parts make of themselves. No JAX."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import MISSING, fields
+from typing import Any
+
+from tasks.terminal.fields import one_of
+from trainer.model.capabilities import DECODER, ENCODER, ENCODER_DECODER
+from trainer.model.device import AUTO, fills_lanes, fills_tiles
+from trainer.model.parts import (
+    ACTIVATION_NAMES,
+    FULL_PATTERN,
+    MIXERS,
+    POSITIONS,
+    SLOTS,
+    STACK_PARTS,
+    ZERO_NAMES,
+)
+from trainer.model.slots import require_of
+
+# The fields that any family can set; the others change its parts.
+_OF_ALL = (
+    *("family", "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "mlp_activations"),
+    *("num_encoder_layers", "num_decoder_layers", "dropout_rate", "dtype", "tied_logits"),
+    *("position", "max_positions", "switch_every", "upstream_compat", "scan_layers", "remat"),
+    *("attention", "softmax_dtype"),
+)
+
+
+def check(config: Any) -> None:
+    """Checks the values of a `ModelConfig` one by one and beside one another.
+
+    Raises:
+      Rejected: a field makes no sense or has no effect beside the others.
+    """
+    _check_sizes(config)
+    _check_changes(config)
+    _check_layers(config)
+    _check_heads(config)
+    _check_logits(config)
+    _check_position(config)
+    _check_feed_forward(config)
+    _check_cross_attention(config)
+    for slot, known in SLOTS.items():
+        name, options = config.part(slot)
+        if check := known[name].check:
+            check(config, options)
+    for field in config.stack_parts:
+        if check := STACK_PARTS[field].check:
+            check(config, getattr(config, field))
+    _check_pattern(config)
+    _check_attention(config)
+    _check_scan(config)
+
+
+def _check_sizes(config: Any) -> None:
+    for name in ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "max_positions"):
+        require_of(config, getattr(config, name) > 0, name, "above 0")
+    for name in config.family_facts.even:
+        require_of(config, getattr(config, name) % 2 == 0, name, "even")
+    for name, architectures in (
+        ("num_encoder_layers", (ENCODER, ENCODER_DECODER)),
+        ("num_decoder_layers", (DECODER, ENCODER_DECODER)),
+    ):
+        layers = getattr(config, name)
+        if config.architecture in architectures:
+            require_of(config, layers > 0, name, "above 0")
+        else:
+            rule = f"0 in a model that is {config.architecture} only"
+            require_of(config, layers == 0, name, rule)
+    for name in STACK_PARTS:
+        require_of(config, getattr(config, name) >= 0, name, "0 or more")
+    require_of(config, 0.0 <= config.dropout_rate < 1.0, "dropout_rate", "in [0, 1)")
+    if config.mlp_activations is not None:
+        known = {*config.mlp_activations} <= {*ACTIVATION_NAMES}
+        rule = f"one or more, each {one_of(ACTIVATION_NAMES)}"
+        require_of(config, len(config.mlp_activations) > 0 and known, "mlp_activations", rule)
+
+
+def _check_changes(config: Any) -> None:
+    """Checks that the family can be changed if it is, and that all parts exist."""
+    for each in fields(config):
+        if each.name in _OF_ALL or config.family_facts.changeable or each.default is MISSING:
+            continue
+        rule = f"{each.default} in family {config.family}"
+        require_of(config, getattr(config, each.name) == each.default, each.name, rule)
+    for slot in SLOTS:
+        config.part(slot)
+
+
+def _check_layers(config: Any) -> None:
+    fits = config.facts("norm_placement").parallel or config.parallel_blocks == "none"
+    rule = f"'none' with norm_placement {config.value('norm_placement')!r}"
+    require_of(config, fits, "parallel_blocks", rule)
+    require_of(config, config.num_experts >= 0, "num_experts", "0 or more")
+    fits = config.architecture != ENCODER or not config.num_experts
+    rule = "0 in an encoder-only model, whose losses do not route"
+    require_of(config, fits, "num_experts", rule)
+    require_of(config, config.switch_every > 0, "switch_every", "above 0")
+    if config.upstream_compat:
+        mixer = config.mixer_facts
+        fits = config.family_facts.convolves or mixer.convolves or mixer.counts_positions
+        rule = "False where nothing convolves or synthesizes"
+        require_of(config, fits, "upstream_compat", rule)
+
+
+def _check_heads(config: Any) -> None:
+    facts, mixer = config.mixer_facts, config.part("mixer").name
+    fits = facts.decodes or config.architecture != DECODER
+    require_of(config, fits, "mixer", "one that can be causal in a model without an encoder")
+    for name, changed, fits in (
+        ("num_kv_heads", config.num_kv_heads is not None, facts.groups),
+        ("query_key_norm", config.query_key_norm, facts.queries),
+        ("attention_scale", config.attention_scale is not None, facts.queries),
+        ("zero_init", "query" in config.zero_init, facts.queries),
+    ):
+        require_of(config, not changed or fits, name, f"unset with mixer {mixer!r}")
+    if config.num_kv_heads is not None:
+        fits = config.num_kv_heads > 0 and config.num_heads % config.num_kv_heads == 0
+        rule = f"a divisor of num_heads, which is {config.num_heads}"
+        require_of(config, fits, "num_kv_heads", rule)
+
+
+def _check_logits(config: Any) -> None:
+    for name in ("attention_scale", "logits_scale"):
+        if (value := getattr(config, name)) is not None:
+            require_of(config, 0 < value < math.inf, name, "a finite number above 0")
+    zeros = {*config.zero_init}
+    fits = zeros <= {*ZERO_NAMES} and len(zeros) == len(config.zero_init)
+    require_of(config, fits, "zero_init", f"some of {', '.join(ZERO_NAMES)}, each once")
+    fits = "logits" not in zeros or not config.value("tied_logits")
+    require_of(config, fits, "zero_init", "without logits, which are tied")
+
+
+def _check_position(config: Any) -> None:
+    scheme, family, mixer = config.position_scheme, config.family_facts, config.mixer_facts
+    fitting = POSITIONS if family.positions is None else family.positions
+    rule = f"{one_of(fitting)} in family {config.family}"
+    require_of(config, scheme in fitting, "position", rule)
+    read = fitting if mixer.positions is None else mixer.positions
+    both = [
+        name
+        for name in fitting
+        if name in read and (mixer.rotates or not POSITIONS[name].facts.rotates)
+    ]
+    rule = f"{one_of(both)} with mixer {config.mixer!r}"
+    require_of(config, scheme in both, "position", rule)
+
+
+def _check_feed_forward(config: Any) -> None:
+    name, reads = config.part("feed_forward").name, config.facts("feed_forward").reads
+    unset: dict[str, Any] = {"mlp_activations": None, "num_experts": 0, "mlp_bias": None}
+    for field, value in unset.items():
+        # The head of an encoder-only model has an activation, too.
+        if field in reads or (field == "mlp_activations" and config.architecture == ENCODER):
+            continue
+        # Naming the family's own value, as `explicit` does, changes nothing.
+        own = getattr(config.family_facts, field, value)
+        rule = f"{value} with feed_forward {name!r}"
+        require_of(config, getattr(config, field) in (value, own), field, rule)
+
+
+def _check_cross_attention(config: Any) -> None:
+    fits = config.architecture == ENCODER_DECODER or config.cross_attention == "attention"
+    require_of(config, fits, "cross_attention", f"'attention' in family {config.family}")
+
+
+def _check_pattern(config: Any) -> None:
+    name, pattern = config.part("attention_pattern")
+    if name == FULL_PATTERN:
+        return
+    rule = f"'full' with mixer {config.part('mixer').name!r}"
+    require_of(config, config.mixer_facts.sparse, "attention_pattern", rule)
+    rule = f"'full' with attention {config.attention!r}, which computes all blocks"
+    fits = config.attention in (AUTO, "einsum", "pallas")
+    require_of(config, fits, "attention_pattern", rule)
+    reading = [name for name, facts in config.stack_parts.items() if facts.reads_weights]
+    for other in (
+        *["attention_weights"] * (config.attention_weights != "softmax"),
+        *["cross_attention"] * config.facts("cross_attention").merges,
+        *reading,
+    ):
+        rule = f"'full' with {other} {getattr(config, other)!r}"
+        require_of(config, False, "attention_pattern", rule)
+    fits = config.attention != "pallas" or fills_tiles(pattern.block)
+    rule = "of blocks of 8, 16, 32, 64 or a multiple of 128 with attention 'pallas'"
+    require_of(config, fits, "attention_pattern", rule)
+
+
+def _check_attention(config: Any) -> None:
+    name = config.attention
+    if name in (AUTO, "einsum"):
+        return
+    # Weights dropped for all queries at once are values dropped, which kernels need not know.
+    if name != "pallas" or config.drops_by_query:
+        rule = f"0 with attention {name!r}, which drops no weights"
+        require_of(config, config.dropout_rate == 0, "dropout_rate", rule)
+    fitting = [mixer for mixer, part in MIXERS.items() if name in part.facts.attentions]
+    rule = f"{one_of(fitting)} with attention {name!r}"
+    require_of(config, name in config.mixer_facts.attentions, "mixer", rule)
+    rule = f"'softmax' with attention {name!r}"
+    require_of(config, config.attention_weights == "softmax", "attention_weights", rule)
+    rule = f"another one with attention {name!r}"
+    require_of(config, name in config.attentions, "position", rule)
+    if name == "pallas":
+        rule = "a divisor or multiple of 128 with attention 'pallas'"
+        require_of(config, fills_lanes(config.head_dim), "head_dim", rule)
+    if name == "cudnn":
+        require_of(config, config.dtype == "bfloat16", "dtype", "'bfloat16' with attention 'cudnn'")
+
+
+def _check_scan(config: Any) -> None:
+    alike = config.family_facts.layers is None and config.facts("head_scaling").alike
+    alike = alike and (not config.num_experts or config.switch_every == 1)
+    rule = "False where layers differ: a scan runs equal ones"
+    require_of(config, alike or not config.scan_layers, "scan_layers", rule)

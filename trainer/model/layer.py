@@ -1,0 +1,144 @@
+"""One layer of a stack; the names of its parameters are T5X's.
+
+Dimensions: B batch, L query length, S key length, D model, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
+
+import jax
+from flax import linen as nn
+
+from trainer.model.arrangements import Sublayer
+from trainer.model.cache import positions_at
+from trainer.model.dense import Shared
+from trainer.model.flow import Flow, take_view
+from trainer.model.masks import Rows
+from trainer.model.mixers import View
+from trainer.model.norms import Sublayer as Function
+from trainer.model.positions import Position
+from trainer.model.spec import LayerSpec
+
+# The name of the sublayer that looks at the encoder.
+CROSS_ATTENTION = "encoder_decoder_attention"
+
+
+class Names(NamedTuple):
+    """T5X's names of a layer's first sublayer, which differ between the two stacks.
+
+    The prefix of the norm's placement, "pre" in T5X, goes before the norm's name.
+    """
+
+    mixer_norm: str
+    mixer: str
+
+
+NAMES = MappingProxyType(
+    {
+        "encoder": Names("attention_layer_norm", "attention"),
+        "decoder": Names("self_attention_layer_norm", "self_attention"),
+    }
+)
+
+
+class Surroundings(NamedTuple):
+    """What a layer reads beside its states.
+
+    Attributes:
+      source: what the cross mixer looks at.
+      view: the view of all positions of the stack's rows.
+      cross_view: their view of the encoder; None if there is none.
+      sources: what parts of the stack have made for its layers, by name.
+    """
+
+    source: Any
+    view: View
+    cross_view: View | None
+    sources: Mapping[str, Any]
+
+
+class Layer(nn.Module):
+    """One layer: mixer, then those of its spec: cross mixer, sublayers of parts, feed-forward.
+
+    `position` is the layer's own position scheme; None if the layers of a stack share one.
+    """
+
+    spec: LayerSpec
+    shared: Shared
+    names: Names
+    position: Position | None
+
+    @nn.compact
+    def __call__(
+        self, flow: Flow, surroundings: Surroundings, deterministic: bool
+    ) -> tuple[Flow, Any]:
+        """Returns the states, and what the layer leaves for a decoder."""
+        spec, shared = self.spec, self.shared
+        view, rows = self._views(flow, surroundings)
+        assert view.watched is not None
+
+        def norm(sublayer: Sublayer) -> Function:
+            name = f"{sublayer.placement.prefix}_{sublayer.norm_name}"
+            return cast(Function, spec.norm.build(shared, name))
+
+        def dropout(y_BLD: jax.Array) -> jax.Array:
+            return shared.dropout()(y_BLD, deterministic)
+
+        sublayers = self._sublayers(view, surroundings, deterministic)
+        flow = spec.arrangement(flow, rows, sublayers, norm, dropout)
+        left = (hook.left(flow.x_BLD, view.watched) for hook in spec.hooks)
+        return flow, next((each for each in left if each is not None), None)
+
+    def _views(self, flow: Flow, surroundings: Surroundings) -> tuple[View, Rows]:
+        """Returns the mixer's view, and the rows that are left."""
+        spec, view = self.spec, surroundings.view
+        if self.position is not None:
+            own = self.position.build(self.shared, spec.mixer.num_heads or 1, self.position.name)
+            view = view._replace(positions=positions_at(own, view.cache, view.rows))
+        if flow.index_BL is not None:
+            view = take_view(view, flow.index_BL)
+        for hook in spec.hooks:
+            view = hook.view(view, surroundings.cross_view)
+        watched = dict.fromkeys(name for hook in spec.hooks for name in hook.watches)
+        return view._replace(watched=watched), view.rows
+
+    def _sublayers(
+        self, view: View, surroundings: Surroundings, deterministic: bool
+    ) -> list[Sublayer]:
+        spec, shared = self.spec, self.shared
+        first, last = spec.norm_placement, spec.feed_forward_norm_placement or spec.norm_placement
+        mixer = spec.mixer.build(shared, self.names.mixer)
+        source, watched = surroundings.source, view.watched or {}
+
+        def mix(y_BLD: jax.Array, rows: Rows) -> jax.Array:
+            looked_at = y_BLD
+            for hook in spec.hooks:
+                looked_at = hook.looked_at(looked_at, source, view)
+            return cast(jax.Array, mixer(y_BLD, looked_at, view, deterministic))
+
+        def kept(rows: Rows) -> jax.Array | None:
+            each = (hook.kept(watched, rows) for hook in spec.hooks)
+            return next((index_BM for index_BM in each if index_BM is not None), None)
+
+        placement = spec.mixer_norm_placement or first
+        sublayers = [Sublayer(self.names.mixer_norm, placement, mix, kept)]
+        if spec.cross_mixer is not None:
+            cross, seen = spec.cross_mixer.build(shared, CROSS_ATTENTION), surroundings.cross_view
+
+            def look(y_BLD: jax.Array, rows: Rows) -> jax.Array:
+                return cast(jax.Array, cross(y_BLD, source, seen, deterministic))
+
+            sublayers.append(Sublayer("cross_attention_layer_norm", first, look))
+        for hook in spec.hooks:
+            own = hook.sublayer(shared, first, surroundings.sources, deterministic)
+            sublayers += [own] if own else []
+        feed_forward = spec.feed_forward.build(shared, "mlp")
+        if feed_forward is not None:
+            kept_states = {} if spec.feed_forward.pointwise else {"cache": view.cache}
+            run = partial(feed_forward, deterministic=deterministic, **kept_states)
+            sublayers.append(Sublayer("mlp_layer_norm", last, cast(Any, run)))
+        return sublayers

@@ -1,0 +1,403 @@
+"""The parts of a model by slot and name, each with its builder, facts, options and check. No JAX.
+
+A part outside of this package is added by `register`, as those of `trainer.zoo` are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tasks.terminal.fields import Rejected, Rule, above, at_least, field
+from trainer.model.capabilities import (
+    DECODER,
+    ENCODER,
+    ENCODER_DECODER,
+    T5X,
+    TRANSFORMERS,
+    CrossFacts,
+    FamilyFacts,
+    FeedForwardFacts,
+    HeadFacts,
+    MixerFacts,
+    PlacementFacts,
+    PositionFacts,
+    StackPartFacts,
+)
+from trainer.model.device import ATTENTION_NAMES
+from trainer.model.slots import Part, Slot, reject_changed, require_of
+
+__all__ = ["register"]
+
+ACTIVATION_NAMES = ("gelu", "gelu_erf", "linear", "relu", "silu", "squared_relu")
+# Functions from logits to the weights of attention.
+WEIGHT_NAMES = ("softmax", "elu", "squared_relu", "norm_elu", "norm_squared_relu")
+# Parts that can start at zero.
+ZERO_NAMES = ("logits", "query", "residual")
+PER_LAYER = "relative_per_layer"
+FULL_PATTERN = "full"
+
+# ---- Norms: builder(config, options). -----------------------------------------------------------
+
+GAINS = ("vector", "offset", "scalar", "none")
+
+
+@dataclass(frozen=True)
+class NormOptions:
+    """The options of a norm."""
+
+    epsilon: float = field(1e-6, "added to the mean square or the variance", rule=above(0))
+    gain: str = field(
+        "vector",
+        "learned scale: one for each channel (vector), the same stored less 1 and so pulled to 1 "
+        "by weight decay, as in Gemma (offset), one for all channels (scalar), or none",
+        choices=GAINS,
+    )
+
+
+@dataclass(frozen=True)
+class LayerNormOptions(NormOptions):
+    """The options of a norm that subtracts the mean."""
+
+    bias: bool = field(True, "learned bias of each channel")
+
+
+NORMS = Slot(
+    "norm",
+    {
+        "layer_norm": Part("trainer.model.norms:layer_norm", options=LayerNormOptions),
+        "rms_norm": Part("trainer.model.norms:rms_norm", options=NormOptions),
+    },
+)
+
+# Builder(config, options) -> `norms.Placements`.
+NORM_PLACEMENTS = Slot(
+    "norm_placement",
+    {
+        "post": Part("trainer.model.norms:after_sums", PlacementFacts(ends_normalised=True)),
+        "pre": Part("trainer.model.norms:before_sublayers", PlacementFacts(parallel=True)),
+    },
+    PlacementFacts,
+)
+
+# Ways in which the sublayers of a layer follow one another: builder(config, options).
+ARRANGEMENTS = Slot(
+    "parallel_blocks",
+    {
+        "none": Part("trainer.model.arrangements:sequential"),
+        "one_norm": Part("trainer.model.arrangements:parallel_with_one_norm"),
+        "two_norms": Part("trainer.model.arrangements:parallel"),
+    },
+)
+
+# ---- Positions: builder(config, options, bidirectional). ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Sinusoidal:
+    """The options of sines and cosines added to the embeddings."""
+
+    base: float = field(
+        10_000.0, "the longest wave has 2 pi times as many positions", rule=above(1)
+    )
+
+
+@dataclass(frozen=True)
+class Relative:
+    """The options of T5's biases by distance."""
+
+    num_buckets: int = field(
+        32,
+        "buckets of distances of each table; a multiple of 4",
+        rule=Rule("a multiple of 4, above 0", lambda value: value > 0 and value % 4 == 0),
+    )
+    max_distance: int = field(128, "distance (tokens) from which all share a bucket")
+
+    def __post_init__(self) -> None:
+        if self.max_distance <= self.num_buckets // 2:
+            raise Rejected("max_distance", self.max_distance, "above num_buckets / 2")
+
+
+SCALINGS = ("none", "linear", "llama3")
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The options of rotated queries and keys."""
+
+    base: float = field(
+        10_000.0, "the slowest pair turns once in 2 pi times as many positions", rule=above(1)
+    )
+    fraction: float | None = field(
+        None,
+        "share of the channels of a head that is rotated; None: all, but a quarter in BERT",
+        rule=Rule("in (0, 1]", lambda value: 0 < value <= 1),
+    )
+    cross: bool = field(False, "rotate the queries and keys of cross-attention, too, as MARCH V2")
+    scaling: str = field(
+        "none",
+        "slow the rotation down for rows longer than in pretraining: every pair by factor "
+        "(linear), or only slow pairs, as Llama 3.1 does (llama3)",
+        choices=SCALINGS,
+    )
+    factor: float = field(8.0, "by how much scaling slows pairs down", rule=at_least(1))
+    low_frequency: float = field(
+        1.0, "llama3: turns in original_positions below which a pair is slowed down fully"
+    )
+    high_frequency: float = field(
+        4.0, "llama3: turns in original_positions above which a pair is left alone"
+    )
+    original_positions: int = field(
+        8192, "llama3: positions (tokens) of pretraining", rule=above(0)
+    )
+
+    def __post_init__(self) -> None:
+        if not self.low_frequency < self.high_frequency:
+            raise Rejected("high_frequency", self.high_frequency, "above low_frequency")
+        if self.scaling == "none":
+            reject_changed(self, "without scaling", "factor")
+        if self.scaling != "llama3":
+            own = ("low_frequency", "high_frequency", "original_positions")
+            reject_changed(self, "without scaling=llama3", *own)
+
+
+def _check_rotary(config: Any, options: Rotary) -> None:
+    channels = config.rotated_channels
+    rule = f"such that rotary positions rotate whole pairs of channels, not {channels:g}"
+    require_of(config, channels > 0 and channels % 2 == 0, "head_dim", rule)
+    rule = "without cross=true in a model without cross-attention"
+    fits = not options.cross or config.architecture == ENCODER_DECODER
+    require_of(config, fits, "position", rule)
+
+
+_POSITIONS = "trainer.model.positions:"
+POSITIONS = Slot(
+    "position",
+    {
+        "absolute": Part(_POSITIONS + "absolute", PositionFacts(counts_positions=True)),
+        "alibi": Part(_POSITIONS + "alibi", PositionFacts(fuses=False, any_width=False)),
+        "none": Part(_POSITIONS + "no_position"),
+        "relative": Part(_POSITIONS + "relative", options=Relative),
+        PER_LAYER: Part(_POSITIONS + "relative_per_layer", options=Relative),
+        "rotary": Part(
+            _POSITIONS + "rotary",
+            PositionFacts(rotates=True, any_width=False),
+            Rotary,
+            _check_rotary,
+        ),
+        "sinusoidal": Part(_POSITIONS + "sinusoidal", options=Sinusoidal),
+    },
+    PositionFacts,
+)
+
+# ---- Mixers: builder(config, options). ----------------------------------------------------------
+
+ATTENTION = MixerFacts(
+    attentions=ATTENTION_NAMES,
+    queries=True,
+    groups=True,
+    sparse=True,
+    selects=True,
+    caches=True,
+    exports=(TRANSFORMERS, T5X),
+)
+MIXERS = Slot(
+    "mixer", {"attention": Part("trainer.model.attention:self_attention", ATTENTION)}, MixerFacts
+)
+
+# The options of a pattern are a `sparsity.Pattern`; nothing is built.
+PATTERNS = Slot("attention_pattern", {FULL_PATTERN: Part(lambda config, options: None)})
+
+# Builder(config, options) -> `stack_parts.CrossAttention`.
+CROSS_ATTENTIONS = Slot(
+    "cross_attention",
+    {"attention": Part("trainer.model.attention:cross_attention")},
+    CrossFacts,
+)
+
+# Builder(config, options, layer, count) -> the layers of a stack.
+HEAD_SCALINGS = Slot(
+    "head_scaling",
+    {"none": Part(lambda config, options, layer, count: (layer,) * count)},
+    HeadFacts,
+)
+
+# ---- Parametrisations: builder(config, options). ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Normal:
+    """The options of initial values from one normal distribution."""
+
+    deviation: float = field(0.02, "standard deviation before the cut at two", rule=above(0))
+    scale_residual: bool = field(
+        False,
+        "divide the deviation of kernels that end a residual branch by the root of the number of "
+        "branches, as GPT-2 and Megatron-LM",
+    )
+
+
+MUP_RULES = ("relative", "absolute")
+READOUTS = ("inverse", "relative", "standard", "zero")
+
+
+@dataclass(frozen=True)
+class MaximalUpdate:
+    """The options of muP."""
+
+    base_width: int = field(
+        128,
+        "emb_dim of the model whose learning rate is used: a wider model's hidden kernels learn "
+        "at base_width / emb_dim of it",
+        rule=above(0),
+    )
+    rule: str = field(
+        "relative",
+        "learning rates of kernels: base_width / emb_dim of the run's (relative), or 1 / fan-in "
+        "of it (absolute)",
+        choices=MUP_RULES,
+    )
+    readout: str = field(
+        "inverse",
+        "standard deviation of the initial logits kernel: 1 / emb_dim (inverse), that of the "
+        "standard one at base_width and falling as 1 / emb_dim (relative), emb_dim ** -0.5 "
+        "(standard), or zero",
+        choices=READOUTS,
+    )
+
+    def __post_init__(self) -> None:
+        if self.rule == "absolute" and self.readout != "relative":
+            reject_changed(self, "with rule=absolute and this readout", "base_width")
+
+
+def _check_mup(config: Any, options: MaximalUpdate) -> None:
+    zero = options.readout == "zero"
+    fits = not (zero and config.value("tied_logits"))
+    require_of(config, fits, "parametrisation", "another readout: logits are tied")
+
+
+_PARAMETRISATIONS = "trainer.model.parametrisation:"
+PARAMETRISATIONS = Slot(
+    "parametrisation",
+    {
+        "mup": Part(_PARAMETRISATIONS + "mup", options=MaximalUpdate, check=_check_mup),
+        "normal": Part(_PARAMETRISATIONS + "normal", options=Normal),
+        "standard": Part(_PARAMETRISATIONS + "standard"),
+    },
+)
+
+# ---- Feed-forward sublayers: builder(config, options). ------------------------------------------
+
+
+def _check_no_feed_forward(config: Any, options: Any) -> None:
+    rule = "'none' with feed_forward 'none'"
+    require_of(config, config.parallel_blocks == "none", "parallel_blocks", rule)
+
+
+FEED_FORWARDS = Slot(
+    "feed_forward",
+    {
+        "mlp": Part(
+            "trainer.model.feedforward:mlp",
+            FeedForwardFacts(("mlp_activations", "mlp_bias", "num_experts")),
+        ),
+        "none": Part("trainer.model.feedforward:no_feed_forward", check=_check_no_feed_forward),
+    },
+    FeedForwardFacts,
+)
+
+# ---- Parts of whole stacks. ---------------------------------------------------------------------
+
+# The slots that fields of `ModelConfig` fill by name.
+SLOTS = {
+    slot.field: slot
+    for slot in (
+        FEED_FORWARDS,
+        HEAD_SCALINGS,
+        PATTERNS,
+        MIXERS,
+        NORMS,
+        PARAMETRISATIONS,
+        POSITIONS,
+        NORM_PLACEMENTS,
+        ARRANGEMENTS,
+        CROSS_ATTENTIONS,
+    )
+}
+# Parts that a field of their own name adds if it is above 0: builder(config, number) ->
+# `stack_parts.StackPart`.
+STACK_PARTS = Slot("stack part", {}, StackPartFacts)
+
+
+def register(slot: str, name: str, part: Part) -> None:
+    """Makes `name` a value of the field `slot` of `ModelConfig`, in this process.
+
+    Args:
+      slot: one of SLOTS.
+
+    Raises:
+      ValueError: there is a part of this name.
+    """
+    SLOTS[slot].register(name, part)
+
+
+# ---- Families. ----------------------------------------------------------------------------------
+
+_T5_1_1 = FamilyFacts(ENCODER_DECODER, tied_logits=False)
+# Llama's paper does not give initial values; these are GPT-2's, as in Megatron-LM.
+_LLAMA = FamilyFacts(
+    DECODER,
+    position="rotary",
+    mlp_activations=("silu", "linear"),
+    tied_logits=False,
+    parametrisation="normal:scale_residual=true",
+)
+_BERT = FamilyFacts(
+    ENCODER,
+    position="absolute",
+    norm="layer_norm:epsilon=1e-12",
+    norm_placement="post",
+    mlp_activations=("gelu_erf",),
+    mlp_bias=True,
+    attention_bias=True,
+    embedding_norm=True,
+    parametrisation="normal",
+    # As in t5-experiments.
+    rotary_fraction=0.25,
+)
+# Families by name; a module can add some.
+FAMILIES = {
+    # BERT (arXiv:1810.04805), as in google-research/bert and transformers.
+    "bert": _BERT,
+    # BERT with norms before sublayers and after the last layer, as in t5-experiments. Kernels that
+    # end a residual branch start narrower, as that project intended.
+    "bert_pre_ln": replace(
+        _BERT, norm_placement="pre", parametrisation="normal:scale_residual=true"
+    ),
+    # Gemma (arXiv:2403.08295).
+    "gemma": replace(
+        _LLAMA,
+        norm="rms_norm:gain=offset",
+        mlp_activations=("gelu", "linear"),
+        scale_embeddings=True,
+        tied_logits=True,
+    ),
+    # GPT-2 (Radford et al. 2019).
+    "gpt2": FamilyFacts(
+        DECODER,
+        position="absolute",
+        norm="layer_norm:epsilon=1e-5",
+        mlp_activations=("gelu",),
+        mlp_bias=True,
+        attention_bias=True,
+        parametrisation="normal:scale_residual=true",
+    ),
+    # Llama (arXiv:2302.13971): rotary positions, SwiGLU, logits with a kernel of their own.
+    "llama": _LLAMA,
+    # T5X's `decoder_only` example: the decoder of T5 1.1 without an encoder, logits tied.
+    "lm": FamilyFacts(DECODER),
+    # T5 as first published (arXiv:1910.10683): ReLU, logits tied to the embedding.
+    "t5_1_0": replace(_T5_1_1, mlp_activations=("relu",), tied_logits=True),
+    # T5 1.1 and mT5 (arXiv:2010.11934): gated GELU, logits with a kernel of their own.
+    "t5_1_1": _T5_1_1,
+}

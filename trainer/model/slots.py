@@ -1,0 +1,172 @@
+"""Slots of a model, and the parts that fill them by name: "rotary", or "rotary:base=500000".
+
+A part stands in one place: a row of its slot, which a user's module can add, too. Plain data, no
+JAX: the module of a builder is imported when the part is built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from tasks.terminal.fields import Rejected, check, kind_in_words, one_of, parse_value
+
+__all__ = ["Part"]
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """The options of a part that has none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a model.
+
+    Attributes:
+      builder: makes the part from a `ModelConfig`, an instance of `options` and what else its slot
+        says; a function, or "module:function".
+      facts: what configuration, cost and exports need to know; None: the slot's default.
+      options: a frozen dataclass whose fields carry their words and rules (`tasks.terminal.fields`)
+        and have defaults.
+      check: called with a `ModelConfig` and the options; raises `Rejected` if they do not fit.
+    """
+
+    builder: str | Callable[..., Any]
+    facts: Any = None
+    options: type = NoOptions
+    check: Callable[[Any, Any], None] | None = None
+
+    def build(self, *arguments: Any) -> Any:
+        """Returns what the builder makes of a configuration, options and further arguments."""
+        if isinstance(self.builder, str):
+            module, _, name = self.builder.partition(":")
+            return getattr(importlib.import_module(module), name)(*arguments)
+        return self.builder(*arguments)
+
+
+class Choice(NamedTuple):
+    """The name of a part and its options."""
+
+    name: str
+    options: Any
+
+    def __str__(self) -> str:
+        """Returns the shortest text that `Slot.parse` reads as this choice."""
+        changed = [
+            f"{each.name}={_text(getattr(self.options, each.name))}"
+            for each in dataclasses.fields(self.options)
+            if getattr(self.options, each.name) != each.default
+        ]
+        return ":".join([self.name, *[",".join(changed)] * bool(changed)])
+
+
+class Slot(Mapping[str, Part]):
+    """The parts that a field of `ModelConfig` can name."""
+
+    def __init__(self, field: str, parts: Mapping[str, Part], facts: Callable[[], Any] = NoOptions):
+        """`facts` makes the facts of a part that gives none."""
+        self.field, self._facts, self._parts = field, facts, dict[str, Part]()
+        for name, part in parts.items():
+            self.register(name, part)
+
+    def __getitem__(self, name: str) -> Part:
+        return self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def register(self, name: str, part: Part) -> None:
+        """Adds a part, in this process.
+
+        Raises:
+          ValueError: the slot has a part of this name.
+        """
+        if name in self._parts:
+            raise ValueError(f"there is a {self.field} called {name!r} already")
+        if part.facts is None:
+            part = dataclasses.replace(part, facts=self._facts())
+        self._parts[name] = part
+
+    def unregister(self, name: str) -> None:
+        """Removes a part, for tests."""
+        del self._parts[name]
+
+    def parse(self, text: str) -> Choice:
+        """Returns the choice that a text names.
+
+        Raises:
+          Rejected: there is no such part or option, or the option rejects its value.
+        """
+        name, _, rest = text.partition(":")
+        if name not in self:
+            raise Rejected(self.field, text, one_of(self))
+        return _parse(self.field, text, name, rest, self[name].options)
+
+
+@cache
+def _parse(slot: str, text: str, name: str, rest: str, kind: type) -> Choice:
+    declared, values = _declared(kind), {}
+    for setting in rest.split(",") if ":" in text else ():
+        option, equals, value = setting.partition("=")
+        if option not in declared or not equals:
+            rule = f"{name!r} alone"
+            if declared:
+                listed = ", ".join(declared)
+                rule = f"{name!r} with options {listed}, as {name}:{next(iter(declared))}=…"
+            raise Rejected(slot, text, rule)
+        if option in values:
+            rule = f"{name!r} with each option once, and {option} is there twice"
+            raise Rejected(slot, text, rule)
+        try:
+            values[option] = parse_value(value, declared[option])
+        except ValueError as error:
+            rule = f"a part whose {option} is {kind_in_words(declared[option])}"
+            raise Rejected(slot, text, rule) from error
+        if isinstance(values[option], float) and not math.isfinite(values[option]):
+            raise Rejected(slot, text, f"a part whose {option} is a finite number")
+    try:
+        options = kind(**values)
+        check(options)
+    except Rejected as error:
+        option = error.field.rpartition(".")[2]
+        raise Rejected(slot, text, f"a part whose {option} is {error.rule}") from error
+    return Choice(name, options)
+
+
+@cache
+def _declared(kind: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {each.name: hints[each.name] for each in dataclasses.fields(kind)}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def reject_changed(options: Any, when: str, *names: str) -> None:
+    """Rejects options that differ from their defaults though nothing reads them.
+
+    Raises:
+      Rejected: "it must be left out `when`".
+    """
+    defaults = {each.name: each.default for each in dataclasses.fields(options)}
+    for name in names:
+        if getattr(options, name) != defaults[name]:
+            raise Rejected(name, getattr(options, name), f"left out {when}")
+
+
+def require_of(config: Any, holds: bool, field: str, rule: str) -> None:
+    """Raises `Rejected` with the value of a field of `config` unless `holds`."""
+    if not holds:
+        raise Rejected(field, getattr(config, field), rule)

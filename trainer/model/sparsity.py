@@ -1,0 +1,131 @@
+"""Sparsity of attention: which blocks of keys each block of queries looks at. No JAX.
+
+A pattern is frozen options whose `layout` is bool [P, N, N]: P is the number of heads if their
+layouts differ, or else 1; N the number of blocks of a row. Masks within blocks (causal, packed
+examples, prefixes, padding) are applied on top of it.
+
+Dimensions: P heads with layouts of their own, N blocks of a row, M blocks visited at most, n rows
+of a group.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+
+class Pattern(Protocol):
+    """The options of a pattern."""
+
+    @property
+    def block(self) -> int: ...
+
+    def __hash__(self) -> int: ...
+
+    def layout(self, num_heads: int, blocks: int, causal: bool) -> np.ndarray:
+        """Returns the visited blocks, bool [P, N, N], each block of queries its own among them.
+
+        With `causal`, random blocks are drawn from those before; blocks after are left in, since
+        a prefix may see them: `visited` takes them out.
+        """
+        ...
+
+
+@lru_cache(maxsize=256)
+def visited(
+    pattern: Pattern, num_heads: int, length: int, causal: bool, prefix: bool = False
+) -> np.ndarray:
+    """Returns the blocks to compute, read-only bool [P, N, N].
+
+    Args:
+      pattern: the options.
+      num_heads: heads of the queries.
+      length: tokens of a row; the last block may be part empty.
+      causal: a query sees no key after it.
+      prefix: but all keys of a prefix, if it is in the prefix.
+    """
+    layout_PNN = pattern.layout(num_heads, -(-length // pattern.block), causal)
+    if causal and not prefix:
+        layout_PNN = np.tril(layout_PNN)
+    if (layout_PNN == layout_PNN[:1]).all():
+        layout_PNN = layout_PNN[:1]
+    layout_PNN.flags.writeable = False
+    return layout_PNN
+
+
+def visited_pairs(pattern: Pattern, num_heads: int, length: int, causal: bool) -> float:
+    """Returns the pairs of query and key in visited blocks of a row, as a mean over heads."""
+    layout_PNN = visited(pattern, num_heads, length, causal)
+    blocks = layout_PNN.shape[1]
+    size_N = np.minimum(length - pattern.block * np.arange(blocks), pattern.block)
+    return float(np.einsum("pqk,q,k->", layout_PNN, size_N, size_N)) / len(layout_PNN)
+
+
+class Group(NamedTuple):
+    """Blocks of queries that visit about as many blocks of keys.
+
+    Attributes:
+      query_n: the blocks of queries, int32 [n].
+      key_PnM: the blocks of keys that each visits, int32; 0 where it visits fewer than M.
+      real_PnM: bool, False there.
+    """
+
+    query_n: np.ndarray
+    key_PnM: np.ndarray
+    real_PnM: np.ndarray
+
+
+# Padding that is not worth one group more, and the most groups, each of which is compiled.
+_WASTE, _GROUPS = 1.05, 8
+
+
+def groups_of(layout_PNN: np.ndarray) -> list[Group]:
+    """Returns the blocks of queries in groups, so that rows with global blocks pad no others."""
+    count_N = layout_PNN.sum(axis=2).max(axis=0)
+    order_N = np.argsort(count_N, kind="stable")
+    groups = []
+    for query_n in np.split(order_N, _borders(count_N[order_N])):
+        query_n = np.sort(query_n)
+        chosen_PnN = layout_PNN[:, query_n]
+        most = int(chosen_PnN.sum(axis=2).max())
+        # A stable sort puts the visited blocks first, in their order.
+        key_PnM = np.argsort(~chosen_PnN, axis=2, kind="stable")[:, :, :most]
+        real_PnM = np.take_along_axis(chosen_PnN, key_PnM, axis=2)
+        key_PnM = np.where(real_PnM, key_PnM, 0)
+        groups.append(Group(query_n.astype(np.int32), key_PnM.astype(np.int32), real_PnM))
+    return groups
+
+
+def _borders(count_N: np.ndarray) -> list[int]:
+    """Returns where to cut sorted counts, so that few parts padded to their maxima waste little."""
+    ends = [*(np.flatnonzero(np.diff(count_N)) + 1), len(count_N)]
+    starts = np.array([0, *ends[:-1]])
+    cost_E = np.array([end * count_N[end - 1] for end in ends], float)
+    cuts: list[list[int]] = [[] for _ in ends]
+    for _ in range(_GROUPS - 1):
+        if cost_E[-1] <= _WASTE * count_N.sum():
+            break
+        parts = []
+        for index, end in enumerate(ends):
+            # The last part begins after the end of an earlier one.
+            last = (end - starts[1 : index + 1]) * count_N[end - 1]
+            options = cost_E[:index] + last
+            best = int(np.argmin(options)) if index else -1
+            better = index and options[best] < cost_E[index]
+            parts.append(
+                (options[best], [*cuts[best], ends[best]])
+                if better
+                else (cost_E[index], cuts[index])
+            )
+        cost_E = np.array([cost for cost, _ in parts])
+        cuts = [cut for _, cut in parts]
+    return [int(cut) for cut in cuts[-1]]
+
+
+def picture(pattern: Pattern, blocks: int, causal: bool, head: int = 0) -> str:
+    """Returns a layout as text: a line for each block of queries, "#" where it visits keys."""
+    layout_PNN = visited(pattern, head + 1, blocks * pattern.block, causal)
+    rows = layout_PNN[min(head, len(layout_PNN) - 1)]
+    return "\n".join(" ".join("#" if each else "·" for each in row) for row in rows)

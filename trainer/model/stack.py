@@ -1,0 +1,178 @@
+"""A stack of layers; the names of its parameters are T5X's.
+
+Dimensions: B batch, L query length, S key length, D model, H heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import jax
+from flax import linen as nn
+
+from trainer.model.cache import Cache, positions_at
+from trainer.model.dense import Shared, rows_divided
+from trainer.model.embedding import TokenEmbedder
+from trainer.model.flow import Flow, take, take_rows
+from trainer.model.layer import NAMES, Layer, Surroundings
+from trainer.model.layers import rematerialised, scan
+from trainer.model.masks import Rows, predicate
+from trainer.model.mixers import View
+from trainer.model.norms import Sublayer as Function
+from trainer.model.positions import Positions
+from trainer.model.spec import StackSpec
+
+
+class Memory(NamedTuple):
+    """The output of an encoder.
+
+    Attributes:
+      states_BSD: its last states, normalised.
+      rows: facts about their positions.
+      layers: what each layer leaves, if the decoder's layers look at that.
+    """
+
+    states_BSD: jax.Array
+    rows: Rows
+    layers: tuple[Any, ...] = ()
+
+
+class Stack(nn.Module):
+    """Maps tokens to a `Memory`, or to logits if the spec has a logits slot."""
+
+    spec: StackSpec
+    shared: Shared
+    role: str  # "encoder" or "decoder": only names depend on it
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens_BL: jax.Array,
+        rows: Rows,
+        embedder: TokenEmbedder | None,
+        memory: Memory | None,
+        deterministic: bool,
+        embedded_BLD: jax.Array | None = None,
+        cache: Cache | None = None,
+        last_B: jax.Array | None = None,
+    ) -> Any:
+        """Returns the states, or the logits of all positions, or with `last_B` of one of each row.
+
+        With `cache` the rows are the prompt or the next token, as `Cache` says.
+        """
+        spec, shared = self.spec, self.shared
+        if embedder is None:  # a model of one stack keeps the table inside it
+            embedder = TokenEmbedder(shared, name="token_embedder")
+        views = self._views(rows, cache)
+        first = next(iter(views.values()))
+        cross_view = self._cross_view(first, memory)
+        x_BLD = embedder(tokens_BL) if embedded_BLD is None else embedded_BLD
+        x_BLD = self._first_states(x_BLD, first.positions, rows, deterministic)
+        sources = {
+            part.name: part.source.build(shared, part.name)(len(tokens_BL))
+            for part in spec.parts
+            if part.source is not None
+        }
+
+        def run(layer: Layer, flow: Flow, source: Any = None) -> tuple[Flow, Any]:
+            if source is None and memory is not None:
+                source = memory.states_BSD
+            view = views[layer.spec.mixer.num_heads]
+            around = Surroundings(source, view, cross_view, sources)
+            flow, left = layer(flow, around, deterministic)
+            return flow._replace(x_BLD=rows_divided(flow.x_BLD)), left
+
+        flow, left = self._run_layers(run, Flow(x_BLD), memory)
+        if last_B is not None:
+            flow = Flow(take(flow.x_BLD, last_B[:, None]))
+        y_BLD, last_norm = self._last_states(flow, deterministic)
+        if spec.logits is not None:
+            return spec.logits(y_BLD, embedder, shared)
+        if flow.index_BL is not None:
+            rows = take_rows(rows, flow.index_BL)
+        for hook in spec.layers[0].hooks:
+            left = [hook.finished(each, last_norm) for each in left]
+        return Memory(y_BLD, rows, tuple(left))
+
+    def _views(self, rows: Rows, cache: Cache | None) -> dict[int, View]:
+        """Returns the view of layers by their number of heads, the most first.
+
+        Masks and positions are the same in all layers: built once, in their smallest shapes.
+        """
+        spec = self.spec
+        if cache is None or cache.seen_BS is None:
+            source_rows, mask_BLS = rows, spec.mask(rows, rows)
+        else:
+            source_rows = cache.source_rows()
+            mask_BLS = cache.seen_BS[:, None]
+        view = View(mask_BLS, Positions(), rows, source_rows, predicate(spec.mask), cache=cache)
+        heads = sorted({layer.mixer.num_heads for layer in spec.layers} or {1}, reverse=True)
+        views = dict.fromkeys(heads, view)
+        if spec.position.per_layer:
+            return views
+
+        def positions_for(num_heads: int, name: str) -> Positions:
+            scheme = spec.position.build(self.shared, num_heads, name)
+            return positions_at(scheme, cache, rows)
+
+        positions = positions_for(heads[0], spec.position.name)
+        for each in heads:
+            # Layers with different numbers of heads have a table of biases for each number.
+            if each != heads[0] and positions.bias_HLS is not None:
+                own = positions_for(each, f"{spec.position.name}_{each}")
+            else:
+                own = positions
+            views[each] = view._replace(positions=own)
+        return views
+
+    def _cross_view(self, own: View, memory: Memory | None) -> View | None:
+        """Returns the view of the encoder; None if layers look at none."""
+        spec = self.spec
+        if spec.cross_mask is None or memory is None:
+            return None
+        mask_BLS, angles = spec.cross_mask(own.rows, memory.rows), Positions()
+        if spec.position.cross:
+            heads = max(layer.mixer.num_heads for layer in spec.layers)
+            scheme = spec.position.build(self.shared, heads, f"{spec.position.name}_of_memory")
+            sources = memory.rows.segment_BL.shape[1]
+            source_angle = scheme(sources, sources, memory.rows.position_BL).angle_BLC
+            angles = Positions(angle_BLC=own.positions.angle_BLC, source_angle_BSC=source_angle)
+        cache = None if own.cache is None else own.cache._replace(fixed=True)
+        known = predicate(spec.cross_mask)
+        return View(mask_BLS, angles, own.rows, memory.rows, known, cache=cache)
+
+    def _first_states(
+        self, x_BLD: jax.Array, positions: Positions, rows: Rows, deterministic: bool
+    ) -> jax.Array:
+        if positions.embedding_BLD is not None:
+            x_BLD += positions.embedding_BLD
+        x_BLD = self.spec.embedding(x_BLD, rows, self.shared)
+        return rows_divided(self.shared.dropout()(x_BLD, deterministic))
+
+    def _run_layers(self, run: Any, flow: Flow, memory: Memory | None) -> tuple[Flow, list[Any]]:
+        """Returns the states after all layers, and what each of them leaves."""
+        spec, shared = self.spec, self.shared
+        position = spec.position if spec.position.per_layer else None
+        run = rematerialised(run, shared.remat, shared.scan_layers)
+        if shared.scan_layers:
+            if len(set(spec.layers)) > 1:
+                raise ValueError(f"the layers of the {self.role} differ: a scan cannot run them")
+            layer = Layer(spec.layers[0], shared, NAMES[self.role], position, name=self.role)
+            return scan(run, layer, flow, len(spec.layers)), []
+        left = []
+        for index, layer_spec in enumerate(spec.layers):
+            name = f"layers_{index}"
+            layer = Layer(layer_spec, shared, NAMES[self.role], position, name=name)
+            source = [memory.layers[index]] if memory is not None and memory.layers else []
+            flow, each = run(layer, flow, *source)
+            left += [] if each is None else [each]
+        return flow, left
+
+    def _last_states(self, flow: Flow, deterministic: bool) -> tuple[jax.Array, Function]:
+        """Returns the states after the last norm, and the norm."""
+        spec, shared = self.spec, self.shared
+        last_norm = spec.norm.build(shared, f"{self.role}_norm")
+        y_BLD = last_norm(flow.x_BLD)
+        # T5X draws for every element of an encoder's output, but for whole rows before logits.
+        dropout = shared.dropout(broadcast_length=spec.logits is not None)
+        return dropout(y_BLD, deterministic or not spec.output_dropout), cast(Function, last_norm)

@@ -1,0 +1,245 @@
+"""Parts of MARCH (2023), a zoo of variants of T5, and dynamic tanh. No JAX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tasks.terminal.fields import BELOW_ONE, Rejected, Rule, above, at_least, field, one_of
+from trainer.model.capabilities import (
+    ENCODER_DECODER,
+    CrossFacts,
+    FeedForwardFacts,
+    HeadFacts,
+    StackPartFacts,
+)
+from trainer.model.device import AUTO
+from trainer.model.parts import ATTENTION, MIXERS, STACK_PARTS, register
+from trainer.model.slots import Part, require_of
+
+# ---- Norms and their places. --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DynamicTanhOptions:
+    """The options of dynamic tanh."""
+
+    alpha: float = field(0.5, "initial factor of the states in the tanh", rule=above(0))
+
+
+register(
+    "norm",
+    "dynamic_tanh",
+    Part("trainer.zoo.dynamic_tanh:norm", options=DynamicTanhOptions),
+)
+register(
+    "norm_placement",
+    "pre_without_mixer_residual",
+    Part("trainer.zoo.march_attention:without_mixer_residual"),
+)
+
+# ---- Mixers. ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ValuesRelu:
+    """The options of attention whose values go through a feed-forward first."""
+
+    kernels: int = field(
+        2,
+        "2: a feed-forward of mlp_dim hidden units with ReLU; 1: ReLU of one square product",
+        rule=Rule("1 or 2", lambda value: value in (1, 2)),
+    )
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The options of attention whose mixed values are multiplied by roles."""
+
+    vectors: int = field(
+        0,
+        "role vectors, of which each position takes a weighted mean; 0: its own state, projected",
+        rule=at_least(0),
+    )
+
+
+@dataclass(frozen=True)
+class SummedHeads:
+    """The options of attention whose heads are summed in groups."""
+
+    group: int = field(2, "heads that are summed", rule=at_least(2))
+
+
+def _check_group(config: Any, options: SummedHeads) -> None:
+    rule = f"a multiple of {options.group}, the group of mixer 'summed_heads'"
+    require_of(config, config.num_heads % options.group == 0, "num_heads", rule)
+
+
+_ATTENTION = "trainer.zoo.march_attention:"
+_WITHOUT_EXPORTS = replace(ATTENTION, exports=())
+register("mixer", "role_attention", Part(_ATTENTION + "role_attention", _WITHOUT_EXPORTS, Roles))
+register(
+    "mixer",
+    "summed_heads",
+    Part(_ATTENTION + "summed_heads", _WITHOUT_EXPORTS, SummedHeads, _check_group),
+)
+register("mixer", "values_relu", Part(_ATTENTION + "values_relu", _WITHOUT_EXPORTS, ValuesRelu))
+
+# ---- Feed-forward sublayers. --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The options of a feed-forward sublayer that adds two activations."""
+
+    mean: bool = field(True, "halve the sum of the two activations")
+    sigmoid_dropout: float = field(
+        0.0, "share of sigmoids dropped in training, before the sum", rule=BELOW_ONE
+    )
+
+
+def _check_mixed(config: Any, options: Mixed) -> None:
+    fits = config.dropout_rate > 0 or not options.sigmoid_dropout
+    require_of(config, fits, "dropout_rate", "above 0 with sigmoid_dropout")
+
+
+register(
+    "feed_forward",
+    "mixed",
+    Part(
+        "trainer.zoo.mixed_feedforward:mixed",
+        FeedForwardFacts(("mlp_bias",)),
+        Mixed,
+        _check_mixed,
+    ),
+)
+
+# ---- Cross-attention. ---------------------------------------------------------------------------
+
+
+def _require_selecting_mixer(config: Any, field: str) -> None:
+    fitting = [name for name, part in MIXERS.items() if part.facts.selects]
+    rule = f"{one_of(fitting)} with {field}"
+    if not config.facts("mixer").selects:
+        raise Rejected("mixer", config.value("mixer"), rule)
+
+
+def _check_by_layer(config: Any, options: Any) -> None:
+    name = config.cross_attention
+    rule = f"num_encoder_layers, {config.num_encoder_layers}, with cross_attention {name!r}"
+    fits = config.num_decoder_layers == config.num_encoder_layers
+    require_of(config, fits, "num_decoder_layers", rule)
+    rule = f"False with cross_attention {name!r}: each layer looks at other states"
+    require_of(config, not config.scan_layers, "scan_layers", rule)
+
+
+def _check_keys(config: Any, options: Any) -> None:
+    _check_by_layer(config, options)
+    _require_selecting_mixer(config, f"cross_attention {config.cross_attention!r}")
+
+
+def _check_merged(config: Any, options: Any) -> None:
+    _require_selecting_mixer(config, "cross_attention 'merged'")
+    position = config.part("position")
+    fits = position.name != "rotary" or position.options.cross
+    rule = "with cross=true if rotary with cross_attention 'merged'"
+    require_of(config, fits, "position", rule)
+    rule = "another one with cross_attention 'merged', whose mask kernels do not know"
+    require_of(config, config.attention != "pallas", "attention", rule)
+    rule = "'none' with cross_attention 'merged'"
+    require_of(config, config.parallel_blocks == "none", "parallel_blocks", rule)
+
+
+_CROSS = "trainer.zoo.cross_attention:"
+register("cross_attention", "layerwise", Part(_CROSS + "layerwise", check=_check_by_layer))
+register(
+    "cross_attention",
+    "encoder_keys",
+    Part(_CROSS + "encoder_keys", CrossFacts(last_states=False), check=_check_keys),
+)
+register(
+    "cross_attention",
+    "merged",
+    Part(_CROSS + "merged", CrossFacts(merges=True), check=_check_merged),
+)
+
+# ---- Heads. -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The options of stacks whose halves have different numbers of heads."""
+
+    first: float = field(1.5, "heads in the first half, for each of num_heads", rule=above(0))
+    second: float = field(0.5, "heads in the second half, for each of num_heads", rule=above(0))
+    constant: bool = field(False, "change head_dim so that heads times head_dim stays the same")
+
+    def __post_init__(self) -> None:
+        if self.first == self.second == 1:
+            raise Rejected("first", self.first, "another number than 1, or second is")
+
+
+def _check_halves(config: Any, options: Halves) -> None:
+    require_of(config, config.num_kv_heads is None, "num_kv_heads", "None with head_scaling")
+    group = getattr(config.part("mixer").options, "group", 1)
+    width = config.num_heads * config.head_dim
+    for share in (options.first, options.second):
+        heads = config.num_heads * share
+        rule = f"such that num_heads, {config.num_heads}, times {share:g} is a multiple of {group}"
+        require_of(config, heads % group == 0, "head_scaling", rule)
+        rule = f"such that num_heads * head_dim, {width}, divides by {heads:g} heads"
+        fits = not options.constant or width % heads == 0
+        require_of(config, fits, "head_scaling", rule)
+    # Angles, and the scale by which ALiBi is divided, belong to one width of heads.
+    fits = not options.constant or config.facts("position").any_width
+    require_of(config, fits, "position", "without rotary and alibi where widths of heads differ")
+    _require_selecting_mixer(config, "head_scaling")
+
+
+register(
+    "head_scaling",
+    "halves",
+    Part("trainer.zoo.march_attention:halves", HeadFacts(alike=False), Halves, _check_halves),
+)
+
+# ---- Parts of whole stacks. ---------------------------------------------------------------------
+
+
+def _check_database(config: Any, entries: int) -> None:
+    scaling = config.part("head_scaling").options
+    fits = not getattr(scaling, "constant", False)
+    require_of(config, fits, "head_scaling", "without constant=true with database_entries")
+
+
+def _check_dropping(config: Any, count: int) -> None:
+    fits = config.architecture == ENCODER_DECODER
+    rule = f"0 in family {config.family}, which predicts in place"
+    require_of(config, fits, "token_dropping", rule)
+    rule = "False with token_dropping: layers have rows of different lengths"
+    require_of(config, not config.scan_layers, "scan_layers", rule)
+    rule = "'auto' or 'einsum' with token_dropping, which reads the weights"
+    require_of(config, config.attention in (AUTO, "einsum"), "attention", rule)
+    fits = config.cross_attention not in ("encoder_keys", "layerwise")
+    require_of(config, fits, "cross_attention", "'attention' or 'merged' with token_dropping")
+    rule = "'none' with token_dropping"
+    require_of(config, config.parallel_blocks == "none", "parallel_blocks", rule)
+    _require_selecting_mixer(config, "token_dropping")
+
+
+def _dropping_is_idle(config: Any, length: int) -> str | None:
+    if 2 * config.token_dropping <= length + config.lengthening:
+        return None
+    return f"on rows of {length} inputs: no layer drops more than half of a row"
+
+
+STACK_PARTS.register(
+    "database_entries", Part("trainer.zoo.external_attention:database", check=_check_database)
+)
+STACK_PARTS.register(
+    "token_dropping",
+    Part(
+        "trainer.zoo.token_dropping:dropping",
+        StackPartFacts(reads_weights=True, idle=_dropping_is_idle),
+        check=_check_dropping,
+    ),
+)

@@ -1,0 +1,92 @@
+"""Primer's norm, its places, and the initial values of Mesh TensorFlow.
+
+Dimensions: B batch, L length, D model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from trainer.model.capabilities import TRANSFORMERS
+from trainer.model.norms import Norm, Placements, PreNorm, ScaledNorm, Sublayer
+from trainer.model.parametrisation import Initializer, Shape, StandardParametrisation
+
+
+@dataclass(frozen=True)
+class PrimerNorm(ScaledNorm):
+    """LayerNorm whose variance is the mean of x (x - mean).
+
+    The two variances differ only by rounding, which can make this one negative far from 0: it is
+    clipped at 0.
+
+    Source: So et al. 2021 (arXiv:2109.08668), appendix A; epsilon from their code.
+    """
+
+    has_bias = True
+    exports = (TRANSFORMERS,)
+
+    def normalised(self, x_BLD: jax.Array) -> jax.Array:
+        centred_BLD = x_BLD - jnp.mean(x_BLD, axis=-1, keepdims=True)
+        variance_BL1 = jnp.mean(x_BLD * centred_BLD, axis=-1, keepdims=True)
+        return centred_BLD * jax.lax.rsqrt(jnp.maximum(variance_BL1, 0.0) + self.epsilon)
+
+
+@dataclass(frozen=True)
+class BranchNorm:
+    """`x + norm(sublayer(x))`: the output of the branch is normalised, not the sum.
+
+    Source: So et al. 2021 (arXiv:2109.08668), appendix A: every second norm of Primer.
+    """
+
+    prefix = "post"
+
+    def __call__(
+        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
+    ) -> jax.Array:
+        return x_BLD + dropout(norm(sublayer(x_BLD)))
+
+
+@dataclass(frozen=True)
+class PrimerParametrisation(StandardParametrisation):
+    """T5X's, except for kernels of feed-forward sublayers, routers, experts and convolutions.
+
+    Those are normal with standard deviation sqrt(`variance` / fan_in), cut at two deviations. The
+    cut lowers the actual deviation to 0.88 of that; flax's `variance_scaling` would correct for it.
+    `variance` is 1, or 0.1 in models with experts.
+
+    Source: google-research/primer, `gin/models/*.gin`; Mesh TensorFlow, `layers.dense`.
+    """
+
+    variance: float = 1.0
+
+    def feed_forward(self) -> Initializer:
+        def initializer(key: jax.Array, shape: Shape, dtype: Any = None) -> jax.Array:
+            deviation = (self.variance / shape[-2]) ** 0.5
+            return nn.initializers.truncated_normal(deviation)(key, shape, dtype)
+
+        return initializer
+
+    def logits(self) -> Initializer:
+        return self.unless_zero("logits", self.feed_forward())
+
+
+def norm(config: Any, options: Any) -> Norm:
+    """Returns Primer's norm."""
+    return PrimerNorm(options.epsilon, options.gain)
+
+
+def alternating_norms(config: Any, options: Any) -> Placements:
+    """Returns norms before the mixer and after the feed-forward sublayer."""
+    return Placements(PreNorm(), feed_forward=BranchNorm())
+
+
+def parametrisation(config: Any, options: Any) -> PrimerParametrisation:
+    """Returns the parametrisation of `primer.Primer`."""
+    # Source: google-research/primer, `gin/models/switch_*.gin` for 0.1.
+    variance = options.scale or (0.1 if config.num_experts else 1.0)
+    return PrimerParametrisation(variance=variance)
