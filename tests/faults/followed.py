@@ -156,7 +156,7 @@ class _Trial:
         if not self.pair.run.running and not self.pair.run.finished:
             self.pair.run.start()
         if self.pair.build.running or self.pair.build.finished:
-            both = (self.pair.build, self._run)
+            both = (self.pair.build, self.pair.run)
             self.pair.wait_until(
                 lambda: bool(self.pair.run.waits_for()) or not all(each.running for each in both),
                 "the run to overtake the build",

@@ -84,7 +84,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "prefix"), slow_unless(FAST, CASES))
 def test_steps_equal_the_parallel_pass(name, prefix):
     config = MODELS[name]
-    assert uncached_part(for_decoding(model_spec(config))) is None
+    assert uncached_part(config, for_decoding(model_spec(config))) is None
     stepped, whole = steps_of(config, prefix)
     np.testing.assert_allclose(stepped, whole, atol=1e-4, rtol=1e-4)
 
