@@ -25,9 +25,9 @@ from trainer.huggingface.tokenizer import Match
 from trainer.model.config import ModelConfig
 from trainer.reporting.metrics import EVALUATION_FILE, NORMS, read_metrics
 
-# Metrics that describe the data, not the model.
+# Metrics of the data, not of the model.
 _OF_THE_DATA = ("mean_label", "max_targets_length")
-# The Hub's names of what a model does.
+# The Hub's pipeline tags.
 _PIPELINES = {
     "encoder_decoder": "text2text-generation",
     "decoder": "text-generation",
@@ -55,13 +55,13 @@ _USE = {
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """Facts about a model that only the user knows: names of the Hub, empty if not given.
+    """Facts about a model that only the user knows; empty if not given.
 
     Attributes:
-      license: license of the weights, as "apache-2.0".
-      languages: languages of the corpus, as "en".
-      datasets: data sets that the corpus comes from; by default, those of hf: corpora.
-      base_model: the model that the training started from.
+      license: the Hub's name, such as "apache-2.0".
+      languages: the Hub's codes, such as "en".
+      datasets: data sets of the Hub that the corpus comes from; by default those of hf: corpora.
+      base_model: the model that training started from.
     """
 
     license: str = ""
@@ -88,14 +88,9 @@ def model_card(
     """Returns the README.md of an exported model.
 
     Args:
-      run: the run that trained it.
-      step: step of the exported checkpoint.
       folder: name of the model in the example.
-      parity: comparison of the logits of transformers and the trainer.
-      match: comparison of the tokenizer and the library used in training, on text of the
-        validation split; None if the vocabulary is a class of --task_module.
+      match: None if the vocabulary is a class of --task_module.
       custom_code: whether loading the model runs code from its folder.
-      named: what only the user knows.
     """
     config = run.config
     datasets = named.datasets or tuple(_hub_data_sets(run.data))
@@ -142,16 +137,7 @@ def _ids_compared(match: Match | None) -> str:
 def converted_card(
     model: ModelConfig, folder: str, source: str, step: int, checks: Sequence[str], tokenizer: bool
 ) -> str:
-    """Returns the README.md of a converted model.
-
-    Args:
-      model: its configuration.
-      folder: name of the model in the example.
-      source: the name of the checkpoint that was converted.
-      step: number of updates made.
-      checks: the results of the checks.
-      tokenizer: whether the folder has a tokenizer.
-    """
+    """Returns the README.md of a converted model; `folder` is its name in the example."""
     lines = [
         *_head(model, Named()),
         f"# {folder}",
@@ -166,7 +152,7 @@ def converted_card(
 
 
 def _head(model: ModelConfig, named: Named) -> list[str]:
-    """Returns the lines of the card's YAML, which the Hub reads; JSON values are YAML."""
+    """Returns the card's YAML header; JSON values are valid YAML."""
     found = {
         "library_name": "transformers",
         "pipeline_tag": _PIPELINES[model.architecture],
@@ -195,7 +181,6 @@ def _example(model: ModelConfig, folder: str, custom_code: bool) -> list[str]:
 
 
 def _hub_data_sets(data: Data) -> list[str]:
-    """Returns the names of the Hub's data sets among the corpora."""
     if not isinstance(data, CachedData):
         return []
     texts = (each.manifest.plan.corpus["spec"] for each in data.tasks)
@@ -230,7 +215,10 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
 
 
 def _tokens_seen(data: CachedData, config: Config, step: int) -> int:
-    """Returns windows times their tokens; in a mixture by its rates, exact to a window per task."""
+    """Returns the number of corpus tokens in the windows of all updates so far.
+
+    A mixture's count follows from its rates and is exact to one window per task.
+    """
     changes = [*data.rates, (step, [])]
     windows = [each.task.objective.window_tokens(data.lengths) for each in data.tasks]
     total = 0.0
@@ -269,7 +257,7 @@ def _revision(corpus: dict[str, Any]) -> str:
 
 
 def _evaluation(model_dir: str, step: int) -> list[tuple[str, str]]:
-    """Returns this checkpoint's metrics by split: trainer.evaluate's, or else the run's."""
+    """Returns this checkpoint's metrics; trainer.evaluate's override the run's own."""
     lines = [line for line in read_metrics(model_dir) if line["step"] == step]
     training = ("train", NORMS)
     found = {line["split"]: line["metrics"] for line in lines if line["split"] not in training}

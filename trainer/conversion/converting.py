@@ -1,4 +1,4 @@
-"""Converts checkpoints, and checks what was written."""
+"""Converts checkpoints and checks the result."""
 
 from __future__ import annotations
 
@@ -16,13 +16,7 @@ from trainer.huggingface import hub
 
 
 class Converted(NamedTuple):
-    """A converted checkpoint.
-
-    Attributes:
-      path: where it is.
-      step: number of updates made.
-      checks: the results of the checks.
-    """
+    """A converted checkpoint: its path, its step and the results of its checks."""
 
     path: str
     step: int
@@ -39,20 +33,18 @@ def convert(
 ) -> list[Converted]:
     """Converts the checkpoints at a path, oldest first, and prints a line for each.
 
-    Names and shapes of all of them are checked before the first is written.
+    Names and shapes of all checkpoints are checked before the first is written.
 
     Args:
       source: one checkpoint, or a folder of them.
-      target: local folder to write.
-      settings: format and details.
-      given: the model, if the checkpoints do not describe it.
-      steps: which checkpoints of a folder: "all", "latest" or "1000,2000".
-      push_to: repository of the Hub, to which folders of transformers are uploaded.
+      target: local folder.
+      steps: the steps to convert: "all", "latest" or a list such as "1000,2000".
+      push_to: repository of the Hub to upload transformers folders to.
 
     Raises:
-      UserError: nothing can be read there, the model is not known or the format does not have it,
-        or something else is in the target.
-      NotEqual: what was written differs. It was deleted.
+      UserError: no checkpoint can be read, the model is unknown or unsupported by the format, or
+        the target holds something else.
+      NotEqual: the written checkpoint differs from the source and was deleted.
     """
     if files.is_remote(target):
         raise UserError(f"--to={target}: give a local folder")
@@ -71,12 +63,12 @@ def convert(
 
 
 def check_push(repository: str) -> None:
-    """Rejects what keeps folders from being uploaded, before any work is done."""
+    """Rejects an upload that cannot succeed, before any work is done."""
     hub.check(repository)
 
 
 def _push(made: Converted, repository: str, source: str, last: bool) -> None:
-    """Uploads a folder; the last one is also the repository's `main`."""
+    """Uploads a folder; if it is the last one, also to the branch `main`."""
     message = f"Step {made.step:,}, converted from {os.path.basename(source.rstrip('/'))}"
     url = hub.push(made.path, repository, made.step, message, "\n".join(made.checks), last)
     print(f"{made.path}: uploaded to {url}", flush=True)
@@ -91,17 +83,17 @@ def _convert_one(
 
 
 def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> Converted:
-    """Writes an opened checkpoint, checks it, and prints a line; keeps a finished one.
+    """Writes and checks an opened checkpoint and prints a line; keeps a finished one.
 
     Args:
       opened: the checkpoint.
       target: local folder.
-      in_folder: writes `target/checkpoint_STEP`, not `target` itself.
+      in_folder: whether to write `target/checkpoint_STEP` rather than `target` itself.
       settings: format and details.
 
     Raises:
-      UserError: something else is there.
-      NotEqual: what was written differs. It was deleted.
+      UserError: the path holds something else.
+      NotEqual: the written checkpoint differs from the source and was deleted.
     """
     path = os.path.join(target, f"checkpoint_{opened.step}") if in_folder else target
     vocabulary = settings.vocabulary
@@ -135,7 +127,7 @@ def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> C
 def _write(
     partial: str, name: str, opened: Opened, arrays: Arrays, settings: Settings, run: Run | None
 ) -> tuple[str, ...]:
-    """Writes a checkpoint into a temporary folder, and returns the results of its checks."""
+    """Writes a checkpoint into a temporary folder; returns the results of its checks."""
     logits = ""
     if opened.source.transformers:
         plain = targets.values(opened, "float32")

@@ -1,4 +1,4 @@
-"""Exports a run's checkpoint to transformers, and compares its logits and ids there."""
+"""Exports a run's checkpoint to transformers and verifies its logits and token ids."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from trainer.model.layers import unstack_layers
 from trainer.t5x import read
 from trainer.trained import trained_run
 
-# Rows whose logits are compared, and rows of a batch. Few at a time, since the logits of 16 rows of
-# 512 positions and 250,112 ids are 8 GB.
+# Compared rows, and rows per batch. Batches are small because the logits of 16 rows of 512
+# positions and 250,112 ids take 8 GB.
 _ROWS, _BATCH_ROWS = 16, 2
-# Texts of the validation split that both tokenizers encode, and the most tokens of each: one tie
-# makes a text differ, so a window of thousands of tokens would differ more often than not.
+# Number of validation texts that both tokenizers encode, and maximum tokens per text. A single tie
+# makes a text differ, so most windows of thousands of tokens would differ.
 _TEXTS, _TEXT_TOKENS = 200, 128
 # Largest allowed share of texts with different ids. SentencePiece and Hugging Face's tokenizers
-# break ties between segmentations differently, which is no fault; a larger share of other texts
-# means that the normaliser or the model differs.
+# legitimately break ties between segmentations differently; a larger share means that the
+# normaliser or the model differs.
 _DIFFERENT_TEXTS = 0.1
 
 
 class NotEqual(Exception):
-    """The exported model or tokenizer computes something different from the trainer's."""
+    """The exported model or tokenizer gives results different from the trainer's."""
 
 
 def export(
@@ -54,24 +54,24 @@ def export(
     custom_code: bool = False,
     named: Named | None = None,
 ) -> tuple[int, Parity, Match | None]:
-    """Exports a checkpoint to a folder of transformers.
+    """Exports a checkpoint to a transformers folder.
 
     Args:
       model_dir: folder of the run.
-      output: local folder to write, which must not exist.
+      output: local folder, which must not exist.
       step: step of the checkpoint; the newest if None.
       cache_dir: folder of caches by task, if they were moved after training.
-      vocabulary_path: as `tasks.vocabulary.load` takes it; the cache's if None.
-      max_shard_size: largest size of a weights file, as "5GB".
-      custom_code: writes a modelling file for a model that transformers does not have.
-      named: what only the user knows, for the model card.
+      vocabulary_path: as in `tasks.vocabulary.load`; the cache's if None.
+      max_shard_size: largest size of a weights file, such as "5GB".
+      custom_code: whether to write a modelling file for a model that transformers lacks.
+      named: facts for the model card that only the user knows.
 
     Returns:
-      (step, comparison of the logits, comparison of the tokenizers: None if the vocabulary is a
-      class of --task_module, of which only the pieces are written).
+      (step, comparison of the logits, comparison of the tokenizers). The last is None if the
+      vocabulary is a class of --task_module; only its pieces are written.
 
     Raises:
-      UserError: there is no such run or checkpoint, transformers does not have the model, or
+      UserError: the run or checkpoint does not exist, transformers does not support the model, or
         `output` exists. Nothing was written.
       NotEqual: transformers computes different logits or ids. Nothing was written.
     """
@@ -93,11 +93,6 @@ def export(
 
 
 def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
-    """Returns the run in `model_dir`, prepared for this machine.
-
-    Raises:
-      UserError: there is no such run, or transformers does not have its model.
-    """
     config, _ = load_config(model_dir)
     if not config.task:
         raise UserError(
@@ -135,11 +130,7 @@ def _target(output: str) -> str:
 def _write(
     folder: str, run: Run, params: Any, vocabulary: Vocabulary, shard_bytes: int
 ) -> tuple[Parity, Match | None]:
-    """Writes everything except the model card, and checks it.
-
-    Raises:
-      NotEqual: transformers computes different logits or ids.
-    """
+    """Writes and checks everything except the model card."""
     model = run.config.model
     converter = run.converter
     positions = max(converter.encoder_length, converter.decoder_length)
@@ -187,7 +178,6 @@ def _write(
 
 
 def _roles(run: Run, vocabulary: Vocabulary) -> Roles:
-    """Returns the pieces that begin, end and mask texts, as in training."""
     architecture = run.config.model.architecture
     if architecture == "decoder":
         return Roles(begins=vocabulary.piece(vocabulary.special.start), ends=False)
@@ -198,13 +188,12 @@ def _roles(run: Run, vocabulary: Vocabulary) -> Roles:
 
 
 def _plain_tree(params: Any, run: Run) -> Any:
-    """Returns parameters as NumPy arrays in the tree of the unscanned model."""
     params = jax.tree.map(np.asarray, params)
     return unstack_layers(params) if run.config.model.scan_layers else params
 
 
 def _rows(run: Run) -> list[Batch]:
-    """Returns batches of the first rows of the validation split, of every task."""
+    """Returns batches of the first validation rows of every task."""
     try:
         sets = run.data.evaluation("validation", _BATCH_ROWS)
     except UserError:  # nothing was held out
@@ -214,7 +203,7 @@ def _rows(run: Run) -> list[Batch]:
 
 
 def _texts(run: Run, vocabulary: Vocabulary) -> list[str]:
-    """Returns texts of windows of the validation split; none if seqio reads the data."""
+    """Returns texts of validation windows; none if seqio reads the data."""
     if not isinstance(run.data, CachedData):
         return []
     first = run.data.tasks[0]
@@ -231,18 +220,18 @@ def _texts(run: Run, vocabulary: Vocabulary) -> list[str]:
         for begin in range(0, length, _TEXT_TOKENS)
     ]
     taken = np.unique(np.linspace(0, len(parts) - 1, _TEXTS).astype(np.int64))
-    # The border of a pair is no token.
+    # PAIR_BORDER is not a token.
     return [vocabulary.decode(parts[place][parts[place] != PAIR_BORDER]) for place in taken]
 
 
 def check_push(repository: str) -> None:
-    """Rejects what keeps a folder from being exported and uploaded, before any work is done."""
+    """Rejects an export or upload that cannot succeed, before any work is done."""
     check_packages()
     hub.check(repository)
 
 
 def push(repository: str, model_dir: str, step: int, output: str) -> None:
-    """Uploads an exported folder with the run's facts as the commit's message."""
+    """Uploads an exported folder, with facts about the run in the commit message."""
     config, _ = load_config(model_dir)
     facts = {
         "preset": config.preset,
@@ -258,10 +247,10 @@ def push(repository: str, model_dir: str, step: int, output: str) -> None:
 
 
 def is_made(model_dir: str, output: str, step: int | None, vocabulary: str | None) -> int | None:
-    """Returns the step that an earlier command exported to `output`; None if there is none.
+    """Returns the step that an earlier command exported to `output`, or None.
 
     Raises:
-      UserError: something else is there.
+      UserError: `output` holds something else.
     """
     found = read.steps(model_dir)
     step = step if step is not None else found[-1] if found else 0
@@ -270,7 +259,7 @@ def is_made(model_dir: str, output: str, step: int | None, vocabulary: str | Non
 
 
 def compared(match: Match | None) -> str:
-    """Returns the comparison of the tokenizers in words."""
+    """Describes the comparison of the tokenizers."""
     if match is None:
         return "none, as the vocabulary is a class of --task_module: vocabulary.json has its pieces"
     ties = f", {match.ties} others ids of the same score" if match.ties else ""

@@ -1,4 +1,4 @@
-"""The packages that conversions need beside the trainer's own."""
+"""Packages that conversions need in addition to the trainer's own."""
 
 import importlib.util
 
@@ -7,7 +7,7 @@ from trainer.huggingface import EXTRA
 
 
 def check_packages(format: str, vocabulary: bool) -> None:
-    """Raises UserError if a package that a conversion needs is not installed."""
+    """Raises UserError if a package that the conversion needs is not installed."""
     wanted = ["safetensors", "huggingface_hub"] if format == "huggingface" else []
     wanted += ["sentencepiece", "tokenizers"] if vocabulary else []
     for name in wanted:

@@ -1,4 +1,4 @@
-"""The record of a conversion, a file in each folder that it makes."""
+"""The record of a conversion, a file in each converted folder."""
 
 from __future__ import annotations
 
@@ -21,14 +21,11 @@ class Record:
 
     Attributes:
       source: path of the checkpoint.
-      step: number of updates made.
-      format: the format written.
       dtype: dtype of the stored parameters.
-      scanned: whether layers were joined.
-      model: the model.
-      name: its preset, or the file that describes it.
-      positions: the longest row of training, if known.
-      vocabulary_sha256: checksum of the vocabulary written along, or None.
+      scanned: whether layers were stacked.
+      name: the model's preset, or the file that describes it.
+      positions: length of the longest training row, if known.
+      vocabulary_sha256: checksum of the written vocabulary, if any.
     """
 
     source: str
@@ -42,13 +39,13 @@ class Record:
     vocabulary_sha256: str | None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the record as the file has it."""
+        """Returns the contents of the file."""
         values = _as_json(dataclasses.asdict(self))
         return {"from": place(values.pop("source")), **values}
 
 
 def of_export(model_dir: str, step: int, vocabulary: str | None) -> dict[str, Any]:
-    """Returns the record of the export of a run's checkpoint, with a vocabulary's path if given."""
+    """Returns the record of an export; `vocabulary` is a path or None."""
     return {
         "from": place(model_dir),
         "step": step,
@@ -58,31 +55,28 @@ def of_export(model_dir: str, step: int, vocabulary: str | None) -> dict[str, An
 
 
 def place(path: str) -> str:
-    """Returns a remote path unchanged, and a local one as an absolute path."""
+    """Makes a local path absolute and leaves a remote one unchanged."""
     return path if files.is_remote(path) else os.path.abspath(files.local_path(path))
 
 
 def recorded(path: str) -> dict[str, Any] | None:
-    """Returns the record in a folder; None if no conversion made it."""
+    """Returns the record in a folder; None if it was not converted."""
     where = files.join(path, FILE)
     return files.read_json(where) if files.exists(where) else None
 
 
 def checks(path: str) -> list[str]:
-    """Returns the results of the checks of a finished conversion."""
+    """Returns the check results of a finished conversion."""
     return list((recorded(path) or {}).get("checks", ()))
 
 
 def is_finished(path: str, record: dict[str, Any], flag: str = "--to") -> bool:
-    """Returns whether `path` is what `record` says, False if nothing is there.
+    """Returns whether `path` holds the conversion `record`; False if it does not exist.
 
-    Args:
-      path: the folder.
-      record: what should be there.
-      flag: the flag that named the folder, for messages.
+    `flag` is the flag that named the folder, for messages.
 
     Raises:
-      UserError: something else is there.
+      UserError: `path` holds something else.
     """
     if not os.path.lexists(path):
         return False

@@ -25,7 +25,7 @@ from trainer.t5x.tensors import held
 FLAG = "--from"
 # The gin files that T5X and Mesh TensorFlow leave beside checkpoints.
 _GIN_FILES = ("config.gin", "operative_config.gin")
-# Bindings that a run needs and a file of a model alone lacks; models do not depend on them.
+# Settings that a run requires and model-only gin files lack; models do not depend on them.
 _OF_A_RUN = ("--task=none", "--model_dir=none", "--train_steps=10000")
 _T5X_RUN = "t5x/configs/runs/pretrain.gin"
 _T5X_BINDINGS = ("DROPOUT_RATE=0.0", "TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 114}")
@@ -36,9 +36,9 @@ class Source(NamedTuple):
     """A checkpoint.
 
     Attributes:
-      path: its path; of Mesh TensorFlow, the prefix of its files.
-      step: number of updates made, by its name; 0 if that has none.
-      transformers: whether it is a folder of Hugging Face transformers.
+      path: its path; for Mesh TensorFlow, the prefix of its files.
+      step: number of updates according to its name; 0 if the name has no number.
+      transformers: whether it is a transformers folder.
     """
 
     path: str
@@ -48,13 +48,12 @@ class Source(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """The model as the command line names it.
+    """The model as named on the command line.
 
     Attributes:
-      preset: name of a preset, or None.
       gin_files: gin files of T5X or Mesh TensorFlow.
-      search_paths: folders of these and of the files they include.
-      bindings: NAME=VALUE each; they override the files.
+      search_paths: folders of these files and of their includes.
+      bindings: NAME=VALUE strings, which override the files.
       overrides: `--model.FIELD=value` flags.
     """
 
@@ -71,7 +70,7 @@ class Model(NamedTuple):
     Attributes:
       config: its configuration, without scanned layers.
       name: its preset, or the file that describes it.
-      positions: the longest row of training, if known.
+      positions: length of the longest training row, if known.
     """
 
     config: ModelConfig
@@ -80,13 +79,11 @@ class Model(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A checkpoint whose names and shapes were checked against its model.
+    """A checkpoint whose names and shapes match its model.
 
     Attributes:
-      source: where it is.
-      model: what it is of.
-      parameters: values and Adafactor's moments by name, each layer apart.
-      checkpoint: the files; None for folders of transformers.
+      parameters: values and Adafactor's moments by name, layers unstacked.
+      checkpoint: its files; None for transformers folders.
       step: number of updates made.
     """
 
@@ -98,10 +95,10 @@ class Opened(NamedTuple):
 
 
 def find(path: str) -> tuple[list[Source], bool]:
-    """Returns the checkpoints at `path`, by ascending steps, and whether it is a folder of them.
+    """Returns the checkpoints at `path` by ascending step, and whether `path` is a folder of them.
 
     Raises:
-      UserError: there are none, or names of folders lack a step or share one.
+      UserError: there are none, or folder names lack a step or share one.
     """
     if _is_of_transformers(path):
         return [Source(path, _step_in(path) or 0, True)], False
@@ -148,15 +145,15 @@ def _is_of_transformers(path: str) -> bool:
 
 
 def _step_in(path: str) -> int | None:
-    """Returns the number at the end of a name, as in checkpoint_1000 and step-1000."""
-    # Other digits at the end belong to a model's name, as in mt5 and bert-2.
+    """Returns the number at the end of a name such as checkpoint_1000 or step-1000."""
+    # Other trailing digits belong to the model's name, as in mt5 and bert-2.
     pattern = r"(?:.*(?:checkpoint|ckpt|step)[-_]?|.*_)?(\d+)"
     found = re.fullmatch(pattern, path.rstrip("/").rpartition("/")[2])
     return int(found[1]) if found else None
 
 
 def opened(source: Source, given: Given) -> Opened:
-    """Opens a checkpoint and checks it against its model; arrays of transformers are read.
+    """Opens a checkpoint and checks it against its model; reads the arrays of transformers folders.
 
     Raises:
       UserError: it cannot be read, its model is unknown, or it does not fit the model.
@@ -196,11 +193,7 @@ def _positions_of(path: str, config: ModelConfig) -> int:
 def _model_of(
     source: Source, checkpoint: Checkpoint, given: Given, found: dict[str, Parts]
 ) -> Model:
-    """Returns the model of a checkpoint of T5X, Mesh TensorFlow or this trainer.
-
-    Raises:
-      UserError: nothing says which model it is.
-    """
+    """Returns the model of a T5X, Mesh TensorFlow or Palimpsest checkpoint."""
     flag = f"{FLAG}={source.path}"
     if checkpoint.run is not None:
         _refuse_given(flag, given, "the checkpoint describes its model")
@@ -220,7 +213,7 @@ def _model_of(
     ).model
     rows = {parts["value"].shape[0] for name, parts in found.items() if name.endswith(_EMBEDDING)}
     if len(rows) == 1:
-        # The number of ids follows from a run's vocabulary, not from the model's files.
+        # The run's vocabulary determines the number of ids, not the model's files.
         config = dataclasses.replace(config, vocab_size=rows.pop())
     return model._replace(config=_unscanned(config))
 
@@ -243,14 +236,14 @@ def _given_model(source: Source, given: Given) -> Model:
 
 
 def _gin_beside(path: str) -> list[str]:
-    """Returns the first gin file in the checkpoint's folder or in the folder of checkpoints."""
+    """Returns the first gin file in the checkpoint's folder or its parent."""
     folders = (path, path.rstrip("/").rpartition("/")[0] or ".")
     places = [files.join(folder, name) for folder in folders for name in _GIN_FILES]
     return [place for place in places if files.exists(place)][:1]
 
 
 def _from_gin(gin_files: list[str], given: Given) -> ModelConfig:
-    """Returns the model of gin files, which may describe the model alone."""
+    """Returns the model of gin files; they may describe only the model."""
     from trainer.gin import recipe
 
     def model(names: list[str], bindings: tuple[str, ...]) -> ModelConfig:
@@ -272,7 +265,7 @@ def _unscanned(config: ModelConfig) -> ModelConfig:
 
 
 def tree_of(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Returns arrays by path as a tree."""
+    """Converts arrays by path to a tree."""
     from flax import traverse_util
 
     return traverse_util.unflatten_dict(arrays, sep="/")

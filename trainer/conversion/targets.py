@@ -1,4 +1,4 @@
-"""Writes converted checkpoints, each into a folder of its own."""
+"""Writes each converted checkpoint into its own folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from trainer.trained import trained_run
 HUGGING_FACE, T5X, OURS = "huggingface", "t5x", "palimpsest"
 FORMATS = (HUGGING_FACE, T5X, OURS)
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
-# The origins in the configuration of a converted run.
+# Origins in a converted run's configuration.
 _ORIGINS = dict.fromkeys(("preset", "model.vocab_size"), "trainer.convert")
 
 Arrays = dict[str, np.ndarray]
@@ -51,13 +51,13 @@ class Settings:
     Attributes:
       format: one of FORMATS.
       dtype: dtype of the stored parameters, one of DTYPES.
-      scanned: joins layers, as T5X's `scalable_t5` does.
-      custom_code: writes a modelling file for a model that transformers does not have.
-      shard_bytes: largest size of a weights file of transformers.
+      scanned: whether to stack layers, as T5X's `scalable_t5` does.
+      custom_code: whether to write a modelling file for a model that transformers lacks.
+      shard_bytes: largest size of a transformers weights file.
       vocabulary: written too, if given.
-      task: the task of a run of this trainer, "" for none.
-      cache_dir: the folder of its caches.
-      roles: the pieces that begin, end and mask texts; None: those of the model's architecture.
+      task: task of a Palimpsest run, or "".
+      cache_dir: folder of the task's caches.
+      roles: pieces that begin, end and mask texts; None means the architecture's defaults.
     """
 
     format: str
@@ -72,11 +72,7 @@ class Settings:
 
 
 def refuse(opened: Opened, settings: Settings) -> None:
-    """Rejects a model that the format lacks, and a vocabulary that does not fit the model.
-
-    Raises:
-      UserError: says why.
-    """
+    """Raises UserError if the format lacks the model, or the vocabulary does not fit it."""
     model, source, problems = opened.model.config, opened.source.path, []
     if settings.format == HUGGING_FACE:
         problems = [configs.refusal(model, settings.custom_code) or ""]
@@ -106,10 +102,10 @@ def refuse(opened: Opened, settings: Settings) -> None:
 
 
 def values(opened: Opened, dtype: str) -> Arrays:
-    """Returns the parameters by name in `dtype`, each layer apart.
+    """Returns the parameters by name in `dtype`, layers unstacked.
 
     Raises:
-      UserError: a parameter cannot be read, or is NaN, infinite or absurd.
+      UserError: a parameter cannot be read, or has NaN, infinite or implausible values.
     """
     flag = f"{FLAG}={opened.source.path}"
     return {
@@ -121,16 +117,12 @@ def values(opened: Opened, dtype: str) -> Arrays:
 
 
 def shard_bytes(text: str) -> int:
-    """Returns the bytes of a size such as "5GB".
-
-    Raises:
-      UserError: it is not a size.
-    """
+    """Parses a size such as "5GB" into bytes; raises UserError if it is invalid."""
     return weights.size(text)
 
 
 def for_transformers(opened: Opened, arrays: Arrays) -> tuple[ModelConfig, Arrays]:
-    """Returns an equal model of transformers and its parameters, with multipliers folded away."""
+    """Folds multipliers away; returns the equivalent transformers model and its parameters."""
     model = opened.model.config
     plain = configs.exportable(model)[0]
     if plain == model:
@@ -144,7 +136,7 @@ def for_transformers(opened: Opened, arrays: Arrays) -> tuple[ModelConfig, Array
 def to_transformers(
     folder: str, opened: Opened, model: ModelConfig, arrays: Arrays, settings: Settings
 ) -> dict[str, Any]:
-    """Writes a folder of transformers, except for its card, and returns its config.json."""
+    """Writes a transformers folder without its card; returns the contents of config.json."""
     mt5 = opened.model.name.startswith("mt5")
     special = settings.vocabulary.special if settings.vocabulary else T5_IDS
     written = configs.to_config(model, opened.model.positions, mt5, special)
@@ -170,7 +162,7 @@ def _roles(model: ModelConfig, vocabulary: Vocabulary) -> tokenizer.Roles:
 
 
 def to_t5x(folder: str, opened: Opened, arrays: Arrays, settings: Settings) -> str:
-    """Writes `checkpoint_STEP` into a folder, and returns what became of Adafactor's moments."""
+    """Writes `checkpoint_STEP` into a folder; returns a message about Adafactor's moments."""
     model = dataclasses.replace(opened.model.config, dtype="float32")
     parameters = {
         name: {**parts, "value": held(arrays[name])} for name, parts in opened.parameters.items()
@@ -193,10 +185,9 @@ def to_t5x(folder: str, opened: Opened, arrays: Arrays, settings: Settings) -> s
 
 
 def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Settings) -> str:
-    """Writes `checkpoint_STEP` of a run into a folder; returns what became of Adafactor's moments.
+    """Writes a run's `checkpoint_STEP` into a folder; returns a message about Adafactor's moments.
 
-    The optimizer is Adafactor with this trainer's defaults; its moments are those of the source, or
-    0.
+    The optimizer is Adafactor with this trainer's defaults; its moments are the source's, or 0.
     """
     config = run.config
     spec = model_spec(config.model)
@@ -224,7 +215,7 @@ def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Set
 
 
 def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
-    """Returns the run of a converted model, which has data if a task was named.
+    """Returns the run of a converted model, with data if a task was named.
 
     Raises:
       UserError: the task cannot be opened, or does not fit the model.
@@ -255,7 +246,7 @@ def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
 
 
 def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:
-    """Writes a converted run's config.json and vocabulary, unless they exist.
+    """Writes a converted run's config.json and vocabulary unless they exist.
 
     Raises:
       UserError: the folder holds another run.
@@ -264,7 +255,7 @@ def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:
     files.make_folder(folder)
     if vocabulary:
         files.write_bytes(os.path.join(folder, vocabulary.record.file_name), vocabulary.model)
-        # The file of tokenizers does not say which pieces have a role.
+        # tokenizer.json does not say which pieces have roles.
         if not (vocabulary.is_sentencepiece or vocabulary.is_registered):
             roles = {f"{role}_token": name for role, name in vocabulary.special_pieces().items()}
             files.write_json(os.path.join(folder, tokenizer.TOKENIZER_CONFIG), roles)

@@ -1,4 +1,4 @@
-"""Models cut to the pieces that a corpus needs."""
+"""Trims models to the pieces that a corpus needs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from trainer.conversion.targets import Settings
 from trainer.huggingface.tokenizer import TOKENIZER_CONFIG, Roles
 from trainer.starting import vocabulary_change
 
-# Rows of tables are a multiple of this, as in training.
+# Embedding tables have a multiple of this many rows, as in training.
 _MULTIPLE = 128
 
 
 def vocabulary_of(opened: Opened, path: str | None, extra_ids: int | None) -> Vocabulary:
-    """Returns the vocabulary of an opened checkpoint, that at `path` if it is given.
+    """Returns the vocabulary at `path` or, without one, that of an opened checkpoint.
 
     Raises:
       UserError: there is none, or it has more ids than the model.
@@ -51,13 +51,13 @@ def vocabulary_of(opened: Opened, path: str | None, extra_ids: int | None) -> Vo
 
 
 def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vocabulary) -> Opened:
-    """Returns a checkpoint with the rows of `left` alone, and padding up to a multiple of 128.
+    """Returns a checkpoint with only the rows of `left`, padded to a multiple of 128.
 
     Args:
       opened: the checkpoint.
       base: its vocabulary.
-      id_map: the new id of each id of `base`.
-      left: what is left of `base`.
+      id_map: new id of each id of `base`; None for removed pieces.
+      left: the trimmed vocabulary.
     """
     model, flag = opened.model.config, f"--from={opened.source.path}"
     size = -(-left.size // _MULTIPLE) * _MULTIPLE
@@ -73,7 +73,7 @@ def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vo
     if opened.source.transformers and _written(opened.source.path)["model_type"] == "mt5":
         name = "mt5"
     return opened._replace(
-        # No longer what transformers loads from there.
+        # It differs from what transformers loads from this folder.
         source=opened.source._replace(transformers=False),
         model=opened.model._replace(config=dataclasses.replace(model, vocab_size=size), name=name),
         parameters=vocabulary_change.changed(flag, opened.parameters, axes, made),
@@ -86,7 +86,7 @@ def _written(folder: str) -> dict[str, Any]:
 
 
 def _roles(opened: Opened) -> Any:
-    """Returns the pieces around texts and the mask of an encoder-only folder; None for others."""
+    """Returns the roles recorded in an encoder-only folder; None for others."""
     path = files.join(opened.source.path, TOKENIZER_CONFIG)
     if opened.model.config.architecture != "encoder" or not files.exists(path):
         return None
@@ -97,7 +97,7 @@ def _roles(opened: Opened) -> Any:
 
 
 def cut(flags: Any, opened: Opened, settings: Settings) -> tuple[Opened, Settings]:
-    """Returns the smaller model and its vocabulary, after a check of its logits."""
+    """Returns the trimmed model and its settings after checking its logits."""
     base = vocabulary_of(opened, flags.vocabulary, flags.extra_ids)
     corpus = sources.resolve(sources.parse(flags.corpus))
     for note in corpus.notes:

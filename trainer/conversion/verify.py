@@ -1,4 +1,4 @@
-"""Checks of a conversion: arrays bit for bit, and logits against transformers'."""
+"""Verifies a conversion: arrays bit for bit, and logits against transformers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trainer.huggingface import names, parity, weights
 from trainer.model.config import ModelConfig
 from trainer.t5x import layout, read
 
-# Rows of the compared batch, and positions of its inputs and targets: far enough apart that
-# distances share buckets of relative positions.
+# Rows, input positions and target positions of the compared batch; long enough that several
+# distances share a bucket of relative positions.
 _ROWS, _INPUTS, _TARGETS = 4, 160, 60
-# Ids below are padding, EOS and the unknown piece.
+# Lower ids are padding, EOS and the unknown piece.
 _FIRST_ID = 3
-# Largest allowed difference, in differences between float32 and float64 in transformers.
+# Largest allowed difference, as a multiple of transformers' own float32 to float64 difference.
 _ROUNDINGS = 20
-# The classes that compute the logits of all our heads.
+# Classes that compute the logits of all our heads.
 _COMPARABLE = (
     *("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
     *("LlamaForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel", "PalimpsestForCausalLM"),
@@ -31,19 +31,15 @@ _COMPARABLE = (
 
 
 class NotEqual(Exception):
-    """The written arrays differ from those read, or compute something else."""
+    """The written arrays differ from the source, or give different logits."""
 
 
 def transformers_arrays(
     folder: str, model: ModelConfig, kind: str, arrays: dict[str, np.ndarray]
 ) -> int:
-    """Compares the tensors of a folder of transformers with what was to be written.
+    """Compares the tensors of a transformers folder with the expected ones.
 
-    Returns:
-      The number of equal parameters.
-
-    Raises:
-      NotEqual: an array differs; names it.
+    Returns the number of equal parameters; raises NotEqual for the first difference.
     """
     stored = weights.read(folder)
     wanted = names.to_tensors(tree_of(arrays), model, kind)
@@ -55,18 +51,10 @@ def transformers_arrays(
 
 
 def checkpoint_arrays(path: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> int:
-    """Compares the parameters of a checkpoint with what was to be written.
+    """Compares the parameters of a T5X or Palimpsest checkpoint with the expected ones.
 
-    Args:
-      path: a checkpoint of T5X or of this trainer.
-      model: its model.
-      arrays: parameters by name, each layer apart, in the stored dtype.
-
-    Returns:
-      The number of equal parameters.
-
-    Raises:
-      NotEqual: an array differs; names it.
+    `arrays` has unstacked layers and the stored dtype. Returns the number of equal parameters;
+    raises NotEqual for the first difference.
     """
     found = layout.read_parts(read.load(path))
     if not layout.have_positions_per_layer(arrays):
@@ -85,15 +73,10 @@ def _require_equal(name: str, stored: np.ndarray, wanted: np.ndarray) -> None:
 
 
 def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> str:
-    """Compares the logits of transformers with ours on rows of random ids.
-
-    Args:
-      folder: a folder of transformers, whose config.json names its class.
-      model: the model of the parameters.
-      arrays: parameters by name, each layer apart.
+    """Compares the logits of a transformers folder with ours on rows of random ids.
 
     Returns:
-      The result, or why there is none.
+      The result, or why there was no comparison.
 
     Raises:
       NotEqual: the logits differ.
@@ -113,7 +96,7 @@ def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> st
     found = parity.compare(lambda _: ours, lambda _: single, [batch])
     if found.holds:
         return str(found)
-    # Large weights amplify rounding: transformers in float64 shows by how much.
+    # Large weights amplify rounding; transformers in float64 shows how much.
     double = parity.their_logits(theirs.double())(batch)
     rounding = parity.compare(lambda _: single, lambda _: double, [batch]).difference
     if found.agreement < 1.0 or not found.difference <= _ROUNDINGS * rounding:
@@ -129,15 +112,15 @@ def kept_logits(
     after: tuple[ModelConfig, dict[str, np.ndarray]],
     old_of_new: np.ndarray,
 ) -> float:
-    """Returns the largest difference between two models' logits, over their common ids.
+    """Returns the largest difference between two models' logits over their common ids.
 
     Args:
-      before: a model and its parameters by name, each layer apart.
+      before: a model and its parameters by name, layers unstacked.
       after: the same with another vocabulary.
-      old_of_new: ids of `before`, in the order of the ids of `after`, int [kept].
+      old_of_new: the id in `before` of each id in `after`, int [kept].
 
     Raises:
-      NotEqual: it is more than the rounding of float32.
+      NotEqual: the difference exceeds float32 rounding.
     """
     model, arrays = after
     batch = _batch(dataclasses.replace(model, vocab_size=len(old_of_new)))
@@ -154,7 +137,7 @@ def kept_logits(
 
 
 def _batch(model: ModelConfig) -> Batch:
-    """Returns rows of random ids of different lengths, padded."""
+    """Returns padded rows of random ids with different lengths."""
     random = np.random.default_rng(0)
 
     def tokens(length: int) -> np.ndarray:

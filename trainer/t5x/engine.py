@@ -1,7 +1,7 @@
-"""T5X as the engine of a run: `--engine=t5x`.
+"""T5X as the training engine: `--engine=t5x`.
 
 `t5x.train.train` receives the run's batches, initial state, model, optimizer and schedule as
-instances of T5X's own classes. T5X makes the updates, evaluates, and writes its checkpoints and
+instances of T5X's classes. T5X makes the updates, evaluates, and writes its checkpoints and
 TensorBoard files into model_dir.
 """
 
@@ -49,8 +49,8 @@ _MISSING = (
     "seqio tensorboard (docs/t5x_checkpoints.md)"
 )
 
-# Fields, or prefixes of fields, that are passed on to T5X or that only concern the data, which
-# this project reads. Every other field must have its default.
+# Fields, or their prefixes, that are passed on to T5X or concern only the data, which this project
+# reads. Every other field must have its default.
 _SUPPORTED = (
     *("preset", "task", "objective", "cache_dir", "model_dir", "lengths.", "mixing.", "data."),
     *("train_steps", "batch_size", "microbatches", "seed", "engine", "init_from", "deterministic"),
@@ -77,16 +77,13 @@ _FACTORS = (
 
 
 def train(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> int:
-    """Trains to `config.train_steps` with T5X; `start` is `beginning.start`.
+    """Trains to `config.train_steps` with T5X and returns the exit code, 0.
 
-    Resumes from T5X's newest checkpoint in model_dir; without one, starts from the same initial
-    state as the project's own engine.
-
-    Returns:
-      The exit code, 0.
+    Resumes from T5X's newest checkpoint in model_dir, or starts from the same initial state as the
+    default engine. `start` is `beginning.start`.
 
     Raises:
-      UserError: T5X is not installed, or does not support a setting; names all such settings.
+      UserError: T5X is not installed, or does not support some settings; names all of them.
     """
     config = run.config
     if problems := unsupported(config):
@@ -126,7 +123,6 @@ def train(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> int
 
 
 def _machinery(config: Config) -> dict[str, Any]:
-    """Returns T5X's checkpointing, partitioner and trainer for this configuration."""
     from t5x import partitioning, trainer, utils
 
     period, keep = _checkpoint_period(config), config.checkpoint.keep
@@ -144,16 +140,16 @@ def _machinery(config: Config) -> dict[str, Any]:
 
 
 class _Datasets:
-    """A run's batches, behind the functions that T5X calls for datasets.
+    """A run's batches as the dataset functions that T5X calls.
 
-    `first` is the number of updates made already: training resumes with the batch that follows.
+    `first` is the number of updates already made; training resumes with the next batch.
     """
 
     def __init__(self, run: Run, first: int):
         self._run, self._first = run, first
 
     def described(self, split: str) -> Any:
-        """Returns T5X's description of a split, a `DatasetConfig`."""
+        """Returns a split's `DatasetConfig`."""
         from t5x import utils
 
         lengths = dataclasses.asdict(self._run.lengths)
@@ -167,11 +163,11 @@ class _Datasets:
         )
 
     def have_prefixes(self) -> bool:
-        """Returns whether batches mark a prefix with attention in both directions."""
+        """Returns whether batches mark prefixes with bidirectional attention."""
         return "decoder_causal_attention" in next(self._run.data.training(self._first))
 
     def training(self, _: Any, shard: int, shards: int, *__: Any) -> Any:
-        """Returns the training batches of one of `shards` processes; T5X's `get_dataset_fn`."""
+        """Returns the training batches of one process; T5X's `get_dataset_fn`."""
         return _iterator(lambda: self._run.data.training(self._first, shard, shards))
 
     def evaluation(self, *_: Any) -> dict[str, Any]:
@@ -246,11 +242,7 @@ def _folder(config: Config) -> str:
 
 
 def _begin(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> int:
-    """Returns the step of T5X's newest checkpoint in model_dir; writes an initial one if needed.
-
-    Raises:
-      UserError: model_dir holds a run with other settings.
-    """
+    """Returns the step of T5X's newest checkpoint in model_dir; writes an initial one if needed."""
     config = run.config
     folder = _folder(config)
     if files.exists(files.join(folder, CONFIG_FILE)):
@@ -285,7 +277,7 @@ def _as_checkpoint(state: TrainState) -> read.Checkpoint:
 
 
 def _iterator(iterate: Callable[[], Iterator[Batch]]) -> Any:
-    """Returns batches as the iterator that T5X expects; `iter` of it starts again."""
+    """Wraps batches in the iterator that T5X expects; `iter` restarts it."""
     from clu.data.dataset_iterator import ArraySpec, DatasetIterator
 
     class Batches(DatasetIterator):
@@ -333,7 +325,7 @@ def _model(config: Config, ids: int, prefix: bool) -> Any:
         "label_smoothing": config.loss.label_smoothing,
         "loss_normalizing_factor": normalizer,
     }
-    # Only decoding uses more of the vocabulary than its size.
+    # Only decoding needs more than the vocabulary's size.
     vocabulary = seqio.PassThroughVocabulary(ids, eos_id=1)
     if model.architecture == "decoder":
         from t5x.examples.decoder_only import network as decoder_only

@@ -1,14 +1,14 @@
-"""Converts parameters and Adafactor's moments between the layouts of checkpoints.
+"""Converts parameters and Adafactor's moments between checkpoint layouts.
 
-A parameter is a dict of parts: its "value", Adafactor's momentum "m", and its second moments. Those
-are either "v", which has the parameter's shape, or "over 0" and "over 1", averaged over one of its
-two axes. The common form of all layouts has each layer's parameters apart, under the names of an
-unscanned model: "encoder/layers_0/mlp/wo/kernel".
+A parameter is a dict of parts: its "value", Adafactor's momentum "m", and its second moments. The
+latter are either "v", with the parameter's shape, or "over 0" and "over 1", each averaged over one
+of the two axes. In the common form, layers are unstacked and have the names of an unscanned model:
+"encoder/layers_0/mlp/wo/kernel".
 
-Scanned models have all layers in one array, joined along axis 1: "encoder/encoder/mlp/wo/kernel".
-T5X's `scalable_t5` also has separate axes for heads and channels, [embed, layers, heads, kv], and a
-table of relative positions in every layer, as our models with `position` "relative_per_layer" do;
-others have one table per stack.
+Scanned models stack all layers in one array along axis 1: "encoder/encoder/mlp/wo/kernel". T5X's
+`scalable_t5` also has separate axes for heads and channels, [embed, layers, heads, kv], and a table
+of relative positions per layer, like our models with `position` "relative_per_layer"; others have
+one table per stack.
 
 Source: google-research/t5x, `examples/scalable_t5` and `adafactor.py`.
 """
@@ -33,18 +33,18 @@ _POSITIONS = "relpos_bias/rel_embedding"
 _SCANNED = re.compile(r"(encoder|decoder)/\1/(.+)")
 _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/(.+)")
 _HAS_HEADS = re.compile(r".*attention/(query|key|value|out)/kernel")
-# Kernels whose last axis is "embed", which T5X calls rows; in other kernels it is the first axis.
+# Kernels whose last axis is "embed", T5X's rows; in other kernels "embed" is the first axis.
 _ENDS_WITH_EMBED = re.compile(r".*(out|wo)/kernel")
 # Leaves of our optimizer's state: POSITION_IN_OPTAX_CHAIN/MOMENT/PARAMETER.
 _OUR_MOMENT = re.compile(r"\d+/(v_row|v_col|v|ema)/(.+)")
-# Shape of the placeholder that T5X writes for a moment that a parameter does not have.
+# Shape of T5X's placeholder for a moment that a parameter lacks.
 _UNUSED = (1,)
 # T5X's default of `min_dim_size_to_factor`.
 MIN_DIM_SIZE = 128
 
 
 def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
-    """Returns a checkpoint's parameters with their moments, by name, each layer apart."""
+    """Returns a checkpoint's parameters and moments by name, layers unstacked."""
     kept = _our_moments(checkpoint.state) if checkpoint.run is not None else checkpoint.moments
     found: dict[str, Parts] = {}
     for name, value in checkpoint.parameters.items():
@@ -76,10 +76,10 @@ def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
 
 
 def with_shared_positions(path: str, parameters: Mapping[str, Parts]) -> dict[str, Parts]:
-    """Merges equal tables of relative positions per layer into one per stack.
+    """Merges equal per-layer tables of relative positions into one per stack.
 
     Raises:
-      UserError: the layers of a stack have different tables; says how to keep them.
+      UserError: layers of a stack have different tables; says how to keep them.
     """
     out = dict(parameters)
     for name, parts in parameters.items():
@@ -98,14 +98,14 @@ def with_shared_positions(path: str, parameters: Mapping[str, Parts]) -> dict[st
 
 
 def have_positions_per_layer(names: Iterable[str]) -> bool:
-    """Returns whether parameters of these names have a table of relative positions per layer."""
+    """Returns whether parameters with these names have relative positions per layer."""
     return any(_LAYER.fullmatch(name) and name.endswith(_POSITIONS) for name in names)
 
 
 def adafactor_parts(
     name: str, parts: Parts, factors: FactoredOver, momentum: bool
 ) -> tuple[Parts, str | None]:
-    """Returns a parameter's value with exactly the moments of the given Adafactor.
+    """Returns a parameter's value with exactly the moments that an Adafactor needs.
 
     Args:
       name: the parameter's name, for the message.
@@ -121,7 +121,7 @@ def adafactor_parts(
     for part in [*wanted, "m"] if momentum else wanted:
         tensor = parts.get(part)
         if tensor is None and part.startswith("over") and "v" in parts:
-            # Exact: Adafactor's average of moments is the moment of averages.
+            # Exact, because moments are linear: the average of moments is the moment of averages.
             tensor = mean(parts["v"], int(part[-1]))
         if tensor is None:
             return out, f"it has no {_described(part, name)}"
@@ -132,7 +132,7 @@ def adafactor_parts(
 
 
 def stack(parameters: Mapping[str, Parts], num_heads: int | None = None) -> dict[str, Parts]:
-    """Joins layers as in scanned models: ours, or T5X's if `num_heads` is given."""
+    """Stacks layers as in our scanned models or, given `num_heads`, as in T5X's."""
     out: dict[str, Parts] = {}
     layers: dict[str, dict[int, Parts]] = {}
     if num_heads:
@@ -157,7 +157,7 @@ def stack(parameters: Mapping[str, Parts], num_heads: int | None = None) -> dict
 
 
 def moments(parts: Parts, factors: FactoredOver) -> dict[str, Tensor]:
-    """Returns moments by T5X's names: "m", "v", "v_row", "v_col"; float32 [1] if missing."""
+    """Returns moments under T5X's names "m", "v", "v_row" and "v_col"; float32 [1] if missing."""
     rows, columns = factors or (None, None)
     places = {"m": "m", "v": "v", "v_row": f"over {rows}", "v_col": f"over {columns}"}
     unused = held(np.zeros(_UNUSED, np.float32))
@@ -165,14 +165,14 @@ def moments(parts: Parts, factors: FactoredOver) -> dict[str, Tensor]:
 
 
 def by_size(shape: tuple[int, ...], min_dim_size: int = 0) -> FactoredOver:
-    """Returns Adafactor's factoring of a matrix: v_row is over the larger (or later) axis."""
+    """Returns Adafactor's factoring of a matrix; v_row averages over the larger (or later) axis."""
     if len(shape) != 2 or min(shape) < min_dim_size:
         return None
     return (0, 1) if shape[0] > shape[1] else (1, 0)
 
 
 def by_name(name: str) -> FactoredOver:
-    """Returns T5X's factoring in `scalable_t5`: kernels of any size, by their "embed" axis."""
+    """Returns the factoring in T5X's `scalable_t5`: kernels of any size, by their "embed" axis."""
     if not name.endswith("/kernel"):
         return None
     return (0, 1) if _ENDS_WITH_EMBED.fullmatch(name) else (1, 0)
@@ -181,13 +181,13 @@ def by_name(name: str) -> FactoredOver:
 def t5x_factors(
     name: str, shape: tuple[int, ...], min_dim_size: int, scanned: bool
 ) -> FactoredOver:
-    """Returns T5X's factoring of a parameter of an unscanned or a scanned model."""
+    """Returns T5X's factoring of a parameter in an unscanned or scanned model."""
     in_layers = is_stacked(name) or _LAYER.fullmatch(name) or name.endswith(_POSITIONS)
     return by_name(name) if scanned and in_layers else by_size(shape, min_dim_size)
 
 
 def is_stacked(name: str) -> bool:
-    """Returns whether a parameter of this name has all layers of a stack in one array."""
+    """Returns whether a parameter with this name stacks all layers in one array."""
     return bool(_SCANNED.fullmatch(name))
 
 
@@ -206,7 +206,6 @@ def _our_moments(state: Mapping[str, Tensor]) -> dict[str, Parts]:
 
 
 def _axis(part: str) -> int:
-    """Returns the layers' axis of a stacked part."""
     return 0 if part == "over 0" else LAYERS_AXIS
 
 
@@ -217,7 +216,7 @@ def _described(part: str, name: str) -> str:
 
 
 def _without_heads(name: str, part: str, tensor: Tensor) -> Tensor:
-    """Joins the axes [heads, kv] of one layer's part, which T5X keeps separate."""
+    """Merges the [heads, kv] axes of one layer's part, which T5X keeps separate."""
     if not _HAS_HEADS.fullmatch(name):
         return tensor
     shape = tensor.shape
@@ -230,7 +229,7 @@ def _without_heads(name: str, part: str, tensor: Tensor) -> Tensor:
 
 
 def _with_heads(name: str, part: str, tensor: Tensor, num_heads: int) -> Tensor:
-    """Splits the axes [heads, kv] of one layer's part; the inverse of `_without_heads`."""
+    """Splits the merged [heads, kv] axis; the inverse of `_without_heads`."""
     if not _HAS_HEADS.fullmatch(name):
         return tensor
     heads_axis = 0 if _ENDS_WITH_EMBED.fullmatch(name) else 1

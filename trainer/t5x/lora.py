@@ -1,4 +1,4 @@
-"""LoRA's parameters, read as a model whose kernels include their products."""
+"""Reads a LoRA checkpoint as a model with LoRA's products merged into its kernels."""
 
 import numpy as np
 
@@ -9,12 +9,12 @@ _PREFIX = f"{LORA}/"
 
 
 def has_lora(parameters: dict[str, Tensor]) -> bool:
-    """Returns whether there are products to be added to kernels."""
+    """Returns whether any LoRA factors are present."""
     return any(name.startswith(_PREFIX) for name in parameters)
 
 
 def merged(parameters: dict[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
-    """Returns the parameters by name, with LoRA's products added to their kernels."""
+    """Adds LoRA's products to their kernels."""
     found = {}
     for name, tensor in parameters.items():
         if not name.startswith(_PREFIX):
@@ -24,7 +24,7 @@ def merged(parameters: dict[str, Tensor], config: LoraConfig) -> dict[str, Tenso
 
 
 def _sum(kernel: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """Returns kernel + scale * a b, any part of which can be read; middle axes count layers."""
+    """Returns kernel + scale * a b, read lazily; middle axes index layers."""
 
     def read(index: Index) -> np.ndarray:
         first, *between, last = index

@@ -1,8 +1,8 @@
 """Reads checkpoints of Mesh TensorFlow, the T5 library before T5X, and of Primer.
 
 A folder holds `model.ckpt-STEP.index` and `model.ckpt-STEP.data-…`. Variables are named by the
-scopes of Mesh's layers, and each layer of a stack has its own: variables that Mesh stacks for its
-devices are still saved one by one. Adafactor's slots stand beside a variable, as NAME_slot_vr.
+scopes of Mesh's layers; layers are unstacked, since Mesh saves variables that it stacks for its
+devices one by one. NAME_slot_vr and the like are Adafactor's slots of a variable NAME.
 
 Source: tensorflow/mesh, `transformer/` and `optimize.AdafactorOptimizer`; T5X,
 `checkpoint_importer.py`; Primer, `t5_models.py`.
@@ -25,7 +25,7 @@ _TOWERS = {"encoder": "encoder", "decoder": "decoder", "transformer": "decoder"}
 _TOWER = "(encoder|decoder|transformer)"
 _SLOT = re.compile(r"(.+)_slot_(vr|vc|v|m)")
 _MOMENTS = {"vr": "v_row", "vc": "v_col", "v": "v", "m": "m"}
-# The state of Mesh's other optimizers, which is not taken over.
+# State of Mesh's other optimizers, which is ignored.
 _OF_OTHER_OPTIMIZERS = ("/adam_m", "/adam_v", "_momentum_v")
 # Names of norms; the first two are one norm, called "layer_norm" in older files.
 _NORM = (
@@ -39,12 +39,12 @@ _TABLE = "relpos_bias/rel_embedding"
 
 
 class Found(NamedTuple):
-    """A checkpoint of Mesh TensorFlow under T5X's names.
+    """A Mesh TensorFlow checkpoint under T5X's names.
 
     Attributes:
-      step: number of updates made; None if it is not recorded.
-      parameters: parameters by T5X's names, each layer apart.
-      moments: Adafactor's state as T5X has it, parameter -> "m", "v", "v_row" or "v_col".
+      step: number of updates made; None if not recorded.
+      parameters: by T5X's names, layers unstacked.
+      moments: T5X's Adafactor state: parameter -> "m", "v", "v_row" or "v_col" -> tensor.
     """
 
     step: int | None
@@ -53,14 +53,14 @@ class Found(NamedTuple):
 
 
 def prefix_of(path: str) -> str | None:
-    """Returns the prefix of the checkpoint that `path` names, with or without ".index"; or None."""
+    """Returns the prefix of the checkpoint at `path`, which may end with ".index"; None if none."""
     prefix = path.removesuffix(tensor_bundle.SUFFIX)
     is_one = not path.endswith("/") and files.exists(prefix + tensor_bundle.SUFFIX)
     return prefix if is_one else None
 
 
 def prefixes(folder: str) -> dict[int, str]:
-    """Returns the prefixes of the checkpoints in a folder by step, ascending."""
+    """Returns the prefixes of a folder's checkpoints by ascending step."""
     found = filter(None, map(_INDEX.fullmatch, files.list_names(folder)))
     steps = sorted(int(match[1]) for match in found)
     return {step: files.join(folder, f"model.ckpt-{step}") for step in steps}
@@ -70,7 +70,7 @@ def load(prefix: str) -> Found:
     """Opens a checkpoint and reads names, shapes and dtypes.
 
     Raises:
-      UserError: it cannot be read, or has a variable that no model of this project has.
+      UserError: it cannot be read, or has a variable unknown to our models.
     """
     variables = tensor_bundle.load(prefix)
     stored = variables.pop(_STEP, None)
@@ -97,7 +97,7 @@ def load(prefix: str) -> Found:
     for name, kept in moments.items():
         shape = parameters[name].shape if name in parameters else ()
         if len(shape) == 2 and shape[0] == shape[1] and {"v_row", "v_col"} <= kept.keys():
-            # Mesh takes the first of two axes of one size for the larger, T5X the second.
+            # Of two equal axes, Mesh treats the first as the larger, T5X the second.
             kept["v_row"], kept["v_col"] = kept["v_col"], kept["v_row"]
     step = int(stored.whole()) if stored else None
     shared = _shared_tables(parameters)
@@ -109,7 +109,7 @@ def load(prefix: str) -> Found:
 
 
 def _layers(names: list[str]) -> dict[str, int]:
-    """Returns the number of sublayers of a block, by tower."""
+    """Returns the number of sublayers per block, by tower."""
     found: dict[str, int] = {}
     for name in names:
         if match := re.match(rf"{_TOWER}/block_\d+/layer_(\d+)/", name):
@@ -118,7 +118,7 @@ def _layers(names: list[str]) -> dict[str, int]:
 
 
 def _ours(name: str, layers: dict[str, int]) -> str | None:
-    """Returns T5X's name of a variable; None if there is none."""
+    """Returns a variable's name in T5X, or None."""
     if name == "shared/embedding":
         return "token_embedder/embedding"
     top = re.fullmatch(rf"{_TOWER}/(.+)", name)
@@ -139,7 +139,7 @@ def _ours(name: str, layers: dict[str, int]) -> str | None:
 
 
 def _in_block(tower: str, layer: int, layers: int, name: str) -> str | None:
-    """Returns the name within its layer of a variable of a block's sublayer number `layer`."""
+    """Returns the name of a sublayer's variable within its T5X layer, or None."""
     own = "attention" if tower == "encoder" else "self_attention"
     sublayers = [own, "cross_attention", "mlp"] if layers == 3 else [own, "mlp"]
     if norm := re.fullmatch(_NORM, name):
@@ -162,7 +162,7 @@ def _in_block(tower: str, layer: int, layers: int, name: str) -> str | None:
 
 
 def _shared_tables(names: Iterable[str]) -> dict[str, str]:
-    """Returns new names for the tables that layer 0 holds for its whole stack."""
+    """Renames tables that layer 0 holds for its whole stack."""
     own = [name for name in names if name.endswith(_TABLE)]
     stacks = [name.partition("/")[0] for name in own]
     return {

@@ -1,13 +1,12 @@
-"""Reads checkpoints as named tensors, lazily: T5X's in all their layouts, Mesh TensorFlow's, ours.
+"""Reads checkpoints lazily as named tensors: every T5X layout, Mesh TensorFlow's, ours.
 
     checkpoint_N/state/_METADATA                        Orbax: current T5X, and ours
     checkpoint_N/state/checkpoint, .../NAME/.zarray     Orbax before _METADATA
     checkpoint_N/checkpoint, .../NAME/.zarray           T5X before Orbax: the public T5 1.1 and mT5
     model.ckpt-N.index, model.ckpt-N.data-...           Mesh TensorFlow: see `trainer.t5x.mesh`
 
-`checkpoint` is a msgpack tree. It contains small arrays, and references to the others: their name
-after "PLACEHOLDER://" (Orbax) or a TensorStore spec (T5X). NAME is the path in the tree joined by
-".".
+`checkpoint` is a msgpack tree with small arrays and references to the others: "PLACEHOLDER://NAME"
+(Orbax) or a TensorStore spec (T5X). NAME is the path in the tree, joined by ".".
 
 Source: google-research/t5x, `checkpoints.py`; google/orbax, the metadata of its PyTree handler.
 """
@@ -33,32 +32,31 @@ from trainer.t5x.tensors import Index, Tensor, held
 
 _PLACEHOLDER = "PLACEHOLDER://"
 _METADATA, _TREE, _STATE = "_METADATA", "checkpoint", "state"
-# Until version 2 T5X stored bfloat16 as uint16, since zarr had no bfloat16.
+# Up to version 2, T5X stored bfloat16 as uint16, since zarr lacked bfloat16.
 # Source: T5X, `checkpoints.VERSION`.
 _FIRST_VERSION_WITH_BFLOAT16 = 3
 _OLDEST_VERSION = 2
-# Reading any part of a chunk decodes all of it. The cache lets the layers of a stack share chunks.
+# Reading part of a chunk decodes all of it; the cache lets the layers of a stack share chunks.
 _CACHE_BYTES = 1 << 30
-# Bytes read at a time of a tensor that is only compared with its checksum.
+# Bytes per read when a tensor is only compared with its checksum.
 _PIECE_BYTES = 256 << 20
-# Where chunks of zeros are stored too, a missing chunk is data loss and must not be read as zeros.
+# Where chunks of zeros are stored, a missing chunk is data loss, not zeros.
 _NO_GAPS: Mapping[str, Any] = {"fill_missing_data_reads": False}
-# The step of a checkpoint that does not say how many updates were made.
+# Step of a checkpoint that does not record its number of updates.
 NO_STEP = -1
 _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's tensors, read lazily, by names with "/" between the parts.
+    """A checkpoint's lazily read tensors, by names such as "decoder/decoder_norm/scale".
 
     Attributes:
-      path: the checkpoint's folder.
-      step: number of updates made; NO_STEP if T5X's state has none, or a negative one.
-      parameters: by T5X's names ("decoder/decoder_norm/scale"), layers stacked or not.
+      step: number of updates made; NO_STEP if T5X's state has none or a negative one.
+      parameters: by T5X's names, layers stacked or not.
       moments: T5X's Adafactor state, parameter -> "m", "v", "v_row" or "v_col" -> tensor.
       state: leaves of our optimizer state by name. Either this or `moments` may be empty.
-      run: what our checkpoints record of their run; None for a checkpoint of T5X.
+      run: our checkpoints' record of their run; None for T5X checkpoints.
     """
 
     path: str
@@ -70,7 +68,7 @@ class Checkpoint:
 
 
 def find(path: str) -> str:
-    """Returns the checkpoint at `path`, or the newest in it; for Mesh, its files' prefix.
+    """Returns the checkpoint at `path` or the newest in it; for Mesh, its prefix.
 
     Raises:
       UserError: there is no checkpoint.
@@ -94,12 +92,12 @@ def find(path: str) -> str:
 
 
 def is_checkpoint(path: str) -> bool:
-    """Returns whether `path` is one checkpoint, rather than a folder of them."""
+    """Returns whether `path` is one checkpoint rather than a folder of them."""
     return bool(_tree_folder(path) or mesh.prefix_of(path))
 
 
 def steps(folder: str) -> list[int]:
-    """Returns the steps of the finished checkpoints in a folder, ascending."""
+    """Returns the steps of a folder's finished checkpoints, ascending."""
     found = [re.fullmatch(r"checkpoint_(\d+)", name) for name in files.list_names(folder)]
     numbers = sorted(int(match[1]) for match in found if match)
     whole = [n for n in numbers if _tree_folder(files.join(folder, f"checkpoint_{n}"))]
@@ -107,18 +105,18 @@ def steps(folder: str) -> list[int]:
 
 
 def of_step(folder: str, step: int) -> str:
-    """Returns the path of the checkpoint of one of `steps(folder)`."""
+    """Returns the path of a checkpoint found by `steps(folder)`."""
     path = files.join(folder, f"checkpoint_{step}")
     return path if _tree_folder(path) else mesh.prefixes(folder)[step]
 
 
 def load(path: str) -> Checkpoint:
-    """Opens the checkpoint at `path`, or the newest one in it, and reads names, shapes and dtypes.
+    """Opens the checkpoint at `path` or the newest in it; reads names, shapes and dtypes.
 
-    LoRA's products are added to their kernels.
+    LoRA's products are merged into their kernels.
 
     Raises:
-      UserError: there is no checkpoint, or it cannot be read; says why.
+      UserError: there is no checkpoint, or it cannot be read.
     """
     path = find(path)
     folder = _tree_folder(path)
@@ -157,17 +155,17 @@ def load(path: str) -> Checkpoint:
     parameters, state = inside("params/"), inside("opt_state/")
     step = int(tensors["step"].whole())
     if lora.has_lora(parameters) and "config" in run:
-        # The state is that of LoRA's parameters, which the sum no longer has.
+        # The state belongs to LoRA's parameters, which merging removes.
         config = LoraConfig(**run["config"]["lora"])
         parameters, state = lora.merged(parameters, config), {}
     return Checkpoint(path, step, parameters, state=state, run=run)
 
 
 def raw_tensors(path: str) -> dict[str, Tensor]:
-    """Returns all arrays of one of our checkpoints by path, as stored: checksums are not compared.
+    """Returns all arrays of one of our checkpoints by path, without comparing checksums.
 
     Raises:
-      UserError: it cannot be read; says why.
+      UserError: it cannot be read.
     """
     folder = _tree_folder(path)
     try:
@@ -179,9 +177,9 @@ def raw_tensors(path: str) -> dict[str, Tensor]:
 
 
 def _checked(path: str, name: str, stored: dict[str, str], tensor: Tensor) -> Tensor:
-    """Returns a tensor that is compared with its stored checksum, if any, on its first read.
+    """Returns a tensor whose first read compares it with its stored checksum, if any.
 
-    That read reads the whole tensor once more, in pieces.
+    If that read is partial, the whole tensor is also read, in pieces.
     """
     if name not in stored:
         return tensor
@@ -201,7 +199,7 @@ def _checked(path: str, name: str, stored: dict[str, str], tensor: Tensor) -> Te
 
 
 def _pieces(tensor: Tensor) -> Iterator[np.ndarray]:
-    """Yields a tensor in pieces along its first dimension, of about _PIECE_BYTES."""
+    """Yields pieces of about _PIECE_BYTES along the first dimension."""
     rows = tensor.shape[0]
     row_bytes = max(1, math.prod(tensor.shape[1:]) * tensor.dtype.itemsize)
     step = max(1, _PIECE_BYTES // row_bytes)
@@ -211,7 +209,7 @@ def _pieces(tensor: Tensor) -> Iterator[np.ndarray]:
 
 
 def _tree_folder(path: str) -> str | None:
-    """Returns the folder with a checkpoint's tree; None if `path` is no checkpoint."""
+    """Returns the folder of a checkpoint's tree; None if `path` is no checkpoint."""
     for folder in (files.join(path, _STATE), path):
         if any(files.exists(files.join(folder, name)) for name in (_METADATA, _TREE)):
             return folder
@@ -266,7 +264,7 @@ def _bfloat16_if_uint16(tensor: Tensor) -> Tensor:
 
 
 def _stored(folder: str, places: dict[str, str], driver: dict[str, Any]) -> dict[str, Tensor]:
-    """Opens TensorStore's arrays; `places` maps a name to the array's path in `folder`."""
+    """Opens TensorStore arrays; `places` maps names to paths in `folder`."""
     import tensorstore
 
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}})
@@ -305,11 +303,7 @@ def _stored(folder: str, places: dict[str, str], driver: dict[str, Any]) -> dict
 
 
 def _kvstore(folder: str) -> dict[str, Any]:
-    """Returns TensorStore's spec of a folder, local or in a bucket of Google Cloud Storage or S3.
-
-    Raises:
-      UserError: TensorStore does not support the folder's store.
-    """
+    """Returns TensorStore's spec of a local, Google Cloud Storage or S3 folder."""
     if not files.is_remote(folder):
         return {"driver": "file", "path": os.path.abspath(files.local_path(folder)) + "/"}
     scheme, _, rest = folder.partition("://")

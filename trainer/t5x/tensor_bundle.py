@@ -1,8 +1,8 @@
-"""Reads TensorFlow's checkpoints, PREFIX.index and PREFIX.data-00000-of-0000N, without TensorFlow.
+"""Reads TensorFlow checkpoints, PREFIX.index and PREFIX.data-00000-of-0000N, without TensorFlow.
 
-The index is a sorted table of LevelDB's format: blocks of entries whose keys share prefixes, an
-index of the blocks, and a footer. An entry says where a variable's bytes are. Every block and every
-variable has a checksum, which is compared when it is read.
+The index is a sorted table in LevelDB's format: blocks of entries whose keys share prefixes, an
+index of the blocks, and a footer. An entry locates a variable's bytes. Blocks and variables have
+checksums, which are compared on reading.
 
 Source: tensorflow, `core/util/tensor_bundle/tensor_bundle.cc`, `core/protobuf/tensor_bundle.proto`
 and `core/lib/io/table_format.txt`.
@@ -41,7 +41,7 @@ _DTYPES = {
 
 
 class _Entry(NamedTuple):
-    """The place of a variable's bytes; `dtype` is None for kinds that models do not have."""
+    """The location of a variable's bytes; `dtype` is None for types that models do not use."""
 
     dtype: np.dtype | None
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class _Entry(NamedTuple):
 
 
 def load(prefix: str) -> dict[str, Tensor]:
-    """Returns the numeric variables of the checkpoint `prefix`, by name, read when needed.
+    """Returns a checkpoint's numeric variables by name, read lazily.
 
     Raises:
       UserError: the index cannot be read, or divides a variable into slices.
@@ -97,7 +97,6 @@ def _tensor(name: str, entry: _Entry, dtype: np.dtype, path: str) -> Tensor:
 
 
 def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields (key, value) of a table."""
     if len(data) < _FOOTER_BYTES or struct.unpack("<Q", data[-8:])[0] != _MAGIC:
         raise ValueError("it does not end as one")
     _, position = _handle(data, len(data) - _FOOTER_BYTES)
@@ -107,7 +106,7 @@ def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _handle(data: bytes, position: int) -> tuple[tuple[int, int], int]:
-    """Returns a block's (offset, size), and the position after them."""
+    """Returns a block's (offset, size), and the position after the handle."""
     offset, position = protobuf.read_varint(data, position)
     size, position = protobuf.read_varint(data, position)
     return (offset, size), position
@@ -154,7 +153,7 @@ def _entry(message: bytes) -> _Entry:
 
 
 def _numbers(message: bytes | memoryview) -> dict[int, int]:
-    """Returns the integer fields of a message, by number."""
+    """Returns a message's integer fields by number."""
     return {
         number: protobuf.read_varint(payload, 0)[0]
         for number, kind, payload in protobuf.fields(memoryview(message))

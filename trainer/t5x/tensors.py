@@ -1,4 +1,4 @@
-"""Lazily read tensors, and functions that stack, divide and reshape them without reading."""
+"""Lazily read tensors, and functions that stack, slice and reshape them without reading."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# One slice for each dimension.
+# One slice per dimension.
 Index = tuple[slice, ...]
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor whose values are read on demand: `read(index)` returns the part at `index`."""
+    """A tensor read on demand: `read(index)` returns the part at `index`."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[Index], np.ndarray]
 
     def whole(self) -> np.ndarray:
-        """Returns all of the tensor."""
+        """Reads the whole tensor."""
         return self.read((slice(None),) * len(self.shape))
 
 
 def held(array: np.ndarray | np.generic) -> Tensor:
-    """Returns an array in memory as a tensor."""
+    """Wraps an in-memory array as a tensor."""
     array = np.asarray(array)
     return Tensor(array.shape, array.dtype, array.__getitem__)
 
 
 def stacked(tensors: Sequence[Tensor], axis: int) -> Tensor:
-    """Returns tensors of one shape and dtype, joined along a new axis."""
+    """Stacks tensors of one shape and dtype along a new axis."""
     shape, dtype = tensors[0].shape, tensors[0].dtype
 
     def read(index: Index) -> np.ndarray:
@@ -42,7 +42,7 @@ def stacked(tensors: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def divided(tensor: Tensor, axis: int) -> list[Tensor]:
-    """Returns the slices of a tensor along `axis`; the inverse of `stacked`."""
+    """Returns a tensor's slices along `axis`; the inverse of `stacked`."""
 
     def part(number: int) -> Tensor:
         def read(index: Index) -> np.ndarray:
@@ -55,7 +55,7 @@ def divided(tensor: Tensor, axis: int) -> list[Tensor]:
 
 
 def mean(tensor: Tensor, axis: int) -> Tensor:
-    """Returns the mean over one axis, which is removed."""
+    """Averages over one axis and removes it."""
 
     def read(index: Index) -> np.ndarray:
         return tensor.read((*index[:axis], slice(None), *index[axis:])).mean(axis)
@@ -64,5 +64,5 @@ def mean(tensor: Tensor, axis: int) -> Tensor:
 
 
 def reshaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Returns the same values in the same order in `shape`; reading any part reads the whole."""
+    """Reshapes a tensor; reading any part reads the whole."""
     return Tensor(shape, tensor.dtype, lambda index: tensor.whole().reshape(shape)[index])

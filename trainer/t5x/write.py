@@ -24,11 +24,11 @@ from trainer.t5x.layout import Parts
 from trainer.t5x.read import Checkpoint
 from trainer.t5x.tensors import held
 
-# Families that T5X supports: t5_1_0 and t5_1_1 in `examples/t5` and, scanned,
-# `examples/scalable_t5`; lm in `examples/decoder_only`.
+# Families in T5X: t5_1_0 and t5_1_1 in `examples/t5` and, scanned, `examples/scalable_t5`; lm in
+# `examples/decoder_only`.
 _FAMILIES = ("t5_1_0", "t5_1_1", "lm")
 _ACTIVATIONS = ("gelu", "linear", "relu", "silu")
-# Fields that T5X's models have too, or that do not affect what is written.
+# Fields that T5X's models share, or that do not affect the checkpoint.
 _FIELDS = (
     *("family", "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "dtype"),
     *("num_encoder_layers", "num_decoder_layers", "dropout_rate", "tied_logits"),
@@ -37,20 +37,20 @@ _FIELDS = (
 
 
 class OtherMoments(UserError):
-    """T5X's Adafactor has other moments than the checkpoint."""
+    """T5X's Adafactor needs moments other than the checkpoint's."""
 
 
 def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = False) -> str:
-    """Writes `output/checkpoint_STEP` atomically and returns its path.
+    """Writes one of our checkpoints atomically to `output/checkpoint_STEP` and returns that path.
 
-    Adafactor's moments are written too; they are 0 if another optimizer trained the model.
+    Adafactor's moments are written too; 0 if another optimizer trained the model.
 
     Args:
       checkpoint: one of our checkpoints.
       config: its run's configuration.
-      output: folder to write into, local or remote.
-      scanned: writes the layout of T5X's `scalable_t5`, which joins all layers in one array and
-        repeats the table of relative positions in every layer.
+      output: local or remote folder.
+      scanned: whether to write the layout of T5X's `scalable_t5`, which stacks all layers in one
+        array and repeats the table of relative positions in every layer.
 
     Raises:
       UserError: T5X does not support the model, or `output` has a checkpoint of this step.
@@ -75,16 +75,15 @@ def write_parts(
     """Writes `output/checkpoint_STEP` atomically and returns its path.
 
     Args:
-      parameters: values and Adafactor's moments, each layer apart; without moments, 0 is written.
-      step: number of updates made.
-      model: the model.
-      output: folder to write into, local or remote.
+      parameters: values and Adafactor's moments, layers unstacked; missing moments become 0.
+      output: local or remote folder.
       scanned: see `write`.
       least: T5X's `min_dim_size_to_factor`.
       dtype: dtype of the stored values; moments are float32.
 
     Raises:
-      UserError: T5X does not support the model; `OtherMoments` if it has other moments.
+      UserError: T5X does not support the model.
+      OtherMoments: T5X factors a parameter differently.
     """
     if problems := unsupported(model):
         raise UserError("; ".join(problems))
@@ -157,7 +156,7 @@ def _save(output: str, step: int, tree: dict[str, np.ndarray]) -> None:
     import orbax.checkpoint as ocp
     from flax import traverse_util
 
-    # Orbax logs a traceback from a background thread for every error, and then raises the error.
+    # Orbax logs each error's traceback from a background thread before it raises the error.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
     folder = output if files.is_remote(output) else os.path.abspath(files.local_path(output))
     files.make_folder(folder)
