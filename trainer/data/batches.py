@@ -1,8 +1,8 @@
 """Batches as a pure function of the step: `batch k = f(seed, mixture, k)`.
 
 Position `k · batch_size + row` of a run's endless order determines the task and how many of its
-windows were read before (`trainer/data/interleave.py`); that number determines epoch and window
-(`trainer/data/order.py`); noise is keyed by (seed, task, epoch, window). The data state of a run is
+windows precede (`trainer/data/interleave.py`); that count determines epoch and window
+(`trainer/data/order.py`); noise is keyed by (seed, task, epoch, window). A run's data state is
 therefore its step, for any number of hosts, workers or prefetched batches.
 
 Dimensions: W windows, one per row of a batch.
@@ -33,13 +33,8 @@ from trainer.data.order import BlockOrder, Order
 class BatchMaker:
     """Makes features from windows, given their indices and noise keys.
 
-    Attributes:
-      windows: the windows.
-      objective: makes examples of them.
-      converter: makes features of examples.
-      ids: the vocabulary.
-      lengths: lengths of an example in packed rows; None: the converter's.
-      by_document: whether documents of a window are segments (`trainer.data.segments`).
+    `lengths` are those of an example in packed rows, None means the converter's. If `by_document`,
+    a window's documents are segments (`trainer.data.segments`).
     """
 
     windows: Windows
@@ -62,8 +57,6 @@ class BatchMaker:
         documents_WN: np.ndarray,
         keys_W: np.ndarray,
     ) -> Batch:
-        """Returns the features of windows of documents, each a segment."""
-
         def examples(windows_WN: np.ndarray) -> Examples:
             lengths = self.converter.lengths
             return self.objective.examples(windows_WN, lengths_W, keys_W, lengths, self.ids)
@@ -73,7 +66,7 @@ class BatchMaker:
         return segments.segmented(self.converter(made), found, self.converter)
 
     def make_packed(self, members: Members, keys_E: np.ndarray, rows: int) -> Batch:
-        """Returns the features of rows of several examples, given the keys of all examples."""
+        """Returns the features of packed rows, given the keys of all examples."""
         tokens_EN, lengths_E = self.windows.read(members.windows_E)
         slots = members.slots or Slots(np.zeros_like(members.rows_E), np.zeros(len(keys_E), bool))
         examples = self.objective.packed_examples(
@@ -87,7 +80,7 @@ class BatchMaker:
         return self.lengths or self.converter.lengths
 
     def blank(self) -> Batch:
-        """Returns the features of one window of unknown tokens, without reading anything."""
+        """Returns the features of one window of unknown tokens, without reading data."""
         tokens_WN = np.full((1, self.windows.window_tokens), UNK_ID, np.int32)
         if self.objective.unit is Unit.PAIR:
             tokens_WN = np.array([[UNK_ID, PAIR_BORDER, UNK_ID]], np.int32)
@@ -108,9 +101,9 @@ class BatchMaker:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A task of a run: how its rows are made, and in what order; `seed` is the run's.
+    """A task of a run: how its rows are made, and in what order.
 
-    `packed` is the layout of rows of several examples, None for rows of one.
+    `seed` is the run's; `packed` is the layout of packed rows, None for one example per row.
 
     Raises:
       UserError: at construction, if there is no window.
@@ -137,11 +130,11 @@ class Source:
 
     @property
     def whole(self) -> bool:
-        """True if all windows are known, as they are unless the cache is being built."""
+        """True if all windows are known; False while the cache is being built."""
         return not isinstance(self.order, FollowedOrder) or self.order.complete
 
     def batch(self, members: Members, rows: int) -> Batch:
-        """Returns the features of rows, given their examples."""
+        """Returns the features of `rows` rows, given their examples."""
         keys_E = self.keys(members.epochs_E, members.windows_E)
         if self.packed is None:
             return self.maker.make(members.windows_E, keys_E)
@@ -152,7 +145,7 @@ class Source:
         return noise.training_keys(self.seed, self.task, epochs_W, windows_W)
 
     def read_ahead(self, epoch: int, rank: int) -> None:
-        """Prefetches the shards of a remote cache before their block is read."""
+        """Prefetches a remote cache's shards before their block is read."""
         if isinstance(self.order, BlockOrder | FollowedOrder):
             ahead = self.packed if isinstance(self.packed, PairRows) else self.order
             coming = ahead.following(epoch, rank)
@@ -167,12 +160,12 @@ class Source:
 
 
 class Places(NamedTuple):
-    """Origins of the examples of a batch, int64 [E] each, in the order of its rows.
+    """Origins of a batch's examples in row order, int64 [E] each.
 
     Attributes:
       sources: indices in the run's list of sources.
-      epochs: how many times the source was read completely before.
-      ranks: how many windows of the source were read before in the same epoch.
+      epochs: earlier complete passes over the source.
+      ranks: windows of the source read earlier in the same epoch.
       windows: indices in the source's `Windows`.
     """
 
@@ -185,10 +178,8 @@ class Places(NamedTuple):
 class TrainingBatches:
     """An endless sequence of training batches with random access: `batches[k]` is step k's.
 
-    Host `host` of `hosts` gets its rows of the same global batch of `batch_size` rows.
-
-    Raises:
-      UserError: `batch_size` does not divide by `hosts`.
+    Host `host` of `hosts` gets its share of the global batch of `batch_size` rows; a UserError says
+    that they do not divide.
     """
 
     def __init__(
@@ -205,8 +196,8 @@ class TrainingBatches:
         self._schedule = schedule or MixingSchedule([(0, [1.0] * len(sources))])
         self._rows = batch_size // hosts
         self._first_row = host * self._rows
-        # One row of every feature of any source. The only feature that some sources may lack is the
-        # prefix with bidirectional attention, where zeros mean no prefix.
+        # # One row of each feature of any source. Sources may lack only the prefix with
+        # bidirectional attention, where zeros mean no prefix.
         blanks = [source.maker.blank() for source in self._sources]
         self._features = {name: row for blank in blanks for name, row in blank.items()}
 
@@ -219,10 +210,10 @@ class TrainingBatches:
         return self.examples(step)[1]
 
     def examples(self, step: int) -> tuple[np.ndarray, Places, list[tuple[Members, int]]]:
-        """Returns the examples of this host's rows of batch `step`, in the order of the rows.
+        """Returns the examples of this host's rows of batch `step`, in row order.
 
-        They are (row of each example, int64 [E]; their origins; for each, the members of its
-        source's rows and its number among them).
+        They are (each example's row, int64 [E]; their origins; per example, the members of its
+        source's rows and its index among them).
         """
         columns, members_of = [], []
         for number, rows, members in self._members(step):
@@ -236,10 +227,7 @@ class TrainingBatches:
         return rows_E, Places(*origins_E), [members_of[place] for place in order_E.tolist()]
 
     def last_windows(self, step: int) -> Iterator[tuple[Source, int]]:
-        """Yields (source, highest rank of a window that batch `step` needs).
-
-        It counts the whole batch of all hosts, since none can continue without the others.
-        """
+        """Yields (source, highest rank of a window that batch `step` needs), over all hosts."""
         first = int(step) * self._batch_size
         sources_W, ranks_W = self._schedule.places(first, self._batch_size)
         for number in np.unique(sources_W).tolist():
@@ -270,7 +258,7 @@ class TrainingBatches:
         return batch
 
     def iterate(self, first_step: int, threads: int = 1, prefetch: int = 4) -> Iterator[Batch]:
-        """Yields the batches of steps first_step, first_step + 1, …, prefetched by threads."""
+        """Yields the batches from `first_step` on, prefetched by threads."""
         import grain
 
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
@@ -278,10 +266,10 @@ class TrainingBatches:
 
 
 def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterator[Batch]:
-    """Yields every window of the split once, in order, with noise that depends on `seed` alone.
+    """Yields every window of the split once, in order, with noise that depends only on `seed`.
 
-    The last batch is completed with rows of padding. These have no weight in the loss, so sums over
-    the split do not depend on the batch size.
+    Padding rows complete the last batch. They have no weight in the loss, so sums over the split do
+    not depend on the batch size.
     """
     count = len(maker.windows)
     for first in range(0, count, batch_size):
@@ -290,7 +278,7 @@ def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterato
 
 
 def pad_rows(batch: Batch, rows: int) -> Batch:
-    """Appends rows of zeros to a batch until it has `rows` rows."""
+    """Appends rows of zeros to a batch up to `rows` rows."""
     return {
         name: np.pad(array, ((0, rows - len(array)), *((0, 0),) * (array.ndim - 1)))
         for name, array in batch.items()

@@ -133,7 +133,6 @@ class CachedData:
         )
 
     def _check_followed(self, each: CachedTask, lengths: Lengths) -> None:
-        """Rejects what depends on a whole cache in a run that may follow its build."""
         objective, sides = each.task.objective, None
         if objective.unit is Unit.PAIR and not objective.cuts_sides:
             sides = objective.sides(lengths)
@@ -198,12 +197,8 @@ class CachedData:
     ) -> BatchMaker:
         """Opens a split of a task's cache.
 
-        Args:
-          each: the task.
-          split: the split.
-          keep_tails: as of tasks.cache.windows.Windows.
-          packed: whether rows hold several examples.
-          manifest: a manifest of some shards of the cache; by default, of all known ones.
+        `manifest` may list only some of the cache's shards; it defaults to all known ones. For
+        `keep_tails`, see `tasks.cache.windows.Windows`.
         """
         objective, lengths = each.task.objective, self.example_lengths(each.task)
         reading = self._config.data
@@ -257,7 +252,6 @@ class CachedData:
         return Source(name, maker, order, seed, layout)
 
     def _layout(self, task: TaskSpec, maker: BatchMaker, order: Order | FollowedOrder) -> Layout:
-        """Returns the layout of rows of several examples of a task."""
         objective, windows = task.objective, maker.windows
         together = self._config.model.architecture == "decoder"
         seed = noise.task_seed(self._config.seed, task.name)
@@ -279,7 +273,6 @@ class CachedData:
         return PairRows(plan, order)
 
     def _check_room(self) -> None:
-        """Rejects blocks of a remote cache that the local disk does not hold."""
         reading, copied = self._config.data, files.is_remote(self._config.cache_dir)
         if reading.shuffle == "block" and copied and 2 * reading.block_bytes > reading.local_bytes:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Converts examples to a model's features, under T5X's names; one converter per architecture.
+"""Converts examples to a model's features, with T5X's names; one converter per architecture.
 
 Dimensions: W windows (rows of a batch), N positions of an example, L positions of a feature.
 """
@@ -19,7 +19,7 @@ Batch = dict[str, np.ndarray]
 
 
 class Converter(Protocol):
-    """Converts examples to features: one example per row or, by `packed`, several.
+    """Converts examples to features: one example per row or, with `packed`, several.
 
     A length is 0 if the model has no such stack.
     """
@@ -60,17 +60,17 @@ FILLING = MappingProxyType(
 
 
 def token_places(batch: Mapping[str, Any], side: str) -> Any:
-    """Returns an array [W, L] of a batch that is above 0 at tokens and 0 at padding.
+    """Returns an array [W, L] that is positive at tokens and 0 at padding.
 
-    These are the side's segment ids, which a batch has if rows hold several examples or id 0 is a
-    piece; else its tokens.
+    These are the side's segment ids, present if rows are packed or id 0 is a piece; else its
+    tokens.
     """
     tokens = "encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"
     return batch.get(f"{side}_segment_ids", batch[tokens])
 
 
 def filling(batch: Batch) -> dict[str, float]:
-    """Returns the share of positions without padding, by the names in FILLING."""
+    """Returns the shares of positions without padding, by the names in FILLING."""
     return {
         name: float(np.count_nonzero(token_places(batch, side)) / batch[feature].size)
         for name, (side, feature) in FILLING.items()
@@ -79,11 +79,7 @@ def filling(batch: Batch) -> dict[str, float]:
 
 
 def target_side(batch: Batch) -> str:
-    """Returns the side whose tokens are predicted, "encoder" or "decoder".
-
-    Its targets and weights are `encoder_target_tokens` and `encoder_loss_weights`, or the same with
-    `decoder`.
-    """
+    """Returns the side whose tokens are predicted, "encoder" or "decoder"."""
     return "decoder" if "decoder_target_tokens" in batch else "encoder"
 
 
@@ -91,18 +87,13 @@ def target_side(batch: Batch) -> str:
 class FeatureConverter:
     """Converts examples for T5X's encoder-decoder and decoder-only models.
 
-    A decoder-only model gets inputs and targets as one sequence, with the loss on the targets, and
+    A decoder-only model gets inputs and targets as one sequence, with the loss on the targets;
     `decoder_causal_attention` is 1 on the inputs and the next position, as in seqio's
-    PrefixLMFeatureConverter. For examples without inputs, the objective's own "weights" and
-    "prefix" are used.
+    PrefixLMFeatureConverter. Examples without inputs use the objective's own "weights" and
+    "prefix".
 
-    Padding is id 0. Where id 0 is a piece, segment ids tell which positions hold tokens: those of
-    packed rows, or 1 on every token.
-
-    Attributes:
-      lengths: lengths of the examples' features.
-      encoder_decoder: True for an encoder-decoder, False for a decoder-only model.
-      special: special ids of the vocabulary; the decoder's first input is `special.start`.
+    Padding is id 0. If id 0 is a piece, segment ids mark tokens: those of packed rows, or 1 on
+    every token. The decoder's first input is `special.start`.
     """
 
     lengths: Lengths
@@ -155,7 +146,7 @@ class FeatureConverter:
         return self._marked(batch, decoder=columns < after_W + target_lengths_W[:, None])
 
     def _marked(self, batch: Batch, **is_token_WL: np.ndarray) -> Batch:
-        """Adds segment ids by side to a batch of one example a row, where id 0 is a piece."""
+        """Adds segment ids to a batch with one example per row if id 0 is a piece."""
         if not self.special.zero_pads:
             for side, is_token in is_token_WL.items():
                 batch[f"{side}_segment_ids"] = is_token.astype(np.int32)
@@ -171,15 +162,11 @@ class FeatureConverter:
         }
 
     def packed(self, examples: Examples, rows_E: np.ndarray, rows: int) -> Batch:
-        """Returns int32 [rows, L] arrays, padded with 0, of several examples a row.
+        """Returns int32 [rows, L] arrays, padded with 0, with several examples per row.
 
-        Segment ids count the examples of a row from 1, positions begin anew in each, and the first
-        decoder input of each is `special.start`, for T5 0, as in seqio's packing.
-
-        Args:
-          examples: inputs and targets of E examples.
-          rows_E: int64 [E], the row of each example, ascending; its examples must fit.
-          rows: number of rows.
+        As in seqio's packing, segment ids count a row's examples from 1, positions restart in each,
+        and the first decoder input of each is `special.start` (0 for T5). `rows_E`, int64 [E], is
+        the row of each example, ascending; a row's examples must fit.
         """
         sides = [_flat(examples[name]) for name in ("inputs", "targets")]
         if self.encoder_decoder:
@@ -209,7 +196,7 @@ class FeatureConverter:
             batch["decoder_causal_attention"] = _laid(both_ways, place, rows, length)
             batch["decoder_segment_ids"] = _laid(segment, place, rows, length)
             batch["decoder_positions"] = _laid(position, place, rows, length)
-        # The first input of an example is no token of the example before.
+        # # An example's first input must not be the previous example's last token.
         first_WL = batch["decoder_positions"] == 0
         batch["decoder_input_tokens"][first_WL] = self.special.start
         return batch
@@ -219,9 +206,9 @@ class FeatureConverter:
 class EncoderConverter:
     """Converts examples of `MaskedLM` for an encoder-only model.
 
-    Tokens, targets and weights have the names of seqio's EncoderFeatureConverter. Besides,
+    Tokens, targets and weights have the names of seqio's EncoderFeatureConverter. In addition,
     `encoder_token_types`, int32 [W, L], is 0 on the first segment and the token before it, and 1 on
-    the second; `sentence_order`, int32 [W], is 1 where the two were swapped. Padding is as with
+    the second; `sentence_order`, int32 [W], is 1 if the two were swapped. Padding is as in
     `FeatureConverter`.
     """
 
@@ -236,7 +223,7 @@ class EncoderConverter:
         return self.lengths.inputs
 
     def packed(self, examples: Examples, rows_E: np.ndarray, rows: int) -> Batch:
-        """Raises a UserError: an encoder-only model reads one example a row."""
+        """Raises a UserError: an encoder-only model reads one example per row."""
         raise UserError("--data.pack_examples is for models with a decoder: leave it out")
 
     def __call__(self, examples: Examples) -> Batch:
@@ -259,7 +246,7 @@ class EncoderConverter:
 
 
 def _flat(feature: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (the values of all examples, concatenated, without padding; their numbers)."""
+    """Returns the concatenated values of all examples without padding, and their sizes."""
     values_EN, sizes_E = feature
     return values_EN[np.arange(values_EN.shape[1]) < sizes_E[:, None]], sizes_E
 
@@ -287,7 +274,7 @@ def _laid(values: np.ndarray, place: np.ndarray, rows: int, length: int) -> np.n
 
 
 def _fit(tokens_WN: np.ndarray, length: int) -> np.ndarray:
-    """Pads with 0 to `length`, or cuts padding; objectives plan lengths, so no token is cut."""
+    """Pads with 0 to `length`, or cuts padding; objectives plan lengths, so no token is lost."""
     out = np.zeros((len(tokens_WN), length), np.int32)
     width = min(length, tokens_WN.shape[1])
     assert not tokens_WN[:, width:].any(), "an example is longer than its feature"

@@ -1,11 +1,10 @@
 """The order of a run that trains while its caches are being built.
 
-The plan fixes how many shards there will be, and their order. A block is a fixed number of
-consecutive shards; a window belongs to the block in which it ends, so that neither it nor the block
-depends on what follows. The first epoch reads the blocks in the order of the plan, the windows of
-each permuted; by the end of it all shards are known, and later epochs have the usual order. Which
-windows a batch has therefore depends on the plan, the seed and the step, and not on when which
-shard was finished (docs/decisions/021-train-while-it-builds.md).
+The plan fixes the number and order of shards. A block is a fixed number of consecutive shards; a
+window belongs to the block in which it ends, so that later shards affect neither. The first epoch
+reads the blocks in the plan's order, permuting the windows of each; by its end all shards are
+known, and later epochs have the usual order. A batch's windows therefore depend on plan, seed and
+step, not on when a shard was finished (docs/decisions/021-train-while-it-builds.md).
 
 Dimensions: W requested windows.
 """
@@ -32,15 +31,15 @@ _SPLIT = "train"
 
 
 class FollowedOrder:
-    """The windows of a cache in the order of a run that may follow its build.
+    """The order of a cache's windows in a run that may follow its build.
 
     Args:
-      windows: the windows of the shards that are known, which grow; nothing else grows them.
+      windows: windows of the known shards; only this object grows them.
       task: the task and its cache, finished or not.
-      reading: the shards of a block, and whether the windows of a block are permuted.
-      wanted: how much of the split is taken; None for all of it.
+      reading: shards per block, and whether a block's windows are permuted.
+      wanted: amount taken of the split; None means all.
       seed: seed of the order.
-      later: makes the order of the epochs after the first, when all windows are known.
+      later: makes the order of epochs after the first, once all windows are known.
     """
 
     def __init__(
@@ -56,8 +55,8 @@ class FollowedOrder:
         self._following, self._wanted, self._later = task.following, wanted, later
         self._block_shards, self._seed = reading.follow_shards, seed
         self._shuffled = reading.shuffle != "none"
-        # The first window of each block that is known, then the number of their windows; and the
-        # order of later epochs, once these are all windows. One value, because threads read both.
+        # # (first window of each known block, then the number of their windows; the order of later
+        # epochs, once all windows are known). One value, because threads read both.
         self._state: tuple[np.ndarray, Order | None] = np.zeros(1, np.int64), None
         self._shards, self._held = 0, 0  # of these blocks: shards, and what `wanted` counts
         self._growing = threading.Lock()
@@ -65,10 +64,10 @@ class FollowedOrder:
 
     @property
     def windows(self) -> int:
-        """Number of windows of an epoch.
+        """Number of windows per epoch.
 
         Raises:
-          UserError: it is not known before the cache is finished.
+          UserError: the cache is not finished.
         """
         if not self.complete:
             assert self._following
@@ -89,13 +88,12 @@ class FollowedOrder:
         return min(shards + self._block_shards, self._of)
 
     def advance(self) -> None:
-        """Records the next finished blocks, without waiting."""
+        """Records newly finished blocks, without waiting."""
         with self._growing:
             if not self.complete and (borders := list(self._finished())):
                 self._add_blocks(borders)
 
     def _finished(self) -> Iterator[int]:
-        """Yields the ends of the next finished blocks."""
         shards, held = self._shards, self._held
         while shards < self._of:
             border = self._border(shards)
@@ -113,14 +111,14 @@ class FollowedOrder:
         plan, wanted, firsts = self._manifest.plan, self._wanted, self._state[0]
         known = self._manifest.splits[_SPLIT][: borders[-1]]
         added = known[self._shards :]
-        # All at once, as each addition copies what is known of all shards.
+        # # All at once, since each addition copies the data of all shards.
         self._windows.grow(added)
         ends = [self._windows.ending(border) for border in borders]
         last = borders[-1] == self._of
         if wanted:
             self._held += subset.held(plan, added, wanted.unit)
             if last or self._held >= wanted.amount:
-                # What follows has no influence on this count.
+                # # Later shards do not affect this count.
                 part = CacheManifest(plan, {_SPLIT: known}, {})
                 ends[-1] = subset.count(self._windows, self._folder, part, _SPLIT, wanted)
                 last = True
@@ -147,7 +145,7 @@ class FollowedOrder:
         """Waits until the window at a rank is known; returns False if `stopping()` came first.
 
         Raises:
-          UserError: as `tasks.cache.following.wait`, or this run does not wait.
+          UserError: see `tasks.cache.following.wait`; or this run does not wait.
         """
         if self.knows(rank):
             return True
@@ -168,7 +166,7 @@ class FollowedOrder:
         return self._following.missing(_SPLIT, self._border(self._shards))
 
     def __call__(self, ranks_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns what `order.Reading` does; waits for what is not known, if the cache allows it.
+        """Implements `order.Reading`; waits for unknown windows if the cache allows it.
 
         Raises:
           UserError: a shard is not finished, and this run does not wait.
@@ -191,7 +189,6 @@ class FollowedOrder:
         return epochs_W, ranks_W, windows_W
 
     def _in_first(self, ranks_W: np.ndarray, firsts: np.ndarray) -> np.ndarray:
-        """Returns the windows at ranks of the first epoch."""
         if not self._shuffled:
             return ranks_W
         windows_W = np.empty(len(ranks_W), np.int64)
@@ -204,7 +201,7 @@ class FollowedOrder:
         return windows_W
 
     def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
-        """Returns windows [first, last) of the block at a rank and of the next one, if known."""
+        """Returns windows [first, last) of a rank's block and of the next one, if known."""
         firsts, later = self._state
         if epoch:
             return later.following(epoch, rank) if isinstance(later, BlockOrder) else []
@@ -229,12 +226,9 @@ def without_shards(manifest: CacheManifest, split: str) -> CacheManifest:
 
 
 def check(config: Config, mixtures: list[MixtureSpec]) -> None:
-    """Refuses settings that need a finished cache.
+    """Rejects settings that need a finished cache, with a UserError that names the setting.
 
-    They are refused for finished caches too, so that a run does not depend on when it begins.
-
-    Raises:
-      UserError: names the setting.
+    Finished caches are no exception, so that a run does not depend on when it begins.
     """
     follow = "with --data.follow=true"
     if config.engine != "palimpsest":
@@ -253,12 +247,9 @@ def check_task(
     objective: Objective, folder: str, manifest: CacheManifest, sides: tuple[int, int] | None,
     packs: bool, wanted: Take | None,
 ) -> None:  # fmt: skip
-    """Refuses a task that needs a finished cache.
+    """Rejects a task that needs a finished cache, with a UserError that names the setting.
 
     `sides`: most ids of inputs and targets if pairs are not cut; None if any pair fits.
-
-    Raises:
-      UserError: names the setting.
     """
     follow = "with --data.follow=true"
     if wanted and wanted.unit == subset.SHARE:

@@ -1,4 +1,4 @@
-"""Evaluation of a whole split: sums over its rows, and the metrics computed from them."""
+"""Evaluates a whole split: sums over its rows, and metrics computed from the sums."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from trainer.data.prepared import Run
 from trainer.engine.metrics import Metrics, means, perplexity
 from trainer.engine.sharding import put_batch
 
-# Metrics of the evaluation step that are reported as their means, under their own names.
+# # Metrics of the evaluation step that are reported as means under their own names.
 _REPORTED_AS_MEANS = ("order_", "sequence_accuracy", "auxiliary_loss", "dropped_tokens")
 
-# Everything that an `Evaluator` returns; metrics of text and of probes have other names.
+# # All metrics of an `Evaluator`; metrics of text and probes have other names.
 TOKEN_METRICS = frozenset(
     {
         *("loss", "perplexity", "accuracy", "unigram_entropy", "bits_per_byte", "word_perplexity"),
@@ -34,7 +34,7 @@ TOKEN_METRICS = frozenset(
 )
 
 
-# Name of the row with the unweighted means over a mixture's tasks.
+# # Name of the row of unweighted means over a mixture's tasks.
 MEAN = "mean"
 _AVERAGED = ("loss", "accuracy", "unigram_entropy", "bits_per_byte")
 
@@ -75,33 +75,28 @@ class Evaluator:
     ) -> dict[str, dict[str, float]] | None:
         """Evaluates `params` on the same rows, with the same noise, at every call.
 
-        Args:
-          params: parameters of the model.
-          stopping: asked after every batch; once it returns True, the evaluation is abandoned.
+        `stopping` is checked after every batch; True abandons the evaluation, which then returns
+        None.
 
-        Returns:
-          Metrics by split: over all rows under the split's name and, for a mixture, over each
-          task's rows under SPLIT/TASK, and under SPLIT/mean the means of the tasks' losses,
-          accuracies, unigram entropies and, where all have them, bits per byte. None if the
-          evaluation was abandoned.
+        Returns metrics by split: all rows under SPLIT; for a mixture also each task's rows under
+        SPLIT/TASK, and under SPLIT/mean the tasks' mean loss, accuracy, unigram entropy and, if all
+        have it, bits per byte.
 
-          Always: `loss` and `unigram_entropy` in nats per target token, `perplexity`, `accuracy`
-          and `tokens`. `unigram_entropy` is the loss of a model that knows only how often each
-          target id occurs in the split. `mean_label` and `max_targets_length` are statistics of
-          the target ids that identify the data. `training_loss` is averaged over all positions,
-          padding included, and includes the auxiliary loss.
+        Always: `loss` and `unigram_entropy` in nats per target token, `perplexity`, `accuracy` and
+        `tokens`. `unigram_entropy` is the loss of a model that knows only the target ids'
+        frequencies in the split. `mean_label` and `max_targets_length` are statistics of the target
+        ids that identify the data. `training_loss` is averaged over all positions, padding
+        included, and includes the auxiliary loss.
 
-          Encoder-only models: `order_loss` in nats per row and `order_accuracy`. Other models:
-          `sequence_accuracy`, the fraction of rows whose targets are all ranked first. Models with
-          Switch layers: `auxiliary_loss` and `dropped_tokens`, the fraction of tokens dropped.
+        Encoder-only models: `order_loss` in nats per row and `order_accuracy`. Other models:
+        `sequence_accuracy`, the fraction of rows whose targets are all ranked first. Models with
+        Switch layers: `auxiliary_loss` and `dropped_tokens`, the fraction of tokens dropped.
 
-          Language models: `bits_per_byte`, the cost of coding the split's documents per byte of
-          their UTF-8, and `word_perplexity`, exp of that cost in nats per word, where words are
-          separated by white space. Both are independent of how the vocabulary splits text. The
-          EOS after windows or documents is coded too, but has no bytes. A prefix LM predicts only
-          part of each window; its bytes are estimated as the same fraction of the split's bytes.
-          Unknown tokens (`<unk>`) are coded as such, so compare vocabularies with unknown tokens
-          by their unknown rate too. Other objectives do not code text and lack both metrics.
+        Language models: `bits_per_byte`, the cost of coding the split's documents per UTF-8 byte,
+        and `word_perplexity`, exp of that cost in nats per whitespace-separated word; both
+        independent of the vocabulary. The EOS after windows or documents is coded too, but has no
+        bytes. A prefix LM's bytes are estimated as its predicted fraction of the split's bytes.
+        Unknown tokens (`<unk>`) are coded as such, so compare unknown rates too.
         """
         by_task: dict[str, _Sums] = {}
         for rows in self._sets:
@@ -141,12 +136,10 @@ class Evaluator:
 
 @dataclasses.dataclass(frozen=True)
 class _Text:
-    """The text behind a task's targets, for tasks whose targets are tokens of the corpus.
+    """The text behind a task's targets, for tasks whose targets are corpus tokens.
 
-    Attributes:
-      bytes_per_token: mean UTF-8 bytes of a token of the split.
-      eos: True if every window's targets end with an EOS that is not in the corpus.
-      words: counts the words of target ids.
+    `bytes_per_token` is the split's mean UTF-8 bytes; `eos` is True if every window's targets end
+    with an EOS that is not in the corpus.
     """
 
     bytes_per_token: float
@@ -159,7 +152,7 @@ class _Text:
 
 
 def _texts(run: Run, split: str) -> dict[str, _Text]:
-    """Returns the text of the split by task, for tasks whose targets are tokens of the corpus."""
+    """Returns the split's text by task, for tasks whose targets are corpus tokens."""
     texts: dict[str, _Text] = {}
     if not isinstance(run.data, CachedData):
         return texts
@@ -180,13 +173,12 @@ class _Sums:
     """Sums over rows of metrics and target tokens.
 
     Attributes:
-      counts: how often each id is a target, int64 [V].
-      tokens: number of target tokens.
+      counts: frequency of each id as a target, int64 [V].
       rows: number of rows with targets.
       text_bytes: UTF-8 bytes of the corpus that the targets code; None if they do not code text.
-      words: counts words in the targets; None to leave them uncounted.
-      word_count: words of the corpus that the targets code; None if they do not code text.
-      positions: number of target positions of those rows, padding included.
+      words: counts words in the targets; None leaves them uncounted.
+      word_count: corpus words that the targets code; None if they do not code text.
+      positions: target positions of those rows, padding included.
       longest: largest number of targets in a row.
       metrics: (sum, weight) by name.
     """
@@ -202,7 +194,6 @@ class _Sums:
     metrics: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
     def add_targets(self, batch: Batch) -> None:
-        """Adds the targets of a batch."""
         side = target_side(batch)
         weights = batch[f"{side}_loss_weights"]
         targets = batch[f"{side}_target_tokens"][weights > 0]
@@ -218,12 +209,11 @@ class _Sums:
             self.word_count = (self.word_count or 0) + words
 
     def add_metrics(self, metrics: Metrics) -> None:
-        """Adds the metrics of a batch; waits for the device."""
+        """Adds a batch's metrics; waits for the device."""
         for name, (total, weight) in metrics.items():
             self._add(name, float(total), float(weight))
 
     def add(self, other: _Sums) -> None:
-        """Adds the sums of another task."""
         self.counts += other.counts
         self.tokens += other.tokens
         self.rows += other.rows
@@ -245,7 +235,7 @@ class _Sums:
         self.metrics[name] = before[0] + total, before[1] + weight
 
     def result(self) -> dict[str, float]:
-        """Returns the metrics that `Evaluator` documents."""
+        """Returns the metrics documented in `Evaluator`."""
         values = means(self.metrics)
         loss = values["loss"]
         share = self.counts[self.counts > 0] / self.counts.sum()

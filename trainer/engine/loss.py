@@ -1,4 +1,4 @@
-"""The training loss and the metrics that come with it.
+"""Training losses and their metrics.
 
 Dimensions: B batch, L length, V vocabulary.
 """
@@ -23,12 +23,12 @@ from trainer.model.transformer import Batch, Encoder, Predictions, RoutedLogits,
 
 
 class Scale(NamedTuple):
-    """The divisors of sums over a batch: scalars that do not depend on parameters.
+    """Divisors of sums over a batch: scalars that do not depend on parameters.
 
     Attributes:
-      divisor: the normaliser's divisor of the sum over tokens.
-      weight: sum of the tokens' weights; used by auxiliary losses only.
-      rows: number of rows with tokens; used by the loss of sentence order only.
+      divisor: the normaliser's divisor of the token loss sum.
+      weight: sum of token weights; used by auxiliary losses only.
+      rows: number of rows with tokens; used by the sentence-order loss only.
     """
 
     divisor: jax.Array | float
@@ -37,12 +37,11 @@ class Scale(NamedTuple):
 
 
 class ModelLoss(NamedTuple):
-    """The loss of a kind of model.
+    """The loss for one kind of model.
 
     Attributes:
       of_batch: (model output, batch, LossConfig, optional Scale) -> (scalar to differentiate,
-        metrics). Given the scale of a whole batch, the losses of parts of its rows add up to the
-        batch's loss.
+      metrics). With the whole batch's scale, the losses of microbatches add up to the batch's loss.
       metrics: names of the metrics.
       scale: (batch, LossConfig) -> Scale.
     """
@@ -53,14 +52,14 @@ class ModelLoss(NamedTuple):
 
 
 def decoder_scale(batch: Batch, config: LossConfig) -> Scale:
-    """Returns the scale of `decoder_loss` for a batch."""
+    """Returns the scale of `decoder_loss`."""
     return _side_scale(batch, "decoder", config)
 
 
 def decoder_loss(
     logits_BLV: jax.Array, batch: Batch, config: LossConfig, scale: Scale | None = None
 ) -> tuple[jax.Array, Metrics]:
-    """Returns `loss_and_metrics` of the decoder's features; `scale` None means the batch's own."""
+    """Returns `loss_and_metrics` of the decoder; without `scale`, uses the batch's own."""
     scale = scale or decoder_scale(batch, config)
     return _side_loss(logits_BLV, batch, "decoder", config, scale)
 
@@ -71,7 +70,7 @@ def routed_loss(
     """Returns `decoder_loss` plus the auxiliary loss of Switch layers, and the metrics of both.
 
     The auxiliary loss is scaled like the token loss: if the normaliser yields c times the mean
-    token loss, c times the auxiliary loss is added. Metrics are `auxiliary_loss`, the mean over
+    token loss, c times the auxiliary loss is added. Metrics: `auxiliary_loss`, the mean over
     batches or microbatches, and `dropped_tokens`, the fraction of tokens whose expert was full.
 
     Source: Mesh TensorFlow, `moe.py`, with c of "num_total_target_tokens".
@@ -88,22 +87,19 @@ def routed_loss(
 
 
 def encoder_scale(batch: Batch, config: LossConfig) -> Scale:
-    """Returns the scale of `encoder_loss` for a batch."""
+    """Returns the scale of `encoder_loss`."""
     return _side_scale(batch, "encoder", config)
 
 
 def encoder_loss(
     predictions: Predictions, batch: Batch, config: LossConfig, scale: Scale | None = None
 ) -> tuple[jax.Array, Metrics]:
-    """Returns `loss_and_metrics` of the encoder's features plus the loss of sentence order.
+    """Returns `loss_and_metrics` of the encoder plus the sentence-order loss.
 
-    The loss of sentence order is the mean cross entropy over rows, scaled like the token loss: if
-    the normaliser yields c times the mean token loss, c times the order's loss is added. With c = 1
-    this is BERT's sum of two means. Rows without tokens are not counted, nor are any rows if the
-    batch has no `sentence_order`.
-
-    Metrics `order_loss` (nats) and `order_accuracy` are weighted by rows, the others by tokens.
-    `scale` None means the batch's own.
+    The sentence-order loss is the mean cross entropy over rows with tokens, scaled like the token
+    loss (see `routed_loss`); with c = 1 this is BERT's sum of two means. It is 0 if the batch has
+    no `sentence_order`. Metrics `order_loss` (nats) and `order_accuracy` are weighted by rows, the
+    others by tokens.
 
     Source: google-research/bert, `run_pretraining.py`.
     """
@@ -157,8 +153,7 @@ def _side_loss(
 def sequence_accuracy(output: jax.Array | RoutedLogits | Predictions, batch: Batch) -> Metrics:
     """Returns the metric `sequence_accuracy`; {} for encoder-only models.
 
-    It is the fraction of rows, among those with targets, whose targets all have a higher logit
-    than any other token.
+    It is the fraction of rows with targets in which every target has the strictly highest logit.
     """
     if isinstance(output, Predictions):
         return {}
@@ -177,7 +172,7 @@ def sequence_accuracy(output: jax.Array | RoutedLogits | Predictions, batch: Bat
 
 
 def model_loss(model: Transformer | Encoder) -> ModelLoss:
-    """Returns the loss for the outputs of `model`."""
+    """Returns the loss for `model`."""
     token_metrics = ("loss", "z_loss", "accuracy")
     if isinstance(model, Encoder):
         names = (*token_metrics, "order_loss", "order_accuracy")
@@ -198,25 +193,25 @@ def loss_and_metrics(
 ) -> tuple[jax.Array, Metrics]:
     """Returns the scalar to differentiate, and metrics as float32 (sum, weight) pairs.
 
-    Metrics, all weighted by `weights_BL` and independent of the normaliser: `loss`, cross entropy
-    in nats without z-loss; `z_loss`; `accuracy`, the fraction of targets whose logit is higher than
-    any other.
+    Metrics are weighted by `weights_BL` and independent of the normaliser: `loss` (cross entropy in
+    nats, without z-loss), `z_loss`, and `accuracy` (the fraction of targets with the strictly
+    highest logit).
 
     Args:
       logits_BLV: logits of any float dtype; converted to float32.
       targets_BL: int token ids.
-      weights_BL: weight of each position; 0 leaves it out.
+      weights_BL: position weights; 0 excludes a position.
       config: normaliser, z-loss and label smoothing.
-      segment_ids_BL: number of the sequence in its row that a position belongs to, 0 for none.
-        Read by "average_per_sequence" only, which takes each row for one sequence without it.
-      divisor: divisor of the sum of losses; None: by the normaliser, from these weights. For a part
-        of a batch, pass the whole batch's.
+      segment_ids_BL: number of each position's sequence in its row, 0 for none. Only
+      "average_per_sequence" reads it; without it, each row is one sequence.
+      divisor: divisor of the loss sum; None means the normaliser's, from these weights. For part of
+      a batch, pass the whole batch's.
 
     Source: google-research/t5x, `losses.py`.
     Differences: the `loss` metric uses unsmoothed targets, so that runs with and without label
-    smoothing can be compared; T5X reports the smoothed loss. A target that shares the highest logit
-    with another token counts as wrong; T5X lets the lowest id win. On a TPU its argmax costs as
-    much as the sum of exponentials.
+    smoothing are comparable; T5X reports the smoothed loss. A target that ties for the highest
+    logit counts as wrong; T5X lets the lowest id win. On a TPU its argmax costs as much as the sum
+    of exponentials.
     """
     logits_BLV = logits_BLV.astype(jnp.float32)
     weights_BL = weights_BL.astype(jnp.float32)
@@ -230,7 +225,7 @@ def loss_and_metrics(
         confidence = 1.0 - config.label_smoothing
         rest = config.label_smoothing / (vocab_size - 1)
         loss_BL = log_z_BL - (confidence - rest) * target_logit_BL - rest * logit_sum_BL
-        # Minus the entropy of the smoothed targets, so that a perfect model's loss is 0.
+        # # Subtract the entropy of the smoothed targets, so that a perfect model's loss is 0.
         loss_BL -= -confidence * math.log(confidence) - config.label_smoothing * math.log(rest)
 
     loss_weights_BL, own_divisor = _normalise(weights_BL, config, segment_ids_BL)
@@ -249,7 +244,7 @@ def loss_and_metrics(
 def _normalise(
     weights_BL: jax.Array, config: LossConfig, segment_ids_BL: jax.Array | None
 ) -> tuple[jax.Array, jax.Array | float]:
-    """Returns the weight of each token's loss, and the divisor of their weighted sum."""
+    """Returns the weight of each token's loss, and the divisor of the weighted sum."""
     if config.normalizer == "num_real_target_tokens":
         return weights_BL, jnp.sum(weights_BL)
     if config.normalizer == "num_total_target_tokens":
@@ -266,7 +261,6 @@ def _normalise(
 
 
 def _sum_over_segment(weights_BL: jax.Array, segment_ids_BL: jax.Array) -> jax.Array:
-    """Returns at each position the sum of weights over its own segment of the row."""
     # A row of L positions has at most L segments, numbered from 1.
     num_segments = weights_BL.shape[1] + 1
 
@@ -280,18 +274,17 @@ def _sum_over_segment(weights_BL: jax.Array, segment_ids_BL: jax.Array) -> jax.A
 def _summarise(
     logits_BLV: jax.Array, targets_BL: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Returns log(sum(exp(logits))), the target's logit, the sum of logits, and if the target wins.
+    """Returns log(sum(exp(logits))), the target's logit, the logit sum, and if the target wins.
 
-    float32 [B, L], the last bool. All losses here are functions of the first three. The gradient is
-    written by hand because it needs only logits and log Z from the forward pass; automatic
-    differentiation would keep a second [B, L, V] array.
+    float32 [B, L], the last bool. The hand-written gradient keeps only logits and log Z from the
+    forward pass; automatic differentiation would keep a second [B, L, V] array.
     """
     found = _statistics(logits_BLV, targets_BL)
     return found.log_z, found.target, found.total, found.target > found.rival
 
 
 def _statistics(logits_BLV: jax.Array, targets_BL: jax.Array) -> Statistics:
-    """Returns the statistics of float32 logits, on a TPU by a kernel if it can read their rows."""
+    """Returns the statistics of float32 logits, by a kernel on TPUs if it can read their rows."""
     run = _kernel_for(logits_BLV) if tracing_device().is_tpu else None
     if run:
         return run(logits_BLV, targets_BL)
@@ -303,7 +296,7 @@ def _statistics(logits_BLV: jax.Array, targets_BL: jax.Array) -> Statistics:
 
 
 def _kernel_for(logits_BLV: jax.Array) -> Callable[..., Statistics] | None:
-    """Returns `statistics`, by each device for its rows; None if these are divided or too long."""
+    """Returns `statistics` per device; None if rows are sharded over the vocabulary or too long."""
     memory, mesh = tracing_device().kernel_bytes, jax.sharding.get_abstract_mesh()
     _, length, vocab_size = logits_BLV.shape
     rows = rows_of_block(length, vocab_size, memory)
@@ -319,10 +312,10 @@ def _kernel_for(logits_BLV: jax.Array) -> Callable[..., Statistics] | None:
 
 
 def _target_and_rival(logits_BLV: jax.Array, targets_BL: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the target's logit and the highest one of the other tokens, [B, L] each.
+    """Returns the target's logit and the highest other logit, [B, L] each.
 
-    The target's is selected by comparison, not by a gather, so that it fuses with other passes and
-    also works for a vocabulary that is divided over devices.
+    Selecting the target by comparison instead of a gather fuses with other passes and supports a
+    vocabulary sharded over devices.
     """
     is_target_BLV = _is_target(logits_BLV, targets_BL)
     target_BL = jnp.sum(jnp.where(is_target_BLV, logits_BLV, 0.0), axis=-1)

@@ -1,7 +1,7 @@
-"""Parameters for another vocabulary than the one that they were trained with: `--init_from`.
+"""Loads parameters trained with a different vocabulary: `--init_from`.
 
-Every tensor with an axis "vocab" gets new rows along it, each the mean of one or several old ones
-(`tasks.vocabulary_changes.rows`); so do its moments, where the optimizer's state is taken over.
+Every tensor with a "vocab" axis gets new rows along it, each the mean of one or more old rows
+(`tasks.vocabulary_changes.rows`); so do its moments if the optimizer state is loaded.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _FACTOR = re.compile(r"(.*?)(v_row|v_col)/(.+)")
 
 
 def vocabulary_axes(model: ModelConfig) -> dict[str, int]:
-    """Returns parameter -> its axis of the vocabulary, of those that have one."""
+    """Returns the vocabulary axis of each parameter that has one."""
     facts = parameter_facts(model_spec(replace(model, scan_layers=False)))
     named = {path: tuple(each.axes) for path, each in facts.items()}
     return {path: axes.index(_AXIS) for path, axes in named.items() if _AXIS in axes}
@@ -60,19 +60,15 @@ def rows_for(
 ) -> tuple[Rows | None, bool]:
     """Returns how the rows of `config.init_from` become rows of the run's vocabulary.
 
-    Args:
-      config: the configuration; its model's `vocab_size` is the number of new rows.
-      data: the run's data.
-      checkpoint: what init_from names, None for a folder of transformers.
-      old_rows: rows of its table.
+    `checkpoint` is the one that init_from names, None for a transformers folder; `old_rows` is the
+    size of its table.
 
-    Returns:
-      (rows, whether the old vocabulary is known); the rows are None if they stay as they are, since
-      the vocabulary is the same or the old one is not known.
+    Returns (rows, whether the old vocabulary is known). Rows are None if they stay unchanged: the
+    vocabulary is the same, or the old one is unknown.
 
     Raises:
-      UserError: the vocabulary that an option names cannot be used, or none is known and the
-        checkpoint says that it is another one.
+      UserError: an option names an unusable vocabulary, or none is known and the checkpoint records
+      a different one.
     """
     given, flag = config.init_from_vocabulary, f"--init_from={config.init_from}"
     own, new_rows = own_vocabulary(data), config.model.vocab_size
@@ -103,7 +99,7 @@ def rows_for(
 def has_other_rows(config: Config, own: TokenIds | None) -> bool:
     """Returns whether `own` is known to differ from the vocabulary of `config.init_from`.
 
-    Then the table has as many rows as `own` needs, not as many as `init_from` has.
+    If so, the table has as many rows as `own` needs, not as many as `init_from` has.
     """
     from trainer.t5x.read import load
 
@@ -140,14 +136,14 @@ def _by_map(path: str, own: TokenIds, old_rows: int, new_rows: int) -> Rows:
 def _known(
     config: Config, checkpoint: Checkpoint | None, own: TokenIds
 ) -> TokenIds | Literal["same"] | None:
-    """Returns the vocabulary that the parameters of `config.init_from` were trained with.
+    """Returns the vocabulary with which the parameters of `config.init_from` were trained.
 
-    Without an option, it is that of a run's cache or beside its checkpoints, or the tokenizer in a
-    folder of transformers; checkpoints of others have none. "same": a checkpoint records that it is
-    `own`, and its ids are not known; None: nothing is known.
+    Without an option, it is read from a run's cache, from beside its checkpoints, or from a
+    transformers folder; other checkpoints have none. "same" means that a checkpoint records `own`,
+    but its ids were not found; None means unknown.
 
     Raises:
-      UserError: a checkpoint records that it is another one than `own`, which cannot be found.
+      UserError: a checkpoint records another vocabulary than `own`, and it cannot be found.
     """
     given, source = config.init_from_vocabulary, config.init_from or ""
     if given.path:
@@ -172,9 +168,9 @@ def _sha256(ids: TokenIds) -> str:
 
 
 def of_run(checkpoint: Checkpoint) -> tuple[Vocabulary | None, str]:
-    """Returns the vocabulary of one of our checkpoints, or None and why it is not found.
+    """Returns the vocabulary of one of our checkpoints, or None and the reason.
 
-    It is beside the checkpoints of a converted run, or in the cache of the run's task.
+    It lies beside a converted run's checkpoints, or in the cache of the run's task.
     """
     assert checkpoint.run is not None
     sha256 = checkpoint.run.get(_RECORDED)
@@ -198,10 +194,10 @@ def of_run(checkpoint: Checkpoint) -> tuple[Vocabulary | None, str]:
 
 
 def of_folder(folder: str, model: ModelConfig) -> Vocabulary | None:
-    """Returns the vocabulary in a folder of transformers, None if there is none that can be read.
+    """Returns the vocabulary in a transformers folder; None if none can be read.
 
-    T5's sentinels are beyond the pieces of its SentencePiece model: as many as
-    tokenizer_config.json says, or 100.
+    T5's sentinels follow the pieces of its SentencePiece model: as many as tokenizer_config.json
+    says, or 100.
     """
     names = ("spiece.model", "tokenizer.model", *vocabulary.VOCABULARY_FILES)
     if not any(files.exists(files.join(folder, name)) for name in names):
@@ -216,7 +212,7 @@ def of_folder(folder: str, model: ModelConfig) -> Vocabulary | None:
 
 
 def sentinels_of(folder: str, model: ModelConfig) -> int:
-    """Returns the sentinels that a folder of transformers has beyond its SentencePiece model."""
+    """Returns how many sentinels a transformers folder adds to its SentencePiece model."""
     config: dict[str, Any] = {}
     if files.exists(path := files.join(folder, "tokenizer_config.json")):
         config = files.read_json(path)
@@ -230,7 +226,7 @@ def sentinels_of(folder: str, model: ModelConfig) -> int:
 
 
 def own_vocabulary(data: Any) -> TokenIds | None:
-    """Returns the vocabulary of a run's data; None for seqio's tasks, which do not expose it."""
+    """Returns the vocabulary of a run's data; None for seqio tasks, which do not expose it."""
     if not isinstance(data, CachedData):
         return None
     ids = data.tasks[0].ids
@@ -240,16 +236,10 @@ def own_vocabulary(data: Any) -> TokenIds | None:
 def changed(
     flag: str, found: Mapping[str, Parts], axes: Mapping[str, int], rows: Rows
 ) -> dict[str, Parts]:
-    """Returns parameters with their moments, with `rows` along the axes of the vocabulary.
+    """Returns parameters and their moments with `rows` along their vocabulary axes.
 
-    Args:
-      flag: where they come from, for messages.
-      found: parameters by name, each layer apart.
-      axes: the result of `vocabulary_axes`.
-      rows: how the rows are made.
-
-    Raises:
-      UserError: a parameter has another number of rows than the table of embeddings.
+    `found` has unstacked layers; `axes` is the result of `vocabulary_axes`. Raises a UserError,
+    with `flag`, if a parameter's row count differs from the embedding table's.
     """
     out = dict(found)
     for name, axis in axes.items():
@@ -283,17 +273,11 @@ def changed_state(
     axes: Mapping[str, int],
     rows: Rows,
 ) -> dict[str, Tensor]:
-    """Returns the leaves of our optimizer's state, with `rows` along the axes of the vocabulary.
+    """Returns the leaves of our optimizer's state with `rows` along their vocabulary axes.
 
-    Moments of a parameter's shape get the rows of the parameter. Adafactor's factors are averages
-    over one axis: that along the vocabulary gets them too, and the other is scaled so that the
-    second moments of carried rows stay what they were.
-
-    Args:
-      state: leaves by name.
-      shapes: old shapes of parameters by name.
-      axes: the result of `vocabulary_axes`.
-      rows: how the rows are made.
+    Moments of a parameter's shape change like the parameter. Adafactor's factors are averages over
+    one axis: the factor along the vocabulary changes likewise; the other is scaled to preserve the
+    second moments of carried rows. `shapes` are the parameters' old shapes.
     """
     out = dict(state)
     for name, tensor in state.items():
@@ -317,9 +301,10 @@ def changed_state(
 
 
 def _rescaled(factor: Tensor, of_rows: Tensor, rows: Rows) -> Tensor:
-    """Returns Adafactor's average over the vocabulary, to go with the factor of the new rows.
+    """Rescales Adafactor's average over the vocabulary to match the factor of the new rows.
 
-    A second moment is row * column / mean(row); so it stays if the column grows as the mean does.
+    A second moment is row * column / mean(row); scaling the column by the change of the mean
+    preserves it.
     """
 
     def read(index: Index) -> np.ndarray:
@@ -332,15 +317,14 @@ def _rescaled(factor: Tensor, of_rows: Tensor, rows: Rows) -> Tensor:
 
 
 def along(tensor: Tensor, axis: int, rows: Rows) -> Tensor:
-    """Returns a tensor with new rows along an axis; a row of a single old one is the same bits.
+    """Returns a tensor with new rows along an axis; a row with a single source keeps its bits.
 
-    Sums are in float64 and in the order of the rows, so any part has the bits that it has in the
-    whole.
+    Sums are float64 and in row order, so that a slice has the same bits as in the whole tensor.
     """
     kept: dict[str, Any] = {}
 
     def old(index: Index) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the old rows [rows, rest], and the mean row over all ids [rest]."""
+        """Returns old rows [rows, rest], and the mean row over all ids [rest]."""
         rest = str((index[:axis], index[axis + 1 :]))
         if kept.get("rest") != rest:  # devices that divide the axis read the same part in turn
             every = (*index[:axis], slice(None), *index[axis + 1 :])
@@ -365,7 +349,7 @@ def along(tensor: Tensor, axis: int, rows: Rows) -> Tensor:
 
 
 def _means(table: np.ndarray, mean: np.ndarray, sources: np.ndarray) -> np.ndarray:
-    """Returns the mean of the rows in each line of `sources`, float64; `mean` where it has none."""
+    """Returns the mean of the rows in each line of `sources`, float64; `mean` for empty lines."""
     counts = (sources != NONE).sum(1)
     tail = (1,) * (table.ndim - 1)
     total = np.zeros((len(sources), *table.shape[1:]), np.float64)
