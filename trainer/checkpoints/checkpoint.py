@@ -1,9 +1,8 @@
 """Checkpoints with Orbax: `model_dir/checkpoint_STEP`, written asynchronously and atomically.
 
-Each holds `state` (step, parameters, optimizer state and metrics not yet written; the step is also
-the position in the data) and `run` (configuration, fingerprints of the caches, SHA-256 of the
-vocabulary and the best checkpoint so far), which a resumed run is checked against. `run` also holds
-the checksums of the arrays, which are compared whenever they are read.
+`state` holds the step (also the position in the data), parameters, optimizer state and unwritten
+metrics. `run` holds the array checksums, compared on every read, and what a resumed run is checked
+against: configuration, cache fingerprints, SHA-256 of the vocabulary and best checkpoint so far.
 """
 
 import dataclasses
@@ -39,10 +38,9 @@ from trainer.engine.step import TrainState
 from trainer.model.paths import named
 
 _PREFIX = "checkpoint"
-# How errors of reads begin that were abandoned when another one failed.
+# First words of errors from reads abandoned when another read failed.
 _LATE_READS = ("Event loop is closed", "Encountered error while reading array")
-# Parts of errors that say nothing about the checkpoint: its store could not be reached, or memory
-# or file descriptors ran out.
+# Parts of errors that do not mean damage: unreachable store, no memory or file descriptors left.
 _NOT_DAMAGE = (
     *("UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED", "ABORTED"),
     *("RESOURCE_EXHAUSTED", "CANCELLED", "Permission denied", "Too many open files"),
@@ -50,18 +48,13 @@ _NOT_DAMAGE = (
 
 
 class Checkpoints:
-    """The checkpoints of one model directory.
+    """The checkpoints of one model directory, local or remote.
 
-    Args:
-      model_dir: local or remote folder.
-      policy: which checkpoints to keep; None keeps all.
-      writable: False to only read.
-      watch: follows the evaluations; by default, only the best metric of `policy`.
+    `policy` None keeps all of them. `watch` follows the run's evaluations, and checkpoints hold its
+    state; the default watches only the policy's best metric.
 
     Attributes:
-      watch: follows the evaluations of the run; checkpoints hold its state.
-      evaluated: False if the run of `check_resumable`'s checkpoint stopped before it had
-        evaluated this step.
+      evaluated: False if the run resumed by `check_resumable` stopped before evaluating its step.
     """
 
     def __init__(
@@ -94,7 +87,7 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def kept(self, steps: Sequence[int]) -> list[bool]:
-        """Returns whether each checkpoint is kept, given the ascending steps of all."""
+        """Returns whether to keep each checkpoint, given the ascending steps of all."""
         keep, every = self._policy.keep, self._policy.keep_every_steps
         best = self.watch.best
         return [
@@ -108,16 +101,11 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, run: Run, evaluated: bool = True) -> None:
         """Starts to write a checkpoint; returns as soon as the state may be changed.
 
-        Earlier checkpoints stay intact whatever happens.
-
-        Args:
-          step: number of updates made.
-          state: the state after them.
-          run: the run.
-          evaluated: False if this step is still to be evaluated.
+        Earlier checkpoints stay intact on failure. `evaluated` is False if this step is still to be
+        evaluated.
 
         Raises:
-          UserError: the disk does not have enough free space.
+          UserError: the disk has too little free space.
           OSError: the disk filled up while a checkpoint was written.
         """
         self._check_room(state)
@@ -152,7 +140,7 @@ class Checkpoints:
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """Returns the state at `step` with the shapes, dtypes and shardings of `abstract`.
 
-        Every process must call this together; if one of them fails, all raise its error.
+        All processes must call this together; if one fails, all raise its error.
 
         Raises:
           Damaged: the checkpoint cannot be read, or an array is not what was saved.
@@ -167,10 +155,10 @@ class Checkpoints:
         return state
 
     def check_resumable(self, step: int, run: Run) -> None:
-        """Checks that `run` continues the run that wrote the checkpoint, and recalls its watch.
+        """Checks that `run` continues the checkpoint's run, and restores the watch.
 
         Raises:
-          Damaged: the description of the run in the checkpoint cannot be read.
+          Damaged: the checkpoint's run description cannot be read.
           UserError: settings, caches or vocabulary differ; names the differences.
         """
         path = self.path(step)
@@ -203,7 +191,7 @@ class Checkpoints:
         self.watch.recall(stored)
 
     def newest_sound(self, before: int, run: Run, abstract: TrainState) -> int | None:
-        """Returns the step of the newest sound checkpoint older than `before`; None if none is."""
+        """Returns the step of the newest undamaged checkpoint older than `before`, or None."""
         for step in reversed([step for step in self.steps() if step < before]):
             try:
                 self.check_resumable(step, run)
@@ -216,7 +204,7 @@ class Checkpoints:
     def set_aside(self, after: int) -> list[str]:
         """Renames the checkpoints newer than step `after`; returns their new names.
 
-        Nothing is deleted. Every process must call this together.
+        All processes must call this together.
         """
         moved = []
         with processes.failing_together():
@@ -236,7 +224,7 @@ class Checkpoints:
     def _check_room(self, state: TrainState) -> None:
         """Rejects a checkpoint larger than the free disk space.
 
-        This comes before writing because TensorStore's threads print pages when a disk fills up.
+        Checked before writing: TensorStore's threads print pages when a disk fills up.
         """
         if files.is_remote(self._model_dir) or not processes.is_first():
             return
@@ -253,8 +241,8 @@ class Checkpoints:
 def _read(path: str, abstract: TrainState) -> TrainState:
     """Reads the arrays of a checkpoint.
 
-    Orbax's handler is called without its checkpointer, in which the other processes would wait for
-    one that fails.
+    Calls Orbax's handler without its checkpointer: there, the other processes would wait for a
+    process that failed.
 
     Raises:
       Damaged: an array or a file cannot be read.
@@ -280,22 +268,21 @@ def _read(path: str, abstract: TrainState) -> TrainState:
 
 
 def _reason(path: str, text: str) -> str:
-    """Returns the array and the file that an error of TensorStore is about."""
+    """Names the array and the file in a TensorStore error."""
     array = re.search(r"""["']([\w.]+)/(?:\.zarray|zarr\.json|[\d.]+)?["']""", text)
     below = re.escape(f"{files.local_path(path).rstrip('/')}/")
     file = re.search(rf"""{below}([\w./-]*\w)["']""", text)
     said = [array[1].replace(".", "/")] if array else []
     said += [f"file {file[1]}"] if file else []
-    # Everything else that is read was checked before.
+    # All other files were checked before.
     said = said or ["state/array_metadatas or state/_sharding"]
     return f"{' in '.join(said)} cannot be read"
 
 
 def _silence() -> None:
-    """Silences, for the whole process, what Orbax prints beside the errors that it raises.
+    """Silences Orbax's output about errors that it also raises, for the whole process.
 
-    It logs a traceback from another thread for each of them, and asyncio one for every array that
-    was being read.
+    Another thread logs a traceback per error, and asyncio one per array being read.
     """
     for logger in ("absl", "asyncio"):
         logging.getLogger(logger).setLevel(logging.CRITICAL)
@@ -303,7 +290,7 @@ def _silence() -> None:
 
 
 def _without_late_reads(unraisable: Any) -> None:
-    """Prints an error that cannot be raised, unless it comes from an abandoned read.
+    """Prints an unraisable error, unless it comes from an abandoned read.
 
     Orbax abandons reads and writes when one fails, and closes their event loop.
     """
@@ -316,7 +303,7 @@ def _orbax_path(path: str) -> str:
 
 
 def _check_arrays(path: str, stored: dict[str, str], abstract: TrainState) -> None:
-    """Rejects a checkpoint of another model, which is not a damaged one."""
+    """Rejects an intact checkpoint of another model."""
     wanted = {name: checksums.kind_of(leaf) for name, leaf in named(abstract).items()}
     kept = {name: checksums.kind(checksum) for name, checksum in stored.items()}
     for name in [*wanted, *kept]:
@@ -328,7 +315,7 @@ def _check_arrays(path: str, stored: dict[str, str], abstract: TrainState) -> No
 
 
 def _of_t5x(path: str) -> bool:
-    """Returns whether a checkpoint has no description because another program wrote it."""
+    """Returns whether the run description is missing because another program wrote the checkpoint."""
     if files.exists(files.join(path, "run")):
         return False
     # The file of T5X's own format; without it, the arrays are named as in T5X's Orbax format.
@@ -344,7 +331,7 @@ def _free_name(folder: str, name: str) -> str:
 
 
 def chosen_steps(text: str, steps: list[int], model_dir: str) -> list[int]:
-    """Returns the steps that "all", "latest" or "1000,2000" selects among a run's checkpoints.
+    """Returns a run's steps selected by "all", "latest" or "1000,2000".
 
     Raises:
       UserError: a checkpoint is missing.
@@ -369,7 +356,7 @@ def chosen_steps(text: str, steps: list[int], model_dir: str) -> list[int]:
 
 
 class _Kept(PreservationPolicy):
-    """The policy by which Orbax deletes checkpoints."""
+    """Tells Orbax which checkpoints to keep."""
 
     def __init__(self, checkpoints: Checkpoints):
         self._checkpoints = checkpoints

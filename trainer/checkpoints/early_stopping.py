@@ -1,7 +1,7 @@
 """Consequences of evaluations: the best checkpoint, early stopping, lower learning rates.
 
-The state is a few numbers, which checkpoints hold as JSON. Python writes floating-point numbers so
-that they are read back exactly, so a resumed run decides like one that never stopped.
+Checkpoints hold the state as JSON. Python writes floating-point numbers so that they are read back
+exactly, so a resumed run makes the same decisions as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainer.config import (
 )
 
 _BEST = "--checkpoint.best_metric"
-# By split, each metric's value.
+# split -> metric -> value.
 Results = Mapping[str, Mapping[str, float]]
 
 
@@ -36,15 +36,13 @@ class Best(NamedTuple):
 
 @dataclasses.dataclass
 class _Patience:
-    """The evaluations since a metric improved.
+    """Counts the evaluations since a metric improved.
 
     Attributes:
       flag: the flag that names the metric.
-      metric: the metric, as written in the flag; None if nothing is watched.
-      lower_is_better: whether lower values of the metric are better.
+      metric: the metric as written in the flag; None watches nothing.
       min_delta: smallest difference that counts as an improvement.
-      best: the best value so far.
-      stale: evaluations since then.
+      stale: evaluations since the best value.
     """
 
     flag: str
@@ -58,7 +56,7 @@ class _Patience:
         """Counts an evaluation.
 
         Raises:
-          UserError: it lacks the metric.
+          UserError: the evaluation lacks the metric.
         """
         if self.metric is None:
             return
@@ -72,7 +70,7 @@ class _Patience:
         return {"metric": self.metric, "best": self.best, "stale": self.stale}
 
     def recall(self, stored: Mapping[str, Any] | None) -> None:
-        """Restores the state from a checkpoint, if it watched the same metric."""
+        """Restores the state from a checkpoint that watched the same metric; otherwise resets it."""
         known = stored is not None and stored["metric"] == self.metric
         self.best = stored["best"] if stored and known else None
         self.stale = stored["stale"] if stored and known else 0
@@ -81,13 +79,11 @@ class _Patience:
 class Watch:
     """Follows the evaluations of a run.
 
-    Args:
-      checkpoint, stopping, plateau: what is watched.
-      task_module: the user's module, whose metrics say which way they are better.
+    `task_module` is the user's module, whose metrics may state their direction.
 
     Attributes:
       best: the evaluation with the best `checkpoint.best_metric`; None before the first.
-      rate_scale: product of the drops of the learning rate so far.
+      rate_scale: product of the learning rate's drops so far.
     """
 
     def __init__(
@@ -112,13 +108,13 @@ class Watch:
 
     @property
     def exhausted(self) -> bool:
-        """True once the run ends early: `patience` evaluations in a row improved nothing."""
+        """True once `patience` evaluations in a row brought no improvement: the run ends early."""
         config = self._stopping_config
         return config.metric is not None and self._stopping.stale >= config.patience
 
     @property
     def why_exhausted(self) -> str:
-        """The reason why the run ended early, for messages."""
+        """The reason for the early end, for messages."""
         config, found = self._stopping_config, self._stopping
         than = "was no number" if found.best is None else f"has not improved on {found.best:g}"
         return (
@@ -130,7 +126,7 @@ class Watch:
         """Records the evaluation after `step`; returns whether it is the best so far.
 
         Raises:
-          UserError: it lacks a metric that is watched.
+          UserError: the evaluation lacks a watched metric.
         """
         self._stopping.see(values)
         self._plateau.see(values)
@@ -162,10 +158,7 @@ class Watch:
         return {"best": self.best and self.best._asdict(), "watch": watch}
 
     def recall(self, stored: Mapping[str, Any]) -> None:
-        """Restores the state from a checkpoint, for metrics that it watched too.
-
-        Any state restored before is forgotten.
-        """
+        """Replaces the state by a checkpoint's, for the metrics that the checkpoint watched too."""
         best, watch = stored.get("best"), stored.get("watch") or {}
         self.best = Best(**best) if best and best["metric"] == self._metric else None
         self._stopping.recall(watch.get("stopping"))
@@ -174,7 +167,7 @@ class Watch:
 
 
 def flattened(results: Results) -> dict[str, float]:
-    """Returns metrics over all rows by name, and a mixture's tasks' metrics as TASK/METRIC."""
+    """Returns metrics over all rows by name, and metrics of a mixture's tasks as TASK/METRIC."""
     flat: dict[str, float] = {}
     for split, values in results.items():
         task = split.partition("/")[2]
@@ -183,7 +176,7 @@ def flattened(results: Results) -> dict[str, float]:
 
 
 def _improves(lower: bool, value: float, best: float | None, by: float = 0.0) -> bool:
-    """Returns whether a value is the first number, or better than `best` by more than `by`."""
+    """Returns whether `value` is the first number, or better than `best` by more than `by`."""
     if best is None:
         return not math.isnan(value)
     return value < best - by if lower else value > best + by
@@ -213,10 +206,10 @@ def lower_is_better(flag: str, metric: str | None, task_module: str | None = Non
 
 
 def value_of(flag: str, metric: str, values: Mapping[str, float]) -> float:
-    """Returns the value of a metric, which may be written as min:METRIC or max:METRIC.
+    """Returns the value of a metric, written METRIC, min:METRIC or max:METRIC.
 
     Raises:
-      UserError: there is none; names the existing ones.
+      UserError: the metric is missing; names the existing ones.
     """
     name = metric.removeprefix("min:").removeprefix("max:")
     if name not in values:

@@ -1,7 +1,6 @@
 """The description of a run in its checkpoints: `checkpoint_STEP/run/metadata`, a JSON file.
 
-It holds the checksums of the checkpoint's arrays, and a SHA-256 of its own. Needs neither JAX nor
-Orbax.
+It holds the checksums of the checkpoint's arrays and its own SHA-256. Needs neither JAX nor Orbax.
 """
 
 import hashlib
@@ -13,13 +12,12 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.engine.damage import Damaged
 
-# Keys of the description: checksum by array, number of updates made, and the SHA-256 of everything
-# else.
+# Keys: checksum by array, number of updates made, and the SHA-256 of everything else.
 CHECKSUMS = "checksums"
 STEP = "step"
 _SEAL = "sha256"
 _REQUIRED = ("config", "cache_fingerprints", CHECKSUMS)
-# Where Orbax writes the item `run`, and where it writes the tree of arrays.
+# Orbax's files for the item `run` and for the tree of arrays.
 _FILE = ("run", "metadata")
 _TREE = ("state", "_METADATA")
 
@@ -65,7 +63,7 @@ def read(checkpoint: str) -> dict[str, Any]:
 
 
 def update(checkpoint: str, **changes: Any) -> None:
-    """Replaces entries of the description in a checkpoint's folder, atomically."""
+    """Replaces entries of a checkpoint's description, atomically."""
     path = files.join(checkpoint, *_FILE)
     text = json.dumps(sealed({**read(checkpoint), **changes}))
     files.write_bytes(path, text.encode())
@@ -75,7 +73,7 @@ def array_names(checkpoint: str) -> set[str]:
     """Returns the paths of a checkpoint's arrays, as in "params/decoder/decoder_norm/scale".
 
     Raises:
-      Damaged: Orbax's list of them cannot be read.
+      Damaged: Orbax's list of arrays cannot be read.
     """
     name = "/".join(_TREE)
     try:
@@ -90,7 +88,7 @@ def array_names(checkpoint: str) -> set[str]:
 
 
 def compare(checkpoint: str, stored: dict[str, str], found: dict[str, str]) -> None:
-    """Compares the checksums of arrays that were read with the stored ones.
+    """Compares the checksums of arrays just read with the stored ones.
 
     Raises:
       Damaged: an array differs; names it.

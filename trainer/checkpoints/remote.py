@@ -1,7 +1,7 @@
 """Model directories in object stores: access by Orbax, and growing files.
 
 Orbax writes arrays with TensorStore and everything else with etils. For gs://, etils uses
-TensorFlow's client if TensorFlow is installed and gcsfs otherwise. All find the same credentials.
+TensorFlow's client if installed, otherwise gcsfs. All find the same credentials.
 """
 
 import os
@@ -33,10 +33,9 @@ def prepare(folder: str) -> None:
 
 
 class Mirror:
-    """A local folder whose files are copied in full to a remote folder as they change.
+    """A local folder whose changed files are copied in full to a remote folder.
 
-    Attributes:
-      folder: path of the local folder, deleted together with the object.
+    `folder` is its path; it is deleted together with the object.
     """
 
     def __init__(self, target: str):
@@ -49,7 +48,7 @@ class Mirror:
         self._began = 0.0
 
     def begin(self) -> None:
-        """Starts to copy in the background, unless a copy is running or was started just now.
+        """Starts to copy in the background, unless a copy is running or started less than 10 s ago.
 
         Raises:
           UserError: the previous copy failed; see store.Store.

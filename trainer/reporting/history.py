@@ -24,9 +24,7 @@ TRAIN, VALIDATION = "train", "validation"
 class Points:
     """Values of one metric of one split.
 
-    Attributes:
-      steps: updates made, ascending.
-      values: the value after each; NaN where training wrote NaN.
+    `steps` are updates made, ascending; `values` are NaN where training wrote NaN.
     """
 
     steps: list[int]
@@ -38,14 +36,12 @@ class History:
     """The records of a run.
 
     Attributes:
-      name: what the report calls it.
-      folder: its model directory.
-      config: its configuration.
-      origins: origin of each field that has no default value.
-      record: its tasks and their rates, as `load_record`.
+      name: the run's name in the report.
+      origins: origin of each field without a default value.
+      record: tasks and their rates, from `load_record`.
       lines: the lines of metrics.jsonl.
-      evaluations: what trainer.evaluate wrote, step -> split -> metric -> value.
-      software: what `save_software` wrote.
+      evaluations: results of trainer.evaluate, step -> split -> metric -> value.
+      software: the record by `save_software`.
       missing: sentences on missing records.
     """
 
@@ -62,7 +58,7 @@ class History:
     def points(self, split: str, metric: str, part: str = "metrics") -> Points:
         """Returns the values of a metric; `part` is "speed" for training's speed.
 
-        Evaluations that trainer.evaluate made of a checkpoint fill the steps without one.
+        Results of trainer.evaluate fill steps without a line in metrics.jsonl.
         """
         found: dict[int, float] = {}
         if part == "metrics":
@@ -83,7 +79,7 @@ class History:
         return values[-1] if values else None
 
     def names(self, part: str = "metrics") -> dict[str, list[str]]:
-        """Returns split -> names of its metrics, in the order of writing."""
+        """Returns split -> metric names, in the order of writing."""
         found: dict[str, dict[str, None]] = {}
         for split, values in self._written(part):
             found.setdefault(split, {}).update(dict.fromkeys(values))
@@ -103,7 +99,7 @@ class History:
 
     @property
     def tokens_per_step(self) -> float:
-        """Positions of a step, of both sides, padding included."""
+        """Encoder and decoder positions per step, padding included."""
         rates = [
             speed["tokens_per_second"] / speed["steps_per_second"]
             for line in self.lines
@@ -117,15 +113,15 @@ class History:
     def hours(self, steps: Sequence[int]) -> list[float]:
         """Returns the hours of training before each of the ascending steps.
 
-        They are computed from the recorded speed, which leaves out compilation and evaluation. The
-        updates before the first record of speed are taken to be as fast as those after it.
+        Computed from the recorded speed, which leaves out compilation and evaluation. Updates before the
+        first record are assumed to be as fast as those after it.
         """
         known = self._clock
         return [_between(known, step) / 3600 for step in steps]
 
     @functools.cached_property
     def _clock(self) -> list[tuple[int, float]]:
-        """The seconds of training before each step with a record of speed."""
+        """(step, seconds of training before it) for each record of speed."""
         rates = self.points(TRAIN, "steps_per_second", "speed")
         known = [(0, 0.0)]
         for step, rate in zip(rates.steps, rates.values, strict=True):
@@ -135,7 +131,7 @@ class History:
         return known
 
     def blocked(self) -> tuple[float, float]:
-        """Returns the seconds that checkpoints blocked training, and all seconds of training."""
+        """Returns the seconds that checkpoints blocked training, and the total seconds of training."""
         waits = self.points(TRAIN, "checkpoint_blocking_seconds", "speed").values
         return sum(waits), 3600 * self.hours([self.step])[0]
 
@@ -166,10 +162,10 @@ def load(folder: str, name: str) -> History:
 
 
 def _evaluations(path: str) -> dict[int, Any]:
-    """Returns step -> results by split that trainer.evaluate wrote, {} if it was not run.
+    """Returns trainer.evaluate's results as step -> results by split; {} without a file.
 
     Raises:
-      UserError: the file holds something else.
+      UserError: the file is malformed.
     """
     if not files.exists(path):
         return {}
@@ -181,7 +177,7 @@ def _evaluations(path: str) -> dict[int, Any]:
 
 
 def load_all(folders: Sequence[str]) -> list[History]:
-    """Returns the records of runs, each named by the part of its path that tells it from others.
+    """Returns the records of runs, each named by the distinguishing part of its path.
 
     Raises:
       UserError: a run is missing, damaged, or named twice.
@@ -200,9 +196,9 @@ def load_all(folders: Sequence[str]) -> list[History]:
 
 
 def differences(histories: Sequence[History]) -> list[tuple[str, list[Any]]]:
-    """Returns (field path, value in each run) of the fields whose values differ, without model_dir.
+    """Returns (field path, value in each run) for fields that differ, except model_dir.
 
-    A value is "–" where a run has no such field.
+    A value is "–" where a run does not have the field.
     """
     leaves = [dict(fields.leaves(each.config)) for each in histories]
     paths = dict.fromkeys(path for each in leaves for path in each)
@@ -215,7 +211,7 @@ def differences(histories: Sequence[History]) -> list[tuple[str, list[Any]]]:
 
 
 def _between(known: Sequence[tuple[int, float]], step: int) -> float:
-    """Returns the value at `step`, interpolated or extrapolated from known points."""
+    """Interpolates or extrapolates the value at `step` from known points."""
     if len(known) == 1:
         return known[0][1]
     later = min(max(bisect.bisect_left(known, (step,)), 1), len(known) - 1)

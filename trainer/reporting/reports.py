@@ -27,15 +27,12 @@ from trainer.reporting.speed import Speed, shown
 
 
 def due(step: int, every: int, last: int) -> bool:
-    """Returns whether something done every `every` steps (0: never) is done after `step`."""
+    """Returns whether an action repeated every `every` steps (0: never) is due after `step`."""
     return bool(every) and (step % every == 0 or step == last)
 
 
 class _Pending(NamedTuple):
-    """Metrics, norms and guard of the state after `step`, to be read later.
-
-    Metrics or norms are None where they are not due.
-    """
+    """Metrics, norms and guard of the state after `step`; metrics or norms are None if not due."""
 
     step: int
     metrics: Metrics | None
@@ -46,8 +43,8 @@ class _Pending(NamedTuple):
 class Reports:
     """Writes the metrics of a run, and stops the run where the guard rejects an update.
 
-    Metrics are read one step after they were taken: by then the device is at work on the next step
-    and does not wait for the host.
+    Metrics are read one step late: the device is then busy with the next step and does not wait for
+    the host.
 
     Attributes:
       speed: speed of training since the last report.
@@ -71,7 +68,7 @@ class Reports:
         self.note = ""
 
     def before(self, step: int, state: TrainState, batch: Batch) -> None:
-        """Computes the norms of the update to come, if they are due after `step`."""
+        """Computes the norms of the next update, if they are due after `step`."""
         config = self._run.config
         if due(step, config.metrics.norms_every_steps, config.train_steps):
             # On CPUs, two programs that exchange data between processes must not run side by side:
@@ -79,10 +76,9 @@ class Reports:
             self._norms = jax.block_until_ready(self._program.norms(state, batch))
 
     def after(self, step: int, state: TrainState) -> TrainState:
-        """Reports the metrics taken earlier, and takes this step's if they are due.
+        """Reports earlier metrics, and takes this step's if they are due.
 
-        Returns:
-          The state to continue with: `state`, or `state` with its metrics set to zero.
+        Returns the state to continue with, its metrics set to zero if they were taken.
 
         Raises:
           UserError: the guard rejected an update; the state before it is saved.
@@ -109,7 +105,7 @@ class Reports:
         self._stop_if_rejected(_Pending(step, state.metrics, state.guard), state)
 
     def evaluations(self, step: int, results: dict[str, dict[str, float]]) -> None:
-        """Writes and prints the evaluation after `step`; of a mixture, the tasks in one table."""
+        """Writes and prints the evaluation after `step`; a mixture's tasks share one table."""
         training = f"{self.note.split('  ')[0]}, " if self.note else ""
         of_tasks: dict[str, dict[str, float]] = {}
         for split, result in results.items():
@@ -151,9 +147,9 @@ class Reports:
         self.note = "  ".join([f"loss {values['loss']:.3f}", *shown(rates)])
 
     def _stop_if_rejected(self, pending: _Pending, state: TrainState) -> None:
-        """Ends the run if the guard rejected an update; the state then stands still before it.
+        """Ends the run if the guard rejected an update; `state` is then still the one before it.
 
-        `pending` has the guard that belongs to `state`, and its metrics if they were taken.
+        `pending` has the guard of `state`, and its metrics if they were taken.
         """
         if int(pending.guard.cause) == guard.NONE:
             return
@@ -175,7 +171,6 @@ class Reports:
 
 
 def _shown(result: dict[str, float]) -> str:
-    """Returns the loss of a split, and the metrics of text and of probes."""
     shown = []
     if "loss" in result:
         shown.append(f"loss {result['loss']:.3f} (unigram {result['unigram_entropy']:.3f})")
