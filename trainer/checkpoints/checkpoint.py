@@ -315,7 +315,7 @@ def _check_arrays(path: str, stored: dict[str, str], abstract: TrainState) -> No
 
 
 def _of_t5x(path: str) -> bool:
-    """Returns whether the run description is missing because another program wrote the checkpoint."""
+    """Returns whether another program, perhaps T5X, wrote the checkpoint."""
     if files.exists(files.join(path, "run")):
         return False
     # The file of T5X's own format; without it, the arrays are named as in T5X's Orbax format.

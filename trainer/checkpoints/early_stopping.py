@@ -70,7 +70,7 @@ class _Patience:
         return {"metric": self.metric, "best": self.best, "stale": self.stale}
 
     def recall(self, stored: Mapping[str, Any] | None) -> None:
-        """Restores the state from a checkpoint that watched the same metric; otherwise resets it."""
+        """Restores the state of a checkpoint that watched the same metric; otherwise resets."""
         known = stored is not None and stored["metric"] == self.metric
         self.best = stored["best"] if stored and known else None
         self.stale = stored["stale"] if stored and known else 0

@@ -20,13 +20,13 @@ class Chip:
     Attributes:
       kind: JAX's `device_kind`.
       clock: cycles per second, the unit of the compiler's estimates.
-      memory: bytes of HBM that a program may use; the runtime keeps the rest.
-      memory_bandwidth: bytes per second of HBM.
+      memory: bytes of HBM that a program may use, without the runtime's share.
+      memory_bandwidth: HBM bytes per second.
       axes: dimensions of the interconnect: 2 or 3.
-      link: bytes per second of one link in one direction; a chip has two links for each axis.
-      wraps: an axis is closed to a ring where its length is a multiple of this.
+      link: bytes per second of one link in one direction; a chip has two links per axis.
+      wraps: axes whose length is a multiple of this are rings.
       network: bytes per second of a chip over the data-centre network, between slices.
-      dollars: price of a chip and hour.
+      dollars: price per chip-hour.
       largest: chips of the largest slice along each axis.
       config: the compiler's name of the layout with one JAX device per chip.
     """
@@ -47,12 +47,12 @@ class Chip:
 # Source and date of the prices below.
 PRICES = "cloud.google.com/tpu/pricing, on demand, cheapest US region, as of June 2025"
 
-# Clocks follow from peak operations: cores x MXUs x 2 x size^2 x clock. Memory that a program may
-# use is less than the chip has; the compiler names it where a program is too large ("Used 33.07G of
-# 31.25G hbm"), as in EasyDeL's issue 166 for v4 and Enzyme-JAX's pull request 2422 for v6e.
+# Clocks follow from peak operations: cores x MXUs x 2 x size^2 x clock. Usable memory is less than
+# the chip's; compiler errors name it ("Used 33.07G of 31.25G hbm"), as in EasyDeL's issue 166 (v4)
+# and Enzyme-JAX's pull request 2422 (v6e).
 # Sources: docs.cloud.google.com/tpu/docs, system architecture of each version (bandwidth of memory,
-# interconnect and network per chip); links are the interconnect's sum divided by their number. No
-# figure is published for the network of v4: v5p's is taken.
+# interconnect and network per chip); a link's bandwidth is the interconnect's divided by the number
+# of links. v4's network bandwidth is not published; v5p's is used.
 CHIPS: Mapping[str, Chip] = MappingProxyType(
     {
         "v4": Chip(
@@ -73,7 +73,7 @@ CHIPS: Mapping[str, Chip] = MappingProxyType(
 
 
 def chip_of(device_kind: str) -> Chip | None:
-    """Returns the chip with this `device_kind`, or None if it is not in the table."""
+    """Returns the chip with this `device_kind`; None if it is not in the table."""
     return next((chip for chip in CHIPS.values() if chip.kind == device_kind), None)
 
 
@@ -88,26 +88,19 @@ class Place:
 def seconds_of_collective(
     chip: Chip, sent: int, group: list[Place], shape: tuple[int, ...]
 ) -> float:
-    """Returns the seconds that a collective within a slice takes at the bandwidth of its links.
+    """Returns the seconds of a collective within a slice, at the bandwidth of its links.
 
-    Latency and other traffic are not counted.
-
-    Args:
-      chip: the chips.
-      sent: bytes that a device sends.
-      group: the devices that exchange.
-      shape: chips of a slice along each axis of the interconnect.
+    Latency and other traffic are not counted. `sent` are bytes per device, `group` the devices that
+    exchange, and `shape` the chips of a slice along each axis.
     """
     return sent / (_links(chip, group, shape) * chip.link)
 
 
 def sent_bytes(kind: str, size: int, group: int) -> int:
-    """Returns the bytes that a device sends, with the algorithms that send the fewest.
+    """Returns the bytes that a device sends with the algorithm that sends the fewest.
 
-    Args:
-      kind: as "all-reduce".
-      size: bytes of the whole array on one device: the larger one of argument and result.
-      group: number of devices, or of slices.
+    `size` is the bytes of the whole array on one device (the larger of argument and result),
+    `group` the number of devices or slices.
     """
     if group < 2:
         return 0
@@ -126,7 +119,7 @@ def _links(chip: Chip, group: list[Place], shape: tuple[int, ...]) -> int:
     links = 0
     for extent, length in zip(extents, shape, strict=True):
         if extent > 1:
-            # An open row of chips passes half as much as a ring.
+            # An open row of chips has half the bandwidth of a ring.
             links += 2 if extent == length and length % chip.wraps == 0 else 1
     return max(links, 1)
 
@@ -137,5 +130,5 @@ def slice_shape(places: list[Place]) -> tuple[int, ...]:
 
 
 def chips_in(shape: tuple[int, ...]) -> int:
-    """Returns the number of chips of a slice of a shape."""
+    """Returns the number of chips of a slice."""
     return math.prod(shape)

@@ -31,12 +31,12 @@ class Target:
     """The devices of a plan.
 
     Attributes:
-      name: as "v5e:4x4", or the platform of local devices.
+      name: the topology, as "v5e:4x4", or the platform of local devices.
       devices: JAX's devices, of all hosts.
       hosts: number of hosts.
-      chip: facts about the chips; None where they are unknown.
+      chip: facts about the chips; None if unknown.
       memory: bytes that a program may use on a device; None if unknown.
-      schedules: of the kernels in the last compiled program; None where the compiler writes none.
+      schedules: kernel schedules of the last compiled program; None if the compiler writes none.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Target:
 
     @property
     def kind(self) -> str:
-        """JAX's name of the kind of device."""
+        """JAX's `device_kind`."""
         return self.devices[0].device_kind
 
 
@@ -67,11 +67,11 @@ _UNITS = MappingProxyType({"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40})
 
 
 class TooLarge(UserError):
-    """A program that the compiler refuses because it needs more memory than a device has.
+    """The compiler refuses a program that needs more memory than a device has.
 
     Attributes:
-      needed: bytes of a device, for temporary arrays alone.
-      training: the plan without evaluation, if the evaluation step is refused.
+      needed: bytes per device for temporary arrays alone.
+      training: the plan without evaluation, if only the evaluation step is refused.
     """
 
     def __init__(self, message: str, needed: int):
@@ -82,12 +82,9 @@ class TooLarge(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A compiled program.
+    """A compiled program: its memory on a device, timing and seconds of compilation.
 
-    Attributes:
-      memory: of a device.
-      timing: None where the backend estimates no time.
-      seconds: duration of the compilation.
+    `timing` is None where the backend estimates no time.
     """
 
     memory: Memory
@@ -100,14 +97,11 @@ class Plan:
     """The memory and time that a run needs on its target.
 
     Attributes:
-      subject: the run.
-      target: its devices.
-      mesh: sizes by axis.
+      mesh: axis -> size.
       host_rows: rows of each batch that a host reads.
-      parameters: of the model.
-      flops: of a step on all devices, by `cost.flops_per_step`.
-      train: the training step.
-      evaluation: the evaluation step, with the optimizer's state beside it; None if the run
+      parameters: number of model parameters.
+      flops: operations per step on all devices, by `cost.flops_per_step`.
+      evaluation: the evaluation step, its memory including the optimizer state; None if the run
         never evaluates.
     """
 
@@ -128,12 +122,12 @@ class Plan:
 
     @property
     def missing(self) -> int:
-        """Bytes missing on a device; 0 if the run fits, or if the limit is unknown."""
+        """Bytes missing on a device; 0 if the run fits or the limit is unknown."""
         return self._lacking(self.needed)
 
     @property
     def trains(self) -> bool:
-        """True if the training step fits, or if the limit is unknown."""
+        """True if the training step fits or the limit is unknown."""
         return not self._lacking(self.train.memory.total)
 
     def _lacking(self, needed: int) -> int:
@@ -146,18 +140,18 @@ class Plan:
 
     @property
     def least(self) -> float | None:
-        """Seconds that a step takes at the devices' peak; None if the peak is unknown."""
+        """Seconds of a step at the devices' peak; None if the peak is unknown."""
         peak = peak_flops(self.target.kind)
         return self.flops / len(self.target.devices) / peak if peak else None
 
     @property
     def mfu(self) -> float | None:
-        """Estimated utilisation: the model's operations as a share of the peak; None if unknown."""
+        """Estimated model FLOPs utilisation; None if unknown."""
         return self.least / self.step if self.least and self.step else None
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Estimated positions, of both sides, per second and device; None if unknown."""
+        """Estimated encoder and decoder positions per second and device; None if unknown."""
         positions = self.subject.config.batch_size * sum(self.subject.lengths)
         return positions / self.step / len(self.target.devices) if self.step else None
 
@@ -165,14 +159,9 @@ class Plan:
 def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> Plan:
     """Compiles the programs of a run and returns its plan.
 
-    Args:
-      subject: the run.
-      target: its devices.
-      evaluation: False leaves out the evaluation step.
-
     Raises:
-      TooLarge: the compiler refuses a program that needs far more memory than there is.
-      UserError: model, batch or mesh do not fit the devices, or the compiler gives up.
+      TooLarge: a program needs far more memory than a device has.
+      UserError: model, batch or mesh do not fit the devices, or the compiler fails.
     """
     config = subject.config
     program = make_program(subject, target)
@@ -200,10 +189,10 @@ def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> P
 
 
 def with_evaluation(plan: Plan) -> Plan:
-    """Returns a plan with its evaluation step compiled, if the run evaluates.
+    """Returns the plan with its evaluation step compiled, if the run evaluates.
 
     Raises:
-      TooLarge: the compiler refuses it.
+      TooLarge: the compiler refuses the evaluation step.
     """
     config, target = plan.subject.config, plan.target
     if not config.evaluation.every_steps:
@@ -240,7 +229,7 @@ def make_program(subject: Subject, target: Target) -> Program:
     Raises:
       UserError: model, batch or mesh do not fit the devices.
     """
-    # A Program reads nothing but the configuration.
+    # A Program reads only the configuration.
     return Program(cast(Run, subject), target.devices)
 
 

@@ -1,4 +1,4 @@
-"""The devices that a run is planned for: an absent TPU slice's, or local ones."""
+"""The devices that a run is planned for: an absent TPU slice's or local ones."""
 
 from __future__ import annotations
 
@@ -19,13 +19,9 @@ _HOST = (2, 2, 1)
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """One or more slices of TPU chips, by name as "v5e:4x4" or "2xv5e:4x4".
+    """One or more slices of TPU chips, named as "v5e:4x4" or "2xv5e:4x4".
 
-    Attributes:
-      name: as it was given.
-      generation: a key of CHIPS.
-      shape: chips of a slice along each axis.
-      slices: number of slices.
+    `generation` is a key of CHIPS, `shape` the chips of a slice along each axis.
     """
 
     name: str
@@ -35,10 +31,10 @@ class Topology:
 
     @classmethod
     def named(cls, name: str) -> Topology:
-        """Returns the topology with this name.
+        """Parses the name of a topology.
 
         Raises:
-          UserError: there is none.
+          UserError: no such topology exists.
         """
         found = _TOPOLOGY.fullmatch(name)
         if not found or found[2] not in CHIPS:
@@ -58,7 +54,7 @@ class Topology:
                 "and above 0"
             )
         largest = CHIPS[found[2]].largest
-        # Slices of two axes are 2, 4, 8 or 16 chips wide; those of three are built of 4 x 4 x 4.
+        # Slices of two axes are 2, 4, 8 or 16 chips wide; of three axes, multiples of 4 x 4 x 4.
         there = all(size in (1, 2, 4, 8, 16) or (axes == 3 and size % 4 == 0) for size in shape)
         sizes = zip(sorted(shape), sorted(largest), strict=True)
         if not there or any(size > most for size, most in sizes):
@@ -76,14 +72,14 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        """Number of hosts, of all slices."""
+        """Number of hosts of all slices."""
         return max(chips_in(self.shape) // chips_in(_HOST), 1) * self.slices
 
     def devices(self) -> list[Any]:
-        """Returns the devices, for which programs can be compiled but not run.
+        """Returns the devices; programs can be compiled for them but not run.
 
         Raises:
-          UserError: the TPU's compiler is not installed, or knows no such slice.
+          UserError: the TPU's compiler is not installed or knows no such slice.
         """
         from jax.experimental import topologies
 
@@ -104,7 +100,7 @@ class Topology:
 
 
 def prepare_compiler() -> None:
-    """Sets what the TPU's compiler needs on a machine without a TPU; call it before JAX starts.
+    """Sets up the TPU's compiler on a machine without a TPU; call it before JAX starts.
 
     Raises:
       UserError: libtpu is not installed.
@@ -116,7 +112,7 @@ def prepare_compiler() -> None:
             "the devices of this machine"
         )
     os.environ["JAX_PLATFORMS"] = "cpu"
-    # No metadata server to ask, and no chip that a second process could want.
+    # There is no metadata server to query and no chip to share between processes.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")

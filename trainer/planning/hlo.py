@@ -1,8 +1,8 @@
-"""Reads the text of an optimised XLA program: computations, instructions, loops, bytes of shapes.
+"""Parses the text of an optimised XLA program: computations, instructions, loops, bytes of shapes.
 
-The text is that of `jax.stages.Compiled.as_text()`, in the order of execution. It is parsed here,
-because XLA's `cost_analysis` counts the body of a loop once and knows no order, and jaxlib has no
-Python classes for the protobuf of a program; TensorFlow has, which the trainer does without.
+The text comes from `jax.stages.Compiled.as_text()`, in execution order. Alternatives do not work:
+XLA's `cost_analysis` counts a loop's body once and knows no order, and jaxlib has no Python classes
+for the program's protobuf (TensorFlow does, but the trainer does not use it).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Array:
     """An array in a shape.
 
     Attributes:
-      dtype: XLA's name of the type of its elements.
+      dtype: XLA's name of the element type.
       dimensions: sizes, outermost logical axis first.
-      size: bytes that it takes, padded to whole tiles.
-      in_hbm: False for an array in the chip's own vector or scalar memory.
+      size: bytes, padded to whole tiles.
+      in_hbm: False in the chip's own vector or scalar memory.
     """
 
     dtype: str
@@ -55,10 +55,9 @@ class Instruction:
     """An instruction.
 
     Attributes:
-      name: its name, unique in the program.
+      name: unique in the program.
       opcode: as "fusion".
-      shape: the text of its result's shape.
-      operands: names of its operands.
+      shape: text of the result's shape.
       attributes: the text after the operands.
       root: True for the result of its computation.
     """
@@ -72,12 +71,12 @@ class Instruction:
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
-        """The arrays of the result: one, or a tuple's in order."""
+        """The arrays of the result; a tuple's in order."""
         return arrays(self.shape)
 
     @property
     def cycles(self) -> int:
-        """The compiler's estimate in cycles; 0 if it wrote none."""
+        """The compiler's estimate in cycles; 0 if absent."""
         found = _CYCLES.search(self.attributes)
         return int(found[1]) if found else 0
 
@@ -94,7 +93,7 @@ class Instruction:
         return found[1] if found else ""
 
     def computation(self, role: str) -> str | None:
-        """Returns the computation that it calls as `role`: "calls", "body", "condition"."""
+        """Returns the computation called as `role`: "calls", "body", "condition"."""
         found = re.search(rf"\b{role}=%?([\w.\-]+)", self.attributes)
         return found[1] if found else None
 
@@ -104,9 +103,9 @@ class Module:
     """A program.
 
     Attributes:
-      computations: name -> instructions in order of execution.
-      entry: name of the computation that is run.
-      donated: indices of the results that are written into the memory of arguments.
+      computations: name -> instructions in execution order.
+      entry: name of the entry computation.
+      donated: indices of results written into the memory of arguments.
     """
 
     computations: Mapping[str, tuple[Instruction, ...]]
@@ -114,10 +113,10 @@ class Module:
     donated: frozenset[int]
 
     def trip_count(self, loop: Instruction) -> int:
-        """Returns how often a `while` instruction runs its body; 1 if that is not a constant.
+        """Returns how often a `while` runs its body; 1 if the number is not a constant.
 
-        The TPU's compiler does not write the count, but compares a counter that starts at 0 with a
-        constant.
+        The TPU's compiler does not write the number; the condition compares a counter that starts
+        at 0 with a constant.
         """
         known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
         if known:
@@ -131,9 +130,9 @@ class Module:
         return max(constants, default=1)
 
     def called(self, instruction: Instruction) -> Iterator[tuple[str, int]]:
-        """Yields (computation, number of runs) of what an instruction runs in turn.
+        """Yields (computation, number of runs) for loops, conditionals and calls.
 
-        The computations of fusions are not among them: a fusion is one piece of work.
+        Fusions yield nothing: a fusion counts as one piece of work.
         """
         if instruction.opcode == "while":
             body = instruction.computation("body")
@@ -151,7 +150,7 @@ class Module:
                 yield callee, 1
 
     def inside(self, instruction: Instruction) -> Iterator[Instruction]:
-        """Yields the instructions of the computation of a fusion or an asynchronous start."""
+        """Yields the instructions inside a fusion or an asynchronous start."""
         name = instruction.computation("calls")
         for each in self.computations.get(name or "", ()):
             yield each
@@ -159,7 +158,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Parses the text of a program.
+    """Parses HLO text.
 
     Raises:
       ValueError: the text has no entry computation.
@@ -224,7 +223,7 @@ def _instruction(line: str) -> Instruction | None:
     end = _closing(rest, opcode.end() - 1)
     inner = rest[opcode.end() : end]
     operands = () if opcode[1] in ("constant", "parameter") else tuple(_NAME.findall(inner))
-    # The value of a constant or the number of a parameter stands where operands do.
+    # Constants have their value, parameters their number, in place of operands.
     kept = opcode.end() if opcode[1] in ("constant", "parameter") else end + 1
     return Instruction(found[2], opcode[1], rest[:shape_end], operands, rest[kept:], bool(found[1]))
 
@@ -243,9 +242,9 @@ def _closing(text: str, start: int) -> int:
 
 
 def replica_groups(text: str) -> list[list[int]]:
-    """Returns the groups of devices of a collective, from its attributes; [] if it names none.
+    """Returns a collective's groups of devices from its attributes; [] if there are none.
 
-    Understood are lists, `{{0,1},{2,3}}`; iotas, `[2,8]<=[4,4]T(1,0)`; and axes of a mesh,
+    Accepts lists, `{{0,1},{2,3}}`; iotas, `[2,8]<=[4,4]T(1,0)`; and mesh axes,
     `mesh['a'=8,'b'=2] {'b'}`.
     """
     listed = re.search(r"replica_groups=\{(\{[0-9,{} ]*\})\}", text)
@@ -275,7 +274,7 @@ def replica_groups(text: str) -> list[list[int]]:
 
 
 def _transposed(sizes: list[int], order: list[int]) -> list[int]:
-    """Returns 0 … prod(sizes) - 1, laid out row by row in `sizes`, read in another axis order."""
+    """Returns range(prod(sizes)), reshaped to `sizes`, transposed by `order` and flattened."""
     strides = [math.prod(sizes[index + 1 :]) for index in range(len(sizes))]
     return [
         sum(place * strides[axis] for place, axis in zip(places, order, strict=True))

@@ -1,9 +1,9 @@
 """Cycles of Pallas kernels on a TPU, by the compiler's static schedule.
 
 XLA estimates the cycles of its own fusions but not of kernels, which are custom calls to it. libtpu
-can write the schedule of each: bundles of instructions, which take about a cycle each. How often a
-bundle runs follows from the loops in the schedule, and from the grid, which only the traced program
-names. Waiting for memory is not in it.
+can write each kernel's schedule: bundles of instructions of about one cycle each. The runs of a
+bundle follow from the loops in the schedule and from the grid, which only the traced program has.
+Schedules do not include waiting for memory.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from trainer.planning.hlo import Instruction, Module, arrays
 
 # The target of a kernel's custom call.
 PALLAS = "tpu_custom_call"
-# Bundles of a part that runs in some grid steps only. The pipeline's own such parts, which start
-# copies, are shorter.
+# Least bundles of a conditional part. The pipeline's own conditional parts, which start copies, are
+# shorter.
 _CONDITIONAL = 100
-# A part that every grid step runs is guarded too, and has at least this share of the bundles.
+# Parts run by every grid step are guarded too; they have at least this share of the bundles.
 _WHOLE = 0.6
 _BODY_TEXT = re.compile(r'"body":"([^"]*)"')
 _OPERANDS = re.compile(r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}")
@@ -34,10 +34,10 @@ class Schedule(NamedTuple):
     """Bundles of a kernel.
 
     Attributes:
-      step: bundles of each grid step.
-      once: bundles of the parts that the first or last step of a group runs.
-      inner: those bundles of a step that are in loops of unknown length, which are taken to run
-        half as often as the loop around them: a causal mask leaves out half of the tiles.
+      step: bundles per grid step.
+      once: bundles of parts that only the first or last step of a group runs.
+      inner: bundles of `step` in loops of unknown length. Such a loop is assumed to run half as
+        often as the loop around it: a causal mask leaves out half of the tiles.
     """
 
     step: float
@@ -47,20 +47,20 @@ class Schedule(NamedTuple):
     def cycles(self, groups: int, steps: int, visited: float = 1.0) -> float:
         """Returns the cycles of `groups` times `steps` grid steps.
 
-        Loops of unknown length run `visited` times as often as `inner` says.
+        `visited` multiplies the assumed runs of loops of unknown length.
         """
         step = self.step + (visited - 1.0) * self.inner
         return groups * (steps * step + self.once)
 
 
 def parse_schedule(text: str) -> Schedule:
-    """Returns the schedule in the text of a file of final bundles."""
+    """Parses the text of a file of final bundles."""
     address = -1
     first: dict[str, int] = {}  # of each region
     jumps: list[tuple[int, str]] = []  # from an address to a region
     conditions: dict[int, str] = {}  # of jumps
     limits: dict[str, int] = {}  # of loops, by the condition that ends them
-    pipelined: set[int] = set()  # addresses that speak of the stages of the grid's pipeline
+    pipelined: set[int] = set()  # addresses that mention a stage of the grid's pipeline
     for line in text.splitlines():
         found = re.match(r"\s*(?:0x)?([0-9a-f]+)\s.*?:\s", line)
         if found:
@@ -101,10 +101,10 @@ def parse_schedule(text: str) -> Schedule:
     once = 0.0
     for begin, after in sorted(skips):
         outside = [loop for loop in loops if loop[0] <= begin and after <= loop[1]]
-        # Inside another loop it is the test whether an inner loop runs at all.
+        # Inside another loop, a skip only tests whether an inner loop runs at all.
         inside = all(loop[0] in pipelined for loop in outside)
         part = _CONDITIONAL < after - begin < _WHOLE * (end - start)
-        # Loops over tiles are the work of every grid step, however few bundles they are.
+        # Every grid step loops over tiles, however few bundles the loop has.
         part = part and not any(unknown[begin : after + 1])
         if part and inside and start <= begin and after <= end:
             once += sum(runs[begin : after + 1])
@@ -117,13 +117,11 @@ class Kernel(NamedTuple):
     """A Pallas kernel in a traced program.
 
     Attributes:
-      name: its name.
-      grid: its grid, groups first if there are several axes: (groups, steps).
-      runs: how often the program runs it.
-      shapes: shapes of operands, then of results, on one device.
-      bytes: bytes of operands and results, as if each were moved once.
-      visited: visited tiles as a share of a causal mask's, if a layout leaves tiles out;
-        otherwise 1.
+      grid: (groups, steps) if there are several axes, else (steps,).
+      runs: runs per program.
+      shapes: operands' shapes, then results', on one device.
+      bytes: bytes of operands and results, each moved once.
+      visited: visited tiles as a share of a causal mask's, for layouts that skip tiles; else 1.
     """
 
     name: str
@@ -141,7 +139,7 @@ class Kernel(NamedTuple):
 
 
 def kernels(jaxpr: Any) -> list[Kernel]:
-    """Returns the kernels of a jaxpr, equal ones together; both branches of a `cond` count."""
+    """Returns the kernels of a jaxpr, equal ones merged; both branches of a `cond` count."""
     found: dict[tuple, Kernel] = {}
     for equation, runs in _calls(jaxpr, 1):
         grid = tuple(equation.params["grid_mapping"].grid)
@@ -184,26 +182,26 @@ def _calls(jaxpr: Any, runs: int) -> Iterator[tuple[Any, int]]:
 
 
 class Schedules:
-    """The schedules of compiled programs, in a folder; make it before libtpu is loaded."""
+    """Schedules of compiled programs in a temporary folder; create it before libtpu is loaded."""
 
     def __init__(self) -> None:
         self._by_body: dict[str, Schedule] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="schedules_", ignore_cleanup_errors=True)
-        # libtpu reads them once, when it is loaded.
+        # libtpu reads its flags only once, when it is loaded.
         os.environ["LIBTPU_INIT_ARGS"] = (
             f"{os.environ.get('LIBTPU_INIT_ARGS', '')} --xla_jf_dump_to={self._folder.name} "
             "--xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
         ).strip()
 
     def remove(self) -> None:
-        """Removes the folder, as at the normal end of a process."""
+        """Removes the folder; happens by itself at the normal end of a process."""
         self._folder.cleanup()
 
     def read(self, module: Module) -> dict[str, Schedule]:
-        """Returns the schedules of the custom calls of the last compiled program by their names.
+        """Returns the schedules of the last compiled program, by name of the custom call.
 
         libtpu writes one schedule for equal kernels, such as those of all layers. A kernel without
-        one takes the schedule of the last equal kernel, even of an earlier program.
+        a schedule gets the last equal kernel's, even from an earlier program.
         """
         calls = {
             call.name: _body(call)

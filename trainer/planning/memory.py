@@ -1,9 +1,9 @@
 """The bytes that a compiled step holds on a device, by part.
 
-The compiler says what a program needs in all: arguments, results and temporary memory, with the
-padding of tiles. What the temporary memory is made of follows from the order of its instructions:
-of the arrays alive at the fullest moment, each is booked under the operation that made it. These
-shares are scaled to the compiler's total.
+The compiler gives totals: arguments, results and temporary memory, with the padding of tiles. The
+temporary memory is split by a walk through the instructions in order: at the moment of peak memory,
+each live array is booked under the operation that made it. The shares are scaled to the compiler's
+total.
 """
 
 from __future__ import annotations
@@ -37,12 +37,7 @@ _VIEWS = ("bitcast", "tuple", "get-tuple-element", "while", "optimization-barrie
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """The memory of a compiled program on one device.
-
-    Attributes:
-      parts: bytes by part; they add up to `total`.
-      total: bytes that the program needs.
-    """
+    """The memory of a compiled program on one device: bytes by part."""
 
     parts: dict[str, int]
 
@@ -57,8 +52,8 @@ def memory(compiled: Any, module: Module, arguments: dict[str, Any], vocab_size:
 
     Args:
       compiled: the `jax.stages.Compiled`.
-      module: its text.
-      arguments: part -> tree of shapes with shardings, of the program's arguments.
+      module: its parsed text.
+      arguments: part -> tree of sharded shapes, of the program's arguments.
       vocab_size: tells logits from other arrays.
     """
     stats = compiled.memory_analysis()
@@ -77,7 +72,7 @@ def memory(compiled: Any, module: Module, arguments: dict[str, Any], vocab_size:
 
 
 def _divided(size: int) -> list[int]:
-    """Returns the sizes that a dimension may have on a device: divided by powers of two."""
+    """Returns possible sizes of a dimension on a device: divided by powers of two."""
     found = [size]
     while found[-1] % 2 == 0 and found[-1] > 2048:
         found.append(found[-1] // 2)
@@ -89,7 +84,7 @@ def _bytes(leaf: Any) -> int:
 
 
 def _scaled(shares: dict[str, int], total: int) -> dict[str, int]:
-    """Returns whole numbers in the proportion of `shares` that add up to `total`."""
+    """Returns integers proportional to `shares` that add up to `total`."""
     whole = sum(shares.values())
     if not whole:
         return {parts.REST: total} if total else {}
@@ -100,11 +95,9 @@ def _scaled(shares: dict[str, int], total: int) -> dict[str, int]:
 
 
 class Liveness:
-    """Follows the arrays of a program through its instructions, in their order.
+    """Follows the arrays of a program through its instructions, in order.
 
-    Args:
-      module: the program.
-      vocab_sizes: sizes of the dimension by which logits are known.
+    Arrays with a dimension in `vocab_sizes` are logits.
     """
 
     def __init__(self, module: Module, vocab_sizes: set[int]):
@@ -127,7 +120,7 @@ class Liveness:
         return max(peaks, key=lambda peak: sum(peak.values()), default={})
 
     def part(self, instruction: Instruction, dimensions: tuple[int, ...]) -> str:
-        """Returns the part of an array that an instruction makes."""
+        """Returns the part that an instruction's result belongs to."""
         if len(dimensions) > 1 and self._vocab_sizes & {*dimensions}:
             return parts.LOGITS
         part = parts.part_of(instruction.op_name)
@@ -136,9 +129,9 @@ class Liveness:
         return part if part == parts.LOGITS else _ACTIVATIONS + part
 
     def stacked(self, loop: Instruction) -> dict[int, str]:
-        """Returns the part of what a loop's body writes, by index of the loop's result.
+        """Returns the parts of the arrays written by a loop's body, by index of the loop's result.
 
-        What a scan keeps of each layer begins as zeros, whose maker has no part.
+        The activations that a scan keeps per layer start as zeros, whose instruction has no part.
         """
         body = {each.name: each for each in self.instructions(loop.computation("body") or "")}
         root = next((each for each in body.values() if each.root), None)
@@ -161,7 +154,7 @@ class Liveness:
         return self._module.computations.get(name, ())
 
     def donated(self, name: str) -> frozenset[int]:
-        """Returns the results of a computation that share its arguments' memory."""
+        """Returns the indices of a computation's results that share its arguments' memory."""
         if name == self._module.entry:
             return self._module.donated
         root = next((each for each in self.instructions(name) if each.root), None)
@@ -182,7 +175,7 @@ class _Run:
         self._give_back(program.donated(name))
 
     def peak(self) -> dict[str, int]:
-        """Returns bytes by part at the fullest moment."""
+        """Returns bytes by part at the moment of peak memory."""
         last: dict[int, int] = {}
         for place, each in enumerate(self._instructions):
             for operand in (*each.operands, each.name):
@@ -210,7 +203,7 @@ class _Run:
         return fullest
 
     def _values(self) -> None:
-        """Finds the memory of each instruction's results."""
+        """Assigns memory to each instruction's results."""
         last_use = {
             operand: place
             for place, each in enumerate(self._instructions)
@@ -248,7 +241,7 @@ class _Run:
         return joined[: max(len(each.arrays), 1)]
 
     def _start(self, each: Instruction, operands: list[list[int]]) -> list[int]:
-        """Returns the memory of an asynchronous start, whose result holds its operands, too."""
+        """Returns the memory of an asynchronous start, whose result also holds its operands."""
         joined = [buffer for buffers in operands for buffer in buffers]
         new = self._new(each, set())
         # A copy lists its result first, all others their operands.
@@ -261,7 +254,7 @@ class _Run:
         return new
 
     def _done(self, each: Instruction) -> list[int]:
-        """Returns the memory of the end of an asynchronous operation: its start's result."""
+        """Returns the memory of an asynchronous operation's end: its start's result."""
         start = self._by_name.get(each.operands[0]) if each.operands else None
         if start is None:
             return [_FREE] * len(each.arrays)
@@ -282,7 +275,7 @@ class _Run:
             if not array.in_hbm or not array.size:
                 buffers.append(_FREE)
                 continue
-            # An operand that ends here gives its memory to a result of its size.
+            # A result reuses the memory of an operand of its size that dies here.
             reused = next((old for old in ended if self._sizes[old] == array.size), None)
             if reused is not None:
                 ended.remove(reused)
@@ -295,7 +288,7 @@ class _Run:
         return buffers
 
     def _give_back(self, donated: frozenset[int]) -> None:
-        """Sets the size of results in the memory of arguments to 0."""
+        """Sets the size of donated results to 0."""
         root = next((each for each in self._instructions if each.root), None)
         for index, buffer in enumerate(self._buffers.get(root.name, ()) if root else ()):
             if index in donated and buffer != _FREE:

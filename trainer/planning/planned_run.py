@@ -19,10 +19,10 @@ from trainer.setup import SEQIO, prepare
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A run whose shapes alone are known: enough to make a `Program`.
+    """A run known only by its shapes: enough to make a `Program`.
 
     Attributes:
-      config: the configuration, complete.
+      config: the complete configuration.
       converter: gives the features and their lengths.
       features: names of the features of the task's examples.
     """
@@ -33,7 +33,7 @@ class Subject:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Positions of the encoder and of the decoder."""
+        """Encoder and decoder positions."""
         return self.converter.encoder_length, self.converter.decoder_length
 
     def with_values(self, values: dict[str, Any]) -> Subject:
@@ -58,10 +58,10 @@ class Subject:
 
 
 def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
-    """Returns what a configuration trains on a number of devices.
+    """Completes a configuration for a number of devices.
 
     With a cache, lengths and vocabulary are the cache's. Otherwise lengths come from the task or
-    from flags, and the vocabulary from the preset or a flag.
+    flags, and the vocabulary from the preset or a flag.
 
     Raises:
       UserError: a setting is missing or does not fit; names the flag.

@@ -26,10 +26,10 @@ from trainer.planning.compiled import (
 from trainer.planning.memory import OPTIMIZER_STATE, PARAMETERS
 from trainer.planning.planned_run import Subject
 
-# More devices along "tensor" exchange more than they compute.
+# With more devices along "tensor", communication exceeds computation.
 _MOST_TENSOR = 8
 _MICROBATCHES = (2, 4, 8, 16)
-# A state that takes more of the memory leaves too little for activations.
+# Largest share of memory for the state; a larger one leaves too little for activations.
 _STATE_SHARE = 0.6
 _EVALUATED = "evaluation.batch_size"
 _PATHS = ("mesh.data", "mesh.fsdp", "mesh.tensor", "microbatches", "model.remat", _EVALUATED)
@@ -43,9 +43,9 @@ class Attempt:
     """A configuration that a search tried.
 
     Attributes:
-      values: field path -> value, where it differs from what was asked.
-      plan: what it needs; None if it was refused.
-      refused: why; None if it was not.
+      values: field path -> value, where it differs from the requested configuration.
+      plan: None if the configuration was refused.
+      refused: the reason.
     """
 
     values: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Attempt:
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """Sorts attempts: those that fit first, by time; then by memory."""
+        """Sort key: attempts that fit first, by time; then by memory."""
         if self.plan is None:
             size = self.refused.needed if isinstance(self.refused, TooLarge) else 0
             return (True, not size, size)
@@ -66,7 +66,7 @@ class Attempt:
 def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
     """Compiles up to `most` configurations; returns them, the best first.
 
-    Only the best one's evaluation is compiled, with fewer rows if they are too many.
+    Compiles the evaluation only for the best, with fewer rows if necessary.
     """
     attempts = []
     for attempt in itertools.islice(_attempts(asked, target), most):
@@ -84,12 +84,12 @@ def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
 
 
 def evaluated(plan: Plan) -> Plan:
-    """Returns a plan with an evaluation that fits, with fewer rows than asked if necessary.
+    """Returns the plan with an evaluation that fits, with fewer rows than requested if necessary.
 
-    If not even one row on each device fits, the plan does not fit.
+    The plan does not fit if one row per device is too many.
 
     Raises:
-      TooLarge: the compiler refuses even that.
+      TooLarge: the compiler refuses even one row per device.
     """
     config = plan.subject.config
     size = config.evaluation.batch_size or config.batch_size
@@ -110,9 +110,9 @@ def evaluated(plan: Plan) -> Plan:
 def first_that_fits(
     asked: Subject, target: Target, known: Plan | TooLarge, most: int
 ) -> tuple[Plan | None, int]:
-    """Returns the plan of the first configuration that fits, or None, and how many were tried.
+    """Returns the first plan that fits, or None, and the number of configurations tried.
 
-    `known` is the outcome of what was asked.
+    `known` is the outcome of the requested configuration.
     """
     training = known.training if isinstance(known, TooLarge) else known
     if training and training.trains:
@@ -129,7 +129,7 @@ def first_that_fits(
 def flags(plan: Plan, asked: Subject | None = None) -> str:
     """Returns the flags of a plan's configuration that a search may set.
 
-    With `asked`, only those that differ from what was asked.
+    With `asked`, returns only flags that differ from the requested configuration.
     """
     config = plan.subject.config
     values = dict(fields.leaves(config)) | {
@@ -137,7 +137,7 @@ def flags(plan: Plan, asked: Subject | None = None) -> str:
     }
     before = dict(fields.leaves(asked.config)) if asked else {}
     if asked and before["mesh.data"] == -1:
-        # The rest of the devices, whatever their number.
+        # -1 means all remaining devices.
         before["mesh.data"] = values["mesh.data"] = -1
     return " ".join(
         f"--{path}={as_flag(values[path])}"
@@ -147,7 +147,7 @@ def flags(plan: Plan, asked: Subject | None = None) -> str:
 
 
 def _report(attempt: Attempt) -> None:
-    """Prints an attempt to the standard error: each takes a minute or more."""
+    """Prints an attempt to standard error: each takes a minute or more."""
     text = " ".join(f"--{path}={as_flag(value)}" for path, value in attempt.values.items())
     if attempt.plan is None:
         outcome = str(attempt.refused)
@@ -162,9 +162,9 @@ def _report(attempt: Attempt) -> None:
 def _attempts(
     asked: Subject, target: Target, known: Plan | TooLarge | None = None
 ) -> Iterator[Attempt]:
-    """Yields attempts, the likeliest first; each depends on the outcomes of the earlier ones.
+    """Yields attempts, the likeliest first; each depends on the outcomes of earlier ones.
 
-    `known` is the outcome of what was asked, if it has been compiled.
+    `known` is the outcome of the requested configuration, if already compiled.
     """
     scanned = _may_scan(asked)
     base: Values = {_SCAN: True} if scanned and not asked.config.model.scan_layers else {}
@@ -174,7 +174,7 @@ def _attempts(
         least: Attempt | None = None
         for values in _ways(asked, mesh):
             parts = values.get("microbatches")
-            # Microbatches cost time: only where nothing less was enough.
+            # Microbatches cost time: try them only if nothing cheaper fits.
             if parts and (
                 found or (least and _in_parts(least, asked, parts) > (target.memory or 0))
             ):
@@ -191,14 +191,14 @@ def _attempts(
                 if values.get("model.remat") == "full":
                     break
     if best is not None and scanned:
-        # A straight line of layers compiles longer and often runs faster.
+        # Unrolled layers take longer to compile and often run faster.
         attempt = _attempt(asked, target, {**best.values, _SCAN: False})
         if attempt:
             yield attempt
 
 
 def _in_parts(attempt: Attempt, asked: Subject, parts: int) -> int:
-    """Estimates the bytes of a device if the batch of an attempt is split into more parts."""
+    """Estimates the bytes per device if the attempt's batch is split into more parts."""
     more = parts // asked.config.microbatches
     plan = attempt.plan
     if plan is None:
@@ -213,7 +213,7 @@ def _in_parts(attempt: Attempt, asked: Subject, parts: int) -> int:
 def _attempt(
     asked: Subject, target: Target, values: Values, known: Plan | TooLarge | None = None
 ) -> Attempt | None:
-    """Returns an attempt, or None if model or batch do not divide that way."""
+    """Returns an attempt, or None if model or batch cannot be divided that way."""
     before = dict(fields.leaves(asked.config))
     if before["mesh.data"] == -1:
         devices = len(target.devices)
@@ -287,7 +287,7 @@ def _divisors(number: int, most: int | None = None) -> list[int]:
 
 
 def _state_bytes(subject: Subject, target: Target) -> int:
-    """Returns the total bytes of parameters and optimizer state, undivided."""
+    """Returns the bytes of parameters and optimizer state, undivided."""
     state = make_program(subject, target).abstract_state()
     leaves = jax.tree.leaves((state.params, state.opt_state))
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)

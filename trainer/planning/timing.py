@@ -1,8 +1,8 @@
-"""The time of a compiled step on a TPU by its parts, from the compiler's own estimates.
+"""The time of a compiled TPU step by part, from the compiler's own estimates.
 
 Fusions carry `estimated_cycles`, Pallas kernels have a schedule (`trainer.planning.kernels`), and
-collectives get the time that their bytes take at the bandwidth of the links. An asynchronous
-collective counts only as far as the work between its start and its end does not hide it.
+collectives take their bytes over the links' bandwidth. Only the part of an asynchronous collective
+that is not hidden by work between its start and its end counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainer.planning.chips import Chip, Place, seconds_of_collective, sent_byte
 from trainer.planning.hlo import Instruction, Module, replica_groups
 from trainer.planning.kernels import PALLAS, Kernel, Schedule, kernel_of
 
-# Before the kind of a collective between slices.
+# Prefix of the kind of a collective between slices.
 NETWORK = "between slices: "
 _COLLECTIVES = (
     "all-reduce",
@@ -38,10 +38,10 @@ class Collective:
 
     Attributes:
       kind: as "all-reduce".
-      sent: bytes that a device sends in one run.
-      seconds: of one run, at the bandwidth of the links.
-      times: runs in a step.
-      hidden: seconds of one run that other work hides.
+      sent: bytes that a device sends per run.
+      seconds: per run, at the bandwidth of the links.
+      times: runs per step.
+      hidden: seconds per run that other work hides.
     """
 
     kind: str
@@ -56,12 +56,11 @@ class PricedKernel:
     """A Pallas kernel that a step runs.
 
     Attributes:
-      name: its name.
-      grid: its grid; () if it is unknown.
-      shapes: shapes of operands, then of results, on one device; () if they are unknown.
-      cycles: of one run; None if there is no schedule.
-      size: bytes that one run moves.
-      times: runs in a step.
+      grid: () if unknown.
+      shapes: operands' shapes, then results', on one device; () if unknown.
+      cycles: per run; None without a schedule.
+      size: bytes moved per run.
+      times: runs per step.
     """
 
     name: str
@@ -77,10 +76,8 @@ class Timing:
     """The estimated time of a step.
 
     Attributes:
-      seconds: by part; they add up to the step.
-      collectives: all collectives.
-      kernels: all Pallas kernels.
-      unpriced: products outside of fusions that carry no estimate.
+      seconds: by part; their sum is the step's.
+      unpriced: products outside fusions without an estimate.
     """
 
     seconds: dict[str, float]
@@ -94,10 +91,10 @@ class Timing:
         return sum(self.seconds.values())
 
     def traffic(self) -> dict[str, dict[str, float]]:
-        """Returns the collectives by kind.
+        """Returns bytes and seconds by kind of collective.
 
-        `bytes` are what a device sends, `seconds` assume the links' bandwidth, and `exposed` are
-        the seconds that no other work hides.
+        `bytes` are sent by a device, `seconds` assume the links' bandwidth, and `exposed` are the
+        seconds that no other work hides.
         """
         kinds: dict[str, dict[str, float]] = {}
         for each in sorted(self.collectives, key=lambda each: each.kind):
@@ -120,11 +117,11 @@ def timing(
 
     Args:
       module: the optimised program.
-      chip: the chips that it is for.
-      places: of each device, in the order of the mesh.
-      traced: the Pallas kernels of the traced program.
-      schedules: of kernels by the names of custom calls, as far as they are known.
-      cores: of a device, which share the groups of a kernel's grid.
+      chip: the chips it is compiled for.
+      places: of the devices, in mesh order.
+      traced: Pallas kernels of the traced program.
+      schedules: known kernel schedules, by name of the custom call.
+      cores: cores of a device; they share the groups of a kernel's grid.
     """
     seconds: dict[str, float] = dict.fromkeys(parts.PARTS, 0.0)
     collectives_found: list[Collective] = []
@@ -153,7 +150,7 @@ def timing(
         priced = PricedKernel(kernel.name, kernel.grid, kernel.shapes, cycles, kernel.bytes, 0)
         known = kernels.get(key, priced)
         kernels[key] = dataclasses.replace(known, times=known.times + times)
-        # A schedule does not wait for memory.
+        # Schedules do not include waiting for memory.
         moving = round(kernel.bytes / chip.memory_bandwidth * chip.clock)
         return max(cycles, moving) if cycles else 0
 
@@ -193,7 +190,7 @@ class Found:
     """A collective of an instruction, or one piece of an asynchronous one.
 
     Attributes:
-      key: names the collective within its computation; its pieces share it.
+      key: identifies the collective within its computation; its pieces share it.
       kind: as "all-reduce".
       size: bytes of the whole array on one device.
       group: numbers of the devices of one group; () means all.
@@ -210,8 +207,7 @@ class Found:
 def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
     """Yields the collectives of an instruction or of its fusion.
 
-    Between slices the TPU's compiler writes a `send`, which the runtime carries out over the
-    network.
+    Between slices, the TPU's compiler writes a `send`, which the runtime executes over the network.
     """
     called = instruction.computation("calls") or ""
     scattered, asynchronous = called.startswith("all-reduce-scatter"), "async_collective" in called
@@ -231,7 +227,7 @@ def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
             continue
         started = each.opcode.endswith("-start") or instruction.opcode.endswith("-start")
         sizes = [array.size for array in each.arrays if array.size]
-        # The result of a start lists the argument before the result.
+        # A start's shape lists the argument before the result.
         size = max(sizes, default=0) if started else sum(sizes)
         group = tuple(_group(each))
         if kind == "reduce-scatter":

@@ -113,7 +113,7 @@ class History:
     def hours(self, steps: Sequence[int]) -> list[float]:
         """Returns the hours of training before each of the ascending steps.
 
-        Computed from the recorded speed, which leaves out compilation and evaluation. Updates before the
+        Computed from the recorded speed, without compilation and evaluation. Updates before the
         first record are assumed to be as fast as those after it.
         """
         known = self._clock
@@ -131,7 +131,7 @@ class History:
         return known
 
     def blocked(self) -> tuple[float, float]:
-        """Returns the seconds that checkpoints blocked training, and the total seconds of training."""
+        """Returns the seconds that checkpoints blocked training, and total training seconds."""
         waits = self.points(TRAIN, "checkpoint_blocking_seconds", "speed").values
         return sum(waits), 3600 * self.hours([self.step])[0]
 
