@@ -1,9 +1,9 @@
-"""Added tokens of a tokenizer.json, such as <unk>, at which documents are cut before their words.
+"""Cuts documents at the added tokens of a tokenizer.json, such as <unk>, before finding words.
 
-`tokenizers` looks for those of text as it is (`normalized` false), then for the others in what is
-left between them, normalised. Each stretch in between is then a text of its own. A token that takes
-the white space beside it, or that must be a word, is odd: documents that hold it are left to the
-library.
+`tokenizers` first searches raw text for tokens with `normalized` false, then searches the
+normalised text between them for the others. Each stretch in between is a separate text. Tokens that
+strip adjacent white space or must be whole words are odd: the library encodes documents that
+contain them.
 """
 
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ from pipeline.tokenizer import pretokenize_kernels, trie
 
 
 class Added(NamedTuple):
-    """Tokens that are searched at once.
+    """Tokens found by one search.
 
     Attributes:
       tokens: int64[nodes] trie token -> id.
       begins: bool[256] their first bytes.
-      odd, begins_odd: the same of tokens with which a text is left to the library.
+      odd, begins_odd: the same for odd tokens, whose texts the library encodes.
     """
 
     tokens: np.ndarray
@@ -33,8 +33,8 @@ class Passes(NamedTuple):
     """The added tokens of a tokenizer.json.
 
     Attributes:
-      passes: those at which documents are cut, one search after the other.
-      refused: those that the library must look for, since texts may be normalised before.
+      passes: successive searches that cut documents.
+      refused: tokens that only the library can find, as texts may be normalised first.
     """
 
     passes: list[Added]
@@ -69,12 +69,12 @@ def table(tokens: Iterable[tuple[str, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Parts(NamedTuple):
-    """Parts of documents, which follow each other in the same bytes.
+    """Consecutive parts of documents in one byte buffer.
 
     Attributes:
-      offsets: int64[parts + 1] their borders.
-      given: int32[parts] ids of tokens, and cut_kernels.TEXT or REFUSED for the others.
-      owners: int64[parts] the document of each; every document has a part.
+      offsets: int64[parts + 1].
+      given: int32[parts] token ids; cut_kernels.TEXT or REFUSED for other parts.
+      owners: int64[parts] document of each part; every document has a part.
     """
 
     offsets: np.ndarray

@@ -1,6 +1,6 @@
-"""Ids of words, by byte-level BPE or WordPiece, with a memo of words seen before.
+"""Encodes words by byte-level BPE or WordPiece, with a memo of earlier words.
 
-As in kernels.py, all of it is in one file, since Numba caches a compiled function by its own file.
+One file, as in kernels.py, because Numba's cache checks only the function's own file.
 """
 
 from typing import NamedTuple
@@ -15,9 +15,9 @@ from tasks.numba_cache import compiled
 BPE = 0
 WORD_PIECE = 1
 
-# Longest word that is memoised, in bytes.
+# Longest memoised word, in bytes.
 MEMO_BYTES = 64
-# Ids of a word that an entry of the memo holds itself, and the bits of each.
+# Number of ids stored in the memo entry itself, and bits per id.
 _INLINE = 3
 _ID_BITS = 20
 
@@ -26,19 +26,18 @@ _FULL = np.uint64(0xFF) << np.uint64(56)
 
 
 class Model(NamedTuple):
-    """A model.
+    """Tables of a model.
 
     Attributes:
       kind: BPE or WORD_PIECE.
-      pairs: int64[entries, 2] hash table (left id, right id) -> (rank, id) of a merge, as
-        `pair_table` makes it.
+      pairs: int64[entries, 2] hash table (left id, right id) -> (rank, id), see `pair_table`.
       byte_ids: int32[256] ids of single bytes.
-      whole: whether a word that is a piece is that piece, without merges.
-      initial: int64[nodes] trie of pieces that begin a word (WordPiece), or of all pieces in
-        `spelt` form (BPE, if `whole`).
-      continuing: int64[nodes] trie of pieces that continue a word, without their prefix.
+      whole: whether a word in the vocabulary becomes one piece without merges.
+      initial: int64[nodes] trie of word-initial pieces (WordPiece), or of all pieces in `spelt`
+        form (BPE, if `whole`).
+      continuing: int64[nodes] trie of continuation pieces without their prefix.
       unknown: id of a word that cannot be spelt.
-      longest: characters of the longest word that is not unknown.
+      longest: maximum characters of a known word.
     """
 
     kind: int
@@ -52,16 +51,16 @@ class Model(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Buffers; the buffers of a word grow, the others have a fixed size.
+    """Buffers; those of a word grow, the others have a fixed size.
 
     Attributes:
       ids: int32[n] ids of a word.
-      ends: int32[n] end of each symbol of a word, 0 if it was merged into another.
-      before: int32[n] start of the symbol before each.
-      heap: int64[3 n] merges to do, each rank << 32 | start.
+      ends: int32[n] end of each symbol, 0 if merged into another.
+      before: int32[n] start of the preceding symbol.
+      heap: int64[3 n] pending merges, each rank << 32 | start.
       table: int64[entries, 3] the memo, see `_remember`.
       store: int64[words] entries that do not fit into the table.
-      fill: int64[2] entries of `table` and words of `store` in use.
+      fill: int64[2] used entries of `table` and used words of `store`.
     """
 
     ids: np.ndarray
@@ -75,7 +74,7 @@ class Work(NamedTuple):
 
 @intrinsic
 def _word(context, array, index):
-    """Returns bytes array[index : index + 8] of a uint8 array as one little-endian uint64."""
+    """Returns array[index : index + 8], uint8, as a little-endian uint64."""
 
     def generate(context, builder, signature, arguments):
         view = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -89,16 +88,15 @@ def _word(context, array, index):
 
 @compiled(inline="always")
 def _low_bytes(word, count):
-    """Returns the `count` low bytes of a word, 1 to 8 of them."""
     return word & ~(np.uint64(0xFFFFFFFFFFFFFF00) << np.uint64(8 * count - 8))
 
 
 @compiled(inline="always")
 def _key(text, at, length):
-    """Returns (low, high), the key of a word; the second is never 0.
+    """Returns (low, high), the key of a word; high is never 0.
 
-    For up to 15 bytes, the key is these bytes and their number. For more, the low word is a hash,
-    and the byte of the number is 0xFF. Reads up to 16 bytes from `at` on.
+    Up to 15 bytes: the bytes and their number. Longer: a hash in the low word and 0xFF as the
+    number. Reads up to 16 bytes from `at`.
     """
     low = _word(text, at)
     if length <= 8:
@@ -121,9 +119,9 @@ def _slot(low, high, size):
 
 @compiled
 def pair_table(lefts, rights, ids):
-    """Returns Model.pairs of merges in the order of their ranks; of equal ones, the last counts.
+    """Returns Model.pairs for merges in rank order; the last of equal merges counts.
 
-    An entry is left << 32 | right and rank << 32 | id; the first is -1 where there is none.
+    Entries are left << 32 | right (-1 if empty) and rank << 32 | id.
     """
     size = 16
     while size < 2 * len(ids):
@@ -141,7 +139,7 @@ def pair_table(lefts, rights, ids):
 
 @compiled(inline="always")
 def _merge(pairs, left, right):
-    """Returns rank << 32 | id of the merge of two ids, -1 if there is none."""
+    """Returns rank << 32 | id of a merge, -1 if there is none."""
     key = np.int64(left) << 32 | np.int64(right)
     slot = _slot(np.uint64(key), np.uint64(key), len(pairs))
     while pairs[slot, 0] != key:
@@ -153,7 +151,7 @@ def _merge(pairs, left, right):
 
 @compiled(inline="always")
 def _push(heap, size, value):
-    """Adds a value to a binary heap of `size` values, the least first."""
+    """Pushes a value onto a binary min-heap of `size` values."""
     at = size
     while at > 0:
         above = (at - 1) >> 1
@@ -166,7 +164,7 @@ def _push(heap, size, value):
 
 @compiled(inline="always")
 def _pop(heap, size):
-    """Removes the first of `size` values of a heap."""
+    """Pops the least of `size` values."""
     value = heap[size - 1]
     size -= 1
     at = 0
@@ -185,11 +183,11 @@ def _pop(heap, size):
 
 @compiled
 def _by_merges(model, text, at, length, work):
-    """Writes the ids of a word to work.ids by BPE; returns their number.
+    """Writes the BPE ids of a word to work.ids; returns their number.
 
-    Of all adjacent pairs with a merge, the pair of the lowest rank is merged, the first of equals.
-    A symbol is known by its start; an entry of the heap counts only if the pair that begins there
-    still has that rank. Source: huggingface/tokenizers, `models/bpe/word.rs`, Word::merge_all.
+    Merges the adjacent pair of lowest rank, leftmost first. A symbol is identified by its start; a
+    heap entry is valid only if the pair starting there still has that rank.
+    Source: huggingface/tokenizers, `models/bpe/word.rs`, Word::merge_all.
     """
     pairs, byte_ids = model.pairs, model.byte_ids
     ids, ends, before, heap = work.ids, work.ends, work.before, work.heap
@@ -241,7 +239,7 @@ def _by_merges(model, text, at, length, work):
 
 @compiled
 def _longest_piece(trie, text, at, end):
-    """Returns (bytes, id) of the longest key of `trie` at `at`; (0, -1) if there is none."""
+    """Returns (bytes, id) of the longest key of `trie` at `at`, or (0, -1)."""
     node = trie[0]
     length, value = 0, np.int64(-1)
     for position in range(at, end):
@@ -257,7 +255,7 @@ def _longest_piece(trie, text, at, end):
 
 @compiled
 def _by_longest(model, text, at, length, work):
-    """Writes the ids of a word to work.ids by WordPiece; returns their number.
+    """Writes the WordPiece ids of a word to work.ids; returns their number.
 
     Source: huggingface/tokenizers, `models/wordpiece/mod.rs`, WordPiece::tokenize.
     """
@@ -284,9 +282,9 @@ def _by_longest(model, text, at, length, work):
 
 @compiled
 def _whole(trie, text, at, length):
-    """Returns the id of the piece that is the word, -1 if there is none.
+    """Returns the id of the piece equal to the word, or -1.
 
-    Bytes are spelt as two, since a trie has no byte 0: the high and the low half, each plus 1.
+    Tries cannot hold byte 0, so each byte is spelt as its high and low half, each plus 1.
     """
     node = trie[0]
     for position in range(at, at + length):
@@ -313,11 +311,11 @@ def ids_of_word(model, text, at, length, work):
 
 @compiled
 def _remember(text, at, length, count, work, slot, low, high):
-    """Stores a word and its `count` ids in the memo, which is emptied first if it is full.
+    """Stores a word and its `count` ids in the memo, emptying a full memo first.
 
-    The first two words of an entry of `table` are the key. The third has the number of ids in its
-    two lowest bits, and then the ids; or 0 there, and then an index of `store`, which holds the
-    number of ids, the word if it has more than 15 bytes, and the ids.
+    A table entry is two words of key and a third: the number of ids in the two lowest bits, then
+    the ids. If that number is 0, an index of `store` follows; there lie the number of ids, the word
+    if it exceeds 15 bytes, and the ids.
     """
     table, store, fill, ids = work.table, work.store, work.fill, work.ids
     spelt = (length + 7) // 8 if length > 15 else 0
@@ -349,20 +347,17 @@ def _remember(text, at, length, count, work, slot, low, high):
 
 @compiled(nogil=True)
 def encode(model, work, text, ends, counts, first, stop, out, used, lengths):
-    """Writes the ids of documents, which consist of words.
+    """Writes the ids of documents; returns the new `used`.
 
     Args:
-      model, work: the model and the buffers, long enough for the longest word.
-      text: uint8[n] words, one after the other.
+      model, work: the model, and buffers for the longest word.
+      text: uint8[n] concatenated words.
       ends: int32[n] ends of words in `text`.
-      counts: int64[documents] number of words of each document, or -1 minus its only id.
-      first, stop: the documents; the first word belongs to document `first`.
-      out: int32[n]; ids are written from out[used] on, at most one for each byte of text.
+      counts: int64[documents] words per document, or -1 minus its only id.
+      first, stop: range of documents; `text` starts with the words of `first`.
+      out: int32[n]; receives ids from out[used], at most one per byte of text.
       used: number of ids in `out`.
-      lengths: int64[documents]; receives the number of ids of each document.
-
-    Returns:
-      The new `used`.
+      lengths: int64[documents]; receives the ids per document.
     """
     table, store = work.table, work.store
     letters = store.view(np.uint8)
@@ -407,7 +402,7 @@ def encode(model, work, text, ends, counts, first, stop, out, used, lengths):
                 used += count
                 _remember(text, at, length, count, work, slot, low, high)
             elif value & 3:
-                # All places are written; the next word overwrites those in excess.
+                # Writes all places; the next word overwrites the excess.
                 out[used] = value >> 2 & mask
                 out[used + 1] = value >> 2 + _ID_BITS & mask
                 out[used + 2] = value >> 2 + 2 * _ID_BITS & mask

@@ -1,14 +1,14 @@
-r"""Words of byte-level BPE, found without a regular expression.
+r"""Finds words of byte-level BPE without a regular expression.
 
-The words of GPT-2, GPT-4, Llama 3, Qwen and their relatives differ in a few places of one pattern:
+The patterns of GPT-2, GPT-4, Llama 3, Qwen and relatives differ only in details:
 
-    's|'t|…      contractions, with or without their capitals, or none
-    ?\p{L}+      letters, with the character before them
-    ?\p{N}+      numbers, with the space before them, or in groups
-    ?[^\s\p{L}\p{N}]+     everything else, with the space before and the ends of lines after
-    \s*[\r\n]+|\s+(?!\S)|\s+    white space; its last character may belong to the next word
+    's|'t|…      contractions: lower case, any case, or none
+    ?\p{L}+      letters and the character before them
+    ?\p{N}+      numbers, with the space before them or in groups
+    ?[^\s\p{L}\p{N}]+     other characters, the space before and the line ends after them
+    \s*[\r\n]+|\s+(?!\S)|\s+    white space; the last one may belong to the next word
 
-`PATTERNS` has all patterns of this family, and what is in their places.
+`PATTERNS` lists all supported combinations.
 """
 
 import itertools
@@ -18,20 +18,20 @@ import numpy as np
 
 
 class Words(NamedTuple):
-    """Rules by which texts are cut into words.
+    """Rules that cut texts into words.
 
     Attributes:
-      kinds: uint8[characters.POINTS], kinds of characters; `cut_kernels.CHANGES` is added where a
+      kinds: uint8[characters.POINTS], kinds of characters, plus `cut_kernels.CHANGES` if the
         document must be normalised.
-      tokens: int64[nodes] trie of the added tokens with which the library is needed.
+      tokens: int64[nodes] trie of added tokens that need the library.
       begins_token: bool[256] their first bytes.
-      prefix: whether a space is added to texts that begin without one.
-      contractions: 0 for none, 1 for small letters, 2 for any case.
-      before_letters: 0 for none, 1 for a space, 2 for any character but numbers and ends of lines.
-      space_before_numbers: whether a space before numbers belongs to them.
-      numbers: how many of them are a word at most; 0 for any number.
-      lines_after_others: whether ends of lines after other characters belong to them.
-      lines: whether white space is cut after its last end of line.
+      prefix: whether to add a missing leading space.
+      contractions: 0 for none, 1 for lower case, 2 for any case.
+      before_letters: 0 for none, 1 for a space, 2 for any character but numbers and line ends.
+      space_before_numbers: whether a number includes the space before it.
+      numbers: maximum digits of a word, 0 for no limit.
+      lines_after_others: whether other characters include the line ends after them.
+      lines: whether to cut white space after its last line end.
       last_space: whether the last of several spaces belongs to the next word.
     """
 
@@ -48,7 +48,7 @@ class Words(NamedTuple):
     last_space: bool
 
 
-# The places of a pattern, each with its values in Words.
+# Variable places of a pattern, each with its values in Words.
 _CONTRACTIONS = {"": 0, "'s|'t|'re|'ve|'m|'ll|'d|": 1, "(?i:'s|'t|'re|'ve|'m|'ll|'d)|": 2}
 _LETTERS = {r"\p{L}+|": 0, r" ?\p{L}+|": 1, r"[^\r\n\p{L}\p{N}]?\p{L}+|": 2}
 _NUMBERS = {
@@ -72,12 +72,12 @@ PATTERNS = {
     "".join(parts): tuple(place[part] for place, part in zip(_PLACES, parts, strict=True))
     for parts in itertools.product(*_PLACES)
 }
-# Other ways to write the same. Source: openai/tiktoken, `tiktoken_ext/openai_public.py`.
+# Equivalent spellings. Source: openai/tiktoken, `tiktoken_ext/openai_public.py`.
 _SYNONYMS = (
     ("'(?i:[sdmt]|ll|ve|re)|", "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"),
     ("(?:'s|'t|'re|'ve|'m|'ll|'d)|", "'s|'t|'re|'ve|'m|'ll|'d|"),
     ("'(?:[sdmt]|ll|ve|re)|", "'s|'t|'re|'ve|'m|'ll|'d|"),
-    # A possessive one gives no last space back, so it matches only where `\s+` matches as much.
+    # The possessive form returns no last space, so it matches only where `\s+` matches as much.
     (r"\s++(?!\S)|\s+", r"\s+"),
     ("?+", "?"),
     ("++", "+"),
@@ -87,7 +87,7 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 
 
 def places(pattern: str) -> dict[str, int] | None:
-    """Returns the fields of Words that a regular expression means; None if it is another."""
+    """Returns the fields of Words for a regular expression, or None if unsupported."""
     for ours, theirs in _SYNONYMS:
         pattern = pattern.replace(ours, theirs)
     if pattern not in PATTERNS:

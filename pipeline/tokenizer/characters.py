@@ -1,7 +1,7 @@
-"""Unicode tables as Hugging Face's `tokenizers` has them, read off the library itself.
+"""Unicode tables of Hugging Face's `tokenizers`, read from the library itself.
 
-The library and Python follow different versions of Unicode, and so do the library's parts. Each
-table is therefore made by giving the library every character: a second each.
+The library, its parts and Python follow different Unicode versions. So each table is made by
+passing every character to the library, which takes a second.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,16 +12,16 @@ import numpy as np
 from pipeline.tokenizer.pretokenize_kernels import LETTER, NEWLINE, NUMBER, SPACE
 
 POINTS = 0x110000
-# Stands between characters that are normalised together. It neither changes nor combines.
+# Separates characters that are normalised together; neither changes nor combines.
 _BORDER = "|"
 _PER_CALL = 1 << 16
-# Marks of the lowest and of the highest combining class, 1 and 240. Source: Unicode's
+# Marks of the lowest and highest combining class, 1 and 240. Source: Unicode's
 # DerivedCombiningClass.txt.
 _OVERLAY, _IOTA = "\u0334", "\u0345"
 
 
 def _all() -> list[str]:
-    """Returns every character that a text can hold, _BORDER excepted."""
+    """Returns every valid character except _BORDER."""
     surrogates = range(0xD800, 0xE000)
     return [
         chr(point) for point in range(POINTS) if point not in surrogates and chr(point) != _BORDER
@@ -29,9 +29,9 @@ def _all() -> list[str]:
 
 
 def kinds() -> np.ndarray:
-    r"""Returns uint8[POINTS]: kinds of characters by the library's regular expressions.
+    r"""Returns uint8[POINTS], kinds of characters in the library's regular expressions.
 
-    Letters are \p{L}, numbers \p{N}, and spaces \s; of these, NEWLINE is \r and \n.
+    Letters are \p{L}, numbers \p{N}, spaces \s; NEWLINE is \r and \n.
     """
     text = "".join(_all())
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
@@ -48,7 +48,7 @@ def kinds() -> np.ndarray:
 
 
 def _matches(pattern: str, text: str) -> list[tuple[int, int]]:
-    """Returns where the matches of a regular expression begin and end."""
+    """Returns (begin, end) of each match."""
     from tokenizers import Regex, pre_tokenizers
 
     rule = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
@@ -56,18 +56,18 @@ def _matches(pattern: str, text: str) -> list[tuple[int, int]]:
 
 
 def normalised(rule: Callable[[str], str], texts: Iterable[str]) -> list[str]:
-    """Returns rule(text) of each of many short texts without _BORDER, in few calls."""
+    """Applies `rule` to many short texts without _BORDER, in few calls."""
     texts, found = list(texts), []
     for begin in range(0, len(texts), _PER_CALL):
         part = texts[begin : begin + _PER_CALL]
         results = rule(_BORDER.join(part)).split(_BORDER)
-        # A character whose result holds the border itself.
+        # Some result contains the border.
         found += results if len(results) == len(part) else [rule(text) for text in part]
     return found
 
 
 def _marks() -> np.ndarray:
-    """Returns bool[POINTS]: characters that a normalisation may reorder, by the library's NFD."""
+    """Returns bool[POINTS], characters that the library's NFD may reorder."""
     from tokenizers import normalizers
 
     decompose = normalizers.NFD().normalize_str
@@ -83,10 +83,11 @@ def _marks() -> np.ndarray:
 
 
 def changed_by(normaliser: Any) -> np.ndarray:
-    """Returns bool[POINTS]: characters of texts that NFC or NFKC may change.
+    """Returns bool[POINTS], characters whose texts NFC or NFKC may change.
 
-    A text of others remains as it is: none of them decomposes for good, is reordered, or combines
-    with a character before it. Source: Unicode Standard Annex 15, section 9.
+    All other characters neither decompose permanently, nor reorder, nor combine with the one
+    before.
+    Source: Unicode Standard Annex 15, section 9.
     """
     from tokenizers import normalizers
 
@@ -104,13 +105,12 @@ def changed_by(normaliser: Any) -> np.ndarray:
 
 
 def rendered(normaliser: Any, decomposes: bool) -> dict[str, str | None]:
-    """Returns each character as BERT's words see it, where that is not the character itself.
+    """Returns what BERT's words contain for each character that changes.
 
-    A value is the text that the character becomes, with a space at each border of words that it
-    makes; None if the result depends on the characters beside it.
+    Values are replacements, with a space at each new word border; None if neighbours matter.
 
     Args:
-      normaliser: one that treats each character alone, except for the order of combining marks.
+      normaliser: treats each character alone, except for the order of combining marks.
       decomposes: whether it applies NFD or NFKD, which reorder marks.
     """
     from tokenizers import pre_tokenizers
@@ -123,7 +123,7 @@ def rendered(normaliser: Any, decomposes: bool) -> dict[str, str | None]:
     characters.append(_BORDER)
     parts = [*dict.fromkeys("".join(results))]
     words = pre_tokenizers.BertPreTokenizer()
-    # Between two letters, white space is removed and punctuation is a word of its own.
+    # Between letters, white space is removed and punctuation is a separate word.
     begins = [begin for _, (begin, _) in words.pre_tokenize_str("".join(f"a{x}a" for x in parts))]
     borders = {begin // 3 for begin in begins if begin % 3 == 2}
     words_of_one = {begin // 3 for begin in begins if begin % 3 == 1}

@@ -1,17 +1,14 @@
-"""SentencePiece's encoding in compiled code: the same ids, several times as fast.
+"""SentencePiece encoding in compiled code: identical ids, several times as fast.
 
-Three observations make it fast and keep it exact.
+1. If no piece contains two adjacent characters, no piece crosses the border between them. So text
+   splits there into segments with independent best paths.
+2. Most segments are words seen before, whose ids are memoised.
+3. SentencePiece sums scores over the whole document in float32. Far into a document, rounding may
+   therefore change how a word is cut. The memo stores, for each segment, the largest preceding
+   score for which rounding cannot change the result (see `kernels._certain_path`). Beyond it, the
+   segment is encoded as in SentencePiece, from the current float32 score.
 
-1. Text consists of segments. If no piece contains two adjacent characters, no piece crosses the
-   border between them, so the best path through the text is the best path through each side.
-2. Segments repeat. Most are words that were seen before, whose ids are memoised.
-3. SentencePiece adds scores along the whole document and rounds each sum to float32. Far into a
-   document, equal words may therefore be cut differently if two ways are nearly as good. So the
-   memo records, for each segment, the largest score before it for which rounding cannot change the
-   result (see `kernels._certain_path`). Beyond that, the segment is encoded as SentencePiece does,
-   from the current float32 score.
-
-BPE merges within segments only and does not add scores, so there the memo is always valid.
+BPE merges within segments and adds no scores, so its memo is always valid.
 """
 
 import dataclasses
@@ -24,13 +21,12 @@ from pipeline.tokenizer import kernels, table_cache, trie
 from pipeline.tokenizer.kernels import Normaliser, Pieces, Work
 
 _SPACE = "\u2581"
-# SentencePiece's penalty, below the lowest score, for a character that is not a piece. Source:
-# `unigram_model.cc`, kUnkPenalty.
+# SentencePiece's penalty, relative to the lowest score, for a character that is not a piece.
+# Source: `unigram_model.cc`, kUnkPenalty.
 _UNKNOWN_PENALTY = 10.0
-# Size of the memo: 24 bytes per entry, half of which are used, and 8 bytes per word for segments of
-# several ids. A large vocabulary has long pieces, so its segments are long too and repeat less:
-# with 1, 2 and 4 times this size, 250,000 pieces encode 45, 50 and 59 MB/s of mixed text, and
-# 32,000 pieces 73, 75 and 77.
+# Memo size: 24 bytes per entry, half of them used, and 8 bytes per word for segments of several
+# ids. Segments of large vocabularies are longer and repeat less: 1, 2 and 4 times this size give
+# 45, 50 and 59 MB/s of mixed text with 250,000 pieces, and 73, 75 and 77 with 32,000.
 _MEMO_ENTRIES = 1 << 19
 _MEMO_WORDS = 1 << 21
 _LARGE = 100_000
@@ -41,12 +37,12 @@ _OUT_TOKENS = 1 << 20
 
 
 class Unsupported(Exception):
-    """The model must be left to SentencePiece; the text says why."""
+    """The library must encode this model; the text says why."""
 
 
 @dataclasses.dataclass
 class FastTokenizer:
-    """Tokenizer that returns the same ids as the SentencePiece model that it was made from.
+    """Encoder with the ids of one SentencePiece model.
 
     Attributes:
       refused: number of documents left to SentencePiece so far.
@@ -74,8 +70,7 @@ class FastTokenizer:
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids of each).
 
-        The ids are in a buffer that the next call overwrites. `texts`: an array of string or
-        large_string without nulls.
+        The next call overwrites the ids. `texts`: string or large_string without nulls.
         """
         data, offsets = buffers(texts)
         lengths = np.zeros(len(texts), np.int64)
@@ -112,7 +107,7 @@ class FastTokenizer:
 
 
 def buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (uint8 bytes of all texts, int64[texts + 1] their offsets), without copying bytes."""
+    """Returns (uint8 bytes of all texts, int64[texts + 1] offsets) without copying bytes."""
     kind = np.int64 if pa.types.is_large_string(texts.type) else np.int32
     _, offsets, data = texts.buffers()
     if offsets is None:
@@ -128,14 +123,11 @@ def _segment_arrays(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def from_model(model: bytes, processor: Any) -> FastTokenizer:
-    """Makes a tokenizer from a SentencePiece model.
+    """Makes a tokenizer from a serialized ModelProto.
 
-    Its tables are cached in the user's cache folder, by a hash of the model and of this code: for
-    250,000 pieces, they take seconds to make and milliseconds to load.
-
-    Args:
-      model: the serialized ModelProto.
-      processor: its SentencePieceProcessor, for documents that are left to SentencePiece.
+    Tables are kept in the user's cache folder, keyed by hashes of the model and this code: for
+    250,000 pieces, making them takes seconds, loading milliseconds. `processor` encodes refused
+    documents.
 
     Raises:
       Unsupported: the model is neither unigram nor BPE, or uses an unsupported feature.
@@ -195,7 +187,7 @@ def _pieces(proto: Any) -> Pieces:
     unknown_id = 0
     scores = np.zeros(len(proto.pieces))
     for number, piece in enumerate(proto.pieces):
-        # In normalised text the space symbol stands for a space; here it is the byte 0x20.
+        # In normalised text, the byte 0x20 represents the space symbol.
         key = piece.piece.replace(_SPACE, " ").encode()
         scores[number] = piece.score
         if piece.type in (piece.NORMAL, piece.USER_DEFINED):

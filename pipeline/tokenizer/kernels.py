@@ -1,11 +1,11 @@
-"""Compiled code of the fast tokenizer: normalises each document and encodes it as ids.
+"""Compiled code of the fast tokenizer: normalises and encodes documents.
 
-The results are SentencePiece's, bit for bit; fast_tokenizer.py explains why. In normalised text,
-the space symbol U+2581 is stored as the byte 0x20, as real spaces cannot occur there.
+Results equal SentencePiece's bit for bit (see fast_tokenizer.py). In normalised text, byte 0x20
+represents the space symbol U+2581, as real spaces cannot occur there.
 
-All of it is in one file, because Numba caches a compiled function by its own file only: a change of
-a function that it calls from another file would be missed. `_exact_path` and `_certain_path` walk
-the trie in the same way but stay separate, since each extra branch costs measurable speed.
+One file, because Numba's cache checks only the function's own file and would miss changes
+elsewhere. `_exact_path` and `_certain_path` walk the trie alike but stay separate: each branch
+costs speed.
 """
 
 from typing import NamedTuple
@@ -17,23 +17,23 @@ from numba.extending import intrinsic
 
 from tasks.numba_cache import compiled
 
-# Reasons why `encode` stopped.
+# Reasons why `encode` stops.
 DONE = 0
-GROW_TEXT = 1  # the document's normalised text is longer than `Work.text`
-GROW_SEGMENT = 2  # a segment is longer than the arrays of its length
+GROW_TEXT = 1  # the normalised document exceeds `Work.text`
+GROW_SEGMENT = 2  # a segment exceeds its arrays
 GROW_TOKENS = 3  # `out` may not hold the document's ids
-GIVE_UP = 4  # the document must be encoded by SentencePiece
+GIVE_UP = 4  # SentencePiece must encode the document
 
 UNIGRAM = 0
 BPE = 1
 
-# Longest segment, in characters, that is encoded by BPE here, in quadratic time.
+# Longest segment, in characters, for the quadratic BPE here.
 BPE_CHARACTERS = 512
-# Longest segment that is memoised, in bytes.
+# Longest memoised segment, in bytes.
 MEMO_BYTES = 64
 
-_NO_RULE = -2  # in Normaliser.ascii: the rules must be searched
-_REMOVED = -1  # in Normaliser.ascii: the byte is removed
+_NO_RULE = -2  # in Normaliser.ascii: search the rules
+_REMOVED = -1  # in Normaliser.ascii: remove the byte
 _SPACE = np.frombuffer("\u2581".encode(), np.uint8)
 
 
@@ -41,14 +41,14 @@ class Normaliser(NamedTuple):
     """A model's normalisation.
 
     Attributes:
-      rules: uint32[units] Darts-clone double array of the rules' left sides; [0] if there are none.
-      right_sides: uint8[bytes] the rules' right sides, each ended by a zero.
+      rules: uint32[units] Darts-clone double array of the rules' left sides; [0] if none.
+      right_sides: uint8[bytes] right sides, zero-terminated.
       ascii: int16[128] replacement of an ASCII byte before another, or _REMOVED or _NO_RULE.
-      letters: bool[256] ASCII bytes that are unchanged before another, and are neither a space nor
-        the first byte of a symbol.
+      letters: bool[256] ASCII bytes that stay unchanged before another, except the space and first
+        bytes of symbols.
       plain: bool[65536] characters that begin no rule.
-      symbols: int64[nodes] trie of the user-defined symbols, as spelt in raw text.
-      begins_symbol: bool[256] first bytes of those symbols.
+      symbols: int64[nodes] trie of user-defined symbols as spelt in raw text.
+      begins_symbol: bool[256] their first bytes.
       longest: longest right side, in bytes.
       remove_extra: whether to remove leading, trailing and repeated spaces.
       prefix, suffix: whether to add a space at the start, at the end.
@@ -73,15 +73,14 @@ class Pieces(NamedTuple):
     Attributes:
       kind: UNIGRAM or BPE.
       trie: int64[nodes] piece -> id.
-      frozen: int64[nodes] user-defined symbols -> id; BPE never splits nor merges them.
-      scores: float64[ids] score that a piece adds to its path.
-      unknown_id: id of a character without a piece; its score is at its id.
-      singles: int32[128] ids of the ASCII characters, -1 if there is no such piece.
-      byte_ids: int32[256] ids of single bytes, which replace the unknown id if `has_bytes`.
-      has_bytes: whether the model has byte pieces.
+      frozen: int64[nodes] user-defined symbols -> id; BPE neither splits nor merges them.
+      scores: float64[ids] score of a piece in a path.
+      unknown_id: id of a character without a piece; `scores` holds its score.
+      singles: int32[128] ids of ASCII characters, or -1.
+      byte_ids: int32[256] ids of single bytes; they replace the unknown id if `has_bytes`.
       cost: largest absolute score.
-      ascii_pairs: bool[128 * 128] adjacent ASCII characters that some piece contains.
-      pairs: uint64[words] hashed set of all other such pairs; its length is a power of two.
+      ascii_pairs: bool[128 * 128] adjacent ASCII characters within some piece.
+      pairs: uint64[words] hashed set of other such pairs; its length is a power of two.
     """
 
     kind: int
@@ -98,18 +97,18 @@ class Pieces(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Buffers. `text`, `cuts` and the arrays of a segment grow; the others have a fixed size.
+    """Buffers. `text`, `cuts` and a segment's arrays grow; the others have a fixed size.
 
     Attributes:
       text: uint8[n] normalised text of a document.
       cuts: int32[n] ends of its segments.
-      best, rival: float64[MEMO_BYTES + 1] best and second-best score of a path to each position,
-        in a segment short enough to be memoised.
-      narrow, ids, starts: float32, int32, int32 [n + 1] for each position, the best score as
-        SentencePiece rounds it, the last piece, and the start of that piece.
+      best, rival: float64[MEMO_BYTES + 1] best and second-best path score at each position of a
+        segment short enough for the memo.
+      narrow, ids, starts: float32, int32, int32 [n + 1] at each position: best score rounded as in
+        SentencePiece, last piece, and the piece's start.
       table: int64[entries, 3] the memo, see `_remember`.
       store: int64[words] entries that do not fit into the table.
-      fill: int64[2] entries of `table` and words of `store` in use.
+      fill: int64[2] used entries of `table` and used words of `store`.
     """
 
     text: np.ndarray
@@ -126,7 +125,7 @@ class Work(NamedTuple):
 
 @intrinsic
 def _word(context, array, index):
-    """Returns bytes array[index : index + 8] of a uint8 array as one little-endian uint64."""
+    """Returns array[index : index + 8], uint8, as a little-endian uint64."""
 
     def generate(context, builder, signature, arguments):
         view = context.make_array(signature.args[0])(context, builder, arguments[0])
@@ -140,13 +139,12 @@ def _word(context, array, index):
 
 @compiled(inline="always")
 def _low_bytes(word, count):
-    """Returns the `count` low bytes of a word, 1 to 8 of them."""
     return word & ~(np.uint64(0xFFFFFFFFFFFFFF00) << np.uint64(8 * count - 8))
 
 
 @compiled(inline="always")
 def _character_bytes(byte):
-    """Returns the bytes of the UTF-8 character that begins with `byte`. Source: RFC 3629."""
+    """Returns the length of the UTF-8 character with first byte `byte`. Source: RFC 3629."""
     if byte < 0xC0:
         return 1
     if byte < 0xE0:
@@ -178,7 +176,7 @@ def _code_point(text, at, size):
 
 @compiled
 def longest_key(trie, text, at, end):
-    """Returns (bytes, value) of the longest key of `trie` at `at`; (0, -1) if there is none."""
+    """Returns (bytes, value) of the longest key of `trie` at `at`, or (0, -1)."""
     node = trie[0]
     length, value = 0, -1
     position = at
@@ -196,7 +194,7 @@ def longest_key(trie, text, at, end):
 
 @compiled
 def longest_rule(rules, text, at, end):
-    """Returns (bytes, index of the right side) of the longest rule at `at`; (0, 0) if none.
+    """Returns (bytes, index of the right side) of the longest rule at `at`, or (0, 0).
 
     Source: darts.h of Darts-clone, DoubleArrayUnit and commonPrefixSearch.
     """
@@ -220,7 +218,7 @@ def longest_rule(rules, text, at, end):
 
 @compiled
 def reached(rules, text, at, end):
-    """Returns how many bytes of text[at:end] begin some rule."""
+    """Returns the length of the longest prefix of text[at:end] that begins some rule."""
     unit = np.int64(rules[0])
     node = (unit >> 10) << ((unit & 512) >> 6)
     for position in range(at, end):
@@ -237,7 +235,7 @@ def reached(rules, text, at, end):
 
 @compiled
 def _normalise(normaliser, data, at, end, out):
-    """Writes the normalised text of data[at:end]; returns its length, or -1 if `out` is short.
+    """Writes the normalised data[at:end] to `out`; returns its length, -1 if `out` is too short.
 
     Source: SentencePiece `normalizer.cc`, Normalizer::Normalize and NormalizePrefix.
     """
@@ -247,7 +245,7 @@ def _normalise(normaliser, data, at, end, out):
     room = len(out) - normaliser.longest - 24  # `_key` reads beyond the end
     if room < 0:
         return -1
-    # The leading space is added only once there is something other than leading spaces.
+    # Add the leading space only once other text follows the leading spaces.
     begun = False
     after_space = remove
     while at < end:
@@ -255,7 +253,7 @@ def _normalise(normaliser, data, at, end, out):
             return -1
         byte = data[at]
         if begun and normaliser.letters[byte]:
-            # A run of unchanged bytes; the last may combine with a character that is not ASCII.
+            # A run of unchanged bytes; a non-ASCII character may combine with the last.
             stop = at + 1
             while stop < end and normaliser.letters[data[stop]]:
                 stop += 1
@@ -295,7 +293,7 @@ def _normalise(normaliser, data, at, end, out):
             if mapped == _REMOVED and begun:
                 at += 1
                 continue
-        # The replacement of the text that begins here: data[begin:stop] itself, or a right side.
+        # The replacement: data[begin:stop] itself, or a right side.
         source, begin, stop = data, at, at
         length = 0
         if normaliser.begins_symbol[byte]:
@@ -355,7 +353,7 @@ def _normalise(normaliser, data, at, end, out):
 
 @compiled(inline="always")
 def pair_bit(left, right, words):
-    """Returns (word, bit) of a pair of characters in a hashed set of `words` words."""
+    """Returns (word, bit) of a character pair in a hashed set of `words` words."""
     mixed = np.uint64(left) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(right)
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -365,9 +363,9 @@ def pair_bit(left, right, words):
 
 @compiled
 def pair_sets(left, right):
-    """Returns Pieces.ascii_pairs and Pieces.pairs for pairs of adjacent int64 code points."""
+    """Returns Pieces.ascii_pairs and Pieces.pairs for adjacent int64 code points."""
     ascii_pairs = np.zeros(128 * 128, np.bool_)
-    # 16 bits per pair: one in 16 borders of other pairs is missed, which only costs time.
+    # With 16 bits per pair, one in 16 borders is missed, which only costs time.
     words = 1024
     while words * 4 < len(left):
         words *= 2
@@ -426,10 +424,10 @@ def plain_characters(rules):
 
 @compiled
 def _cut(pieces, text, size, cuts):
-    """Writes the ends of segments to `cuts`, and returns their number.
+    """Writes the ends of segments to `cuts`; returns their number.
 
-    A segment ends where no piece contains the adjacent characters before and after, and at the end
-    of the text.
+    A segment ends between characters that no piece contains side by side, and at the end of the
+    text.
     """
     count = 0
     if size:
@@ -438,7 +436,7 @@ def _cut(pieces, text, size, cuts):
         at = np.int64(width)
         while at < size:
             byte = np.int64(text[at])
-            cuts[count] = at  # kept if `count` grows; this avoids a branch
+            cuts[count] = at  # kept if `count` grows, which avoids a branch
             if byte < 0x80 and left < 0x80:
                 count += not pieces.ascii_pairs[left << 7 | byte]
                 left = byte
@@ -459,8 +457,8 @@ def _cut(pieces, text, size, cuts):
 def _key(text, at, length):
     """Returns (low, high), the key of a segment.
 
-    For up to 15 bytes, the key is these bytes and their number. For more, the low word is a hash,
-    and the byte of the number is 0xFF. Reads up to 16 bytes from `at` on.
+    Up to 15 bytes: the bytes and their number. Longer: a hash in the low word and 0xFF as the
+    number. Reads up to 16 bytes from `at`.
     """
     low = _word(text, at)
     if length <= 8:
@@ -477,10 +475,10 @@ def _key(text, at, length):
 
 @compiled
 def _exact_path(pieces, text, at, end, score, work):
-    """Finds the best path through a segment as SentencePiece does after a path of `score`.
+    """Finds SentencePiece's best path through a segment after a path of `score`.
 
-    Fills work.ids and work.starts. Candidates are compared in double precision with a best score
-    that was rounded to float32. Source: SentencePiece `unigram_model.cc`, Model::EncodeOptimized.
+    Fills work.ids and work.starts. Compares candidates in double precision with a best score
+    rounded to float32. Source: SentencePiece `unigram_model.cc`, Model::EncodeOptimized.
     """
     trie, scores = pieces.trie, pieces.scores
     narrow, ids, starts = work.narrow, work.ids, work.starts
@@ -522,15 +520,15 @@ def _exact_path(pieces, text, at, end, score, work):
 
 @compiled
 def _certain_path(pieces, text, at, end, work):
-    """Finds the best path through a segment, computed without rounding to float32.
+    """Finds the best path through a segment without rounding to float32.
 
-    Fills work.ids and work.starts. Returns the largest score before the segment for which the
-    float32 path is proven to be the same; negative if there is none.
+    Fills work.ids and work.starts. Returns the largest preceding score for which the float32 path
+    is provably the same, negative if there is none.
 
-    For n characters, scores of at most C and M = |score before| + n C, the error of every rounding
-    is at most u = M 2^-24. So each best score of SentencePiece differs from the true one by at most
-    n u, as does a candidate's, and the stored best by another u. If the two best candidates are
-    more than (2 n + 2) u apart, SentencePiece therefore decides in the same way.
+    With n characters, scores of at most C and M = |score before| + n C, each rounding errs by at
+    most u = M 2^-24. So SentencePiece's best scores and candidates differ from the true ones by at
+    most n u, and the stored best by another u. If the two best candidates are more than (2 n + 2) u
+    apart, SentencePiece chooses the same one.
     """
     trie, scores = pieces.trie, pieces.scores
     best, rival, ids, starts = work.best, work.rival, work.ids, work.starts
@@ -586,7 +584,7 @@ def _certain_path(pieces, text, at, end, work):
         position = starts[position]
     if margin == np.inf:
         return np.inf
-    # 1 % and 1e-9 cover the rounding of this computation itself, about 1e-16 of the scores.
+    # 1 % and 1e-9 cover this computation's own rounding, about 1e-16 of the scores.
     most = (margin - 1e-9) * 0.99 * 2.0**24 / (2 * characters + 2)
     return most - characters * pieces.cost
 
@@ -595,16 +593,16 @@ def _certain_path(pieces, text, at, end, work):
 def _merged_path(pieces, text, at, end, work):
     """Merges the characters of a segment by BPE; fills work.ids and work.starts.
 
-    The adjacent pair whose piece has the best score is merged, the leftmost of equals, until no
-    pair is a piece. Returns False if the segment has too many characters.
+    Merges the adjacent pair whose piece scores best, leftmost first, until no pair is a piece.
+    Returns False if the segment has too many characters.
     Source: SentencePiece `bpe_model.cc`, Model::SampleEncode with alpha 0.
     """
     trie = pieces.trie
     begins = np.empty(BPE_CHARACTERS + 1, np.int64)
     following = np.empty(BPE_CHARACTERS + 1, np.int64)
-    symbol = np.empty(BPE_CHARACTERS + 1, np.int64)  # id of each symbol, -1 if it is not a piece
-    merged = np.empty(BPE_CHARACTERS + 1, np.int64)  # id of it merged with the next, -1 if none
-    whole = np.empty(BPE_CHARACTERS + 1, np.bool_)  # True for a user-defined symbol
+    symbol = np.empty(BPE_CHARACTERS + 1, np.int64)  # id of each symbol, -1 if not a piece
+    merged = np.empty(BPE_CHARACTERS + 1, np.int64)  # id after merging with the next symbol, or -1
+    whole = np.empty(BPE_CHARACTERS + 1, np.bool_)  # whether it is a user-defined symbol
     count = 0
     position = at
     while position < end:
@@ -654,7 +652,7 @@ def _merged_path(pieces, text, at, end, work):
 
 @compiled
 def _find(trie, text, at, end):
-    """Returns the value of the key text[at:end], -1 if there is none."""
+    """Returns the value of the key text[at:end], or -1."""
     node = trie[0]
     for position in range(at, end):
         byte = np.int64(text[position])
@@ -666,7 +664,7 @@ def _find(trie, text, at, end):
 
 @compiled
 def _reverse(work, size):
-    """Reverses a path: starts[p] is then the end of the piece that begins at p."""
+    """Reverses a path: starts[p] becomes the end of the piece starting at p."""
     starts = work.starts
     position, following = size, size
     while position > 0:
@@ -679,7 +677,7 @@ def _reverse(work, size):
 
 @compiled
 def _path_length(pieces, text, at, size, work):
-    """Returns the number of ids of a reversed path, with unknown characters as bytes."""
+    """Returns the number of ids of a reversed path, counting unknown characters as bytes."""
     count = 0
     position = 0
     while position < size:
@@ -700,12 +698,11 @@ def _slot(low, high, table):
 
 @compiled
 def _remember(pieces, text, at, end, work, slot, low, high, limit):
-    """Stores a segment and its path in the memo, which is emptied first if it is full.
+    """Stores a segment and its path in the memo, emptying a full memo first.
 
-    The first two words of an entry of `table` are the key; the second is never 0. The upper half of
-    the third is the limit as float32. Its lower half is 2 id if the segment is one known piece of
-    up to 15 bytes, otherwise 2 i + 1 for an index i of `store`, which holds the segment's length
-    and number of ids, its bytes if there are more than 15, and its ids and scores.
+    A table entry is two words of key and a third: the limit as float32 in the upper half; in the
+    lower, 2 id for one known piece of up to 15 bytes, else 2 i + 1 for an index i of `store`. There
+    lie the segment's length, its number of ids, its bytes if more than 15, and its ids and scores.
     """
     table, store, fill = work.table, work.store, work.fill
     length = end - at
@@ -734,7 +731,7 @@ def _remember(pieces, text, at, end, work, slot, low, high, limit):
             ending = work.starts[position]
             token = work.ids[ending]
             if pieces.has_bytes and token == pieces.unknown_id:
-                # The character's score is stored once, with its first byte.
+                # The character's first byte carries its score.
                 score = pieces.scores[token]
                 for index in range(3 if text[at + position] == 0x20 else ending - position):
                     byte = (
@@ -752,7 +749,7 @@ def _remember(pieces, text, at, end, work, slot, low, high, limit):
                 place += 2
             position = ending
         fill[1] = place
-    # Rounded towards zero, as the stored limit must not exceed the true one.
+    # Round towards zero: the stored limit must not exceed the true one.
     table.view(np.float32)[slot, 5] = np.float32(limit * (1 - 1e-6)) if limit > 0 else -1.0
     fill[0] += 1
 
@@ -765,14 +762,13 @@ def encode(normaliser, pieces, work, data, offsets, first, out, used, lengths):
       normaliser, pieces, work: the model and the buffers.
       data: uint8[bytes] UTF-8.
       offsets: int64[documents + 1].
-      first: index of the first document to encode.
-      out: int32[n]; ids are written from out[used] on.
+      first: index of the first document.
+      out: int32[n]; receives ids from out[used].
       used: number of ids in `out`.
-      lengths: int64[documents]; receives the number of ids of each document.
+      lengths: int64[documents]; receives the ids per document.
 
     Returns:
-      (DONE or the reason for stopping, the next document, the new `used`, the length that a short
-      buffer needs).
+      (DONE or the reason for stopping, next document, new `used`, required buffer length).
     """
     text, table, store = work.text, work.table, work.store
     halves, limits = table.view(np.int32), table.view(np.float32)

@@ -1,42 +1,42 @@
-"""Compiled code that cuts texts into words, for byte-level BPE and for WordPiece.
+"""Compiled code that cuts texts into words, for byte-level BPE and WordPiece.
 
-As in kernels.py, all of it is in one file, since Numba caches a compiled function by its own file.
+One file, as in kernels.py, because Numba's cache checks only the function's own file.
 """
 
 import numpy as np
 
 from tasks.numba_cache import compiled
 
-# Reasons why a function stopped.
+# Reasons why a function stops.
 DONE = 0
-FULL = 1  # `text` has no room for another document
-GROW = 2  # `text` is too short for the document
+FULL = 1  # `text` cannot hold another document
+GROW = 2  # `text` is shorter than the document
 NORMALISE = 3  # the normaliser may change the document
-LIBRARY = 4  # an added token has rules of its own, or normalisation depends on contexts
+LIBRARY = 4  # an odd added token, or context-dependent normalisation
 
-# In place of the id of an added token: a part of a document is text, or left to the library.
+# Instead of an added token's id: a part is text, or left to the library.
 TEXT, REFUSED = -1, -2
 
 # Kinds of characters, for byte-level BPE.
 OTHER, LETTER, NUMBER, SPACE, NEWLINE = range(5)
-# Added to a kind: a normaliser may change a text with this character.
+# Added to a kind: a normaliser may change texts with this character.
 CHANGES = 0x80
 
-# What becomes of a character, for WordPiece; the index of a replacement is 0 or more.
+# WordPiece's treatment of a character; 0 or more is the index of a replacement.
 KEEP, BREAK, ALONE, REMOVE, REFUSE = -1, -2, -3, -4, -5
 
-# Bytes of `text` that stay unused: words are read eight bytes at a time.
+# Unused bytes at the end of `text`: words are read eight bytes at a time.
 SLACK = 32
 
 _LAST_POINT = 0x10FFFF
 _BLANK, _APOSTROPHE, _S, _T, _M, _D, _R, _V, _E, _L = b" 'stmdrvel"
-# ſ in UTF-8, which is s without case. Source: Unicode's CaseFolding.txt.
+# ſ in UTF-8, which case folding maps to s. Source: Unicode's CaseFolding.txt.
 _LONG_S = tuple("ſ".encode())
 
 
 @compiled
 def holds_token(tokens, begins_token, data, at, end):
-    """Returns whether data[at:end] holds a key of a trie; `begins_token` has their first bytes."""
+    """Returns whether data[at:end] contains a key of a trie with first bytes `begins_token`."""
     while at < end:
         if begins_token[data[at]]:
             node = tokens[0]
@@ -53,7 +53,7 @@ def holds_token(tokens, begins_token, data, at, end):
 
 @compiled
 def _token(tokens, data, at, end):
-    """Returns (value, end) of the longest key of a trie that begins at `at`; (-1, at) if none."""
+    """Returns (value, end) of the longest trie key at `at`, or (-1, at)."""
     value, stop = np.int64(-1), at
     node = tokens[0]
     for position in range(at, end):
@@ -68,17 +68,17 @@ def _token(tokens, data, at, end):
 
 @compiled(nogil=True)
 def parts(added, data, offsets, given, owners, of_ends, of_given, of_owners):
-    """Cuts documents at their added tokens: of those that overlap, the first and then the longest.
+    """Cuts documents at added tokens: the leftmost match, then the longest.
 
     Source: Hugging Face's tokenizers, `AddedVocabulary::find_matches`, MatchKind::LeftmostLongest.
 
     Args:
       added: an `added_tokens.Added`.
       data: uint8[bytes] UTF-8.
-      offsets: int64[parts + 1] of parts of documents.
-      given: int32[parts] TEXT, or what else a part is; only texts are cut.
-      owners: int64[parts] the document of each.
-      of_ends, of_given, of_owners: the same for the parts that are made, with their ends.
+      offsets: int64[parts + 1].
+      given: int32[parts] TEXT, REFUSED or an id; only texts are cut.
+      owners: int64[parts] document of each part.
+      of_ends, of_given, of_owners: receive ends, kinds and owners of the new parts.
 
     Returns:
       The number of parts; -1 if there is no room for them.
@@ -130,14 +130,14 @@ def _point(text, at):
 
 @compiled
 def _kind(kinds, text, at):
-    """Returns (kind, number of bytes) of the character at `at`, without CHANGES."""
+    """Returns (kind without CHANGES, number of bytes) of the character at `at`."""
     point, width = _point(text, at)
     return np.int64(kinds[point]) & ~CHANGES, width
 
 
 @compiled
 def _run(kinds, text, at, end, kind):
-    """Returns where the run of characters of a kind that begins before `at` ends."""
+    """Returns the end of the run of `kind` that begins before `at`."""
     while at < end:
         found, width = _kind(kinds, text, at)
         if found != kind:
@@ -148,7 +148,7 @@ def _run(kinds, text, at, end, kind):
 
 @compiled
 def _contraction(text, at, end, any_case):
-    """Returns the bytes of a contraction such as 's at an apostrophe, 0 if there is none."""
+    """Returns the length of a contraction such as 's at an apostrophe, or 0."""
     if at + 1 >= end:
         return 0
     if any_case and at + 2 < end and text[at + 1] == _LONG_S[0] and text[at + 2] == _LONG_S[1]:
@@ -168,7 +168,7 @@ def _contraction(text, at, end, any_case):
 
 @compiled
 def _white_space(words, text, at, end):
-    """Returns where the word ends that begins with the white space at `at`."""
+    """Returns the end of the word that begins with white space at `at`."""
     kinds = words.kinds
     last = position = at  # `last`: the last character of the run
     after_lines = np.int64(-1)
@@ -189,7 +189,7 @@ def _white_space(words, text, at, end):
 
 @compiled
 def _word(words, text, at, end):
-    """Returns where the word that begins at `at` ends."""
+    """Returns the end of the word that begins at `at`."""
     kinds = words.kinds
     kind, width = _kind(kinds, text, at)
     byte = text[at]
@@ -234,19 +234,18 @@ def byte_level(words, normalised, data, offsets, given, first, text, ends, count
 
     Args:
       words: a `byte_level.Words`.
-      normalised: whether the documents are normalised already.
+      normalised: whether the documents are already normalised.
       data: uint8[bytes] UTF-8.
       offsets: int64[documents + 1].
-      given: int32[documents] TEXT, REFUSED or the id of an added token, which is its document.
+      given: int32[documents] TEXT, REFUSED or the id of an added token.
       first: index of the first document.
       text: uint8[n]; receives the documents.
       ends: int32[n]; receives the ends of words in `text`.
-      counts: int64[documents]; receives the number of words of each document, or -1 minus its
-        id.
+      counts: int64[documents]; receives the words per document, or -1 minus its id.
 
     Returns:
-      (DONE or the reason for stopping, the next document, bytes used of `text`, number of words,
-      bytes that the next document needs).
+      (DONE or the reason for stopping, next document, used bytes of `text`, number of words, bytes
+      that the next document needs).
     """
     size = count = np.int64(0)
     kinds = words.kinds
@@ -287,22 +286,9 @@ def byte_level(words, normalised, data, offsets, given, first, text, ends, count
 
 @compiled(nogil=True)
 def word_piece(words, data, offsets, given, first, text, ends, counts):
-    """Normalises documents data[offsets[i] : offsets[i + 1]] from `first` on and finds their words.
+    """Normalises documents from `first` on and finds their words; see `byte_level`.
 
-    Args:
-      words: a `word_piece.Words`.
-      data: uint8[bytes] UTF-8.
-      offsets: int64[documents + 1].
-      given: int32[documents] TEXT, REFUSED or the id of an added token, which is its document.
-      first: index of the first document.
-      text: uint8[n]; receives the words, one after the other.
-      ends: int32[n]; receives the ends of words in `text`.
-      counts: int64[documents]; receives the number of words of each document, or -1 minus its
-        id.
-
-    Returns:
-      (DONE or the reason for stopping, the next document, bytes used of `text`, number of words,
-      bytes that the next document needs).
+    `words` is a `word_piece.Words`; `text` receives the concatenated words.
     """
     size = count = np.int64(0)
     all_actions, right_sides = words.actions, words.right_sides
@@ -323,7 +309,7 @@ def word_piece(words, data, offsets, given, first, text, ends, counts):
         begin = size  # of the current word
         while at < end:
             if size > room:
-                # Replacements are longer than the text, so the document needs more room.
+                # Replacements lengthen the text, so the document needs more room.
                 need = 2 * (len(text) - begin_size)
                 why = FULL if begin_size else GROW
                 return why, document, begin_size, begin_count, need

@@ -1,4 +1,4 @@
-"""Tables of a tokenizer, kept in the user's cache folder."""
+"""Tokenizer tables in the user's cache folder."""
 
 import contextlib
 import hashlib
@@ -16,15 +16,13 @@ from tasks.storage import files
 def load_or_make(
     key: bytes, modules: Iterable[str], kinds: tuple[Any, ...], make: Callable[[], tuple[Any, ...]]
 ) -> tuple[Any, ...]:
-    """Returns one named tuple of arrays and numbers for each of `kinds`.
-
-    They are read from the cache folder, or made and written there.
+    """Loads tables from the cache folder, or makes and writes them; one tuple per `kinds`.
 
     Args:
-      key: what they are made from.
-      modules: files with the code that makes them, whose contents are part of the key.
-      kinds: classes of the named tuples; no two have a field in common.
-      make: makes them.
+      key: content that the tables depend on.
+      modules: source files of `make`, whose contents are part of the key.
+      kinds: named-tuple classes without common fields.
+      make: makes the tables.
     """
     digest = hashlib.sha256(key)
     for module in modules:

@@ -16,15 +16,15 @@ SENTENCEPIECE = "sentencepiece"
 LIBRARY = "library"  # SentencePiece, or `tokenizers` for a tokenizer.json
 ENGINES = (FAST, LIBRARY, SENTENCEPIECE)
 
-# Bytes of text per call of a library. They return Python objects, SentencePiece about 36 bytes per
-# token, whose memory this bounds; larger chunks are not faster.
+# Bytes of text per library call. SentencePiece returns about 36 bytes of Python objects per token;
+# larger chunks need more memory and are not faster.
 _CHUNK_BYTES = 1 << 16
-# One byte in 256 is also encoded by the library and compared. As SentencePiece has a sixth of the
-# fast tokenizer's speed, this costs 2 % of the time; with `tokenizers`, 5 %.
+# One byte in 256 is also encoded by the library and compared. This costs 2 % of the time, as
+# SentencePiece has a sixth of the fast tokenizer's speed; 5 % with `tokenizers`.
 _AUDIT_INTERVAL = 256
-# Of a longer text only the beginning is compared, to limit the library's memory.
+# Only the beginning of a longer text is compared, to limit the library's memory.
 _AUDITED_BYTES = 64 << 10
-# Why FAST leaves a class of --task_module to that.
+# Why FAST does not support a class from --task_module.
 _CLASS = "only its own code knows its ids"
 
 Fast = fast_tokenizer.FastTokenizer | word_tokenizer.WordTokenizer | word_tokenizer.ByteTokenizer
@@ -34,13 +34,13 @@ class Tokenizer:
     """Tokenizer of a vocabulary with one of ENGINES; all return the library's ids.
 
     Attributes:
-      refusal: why FAST does not support the vocabulary, which is left to its library; "" otherwise.
-      failures: of the last call of `encode`, number of a text -> why a user's class cannot encode
-        it; such a text has no ids.
-      documents: numbers of texts "encoded", and of these "left to the library" and "audited".
+      refusal: why FAST leaves the vocabulary to its library; "" if it does not.
+      failures: index of a text in the last `encode` call -> why a user's class cannot encode it;
+        such a text has no ids.
+      documents: number of texts "encoded", "left to the library" and "audited".
 
     Raises:
-      UserError: at construction, if the engine is not for such vocabularies.
+      UserError: at construction, if the engine does not support such vocabularies.
     """
 
     def __init__(self, vocabulary: Vocabulary, engine: str = FAST):
@@ -66,12 +66,11 @@ class Tokenizer:
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids of each).
 
-        The ids may be in a buffer that the next call overwrites. `texts` has no nulls. A text that
-        normalises to nothing has no ids. EOS is not added.
+        The next call may overwrite the ids. `texts` has no nulls. EOS is not added.
 
         Raises:
-          UserError: the audit found a text that the library encodes differently, or a user's
-            class returned something else than its ids.
+          UserError: the audit found a difference from the library, or a user's class returned
+            something other than ids.
         """
         self.documents["encoded"] += len(texts)
         if self._again:
@@ -103,7 +102,7 @@ class Tokenizer:
         return np.concatenate([np.zeros(0, np.int32), *tokens]), lengths
 
     def _due(self, texts: pa.Array) -> Iterator[tuple[int, int]]:
-        """Yields (number, bytes) of the texts to audit, by one in _AUDIT_INTERVAL of all bytes."""
+        """Yields (index, bytes) of texts to audit: one in _AUDIT_INTERVAL of all bytes."""
         sizes = text_bytes(texts)
         before = self._seen + np.cumsum(sizes) - sizes
         self._seen += int(sizes.sum())
@@ -119,7 +118,6 @@ class Tokenizer:
             at += 1
 
     def _audit(self, texts: pa.Array, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        """Compares ids with the library's."""
         ends = np.cumsum(lengths)
         for at, size in self._due(texts):
             text = texts[at].as_py()
@@ -137,13 +135,12 @@ class Tokenizer:
                 )
 
     def _expected(self, text: str) -> np.ndarray | list[int]:
-        """Returns the library's ids of a text."""
         if self._vocabulary.is_sentencepiece:
             return self._vocabulary.processor.encode(text)
         return self._vocabulary.encode([text])[0]
 
     def _encode_another(self, text: str, tokens: np.ndarray) -> np.ndarray:
-        """Returns the ids of another text, and restores `tokens` in the shared buffer."""
+        """Encodes another text and restores `tokens` in the shared buffer."""
         kept = tokens.copy()
         assert self._fast
         found = self._fast.encode(pa.array([text]))[0].copy()
@@ -152,19 +149,19 @@ class Tokenizer:
 
 
 class _Again:
-    """Encodes texts of a build once more by another instance of a user's class.
+    """Encodes texts of a build again with a second instance of a user's class.
 
-    A cache that is resumed or verified is the same only if ids depend on nothing but the text.
+    Resuming and verifying need ids that depend only on the text.
     """
 
     def __init__(self, codec: RegisteredCodec):
         self._codec, self._other = codec, codec.another()
 
     def check(self, text: str, found: np.ndarray | str) -> None:
-        """Compares the ids of a text, or why there are none.
+        """Compares the ids of a text, or its failure.
 
         Raises:
-          UserError: they are others now.
+          UserError: they differ.
         """
         now = self._codec.try_encode(text, self._other)
         if type(now) is not type(found) or not np.array_equal(now, found):
@@ -190,9 +187,9 @@ def fast(vocabulary: Vocabulary) -> Fast:
 
 
 def refusal(vocabulary: Vocabulary) -> str:
-    """Returns why FAST leaves a vocabulary to its library, without making tables; "" if not.
+    """Returns why FAST leaves a vocabulary to its library, judged without tables; "" if not.
 
-    A SentencePiece model's tables must be made to say so, so the answer is "" for all of them.
+    Only the tables tell for a SentencePiece model, so it always gets "".
     """
     if vocabulary.is_registered:
         return _CLASS
@@ -211,10 +208,10 @@ def without_sentinels(
     """Removes the ids of texts that contain one of `Vocabulary.reserved`.
 
     Returns:
-      (tokens, lengths) as from `Tokenizer.encode`, and bool[texts], True if it contained one.
+      (tokens, lengths) as from `Tokenizer.encode`, and bool[texts] for the texts removed.
     """
     spelt = np.zeros(len(lengths), bool)
-    if vocabulary.is_sentencepiece:  # no text spells its control pieces: comparing is faster
+    if vocabulary.is_sentencepiece:  # no text spells its control pieces, and comparing is faster
         places = np.flatnonzero(tokens >= vocabulary.first_sentinel)
     else:
         places = np.flatnonzero(vocabulary.reserved[tokens])
@@ -226,12 +223,12 @@ def without_sentinels(
 
 
 def text_bytes(texts: pa.Array) -> np.ndarray:
-    """Returns int64[texts]: bytes of each text as UTF-8."""
+    """Returns int64[texts], the UTF-8 bytes of each text."""
     return np.diff(fast_tokenizer.buffers(texts)[1])
 
 
 def _chunks(texts: pa.Array) -> Iterator[pa.Array]:
-    """Yields chunks of at most _CHUNK_BYTES; a longer text is a chunk of its own."""
+    """Yields chunks of at most _CHUNK_BYTES; a longer text is a chunk by itself."""
     ends = np.cumsum(text_bytes(texts))
     begin = 0
     while begin < len(texts):

@@ -1,7 +1,6 @@
-"""Tables of the fast tokenizer from a tokenizer.json, or what keeps it from them.
+"""Makes the fast tokenizer's tables from a tokenizer.json, or says what is unsupported.
 
-Supported are byte-level BPE, with words by one of `byte_level.PATTERNS`, and WordPiece
-with BERT's words.
+Supports byte-level BPE with a pattern of `byte_level.PATTERNS`, and WordPiece with BERT's words.
 """
 
 import importlib.metadata
@@ -30,13 +29,13 @@ _BY_CHARACTER = ("BertNormalizer", "Lowercase", "StripAccents", *_DECOMPOSES)
 
 
 class Kinds(NamedTuple):
-    """The part of `byte_level.Words` that depends on the library alone."""
+    """Fields of `byte_level.Words` that depend only on the library."""
 
     kinds: np.ndarray
 
 
 class Actions(NamedTuple):
-    """The part of `word_piece.Words` that depends on the normaliser alone."""
+    """Fields of `word_piece.Words` that depend only on the normaliser."""
 
     actions: np.ndarray
     right_sides: np.ndarray
@@ -44,13 +43,13 @@ class Actions(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """A tokenizer.json that the fast tokenizer supports.
+    """A supported tokenizer.json.
 
     Attributes:
-      value: its contents, as `tokenizer_json.parsed` returns them.
-      normaliser: its tokenizers.normalizers.Normalizer; None if it has none.
-      steps: those of the normaliser, sequences one by one.
-      places: how byte-level BPE finds words, fields of `byte_level.Words`; None for WordPiece.
+      value: its contents, as returned by `tokenizer_json.parsed`.
+      normaliser: its tokenizers.normalizers.Normalizer, or None.
+      steps: the normaliser's steps, with sequences flattened.
+      places: fields of `byte_level.Words` for byte-level BPE; None for WordPiece.
     """
 
     value: Mapping[str, Any]
@@ -60,7 +59,7 @@ class Rules(NamedTuple):
 
     @property
     def is_bytes(self) -> bool:
-        """True if each byte is an id, however words are cut."""
+        """Whether each byte is an id, however words are cut."""
         model = self.value["model"]
         plain = self.places is not None and not self.places["prefix"]
         apart = self.steps or self.value.get("added_tokens") or model.get("ignore_merges")
@@ -68,10 +67,10 @@ class Rules(NamedTuple):
 
 
 def rules(value: Mapping[str, Any], normaliser: Any) -> Rules:
-    """Returns the rules of a tokenizer.json, given the first two of them.
+    """Returns the rules of a tokenizer.json, given its parsed contents and normaliser.
 
     Raises:
-      Unsupported: its text names what is not supported.
+      Unsupported: its text names the unsupported feature.
     """
     model = value["model"]
     kind = model.get("type", "BPE")
@@ -96,7 +95,7 @@ def rules(value: Mapping[str, Any], normaliser: Any) -> Rules:
 
 
 def _steps(part: Any, key: str) -> Iterator[Mapping[str, Any]]:
-    """Yields the steps of a normalizer or a pre-tokenizer; sequences are flattened."""
+    """Yields the steps of a normalizer or pre-tokenizer, with sequences flattened."""
     if part and part["type"] == "Sequence":
         for each in part[key]:
             yield from _steps(each, key)
@@ -105,7 +104,7 @@ def _steps(part: Any, key: str) -> Iterator[Mapping[str, Any]]:
 
 
 def _places(cutters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns "prefix" and, if words are cut, the fields of Words that say how."""
+    """Returns "prefix" and, if words are cut, the pattern's fields of Words."""
     *before, last = cutters or [{"type": "none"}]
     if last["type"] != "ByteLevel":
         raise Unsupported(f"its model is BPE, and its last pre-tokenizer {last['type']}")
@@ -121,7 +120,7 @@ def _places(cutters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         )
     isolates = first["behavior"] == "Isolated" and not first.get("invert", False)
     keeps = first["behavior"] == "Removed" and first.get("invert", False)
-    # As every text consists of matches alone, there is nothing between them to remove.
+    # Matches cover every text, so nothing between them needs removing.
     if "Regex" not in first["pattern"] or not (isolates or keeps):
         raise Unsupported("its pre-tokenizer Split does not isolate the matches of a regex")
     return {"prefix": False, **_pattern(first["pattern"]["Regex"])}
@@ -177,7 +176,7 @@ def _check_ids(vocab: Mapping[str, int]) -> None:
 
 
 def words(of: Rules, tokens: Iterable[str]) -> byte_level.Words | word_piece.Words:
-    """Returns the rules by which texts become words; texts with one of `tokens` are refused."""
+    """Returns the rules that cut texts into words; texts with one of `tokens` are refused."""
     tables = added_tokens.table((token, 0) for token in tokens)
     found: dict[str, Any] = dict(zip(("tokens", "begins_token"), tables, strict=True))
     if of.places is None:
@@ -220,7 +219,6 @@ def _key(of: Rules) -> bytes:
 
 
 def model(of: Rules) -> bpe_kernels.Model:
-    """Returns the tables of the model."""
     of_model = of.value["model"]
     vocab = of_model["vocab"]
     if of.places is None:
@@ -264,7 +262,7 @@ def _pairs(merges: Sequence[Any], vocab: Mapping[str, int]) -> np.ndarray:
 
 
 def _spelt(vocab: Mapping[str, int]) -> Iterator[tuple[bytes, int]]:
-    """Yields the pieces that consist of bytes, as `word_kernels.Model.initial` has them."""
+    """Yields pieces that consist of bytes, spelt as in `word_kernels.Model.initial`."""
     known = alphabet()
     halves = str.maketrans(
         {char: chr((byte >> 4) + 1) + chr((byte & 15) + 1) for char, byte in known.items()}

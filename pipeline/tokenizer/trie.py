@@ -1,9 +1,9 @@
 """Double-array trie of byte strings, built by compiled code.
 
 A node is one int64: bits 32-62 hold the offset of its children, bits 8-31 its value plus one (0 for
-none), bits 0-7 the byte that leads to it. The child of a node by byte b is at index offset ^ b, if
-the node there carries b. As no two nodes have the same offset, one load suffices to check. A node
-without children has offset 0, so byte 0 leads from it to the root, which carries 0xFF.
+none), bits 0-7 the byte leading to it. The child by byte b is at index offset ^ b if the node there
+carries b. Offsets are unique, so one load suffices to check. A leaf has offset 0, so byte 0 leads
+to the root, which carries 0xFF.
 
 Source: the layout of Darts-clone (https://github.com/s-yata/darts-clone), with 64-bit nodes.
 """
@@ -21,7 +21,7 @@ _NO_BYTE = 0xFF  # never occurs in UTF-8
 def build(keys: Iterable[tuple[bytes, int]]) -> np.ndarray:
     """Returns the trie of (key, value) pairs as int64[nodes].
 
-    Keys are distinct, not empty and without NUL bytes; values are below 2**24.
+    Keys are distinct, not empty and free of NUL bytes; values are below 2**24.
     """
     pairs = sorted(keys)
     data = np.frombuffer(b"".join(key for key, _ in pairs) or b"\0", np.uint8)
@@ -32,7 +32,7 @@ def build(keys: Iterable[tuple[bytes, int]]) -> np.ndarray:
 
 @compiled
 def _build(data: np.ndarray, ends: np.ndarray, values: np.ndarray) -> np.ndarray:
-    # Breadth first over ranges of the sorted keys: [low, high) share their first `depth` bytes.
+    # Breadth first over ranges of sorted keys: [low, high) share their first `depth` bytes.
     size = 2 * _BLOCK
     units = np.zeros(size, np.int64)
     units[0] = _NO_BYTE
@@ -65,8 +65,7 @@ def _build(data: np.ndarray, ends: np.ndarray, values: np.ndarray) -> np.ndarray
         begins[count] = high
         while first_free < size and used[first_free]:
             first_free += 1
-        # A single child fits anywhere and fills gaps; several children start further on, where
-        # there is room for all of them.
+        # A single child fits anywhere and fills gaps; several start where all of them fit.
         place = start = first_free if count == 1 else max(first_free, front)
         offset = np.int64(0)
         while True:
@@ -85,7 +84,7 @@ def _build(data: np.ndarray, ends: np.ndarray, values: np.ndarray) -> np.ndarray
             if free:
                 break
             place += 1
-        # Gaps that did not fit will seldom fit others, so half of them are skipped from now on.
+        # Gaps that did not fit rarely fit others, so skip half of them from now on.
         if count > 1:
             front = max(front, (start + place) // 2)
         elif place - start > 16:

@@ -1,8 +1,8 @@
-"""Words of BERT's WordPiece: texts normalised and cut at white space and punctuation.
+"""Words of BERT's WordPiece: normalised text, cut at white space and punctuation.
 
-BERT's normaliser treats each character alone, apart from the order of combining marks, which it
-then removes. So a table says what becomes of each character. A text with one of the few for which
-that is not so is left to the library.
+BERT's normaliser treats each character alone, except for the order of combining marks, which it
+then removes. So a table holds each character's result. The library encodes texts with the few
+exceptions.
 """
 
 from typing import Any, NamedTuple
@@ -15,14 +15,14 @@ from pipeline.tokenizer.pretokenize_kernels import ALONE, BREAK, KEEP, REFUSE, R
 
 
 class Words(NamedTuple):
-    """Rules by which texts become words.
+    """Rules that turn texts into words.
 
     Attributes:
-      actions: int32[POINTS] for each character KEEP, BREAK (white space), ALONE (a word of its
-        own), REMOVE, REFUSE, or the index of its replacement in `right_sides`.
-      right_sides: uint8[bytes] replacements, each ended by a zero; spaces are borders of words.
+      actions: int32[POINTS] for each character KEEP, BREAK (white space), ALONE (a separate word),
+        REMOVE, REFUSE, or the index of its replacement in `right_sides`.
+      right_sides: uint8[bytes] zero-terminated replacements; spaces separate words.
       longest: longest replacement, in bytes.
-      tokens: int64[nodes] trie of the added tokens with which the library is needed.
+      tokens: int64[nodes] trie of added tokens that need the library.
       begins_token: bool[256] their first bytes.
     """
 
@@ -34,10 +34,10 @@ class Words(NamedTuple):
 
 
 def actions(normaliser: Any, decomposes: bool) -> dict[str, Any]:
-    """Returns the fields of Words for a normaliser, as `characters.rendered` wants it."""
+    """Returns the fields of Words for a normaliser, as required by `characters.rendered`."""
     found = np.full(POINTS, KEEP, np.int32)
     right_sides: dict[str, int] = {}
-    size = 1  # so that index 0 is no replacement
+    size = 1  # index 0 is no replacement
     for character, shown in characters.rendered(normaliser, decomposes).items():
         if shown is None:
             action = REFUSE

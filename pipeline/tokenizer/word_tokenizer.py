@@ -1,8 +1,8 @@
 """Byte-level BPE and WordPiece in compiled code, with the ids of Hugging Face's `tokenizers`.
 
-A text is cut at added tokens, then into words by tables of characters that were read off the
-library itself, and the ids of a word are memoised: natural text repeats its words. What the tables
-do not tell, as the order of combining marks, the library does, for that part of a document alone.
+Texts are cut at added tokens, then into words by character tables read from the library. Ids of
+words are memoised. The library encodes only the parts that tables cannot decide, such as those that
+depend on the order of combining marks.
 """
 
 import functools
@@ -23,23 +23,23 @@ from pipeline.tokenizer.fast_tokenizer import buffers
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.tokenizer_json import TokenizersCodec
 
-# Size of the memo: 24 bytes per entry, half of which are used, and 8 bytes per word of the store.
+# Memo size: 24 bytes per entry, half of them used, and 8 bytes per word of the store.
 _MEMO_ENTRIES = 1 << 19
 _MEMO_WORDS = 1 << 20
-# Initial sizes of the buffers. Texts are cut and encoded in portions that stay in the processor's
-# cache; a longer document is a portion of its own.
+# Initial buffer sizes. Texts are encoded in portions that fit into the processor's cache; a longer
+# document is one portion.
 _TEXT_BYTES = 1 << 18
 _WORD_BYTES = 1 << 10
 _OUT_TOKENS = 1 << 20
-# Ids that `word_kernels.encode` writes beyond the last.
+# Ids that `word_kernels.encode` may write beyond the last.
 _EXCESS = 4
 
 
 def from_file(model: bytes, codec: TokenizersCodec) -> "WordTokenizer | ByteTokenizer":
-    """Makes a tokenizer from the bytes of a tokenizer.json; `codec` is of the same file.
+    """Makes a tokenizer from the bytes of a tokenizer.json; `codec` reads the same file.
 
     Raises:
-      fast_tokenizer.Unsupported: its text names what is not supported.
+      fast_tokenizer.Unsupported: its text names the unsupported feature.
     """
     rules = tokenizer_file.rules(tokenizer_json.parsed(model), codec.tokenizer.normalizer)
     tables = tokenizer_file.model(rules)
@@ -50,11 +50,7 @@ def from_file(model: bytes, codec: TokenizersCodec) -> "WordTokenizer | ByteToke
 
 
 class ByteTokenizer:
-    """Tokenizer whose ids are those of single bytes.
-
-    Attributes:
-      refused: number of documents left to the library, which is none.
-    """
+    """Tokenizer whose ids stand for single bytes; `refused` is always 0."""
 
     refused = 0
 
@@ -62,16 +58,15 @@ class ByteTokenizer:
         self._byte_ids = byte_ids
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Does the same as `WordTokenizer.encode`."""
         data, offsets = buffers(texts)
         return self._byte_ids[data[offsets[0] : offsets[-1]]], np.diff(offsets)
 
 
 class WordTokenizer:
-    """Tokenizer that returns the same ids as the tokenizer.json that it was made from.
+    """Encoder with the ids of one tokenizer.json.
 
     Attributes:
-      refused: number of documents that were left to the library, at least in part, so far.
+      refused: number of documents left to the library so far, at least in part.
     """
 
     def __init__(
@@ -96,8 +91,7 @@ class WordTokenizer:
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids of each).
 
-        The ids are in a buffer that the next call overwrites. `texts`: an array of string or
-        large_string without nulls.
+        The next call overwrites the ids. `texts`: string or large_string without nulls.
         """
         data, offsets = buffers(texts)
         parts = added_tokens.cut(self._added, data, offsets)
@@ -119,9 +113,9 @@ class WordTokenizer:
         used: int,
         normal: bool,
     ) -> int:
-        """Appends the ids of parts of documents to the first `used` ones; returns the new number.
+        """Appends the ids of parts to the first `used` ids; returns the new number.
 
-        `normal`: whether the parts need no normalisation. Receives `lengths` of them.
+        `lengths` receives the ids per part; `normal`: whether parts need no normalisation.
         """
         offsets, given, owners = parts
         counts = np.empty(len(lengths), np.int64)
@@ -157,11 +151,11 @@ class WordTokenizer:
         return functools.partial(pretokenize_kernels.byte_level, self._words, normal)
 
     def _other(self, why: int, text: str, length: np.ndarray, used: int, owner: int) -> int:
-        """Appends the ids of a text of document `owner` that needs the library; as `_encode`."""
+        """Like `_encode`, for one text of document `owner` that needs the library."""
         if why == pretokenize_kernels.NORMALISE:
             again = _readable(self._codec.normalize(text).encode())
             size, words = len(again) - 1, self._words
-            # The library looks for these tokens after normalisation, and for others before it.
+            # The library searches for these tokens after normalisation, and for others before it.
             if not pretokenize_kernels.holds_token(
                 words.tokens, words.begins_token, again, 0, size
             ):
@@ -195,6 +189,6 @@ def _readable(text: bytes) -> np.ndarray:
 
 
 def _word_arrays(size: int) -> dict[str, Any]:
-    """Returns the fields of `word_kernels.Work` that are as long as a word, for `size` bytes."""
+    """Returns the fields of `word_kernels.Work` for a word of `size` bytes."""
     arrays: dict[str, Any] = {name: np.empty(size, np.int32) for name in ("ids", "ends", "before")}
     return {**arrays, "heap": np.empty(3 * size, np.int64)}
