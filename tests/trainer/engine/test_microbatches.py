@@ -162,7 +162,7 @@ def test_the_law_of_microbatches_is_part_of_the_run():
     (change,) = config_changes(before, more, 1)
     assert "microbatches was 2, is 3, and each part of the batch is normalized" in change
     alone, origins = build_config("lm_tiny", ["--loss.normalize_over=microbatch"])
-    with pytest.raises(UserError, match="normalize_over has no effect: it goes with --microbatch"):
+    with pytest.raises(UserError, match="normalize_over has no effect without --microbatches"):
         refuse_unread(alone, origins)
 
 

@@ -355,7 +355,7 @@ def test_dropped_are_those_that_receive_least(drop, padding, lengths):
     random = np.random.default_rng(1)
     weights = random.dirichlet(np.ones(S), (3, 2, S)).astype(np.float32)
     tokens = np.arange(S) < np.array([[S - padding]] * 3)
-    kept = np.asarray(dropping.kept(jnp.asarray(weights), jnp.asarray(tokens)))
+    kept = np.asarray(dropping.most_watched(jnp.asarray(weights), jnp.asarray(tokens)))
     assert kept.shape == (3, lengths[0])
     for row in range(3):
         received = weights[row].astype(np.float64)[:, tokens[row]].sum((0, 1))
