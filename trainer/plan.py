@@ -33,7 +33,7 @@ _COMPILATIONS = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(GinRunFlags):
-    """All flags of trainer.pretrain, and those of a plan."""
+    """Flags of trainer.pretrain and of the plan."""
 
     topology: str | None = field(
         None,
@@ -64,7 +64,7 @@ def run(flags: Flags) -> int:
     """Runs the command.
 
     Raises:
-      UserError: a flag is wrong, or the run does not fit; names what would.
+      UserError: a flag is wrong, or the run does not fit; names a configuration that would.
     """
     config, origins = from_flags.configured(flags)
     if flags.print_config:
@@ -76,7 +76,7 @@ def run(flags: Flags) -> int:
 
     import jax
 
-    # A program from the cache would come without the schedules of its kernels.
+    # Programs from the cache lack the schedules of their kernels.
     jax.config.update("jax_enable_compilation_cache", False)
 
     from trainer.planning import page, search
@@ -122,9 +122,7 @@ def run(flags: Flags) -> int:
 
 
 def target_of(name: str | None) -> "Target":
-    """Returns the devices of a plan: of the topology with this name, or of this machine.
-
-    JAX is imported here, not before.
+    """Returns the devices of the named topology, or of this machine; imports JAX.
 
     Raises:
       UserError: there is no such topology, or the TPU's compiler is not installed.
@@ -153,13 +151,13 @@ def target_of(name: str | None) -> "Target":
 
 
 def _stop_at_once(schedules: "Schedules") -> None:
-    """Makes Ctrl-C and SIGTERM end the process also while it compiles, which takes minutes.
+    """Makes Ctrl-C and SIGTERM end the process even while it compiles, which takes minutes.
 
     Python would handle them afterwards, and libtpu prints the stack of a terminated process.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    # Python writes the number of a signal there at once.
+    # Python immediately writes a signal's number to this pipe.
     signal.set_wakeup_fd(writing)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
