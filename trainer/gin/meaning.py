@@ -73,10 +73,8 @@ class Argument:
 class Configurable:
     """A configurable that files bind.
 
-    Attributes:
-      names: its full names; messages use the first.
-      arguments: name -> meaning.
-      fields: configuration fields -> values, set whenever the configurable is used.
+    `names` are its full names, the first for messages. `fields` are configuration fields and their
+    values, set whenever the configurable is used.
     """
 
     names: tuple[str, ...]
@@ -115,11 +113,7 @@ def take(function: Callable[[Reading, Value], None], default: Any = UNSET) -> Ar
 
 
 def partitions(value: Any) -> Any:
-    """Converts the number of model-parallel devices; None means 1.
-
-    Raises:
-      ValueError: it is below 1.
-    """
+    """Checks a number of model-parallel devices and replaces None by 1."""
     if type(value) is int and value < 1:
         raise ValueError("it must be 1 or more")
     return 1 if value is None else value
@@ -179,10 +173,7 @@ class Reading:
     def walk(self, configurable: Configurable, scope: str = "", origin: str = "") -> None:
         """Reads the arguments of a configurable under a scope, and everything that they refer to.
 
-        `origin` is the place that refers to the configurable.
-
-        Raises:
-          UserError: a value is invalid; names file and line.
+        `origin` is the place that refers to it. A UserError names file and line.
         """
         for path, value in configurable.fields.items():
             self.set(path, value, f"{origin} as @{configurable.short}()")
@@ -205,12 +196,9 @@ class Reading:
                     argument.take(self, default)
 
     def everything(self, scopes: Iterable[str]) -> None:
-        """Reads every binding of these scopes, shorter scopes first.
+        """Reads every binding of these scopes, shorter scopes first, without following references.
 
-        For files that do not refer to their configurables.
-
-        Raises:
-          UserError: a value is invalid; names file and line.
+        A UserError names file and line.
         """
         order = sorted(self._bound.items(), key=lambda item: len(item[0][0]))
         scoped: dict[str, tuple[str, Value]] = {}
@@ -236,11 +224,7 @@ class Reading:
     def follow(
         self, name: str, found: Value, known: tuple[Configurable, ...], optional: bool = False
     ) -> None:
-        """Walks the configurable among `known` that a value refers to.
-
-        Raises:
-          UserError: it refers to none of them.
-        """
+        """Walks the configurable among `known` that a value must refer to."""
         reference = found.value
         if reference is None and optional:
             return
@@ -312,7 +296,7 @@ class Reading:
             self.idle(f"{name} = {shown(found.value)} ({found.origin}): {argument.why}")
 
     def _cover(self, reference: Reference, origin: str) -> None:
-        """Marks as read the bindings of a configurable without counterpart and of its references."""
+        """Marks the bindings of an unsupported configurable, and of its references, as read."""
         configurable = self._configurable(reference, origin)
         for key, binding in self._bound.items():
             here = key[0] in ("", reference.scope) and key[1] == configurable.names[0]
@@ -387,11 +371,7 @@ class Reading:
 
 
 def typed(found: Value, name: str, declared: Any) -> Any:
-    """Converts a value to a field's declared type.
-
-    Raises:
-      UserError: the value has another type; names file, line and `name`.
-    """
+    """Converts a value to a field's declared type; a UserError names file, line and `name`."""
     try:
         return _typed(found.value, declared)
     except ValueError as error:

@@ -111,10 +111,8 @@ def refuse_evaluation(bindings: Iterable[Binding]) -> None:
 def understand(reading: Reading, preset: str | None) -> str:
     """Sets the fields that depend on several bindings; returns the model's preset.
 
-    A given `preset` overrides the files' model and sizes.
-
-    Raises:
-      UserError: the model, the task or the schedule is not supported.
+    A given `preset` overrides the files' model and sizes. Raises UserError if the model, the task
+    or the schedule is not supported.
     """
     reading.set("loss.normalizer", "num_total_target_tokens", "Mesh T5's loss")
     if "checkpoint.keep" not in reading.fields:
@@ -335,10 +333,8 @@ def task(reading: Reading, named: bool) -> Value:
     """Returns our task with the bound corpus and objective.
 
     Without a counterpart, returns the files' own task name, possibly a seqio task. If `named`, a
-    flag names the task and the bound objective is ignored.
-
-    Raises:
-      UserError: the files name no task, or bind an unsupported objective.
+    flag names the task and the bound objective is ignored. Raises UserError if the files name no
+    task, or bind an unsupported objective.
     """
     name = reading.facts.get("task")
     if name is None:

@@ -106,11 +106,8 @@ def read(
 ) -> Statements:
     """Reads files in order, then flags of the form `NAME=VALUE`.
 
-    Args:
-      files: searched in the working folder, then in `search_paths`.
-      search_paths: folders; includes are searched here, then beside the including file.
-      flags: one binding each.
-      built_in: include path -> bindings, used if no such file exists.
+    Files are searched in the working folder, then in `search_paths`; includes also beside the
+    including file. `built_in` maps an include to its bindings, used if no such file exists.
 
     Raises:
       UserError: a file is missing, includes itself or cannot be parsed; names file and line.
@@ -300,11 +297,7 @@ class Macros:
         return isinstance(binding.value, Macro) and binding.value.name not in self._bound
 
     def resolve(self, binding: Binding) -> Value:
-        """Resolves the macros in a binding's value.
-
-        Raises:
-          UserError: a macro is unknown, refers to itself or was never set.
-        """
+        """Resolves a binding's macros; raises UserError if one is unknown, circular or unset."""
         return self._resolve(binding.value, binding.place, ())
 
     def _resolve(self, value: Any, place: str, through: tuple[str, ...]) -> Value:

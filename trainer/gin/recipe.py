@@ -43,7 +43,7 @@ def load(
     preset: str | None,
     overrides: Sequence[str],
 ) -> Recipe:
-    """Reads gin files and bindings given as flags.
+    """Reads gin files and bindings given as flags; a UserError names file and line.
 
     Args:
       gin_files: in order; later files override earlier ones.
@@ -51,9 +51,6 @@ def load(
       flags: NAME=VALUE strings, which override the files.
       preset: the model if the files name none; overrides a T5X model in the files.
       overrides: `--field=value` flags, not applied here; may include the task.
-
-    Raises:
-      UserError: a file cannot be read, or it binds something unknown; names file and line.
     """
     described = {**includes.DESCRIPTIONS, **mesh_includes.DESCRIPTIONS}
     statements = reader.read(gin_files, search_paths, flags, described)

@@ -152,10 +152,7 @@ def check_cosine(reading: m.Reading) -> None:
 
 
 def _own_rate(reading: m.Reading, found: Value) -> None:
-    """Sets the learning rate of a wrapped optax optimizer.
-
-    T5X only logs Trainer.learning_rate_fn for these optimizers.
-    """
+    """Sets the rate of a wrapped optax optimizer; T5X only logs Trainer.learning_rate_fn for it."""
     if isinstance(found.value, Reference):
         reading.follow("learning_rate", found, (SCHEDULE, _WARMUP_COSINE))
         if found.value.name.rpartition(".")[2] == _WARMUP_COSINE.short:

@@ -20,12 +20,9 @@ EXTRA = "pip install 'palimpsest[huggingface]'"
 
 
 def model_config(path: str) -> ModelConfig:
-    """Returns the configuration of a model folder of transformers or our modelling file.
+    """Returns the configuration of a transformers folder; a UserError names an unsupported field.
 
-    Supports T5, mT5, umT5, BERT, Llama, Gemma and GPT-2.
-
-    Raises:
-      UserError: the folder does not exist, or the model is not supported; names the field.
+    Supports T5, mT5, umT5, BERT, Llama, Gemma, GPT-2 and our modelling file.
     """
     return _read(path)[0]
 
@@ -61,9 +58,8 @@ def _read_config(path: str) -> tuple[str, dict[str, Any]]:
 def load(path: str, config: ModelConfig) -> dict[str, Any]:
     """Returns the float32 parameters of a model folder as an unscanned model's tree.
 
-    Args:
-      path: a local folder with config.json and safetensors, in one file or several.
-      config: the model to load into; its dropout, dtype, scan and remat may differ.
+    The folder has config.json and safetensors, in one file or several. Its model may differ from
+    `config` in dropout, dtype, scan and remat.
 
     Raises:
       UserError: the folder's model differs from `config`, or a tensor is missing, unknown or has

@@ -29,15 +29,10 @@ _SYNONYMS = MappingProxyType({"gelu_pytorch_tanh": "gelu_new", "swish": "silu"})
 def from_config(
     written: Mapping[str, Any], where: str, tensors: Collection[str] = ()
 ) -> ModelConfig:
-    """Returns the model of a config.json, with its sizes and dropout and our defaults.
+    """Returns the model of a config.json at `where`, with its sizes and dropout and our defaults.
 
-    Args:
-      where: path for messages.
-      tensors: names of the folder's tensors, if known; transformers 5 records every T5's logits as
-        tied, but stores the kernel of untied ones.
-
-    Raises:
-      UserError: we do not support the model; names the field.
+    `tensors` are the folder's tensor names, if known: transformers 5 records every T5's logits as
+    tied, but stores the kernel of untied ones. A UserError names the unsupported field.
     """
     kind = str(written.get("model_type"))
     if kind not in _READERS:

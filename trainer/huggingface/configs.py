@@ -75,10 +75,7 @@ def model_type(config: ModelConfig) -> str | None:
 
 
 def exportable(config: ModelConfig) -> tuple[ModelConfig, str | None]:
-    """Returns the model as written, with multipliers folded away if necessary, and its model_type.
-
-    The type is None if transformers has no such model.
-    """
+    """Returns the model as written, multipliers folded if necessary, and its model_type or None."""
     for each in dict.fromkeys((config, folded(config))):
         for kind in _KINDS.get(config.family, ()):
             with contextlib.suppress(KeyError, UserError):
@@ -166,7 +163,7 @@ def _inference(config: ModelConfig) -> ModelConfig:
 
 
 def _plain(config: ModelConfig) -> ModelConfig:
-    """Returns the model with its family's default parts; BERT's and GPT-2's heads fill the width."""
+    """Returns the model with its family's own parts; heads of BERT and GPT-2 fill the width."""
     fills = config.emb_dim // config.num_heads
     filled = config.family in ("bert", "gpt2")
     return ModelConfig(
@@ -188,10 +185,8 @@ def to_config(
 ) -> dict[str, Any]:
     """Returns the contents of config.json for a model that `refusal` accepts.
 
-    Args:
-      positions: length of the longest training row, for models that record it.
-      mt5: whether to label an untied T5 as mT5, which differs only in its vocabulary.
-      special: special ids of the vocabulary.
+    `positions` is the length of the longest training row. `mt5` labels an untied T5 as mT5, which
+    differs only in its vocabulary.
     """
     config, kind = exportable(config)
     assert kind is not None, config.family

@@ -42,10 +42,8 @@ def push(
     """Uploads a folder to the branch `step_N` and, if `main`, to `main`; returns the branch's URL.
 
     Creates the repository OWNER/NAME and the branch if necessary. `message` is the first line of
-    the commit message, `facts` the rest.
-
-    Raises:
-      UserError: the Hub refuses it, or the connection was lost.
+    the commit message, `facts` the rest. Raises UserError if the Hub refuses it or the connection
+    is lost.
     """
     from huggingface_hub import HfApi
 

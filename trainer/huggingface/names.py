@@ -81,10 +81,8 @@ class Place(NamedTuple):
 def places(config: ModelConfig, kind: str) -> dict[str, Place]:
     """Returns each parameter's place by path ("encoder/encoder_norm/scale") in the unscanned tree.
 
-    `kind` is the model_type that computes this model.
-
-    Raises:
-      UserError: transformers has no counterpart for a part of the model.
+    `kind` is the model_type that computes the model. Raises UserError if transformers lacks a part
+    of it.
     """
     if parts := _unsupported(config):
         raise UserError(f"transformers has no counterpart for {', '.join(parts)}")
@@ -147,10 +145,8 @@ def from_tensors(
     """Returns float32 parameters in the unscanned tree; the inverse of `to_tensors`.
 
     `kind` is the folder's model_type, and `where` its name in messages. A missing head for the
-    order of segments gets the initial values of key 0, with a line on stderr.
-
-    Raises:
-      UserError: a tensor is missing, unknown, or of another shape.
+    order of segments gets the initial values of key 0, with a line on stderr. Raises UserError if
+    another tensor is missing, unknown or misshapen.
     """
     spec, found, rest = model_spec(config), places(config, kind), dict(tensors)
     tree: Tree = {}

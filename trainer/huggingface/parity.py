@@ -23,10 +23,9 @@ Compute = Callable[[Batch], Logits]
 
 
 class Parity(NamedTuple):
-    """The result of a comparison of logits.
+    """A comparison of logits over `rows` rows.
 
     Attributes:
-      rows: number of rows compared.
       positions: number of positions compared, without padding.
       difference: largest absolute difference between logits.
       agreement: share of positions, 0 to 1, at which both models prefer the same token.
@@ -96,12 +95,9 @@ def _applied(config: ModelConfig) -> Callable[[Any, Batch], Any]:
 
 
 def their_model(folder: str, written: Mapping[str, Any]) -> Any:
-    """Loads the model in `folder` in float32 on the CPU, as the class named in its config.json.
+    """Loads `folder` in float32 on the CPU, as the class named in `written`, its config.json.
 
-    `written` is the contents of config.json.
-
-    Raises:
-      UserError: transformers reports missing, unexpected or mismatched tensors.
+    Raises UserError if transformers reports missing, unexpected or mismatched tensors.
     """
     import transformers
 

@@ -38,8 +38,7 @@ MIXERS = MappingProxyType({"attention": _ATTENTION, "cdq": _CDQ})
 def t5_parts(fields: Fields) -> dict[str, Any]:
     """Returns the fields of `ModelConfig` that such a T5 changes; none for a plain one.
 
-    Raises:
-      UserError: its attention is not supported; names the field.
+    Raises UserError if its attention is not supported.
     """
     if fields["model_type"] != "t5":
         for name in ("encoder_self_attention_layer", "num_cdq_heads", "num_memory_tokens"):
@@ -58,11 +57,7 @@ def t5_parts(fields: Fields) -> dict[str, Any]:
 
 
 def bert_parts(fields: Fields) -> dict[str, Any]:
-    """Returns the family and the position of a BERT.
-
-    Raises:
-      UserError: the model is not supported; names the field.
-    """
+    """Returns a BERT's family and position; raises UserError if the model is not supported."""
     for name in ("sparse_config_cls", "sparse_attention"):
         fields.require(name, None)
     pre = bool(fields.get("pre_layer_norm", False))

@@ -46,10 +46,9 @@ _TIE = 1e-3
 
 
 class Match(NamedTuple):
-    """A comparison of two tokenizers.
+    """A comparison of two tokenizers on a number of `texts`.
 
     Attributes:
-      texts: number of texts.
       different: the texts whose ids differ.
       ties: how many of these have two segmentations of equal score, both correct.
       library: the library used in training.
@@ -79,10 +78,8 @@ class Roles:
 def tokenizer_json(vocabulary: Vocabulary, roles: Roles = Roles()) -> str:
     """Returns the contents of tokenizer.json.
 
-    A sentinel absorbs preceding white space, as the span that it replaces would.
-
-    Raises:
-      UserError: `tokenizers` does not support the vocabulary's model or normalisation.
+    A sentinel absorbs preceding white space, as the span that it replaces would. Raises UserError
+    if `tokenizers` does not support the vocabulary's model or normalisation.
     """
     from tokenizers import AddedToken, Tokenizer, processors
 
@@ -293,8 +290,7 @@ def write(folder: str, vocabulary: Vocabulary, roles: Roles = Roles()) -> None:
 def compare(tokenizer: Any, vocabulary: Vocabulary, texts: Iterable[str]) -> Match:
     """Compares a transformers tokenizer with the vocabulary's library on texts.
 
-    Raises:
-      UserError: a sentinel's id differs from training.
+    Raises UserError if a sentinel's id differs from training.
     """
     for number in range(vocabulary.record.sentinels):
         text, expected = sentinel_piece(number), vocabulary.size - 1 - number

@@ -16,11 +16,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def size(text: str) -> int:
-    """Parses the value of --max_shard_size, such as "5GB", into bytes.
-
-    Raises:
-      UserError: it is not a size.
-    """
+    """Parses the value of --max_shard_size, such as "5GB", into bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT])B", text.strip(), re.IGNORECASE)
     size = int(float(found[1]) * 1000 ** ("KMGT".index(found[2].upper()) + 1)) if found else 0
     if not size:
@@ -29,10 +25,7 @@ def size(text: str) -> int:
 
 
 def write(folder: str, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> None:
-    """Writes tensors in order into a local folder, as files of at most `shard_bytes`.
-
-    A larger tensor has its own file.
-    """
+    """Writes tensors in order as files of at most `shard_bytes`; a larger tensor gets its own."""
     from huggingface_hub import split_state_dict_into_shards_factory
     from safetensors.numpy import save_file
 
@@ -69,7 +62,7 @@ def tensor_names(folder: str) -> frozenset[str]:
 
 
 def read(folder: str) -> dict[str, np.ndarray]:
-    """Returns all tensors of a local folder in their stored dtypes.
+    """Returns a local folder's tensors in their stored dtypes.
 
     Raises:
       UserError: there are no tensors, or a file named in the index is missing or damaged.
