@@ -28,7 +28,7 @@ MUST = object()
 # Default of an argument that is ignored unless a file sets it.
 UNSET = object()
 
-# T5X's programs with other commands of ours as counterparts.
+# T5X's programs other than training -> our commands.
 COMMANDS = {
     "evaluate": "evaluate a run with python -m trainer.evaluate --model_dir=DIR --split=SPLIT",
     "infer": "export a run with python -m trainer.export, and generate text with transformers",
@@ -173,7 +173,7 @@ class Reading:
     def walk(self, configurable: Configurable, scope: str = "", origin: str = "") -> None:
         """Reads the arguments of a configurable under a scope, and everything that they refer to.
 
-        `origin` is the place that refers to it. A UserError names file and line.
+        `origin` is the place that refers to it. Errors name file and line.
         """
         for path, value in configurable.fields.items():
             self.set(path, value, f"{origin} as @{configurable.short}()")
@@ -198,7 +198,7 @@ class Reading:
     def everything(self, scopes: Iterable[str]) -> None:
         """Reads every binding of these scopes, shorter scopes first, without following references.
 
-        A UserError names file and line.
+        Errors name file and line.
         """
         order = sorted(self._bound.items(), key=lambda item: len(item[0][0]))
         scoped: dict[str, tuple[str, Value]] = {}

@@ -43,7 +43,7 @@ def load(
     preset: str | None,
     overrides: Sequence[str],
 ) -> Recipe:
-    """Reads gin files and bindings given as flags; a UserError names file and line.
+    """Reads gin files and bindings given as flags; errors name file and line.
 
     Args:
       gin_files: in order; later files override earlier ones.

@@ -21,7 +21,7 @@ CUSTOM = "palimpsest"
 # Fixed in our modelling file; a folder with other values holds another model.
 OUR_BUCKETS, OUR_DISTANCE = 32, 128
 
-# Our activations by transformers' names.
+# Our activations -> transformers' names.
 ACTIVATIONS = MappingProxyType(
     {
         "gelu": "gelu_new",

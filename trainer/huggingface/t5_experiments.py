@@ -99,7 +99,7 @@ _POSITION_OPTIONS: Mapping[str, Callable[[Fields], str]] = MappingProxyType(
 )
 
 MEMORY = "memory_tokens"
-# The stack also registers the parameter.
+# The encoder may register the parameter a second time.
 MEMORY_COPY = f"encoder.{MEMORY}"
 
 _CONDITIONAL = MappingProxyType(

@@ -16,7 +16,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def size(text: str) -> int:
-    """Parses the value of --max_shard_size, such as "5GB", into bytes."""
+    """Parses --max_shard_size, such as "5GB", into bytes; raises UserError if it is invalid."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT])B", text.strip(), re.IGNORECASE)
     size = int(float(found[1]) * 1000 ** ("KMGT".index(found[2].upper()) + 1)) if found else 0
     if not size:

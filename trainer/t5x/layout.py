@@ -115,7 +115,7 @@ def adafactor_parts(
     for part in [*wanted, "m"] if momentum else wanted:
         tensor = parts.get(part)
         if tensor is None and part.startswith("over") and "v" in parts:
-            # Exact, because moments are linear: the average of moments is the moment of averages.
+            # Exact, since averaging over an axis commutes with the moving average.
             tensor = mean(parts["v"], int(part[-1]))
         if tensor is None:
             return out, f"it has no {_described(part, name)}"
