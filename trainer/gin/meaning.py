@@ -196,9 +196,9 @@ class Reading:
                     argument.take(self, default)
 
     def everything(self, scopes: Iterable[str]) -> None:
-        """Reads every binding of these scopes, shorter scopes first, without following references.
+        """Reads every binding of these scopes, shorter scopes first; errors name file and line.
 
-        Errors name file and line.
+        For files that do not refer to their configurables.
         """
         order = sorted(self._bound.items(), key=lambda item: len(item[0][0]))
         scoped: dict[str, tuple[str, Value]] = {}
@@ -371,7 +371,7 @@ class Reading:
 
 
 def typed(found: Value, name: str, declared: Any) -> Any:
-    """Converts a value to a field's declared type; a UserError names file, line and `name`."""
+    """Converts a value to a field's declared type; errors name file, line and `name`."""
     try:
         return _typed(found.value, declared)
     except ValueError as error:

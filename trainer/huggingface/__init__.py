@@ -20,9 +20,9 @@ EXTRA = "pip install 'palimpsest[huggingface]'"
 
 
 def model_config(path: str) -> ModelConfig:
-    """Returns the configuration of a transformers folder; a UserError names an unsupported field.
+    """Returns the configuration of a folder of T5, mT5, umT5, BERT, Llama, Gemma, GPT-2 or ours.
 
-    Supports T5, mT5, umT5, BERT, Llama, Gemma, GPT-2 and our modelling file.
+    Raises UserError if the folder does not exist or a field is not supported.
     """
     return _read(path)[0]
 

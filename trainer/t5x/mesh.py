@@ -27,7 +27,7 @@ _SLOT = re.compile(r"(.+)_slot_(vr|vc|v|m)")
 _MOMENTS = {"vr": "v_row", "vc": "v_col", "v": "v", "m": "m"}
 # State of Mesh's other optimizers, which is ignored.
 _OF_OTHER_OPTIMIZERS = ("/adam_m", "/adam_v", "_momentum_v")
-# Names of norms; older files call "rms_norm" "layer_norm".
+# Names of norms; "layer_norm" is the older name of "rms_norm".
 _NORM = (
     r"(?:(?:layer_norm|rms_norm|final_layer_norm)/|"
     r"true_layer_norm/layer_prepostprocess/layer_norm/layer_norm_|"
