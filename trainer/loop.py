@@ -30,8 +30,6 @@ from trainer.starting.resume import Beginning, begin
 def train(run: Run, origins: dict[str, str]) -> int:
     """Trains up to `config.train_steps`, from the newest checkpoint if there is one.
 
-    `origins` are saved with the configuration.
-
     Returns:
       The exit code: 0 when finished; with the state saved, EXIT_PREEMPTED after SIGTERM and
       EXIT_INTERRUPTED after Ctrl-C.
@@ -130,10 +128,7 @@ def _train(
 
 
 class _Evaluate:
-    """Evaluates states on the validation split, and acts on the results.
-
-    `owed` is True while the newest state is still to be evaluated.
-    """
+    """Evaluates states on the validation split; `owed` if the newest is still to be evaluated."""
 
     def __init__(
         self,
@@ -151,10 +146,7 @@ class _Evaluate:
         )
 
     def __call__(self, step: int, state: TrainState) -> TrainState:
-        """Evaluates the state after `step`, unless stopping; returns the state to continue with.
-
-        May lower the learning rate, and stops the run if nothing improves any more.
-        """
+        """Evaluates the state after `step`, unless stopping; returns the state to continue with."""
         evaluation, stop, watch = self._evaluation, self._stop, self._watch
         assert evaluation is not None
         self._reports.settle(step, state)

@@ -61,11 +61,7 @@ class Flags(GinRunFlags):
 
 
 def run(flags: Flags) -> int:
-    """Runs the command.
-
-    Raises:
-      UserError: a flag is wrong, or the run does not fit; names a configuration that would.
-    """
+    """Prints the plan; raises UserError if the run does not fit, naming one that does."""
     config, origins = from_flags.configured(flags)
     if flags.print_config:
         print(fields.describe(config, origins, words=flags.print_config == "words"))
@@ -124,8 +120,7 @@ def run(flags: Flags) -> int:
 def target_of(name: str | None) -> "Target":
     """Returns the devices of the named topology, or of this machine; imports JAX.
 
-    Raises:
-      UserError: there is no such topology, or the TPU's compiler is not installed.
+    Raises UserError if there is no such topology, or the TPU's compiler is not installed.
     """
     if name is None:
         from trainer.planning.compiled import local_target

@@ -36,10 +36,7 @@ _FITTING = {
 def prepare(config: Config, origins: dict[str, str], training: bool = False) -> Run:
     """Opens a run's data, fills in the fields that the data imply, and checks all fields.
 
-    Args:
-      config: the configuration as given.
-      origins: origin of each field by path; origins of implied fields are added.
-      training: True to wait for caches that are being built.
+    Adds origins of implied fields to `origins`. `training` waits for caches that are being built.
 
     Raises:
       UserError: a setting is missing or does not fit; names the flag to change.
@@ -53,13 +50,8 @@ def prepare(config: Config, origins: dict[str, str], training: bool = False) -> 
 class _Vocabulary(NamedTuple):
     """The vocabulary of a run's data.
 
-    Attributes:
-      origin: origin of `model.vocab_size` if the data determine it.
-      place: where the vocabulary is, for messages.
-      size: number of ids.
-      sha256: SHA-256 of the vocabulary's file; None if unknown.
-      extra_ids: ids on top of the file's pieces.
-      ids: ids with their pieces; None if unknown.
+    `origin` is the origin of `model.vocab_size` if the data determine it, `place` names the
+    vocabulary in messages, and `extra_ids` come on top of the file's pieces. None means unknown.
     """
 
     origin: str

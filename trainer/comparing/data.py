@@ -39,8 +39,7 @@ class Batch:
     Attributes:
       step: the update that used the batch, from 1.
       row: row of the batch, from 0; None if features or shapes differ.
-      values: both values; ids for features of tokens.
-      pieces: pieces of the ids; None for other features.
+      values, pieces: both values, and the pieces of ids (None for other features).
       documents: per run, a line that names the documents of the row.
       rows: number of differing rows in this batch.
       note: why rows cannot be compared.
@@ -63,7 +62,6 @@ class Compared:
 
     Attributes:
       records: differences in recorded tasks, rates, vocabularies and caches.
-      batch: the first differing batch; None if none was found.
       compared: the (first, last) update whose batches were compared; None if none were.
       notes: what could not be compared, and why.
       lost: True if the batches can no longer be made.
@@ -109,8 +107,7 @@ def _newest_description(folder: str) -> dict[str, Any]:
 class Batches:
     """The batches of two runs, made again from their caches.
 
-    `cache_dirs` are folders of caches by task, if moved. Raises UserError if a cache is missing or
-    a run's data are not caches.
+    `cache_dirs` are folders of caches by task, if moved. Raises UserError without caches.
     """
 
     def __init__(self, one: History, other: History, cache_dirs: tuple[str | None, str | None]):

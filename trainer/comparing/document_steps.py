@@ -82,10 +82,7 @@ class Sightings:
         self._data = CachedData(run.config, tasks, run.converter)
 
     def of(self, documents: Collection[str]) -> Iterator[Sighting]:
-        """Yields the rows that held a part of one of the documents, by step.
-
-        A document read in several parts is named by its own id.
-        """
+        """Yields the rows that held a part of one of the documents, by step."""
         windows = [self._windows(number, set(documents)) for number in range(len(self._paths))]
         known = [np.array(sorted(each), np.int64) for each in windows]
         if not any(map(len, known)):

@@ -29,7 +29,6 @@ class Row:
       window: index of the window in the task's training split.
       key: key of the row's noise.
       places: where the cache's shards store the window.
-      parts: the documents of the window's tokens.
       slot: how the window became an example of a packed row; None if rows are not packed.
     """
 

@@ -10,10 +10,9 @@ from trainer.reporting.history import History
 
 
 class Report(NamedTuple):
-    """A line of metrics that differs.
+    """A line of metrics that differs, after an equal line of its split at step `after` (or 0).
 
-    `metrics` maps the differing names to both runs' values (None if missing). `after` is the newest
-    earlier step at which the split was equal, or 0.
+    `metrics` maps the differing names to both runs' values; None if missing.
     """
 
     step: int

@@ -60,7 +60,6 @@ class Compared:
       steps: steps with a checkpoint in both runs, ascending.
       step: the first step with an array that differs or cannot be read.
       differences: the differing arrays of that step, only the first ones described.
-      arrays: number of arrays per checkpoint.
       counts: name -> both values of differing update counts.
       verified: the steps whose arrays were read.
       notes: what could not be compared, and why.
@@ -79,8 +78,7 @@ def compare(folders: tuple[str, str], verify: str = "newest") -> Compared:
     """Compares the checkpoints that both runs have, oldest first.
 
     Arrays with equal recorded checksums count as equal unread, except in the checkpoints chosen by
-    `verify` (one of VERIFIED). T5X's checkpoints have no checksums and are read. Raises UserError
-    if a checkpoint cannot be read.
+    `verify` (one of VERIFIED). T5X's checkpoints have no checksums and are read.
     """
     steps = [read.steps(folder) for folder in folders]
     common = sorted(set(steps[0]) & set(steps[1]))
@@ -181,10 +179,7 @@ def _described(
 def describe(
     name: str, kind: str, one: np.ndarray, other: np.ndarray, damaged: int | None = None
 ) -> Difference:
-    """Describes how two arrays of one dtype and shape differ, bit for bit.
-
-    `differing` is 0 if only a recorded checksum differs.
-    """
+    """Describes how two arrays of one dtype and shape differ, bit for bit."""
     bits = [_bits(array) for array in (one, other)]
     unequal = np.flatnonzero(bits[0] != bits[1])
     kinds = (kind, kind)

@@ -51,15 +51,10 @@ def compare(
 ) -> Verdict:
     """Compares two runs as far as both have come.
 
-    Raises UserError if a run is missing or unreadable, or if batches that `batches` requests can no
-    longer be made.
-
-    Args:
-      folders: the model directories.
-      cache_dirs: folders of their caches by task, if moved.
-      batches: number of updates whose batches are compared even without a suspected difference; -1
-        compares all.
-      verify: one of `tensors.VERIFIED`.
+    `batches` is the number of updates whose batches are compared even without a suspected
+    difference (-1: all), `verify` is one of `tensors.VERIFIED`, and `cache_dirs` are folders of
+    caches by task, if moved. Raises UserError if a run is missing or unreadable, or requested
+    batches cannot be made.
     """
     one, other = history.load(folders[0], "A"), history.load(folders[1], "B")
     changed = settings.compare(one, other)

@@ -92,10 +92,7 @@ class _T5X:
     def stays_open(
         self, best_live_B: jax.Array, done_BK: jax.Array, full_BK: jax.Array, length: jax.Array
     ) -> jax.Array:
-        """Returns where finished sequences can still improve, bool [B].
-
-        `best_live_B` are log probabilities.
-        """
+        """Returns where finished sequences can still improve, bool [B]."""
         reached_B = best_live_B / self.penalty(self.decoding.max_new_tokens + 1)
         return ~(jnp.all(full_BK, axis=1) & (done_BK[:, -1] > reached_B))
 

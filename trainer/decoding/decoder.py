@@ -61,11 +61,11 @@ class Decoded(NamedTuple):
 
 
 class Decoder:
-    """Generates ids after prompts.
+    """Generates ids after prompts; raises UserError for a model without a decoder.
 
     Up to rounding, results depend neither on the order of the prompts nor on the other prompts:
     rows of a batch are independent, padding depends on the prompt's own length, and draws depend on
-    the seed and the example's id. Raises UserError for a model without a decoder.
+    the seed and the example's id.
 
     Args:
       model_config: the model.

@@ -29,10 +29,7 @@ from trainer.model.transformer import (
 
 
 class Likelihood:
-    """Computes log likelihoods under a program's model.
-
-    `batch_size` rows must divide among the devices of data and fsdp.
-    """
+    """Log likelihoods by a program's model; data and fsdp must divide `batch_size`."""
 
     def __init__(self, program: Program, converter: Converter, batch_size: int):
         self._converter, self._mesh, self._size = converter, program.mesh, batch_size

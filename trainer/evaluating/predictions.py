@@ -28,10 +28,9 @@ _BATCHES_AT_ONCE = 4
 
 
 class Predicting:
-    """Generates text for the examples of a split and computes the metrics of their tasks.
+    """Generates text for a split's examples and computes the metrics of their tasks.
 
-    `sets` holds the examples of each task with metrics. Construction raises UserError if the split,
-    a metric or the decoder is missing.
+    Construction raises UserError if the split, a metric or the decoder is missing.
     """
 
     def __init__(self, run: Run, split: str, program: Program):
@@ -61,11 +60,10 @@ class Predicting:
     def __call__(
         self, params: Any, output: str | None, stopping: Callable[[], bool] = lambda: False
     ) -> dict[str, dict[str, float]] | None:
-        """Returns metrics by split: SPLIT/TASK for each task, and their means under SPLIT.
+        """Returns metrics by split: a task's under SPLIT/TASK, means over tasks under SPLIT.
 
-        Each mean is over the tasks that have the metric. With one task there is only SPLIT. The
-        first process writes a JSON line per example to `output`. When `stopping()` returns True,
-        the evaluation is abandoned and None returned.
+        With one task there is only SPLIT. The first process writes a JSON line per example to
+        `output`. When `stopping()` returns True, the evaluation is abandoned and None returned.
         """
         params = self._program.merged(params)
         by_task: dict[str, dict[str, float]] = {}

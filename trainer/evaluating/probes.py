@@ -57,8 +57,7 @@ class Probes:
     def __call__(self, params: Any) -> dict[str, dict[str, float]]:
         """Returns {"probes": values} for the parameters of the program's state.
 
-        `probe_accuracy` is the percentage of clozes whose answer is the most likely choice,
-        `probe_perplexity` the perplexity per token over all texts.
+        `probe_accuracy` is a percentage of clozes, `probe_perplexity` is per token over all texts.
         """
         params = self._program.merged(params)
         pairs = [pair for probe in self._probes for pair in probe.pairs]

@@ -132,10 +132,7 @@ def _as_lines(results: dict[int, Results]) -> str:
 def merged(
     before: dict[str, Results], results: dict[int, Results], split: str
 ) -> dict[str, Results]:
-    """Adds new evaluations to earlier ones, by ascending step.
-
-    `results` replace earlier evaluations of the same step and `split`.
-    """
+    """Adds `results` to earlier evaluations, replacing the same step and `split`; sorts by step."""
     rows = dict(before)
     for step, result in results.items():
         others = {

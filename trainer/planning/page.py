@@ -19,10 +19,7 @@ _GB = 1e9
 
 
 def page(plan: Plan, price: float | None = None) -> str:
-    """Returns the plan as text of about one screen.
-
-    `price` is in dollars per chip-hour; the default is the table's.
-    """
+    """Returns the plan as text; `price` in dollars per chip-hour replaces the table's."""
     lines = [*_head(plan), ("fits", _fit(plan))]
     blocks = [_text(lines), _beside(*_tables(plan.train))]
     if plan.train.timing:

@@ -51,10 +51,9 @@ def draw_losses(runs: Sequence[History], picture: str) -> None:
 def draw_metrics(
     results: Mapping[int, Mapping[str, Mapping[str, float]]], picture: str, title: str
 ) -> None:
-    """Writes a PNG of metrics over steps: one panel per metric, one line per split or task.
+    """Writes a PNG with a panel per metric, a line per split or task; `picture` may be remote.
 
-    `results` maps step -> split -> metric -> value; `picture` may be remote. Raises UserError
-    without matplotlib.
+    `results` maps step -> split -> metric -> value. Raises UserError without matplotlib.
     """
     from trainer.engine.evaluator import TOKEN_METRICS
 

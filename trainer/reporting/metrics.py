@@ -28,7 +28,7 @@ class MetricsWriter:
     Args:
       config: read for `model_dir` and `metrics`.
       resume_step: lines of later steps, left by a killed run, are removed.
-      writing: False does nothing, as in all processes but one.
+      writing: False in all processes but one; then nothing is written.
       evaluated: False also removes the evaluation of `resume_step`, which will be repeated.
     """
 
@@ -141,8 +141,7 @@ def _start_wandb(config: Config) -> Any:
 def read_metrics(model_dir: str) -> list[dict[str, Any]]:
     """Returns the lines of metrics.jsonl, without a last line cut short by a kill.
 
-    Raises:
-      UserError: another line is damaged.
+    Raises UserError if another line is damaged.
     """
     path = files.join(model_dir, METRICS_FILE)
     if not files.exists(path):

@@ -17,10 +17,7 @@ _COMPUTING = ("jax", "jaxlib", "flax", "optax", "palimpsest")
 
 
 def save_software(model_dir: str) -> list[str]:
-    """Writes commit, dependency versions and hardware; returns changes that may affect results.
-
-    The changes are messages, relative to the last start in `model_dir`.
-    """
+    """Writes commit, dependency versions and hardware; returns changes that may affect results."""
     path = files.join(model_dir, _SOFTWARE_FILE)
     before = read_software(model_dir)
     now: dict[str, Any] = {

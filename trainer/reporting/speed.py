@@ -24,7 +24,6 @@ class Speed:
 
     Attributes:
       tokens_per_step: encoder and decoder positions per step.
-      flops_per_step: by `cost.flops_per_step`.
       peak_flops: per second, of all devices together; None if unknown.
       blocked: seconds that training waited for checkpoints since the last report.
       waiting: seconds that it waited for caches to be built.
@@ -64,10 +63,9 @@ class Speed:
     def since_last(self, step: int) -> dict[str, float]:
         """Returns the rates since the last call or `restart`; the first call has none.
 
-        Rates are `steps_per_second`, `tokens_per_second` (encoder and decoder positions) and `mfu`,
-        the share of peak FLOPs by `cost.flops_per_step`. `checkpoint_blocking_seconds` is added
-        after a checkpoint, `build_waiting_seconds` after waiting for a build; the rates include
-        that time.
+        `tokens_per_second` counts encoder and decoder positions, and `mfu` is the share of peak
+        FLOPs by `cost.flops_per_step`. The rates include the time of `checkpoint_blocking_seconds`
+        and `build_waiting_seconds`, which are present only after such waits.
         """
         blocked, self.blocked = self.blocked, 0.0
         rates = {"checkpoint_blocking_seconds": blocked} if blocked else {}

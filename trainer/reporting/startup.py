@@ -12,8 +12,8 @@ from trainer.model.device import AUTO, Device
 def startup_text(run: Run, program: Program, step: int, begins: str, changes: list[str]) -> str:
     """Returns a line each on data, model, mesh and the run.
 
-    `begins` describes the beginning at `step`; `changes` are messages about hardware and software
-    that changed since the last start.
+    `begins` describes the beginning at `step`; `changes` lists hardware and software changed since
+    the last start.
     """
     config = run.config
     lengths = run.converter.encoder_length, run.converter.decoder_length

@@ -18,9 +18,8 @@ from trainer.trained import text, trained_run
 class PromptForm(NamedTuple):
     """The form of prompts in training.
 
-    Attributes:
-      ends: prompts end with EOS.
-      prefix: in a decoder-only model, the prompt's tokens attend to one another in both directions.
+    `ends`: they end with EOS; `prefix`: their tokens attend in both directions (decoder-only
+    models).
     """
 
     ends: bool
@@ -41,14 +40,9 @@ def prompt_form(run: Run) -> PromptForm:
 class Generator:
     """Generates text after prompts with a checkpoint of a run.
 
-    Raises UserError if run, checkpoint or vocabulary does not exist, or the model has no decoder.
-
-    Args:
-      model_dir: folder of the run.
-      decoding: the choices; `prefix` is set as in training.
-      step: step of the checkpoint; None: the newest.
-      cache_dir: folder of caches by task, if moved.
-      vocabulary: for `tasks.vocabulary.load`; None: the cache's.
+    `prefix` of `decoding` is set as in training. `step` None is the newest, `vocabulary` None the
+    cache's; `cache_dir` is a folder of caches by task, if moved. Raises UserError if run,
+    checkpoint or vocabulary does not exist, or the model has no decoder.
 
     Attributes:
       modes: pieces that start inputs in training, such as UL2's.

@@ -43,9 +43,8 @@ def generator_of(flags: TrainedFlags, decoding: Decoding) -> Generator:
 def read_prompts(path: str, column: str) -> list[str]:
     """Returns the prompts in a file.
 
-    Raises:
-      UserError: the file cannot be read, is empty, or has a line that is not a JSON object with a
-        text in `column`.
+    Raises UserError if the file cannot be read or is empty, or if a line is not a JSON object with
+    a text in `column`.
     """
     try:
         lines = list(files.read_lines(path))
@@ -77,10 +76,7 @@ def read_prompts(path: str, column: str) -> list[str]:
 
 
 def results(generator: Generator, prompts: list[str], first: int, count: int) -> list[str]:
-    """Returns a JSON line for each prompt; the first has number `first`.
-
-    `count` is the number of results per prompt.
-    """
+    """Returns a JSON line of `count` results for each prompt; the first has number `first`."""
     ids = [generator.ids(prompt) for prompt in prompts]
     found = generator(ids, range(first, first + len(prompts)))
     lines = []
@@ -151,8 +147,7 @@ def write_all(
 ) -> None:
     """Writes the results of a file of prompts, or continues a killed command's output.
 
-    Raises:
-      UserError: the prompts cannot be read, or the output exists or is another command's.
+    Raises UserError for unreadable prompts, or if the output exists or is another command's.
     """
     with processes.failing_together():
         prompts = read_prompts(prompts_path, column)

@@ -71,10 +71,7 @@ def sentinel_number(ids: TokenIds, token: int) -> int | None:
 
 
 def span_ids(ids: TokenIds, answer: np.ndarray) -> dict[int, list[int]]:
-    """Returns the tokens after each sentinel of a model's output, by the sentinel's number.
-
-    If a sentinel occurs twice, the first one counts.
-    """
+    """Returns the tokens after each sentinel, by its number; a sentinel's first span counts."""
     found: dict[int, list[int]] = {}
     current: list[int] = []
     for token in map(int, answer):

@@ -34,10 +34,9 @@ def without_data(config: Config) -> Run:
 
 
 def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
-    """Returns the run in `model_dir`, prepared for this machine; without a task, it has `NoData`.
+    """Returns a run, prepared for this machine, with `NoData` if it has no task.
 
-    `cache_dir` is a folder of caches by task, if moved. Raises UserError if run or cache is
-    missing.
+    `cache_dir` is a folder of caches by task, if moved. Raises UserError without run or cache.
     """
     from trainer.config import fields, load_config
     from trainer.config.this_machine import on_this_machine
