@@ -18,12 +18,12 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 
-# Words of an example. Together they have something to lose.
+# Words per example. Together they contain something to lose.
 _WORDS = 2
 
 
 def without_diacritics(text: str) -> str:
-    """Returns a text without diacritics."""
+    """Removes diacritics."""
     parts = unicodedata.normalize("NFD", text)
     return "".join(each for each in parts if not unicodedata.combining(each))
 
@@ -49,10 +49,10 @@ def run(flags: Flags) -> None:
 
 
 def write(corpus: str, undo: str, folder: str) -> None:
-    """Writes the pairs of both splits of a corpus; does nothing if they are there.
+    """Writes the pairs of both splits of a corpus; does nothing if they exist.
 
     Raises:
-      UserError: a split has none.
+      UserError: a split has no pairs.
     """
     if files.exists(files.join(folder, "train.jsonl")):
         return

@@ -150,11 +150,7 @@ def _number(text: str, flag: str) -> float:
 
 
 def _csv(path: str, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
-    """Returns the rows of a CSV file.
-
-    Raises:
-      UserError: there is no such file, it lacks a column, or a value is not a number.
-    """
+    """Returns the rows of a CSV file of numbers."""
     try:
         text = files.read_bytes(path).decode("utf-8-sig")
     except FileNotFoundError as error:

@@ -40,7 +40,7 @@ _TERMINATED = 75
 
 
 def _leave(words: Sequence[str], known: Collection[str]) -> None:
-    """Leaves flags of cells to the sweep, which refuses those that it does not know."""
+    """Leaves flags of cells to the sweep, which refuses unknown ones."""
 
 
 _FILES = ", ".join(sorted(path.stem for path in definition.FILES.glob("*.toml")))
@@ -170,10 +170,9 @@ def _baseline(sweep: Sweep, text: str) -> dict[str, str]:
 
 
 def _same_sweep(sweep: Sweep, output: str) -> None:
-    """Records what the cells share, or compares it with what the folder's cells share.
+    """Records the settings that cells share, or compares them with the folder's.
 
-    Raises:
-      UserError: the folder belongs to another sweep; names the first difference.
+    Raises UserError for another sweep's folder, naming the first difference.
     """
     path = files.join(output, _SWEEP)
     if not files.exists(path):
@@ -197,7 +196,7 @@ def _same_sweep(sweep: Sweep, output: str) -> None:
 
 
 def _to_run(placed: list[tuple[Cell, str, str]], retry: bool) -> list[tuple[Cell, str, str]]:
-    """Returns the cells to run, and prints how many are not run again."""
+    """Returns the cells to run, and prints the number of skipped ones."""
     from experiments.sweeps import cells
 
     status = [cells.load_record(folder, key).get("status") for _, key, folder in placed]
@@ -209,7 +208,7 @@ def _to_run(placed: list[tuple[Cell, str, str]], retry: bool) -> list[tuple[Cell
 
 
 def _step_times(path: str | None, sweep: Sweep, planned: list[Cell]) -> dict[Values, float] | None:
-    """Returns seconds of a step by combination; None without --step_times."""
+    """Returns seconds per step by combination; None without --step_times."""
     if not path:
         return None
     try:
@@ -262,7 +261,7 @@ def _report(
 
 
 def _print_plan(planned: list[Cell], output: str) -> None:
-    """Prints the cells of each combination with what they cost."""
+    """Prints the cells of each combination with their cost."""
     from experiments.sweeps import estimating
     from tasks.terminal.table import table
 

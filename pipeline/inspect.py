@@ -32,17 +32,17 @@ def samples(
 ) -> list[show.Sample]:
     """Returns windows of a split and the examples that `task` makes of them.
 
-    Windows and noise are those of a run with these lengths and this seed: of epoch `epoch` on the
-    training split, of evaluation on any other. Without a task, windows are the cache's rows.
+    Windows and noise are those of a run with these lengths and seed: of training epoch `epoch` on
+    the training split, of evaluation on any other. Without a task, windows are the cache's rows.
 
     Args:
       cache: an opened cache.
       split: "train", "validation", ….
-      task: whose objective makes the examples; None for rows alone.
-      lengths: of the task's features.
-      indices: indices of the windows, or how many to draw by `seed`.
-      seed: of the draw and of the run.
-      epoch: of the run, counted from 0; has no effect outside the training split.
+      task: task that makes the examples; None for rows only.
+      lengths: lengths of the task's features.
+      indices: window indices, or how many to draw by `seed`.
+      seed: seed of the draw and the run.
+      epoch: training epoch, from 0.
 
     Raises:
       UserError: there is no such split or window, or the cache does not serve the task.

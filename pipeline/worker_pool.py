@@ -25,7 +25,7 @@ class Flags:
 
 def run(flags: Flags) -> None:
     """Runs the pool until SIGTERM or SIGINT."""
-    # Beam starts the first `python` in PATH, which must be this one to have our packages.
+    # Beam starts the first `python` in PATH; it must be this one, which has our packages.
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     from apache_beam.runners.worker import worker_pool_main
 

@@ -8,8 +8,8 @@ from tasks.terminal.command_line import UserError
 
 __all__ = ["MixtureSpec"]
 
-# What may be a task's size in rates: windows of its training split at this run's lengths, or
-# documents, tokens or UTF-8 bytes of that split, by its manifest.
+# Measures of a task's size: windows of its training split at this run's lengths, or the split's
+# documents, tokens or UTF-8 bytes by its manifest.
 SIZES = ("examples", "documents", "tokens", "bytes")
 
 
@@ -17,21 +17,21 @@ SIZES = ("examples", "documents", "tokens", "bytes")
 class MixtureSpec:
     """Tasks with rates, as in seqio's Mixture.
 
-    A rate is a weight. A rate of None stands for the task's size, limited to `maximum` (the T5
-    paper's K), to the power of `alpha`, or of 1 / `temperature`: 1 samples in proportion to sizes,
-    mT5's 0.3 lets small languages be read more, 0 gives all the same rate. `size` is one of SIZES.
+    A rate is a weight. A rate of None means the task's size, capped at `maximum` (the T5 paper's
+    K), to the power of `alpha` or 1 / `temperature`: 1 samples in proportion to sizes, mT5's 0.3
+    favours small languages, 0 gives equal rates. `size` is one of SIZES.
 
-    `max_epochs` limits how often a run may read a task: what the limit takes from a task is shared
-    out among the others in proportion to their rates. With `alpha=0` this is UniMax.
+    `max_epochs` limits how often a run may read a task; the excess goes to the other tasks in
+    proportion to their rates. With `alpha=0` this is UniMax.
 
     Source: Raffel et al. 2020, section 3.5.2; seqio `utils.py`, mixing_rate_num_examples; Xue et
       al. 2021 (mT5, arXiv:2010.11934), section 3.2; Chung et al. 2023 (UniMax, arXiv:2304.09151),
       algorithm 1.
 
     Raises:
-      ValueError: at construction, if a rate is not above 0, a task is named twice, a value is out
-        of range, both `alpha` and `temperature` are set, or one of `maximum`, `alpha`,
-        `temperature` and `size` is set and every task has a rate of its own.
+      ValueError: at construction, if a rate is not positive, a task is named twice, a value is out
+        of range, both `alpha` and `temperature` are set, or a setting for sizes is given though
+        every task has its own rate.
     """
 
     name: str
@@ -84,7 +84,7 @@ class MixtureSpec:
         return tuple(name for name, _ in self.tasks)
 
     def weights(self, sizes: Mapping[str, float]) -> dict[str, float]:
-        """Returns each task's weight, not normalised, given its size."""
+        """Returns each task's unnormalised weight, given its size."""
         power = 1 / self.temperature if self.alpha is None else self.alpha
 
         def of_size(name: str) -> float:
@@ -97,26 +97,21 @@ class MixtureSpec:
 def limited_shares(
     weights: Mapping[str, float], limits: Mapping[str, float], rows: float
 ) -> dict[str, float]:
-    """Returns each task's share of a run of `rows` rows, none with more rows than its limit.
+    """Returns each task's share of a run of `rows` rows, none above its limit in rows.
 
-    Tasks below their limits have shares in proportion to their weights.
-
-    Args:
-      weights: weight of each task.
-      limits: most rows of each task.
-      rows: rows of the run.
+    Tasks below their limits share in proportion to their weights.
 
     Source: Chung et al. 2023 (UniMax, arXiv:2304.09151), algorithm 1, whose weights are all equal.
 
     Raises:
-      ValueError: the limits of all tasks together are fewer than `rows`.
+      ValueError: the limits total fewer than `rows`.
     """
     most = sum(limits[name] for name in weights)
     if most < rows:
         raise ValueError(f"the limits allow {most:,.0f} rows, and the run reads {rows:,.0f}")
     shares: dict[str, float] = {}
     left, weight = float(rows), sum(weights.values())
-    # The first to reach its limit is the one with the fewest rows for its weight.
+    # The task with the fewest rows per weight reaches its limit first.
     for name in sorted(weights, key=lambda name: limits[name] / weights[name]):
         taken = min(limits[name], left * weights[name] / weight)
         shares[name] = taken / rows
@@ -125,7 +120,7 @@ def limited_shares(
 
 
 def parse(text: str) -> MixtureSpec:
-    """Parses "a=0.7,b=0.3", or "a,b" with rates in proportion to the numbers of examples.
+    """Parses "a=0.7,b=0.3", or "a,b" with rates in proportion to numbers of examples.
 
     Raises:
       UserError: the text is not such a list.
@@ -143,11 +138,7 @@ def parse(text: str) -> MixtureSpec:
 
 
 def checked(**fields: Any) -> MixtureSpec:
-    """Returns MixtureSpec(**fields), whose errors are reported as the user's.
-
-    Raises:
-      UserError: the fields are not those of a valid mixture.
-    """
+    """Returns MixtureSpec(**fields); raises UserError if they are invalid."""
     try:
         return MixtureSpec(**fields)
     except ValueError as error:
@@ -157,7 +148,7 @@ def checked(**fields: Any) -> MixtureSpec:
 def parse_schedule(text: str) -> tuple[tuple[int, MixtureSpec], ...]:
     """Parses "20000: a=0.5,b=0.5; 40000: a,b", the rates from each step on.
 
-    A step is the number of updates made before: update 20,001 is the first with the rates of 20000.
+    A step counts completed updates: update 20,001 is the first with the rates of 20000.
 
     Raises:
       UserError: the text is not such a list, or its steps do not ascend.

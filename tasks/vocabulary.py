@@ -57,12 +57,12 @@ __all__ = [
 
 # The SentencePiece model's file in a vocabulary's folder and in a cache.
 VOCABULARY = sentencepiece_model.FILE
-# What the file may be called in a cache.
+# Possible names of the file in a cache.
 VOCABULARY_FILES = (VOCABULARY, tokenizer_json.FILE, registered.FILE)
 
-# Not an id: it stands between the inputs and the targets of a pair's window.
+# Not an id: separates inputs from targets in a pair's window.
 PAIR_BORDER = -1
-# How to name a vocabulary, for messages and help.
+# Forms of --vocabulary, for messages and help.
 FORMS = (
     "a folder written by vocab.train or transformers, a SentencePiece .model file, a "
     f"tokenizer.json, {tokenizer_json.BYTES}, or a name that --task_module registers"
@@ -71,12 +71,12 @@ FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyRecord:
-    """The vocabulary of a cache: ids below `pieces` are the file's, `extra_ids` more follow.
+    """The vocabulary of a cache: ids below `pieces` are the file's, then come `extra_ids` more.
 
     Attributes:
       sha256: of the vocabulary's file.
-      pieces: number of the file's ids.
-      extra_ids: ids that were added: an EOS if the file has none, then sentinels.
+      pieces: number of ids in the file.
+      extra_ids: number of added ids: an EOS if the file has none, then sentinels.
       sentinels: number of sentinels, added or the file's own.
       file: name of the file in the cache; None for VOCABULARY.
       special: ids with a role; None for T5's.
@@ -96,7 +96,7 @@ class VocabularyRecord:
 
     @property
     def added_sentinels(self) -> int:
-        """Number of the sentinels among `extra_ids`."""
+        """Number of sentinels among `extra_ids`."""
         return self.extra_ids - (self.special_ids.eos == self.pieces)
 
     @property
@@ -110,7 +110,7 @@ class VocabularyRecord:
         return self.special or T5_IDS
 
     def ids(self, model: bytes) -> TokenIds:
-        """Returns the vocabulary as objectives use it, given the bytes of its file."""
+        """Returns the ids for objectives, given the bytes of the vocabulary's file."""
         return TokenIds(self.size, self.sentinels, model, self.special_ids)
 
 
@@ -133,7 +133,7 @@ class Vocabulary:
 
     @property
     def first_sentinel(self) -> int:
-        """The lowest id that is a sentinel; `size` if there are none."""
+        """The lowest sentinel id; `size` if there are none."""
         return self.size - self.record.sentinels
 
     @property
@@ -143,7 +143,7 @@ class Vocabulary:
 
     @functools.cached_property
     def ids(self) -> TokenIds:
-        """The vocabulary as objectives use it."""
+        """The ids for objectives."""
         return self.record.ids(self.model)
 
     def counts_agree(self) -> bool:
@@ -154,17 +154,17 @@ class Vocabulary:
 
     @property
     def is_sentencepiece(self) -> bool:
-        """True for a SentencePiece model."""
+        """Whether the file is a SentencePiece model."""
         return kind_of(self.model) is sentencepiece_model
 
     @property
     def is_registered(self) -> bool:
-        """True for a class that a user's module registers: only that encodes and decodes."""
+        """Whether the vocabulary is a class of a user's module."""
         return registered.is_registered(self.model)
 
     @functools.cached_property
     def codec(self) -> Codec:
-        """The library that encodes and decodes."""
+        """The encoder and decoder."""
         return _codec(self.model, self.name)
 
     @property
@@ -172,7 +172,7 @@ class Vocabulary:
         """The sentencepiece.SentencePieceProcessor.
 
         Raises:
-          UserError: the vocabulary is no SentencePiece model.
+          UserError: the vocabulary is not a SentencePiece model.
         """
         if not isinstance(self.codec, SentencePieceCodec):
             kind = _NAMES[kind_of(self.model)]
@@ -181,7 +181,7 @@ class Vocabulary:
 
     @functools.cached_property
     def reserved(self) -> np.ndarray:
-        """Ids that text may not contain, bool [size]: sentinels, spellable control pieces.
+        """Ids that text may not contain, bool [size]: sentinels and spellable control pieces.
 
         In SentencePiece, text cannot spell control pieces.
         """
@@ -191,7 +191,7 @@ class Vocabulary:
         return found
 
     def special_pieces(self) -> dict[str, str]:
-        """Returns the names of the pieces with a role: "pad", "eos", "unk" and "bos"."""
+        """Returns role -> piece name, for "pad", "eos", "unk" and "bos"."""
         roles = dataclasses.asdict(self.special).items()
         return {role: self.piece(token) for role, token in roles if token is not None}
 
@@ -202,7 +202,7 @@ class Vocabulary:
         return self.ids.pieces[token]
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Returns ids of each text: int32[tokens], without BOS and EOS."""
+        """Returns the ids of each text, int32 [tokens], without BOS and EOS."""
         return self.codec.encode(texts)
 
     def try_encode(self, text: str) -> np.ndarray | str:
@@ -212,7 +212,7 @@ class Vocabulary:
         return self.codec.encode([text])[0]
 
     def decode(self, ids: np.ndarray) -> str:
-        """Returns the text of `ids`; sentinels appear as <extra_id_k>, padding as nothing."""
+        """Returns the text of `ids`; sentinels appear as <extra_id_k>, padding is omitted."""
         special = self.special
         left_out = {special.pad, special.eos, special.bos}
         text: list[str] = []
@@ -234,7 +234,7 @@ def _codec(model: bytes, name: str) -> SentencePieceCodec | TokenizersCodec | Re
     return SentencePieceCodec(model, name)
 
 
-# Names of vocabularies in folders: ours, transformers' for T5 and Llama, and for all others.
+# File names in vocabulary folders: ours, transformers' for T5 and Llama, and for all others.
 _IN_FOLDERS = (VOCABULARY, "spiece.model", "tokenizer.model", tokenizer_json.FILE, registered.FILE)
 # Kinds of files, for messages.
 _NAMES = {
@@ -245,18 +245,18 @@ _NAMES = {
 
 
 def load(path: str, extra_ids: int = 0) -> Vocabulary:
-    """Loads a vocabulary, whose kind is found by what is there.
+    """Loads a vocabulary of any kind.
 
     Args:
       path: folder or file, local or any fsspec URL: a SentencePiece .model file, a tokenizer.json,
         a folder of vocab.train or transformers with either; "bytes" for ByT5's ids; or the name
-        of a registered class, which is the class even if there is a folder of that name.
-      extra_ids: number of sentinels to add after the file's pieces, for one without any (100 for
-        the original T5 vocabulary).
+        of a registered class, which takes precedence over a folder.
+      extra_ids: number of sentinels to add to a vocabulary without any (100 for the original T5
+        vocabulary).
 
     Raises:
-      UserError: there is no such file, it is neither a SentencePiece model nor a tokenizer.json, it
-        lacks an unknown token, `extra_ids` is below 0, or would add to sentinels of its own.
+      UserError: there is no such file, it is not a vocabulary, it lacks an unknown token,
+        `extra_ids` is negative, or the vocabulary already has sentinels.
     """
     if extra_ids < 0:
         raise UserError(f"--extra_ids={extra_ids} must be 0 or more")
@@ -288,7 +288,7 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
 
 
 def _config(path: str) -> dict[str, Any]:
-    """Returns the contents of a file of transformers; {} if there is none."""
+    """Returns the contents of a transformers file; {} if there is none."""
     if not files.exists(path):
         return {}
     try:
@@ -299,7 +299,7 @@ def _config(path: str) -> dict[str, Any]:
 
 
 def from_bytes(model: bytes, extra_ids: int = 0, name: str = "the vocabulary") -> Vocabulary:
-    """Does the same as `load` with the bytes of a file; `name` is its name in error messages."""
+    """Loads a vocabulary from the bytes of its file; `name` is for messages."""
     return _loaded(model, extra_ids, name, [])
 
 
@@ -309,7 +309,7 @@ def of_cache(folder: str, record: VocabularyRecord, command: str = "build") -> V
     `command` is the one that made the cache, for messages.
 
     Raises:
-      UserError: its file is missing, or is not the vocabulary of the record.
+      UserError: the file is missing or does not match the record.
     """
     path = files.join(folder, record.file_name)
     again = f"run pipeline.{command} again, which writes it anew"
@@ -327,7 +327,7 @@ def of_cache(folder: str, record: VocabularyRecord, command: str = "build") -> V
 
 
 def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any]]) -> Vocabulary:
-    """Returns the vocabulary in `model`, beside which transformers wrote `configs`."""
+    """Loads `model`; `configs` are the transformers files beside it."""
     codec: Codec | None = None
     file: str | None = None
     if registered.is_registered(model):
@@ -374,7 +374,7 @@ def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any
 
 
 def _own_sentinels(pieces: list[str]) -> int:
-    """Returns how many sentinels, in descending order, are the last pieces."""
+    """Returns how many of the last pieces are sentinels, in descending order."""
     for own, piece in enumerate(reversed(pieces)):
         # mT5's sentinels begin with SentencePiece's mark for a space.
         if piece.removeprefix(sentencepiece_model.SPACE) != sentinel_piece(own):

@@ -138,7 +138,6 @@ class Flags:
 
 
 def _settings(flags: Flags) -> Settings:
-    """Returns how to write."""
     from tasks import vocabulary
     from trainer.conversion.targets import Settings, shard_bytes
 
@@ -158,7 +157,7 @@ def _settings(flags: Flags) -> Settings:
 
 
 def run(flags: Flags) -> int:
-    """Converts; returns 1 if what was written computes something different."""
+    """Converts; returns 1 if the written model computes something different."""
     model = flags.model
     if model.gin_param and not model.gin_file:
         raise UserError(f"--gin.{model.gin_param[0]} needs a --gin_file")

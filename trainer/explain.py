@@ -44,7 +44,7 @@ class Flags:
 
 
 def run(flags: Flags) -> None:
-    """Prints or writes what was read."""
+    """Prints or writes the documents."""
     if (flags.step is None) == (flags.document is None):
         raise UserError("give --step or --document")
     if flags.document:

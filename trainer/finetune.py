@@ -15,7 +15,7 @@ _RECIPE = "t5x_finetune"
 
 
 def run(flags: Any) -> int:
-    """Trains, or prints the configuration if that is asked for."""
+    """Trains, or prints the configuration on request."""
     from trainer import training
     from trainer.config import from_flags, from_transformers
     from trainer.config.optimizer import recipe

@@ -30,10 +30,6 @@ from trainer.starting.resume import Beginning, begin
 def train(run: Run, origins: dict[str, str]) -> int:
     """Trains up to `config.train_steps`, from the newest checkpoint if there is one.
 
-    Args:
-      run: what to train.
-      origins: origin of each field of the configuration, saved with it.
-
     Returns:
       The exit code: 0 when finished; with the state saved, EXIT_PREEMPTED after SIGTERM and
       EXIT_INTERRUPTED after Ctrl-C.
@@ -80,7 +76,6 @@ def _train(
     state: TrainState,
     check_lock: Callable[[], None],
 ) -> int:
-    """Trains from a beginning; returns the exit code."""
     config, step, last = run.config, beginning.step, run.config.train_steps
     stop = Stop()
     waiting = Waiting(stop.received_alone)
@@ -97,14 +92,14 @@ def _train(
     def save(step: int, state: TrainState) -> None:
         reports.settle(step, state)
         with reports.speed.blocking():
-            # Metrics come first, since a checkpoint implies that its steps' metrics are written.
+            # Metrics come first: a checkpoint implies that its steps' metrics are written.
             writer.flush()
             check_lock()
             checkpoints.save(step, state, run, evaluated=not evaluate.owed)
 
     with stop, Profile(config) as profile, progress.shown("training", last, step) as bar:
         if evaluate.owed:
-            # SIGTERM ended the run when it had saved this step and not evaluated it.
+            # SIGTERM ended the run after saving this step but before evaluating it.
             state = evaluate(step, state)
             if not (evaluate.owed or stop.error):
                 checkpoints.record_evaluation(step)
@@ -133,11 +128,7 @@ def _train(
 
 
 class _Evaluate:
-    """Evaluates the states of a run on its validation split, and acts on the results.
-
-    Attributes:
-      owed: whether the newest state is still to be evaluated.
-    """
+    """Evaluates states on the validation split; `owed` if the newest is still to be evaluated."""
 
     def __init__(
         self,
@@ -155,10 +146,7 @@ class _Evaluate:
         )
 
     def __call__(self, step: int, state: TrainState) -> TrainState:
-        """Evaluates the state after `step`, unless the run stops; returns the state to go on with.
-
-        Its learning rate may have been lowered, and the run stops if nothing improves any more.
-        """
+        """Evaluates the state after `step`, unless stopping; returns the state to continue with."""
         evaluation, stop, watch = self._evaluation, self._stop, self._watch
         assert evaluation is not None
         self._reports.settle(step, state)
@@ -172,7 +160,7 @@ class _Evaluate:
             try:
                 watch.see(step, flattened(results))
             except UserError as error:
-                # No task has the metric: saved before the run ends, to lose no updates.
+                # No task has the metric: the run ends after saving its updates.
                 stop.error = error
             if watch.exhausted:
                 stop.early = watch.why_exhausted

@@ -33,7 +33,7 @@ _COMPILATIONS = 10
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(GinRunFlags):
-    """All flags of trainer.pretrain, and those of a plan."""
+    """Flags of trainer.pretrain and of the plan."""
 
     topology: str | None = field(
         None,
@@ -61,11 +61,7 @@ class Flags(GinRunFlags):
 
 
 def run(flags: Flags) -> int:
-    """Runs the command.
-
-    Raises:
-      UserError: a flag is wrong, or the run does not fit; names what would.
-    """
+    """Prints the plan; raises UserError if the run does not fit, naming one that does."""
     config, origins = from_flags.configured(flags)
     if flags.print_config:
         print(fields.describe(config, origins, words=flags.print_config == "words"))
@@ -76,7 +72,7 @@ def run(flags: Flags) -> int:
 
     import jax
 
-    # A program from the cache would come without the schedules of its kernels.
+    # Programs from the cache lack the schedules of their kernels.
     jax.config.update("jax_enable_compilation_cache", False)
 
     from trainer.planning import page, search
@@ -122,12 +118,9 @@ def run(flags: Flags) -> int:
 
 
 def target_of(name: str | None) -> "Target":
-    """Returns the devices of a plan: of the topology with this name, or of this machine.
+    """Returns the devices of the named topology, or of this machine; imports JAX.
 
-    JAX is imported here, not before.
-
-    Raises:
-      UserError: there is no such topology, or the TPU's compiler is not installed.
+    Raises UserError if there is no such topology, or the TPU's compiler is not installed.
     """
     if name is None:
         from trainer.planning.compiled import local_target
@@ -153,13 +146,13 @@ def target_of(name: str | None) -> "Target":
 
 
 def _stop_at_once(schedules: "Schedules") -> None:
-    """Makes Ctrl-C and SIGTERM end the process also while it compiles, which takes minutes.
+    """Makes Ctrl-C and SIGTERM end the process even while it compiles, which takes minutes.
 
     Python would handle them afterwards, and libtpu prints the stack of a terminated process.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    # Python writes the number of a signal there at once.
+    # Python immediately writes a signal's number to this pipe.
     signal.set_wakeup_fd(writing)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)

@@ -12,7 +12,7 @@ from tasks.terminal.command import Command
 
 
 def run(flags: Any) -> int:
-    """Trains, or prints the configuration if that is asked for."""
+    """Trains, or prints the configuration on request."""
     from trainer import training
     from trainer.config import from_flags
 

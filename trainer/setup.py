@@ -18,14 +18,14 @@ from trainer.data.features import Converter
 from trainer.data.mixing import mixtures_of
 from trainer.data.prepared import Run
 
-# Compares vocabularies; imported only with --init_from, as it reads formats of other programs.
+# Compares vocabularies; imported only with --init_from: it reads other programs' formats.
 _HAS_OTHER_ROWS = "trainer.starting.vocabulary_change:has_other_rows"
 
-# The embedding's rows are rounded up to a multiple of this, as T5's 32,128 for 32,100 ids: such
-# sizes are fast on accelerators and divide among devices.
+# Embedding rows are rounded up to a multiple of this, as T5's 32,128 for 32,100 ids: such sizes are
+# fast on accelerators and divide among devices.
 # Source: T5X `examples/t5/t5_1_1/base.gin`.
 _VOCABULARY_MULTIPLE = 128
-# Architecture -> presets that have it.
+# Architecture -> its presets.
 _FITTING = {
     "encoder": "an encoder-only preset (bert_base, …)",
     "encoder_decoder": "an encoder-decoder preset (t5_1_1_small, …)",
@@ -34,12 +34,9 @@ _FITTING = {
 
 
 def prepare(config: Config, origins: dict[str, str], training: bool = False) -> Run:
-    """Opens the data of a run, fills in the fields that it implies and checks all of them.
+    """Opens a run's data, fills in the fields that the data imply, and checks all fields.
 
-    Args:
-      config: the configuration as given.
-      origins: origin of each field by path; those of implied fields are added.
-      training: whether it is going to train, and may wait for caches that are being built.
+    Adds origins of implied fields to `origins`. `training` waits for caches that are being built.
 
     Raises:
       UserError: a setting is missing or does not fit; names the flag to change.
@@ -53,14 +50,8 @@ def prepare(config: Config, origins: dict[str, str], training: bool = False) -> 
 class _Vocabulary(NamedTuple):
     """The vocabulary of a run's data.
 
-    Attributes:
-      origin: origin of `model.vocab_size` where the data determine it.
-      place: where the vocabulary is, for messages.
-      size: number of ids.
-      sha256: of the vocabulary's file; None if unknown.
-      extra_ids: ids on top of the file's pieces.
-      special: special ids.
-      ids: the ids with their pieces; None if these are not known.
+    `origin` is the origin of `model.vocab_size` if the data determine it, `place` names the
+    vocabulary in messages, and `extra_ids` come on top of the file's pieces. None means unknown.
     """
 
     origin: str
@@ -79,7 +70,6 @@ def _check_flags(config: Config) -> None:
 
 
 def _prepare_caches(config: Config, origins: dict[str, str], training: bool) -> Run:
-    """Prepares a run on caches of pipeline.build."""
     if not config.cache_dir:
         raise UserError("--cache_dir is missing")
     _check_packing(config)
@@ -107,7 +97,6 @@ def _prepare_caches(config: Config, origins: dict[str, str], training: bool) -> 
 
 
 def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
-    """Prepares a run on a task or mixture registered with seqio."""
     from trainer.data.seqio_data import SeqioData
 
     if config.data.shuffle == "block":
@@ -132,7 +121,7 @@ def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
         data.special,
     )
     config, converter = _fit(config, origins, vocabulary, data.lengths)
-    # Opened again because the data depend on the batch size, which may have been implied just now.
+    # Opened again: data depend on the batch size, which `_fit` may have implied.
     return Run(config, SeqioData(config, name), converter)
 
 
@@ -152,14 +141,14 @@ def _fit(
     _check_positions(config, converter)
     config = batch_of_tokens(config, origins, lengths)
     config = _imply_new_tokens(config, origins, lengths)
-    # Sizes of the mesh that depend on the number of devices are checked by Program.
+    # Program checks the mesh sizes that depend on the number of devices.
     sizes, rules = config.mesh.planned(), config.mesh.rules
     check_dimensions(sizes, rules, config.model, config.batch_size, config.microbatches)
     return config, converter
 
 
 def _imply_new_tokens(config: Config, origins: dict[str, str], lengths: Lengths) -> Config:
-    """Sets the most tokens of a prediction to the length of targets, unless it was set."""
+    """Sets the maximum of new tokens to the length of targets, unless it was set."""
     path = "evaluation.decoding.max_new_tokens"
     if origins.get(path, "lengths.targets") != "lengths.targets" or not lengths.targets:
         return config
@@ -168,7 +157,7 @@ def _imply_new_tokens(config: Config, origins: dict[str, str], lengths: Lengths)
 
 
 def _check_packing(config: Config) -> None:
-    """Rejects rows of several examples where they cannot be, and lengths without an effect."""
+    """Rejects rows of several examples for models that cannot read them."""
     if config.data.segment_documents:
         if config.data.pack_examples:
             raise UserError(
@@ -202,7 +191,7 @@ def _check_task(task: TaskSpec, config: Config) -> None:
 
 
 def _check_positions(config: Config, converter: Converter) -> None:
-    """Rejects rows that are longer than the model's table of positions, or too short to drop."""
+    """Rejects rows longer than the model's table of positions, or too short to drop tokens."""
     model = config.model
     if idle := model.idle_on(converter.encoder_length):
         raise UserError(idle)
@@ -219,7 +208,7 @@ def _check_positions(config: Config, converter: Converter) -> None:
 
 
 def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> Config:
-    """Sets lengths that are not set to the task's own; all tasks must agree on them."""
+    """Sets missing lengths to the task's own; all tasks must agree on them."""
     for side in ("inputs", "targets"):
         field = f"lengths.{side}"
         value, set_already = getattr(task.lengths, side), getattr(config.lengths, side)
@@ -237,7 +226,7 @@ def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> C
 def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Vocabulary) -> Config:
     """Sets the number of embeddings to the vocabulary's size, rounded up, unless it was set.
 
-    A model of --init_from keeps its own unless its vocabulary is another one.
+    A model from --init_from keeps its number unless the vocabulary changes.
     """
     origin = origins.get("model.vocab_size", "preset")
     of_source = origin in (config.init_from, f"the run {config.init_from}")
@@ -256,14 +245,14 @@ def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Voca
 def _has_other_rows(config: Config, vocabulary: _Vocabulary) -> bool:
     """Returns whether the vocabulary differs from --init_from's."""
     path = files.join(config.model_dir, CONFIG_FILE)
-    if files.exists(path):  # the run has begun, and needs what it began with no more
+    if files.exists(path):  # the run has started and no longer needs --init_from
         return load_config(config.model_dir)[0].model.vocab_size != config.model.vocab_size
     module, _, name = _HAS_OTHER_ROWS.partition(":")
     return getattr(importlib.import_module(module), name)(config, vocabulary.ids)
 
 
 def _check_vocabulary(config: Config, vocabulary: _Vocabulary) -> None:
-    """Checks the data's vocabulary against --vocabulary; a remote model file is not downloaded."""
+    """Checks the data's vocabulary against --vocabulary; does not download a remote model file."""
     expected = config.vocabulary
     if expected.extra_ids not in (None, vocabulary.extra_ids):
         raise UserError(

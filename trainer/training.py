@@ -2,7 +2,7 @@
 
 from trainer.config import Config, fields
 
-# What a run that does not fit the memory may change, gentlest first.
+# Remedies for a run that does not fit the memory, gentlest first.
 _LESS_MEMORY = (
     "set --microbatches to divide the batch into parts with the same result, --model.remat=full to "
     "compute activations twice, a smaller --batch_size or another --preset; trainer.plan says "

@@ -56,7 +56,7 @@ class Flags:
 
 
 def run(flags: Flags) -> int:
-    """Trims; returns 1 if what was written computes something different."""
+    """Trims; returns 1 if the written model computes something different."""
     if files.is_remote(flags.to):
         raise UserError(f"--to={flags.to}: give a local folder")
 

@@ -30,7 +30,7 @@ from vocab.compare_page import Comparison, Measured, RoundTrip, Subject
 # Scripts with less than this share of a corpus's words, by bytes, are left out of tables.
 _LEAST_SHARE = 0.001
 _CONTEXT = 24  # characters shown on either side of a difference
-# First bytes of the files that the command writes, by flag.
+# First bytes of the output files, by flag.
 _BEGINS = {"json": rb'\{\s*"measured": ', "output": rb"<!DOCTYPE html>"}
 
 
@@ -80,7 +80,7 @@ def _measured(
 
 
 def difference(text: str, back: str) -> tuple[str, str]:
-    """Returns the surroundings of the first character at which a text and its round trip differ."""
+    """Returns the surroundings of the first difference between a text and its round trip."""
     pairs = enumerate(zip(text, back, strict=False))
     shorter = min(len(text), len(back))
     at = next((place for place, (a, b) in pairs if a != b), shorter)

@@ -16,7 +16,7 @@ HEADER = (
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A vocabulary: its name and kind, the numbers of its ids and sentinels, its SHA-256."""
+    """A vocabulary and its numbers of ids and sentinels."""
 
     name: str
     kind: str
@@ -30,9 +30,9 @@ class RoundTrip:
     """The outcome of encoding and decoding texts.
 
     Attributes:
-      documents: share of the documents that come back exactly.
-      lines: share of the distinct lines, each encoded by itself, that come back exactly.
-      example: (text, what came back) around the first difference; None if there is none.
+      documents: share of documents restored exactly.
+      lines: share of distinct lines, each encoded by itself, restored exactly.
+      example: (text, decoded text) around the first difference, or None.
     """
 
     documents: float
@@ -42,7 +42,7 @@ class RoundTrip:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A vocabulary on a corpus; `speed` is its library's, in MB of text a second."""
+    """A vocabulary on a corpus; `speed` of its library is in MB of text per second."""
 
     vocabulary: str
     corpus: str
@@ -78,7 +78,7 @@ class OfCorpus:
         return [each.row() for each in self.measured]
 
     def by_script(self, least: float) -> tuple[list[str], list[list[str]]]:
-        """Returns the header and the rows of bytes a token by script.
+        """Returns the header and the rows of bytes per token by script.
 
         Scripts with less than the share `least` of the words' bytes are left out; the first row has
         the shares of the others.
@@ -101,13 +101,13 @@ class OfCorpus:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Vocabularies, and what was measured of each on each corpus, by corpus."""
+    """Vocabularies and their measurements, ordered by corpus."""
 
     subjects: Sequence[Subject]
     measured: Sequence[Measured]
 
     def by_corpus(self) -> dict[str, OfCorpus]:
-        """Returns what was measured on each corpus."""
+        """Returns the measurements on each corpus."""
         names = dict.fromkeys(each.corpus for each in self.measured)
         return {
             name: OfCorpus([each for each in self.measured if each.corpus == name])
@@ -115,7 +115,7 @@ class Comparison:
         }
 
     def examples(self) -> Iterator[tuple[str, str, tuple[str, str]]]:
-        """Yields (vocabulary, corpus, (text, decoded)) of the first difference of a vocabulary."""
+        """Yields (vocabulary, corpus, (text, decoded)) of each first difference."""
         for subject in self.subjects:
             for each in self.measured:
                 if each.vocabulary == subject.name and each.round_trip.example:

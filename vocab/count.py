@@ -1,10 +1,9 @@
 """Counts the words of a corpus of any size, in bounded memory, with any number of workers.
 
-Each piece of the corpus becomes one file of (word, count) in the vocabulary's folder, written by a
-Beam job or by this process. A file depends on its piece alone and is written atomically, so a run
-that was killed resumes with the files it finished. The files are then added up. If the words do not
-fit in memory, a sample of them is kept; the sample does not depend on the workers, the runner or
-the order of the pieces.
+A Beam job or this process writes one file of (word, count) per piece of the corpus to the
+vocabulary's folder. A file depends on its piece alone and is written atomically, so a killed run
+resumes with the finished files. The files are then added up. If the words do not fit in memory, a
+sample is kept; it does not depend on the workers, the runner or the order of the pieces.
 """
 
 import dataclasses
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PREFIX = "counts-"
-# The names of our files. Names of other files in a folder may begin in the same way.
+# Our files' names. Other files in a folder may have the same prefix.
 _OURS = re.compile(PREFIX + r"([0-9a-f]{16})-\d{6,}\.parquet")
 
 # Each file is divided into this many parts by the hash of the word, so that one part of every file
@@ -45,11 +44,9 @@ class Job:
     """Everything a worker needs to count.
 
     Attributes:
-      folder: where the files of counts are written.
+      folder: folder of the count files.
       key: a hash of everything the counts depend on, 16 hex digits; part of the file names.
-      corpus: the corpus to count.
-      splitter: how text is split into words.
-      batch_bytes: bytes of text that a worker counts in memory before it writes the counts.
+      batch_bytes: bytes of text counted in memory before a worker writes the counts.
     """
 
     folder: str
@@ -79,7 +76,7 @@ class Counts:
 
 
 def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
-    """Writes the files that are missing, in this process if `beam_arguments` is None.
+    """Writes the missing files, in this process if `beam_arguments` is None.
 
     Raises:
       UserError: the corpus cannot be read, or a worker died.
@@ -124,7 +121,7 @@ def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
 
 
 def clean(folder: str, *keys: str) -> None:
-    """Deletes the files of counts in `folder`, except those with one of `keys`."""
+    """Deletes the count files in `folder`, except those with one of `keys`."""
     for name in files.list_names(folder):
         ours = _OURS.fullmatch(name)
         if ours and ours[1] not in keys:
@@ -132,7 +129,7 @@ def clean(folder: str, *keys: str) -> None:
 
 
 def _train_pieces(job: Job) -> list[int]:
-    """Returns the numbers of the pieces that may hold documents of the train split."""
+    """Returns the numbers of the pieces that may hold train documents."""
     pieces = enumerate(job.corpus.pieces)
     return [number for number, piece in pieces if sources.TRAIN in piece.splits]
 
@@ -286,7 +283,7 @@ def _statistics(job: Job) -> tuple[Counter[str], Counter[str], int]:
 def _words(
     jobs: Sequence[Job], factors: Sequence[float], rows: int, limit_words: int
 ) -> Iterator["pa.Table"]:
-    """Yields tables of words with their total counts; each word occurs in one table only.
+    """Yields tables of distinct words with their total counts.
 
     The files are read several times, each time as many of their parts as fit in memory.
     """
@@ -300,7 +297,6 @@ def _words(
 
 
 def _scaled(table: "pa.Table", factor: float) -> "pa.Table":
-    """Returns the words with their counts multiplied and rounded to the nearest whole number."""
     import pyarrow as pa
 
     if factor == 1:
@@ -365,12 +361,12 @@ class _Kept:
     def __init__(self, limit_bytes: int, limit_words: int):
         self._limits = limit_bytes, limit_words
         self._table: pa.Table | None = None
-        self.threshold = 0.0  # the highest priority of the words left out
+        self.threshold = 0.0  # highest priority of the omitted words
         self.seen = 0
         self.occurrences = 0
 
     def add(self, table: "pa.Table") -> None:
-        """Adds words with their total counts; none may have been added before."""
+        """Adds new words with their total counts."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -397,7 +393,7 @@ class _Kept:
 
 
 def _grouped(tables: list["pa.Table"]) -> "pa.Table":
-    """Returns one row for each distinct word of `tables`, with its counts added up."""
+    """Adds up the counts of each distinct word."""
     import pyarrow as pa
 
     grouped = pa.concat_tables(tables).group_by(["hash", "word"], use_threads=False)

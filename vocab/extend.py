@@ -4,13 +4,13 @@
     new   pieces 0 … P-1 | new pieces | sentinels
 
 Sentinels must have the last ids (T5 counts them from the end), so only they move. `id_map` gives
-their new ids, and the rows of a checkpoint's embedding can be moved accordingly.
+their new ids, for moving the rows of a checkpoint's embedding.
 
 A new piece takes its score from a unigram model of the new corpus, shifted by the median difference
-between the scores of the pieces that both models have. Text without a new piece is segmented as
-before; a new piece wins by the margin it has in the new corpus's own model. BPE is not supported:
-a BPE piece is one step in a sequence of merges, and merges learned on other text start from pieces
-that the old merges never produce.
+between both models' scores of shared pieces. Text without a new piece is segmented as before; a new
+piece wins by its margin in the new corpus's own model. BPE is not supported: a BPE piece is one
+step in a sequence of merges, and merges learned on other text start from pieces that the old merges
+never produce.
 """
 
 import statistics
@@ -51,7 +51,7 @@ def symbols(model: bytes) -> tuple[str, ...]:
 
 
 def with_symbols(model: bytes, more: tuple[str, ...]) -> bytes:
-    """Returns the model with `more` appended as user-defined pieces.
+    """Appends `more` to the model as user-defined pieces.
 
     Raises:
       UserError: one of them is already a piece.

@@ -44,7 +44,7 @@ class Tally:
 
     @property
     def bytes_per_token(self) -> float:
-        """UTF-8 bytes of text per token."""
+        """UTF-8 bytes per token."""
         return self.bytes / max(self.tokens, 1)
 
     @property
@@ -59,7 +59,7 @@ class Tally:
 
     @property
     def character_coverage(self) -> float:
-        """Share of the text's characters that have a piece."""
+        """Share of characters that have a piece."""
         return self.covered / max(self.characters, 1)
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,11 +97,11 @@ class Report(Tally):
 
     @property
     def used_share(self) -> float:
-        """Share of the pieces of text that the sample uses."""
+        """Share of the text pieces that occur in the sample."""
         return self.pieces_used / max(self.pieces, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the counts and rates as they are stored in report.json."""
+        """Returns the counts and rates for report.json."""
         return super().as_dict() | {
             "split": self.split,
             "documents": self.documents,
@@ -113,7 +113,7 @@ class Report(Tally):
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Report":
-        """Returns the report that `as_dict` stored."""
+        """Restores a report from `as_dict`."""
 
         def make(kind: Any, value: dict[str, Any]) -> Any:
             names = [field.name for field in dataclasses.fields(kind)]
@@ -127,14 +127,14 @@ class Report(Tally):
 
 
 def as_json(reports: dict[str, Report]) -> dict[str, Any]:
-    """Returns the reports of corpora by name as they are stored; "" is the name of a single one."""
+    """Returns {corpus: stored report}; "" names a single corpus."""
     if list(reports) == [""]:
         return reports[""].as_dict()
     return {"corpora": {name: report.as_dict() for name, report in reports.items()}}
 
 
 def from_json(value: dict[str, Any]) -> dict[str, Report]:
-    """Returns the reports that `as_json` stored."""
+    """Restores the reports from `as_json`."""
     found = value.get("corpora", {"": value})
     return {name: Report.from_dict(each) for name, each in found.items()}
 
@@ -184,8 +184,8 @@ def measure(loaded: vocabulary.Vocabulary, corpus: sources.Corpus) -> Report:
 def sample(corpus: sources.Corpus) -> tuple[str, list[str]]:
     """Returns (split, texts): about `_SAMPLE_BYTES` of validation, or of train if there is none.
 
-    The sample consists of whole documents, from pieces in the order of a hash of their names. It is
-    the same in every run and comes from all over the corpus.
+    The sample consists of whole documents, from pieces in the order of a hash of their names, so it
+    is the same in every run and comes from all over the corpus.
 
     Raises:
       UserError: the corpus has no documents.
@@ -199,10 +199,10 @@ def sample(corpus: sources.Corpus) -> tuple[str, list[str]]:
 def of_texts(
     loaded: vocabulary.Vocabulary, split: str, texts: list[str], space: str = ""
 ) -> Report:
-    """Returns the report on some texts; `space` is put before each word that is counted by script.
+    """Reports on texts; `space` is put before each word that is counted by script.
 
-    Without a space, a tokenizer that does not add one, such as GPT-2's, cuts a word as it would at
-    the beginning of a text.
+    Without a space, a tokenizer that does not add one, such as GPT-2's, cuts a word as at the
+    beginning of a text.
     """
     kinds = dict(enumerate(loaded.ids.kinds[: loaded.first_sentinel]))
     unknown = {token for token, kind in kinds.items() if kind == vocabulary.UNKNOWN}
@@ -235,7 +235,7 @@ def of_texts(
         words.update(text.split())
     by_script: dict[str, Tally] = defaultdict(Tally)
     spaced = [space + word for word in words]
-    # A vocabulary that adds a space itself, as Llama's, would have two.
+    # A vocabulary that adds a space itself, such as Llama's, would have two.
     encoded = loaded.encode(list(words) if space and _adds_space(loaded) else spaced)
     for (word, count), text, ids in zip(words.items(), spaced, encoded, strict=True):
         tally = by_script[scripts.of_word(word)]
@@ -250,7 +250,7 @@ def of_texts(
 
 
 def _adds_space(loaded: vocabulary.Vocabulary) -> bool:
-    """Returns whether a text begins with a space once it is encoded."""
+    """Returns True if encoding adds a space before a text."""
     (ids,) = loaded.encode(["a"])
     return bool(len(ids)) and loaded.ids.texts[ids[0]][:1] in (" ", b" ")
 

@@ -37,7 +37,7 @@ def finished(output: str, made: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the manifest of a finished vocabulary; None if `output` has none.
 
     Raises:
-      UserError: it was not made as `made` says: name -> value, as in the manifest.
+      UserError: its manifest differs from `made`, name -> value.
     """
     path = files.join(output, MANIFEST)
     if not files.exists(path):

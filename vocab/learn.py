@@ -28,7 +28,7 @@ _BYTES_PER_BYTE = 100
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """SentencePiece's options that the user can set, under SentencePiece's names."""
+    """User-settable options, under SentencePiece's names."""
 
     model_type: str
     vocab_size: int
@@ -41,7 +41,7 @@ class Settings:
 
 
 def limits(memory_bytes: int) -> tuple[int, int]:
-    """Returns the bytes of words, and the number of words, that fit in `memory_bytes`."""
+    """Returns the bytes and the number of words that fit in `memory_bytes`."""
     room = max(memory_bytes - _FIXED_BYTES, memory_bytes // 8) // 2
     return room // _BYTES_PER_BYTE, room // _BYTES_PER_WORD
 
@@ -84,7 +84,7 @@ def learn(settings: Settings, counts: Counts, symbols: int = 0) -> bytes:
 
 
 def _advice(reason: str, symbols: int) -> str:
-    """Returns SentencePiece's reason, with a size that works if another was asked for."""
+    """Returns SentencePiece's reason, and a possible size if the size was wrong."""
     # Its own advice, to lower character_coverage, mostly needs values that no vocabulary should
     # have. It neither counts the symbols nor knows our flags.
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
@@ -148,7 +148,7 @@ def _learn_in_child(sender: Any, path: str, settings: Settings) -> None:
 
 
 def _write_seeds(path: str, longest: int) -> str:
-    """Writes the seed pieces for the words in the file `path`; returns the path of the seeds."""
+    """Writes seed pieces for the words in the file `path`; returns the path of the seeds."""
     import numpy as np
 
     words: list[str] = []

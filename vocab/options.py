@@ -91,7 +91,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptionFlags:
-    """Flags of `Options` as they were typed, and of more symbols and a vocabulary to extend."""
+    """Flags of `Options` as typed, of more symbols, and of a vocabulary to extend."""
 
     options: Given = field(REQUIRED, "the vocabulary", flat=True, partial=Options)
     user_defined_symbols_file: str | None = field(

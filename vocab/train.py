@@ -69,7 +69,7 @@ def train(
     Raises:
       UserError: `output` holds another vocabulary, is being written, or cannot be written; the
         corpus has no text; or SentencePiece fails, for instance because `vocab_size` is too large
-        for the corpus. The word counts are kept for the next run, even one with other options.
+        for the corpus. The word counts are kept for the next run, even with other options.
     """
     corpora = as_corpora(corpus)
     if kept := _finished(options, corpora.record, output):
@@ -117,7 +117,7 @@ def _write(
     corpora: Corpora,
     base: vocabulary.Vocabulary | None,
 ) -> None:
-    """Writes every file but the manifest."""
+    """Writes every file except the manifest."""
     measured = {name: fit.measure(loaded, each) for name, each in corpora.parts.items()}
     # Written first, it marks an unfinished folder as this command's (see `_claimed`).
     files.write_json(files.join(output, _REPORT), fit.as_json(measured))
@@ -194,10 +194,9 @@ def _counted(counts: count.Counts) -> str:
 def _finished(
     options: Options, record: dict[str, Any], output: str
 ) -> vocabulary.Vocabulary | None:
-    """Returns the vocabulary in `output`; None if there is none. `record` describes its corpora.
+    """Returns the vocabulary in `output`, or None. `record` describes its corpora.
 
-    Raises:
-      UserError: `output` holds another vocabulary, or one whose model has changed.
+    Raises UserError for another vocabulary, or a changed model.
     """
     path = files.join(output, MANIFEST)
     if not files.exists(path):
@@ -233,8 +232,7 @@ def _finished(
 def _claimed(output: str, *keys: str) -> Iterator[lock.Lock]:
     """Locks the folder and removes files of killed runs, except counts of the jobs `keys`.
 
-    Raises:
-      UserError: see `folder.held`; or the folder has a model that this command did not write.
+    Raises UserError as `folder.held` does, or if this command did not write the folder's model.
     """
     with folder.held(output) as held:
         names = files.list_names(output)
@@ -294,7 +292,7 @@ def add_sentinels(model: bytes, count: int) -> bytes:
 
 
 def _verify(loaded: vocabulary.Vocabulary, options: Options) -> None:
-    """Asserts the properties that every later stage relies on."""
+    """Asserts the properties required by every later stage."""
     processor = loaded.processor
     assert loaded.size == options.vocab_size + options.extra_ids
     assert loaded.record.sentinels == options.extra_ids
@@ -315,7 +313,7 @@ def _pieces_text(loaded: vocabulary.Vocabulary) -> bytes:
 
 
 def _corpus_flags(texts: Sequence[str], corpora: weighting.Corpora) -> list[str]:
-    """Returns the flags of pipeline.build for corpora; it asks for a name of each of several."""
+    """Returns pipeline.build's flags for corpora; several corpora need names."""
     unnamed = len(texts) > 1 and list(corpora.parts) == list(texts)
     names = [f"part{number}=" if unnamed else "" for number in range(1, len(texts) + 1)]
     return [f"--corpus={name}{text}" for name, text in zip(names, texts, strict=True)]

@@ -35,7 +35,7 @@ SPECIAL = {
 }
 _CONFIG = tokenizer_json.CONFIGS[0]
 _REPORT = "report.json"
-# In the order in which they are written, before the manifest.
+# In writing order, before the manifest.
 _FILES = (_REPORT, tokenizer_json.FILE, _CONFIG)
 
 
@@ -45,7 +45,7 @@ class Options:
 
     Attributes:
       kind: BYTE_BPE or WORDPIECE.
-      vocab_size: number of pieces, special tokens included and sentinels not.
+      vocab_size: number of pieces, including special tokens but not sentinels.
       extra_ids: number of sentinels, which get the last ids.
       cased: whether WordPiece keeps case and accents.
     """
@@ -59,7 +59,7 @@ class Options:
 def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vocabulary.Vocabulary:
     """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
 
-    A killed one starts over. `corpus` may be several with their weights.
+    A killed run starts over. `corpus` may be several with their weights.
 
     Raises:
       UserError: `output` holds something else or is being written, or the corpus has too few words
@@ -140,8 +140,8 @@ def _trained(options: Options, corpora: Corpora) -> Any:
 def _texts(corpus: sources.Corpus, times: float = 1.0) -> Iterator[str]:
     """Yields the texts of the training split, each `times` times.
 
-    `tokenizers` takes texts, not counts. The fraction of a number that is not whole is the share of
-    documents, chosen by a hash of their ids, that are yielded once more.
+    `tokenizers` takes texts, not counts. The fractional part of `times` is the share of documents,
+    chosen by a hash of their ids, that are yielded once more.
     """
     columns = corpus.spec.unit.columns
     whole, rest = int(times), times % 1
@@ -157,7 +157,7 @@ def _texts(corpus: sources.Corpus, times: float = 1.0) -> Iterator[str]:
 
 
 def _uniform(id: str) -> float:
-    """Returns a number from 0 to 1, not included, by which documents are drawn."""
+    """Returns a number in [0, 1) from a hash of a document's id."""
     return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=6).digest()) / 2**48
 
 

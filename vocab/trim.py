@@ -40,7 +40,7 @@ def trim(
       base: the vocabulary to cut.
       corpus: the text to fit.
       output: folder, local or any fsspec URL.
-      min_count: fewest occurrences of a piece that is kept.
+      min_count: fewest occurrences of a kept piece.
       vocab_size: most pieces to keep, not counting sentinels; None for no limit.
       workers: processes that count.
 
@@ -65,7 +65,7 @@ def trim(
         files.write_json(files.join(output, _ID_MAP), found.id_map)
         files.write_json(files.join(output, _REPORT), fit.measure(left, corpus).as_dict())
         if not left.is_sentencepiece:
-            # An EOS that is only an id has no name in the file.
+            # An EOS without a piece has no name in the file.
             named = {
                 f"{role}_token": piece
                 for role, piece in left.special_pieces().items()

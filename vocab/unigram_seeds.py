@@ -3,8 +3,8 @@
 SentencePiece starts a unigram model from a million frequent substrings of its sentences. Given
 words with counts, it ignores the counts ("the frequency field is not used to extract the seed
 piece", MakeSeedSentencePiecesInternal in unigram_model_trainer.cc), and a whole word is not a seed
-unless it is part of another word. Measured, that costs 8 % in bytes per token. So the seeds are
-computed here with the counts and passed to it as `seed_sentencepieces_file`.
+unless it is part of another word. Measured, that costs 8 % in bytes per token. So seeds are
+computed here with the counts and passed as `seed_sentencepieces_file`.
 """
 
 import numpy as np
@@ -16,20 +16,15 @@ SEEDS = 1_000_000
 def seed_pieces(words: list[str], counts: np.ndarray, longest: int) -> list[tuple[str, int]]:
     """Returns (piece, count) for substrings of 2 to `longest` characters, by count times length.
 
-    A substring is left out if it occurs once, or if the same character follows it everywhere. Uses
-    about 100 bytes of memory per character of `words`.
-
-    Args:
-      words: distinct words.
-      counts: occurrences of each word, int64[words].
-      longest: maximum length of a piece, in characters.
+    Omits substrings that occur once, or that the same character follows everywhere. `words` are
+    distinct; `counts` is int64[words]. Uses about 100 bytes of memory per character of `words`.
     """
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     text = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)
     ends = np.repeat(np.cumsum(lengths), lengths)
     weights = np.repeat(counts, lengths)
-    # For each length in turn: where every substring starts, its hash, and the index in `found` of
-    # its prefix one character shorter. Equal hashes are treated as equal substrings.
+    # For each length in turn: the start of every substring, its hash, and the index in `found` of
+    # its prefix one character shorter. Equal hashes count as equal substrings.
     starts = np.arange(len(text))
     hashes = text.astype(np.uint64)
     shorter = np.zeros(len(text), np.int64)

@@ -1,8 +1,8 @@
-"""Several corpora of one vocabulary, and how much each of them counts.
+"""Several corpora of one vocabulary, and their weights.
 
 A corpus of n bytes gets a share of the training text in proportion to its weight, to n to the power
-of alpha, or to n. Its words count as if its text were repeated: the corpus that is repeated least
-counts once, the others more often, by factors that need not be whole.
+of alpha, or to n. Its words count as if its text were repeated: the least repeated corpus counts
+once, the others more often, by factors that need not be whole.
 """
 
 import dataclasses
@@ -21,8 +21,7 @@ class Corpora:
     """Corpora by name, "" for a single one, with the rule of their shares.
 
     Attributes:
-      parts: the corpora.
-      weights: weight of each; None to follow from sizes.
+      weights: weight of each; None derives them from sizes.
       alpha: power to which sizes are raised.
     """
 
@@ -40,10 +39,10 @@ class Corpora:
         return {"corpora": records, "weights": weights, "alpha": self.alpha}
 
     def factors(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        """Returns how often the text of each corpus counts, given its bytes; the least is 1.
+        """Returns the factor of each corpus's text, given its bytes; the least is 1.
 
         Raises:
-          UserError: a corpus has no text, or counts pass what 64 bits hold.
+          UserError: a corpus has no text, or counts exceed 64 bits.
         """
         if list(sizes) == [""]:
             return {"": 1.0}  # a single corpus without text is reported with the reasons
@@ -116,7 +115,7 @@ class CorporaFlags:
 
 
 def corpora_of(flags: CorporaFlags) -> Corpora:
-    """Returns the corpora that flags name, resolved; prints notes.
+    """Resolves the corpora that flags name; prints notes.
 
     Raises:
       UserError: a flag is wrong, or a corpus cannot be read.

@@ -2,10 +2,11 @@
 
 SentencePiece's unigram and BPE trainers do not need sentences: they split them at spaces and work
 on distinct words with counts, because no piece crosses a space. A piece does not cross from a
-letter to an ASCII sign or digit either (`split_by_unicode_script`), so a word with such a boundary
-is segmented part by part. Words are therefore split there too: `word,` and `word.` are one word and
-two signs, and sentences in a script without spaces are split at their punctuation. The trained
-model is the same, up to the rounding of sums, with a third of the distinct words.
+letter to an ASCII sign or digit either (`split_by_unicode_script`), so words are split there too:
+`word,` and `word.` are one word and two signs, and sentences in a script without spaces are split
+at their punctuation. The trained model is the same, up to the rounding of sums, with a third of the
+distinct words.
+
 Source: SplitIntoWords, TrainerInterface::IsValidSentencePiece, unicode_script.cc of SentencePiece.
 """
 
@@ -21,8 +22,8 @@ SPACE = "▁"
 KEPT_SYMBOLS = ("\n", "\t")
 NORMALIZATIONS = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity")
 
-# A longer word, such as a line of base64 or a paragraph of Thai, is cut. At worst a
-# piece that would cross the cut is missed, once in 256 characters.
+# A longer word, such as a line of base64 or a paragraph of Thai, is cut. At worst a piece that
+# would cross the cut is missed, once in 256 characters.
 LONGEST_WORD = 256
 
 # Documents are normalised one passage at a time: SentencePiece uses 24 bytes of memory per byte.
@@ -62,7 +63,7 @@ class Splitter:
     space_runs: bool
 
     def count(self, texts: Iterable[str]) -> Counter[str]:
-        """Returns the number of occurrences of each word in the passages `texts`."""
+        """Counts each word in the passages `texts`."""
         normalize = _processor(self.model).normalize
         # The longest symbol comes first, as in SentencePiece's matcher.
         marks = sorted([*self.symbols, *_NEVER], key=len, reverse=True)
@@ -93,10 +94,10 @@ def _processor(model: bytes) -> Any:
 
 
 def normaliser(name: str, keep_whitespace: bool, symbols: Iterable[str]) -> bytes:
-    """Returns a SentencePiece model that normalises like a vocabulary with these settings.
+    r"""Returns a SentencePiece model that normalises like a vocabulary with these settings.
 
     With `keep_whitespace`, no space is added, removed or merged. None is added before the first
-    word either, because the first word of a line follows "\\n", not a space.
+    word either, because the first word of a line follows "\n", not a space.
     """
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2

@@ -12,14 +12,14 @@ from tasks.terminal.command_line import UserError
 
 # Source: MARCH's fit, `least_squares(loss="soft_l1", x0=(10, 0.5, 2))`.
 _START = (10.0, 0.5, 2.0)
-# Consecutive losses depend on each other, so blocks of them are drawn and not single ones.
+# Consecutive losses depend on each other, so blocks of losses are drawn.
 _BLOCKS = 50
 _LEAST_POINTS = 20
 # More than any loss, and small enough for sums of squares.
 _LARGEST = 1e100
 # A fit that takes more evaluations runs along a valley: its window identifies nothing.
 _EVALUATIONS = 200
-# A window whose interval of c, in nats, is wider says nothing about the limit.
+# A window with a wider interval of c, in nats, says nothing about the limit.
 WIDEST = 0.2
 # Parts of the window, of equal ratios of steps, whose mean residuals are compared with the fit.
 _PARTS = 8
@@ -29,14 +29,13 @@ _MISFIT = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class CurveFit:
-    """A fit of a t^-b + c.
+    """A fit of a t^-b + c; t in updates, c in the loss's unit.
 
     Attributes:
-      a, b, c: its constants; t in updates, c in the loss's unit.
       draws: float64 [draws, 3], the constants of each draw of the bootstrap.
       first, last: the steps at the ends of the window.
-      misfit: root mean square of the mean residuals of parts of the window, beyond that expected
-        of noise, as a share of the fall of the fit within the window.
+      misfit: root mean square of the parts' mean residuals, beyond that expected of noise, as a
+        share of the fall of the fit within the window.
     """
 
     a: float
@@ -52,7 +51,7 @@ class CurveFit:
         return self.a * step**-self.b + self.c
 
     def interval(self, values: np.ndarray) -> tuple[float, float]:
-        """Returns the 2.5th and 97.5th percentile of one value for each draw."""
+        """Returns the 2.5th and 97.5th percentile of one value per draw."""
         low, high = np.percentile(values, (2.5, 97.5))
         return float(low), float(high)
 
@@ -88,15 +87,10 @@ class CurveFit:
 
 
 def fit(steps: Sequence[int], losses: Sequence[float], draws: int = 200, seed: int = 0) -> CurveFit:
-    """Returns the fit of losses over steps, with a bootstrap over blocks of consecutive losses.
+    """Fits losses over steps, with a bootstrap over blocks of consecutive losses.
 
-    Residuals are weighed by soft_l1, in which outliers count for less than in squares.
-
-    Args:
-      steps: updates, 1 or more, in ascending order.
-      losses: the losses after them.
-      draws: number of draws of the bootstrap.
-      seed: seed of the draws.
+    Residuals are weighted by soft_l1, which discounts outliers. `steps` are updates, 1 or more, in
+    ascending order.
 
     Raises:
       UserError: there are too few points.

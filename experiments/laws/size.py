@@ -31,8 +31,8 @@ class Form:
 
     Attributes:
       names: its constants.
-      exponents: those that say how the loss falls.
-      log_loss: (θ, ln N, ln D) -> ln L, with θ the constants as they are fitted.
+      exponents: the constants that describe the fall of the loss.
+      log_loss: (θ, ln N, ln D) -> ln L, with θ the fitted constants.
       constants: θ -> the constants in the order of `names`.
       starts: values of each θ to start from, in all combinations.
       fewest: the least numbers of different N and of different D.
@@ -80,7 +80,7 @@ class SizeFit:
     Attributes:
       form: its name in FORMS.
       theta: float64, the fitted constants, some of them as logarithms.
-      draws: float64 [draws, constants], those of each draw of the bootstrap over runs.
+      draws: float64 [draws, constants], one fit per draw of the bootstrap over runs.
     """
 
     form: str
@@ -99,7 +99,7 @@ class SizeFit:
         }
 
     def at(self, parameters: float, tokens: float) -> tuple[float, float, float]:
-        """Returns (loss, low, high) of a model and a number of tokens."""
+        """Returns the (loss, low, high) of a model trained on `tokens`."""
         law, n, d = FORMS[self.form], np.log([parameters]), np.log([tokens])
         drawn = [np.exp(law.log_loss(each, n, d))[0] for each in self.draws]
         low, high = np.percentile(drawn, (2.5, 97.5))
@@ -128,15 +128,7 @@ def fit(
     draws: int = 200,
     seed: int = 0,
 ) -> SizeFit:
-    """Returns the fit of a form to runs.
-
-    Args:
-      form: a name of FORMS.
-      parameters: parameters of each run's model.
-      tokens: tokens that each run was trained on.
-      losses: loss of each run, in nats.
-      draws: number of draws of the bootstrap over runs.
-      seed: seed of the draws.
+    """Fits a form of FORMS to runs, given each run's parameters, tokens and loss in nats.
 
     Raises:
       UserError: a value is not above 0, or there are too few runs, or too few different numbers of

@@ -1,4 +1,4 @@
-"""The cells of a sweep: what each runs, the folder it runs in, and how it ended."""
+"""The cells of a sweep: their runs, folders and outcomes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PLACES = ("model_dir", "cache_dir", "init_from", "data.local_dir")
 # Fields that the runner sets.
 _OWN = ("model_dir", "seed", "init_from")
 _EVALUATIONS = 10
-# The parameter that says how many pieces vocab.train makes, and the sentinels that it adds.
+# The parameters for the number of vocab.train's pieces, and for its sentinels.
 _PIECES, _SENTINELS = "vocab_size", 100
 
 
@@ -46,7 +46,7 @@ class Stage:
 
     @property
     def folder(self) -> str:
-        """Name of the run's folder in that of the cell."""
+        """Name of the run's folder inside the cell's."""
         return "run" if self.module == "trainer.pretrain" else "then"
 
 
@@ -56,9 +56,8 @@ class Cell:
 
     Attributes:
       values: axis -> label.
-      seed: the seed.
       stages: its runs, one after the other.
-      prepare: commands that must have been run before, as words.
+      prepare: commands that must run first, as words.
       vocab_size: size of the vocabulary that these commands make, for estimates; None if unknown.
     """
 
@@ -91,10 +90,10 @@ class Cell:
         return found
 
     def key(self) -> str:
-        """Returns the SHA-256 of what the cell computes: configurations and caches.
+        """Returns the SHA-256 of the cell's configurations and caches.
 
         Raises:
-          UserError: there is no cache of a task.
+          UserError: a task has no cache.
         """
         stages = []
         for stage in self.stages:
@@ -109,7 +108,7 @@ def fingerprints(config: Config) -> dict[str, str]:
     """Returns the fingerprint of each task's cache; seqio tasks have none.
 
     Raises:
-      UserError: there is no such task or cache.
+      UserError: a task or cache does not exist.
     """
     from trainer.data.cached_task import open_cache
     from trainer.data.mixing import mixtures_of
@@ -121,7 +120,7 @@ def fingerprints(config: Config) -> dict[str, str]:
 
 
 def plan(sweep: Sweep, output: str) -> list[Cell]:
-    """Returns the cells of a sweep, the seeds of a combination one after the other.
+    """Returns the cells of a sweep; the seeds of a combination are adjacent.
 
     Raises:
       UserError: a field or parameter is unknown, or a configuration rejects a value.
@@ -162,9 +161,9 @@ def _cell(
 
 
 def _words(text: str, given: Settings, parameters: Settings) -> list[str]:
-    """Returns the words of a command, whose parameters may have spaces and quotes in their values.
+    """Returns the words of a command; values of its parameters may contain spaces and quotes.
 
-    A command that is nothing but {name} is the command that this parameter holds.
+    A command that is only {name} is replaced by that parameter's command.
     """
     name = text.strip()[1:-1]
     if text.strip() == f"{{{name}}}" and name in given:
@@ -198,7 +197,7 @@ def _stage(
 
 
 def _config(module: str, settings: Settings) -> Config:
-    """Returns the configuration that flags give; for trainer.finetune, that of its own fields."""
+    """Returns the configuration that flags give; for trainer.finetune, from its own fields."""
     flags = made(
         RunFlags, parse(RunFlags, [f"--{name}={value}" for name, value in settings.items()])
     )
@@ -210,13 +209,13 @@ def _config(module: str, settings: Settings) -> Config:
 
 
 def folder_of(cell: Cell, key: str) -> str:
-    """Returns the folder of a cell in the sweep's folder: legible, and unique by its key."""
+    """Returns a cell's folder in the sweep's folder: legible, and unique by its key."""
     words = "_".join([*cell.values.values(), f"seed_{cell.seed}"])
     return f"{CELLS}/{re.sub(r'[^A-Za-z0-9.+_-]+', '-', words)[-80:]}-{key[:8]}"
 
 
 def load_record(folder: str, key: str) -> Mapping[str, Any]:
-    """Returns how a cell ended, {"status", "why"} and what it was; {} if it has not ended.
+    """Returns the outcome of a cell, {"status", "why"} and its settings; {} if it has not ended.
 
     Raises:
       UserError: the record is damaged.
@@ -231,7 +230,7 @@ def load_record(folder: str, key: str) -> Mapping[str, Any]:
 
 
 def save_record(folder: str, cell: Cell, key: str, status: str, why: str = "") -> None:
-    """Records how a cell ended."""
+    """Records the outcome of a cell."""
     commands = [shlex.join(command) for command in cell.commands(folder)]
     files.write_json(
         files.join(folder, RECORD),

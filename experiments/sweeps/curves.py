@@ -1,4 +1,4 @@
-"""Learning curves, and how many fewer updates one needs than another."""
+"""Learning curves, and comparisons of the updates they need."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A metric over the evaluations of a run.
-
-    Attributes:
-      steps: the evaluated steps, in updates.
-      values: the metric at each of them, such as loss in nats per token.
-    """
+    """A metric over the evaluations of a run; `steps` are in updates."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -29,8 +24,8 @@ class Curve:
     def steps_to(self, value: float) -> float:
         """Returns the updates until the metric first falls to `value`; infinity if it never does.
 
-        Values are interpolated linearly between evaluations. A value that is already reached at
-        the first evaluation gives that evaluation's step.
+        Values are interpolated linearly between evaluations. A value that is already reached at the
+        first evaluation gives that evaluation's step.
         """
         if self.values[0] <= value:
             return float(self.steps[0])
@@ -46,7 +41,7 @@ def steps_ratio(baseline: Curve, variant: Curve) -> float:
 
     If the variant does not reach it, the ratio is below 1: the updates the baseline needs to reach
     the variant's final value, divided by all of the baseline's updates. Times the ratio of the
-    seconds of an update, it is Primer's speed-up factor. It is NaN if a final value is not finite,
+    seconds per update, it is Primer's speed-up factor. It is NaN if a final value is not finite,
     and infinite if the variant needs no update.
 
     Source: So et al. 2021 (arXiv:2109.08668), section 4: the baseline's compute divided by the
@@ -64,8 +59,7 @@ def steps_ratio(baseline: Curve, variant: Curve) -> float:
 class Spread:
     """Mean and standard deviation over seeds, and Student's 95 % interval of the mean.
 
-    The deviation of a single value is 0, and its interval None. All are NaN or None if a value is
-    not finite.
+    A single value has deviation 0 and no interval. All are NaN or None if a value is not finite.
     """
 
     mean: float

@@ -23,12 +23,12 @@ Settings = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A value of an axis: its label, and the fields and parameters that it sets.
+    """A value of an axis, with the fields and parameters that it sets.
 
     Attributes:
       label: the value in tables.
       settings: field or parameter -> value.
-      tries: the values of the tuned axis to try with this one; () for all.
+      tries: values of the tuned axis to try with this one; () for all.
     """
 
     label: str
@@ -38,7 +38,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """An axis of a sweep: a field or a parameter, or a name for several set together."""
+    """An axis of a sweep: a field, a parameter, or a name for several set together."""
 
     name: str
     choices: tuple[Choice, ...]
@@ -60,9 +60,7 @@ class Sweep:
       prepare: commands that make vocabularies and caches, run once for each combination of the
         placeholders in them.
       base: flags of trainer.pretrain that all cells share.
-      then: flags of trainer.finetune, run after trainer.pretrain; empty if it is not run.
-      axes: the axes.
-      seeds: seeds of each combination.
+      then: flags of a following trainer.finetune; empty skips it.
       metric: the metric of the last evaluation to compare, as in metrics.jsonl.
       baseline: axis -> label of the cells to compare the others with; {} for no comparison.
       tune: axis whose best value each combination of the others takes; "" for none.
@@ -93,16 +91,16 @@ class Sweep:
                 yield choices
 
     def shared(self) -> dict[str, Any]:
-        """Returns what all cells of a folder share, as JSON: seeds and axes may be added."""
+        """Returns the settings common to all cells of a folder, as JSON, without seeds and axes."""
         fields = ("parameters", "base", "then")
         return {name: getattr(self, name) for name in fields}
 
 
 def read(name: str) -> Sweep:
-    """Returns the sweep of a TOML file, given by its path or by its name in experiments/files.
+    """Reads a sweep from a TOML file, given by its path or by its name in experiments/files.
 
     Raises:
-      UserError: there is no such file, or it is wrong; says what.
+      UserError: the file does not exist, or is wrong.
     """
     path = pathlib.Path(name)
     if not name.endswith(".toml"):
@@ -199,7 +197,7 @@ def _choices(name: str, labels: Any, tune: str) -> Axis:
 
 
 def _flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Returns dotted path -> value: optimizer.name = … is a table within a table to TOML."""
+    """Returns dotted path -> value: to TOML, optimizer.name = … is a table within a table."""
     found: dict[str, Any] = {}
     for name, value in table.items():
         inner = f"{path}.{name}" if path else name
@@ -212,14 +210,14 @@ def _texts(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def as_text(value: Any) -> str:
-    """Returns a value of TOML as it is typed on a command line."""
+    """Returns a TOML value as typed on a command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(as_text, value)) if isinstance(value, list) else str(value)
 
 
 def is_number(text: str) -> bool:
-    """Returns whether a label is a number."""
+    """Returns True if a label is a number."""
     try:
         float(text)
     except ValueError:
@@ -262,7 +260,7 @@ def with_flags(sweep: Sweep, flags: list[str]) -> Sweep:
     """Returns the sweep with parameters and fields of all cells set from --name=value.
 
     Raises:
-      UserError: a flag has no value, or is what an axis varies.
+      UserError: a flag has no value, or an axis varies it.
     """
     parameters, base, then = dict(sweep.parameters), dict(sweep.base), dict(sweep.then)
     for flag in flags:
@@ -287,7 +285,7 @@ def checked(sweep: Sweep) -> Sweep:
     """Returns the sweep if it is consistent.
 
     Raises:
-      UserError: it has no cells, or baseline, tune or a placeholder names what is not there.
+      UserError: it has no cells, or baseline, tune or a placeholder has an unknown name.
     """
     if not sweep.seeds:
         raise UserError("the sweep has no cells: seeds is empty")
@@ -343,10 +341,10 @@ def placeholders(text: str) -> set[str]:
 
 
 def filled(text: str, values: Settings) -> str:
-    """Returns a text with its {placeholders} replaced.
+    """Replaces the {placeholders} of a text.
 
     Raises:
-      UserError: there is no parameter of a name.
+      UserError: a parameter does not exist.
     """
     for name in sorted(placeholders(text)):
         if name not in values:

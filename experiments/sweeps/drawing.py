@@ -1,4 +1,4 @@
-"""Pictures of a sweep: curves, differences from the baseline, and the metric along an axis."""
+"""Plots of a sweep: curves, differences from the baseline, and the metric along an axis."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ def draw(sweep: Sweep, curves: Curves, picture: str) -> None:
     """Writes a PNG of a sweep. Equal curves give equal files.
 
     The panels show the metric over steps; if there is a baseline, the difference from it with the
-    same seed; and for each axis whose values are numbers, the last value along it. Lines are means
-    over seeds, bands cover all of them. If an axis is tuned, only the curves of its best values
-    are drawn.
+    same seed; and for each numeric axis, the last value along it. Lines are means over seeds, bands
+    cover all seeds. If an axis is tuned, only the curves of its best values are drawn.
 
     Raises:
       UserError: matplotlib is not installed.
@@ -54,7 +53,7 @@ def _name(values: Values) -> str:
 
 
 def _numbers(sweep: Sweep, axis: str) -> dict[str, float] | None:
-    """Returns label -> number of an axis; None if a label is no number, or there is only one."""
+    """Returns label -> number of an axis; None unless it has several labels, all numbers."""
     labels = [choice.label for choice in sweep.axis(axis).choices]
     several = len(labels) > 1 and all(map(is_number, labels))
     return {label: float(label) for label in labels} if several else None

@@ -1,4 +1,4 @@
-"""Estimates of what a sweep costs, before it runs: steps, tokens, operations, time."""
+"""Estimates a sweep's cost before it runs: steps, tokens, operations, time."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from trainer.reporting.metrics import read_metrics
 
 # Seconds of imports and compilation before the first update.
 _STARTUP_SECONDS = 15.0
-# Share of the speed of one large product that steps of small models reach: a guess, used until
-# cells have finished.
+# Small models' share of the speed of one large product: a guess, used until cells have finished.
 _UTILISATION = 0.3
 
 
@@ -47,12 +46,12 @@ class Cost:
     runs: int
 
     def seconds(self, speed: float) -> float:
-        """Returns the time that it takes at `speed` operations a second."""
+        """Returns its duration at `speed` operations per second."""
         return self.runs * _STARTUP_SECONDS + self.operations / speed
 
 
 def cost(cell: Cell) -> Cost:
-    """Returns what a cell costs."""
+    """Returns the cost of a cell."""
     from trainer.engine.cost import parameter_count
 
     vocab_size = cell.vocab_size
@@ -96,7 +95,7 @@ def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float]:
 
 
 def _lengths(config: Config) -> Lengths:
-    """Returns the lengths of a run's examples: those set, or else those of its first task."""
+    """Returns the set lengths of a run's examples, or its first task's."""
     own = Lengths(0, 0)
     if not config.task.startswith("seqio:"):
         name = next(name for _, spec in mixtures_of(config) for name in spec.names)
@@ -109,7 +108,7 @@ def _lengths(config: Config) -> Lengths:
 
 
 def _manifest(config: Config) -> CacheManifest | None:
-    """Returns the manifest of the cache of a run's first task; None if it is not built."""
+    """Returns the cache manifest of a run's first task; None if it is not built."""
     try:
         name = next(name for _, spec in mixtures_of(config) for name in spec.names)
         task = registry.get(name, config.task_module)
@@ -120,10 +119,10 @@ def _manifest(config: Config) -> CacheManifest | None:
 
 
 def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tuple[float, str]:
-    """Returns operations a second, and where the number is from.
+    """Returns operations per second, and the source of the number.
 
-    The number is from the finished cells, given with their folders, or from the speed of one
-    product of matrices. `costs` are by label.
+    The source is finished cells, given with their folders, or else the speed of one matrix product.
+    `costs` are by label.
     """
     found = []
     for cell, folder in finished:
@@ -141,7 +140,7 @@ def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tu
 
 
 def _product() -> float:
-    """Returns operations a second of a product of two float32 matrices."""
+    """Measures operations per second of a product of two float32 matrices."""
     import numpy as np
 
     size = 1024
@@ -155,7 +154,7 @@ def _product() -> float:
 
 
 def finished(cell: Cell, output: str) -> str | None:
-    """Returns the folder of a finished cell in a sweep's folder, None if it is not finished."""
+    """Returns a cell's folder in a sweep's folder, or None if the cell is not finished."""
     try:
         key = cell.key()
     except UserError:  # no cache yet

@@ -1,7 +1,7 @@
 """Results of a sweep: finished cells, their table, and their JSON lines.
 
-Everything here is determined by the configurations, the caches and the kind of device, so a sweep
-that was killed and resumed writes the same bytes as one that was not. Times are not.
+Everything except times is determined by the configurations, the caches and the kind of device, so
+a sweep that was killed and resumed writes the same bytes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ from trainer.reporting.metrics import NORMS, finite, read_metrics
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A cell and how it ended.
+    """A cell and its outcome.
 
     Attributes:
-      cell: the cell.
-      key: its key.
       status: as recorded; "" if it has not ended.
-      why: why it failed; "" if it did not.
+      why: cause of a failure, or "".
       metrics: metrics of the last evaluation; {} unless it is finished.
       curve: the compared metric over its evaluations; None unless it is finished.
     """
@@ -46,7 +44,7 @@ class Outcome:
 
 
 def outcome(cell: Cell, key: str, folder: str, metric: str) -> Outcome:
-    """Returns how a cell ended.
+    """Returns the outcome of a cell.
 
     Raises:
       UserError: it is finished, but its evaluations do not have the metric.
@@ -68,7 +66,7 @@ def outcome(cell: Cell, key: str, folder: str, metric: str) -> Outcome:
 
 
 def json_lines(outcomes: Sequence[Outcome], metric: str) -> str:
-    """Returns a line for each cell: what it is, how it ended, its metric and its curve.
+    """Returns one line per cell: its settings, outcome, metric and curve.
 
     Numbers that are not finite are texts, "nan" or "inf".
     """
@@ -107,7 +105,7 @@ def curves_of(outcomes: Sequence[Outcome]) -> dict[Values, dict[int, Curve]]:
 
 
 def baseline_of(values: Values, baseline: Mapping[str, str]) -> Values:
-    """Returns the combination to compare one with: equal but on the axes of the baseline."""
+    """Returns the combination to compare with: equal except on the axes of the baseline."""
     return tuple((axis, baseline.get(axis, label)) for axis, label in values)
 
 
@@ -133,10 +131,10 @@ def table(
     parameters: Mapping[Values, int],
     step_times: Mapping[Values, float] | None = None,
 ) -> str:
-    """Returns a Markdown table with one line for each combination of the axes' values.
+    """Returns a Markdown table with one line per combination of the axes' values.
 
     Differences from the baseline are paired by seed. `parameters` are counts by combination;
-    `step_times` are seconds of an update; without them there is no column of speed-up.
+    `step_times` are seconds per update and add a column of speed-up.
     """
     best = tuned(curves, sweep) if sweep.tune else {}
     header = [axis.name for axis in sweep.axes] + ["parameters", "seeds", sweep.metric]
@@ -200,7 +198,7 @@ def _measured(
 
 
 def _edge(curves: Curves, tune: str, values: Values) -> str:
-    """Returns a note if a tuned value is at an end of those tried: others may be better.
+    """Returns a note if a tuned value is at an end of its range: others may be better.
 
     Values that are not numbers have no order, and no note.
     """
@@ -215,7 +213,7 @@ def _edge(curves: Curves, tune: str, values: Values) -> str:
 
 
 def notes(sweep: Sweep, outcomes: Sequence[Outcome]) -> str:
-    """Returns what goes below the table: what its columns are, and the cells that failed."""
+    """Returns the text below the table: its columns, and the failed cells."""
     lines = [
         f"{sweep.metric} of the last evaluation: mean ± standard deviation over seeds; intervals "
         f"are Student's, of the mean{' difference, paired by seed' if sweep.baseline else ''}."

@@ -20,7 +20,7 @@ from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
 LOG = "log.txt"
 PREPARED = "prepared.json"
 _POLL_SECONDS = 0.1
-# A run that was told to stop saves its state within this time, or is killed.
+# Time for a stopped run to save its state before it is killed.
 _PATIENCE_SECONDS = 120
 _EXIT_PREEMPTED = 75
 # Signals from outside; others, such as SIGSEGV, are faults of the run.
@@ -68,7 +68,7 @@ class _Process:
         return self._process.poll()
 
     def why(self, code: int) -> str:
-        """Returns why the command failed: the last line of its log, or the signal."""
+        """Returns the cause of a failure: the last line of the log, or the signal."""
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
         lines = self._log.read_text(errors="replace").split("\n")
@@ -80,7 +80,7 @@ class _Process:
             os.killpg(self._process.pid, signal.SIGTERM)
 
     def wait(self, seconds: float) -> None:
-        """Waits for the end of the command, and kills it if it takes longer."""
+        """Waits for the command, and kills it after `seconds`."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -152,9 +152,10 @@ def run(
     environment: Mapping[str, str],
     check: Callable[[Cell, str, str], object],
 ) -> None:
-    """Runs cells, given with their keys and folders, and records how each ended.
+    """Runs cells, given with their keys and folders, and records their outcomes.
 
-    `check` is called with each finished cell, so that an error of all of them stops the first.
+    `check` is called with each finished cell, so that an error common to all cells stops at the
+    first.
 
     Raises:
       Stopped, KeyboardInterrupt: a signal; the runs have saved their states.

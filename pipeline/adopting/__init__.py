@@ -1,1 +1,1 @@
-"""Adoption of other programs' caches: finding their files, scanning them and writing an index."""
+"""Adoption of other programs' caches: finding, scanning and indexing their files."""

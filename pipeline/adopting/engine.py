@@ -1,7 +1,7 @@
-"""Adopts a cache: scans its files in parallel, and writes row indices, receipts and the manifest.
+"""Adopts a cache: scans its files in parallel and writes row indices, receipts and a manifest.
 
-The manifest is written last. An adoption that was interrupted keeps the files that have a receipt;
-one that is run again compares checksums, and scans what has changed.
+The manifest is written last. An interrupted adoption keeps files with receipts; a repeated one
+compares checksums and rescans changed files.
 """
 
 import dataclasses
@@ -45,17 +45,17 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, Vocabulary, VocabularyRecord, load
 
-# Files of fewer bytes take less time than worker processes to start.
+# Smaller files take less time than starting worker processes.
 _SMALL_BYTES = 64 << 20
-# Member of a receipt: the id of EOS, if it is not EOS_ID.
+# Field of a receipt: the EOS id, if not EOS_ID.
 _EOS = "eos"
 
 
 def adopt(options: Options) -> tuple[Found, CacheManifest]:
-    """Writes index and manifest of another program's cache, and returns what was found and written.
+    """Writes a cache's index and manifest; returns what was found and written.
 
     Raises:
-      UserError: there is no such cache, it is damaged, or options do not fit it.
+      UserError: the cache is missing, damaged or does not fit the options.
     """
     folder, target = options.cache_dir, options.index_dir or options.cache_dir
     vocabulary = None
@@ -122,7 +122,7 @@ def survey(options: Options) -> Found:
 
 
 def _check_target(target: str, vocabulary: Vocabulary | None) -> None:
-    """Checks that no file of others would be written over."""
+    """Checks that no other files would be overwritten."""
     path = files.join(target, MANIFEST)
     model = files.join(target, vocabulary.record.file_name) if vocabulary else ""
     if files.exists(path):
@@ -145,13 +145,12 @@ class _Job:
     """A file of records to scan.
 
     Attributes:
-      source, target: folders of the file, and of what is written.
-      name: its name.
-      size: its size in bytes.
-      index, receipt: names of the files that are written.
-      kept: size of a row index that is there with a receipt; None if the file must be scanned.
+      source, target: folders of the file and of the output.
+      size: the file's size in bytes.
+      index, receipt: names of the output files.
+      kept: size of a row index that has a receipt; None if the file must be scanned.
       hashes: whether to compare checksums with the receipt.
-      is_pairs, ids, eos, scan: as in `Found`, the number of ids, and the id of EOS.
+      is_pairs, ids, eos, scan: see `Found`; number of ids; id of EOS.
     """
 
     source: str
@@ -171,12 +170,12 @@ class _Job:
 def _adopted(
     options: Options, target: str, found: Found, vocabulary: Vocabulary | None
 ) -> dict[str, tuple[Shard, ...]]:
-    """Returns the shards by split; scans the files that have no receipt or another content."""
+    """Returns the shards by split; scans files without receipt or with changed content."""
     source, ids = options.cache_dir, vocabulary.size if vocabulary else MOST_IDS
     eos = vocabulary.special.eos if vocabulary else EOS_ID
     sizes = files.list_sizes(source)
     own = sizes if target == source else files.list_sizes(target)
-    # A store is asked for all bytes only if all was finished, and something has changed since.
+    # Read all bytes of remote files only if a finished adoption has since changed.
     hashes = files.exists(files.join(target, MANIFEST)) or not files.is_remote(source)
     jobs: list[_Job] = []
     for split, names in found.files.items():
@@ -189,7 +188,7 @@ def _adopted(
             index, receipt = (
                 shard_file(split, kind, number, len(names)) for kind in ("rows", "receipt")
             )
-            # What a receipt of Megatron's does not hold is whether the .idx file has changed.
+            # A Megatron receipt does not tell whether the .idx file has changed.
             kept = own.get(index) if receipt in own and not found.token else None
             jobs.append(
                 _Job(
@@ -213,7 +212,7 @@ def _adopted(
 
 
 def _in_order(jobs: list[_Job], workers: int) -> Iterator[Shard]:
-    """Yields the shard of each job, in their order."""
+    """Yields each job's shard, in order."""
     if workers == 1:
         yield from map(_shard, jobs)
         return
@@ -229,18 +228,18 @@ def _in_order(jobs: list[_Job], workers: int) -> Iterator[Shard]:
 
 
 def _start() -> None:
-    """Prepares a worker process; Ctrl-C reaches it as well, and ends it through its parent."""
+    """Prepares a worker process to ignore Ctrl-C; its parent ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _shard(job: _Job) -> Shard:
-    """Returns a finished shard, or scans its file and writes its index and receipt."""
+    """Returns a finished shard, or scans its file and writes index and receipt."""
     kept = _finished(job)
     if kept:
         return kept
     scan = job.scan(job.name, job.ids, job.eos)
     shard = shard_of(job.name, job.index, scan)
-    for name in (MANIFEST, job.receipt):  # of another content
+    for name in (MANIFEST, job.receipt):  # of other content
         files.remove(files.join(job.target, name))
     files.write_bytes(files.join(job.target, job.index), index_bytes(scan.index))
     receipt = {**as_json(shard), **({} if job.eos == EOS_ID else {_EOS: job.eos})}
@@ -249,7 +248,7 @@ def _shard(job: _Job) -> Shard:
 
 
 def _finished(job: _Job) -> Shard | None:
-    """Returns the shard of a receipt; None if the receipt is missing or is of other files."""
+    """Returns a receipt's shard; None if the receipt is missing or stale."""
     if job.kept is None:
         return None
     try:
@@ -258,7 +257,7 @@ def _finished(job: _Job) -> Shard | None:
         shard = shard_from_dict(receipt)
     except UserError:
         return None
-    if eos != job.eos:  # ends of rows were counted by another id
+    if eos != job.eos:  # row ends were counted with another id
         return None
     index, entry = (shard.files.get(name) for name in (job.index, job.name))
     if not index or not entry or not shard.adopted or (shard.pairs is None) == job.is_pairs:
@@ -273,14 +272,14 @@ def _finished(job: _Job) -> Shard | None:
 
 
 def index_bytes(index: np.ndarray) -> bytes:
-    """Returns the content of the file of a row index."""
+    """Returns the file content of a row index."""
     file = io.BytesIO()
     np.save(file, index, allow_pickle=False)
     return file.getvalue()
 
 
 def shard_of(records: str, index: str, scan: Scan) -> Shard:
-    """Returns the shard of a scanned file; `records` and `index` are the names of its files."""
+    """Returns the shard of a scanned file; `records` and `index` are file names."""
     data = index_bytes(scan.index)
     tokens = int(scan.index["tokens"].sum())
     return Shard(
@@ -299,10 +298,10 @@ def shard_of(records: str, index: str, scan: Scan) -> Shard:
 
 
 def check_examples(folder: str, found: Found, shards: Mapping[str, Sequence[Shard]]) -> None:
-    """Checks the numbers of rows: whole records that are missing at an end damage no record.
+    """Checks the number of rows, as a file may lack whole records at its end.
 
     Raises:
-      UserError: the files hold other numbers than the program says, or nothing.
+      UserError: the number differs from the program's own, or is 0.
     """
     for split, wanted in found.examples.items():
         rows = sum(shard.rows for shard in shards.get(split, ()))
@@ -352,7 +351,7 @@ def _manifest(
 
 
 def summary(found: Found, manifest: CacheManifest) -> list[str]:
-    """Returns lines on what was adopted, and on what of it is not known or not read."""
+    """Returns lines on what was adopted, unknown and unread."""
     plan = manifest.plan
     counts = [shard.adopted for each in manifest.splits.values() for shard in each if shard.adopted]
     rows = sum(manifest.total(split, "rows") for split in manifest.splits)

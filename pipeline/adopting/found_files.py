@@ -1,4 +1,4 @@
-"""The files that an adoption finds, of whatever program."""
+"""The files found by an adoption, from any program."""
 
 import dataclasses
 from collections.abc import Callable
@@ -12,15 +12,14 @@ class Found:
 
     Attributes:
       program: one of `tasks.cache.adopted.PROGRAMS`.
-      files: split -> names of its files of records, in their order.
-      examples: split -> number of rows that the program says there are, if it does.
-      is_pairs: whether rows of pairs are read.
-      scan: (name of a file of records, number of ids, id of EOS) -> its content; runs in other
-        processes.
-      token: numpy's name of the type of a token, "" in records.
-      unread: names of features that are not read.
-      version: version of the program, "" if it does not say.
-      unknown: what cannot be known of the cache.
+      files: split -> ordered names of its record files.
+      examples: split -> number of rows, if the program states it.
+      is_pairs: whether rows are read as pairs.
+      scan: (record file, number of ids, id of EOS) -> its content; runs in other processes.
+      token: NumPy name of the token type; "" for records.
+      unread: names of unread features.
+      version: version of the program, or "".
+      unknown: properties that cannot be determined.
     """
 
     program: str

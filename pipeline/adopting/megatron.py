@@ -1,9 +1,9 @@
-"""Data sets of Megatron-LM: NAME.bin with tokens and NAME.idx with the lengths of sequences.
+"""Megatron-LM data sets: NAME.bin with tokens and NAME.idx with sequence lengths.
 
-An index has a magic of 9 bytes, a version (uint64), the code of the tokens' type (uint8), the
-numbers of sequences and of borders of documents (uint64 each), the lengths of the sequences in
-tokens (int32 each), where they begin in bytes (int64 each), and the sequence at which each document
-begins, with a last one for the end (int64 each). All is little-endian.
+An index is little-endian: magic (9 bytes), version (uint64), code of the token type (uint8),
+numbers of sequences and of document borders (uint64 each), sequence lengths in tokens (int32 each),
+sequence offsets in bytes (int64 each), first sequence of each document and a final end (int64
+each).
 
 Source: Megatron-LM `megatron/core/datasets/indexed_dataset.py`.
 """
@@ -23,25 +23,22 @@ from tasks.terminal.command_line import UserError
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _VERSION = 1
-# Types of tokens; 6 and 7 are floats.
+# Token types; 6 and 7 are floats.
 _TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 def is_one(names: list[str]) -> bool:
-    """Returns whether a folder with files of these names holds data sets of Megatron."""
+    """Returns whether these file names are those of Megatron data sets."""
     return any(name.endswith(".idx") for name in names)
 
 
 def survey(folder: str, names: list[str], validation: str | None) -> Found:
-    """Returns the data sets in a folder, which all have tokens of one type.
+    """Returns the data sets in a folder, all of one token type.
 
-    Args:
-      folder: the folder.
-      names: names of its files.
-      validation: pattern of the names of data sets for validation; None: all are for training.
+    `validation`: name pattern of validation data sets; None if all are for training.
 
     Raises:
-      UserError: a file is missing or of another form, or there is no data set for training.
+      UserError: a file is missing or malformed, or there is no data set for training.
     """
     splits: dict[str, list[str]] = {"train": [], "validation": []}
     kinds: dict[str, str] = {}
@@ -81,7 +78,7 @@ def survey(folder: str, names: list[str], validation: str | None) -> Found:
 
 
 def _kind(path: str) -> str:
-    """Returns numpy's name of the type of tokens that an index states."""
+    """Returns the NumPy name of an index's token type."""
     with files.open_read(path) as file:
         head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or not head.startswith(_MAGIC):
@@ -95,7 +92,7 @@ def _kind(path: str) -> str:
 
 
 def scan(folder: str, name: str, ids: int, eos: int) -> Scan:
-    """Returns the content of the data set with the tokens `name`; see `scan_tokens`.
+    """Returns the content of the data set with token file `name`; see `scan_tokens`.
 
     Raises:
       UserError: its index is damaged, or as `scan_tokens` does.

@@ -1,4 +1,4 @@
-"""Options of an adoption; `pipeline.adopt` makes its flags from them."""
+"""Options of an adoption, the source of `pipeline.adopt`'s flags."""
 
 import dataclasses
 import os
@@ -12,7 +12,7 @@ CONCAT = "concat"
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of one adoption, by the names of the flags."""
+    """Options of one adoption, named like the flags."""
 
     cache_dir: str = field(
         REQUIRED,

@@ -1,4 +1,4 @@
-"""Scans of files of records: every row is checked, counted and entered into a row index."""
+"""Scans record files: checks, counts and indexes every row."""
 
 import dataclasses
 import hashlib
@@ -25,12 +25,11 @@ _RESTORE = "restore it from a copy, or make the cache again"
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """The content of a file of records.
+    """The content of a record file.
 
     Attributes:
       entry: size and checksum of the file.
-      index: its row index [rows], PAIR_INDEX for pairs, else RAGGED_INDEX.
-      counts, pairs: its counts.
+      index: row index [rows], PAIR_INDEX for pairs, else RAGGED_INDEX.
       documents: number of documents, 0 if unknown.
     """
 
@@ -53,10 +52,10 @@ class Collector:
         self._empty = 0
 
     def ids(self, lowest: int, highest: int, low_row: int, high_row: int, zeros: int) -> None:
-        """Counts the ids of a block, given its extremes and the rows of the block that have them.
+        """Counts a block's ids, given the extremes and the rows that have them.
 
         Raises:
-          UserError: an id is negative or not of the vocabulary.
+          UserError: an id is negative or not in the vocabulary.
         """
         for wrong, token, row in (
             (lowest < 0, lowest, low_row),
@@ -72,12 +71,12 @@ class Collector:
         self._zeros += zeros
 
     def side(self, name: str, lengths: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Counts a side of the rows of a block, and returns the numbers of ids to be read of it.
+        """Counts one side of a block's rows; returns the numbers of ids to read.
 
         Args:
           name: "inputs" or "targets".
           lengths: int64 [rows], number of ids.
-          ends: bool [rows], whether the side ends in an EOS.
+          ends: bool [rows], whether the side ends in EOS.
         """
         read = lengths - ends if self._is_pairs else lengths
         self._ends[name] += int(ends.sum())
@@ -85,7 +84,7 @@ class Collector:
         return read
 
     def add(self, offsets: np.ndarray, targets: np.ndarray, inputs: np.ndarray | None) -> None:
-        """Adds the rows of a block: byte offsets in the file, and numbers of ids, int64 [rows]."""
+        """Adds a block's rows: byte offsets in the file and numbers of ids, int64 [rows]."""
         index = np.zeros(len(offsets), self._index[0].dtype)
         tokens = targets if inputs is None else targets + inputs
         index["offset"], index["tokens"] = offsets, tokens
@@ -102,15 +101,14 @@ class Collector:
 
     @property
     def rows(self) -> int:
-        """Number of rows so far."""
         return self._rows
 
     def refused(self, row: int, why: str) -> UserError:
-        """Returns the error about a row of the block that is scanned."""
+        """Returns an error about a row of the current block."""
         return UserError(f"{self._path}, row {self._rows + row:,}: {why}")
 
     def finish(self, entry: FileEntry, documents: int = 0) -> Scan:
-        """Returns the content of the file, whose size and checksum are `entry`."""
+        """Returns the content of the file with size and checksum `entry`."""
         longest, ends = self._longest, self._ends
         counts = AdoptedCounts(self._empty, self._zeros, self._ids, ends["inputs"], ends["targets"])
         pairs = None
@@ -120,7 +118,7 @@ class Collector:
 
 
 class _Hashed:
-    """A file that is counted and hashed while it is read."""
+    """Counts and hashes a file while it is read."""
 
     def __init__(self, file: IO[bytes]):
         self._file, self._hash, self.bytes = file, hashlib.sha256(), 0
@@ -136,7 +134,7 @@ class _Hashed:
 
 
 def blocks(path: str) -> Iterator[Any]:
-    """Yields the bytes of a file, block by block, and at last its FileEntry."""
+    """Yields the blocks of a file, then its FileEntry."""
     with files.open_read(path) as file:
         hashed = _Hashed(file)
         while data := hashed.read():
@@ -149,13 +147,13 @@ def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos
 
     Args:
       path: the file.
-      size: number of ids of the vocabulary.
-      is_pairs: whether the rows are pairs.
-      inputs_refused: whether rows of targets must have no inputs.
-      eos: id of the EOS.
+      size: size of the vocabulary.
+      is_pairs: whether rows are pairs.
+      inputs_refused: whether rows with targets must have no inputs.
+      eos: id of EOS.
 
     Raises:
-      UserError: a record is corrupt or of another form, or has other ids; names the row.
+      UserError: a record is corrupt, malformed or has invalid ids; names the row.
     """
     rows = Collector(path, size, is_pairs)
     left, start = b"", 0
@@ -176,7 +174,7 @@ def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos
 
 
 def _bounds(data: bytes) -> np.ndarray:
-    """Returns where each whole record of `data` begins, and where the last of them ends, int64."""
+    """Returns int64 bounds of the whole records in `data`."""
     bounds, at, size = [0], 0, len(data)
     while at + _HEAD_BYTES <= size:
         (length,) = _LENGTH.unpack_from(data, at)
@@ -232,18 +230,18 @@ def _scan_block(
 def scan_tokens(
     path: str, size: int, kind: np.dtype, lengths: np.ndarray, documents: int, eos: int
 ) -> Scan:
-    """Scans a file that holds tokens of one type and nothing else.
+    """Scans a file that only holds tokens of one type.
 
     Args:
       path: the file.
-      size: number of ids of the vocabulary.
-      kind: type of a token.
-      lengths: int64 [rows], number of tokens of each row; together they fill the file.
+      size: size of the vocabulary.
+      kind: token type.
+      lengths: int64 [rows], tokens per row, filling the file.
       documents: number of documents.
-      eos: id of the EOS.
+      eos: id of EOS.
 
     Raises:
-      UserError: the file has another size, or other ids; names the row.
+      UserError: the file has another size or invalid ids; names the row.
     """
     rows = Collector(path, size, is_pairs=False)
     ends = np.cumsum(lengths)

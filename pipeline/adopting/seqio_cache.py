@@ -1,4 +1,4 @@
-"""Caches that seqio_cache_tasks wrote.
+"""Caches written by seqio_cache_tasks.
 
 Source: seqio `scripts/cache_tasks_main.py` and `beam_utils.py` (GetInfo, GetStats).
 """
@@ -23,20 +23,17 @@ _SHARD = re.compile(r"(.+)\.(tfrecord|array_record|riegeli)-(\d{5,})-of-(\d{5,})
 
 
 def is_one(names: list[str]) -> bool:
-    """Returns whether a folder with files of these names is a cache of seqio."""
+    """Returns whether these file names are those of a seqio cache."""
     return any(_INFO.fullmatch(name) or _SHARD.fullmatch(name) for name in names)
 
 
 def survey(folder: str, names: list[str], read: str | None) -> Found:
-    """Returns the files of a cache of seqio.
+    """Returns the files of a seqio cache.
 
-    Args:
-      folder: the cache.
-      names: names of its files.
-      read: "pairs", "targets" or, for what the first row has, None.
+    `read`: "pairs", "targets", or None to decide by the first row.
 
     Raises:
-      UserError: files are missing or of another form.
+      UserError: files are missing or malformed.
     """
     shards = _shards(folder, names)
     infos = {found[1] for name in names if (found := _INFO.fullmatch(name))}
@@ -53,7 +50,7 @@ def survey(folder: str, names: list[str], read: str | None) -> Found:
     has_inputs = False
     for split in sorted(infos):
         info = _json(folder, f"info.{split}.json", names)
-        if not info:  # of an empty split
+        if not info:  # an empty split's
             continue
         features = _features(files.join(folder, f"info.{split}.json"), info)
         if split not in shards or len(shards[split]) != info.get("num_shards"):
@@ -85,12 +82,12 @@ def survey(folder: str, names: list[str], read: str | None) -> Found:
 
 
 def scan(folder: str, is_pairs: bool, inputs_refused: bool, name: str, ids: int, eos: int) -> Scan:
-    """Returns the content of the file of records `name` of a cache; see `scan_records`."""
+    """Returns the content of record file `name`; see `scan_records`."""
     return scan_records(files.join(folder, name), ids, is_pairs, inputs_refused, eos)
 
 
 def _shards(folder: str, names: list[str]) -> dict[str, tuple[str, ...]]:
-    """Returns the names of each split's files of records, in their order."""
+    """Returns the ordered record files of each split."""
     found: dict[str, dict[int, str]] = {}
     counts: dict[str, int] = {}
     for name in names:
@@ -124,7 +121,7 @@ def _shards(folder: str, names: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _json(folder: str, name: str, names: list[str]) -> dict[str, Any]:
-    """Returns a JSON object; {} if there is no such file."""
+    """Returns a JSON object; {} if the file is missing."""
     path = files.join(folder, name)
     value = files.read_json(path) if name in names else {}
     if not isinstance(value, dict):
@@ -133,7 +130,7 @@ def _json(folder: str, name: str, names: list[str]) -> dict[str, Any]:
 
 
 def _features(path: str, info: dict[str, Any]) -> set[str]:
-    """Returns the names of features; those that are read must be lists of integers."""
+    """Returns the names of features; those read must be lists of integers."""
     features = info.get("features")
     if not isinstance(features, dict):
         raise UserError(f"{path} is not of seqio's form: restore it from a copy")
@@ -157,7 +154,7 @@ def _features(path: str, info: dict[str, Any]) -> set[str]:
 
 
 def _first_has_inputs(folder: str, shards: dict[str, tuple[str, ...]]) -> bool:
-    """Returns whether the first row has inputs, which tasks on plain text leave empty."""
+    """Returns whether the first row has inputs, which are empty for plain text."""
     for name in [*shards.get("train", ()), *(name for each in shards.values() for name in each)]:
         path = files.join(folder, name)
         with files.open_read(path) as file:
@@ -166,7 +163,7 @@ def _first_has_inputs(folder: str, shards: dict[str, tuple[str, ...]]) -> bool:
                 continue
             length = int.from_bytes(head[:8], "little")
             if len(head) < 12 or int.from_bytes(head[8:], "little") != records.length_crc(length):
-                return False  # the scan tells what is wrong
+                return False  # the scan reports the fault
             data = file.read(length)
         begins, ends = np.zeros(1, np.int64), np.array([len(data)], np.int64)
         lists = records.loops("example_loops").lists_of(

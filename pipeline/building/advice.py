@@ -1,4 +1,4 @@
-"""The command that trains on a finished cache, sized for this machine."""
+"""Prints the training command for a finished cache, sized for this machine."""
 
 import glob
 import os
@@ -7,29 +7,29 @@ import shlex
 from pipeline.building.options import Options
 from tasks.task import TaskSpec
 
-# What an accelerator's driver puts into /dev.
+# Device files of accelerator drivers.
 _DEVICES = ("/dev/nvidia[0-9]*", "/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
-# Architecture -> a preset for an accelerator, and one that learns something on a CPU.
+# Architecture -> preset for an accelerator, and one that learns something on a CPU.
 _PRESETS = {
     "encoder": ("bert_base", "bert_mini"),
     "encoder_decoder": ("t5_1_1_small", "t5_1_1_mini"),
     "decoder": ("lm_small", "llama_mini"),
 }
-# A GPU of 8 GB holds an eighth of T5's batch of 128 rows.
+# A GPU with 8 GB holds an eighth of T5's batch of 128 rows.
 _ON_ACCELERATOR = ("--microbatches=8", "--model.dtype=bfloat16")
-# A CPU makes about two updates of so many positions a second, in less than 4 GB.
+# A CPU makes about two updates with this many positions per second, in less than 4 GB.
 _CPU_POSITIONS = 8192
 _CPU_STEPS = 2000
 
 
 def pretrain(task: TaskSpec, options: Options, held_out: bool) -> str:
-    """Returns a command of trainer.pretrain that this machine's memory holds.
+    """Returns a trainer.pretrain command that fits into this machine's memory.
 
     `held_out`: whether the cache has a validation split with text.
     """
     on_accelerator, on_cpu = _PRESETS[task.objective.architectures[0]]
     if "prefix" in task.objective.features:
-        on_cpu = "mini_primer_ez"  # Llama has no prefixes that are visible in both directions
+        on_cpu = "mini_primer_ez"  # Llama has no bidirectional prefixes
     if _has_accelerator():
         preset, size = on_accelerator, _ON_ACCELERATOR
     else:

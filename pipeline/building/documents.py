@@ -1,10 +1,9 @@
-"""Tokenizes and writes batches of documents, texts or pairs, and quarantines unusable ones.
+"""Tokenizes and writes batches of documents (texts or pairs) and quarantines unusable ones.
 
-A side of a pair that is too long, in bytes or in tokens, is cut at its end, or its pair is left out
-or split into several, as the plan says. The first part has the first stretch of the long side and
-all of the other side, the second has the second stretch, and so on. If both sides are long, their
-stretches go together, and the side with fewer repeats its last. So every token is in a pair.
-Texts arrive within the limit: reading splits them.
+As the plan says, a pair with a side of too many bytes or tokens is cut, left out or split. The
+first part of a split pair has the first stretch of the long side and the whole other side, and so
+on. If both sides are long, their stretches are matched, and the side with fewer repeats its last
+one. So every token is in some pair. Long texts are already split when read.
 """
 
 import dataclasses
@@ -26,16 +25,16 @@ from tasks.unit import SIDES, Unit
 from tasks.vocabulary import Vocabulary
 
 # Reasons to quarantine a document besides the problems of reading it.
-SENTINEL = "contains a sentinel such as <extra_id_0>"  # which objectives could not tell from theirs
-SPECIAL = "contains a special token such as {}"  # which would end the text, or pad it
-# Nothing is left after normalisation.
+SENTINEL = "contains a sentinel such as <extra_id_0>"  # objectives could not tell it from their own
+SPECIAL = "contains a special token such as {}"  # it would end or pad the text
+# Nothing remains after normalisation.
 EMPTY = {"text": "empty", **{side: f"empty {side}" for side in SIDES}}
 LONG = {side: f"{side} too long" for side in SIDES}
 _NOT_FAULTY = frozenset((*EMPTY.values(), *LONG.values()))
 
 
 def is_fault(reason: str) -> bool:
-    """Returns whether a reason is a fault of the corpus; others lose nothing, or by choice."""
+    """Returns whether a reason is a fault of the corpus, not an empty document or a choice."""
     return reason not in _NOT_FAULTY and not reason.startswith((EXCLUDED, FILTERED))
 
 
@@ -44,9 +43,9 @@ class Limits:
     """Limits of the columns of a batch.
 
     Attributes:
-      tokens: most tokens of each column without EOS; 0 for no limit.
-      bytes: most bytes of UTF-8 that are tokenized; 0 for no limit.
-      too_long: what becomes of longer documents, one of TOO_LONG; "" if none are.
+      tokens: maximum tokens of each column without EOS; 0 for no limit.
+      bytes: maximum UTF-8 bytes to tokenize; 0 for no limit.
+      too_long: treatment of longer documents, one of TOO_LONG; "" if there are none.
     """
 
     tokens: dict[str, int]
@@ -55,7 +54,7 @@ class Limits:
 
     @classmethod
     def of(cls, plan: Plan, max_bytes: int) -> "Limits":
-        """Returns the limits of a plan, whose numbers of tokens include an EOS."""
+        """Returns the limits of a plan, whose token limits include EOS."""
         if not plan.pairs:
             return cls(dict.fromkeys(plan.unit.columns, 0))
         most = {"inputs": plan.pairs.max_inputs, "targets": plan.pairs.max_targets}
@@ -64,7 +63,7 @@ class Limits:
 
 
 def _spelt_reason(vocabulary: Vocabulary) -> str:
-    """Returns the reason to quarantine a text that spells one of `Vocabulary.reserved`."""
+    """Returns the reason to quarantine a text that contains one of `Vocabulary.reserved`."""
     if vocabulary.is_sentencepiece:
         return SENTINEL
     return SPECIAL.format(vocabulary.piece(vocabulary.special.eos))
@@ -74,12 +73,12 @@ class _Column(NamedTuple):
     """The tokens of a column of a batch.
 
     Attributes:
-      tokens: int32, of all documents, concatenated.
-      lengths: int64 [stretches], number of tokens of each stretch.
-      stretches: int64 [documents], number of stretches of each, 1 unless it is split.
-      spelt, long: bool [documents], whether it spells a special token, and whether it is too long.
-      bytes: int64 [documents], bytes of its text.
-      failures: number of a document -> why a user's class cannot encode it.
+      tokens: int32, all documents concatenated.
+      lengths: int64 [stretches], tokens per stretch.
+      stretches: int64 [documents], stretches per document, 1 unless split.
+      spelt, long: bool [documents], contains a special token; is too long.
+      bytes: int64 [documents], UTF-8 bytes.
+      failures: index of a document -> why a user's class cannot encode it.
     """
 
     tokens: np.ndarray
@@ -92,7 +91,7 @@ class _Column(NamedTuple):
 
     @property
     def totals(self) -> np.ndarray:
-        """Number of tokens of each document, int64 [documents]."""
+        """Tokens per document, int64 [documents]."""
         return _sums(self.lengths, self.stretches)
 
 
@@ -104,9 +103,9 @@ def write(
     limits: Limits,
     excluding: Filter | None = None,
 ) -> Counter[str]:
-    """Writes a batch of `sources.read`; returns counts for the job's metrics.
+    """Writes a batch from `sources.read`; returns counts for the job's metrics.
 
-    `excluding` leaves out parts of split pairs; whole documents that it lists are not in the batch.
+    `excluding` drops parts of split pairs; documents listed as a whole are not in the batch.
     """
     columns = {
         name: _tokenized(batch.column(name), vocabulary, tokenizer, limits, most)
@@ -136,7 +135,7 @@ def write(
         made: Documents | Pairs = Pairs(names, *chosen["inputs"], *chosen["targets"])
     else:
         made = Documents(names, *chosen["text"])
-    # Reading splits long texts, and numbers their parts from 1.
+    # Reading splits long texts and numbers their parts from 1.
     firsts = (batch.column("part").to_numpy() == 1) & kept
     writer.add(made, text_bytes, int((split > 1).sum() + firsts.sum()), cut)
     return Counter(
@@ -150,7 +149,7 @@ def write(
 def _reasons(
     batch: pa.RecordBatch, columns: dict[str, _Column], vocabulary: Vocabulary, limits: Limits
 ) -> np.ndarray:
-    """Returns object [documents], why each cannot be used; None if it can."""
+    """Returns object [documents], why each is unusable, or None."""
     problems = batch.column("problem")
     reasons = np.full(batch.num_rows, None, object)
     if problems.null_count < len(problems):
@@ -173,7 +172,7 @@ def _reasons(
 def _unlisted(
     names: pa.Array, places: np.ndarray, excluding: Filter, writer: ShardWriter
 ) -> np.ndarray:
-    """Returns bool[names], which parts of pairs no list has; `writer` records the others."""
+    """Returns bool [names], parts of pairs on no list; quarantines the others."""
     there = np.ones(len(names), bool)
     for row, reason in excluding.reasons(names.to_pylist()).items():
         there[row] = False
@@ -184,7 +183,7 @@ def _unlisted(
 def _of_rows(
     tokens: np.ndarray, lengths: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens and lengths of those rows for which bool[rows] holds."""
+    """Returns the tokens and lengths of the selected rows, bool [rows]."""
     if rows.all():
         return tokens, lengths
     return tokens[np.repeat(rows, lengths)], lengths[rows]
@@ -197,7 +196,7 @@ def _tokenized(
     limits: Limits,
     most: int,
 ) -> _Column:
-    """Tokenizes a column, cut or split to `most` tokens if that is not 0."""
+    """Tokenizes a column and cuts or splits it to `most` tokens, if not 0."""
     texts = texts.fill_null("") if texts.null_count else texts
     sizes = tokenize.text_bytes(texts)
     long = sizes > (limits.bytes or np.inf)
@@ -214,7 +213,7 @@ def _tokenized(
     of_parts = np.repeat(np.arange(len(parts)), parts)
     failures = {int(of_parts[number]): why for number, why in tokenizer.failures.items()}
     tokens, lengths, spelt = tokenize.without_sentinels(vocabulary, tokens, lengths)
-    if len(limits.tokens) > 1:  # the tokenizer overwrites its buffer for the other column
+    if len(limits.tokens) > 1:  # the next column overwrites the tokenizer's buffer
         tokens, lengths = tokens.copy(), lengths.copy()
     if len(parts) < len(lengths):
         spelt = _sums(spelt, parts) > 0
@@ -245,20 +244,20 @@ def _parts(text: str, limits: Limits) -> list[str]:
 
 
 def _without_empty(lengths: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Removes stretches without tokens; a side that has nothing else keeps its first."""
+    """Removes stretches without tokens; an otherwise empty side keeps its first."""
     kept = lengths > 0
     kept[(np.cumsum(parts) - parts)[_sums(lengths, parts) == 0]] = True
     return lengths[kept], _sums(kept, parts)
 
 
 def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns the sums of consecutive groups of `counts` values, each 1 or more, int64."""
+    """Returns int64 sums of consecutive groups of `counts` values (each at least 1)."""
     values = np.asarray(values, np.int64)
     return np.add.reduceat(values, np.cumsum(counts) - counts) if len(values) else values
 
 
 def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:
-    """Returns the ids of the `split` pairs that each becomes: ID, and so on."""
+    """Returns the ids of the `split` pairs made from each pair."""
     if (split == 1).all():
         return ids
     names = [

@@ -1,4 +1,4 @@
-"""One build: checks of the options, the plan, the Beam job for unfinished shards, the report."""
+"""One build: checks, plan, Beam job for unfinished shards, report."""
 
 import tempfile
 import time
@@ -27,13 +27,13 @@ from tasks.vocabulary import Vocabulary
 
 
 def build(options: Options, beam_arguments: list[str], advise: bool = True) -> None:
-    """Builds the unfinished shards of the cache of `options.task`, and prints a report.
+    """Builds the unfinished shards of the cache of `options.task` and prints a report.
 
-    `advise`: whether the report names the next command; `options.corpus` has at most one element.
+    `advise`: whether to print the next command. `options.corpus` has at most one element.
 
     Raises:
       UserError: a mistake that the user can correct; finished shards are kept.
-      OSError: the cache cannot be written. Finished shards are kept.
+      OSError: the cache cannot be written; finished shards are kept.
     """
     task = _task(options)
     if options.hf_token_secret:
@@ -89,7 +89,6 @@ def _build(
 
 
 def _task(options: Options) -> TaskSpec:
-    """Returns the task to build."""
     name = options.task
     if options.name is None:
         if name in OBJECTIVES:
@@ -113,7 +112,6 @@ def _task(options: Options) -> TaskSpec:
 
 
 def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
-    """Returns the corpus to read."""
     text = options.corpus[0] if options.corpus else task.corpus
     if not text:
         meant = nearest(task.name, registry.tasks(options.task_module))
@@ -127,7 +125,7 @@ def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
 def _planned(
     options: Options, task: TaskSpec, loaded: Vocabulary, folder: str, lists: list[Given]
 ) -> tuple[graph.Job, list[graph.Assignment]]:
-    """Resolves the corpus; returns the job and all pieces with the shards they become."""
+    """Resolves the corpus; returns the job and all pieces with their shards."""
     spec = _spec(options, task)
     limits = _pair_limits(options, task, spec)
     filters = sets.resolve(options.filter, options.task_module, spec.unit)
@@ -139,7 +137,7 @@ def _planned(
     for note in corpus.notes:
         print(note)
     if existing and existing.corpus.get("files") == corpus.record.get("files"):
-        # A plan keeps its note of what was left out: no byte of the cache depends on it.
+        # A plan keeps its own record of omitted files; no byte of the cache depends on it.
         corpus.record.pop("left_out", None)
         if "left_out" in existing.corpus:
             corpus.record["left_out"] = existing.corpus["left_out"]
@@ -164,7 +162,7 @@ def _planned(
 
 
 def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> PairLimits | None:
-    """Returns the limits of pairs, None if the task reads texts."""
+    """Returns the limits of pairs, or None for a task that reads texts."""
     reads = task.objective.unit
     if reads is not spec.unit and reads is Unit.TEXT:
         raise UserError(
@@ -199,7 +197,7 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
 
 
 def assign(pieces: tuple[sources.Piece, ...]) -> list[graph.Assignment]:
-    """Numbers the shards of each split in the order of the pieces that hold documents of it."""
+    """Numbers each split's shards in the order of the pieces with its documents."""
     counts: Counter[str] = Counter()
     assignments = []
     for piece in pieces:
@@ -217,7 +215,7 @@ def _shard_counts(assignments: list[graph.Assignment]) -> dict[str, int]:
 
 
 def _earlier_shards(plan: Plan, assignments: list[graph.Assignment]) -> list[dict[str, int]]:
-    """Returns the number of shards of each split before each extension."""
+    """Returns the number of shards per split before each extension."""
     names: set[str] = set()
     counts = []
     for generation in plan.generations[:-1]:
@@ -249,7 +247,7 @@ def _kept(
 def _work(
     job: graph.Job, assignments: list[graph.Assignment], options: Options, beam_arguments: list[str]
 ) -> tuple[int, dict[lifecycle.ShardKey, Shard]]:
-    """Builds missing and damaged shards; returns the bytes of corpus read, and all receipts."""
+    """Builds missing and damaged shards; returns the corpus bytes read, and all receipts."""
     found = lifecycle.survey(job.folder, job.plan)
     kept, to_do = _kept(assignments, found)
     if not to_do:
@@ -298,7 +296,7 @@ def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
 
 
 def _all_shards(folder: str, plan: Plan) -> dict[lifecycle.ShardKey, Shard]:
-    """Returns the receipts of all shards, after the runner has reported success."""
+    """Returns the receipts of all shards after the runner reports success."""
     found = lifecycle.survey(folder, plan, check=False)
     missing = [key for key, shard in found.items() if shard is None]
     if missing:
@@ -341,7 +339,7 @@ def _print_estimate(
     loaded: Vocabulary,
     lists: list[Given],
 ) -> None:
-    """Prints the estimated size and time of the build; writes nothing to the cache's folder."""
+    """Prints the estimated size and time of the build without writing to the cache's folder."""
     from pipeline.building import estimate
 
     job, assignments = planned

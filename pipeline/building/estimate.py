@@ -1,10 +1,9 @@
-"""Estimates of a build's size, time and cost, measured by building a sample in a temporary folder.
+"""Estimates a build's size, time and cost by building a sample in a temporary folder.
 
-The corpus is divided into stretches of equal size. From each, one slice is drawn at random and
-built by `graph.build_piece`. Counts are scaled by bytes, a ratio estimator (Source: Cochran,
-Sampling Techniques, chapter 6). The reported error is the standard error between slices as if they
-were drawn from the whole corpus, which overestimates it. A small corpus is built completely, with
-error 0.
+One random slice of each of several equal stretches of the corpus is built by `graph.build_piece`.
+Counts are scaled by bytes, a ratio estimator (Source: Cochran, Sampling Techniques, chapter 6). The
+reported standard error treats slices as drawn from the whole corpus, which overestimates it. A
+small corpus is built completely, with error 0.
 """
 
 import bisect
@@ -37,26 +36,26 @@ from tasks.vocabulary import Vocabulary
 
 SAMPLE_BYTES = 16 << 20
 _SLICE_BYTES = 128 << 10
-_MIN_SLICES = 4  # per set of splits: enough to estimate an error
+_MIN_SLICES = 4  # per set of splits, enough to estimate an error
 _EMPTY_PIECES = 5
 # Parquet stores equal texts once. Above this ratio of text to file bytes, scale by file bytes.
 _REPEATED = 1.5
-# Slices to time: few, and long enough that the fixed cost of a piece matters little.
+# Slices to time: few, and long enough to make a piece's fixed cost negligible.
 _TIMED_BYTES = 4 << 20
 _TIMED_SLICES = 3  # per process
 
-# List prices of Dataflow batch workers in us-central1, dollars an hour. Source: Beam 2.77.0
+# List prices of Dataflow batch workers in us-central1, dollars per hour. Source: Beam 2.77.0
 # (September 2026), apache_beam/testing/load_tests/dataflow_cost_consts.py, from Google's price
-# list. 3.75 GB of memory and 25 GB of disk per vCPU are the default, n1-standard-1.
+# list. The default, n1-standard-1, has 3.75 GB of memory and 25 GB of disk per vCPU.
 _DOLLARS_PER_VCPU, _DOLLARS_PER_GB, _DOLLARS_PER_DISK_GB = 0.056, 0.003557, 0.000054
 DOLLARS_PER_VCPU_HOUR = _DOLLARS_PER_VCPU + 3.75 * _DOLLARS_PER_GB + 25 * _DOLLARS_PER_DISK_GB
-# For what is not measured: a Dataflow vCPU against a local core, and workers that start and idle.
+# Covers unmeasured differences: vCPU speed, and the start and idle time of workers.
 DATAFLOW_ERROR = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """An estimate and its variance. Adding assumes that the two are independent, as strata are."""
+    """An estimate and its variance; sums assume independence, as between strata."""
 
     value: float = 0.0
     variance: float = 0.0
@@ -68,7 +67,7 @@ class Quantity:
         return Quantity(self.value / unit, self.variance / unit**2)
 
     def __str__(self) -> str:
-        """Returns the value and its standard error in percent, which is omitted if it is 0."""
+        """Returns the value and, if not 0, its standard error in percent."""
         value = (
             f"{self.value:,.0f}" if self.value % 1 == 0 or self.value > 100 else f"{self.value:.2f}"
         )
@@ -81,11 +80,11 @@ class Estimate:
     """The expected size and time of a build.
 
     Attributes:
-      counts: by split, "documents", "tokens", "rows" and "disk" (bytes) of the whole cache.
+      counts: "documents", "tokens", "rows" and "disk" (bytes) of the whole cache, by split.
       filtered: documents that filters judge and drop, by the keys of `Filters.tally`.
-      sampled: bytes of the corpus that were built for the estimate.
-      core_seconds: time for the unfinished pieces, summed over processes of this machine.
-      seconds: time from the start of the runner to its end on this machine.
+      sampled: bytes of the corpus built for the estimate.
+      core_seconds: time for unfinished pieces, summed over local processes.
+      seconds: the runner's wall time on this machine.
     """
 
     counts: dict[str, dict[str, Quantity]]
@@ -121,10 +120,10 @@ def estimate(
     Args:
       job: the build; nothing is written to its folder.
       loaded: vocabulary of the build.
-      to_do: the pieces that are not built yet.
-      workers: processes on this machine.
+      to_do: unfinished pieces.
+      workers: number of local processes.
       runner_arguments: Beam's arguments, to time its runner on an empty job.
-      copies: further files that the cache has, by name: its exclude lists.
+      copies: other files of the cache (exclude lists), by name.
       seed: seed of the sample.
 
     Raises:
@@ -133,7 +132,7 @@ def estimate(
     generator = random.Random(seed)
     slices = _draw(job.corpus.pieces, generator)
     nothing = dataclasses.replace(slices[0], parts=(), members=(), bytes=0)
-    # The slices come first, so that the processes are warm when pieces are timed.
+    # Build slices first, so that processes are warm when pieces are timed.
     timed = _timed(job.corpus.pieces, workers, generator)
     to_build = [*slices, *[nothing] * _EMPTY_PIECES, *timed]
     with tempfile.TemporaryDirectory() as scratch:
@@ -161,7 +160,7 @@ def estimate(
 
 
 def _draw(pieces: tuple[Piece, ...], generator: random.Random) -> list[Piece]:
-    """Returns the pieces to build: all, or random slices, stratified by the splits they feed."""
+    """Returns all pieces, or random slices stratified by the splits they feed."""
     total = sum(piece.bytes for piece in pieces)
     if total <= SAMPLE_BYTES:
         return list(pieces)
@@ -175,7 +174,7 @@ def _draw(pieces: tuple[Piece, ...], generator: random.Random) -> list[Piece]:
 
 
 def _timed(pieces: tuple[Piece, ...], workers: int, generator: random.Random) -> list[Piece]:
-    """Returns slices that are long enough to time, or all pieces of a small corpus."""
+    """Returns slices long enough to time, or all pieces of a small corpus."""
     if sum(piece.bytes for piece in pieces) <= SAMPLE_BYTES:
         return list(pieces)
     return _spread(list(pieces), _TIMED_BYTES, _TIMED_SLICES * workers, generator)
@@ -202,7 +201,7 @@ def _strata(pieces: "tuple[Piece, ...] | list[Piece]") -> dict[tuple[str, ...], 
 
 
 def _slices(piece: Piece, size: int) -> int:
-    """Returns the number of slices of a piece: 1 if only its reader could find a place to cut."""
+    """Returns the number of slices of a piece; 1 if only its reader can find cutting points."""
     if piece.members or (len(piece.parts) == 1 and piece.parts[0].stop is None):
         return 1
     count = max(1, math.ceil(piece.bytes / size))
@@ -211,7 +210,7 @@ def _slices(piece: Piece, size: int) -> int:
 
 
 def _slice(piece: Piece, size: int, number: int) -> Piece:
-    """Returns slice `number` of a piece: an equal stretch of its bytes, as far as it can be cut."""
+    """Returns slice `number` of a piece: an equal stretch of its bytes, where it can be cut."""
     count = _slices(piece, size)
     if count == 1:
         return piece
@@ -225,7 +224,7 @@ def _slice(piece: Piece, size: int, number: int) -> Piece:
 
 
 def _cut_parts(piece: Piece, size: int) -> Iterator[tuple[int, int, FilePart]]:
-    """Yields (begin, end, part) of the parts cut to about `size` bytes, in bytes of the piece."""
+    """Yields (begin, end, part), parts of about `size` bytes, in bytes of the piece."""
     end = 0
     for part in piece.parts:
         whole = FileRange(part.start, part.stop, part.bytes, part.cuts)
@@ -235,7 +234,7 @@ def _cut_parts(piece: Piece, size: int) -> Iterator[tuple[int, int, FilePart]]:
 
 
 def _build(job: graph.Job, pieces: list[Piece], workers: int) -> list[_Built]:
-    """Builds the pieces in order, in as many processes as the build will have."""
+    """Builds the pieces in order, in as many processes as the build will use."""
     sizes = list(itertools.accumulate(piece.bytes for piece in pieces))
     built = []
     results: Iterator[_Built]
@@ -313,9 +312,8 @@ def _filtered(pieces: tuple[Piece, ...], built: list[_Built]) -> dict[tuple[str,
 def _text(built: _Built) -> int:
     """Returns the bytes of a slice, by which its counts are scaled.
 
-    A slice of Parquet is a number of rows, and its bytes are a guess. Texts differ far more in
-    length than in tokens per byte, so the text that was read is more accurate than the slice's
-    share of a row group's bytes.
+    A Parquet slice is a number of rows of unknown size, and texts vary far more in length than in
+    tokens per byte. So the text read is more accurate than a share of the row group's bytes.
     """
     form = FORMATS.get(built.piece.format)
     if not form or not form.ranges_are_rows or not built.piece.bytes:
@@ -345,7 +343,7 @@ def _ratio(values: list[int], sizes: list[int], total: int, whole: bool = False)
 
 
 def _longest(costs: list[float], workers: int) -> float:
-    """Returns the seconds until all workers are done, if each takes the next piece when free."""
+    """Returns the seconds until all workers finish, if each idle worker takes the next piece."""
     busy = [0.0] * workers
     for cost in costs:
         heapq.heapreplace(busy, busy[0] + cost)

@@ -1,7 +1,7 @@
 """The Beam graph: a map from pieces of the corpus to shards of the cache.
 
-Only descriptions of pieces pass through Beam. One call reads, tokenizes, packs and writes a piece,
-a batch of documents at a time, so memory does not grow with the size of the piece.
+Only descriptions of pieces pass through Beam. One call reads, tokenizes, packs and writes a piece
+in batches of documents, so memory does not depend on its size.
 """
 
 import contextlib
@@ -27,13 +27,9 @@ class Job:
     """Everything a worker needs.
 
     Attributes:
-      folder: folder of the cache.
-      plan: plan of the cache.
-      corpus: the resolved corpus.
       tokenizer: one of `tokenize.ENGINES`; does not affect the output.
-      hf_token_secret: name of the secret with the Hub's token, "" for none; does not affect the
-        output.
-      task_module: name of the module that registers the vocabulary, "" if none does.
+      hf_token_secret: name of the secret with the Hub's token, or "".
+      task_module: module that registers the vocabulary, or "".
     """
 
     folder: str
@@ -46,7 +42,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """A piece of the corpus and the shards it becomes, each as (split, number in the split)."""
+    """A piece of the corpus and its shards, each (split, number in the split)."""
 
     piece: sources.Piece
     shards: tuple[tuple[str, int], ...]
@@ -55,7 +51,7 @@ class Assignment:
 def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None) -> Counter[str]:
     """Reads a piece and writes its shards; returns counts for the job's metrics.
 
-    `filters`: made from the plan if not given; they count what each rule drops.
+    `filters` count what each rule drops; by default they are made from the plan.
 
     Raises:
       UserError: the corpus cannot be read, the cache's vocabulary is not the plan's, or the audit
@@ -89,16 +85,16 @@ def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None
 
 
 _Loaded = tuple[vocabulary.Vocabulary, tokenize.Tokenizer]
-# Idle tokenizers, by what they were made from. A tokenizer must not be used by two threads at once,
-# and a runner may call from several: each call takes one and returns it.
+# Idle tokenizers, by their origin. Runners may call from several threads, and two threads must not
+# share a tokenizer: each call takes one and returns it.
 _idle: dict[tuple, list[_Loaded]] = {}
 
 
 @contextlib.contextmanager
 def _tokenizer(job: Job) -> Iterator[_Loaded]:
-    """Yields the vocabulary and a tokenizer that no other thread uses until the block ends.
+    """Yields the vocabulary and a tokenizer that no other thread uses during the block.
 
-    The vocabulary is the cache's own copy, the only one that remote workers can read.
+    The vocabulary is the cache's copy, the only one that remote workers can read.
     """
     record = job.plan.vocabulary
     key = (job.folder, record, job.tokenizer)
@@ -119,10 +115,7 @@ def _tokenizer(job: Job) -> Iterator[_Loaded]:
 
 
 def for_workers(job: Job) -> Job:
-    """Returns the job without its pieces and the list of files, which may be a million.
-
-    A worker is sent its own pieces, and needs no others.
-    """
+    """Returns the job without pieces and file list, maybe a million; workers get their own."""
     record = {key: value for key, value in job.corpus.record.items() if key != "files"}
     corpus = dataclasses.replace(job.corpus, record=record, pieces=(), notes=())
     plan = dataclasses.replace(job.plan, corpus=record)
@@ -134,8 +127,8 @@ def run(
 ) -> Counter[str]:
     """Runs the assignments with Beam's `arguments`; returns the sums of `build_piece`'s counts.
 
-    The first shards of every split come first where the runner keeps the order, as the local one
-    does: a run may follow the build (`tasks.cache.following`). Raises as `beam_job.run` does.
+    The first shards of every split come first if the runner keeps the order, as the local one does,
+    for runs that follow the build (`tasks.cache.following`). Raises as `beam_job.run` does.
     """
     work = functools.partial(build_piece, for_workers(job))
     ordered = sorted(assignments, key=lambda each: min(number for _, number in each.shards))

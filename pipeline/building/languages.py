@@ -1,7 +1,7 @@
-"""Builds a task of several languages: a cache for each, one after the other, and one summary.
+"""Builds a task of several languages: one cache per language, and one summary.
 
-The cache of a language is what a build of that language alone writes, byte for byte. A finished one
-is kept, and one that was interrupted is continued.
+Each cache equals, byte for byte, a build of its language alone. Finished caches are kept,
+interrupted ones continued.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ from tasks.task import OBJECTIVES, objective_of
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
 
-# mT5's. Source: Xue et al. 2021 (arXiv:2010.11934), section 3.2.
+# mT5's value. Source: Xue et al. 2021 (arXiv:2010.11934), section 3.2.
 _ALPHA = 0.3
 
 
 def build(options: Options, beam_arguments: list[str]) -> None:
     """Builds the cache of a task, or of each of its languages, and prints a report.
 
-    Raises as `engine.build` does, and a UserError if the languages are not as they were.
+    Raises as `engine.build` does, and a UserError if the languages have changed.
     """
     if not options.corpus:
         if options.languages is not None:
@@ -56,7 +56,7 @@ def build(options: Options, beam_arguments: list[str]) -> None:
 
 
 def _task(options: Options) -> str:
-    """Returns the name of the task that has the languages."""
+    """Returns the name of the multilingual task."""
     if options.name is None or options.task not in OBJECTIVES:
         raise UserError(
             "several languages need --name=NAME and, as --task, one of the objectives "
@@ -77,7 +77,7 @@ def _task(options: Options) -> str:
 
 
 def _all_languages(options: Options, task: str, given: list[str]) -> list[str]:
-    """Returns the languages that the task has once the build is finished."""
+    """Returns all languages of the task after the build."""
     known = language_set.languages(options.cache_dir, task)
     added = [name for name in given if name not in known]
     if not known:
@@ -91,7 +91,7 @@ def _all_languages(options: Options, task: str, given: list[str]) -> list[str]:
 
 
 def _report(options: Options, task: str, names: list[str]) -> None:
-    """Prints one row for each language, and their sum."""
+    """Prints a row per language and the total."""
     cells = [language_set.cache_of(task, name) for name in names]
     manifests = [CacheManifest.load(files.join(options.cache_dir, each)) for each in cells]
     counts = [

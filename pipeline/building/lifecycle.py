@@ -2,21 +2,19 @@
 
 Files are written in this order:
 
-.plan-…     empty; its name is the plan's fingerprint, so a damaged plan.json is noticed
-plan.json   everything that the bytes of the cache depend on
+.plan-…     empty; named by the plan's fingerprint, to detect a damaged plan.json
+plan.json   everything that determines the bytes of the cache
 shards      in any order, each followed by a receipt with its checksums
-info, stats, manifest.json, COMPLETED   in this order, when all shards are finished; the trainer
-            relies on the manifest and stock seqio on COMPLETED, so both are deleted before a shard
-            is redone
+info, stats, manifest.json, COMPLETED   in this order, after all shards; the trainer relies on the
+            manifest and stock seqio on COMPLETED, so both are deleted before redoing a shard
 
-An extension is a plan with more files. COMPLETED and the manifest are deleted, plan.json is
-replaced, existing shards are renamed to the new number of shards, and the build continues as usual.
+An extension is a plan with more files: COMPLETED and the manifest are deleted, plan.json is
+replaced, shards are renamed to the new total, and the build continues.
 
-A takedown is a plan with more exclude lists. The lists are copied into the folder, and so is the
-lineage of the shards that have a listed document, with the manifest (see tasks.cache.old_states).
-COMPLETED, the manifest and the receipts of those shards are deleted, and plan.json is replaced.
-Until then the receipts that are left belong to either plan, so the command of either one completes
-the folder.
+A takedown is a plan with more exclude lists. The lists, the manifest and the lineage of affected
+shards are copied into the folder (see tasks.cache.old_states). COMPLETED, the manifest and the
+affected receipts are deleted, then plan.json is replaced. Until then the remaining receipts fit
+both plans, so the command of either completes the folder.
 """
 
 import dataclasses
@@ -52,10 +50,10 @@ from tasks.vocabularies import tokenizer_json
 from tasks.vocabulary import Vocabulary
 
 COMPLETED = "COMPLETED"
-# seqio compares this version to tell how integers were stored. Source: seqio
-# `dataset_providers.py`, _CachedDataSource.
+# seqio derives the storage of integers from this version. Source: seqio `dataset_providers.py`,
+# _CachedDataSource.
 _SEQIO_VERSION = "0.0.20"
-# How differences of plans begin that follow from different files of the corpus.
+# Prefixes of plan differences that follow from different corpus files.
 _FOLLOW_FROM_FILES = ("corpus.files", "corpus.generations", "corpus.left_out", "shards")
 _PACKAGES = ("apache-beam", "numpy", "pyarrow", "sentencepiece")
 
@@ -63,10 +61,7 @@ ShardKey = tuple[str, int]
 
 
 def planned(folder: str) -> Plan | None:
-    """Returns the plan of the cache in `folder`, or None if there is none, or none that is sound.
-
-    The plan is read from plan.json or, if that is missing or damaged, from the manifest.
-    """
+    """Returns the plan in plan.json or else in the manifest; None if neither is sound."""
     try:
         plan = plan_from_dict(files.read_json(files.join(folder, PLAN)))
         if plan.fingerprint in _marks(folder):
@@ -80,19 +75,18 @@ def planned(folder: str) -> Plan | None:
 
 
 def _marks(folder: str) -> set[str]:
-    """Returns the fingerprints of the plans that the folder's shards were built with.
+    """Returns the fingerprints, names of empty files, of the plans that shards were built with.
 
-    They are the names of empty files, so that a damaged plan.json can be told from a sound one.
     There are two while an extension begins.
     """
     return {name.removeprefix(PLAN_MARK) for name in files.list_sizes(folder, PLAN_MARK)}
 
 
 def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
-    """Returns the existing cache's plan, which is equal or to be extended; None if there is none.
+    """Returns the existing plan, equal or to be extended; None for a new cache.
 
     Raises:
-      UserError: the folder holds a different cache, or other files.
+      UserError: the folder holds a different cache or other files.
     """
     existing = planned(folder)
     ours = plan_from_dict(json.loads(json.dumps(as_json(plan))))
@@ -108,9 +102,9 @@ def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
 
 
 def _recovered(folder: str, ours: Plan) -> Plan | None:
-    """Returns our plan if a cache whose plan.json is damaged was built with it; None if new."""
+    """Returns our plan if it built the cache, whose plan.json is damaged; None if new."""
     names = files.list_names(folder)
-    # A build copies its exclude lists first of all.
+    # A build copies its exclude lists first.
     others = [name for name in names if not name.startswith((".", COPY))]
     marks = _marks(folder)
     if not others:
@@ -139,15 +133,15 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
 def begin(
     folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool, lists: Sequence[Given] = ()
 ) -> None:
-    """Writes the vocabulary, exclude lists, the plan's mark and plan.json, as far as missing.
+    """Writes the missing ones of vocabulary, exclude lists, plan mark and plan.json.
 
-    plan.json comes last: a run that follows the build reads the others as soon as it is there.
-    Shards that hold what a further list excludes lose their receipts, and are built again.
+    plan.json comes last, because a run that follows the build reads the others once it exists.
+    Shards with newly excluded documents lose their receipts and are rebuilt.
 
-    `extend`: whether an existing plan may be replaced by one with more files.
+    `extend`: whether a plan with more files may replace the existing one.
 
     Raises:
-      UserError: the folder holds a different cache, or other files; nothing is changed.
+      UserError: the folder holds a different cache or other files; nothing is changed.
     """
     existing = check(folder, plan, extend)
     cache_lists.copy(folder, plan, lists)
@@ -174,7 +168,7 @@ def begin(
 
 
 def _remove_quarantines(folder: str, plan: Plan) -> None:
-    """Deletes the quarantine files of shards without a receipt, which may leave out nothing now."""
+    """Deletes quarantine files of shards without receipt, which may now omit nothing."""
     for split, count in plan.shards.items():
         done = files.list_sizes(folder, f"{split}.receipt-")
         left_out = files.list_sizes(folder, f"{split}.quarantine-")
@@ -185,7 +179,7 @@ def _remove_quarantines(folder: str, plan: Plan) -> None:
 
 
 def _manifest_has(folder: str, plan: Plan) -> bool:
-    """Returns whether the manifest holds this plan; a plan.json that differs is then damaged."""
+    """Returns whether the manifest holds this plan, so that a different plan.json is damaged."""
     try:
         return not plan.difference(CacheManifest.load(folder, check=False).plan)
     except UserError:
@@ -233,10 +227,7 @@ def _check_extends(folder: str, existing: Plan, ours: Plan, extend: bool) -> Non
 
 
 def _differing_files(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
-    """Returns how many files of a corpus changed, are missing or were added, with the first names.
-
-    Returns "" if the files are equal.
-    """
+    """Returns the numbers and first names of corpus files changed, missing and added; or ""."""
     before, now = ({file["name"]: file for file in each} for each in (old, new))
     kinds = {
         "changed": [name for name in before if name in now and now[name] != before[name]],
@@ -251,7 +242,7 @@ def _differing_files(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> st
 
 
 def _without_files(plan: Plan) -> Plan:
-    """Returns the plan without everything that an extension may change."""
+    """Returns the plan without what an extension may change."""
     changing = {"files", "generations", "left_out"}
     kept = {key: plan.corpus[key] for key in plan.corpus.keys() - changing}
     if "files" in plan.corpus:
@@ -263,11 +254,11 @@ def _without_files(plan: Plan) -> Plan:
 
 
 def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
-    """Renames shards from before an extension to the names that they have in `plan`.
+    """Renames shards from before an extension to their names in `plan`.
 
-    `earlier` is the number of shards of each split before it. Names contain the number of shards,
-    as stock seqio expects. The old receipt is deleted last, so after a kill between any two steps
-    this can be called again. Files without a valid receipt are deleted, and their shards redone.
+    `earlier`: previous number of shards per split; stock seqio expects the number in the names. The
+    old receipt is deleted last, so the call can be repeated after a kill at any point. Files
+    without a valid receipt are deleted, and their shards redone.
     """
     names = set(files.list_names(folder))
 
@@ -292,16 +283,15 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
 
     changed = {split: count for split, count in earlier.items() if count != plan.shards[split]}
     with ThreadPoolExecutor(files.threads(folder)) as pool:
-        # Reading the results raises what a thread raised.
+        # Reading the results raises the threads' exceptions.
         list(pool.map(rename, _keys(changed)))
 
 
 def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard | None]:
-    """Returns the receipt of every shard of the plan, by (split, number); None if not finished.
+    """Returns all shards' receipts by (split, number), None if unfinished.
 
-    One listing tells which receipts exist and how large the files are.
-
-    `check`: whether to compare checksums too, as in `receipts.finished`.
+    One listing gives receipts and file sizes. `check`: whether to compare checksums too, as in
+    `receipts.finished`.
     """
     sizes = files.list_sizes(folder)
     keys = _keys(plan.shards)
@@ -315,7 +305,7 @@ def _keys(shards: dict[str, int]) -> list[ShardKey]:
 
 
 def invalidate(folder: str, plan: Plan, keys: Iterable[ShardKey] = ()) -> None:
-    """Deletes the files that mark the cache as finished, and the receipts of the shards `keys`."""
+    """Deletes the files that mark a finished cache, and the receipts of shards `keys`."""
     files.remove(files.join(folder, COMPLETED))
     files.remove(files.join(folder, MANIFEST))
     receipts = {shard_file(split, "receipt", index, plan.shards[split]) for split, index in keys}
@@ -324,12 +314,12 @@ def invalidate(folder: str, plan: Plan, keys: Iterable[ShardKey] = ()) -> None:
     for split in plan.shards:
         receipts_there = files.list_sizes(folder, f"{split}.receipt-").keys() & receipts
         with ThreadPoolExecutor(files.threads(folder)) as pool:
-            # Reading the results raises what a thread raised.
+            # Reading the results raises the threads' exceptions.
             list(pool.map(lambda name: files.remove(files.join(folder, name)), receipts_there))
 
 
 def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
-    """Writes the closing files; returns False if all of them existed with the right content."""
+    """Writes the closing files; returns False if all existed with the right content."""
     splits = {
         split: tuple(shards[split, index] for index in range(count))
         for split, count in plan.shards.items()
@@ -345,7 +335,7 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
 
 
 def closing_files(manifest: CacheManifest) -> dict[str, bytes]:
-    """Returns names and contents of the files that complete a cache, in the order of writing."""
+    """Returns the files that complete a cache, name -> content, in writing order."""
     splits = manifest.splits
     return {
         **{
@@ -378,9 +368,9 @@ def _software(plan: Plan) -> dict[str, str]:
 
 
 def _keep_software(folder: str, manifest: CacheManifest) -> CacheManifest:
-    """Returns `manifest` with the versions recorded in a finished cache, if all else is equal.
+    """Returns `manifest`, with a finished cache's software versions if all else is equal.
 
-    So a finished cache is not rewritten because the installed software is newer.
+    So newer software does not rewrite a finished cache.
     """
     try:
         existing = CacheManifest.load(folder)
@@ -391,10 +381,7 @@ def _keep_software(folder: str, manifest: CacheManifest) -> CacheManifest:
 
 
 def _seqio_info(shards: int, unit: Unit) -> dict[str, object]:
-    """Returns the content of info.SPLIT.json.
-
-    Source: seqio `beam_utils.py`, GetInfo.
-    """
+    """Returns the content of info.SPLIT.json. Source: seqio `beam_utils.py`, GetInfo."""
     feature = {"dtype": "int32", "shape": [None]}
     other = "inputs" if unit is Unit.PAIR else "document_starts"
     return {
@@ -405,7 +392,7 @@ def _seqio_info(shards: int, unit: Unit) -> dict[str, object]:
 
 
 def _seqio_stats(shards: Iterable[Shard]) -> dict[str, int]:
-    """Returns the content of stats.SPLIT.json: output features only, without padding and EOS.
+    """Returns the content of stats.SPLIT.json: output features without padding and EOS.
 
     Source: seqio `beam_utils.py`, GetStats.
     """

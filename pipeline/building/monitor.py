@@ -1,7 +1,4 @@
-"""Progress of a running build, read from the files in its folder.
-
-This works for every runner, whichever machines its workers are on.
-"""
+"""Progress of a running build, read from its folder, so it works with every runner."""
 
 import contextlib
 import re
@@ -18,17 +15,16 @@ from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.polling import polling
 
-# Bytes of text per byte of rows, until a piece is finished: about 4 bytes a token, 1.7 stored.
+# Text bytes per row byte until a piece is finished: a token has about 4 bytes, 1.7 stored.
 _TEXT_PER_ROW_BYTE = 2.4
 
 
 def bad_share(shards: list[Shard], unseen: float = 0.0) -> float:
-    """Returns the share of documents that were left out as faulty.
+    """Returns the share of documents left out as faulty.
 
-    Empty documents are not counted at all: nothing is lost with them, and some corpora are full of
-    blank lines. Nor are documents that the user chose to leave out: listed ones, long pairs.
-    `unseen` is the share of the corpus that was not read yet; it is assumed to hold no faulty
-    documents, and as many documents per byte.
+    Empty documents are not counted: they lose nothing, and some corpora are full of blank lines.
+    Nor are documents left out by choice (listed ones, long pairs). The share `unseen` of the corpus
+    is assumed to have as many documents per byte, none of them faulty.
     """
     bad = sum(
         count for shard in shards for reason, count in shard.dropped.items() if is_fault(reason)
@@ -41,11 +37,10 @@ class Monitor:
     """State of a running build.
 
     Attributes:
-      shards: receipts of the finished shards.
-      total: bytes of the whole corpus.
-      before: bytes of it that were finished before this build.
-      done: bytes of it that are finished, plus an estimate for the pieces in progress from the
-        sizes of their partly written files.
+      shards: receipts of finished shards.
+      total: bytes of the corpus.
+      before: bytes finished before this build.
+      done: bytes finished, plus an estimate for pieces in progress from their file sizes.
     """
 
     def __init__(
@@ -63,12 +58,12 @@ class Monitor:
 
     @property
     def unseen(self) -> float:
-        """Share of the corpus that no finished shard holds."""
+        """Share of the corpus in no finished shard."""
         return 1 - self._finished / self.total if self.total else 0.0
 
     @property
     def note(self) -> str:
-        """Speed and number of quarantined documents, for the bar; why there is none yet."""
+        """Speed and number of quarantined documents, or why there is none yet."""
         if self.done == self.before:
             return "starting; the first build on a machine also compiles its tokenizer"
         rate = (self.done - self.before) / max(time.monotonic() - self._started, 1e-9)
@@ -76,7 +71,7 @@ class Monitor:
         return f"{rate / 1e6:.1f} MB/s  {left_out:,} quarantined"
 
     def look(self) -> None:
-        """Lists the folder once: for new receipts, which are read, and for files in progress."""
+        """Lists the folder once, to read new receipts and measure files in progress."""
         sizes = files.list_sizes(self._folder)
         done: list[Assignment] = []
         waiting: list[Assignment] = []
@@ -97,7 +92,7 @@ class Monitor:
         }
 
     def _read(self, done: list[Assignment], sizes: Mapping[str, int]) -> None:
-        """Counts finished pieces, and reads their receipts."""
+        """Counts finished pieces and reads their receipts."""
         for assignment in done:
             self._finished += assignment.piece.bytes
             self._seen += assignment.piece.bytes
@@ -114,7 +109,7 @@ class Monitor:
 def monitored(
     monitor: Monitor, remote: bool, hopeless: Callable[[Monitor], bool]
 ) -> Iterator[None]:
-    """Shows progress while the block runs; interrupts it, as Ctrl-C does, once it is hopeless."""
+    """Shows progress during the block; interrupts it, like Ctrl-C, once it is hopeless."""
     with progress.shown("building", monitor.total, monitor.before, "B") as bar:
 
         def look() -> bool:
@@ -127,6 +122,6 @@ def monitored(
 
         with polling(look, remote):
             yield
-        # Without another look: all receipts are read once more at the end.
+        # All receipts are read again at the end, so do not look again.
         monitor.done = monitor.total
         bar.update(monitor.done, monitor.note)

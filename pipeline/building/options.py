@@ -1,4 +1,4 @@
-"""Options of a build; `pipeline.build` makes its flags from them."""
+"""Options of a build, the source of `pipeline.build`'s flags."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from tasks.vocabulary import FORMS
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of one build, by the names of the flags."""
+    """Options of one build, named like the flags."""
 
     task: str = field(
         REQUIRED,

@@ -8,9 +8,8 @@ import numpy as np
 from tasks.cache.records import FRAMING_BYTES, length_crc, masked_crc
 from tasks.numba_cache import compiled
 
-_BEFORE = 12  # bytes of framing before the data: its length and the length's checksum
-# Upper bound of a row's constant bytes: framing, the names of the two features, and the lengths
-# around them as varints of 10 bytes.
+_BEFORE = 12  # bytes of framing before the data: its length and that length's checksum
+# Maximum constant bytes of a row: framing, the two feature names, and lengths as 10-byte varints.
 _OVERHEAD = FRAMING_BYTES + 100
 
 
@@ -21,14 +20,14 @@ def framed(
     counts: np.ndarray,
     name: str = "document_starts",
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (uint8 bytes of TFRecords, int64[rows + 1] where each record begins and ends).
+    """Returns (uint8 bytes of TFRecords, int64[rows + 1] bounds of records).
 
     Args:
-      targets: ids of all rows, one row after the other; at most 2**31 - 1.
-      lengths: [rows] number of ids per row.
-      others: values of the other feature of all rows, one row after the other.
-      counts: [rows] number of values of that feature per row.
-      name: the other feature's name, before "targets" in the alphabet.
+      targets: ids of all rows, concatenated; at most 2**31 - 1.
+      lengths: [rows] ids per row.
+      others: values of the other feature of all rows, concatenated.
+      counts: [rows] values of that feature per row.
+      name: the other feature's name, alphabetically before "targets".
     """
     room = _OVERHEAD * len(lengths) + 5 * (len(targets) + len(others))
     out = np.empty(room, np.uint8)
@@ -45,10 +44,7 @@ def framed(
 
 @compiled
 def text_tokens(targets: np.ndarray, lengths: np.ndarray, pad: int, eos: int) -> np.ndarray:
-    """Returns int64[rows], the ids of each row that are neither padding nor EOS, as in seqio.
-
-    `pad` is -1 if there is no such id.
-    """
+    """Returns int64[rows], ids per row that are neither `pad` (-1 if none) nor EOS, as in seqio."""
     counts = np.zeros(len(lengths), np.int64)
     token = 0
     for row in range(len(lengths)):
@@ -59,7 +55,7 @@ def text_tokens(targets: np.ndarray, lengths: np.ndarray, pad: int, eos: int) ->
 
 
 def _checksums(out: np.ndarray, bounds: np.ndarray) -> None:
-    """Fills in the checksums of the framing, computed by a native library."""
+    """Fills in the framing's checksums with a native library."""
     view = memoryview(out.data)
     for begin, end in itertools.pairwise(bounds.tolist()):
         struct.pack_into("<I", view, begin + 8, length_crc(end - begin - FRAMING_BYTES))
@@ -89,7 +85,7 @@ def _width(value: int) -> int:
 
 @compiled
 def _packed(values: np.ndarray, begin: int, end: int) -> int:
-    """Returns the number of bytes of values[begin:end] as varints."""
+    """Returns the size of values[begin:end] as varints."""
     size = 0
     for index in range(begin, end):
         value = values[index]
@@ -115,7 +111,7 @@ def _put_feature(
     end: int,
     packed: int,
 ) -> int:
-    """Writes a map entry of Features: name and Int64List, field by field."""
+    """Writes a map entry of Features: name and Int64List."""
     int64_list, feature, entry = _feature_size(packed, len(name))
     out[at] = 0x0A
     at = _put(out, at + 1, entry)
@@ -136,8 +132,8 @@ def _put_feature(
             if value >= 1 << 21:
                 at = _put(out, at, value)
             else:
-                # Always write three bytes; the next value overwrites surplus ones. A branch on the
-                # length would be mispredicted.
+                # Always write three bytes: the next value overwrites surplus ones, and a branch on
+                # the length would be mispredicted.
                 out[at] = value & 0x7F | (value >= 1 << 7) << 7
                 out[at + 1] = value >> 7 & 0x7F | (value >= 1 << 14) << 7
                 out[at + 2] = value >> 14
@@ -158,7 +154,7 @@ def _encode(
     out: np.ndarray,
     bounds: np.ndarray,
 ) -> int:
-    """Writes the rows, leaving room for checksums; returns the number of bytes written."""
+    """Writes the rows, leaving room for checksums; returns the number of bytes."""
     at = token = other = 0
     for row in range(len(lengths)):
         token_end, other_end = token + lengths[row], other + counts[row]

@@ -1,4 +1,4 @@
-"""Reports of a build: the table at its end, and the table of filter rules."""
+"""Reports of a build: the final table, and the table of filter rules."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,15 +21,13 @@ def show(
     seconds: float,
     advise: bool,
 ) -> None:
-    """Prints what a build wrote and left out, its speed, and what to run next.
+    """Prints what a build wrote and omitted, its speed, and the next step.
 
     Args:
-      options: options of the build.
-      job: what was built.
       shards: all shards, by (split, number).
-      read_bytes: bytes of the corpus that this build has read.
-      seconds: how long it took.
-      advise: whether to print the command that comes next.
+      read_bytes: bytes of the corpus read by this build.
+      seconds: duration.
+      advise: whether to print the next command.
     """
     plan = job.plan
     columns = {
@@ -54,7 +52,7 @@ def show(
 
 
 def _rows(columns: list[list[Shard]]) -> Iterator[tuple[str, ...]]:
-    """Yields the rows of the table, with a cell for the shards of each split."""
+    """Yields the table's rows, with one cell per split."""
 
     def row(name: str, cells: Iterable[float], form: str = ",.0f") -> tuple[str, ...]:
         return (name, *(format(cell, form) for cell in cells))
@@ -88,17 +86,17 @@ def _rows(columns: list[list[Shard]]) -> Iterator[tuple[str, ...]]:
 
 
 def dropped(shards: list[Shard]) -> Counter[str]:
-    """Returns how many documents some shards leave out, by reason."""
+    """Returns the number of omitted documents by reason."""
     return sum((Counter(shard.dropped) for shard in shards), Counter())
 
 
 def _edits(shards: list[Shard]) -> Counter[str]:
-    """Returns how many edits filters made in the documents of some shards, by kind."""
+    """Returns the number of filter edits by kind."""
     return sum((Counter(shard.edits) for shard in shards), Counter())
 
 
 def rules_table(counts: Mapping[tuple[str, str], Any]) -> str:
-    """Returns the documents that each rule would drop by itself, and those that it drops first."""
+    """Returns a table of documents that each rule would drop alone, and those it drops first."""
     rows = [("documents judged", str(counts[JUDGED, ""]), "")]
     for kind, reason in counts:
         if kind == ALONE:

@@ -1,6 +1,6 @@
-"""Output shards: files that are written atomically, then a receipt with their checksums.
+"""Output shards: atomically written files, then a receipt with their checksums.
 
-The receipt is written last (`tasks.cache.receipts`); what is left without one is redone.
+Files without a receipt (`tasks.cache.receipts`) are redone.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from tasks.unit import SIDES, Unit
 
 # Documents per reason with an excerpt in the quarantine file.
 _SAMPLES = 3
-# Lineage rows per Parquet row group, fixed so that the bytes do not depend on batch sizes.
+# Lineage rows per Parquet row group, fixed so that bytes do not depend on batch sizes.
 _LINEAGE_GROUP = 1 << 16
 _LINEAGE = pa.schema(
     zip(LINEAGE_COLUMNS, (pa.string(), pa.int64(), pa.int32(), pa.int64(), pa.int64()), strict=True)
@@ -45,9 +45,8 @@ class ShardWriter:
     """Writer of one shard: the end of the `with` block finishes it, an error removes it.
 
     Attributes:
-      unit: what it writes.
-      cut_paragraphs: number of paragraphs that were cut from the documents, for the receipt.
-      edits: how often filters changed something in the texts, by what they did, for the receipt.
+      cut_paragraphs: number of paragraphs cut from documents, for the receipt.
+      edits: number of filter edits by kind, for the receipt.
     """
 
     def __init__(self, folder: str, plan: Plan, split: str, index: int):
@@ -87,7 +86,7 @@ class ShardWriter:
         return self
 
     def _abandon(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Closes the Parquet writer on an error; otherwise it would still write when deleted."""
+        """Closes the Parquet writer on an error, so that it does not write when deleted."""
         if kind:
             for file in self._files.values():
                 file.discard()
@@ -106,8 +105,8 @@ class ShardWriter:
         Args:
           documents: texts or pairs, as the plan says.
           text_bytes: bytes of their text.
-          split: number of documents that were split and whose first part is here.
-          cut: how many pairs have this side cut.
+          split: number of split documents whose first part is here.
+          cut: number of pairs with this side cut, by side.
         """
         if not len(documents.ids):
             return
@@ -121,9 +120,9 @@ class ShardWriter:
     def quarantine(
         self, name: str | None, location: str, reason: str, value: Any = None, text: str = ""
     ) -> None:
-        """Records a document that is left out of the cache.
+        """Records a document left out of the cache.
 
-        `value` is what a rule measured. `text` is an excerpt, kept for the first documents of each
+        `value` is a rule's measurement; `text` an excerpt, kept for the first documents of each
         reason.
         """
         if "quarantine" not in self._files:
@@ -226,7 +225,7 @@ class ShardWriter:
 
 
 class _HashedFile(io.RawIOBase):
-    """File that counts and hashes the bytes on their way to `file`, so before a disk can fail."""
+    """Counts and hashes bytes on their way to `file`, before a disk can damage them."""
 
     def __init__(self, file: IO[bytes]):
         self._file: IO[bytes] | None = file
@@ -245,7 +244,7 @@ class _HashedFile(io.RawIOBase):
         return view.nbytes
 
     def discard(self) -> None:
-        """Ignores everything written from now on."""
+        """Ignores all later writes."""
         self._file = None
 
     def entry(self) -> FileEntry:

@@ -1,4 +1,4 @@
-"""Files of named arrays; ranges are read from a memory map or by requests to a store."""
+"""Files of named arrays; ranges are read by memory map or remote requests."""
 
 import json
 import math
@@ -11,12 +11,12 @@ import numpy as np
 from tasks.storage import files
 from tasks.storage.store import Store
 
-_LENGTH = 8  # bytes of the head's own length, at the start of the file
+_LENGTH = 8  # bytes of the header's own length, at the start of the file
 _ALIGNMENT = 64
 
 
 def write(path: str, arrays: dict[str, np.ndarray]) -> None:
-    """Writes arrays as one file, complete or not at all; equal arrays give equal bytes."""
+    """Writes arrays atomically as one file; equal arrays give equal bytes."""
     places: dict[str, tuple[str, list[int], int]] = {}
     at = 0
     for name, array in arrays.items():
@@ -32,11 +32,11 @@ def write(path: str, arrays: dict[str, np.ndarray]) -> None:
 
 
 class Arrays:
-    """The arrays of a file that `write` made.
+    """The arrays of a file written by `write`.
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: it is truncated, or no file of arrays.
+      ValueError: truncated, or not a file of arrays.
     """
 
     def __init__(self, path: str):
@@ -64,11 +64,10 @@ class Arrays:
         return name in self._places
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Returns the shape of an array."""
         return tuple(self._places[name][1])
 
     def read(self, name: str, row: int | None = None) -> np.ndarray:
-        """Returns a whole array or, of one of two dimensions, its row `row`."""
+        """Returns an array, or row `row` of a two-dimensional one."""
         if row is None:
             shape = self.shape(name)
             return self._read(name, 0, math.prod(shape)).reshape(shape)
@@ -76,7 +75,7 @@ class Arrays:
         return self._read(name, row * width, (row + 1) * width)
 
     def part(self, name: str, begin: int, end: int, row: int = 0) -> np.ndarray:
-        """Returns elements [begin, end) of an array, or of the row `row` of two dimensions."""
+        """Returns elements [begin, end) of an array, or of row `row` of a two-dimensional one."""
         shape = self.shape(name)
         before = row * shape[1] if len(shape) == 2 else 0
         return self._read(name, before + begin, before + end)
@@ -98,7 +97,7 @@ class Arrays:
 
 
 def is_complete(path: str) -> bool:
-    """Returns whether a local or remote file of arrays is there and not truncated."""
+    """Returns whether a local or remote file of arrays exists and is not truncated."""
     try:
         Arrays(path)
     except (FileNotFoundError, ValueError):

@@ -1,8 +1,8 @@
-"""The last stage: clusters of duplicates, and the exclude list, written by one process.
+"""The last stage: one process writes clusters of duplicates and the exclude list.
 
-Of a cluster the unit is kept that comes first in the corpus, of those that are not contaminated.
-Memory is 12 bytes for each unit of the corpus (20 if there are more than 2**32; one more with
-evaluation sets), the pairs of one partition, and the units of one piece.
+A cluster keeps its first uncontaminated unit in corpus order. Memory is 12 bytes per unit of the
+corpus (20 above 2**32 units; one more with evaluation sets), the pairs of one partition, and the
+units of one piece.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from pipeline.excluding import lists
 from tasks.storage import files
 from tasks.terminal import progress
 
-_BLOCK = 1 << 24  # units that are counted at a time
+_BLOCK = 1 << 24  # units counted at a time
 _REASONS = [lists.EXACT, lists.NEAR, lists.CONTAMINATED]
 _EXACT, _NEAR, _CONTAMINATED = range(3)
 
@@ -34,12 +34,11 @@ class Result:
     """The findings of a search.
 
     Attributes:
-      counts: "documents", "text_bytes", "units", "groups" and, by reason, "exact", "near",
-        "contaminated"; "candidates" that shared a band with an earlier unit, and "unlike", the
-        candidates that are too different from it; "repeated" ids; "places" entries that need one.
-      sizes: number of clusters by their number of units.
-      unlike_twin: expected number of near duplicates that are less similar to the kept twin than
-        `Rules.wanted`.
+      counts: "documents", "text_bytes", "units", "groups"; by reason "exact", "near",
+        "contaminated"; "candidates" that share a band with an earlier unit, and "unlike" ones among
+        them; "repeated" ids; "places" entries that need a place.
+      sizes: number of clusters by size in units.
+      unlike_twin: expected near duplicates less similar to the kept twin than `Rules.wanted`.
     """
 
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -54,7 +53,7 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
       job: the search.
       pieces: number of pieces.
       of_keys: number of partitions.
-      header: what the list was made from.
+      header: the list's origin.
 
     Raises:
       OSError: a file cannot be read or written.
@@ -63,7 +62,7 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
     result = Result()
     total = int(opened.starts[-1])
     roots = np.arange(total, dtype=np.uint32 if total < 1 << 32 else np.uint64)
-    firsts = roots.copy()  # of the units with the same text
+    firsts = roots.copy()  # first units with the same text
     repeated = [np.zeros((0, 2), np.uint64)]
     for number in range(of_keys):
         found = arrays.Arrays(job.path(EDGES, number))
@@ -98,7 +97,6 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
 
 
 def _count_clusters(roots: np.ndarray, result: Result) -> None:
-    """Counts clusters by size."""
     others = kernels.others_of(roots)
     sizes: Counter[int] = Counter()
     for begin in range(0, len(others), _BLOCK):
@@ -115,11 +113,11 @@ class _Clusters:
 
     Attributes:
       job, pieces: the search, and the opened files of its pieces.
-      roots: the unit that is kept instead of each unit; its own number if it is kept.
+      roots: the unit kept instead of each unit; a kept unit's is itself.
       firsts: the first unit with the same text as each unit.
       judge: finds contaminated units; None without evaluation sets.
-      repeated: uint64[ids, 2], sorted digests of ids that several documents have.
-      unlike: as `Rules.unlike` returns it.
+      repeated: uint64[ids, 2], sorted digests of ids shared by several documents.
+      unlike: see `Rules.unlike`.
     """
 
     job: Job
@@ -137,14 +135,14 @@ class _Clusters:
         path: str,
         result: Result,
     ) -> None:
-        """Writes a piece's entries in order to a local file, and counts them."""
+        """Writes a piece's sorted entries to a local file and counts them."""
         own = self.pieces.opened[number]
         start, end = self.pieces.starts[number : number + 2].tolist()
         roots_here = self.roots[start:end].astype(np.int64)
         here = np.arange(start, end)
         is_listed = roots_here != here
         if contaminated:
-            is_listed[contaminated[0]] = False  # for a reason of their own
+            is_listed[contaminated[0]] = False  # listed for another reason
         units = np.flatnonzero(is_listed)
         roots = roots_here[units]
         reasons = np.where(self.firsts[here[units]] == self.firsts[roots], _EXACT, _NEAR)
@@ -185,7 +183,7 @@ class _Clusters:
         result.counts.update(dict(zip(COUNTS, of_piece, strict=True)))
 
     def _names(self, units: np.ndarray) -> list[str]:
-        """Returns the ids of the documents of units of any piece."""
+        """Returns document ids of units in any piece."""
         found = [""] * len(units)
         for number, places, rows in self.pieces.grouped(units):
             opened = self.pieces.opened[number]
@@ -196,12 +194,12 @@ class _Clusters:
         return found
 
     def _equal(self, units: np.ndarray, roots: np.ndarray) -> np.ndarray:
-        """Returns int64[units], how many signature values each has in common with its root."""
+        """Returns int64[units], signature values that each unit shares with its root."""
         return (self.pieces.signatures(units) == self.pieces.signatures(roots)).sum(1)
 
 
 def _has(pairs: np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """Returns bool, whether each (high, low) is one of the sorted `pairs`."""
+    """Returns bool, which (high, low) are in the sorted `pairs`."""
     if not len(pairs) or not len(high):
         return np.zeros(len(high), bool)
     kind = np.dtype([("high", "<u8"), ("low", "<u8")])
@@ -210,7 +208,7 @@ def _has(pairs: np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
 
 
 def _merge(job: Job, scratch: str, pieces: int, header: dict[str, Any], result: Result) -> None:
-    """Writes the list from the sorted entries of all pieces, one part of the keys at a time."""
+    """Merges all pieces' sorted entries into the list, one key range at a time."""
     spilled = [
         pa.ipc.open_file(pa.memory_map(os.path.join(scratch, str(number)))).get_batch(0)
         for number in range(pieces)

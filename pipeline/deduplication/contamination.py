@@ -1,13 +1,13 @@
-"""N-grams of evaluation sets, and which units of a corpus have too many of them.
+"""N-grams of evaluation sets, and the units of a corpus with too many of them.
 
 Words are lower-case letters and digits without punctuation, as in both sources.
 
-Sources: Brown et al. 2020 (GPT-3, arXiv:2005.14165), appendix C: n-grams of 13 words, down to 8
-where examples are shorter; one shared n-gram is a collision, and n-grams that collide with more
-than 10 training documents are ignored. Gao et al. 2020 (The Pile, arXiv:2101.00027) take over these
-13-grams. Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), section 8: 70 % of an example's 8-grams.
-Differences: GPT-3 cuts 200 characters around a collision, and drops a document cut into more than
-ten; here the unit with the collision is left out, which is a line if units are paragraphs.
+Sources: Brown et al. 2020 (GPT-3, arXiv:2005.14165), appendix C: n-grams of 13 words, down to 8 for
+shorter examples; one shared n-gram is a collision, and n-grams that collide with more than 10
+training documents are ignored. Gao et al. 2020 (The Pile, arXiv:2101.00027) use the same 13-grams.
+Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), section 8: 70 % of an example's 8-grams.
+Differences: GPT-3 cuts 200 characters around a collision, and drops documents cut into more than
+ten parts; here the whole unit is dropped, which is a line if units are paragraphs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,17 +21,17 @@ from pipeline.deduplication.words import Words, text_bytes
 from tasks.reading import sources
 from tasks.storage import files
 
-_SIEVE_BITS = (16, 30)  # least and most; eight bits for each n-gram between them
+_SIEVE_BITS = (16, 30)  # minimum and maximum; eight bits per n-gram between them
 
 
 class Grams:
-    """The n-grams of all examples: sorted hashes, and the examples that have each.
+    """The n-grams of all examples: sorted hashes, and the examples that contain each.
 
     Attributes:
       known: uint64, sorted.
-      bounds: int64[known + 1], where the examples of each begin in `examples`.
+      bounds: int64[known + 1], ranges in `examples`.
       examples: int32, numbers of examples.
-      totals: int64[examples], number of different n-grams of each.
+      totals: int64[examples], distinct n-grams per example.
     """
 
     def __init__(self, opened: arrays.Arrays):
@@ -45,16 +45,16 @@ class Grams:
 
     @classmethod
     def open(cls, folder: str) -> "Grams":
-        """Returns the n-grams in the folder of a search."""
+        """Returns the n-grams in a search's folder."""
         return cls(arrays.Arrays(files.join(folder, GRAMS)))
 
     def name(self, example: int) -> str:
-        """Returns an example's id, after its evaluation set."""
+        """Returns an example's id, prefixed with its evaluation set."""
         begin, end = self._name_bounds[example : example + 2]
         return self._names[begin:end].tobytes().decode()
 
     def shared(self, words: np.ndarray, bounds: np.ndarray, ngram: int) -> np.ndarray:
-        """Returns int64[found, 2] of texts and n-grams, as `kernels.shared_grams` does."""
+        """Returns int64[found, 2] of texts and n-grams, see `kernels.shared_grams`."""
         factors = kernels.gram_factors(ngram)
         return kernels.shared_grams(words, bounds, ngram, factors, self.known, self._sieve)
 
@@ -69,10 +69,10 @@ class Summary(NamedTuple):
 
 
 def write_grams(folder: str, sets: list[sources.Corpus], ngram: int) -> list[Summary]:
-    """Reads the evaluation sets and writes their n-grams; returns a summary of each.
+    """Writes the n-grams of the evaluation sets; returns a summary of each.
 
-    Memory is about 50 bytes for each n-gram. Examples that share all their n-grams are one as far
-    as the share of an example goes.
+    Memory is about 50 bytes per n-gram. Examples with the same n-grams count as one for the share
+    of an example.
 
     Raises:
       UserError: a set cannot be read.
@@ -121,11 +121,11 @@ def _read(
 
 
 class Judge:
-    """Decides which units are contaminated, once all pieces have been read.
+    """Decides which units are contaminated, once all pieces are read.
 
     Args:
       job: the search.
-      pieces: the opened files of all pieces, which are read twice, one at a time.
+      pieces: opened files of all pieces, read twice, one at a time.
     """
 
     def __init__(self, job: Job, pieces: Sequence[arrays.Arrays]):
@@ -138,7 +138,7 @@ class Judge:
             self._counted = units <= job.rules.common
 
     def contaminated(self, piece: arrays.Arrays) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (int64 units of a piece in order, the first example found in each)."""
+        """Returns (int64 ordered units of a piece, the first example found in each)."""
         units, grams = piece.read("grams").astype(np.int64).T
         kept = self._counted[grams]
         units, grams = units[kept], grams[kept]
@@ -148,12 +148,11 @@ class Judge:
         examples = self._grams.examples[np.repeat(begins, counts) + offsets]
         pairs = np.stack([np.repeat(units, counts), examples], 1)
         pairs, shared = np.unique(pairs, axis=0, return_counts=True)
-        # 0.28 of 25 n-grams is 7, not the 7.000000000000001 of floating point.
+        # 0.28 of 25 n-grams is 7, not floating point's 7.000000000000001.
         needed = self._rules.share * self._grams.totals[pairs[:, 1]] - 1e-9
         enough = shared >= np.maximum(1, needed)
         found, first = np.unique(pairs[enough, 0], return_index=True)
         return found, pairs[enough, 1][first]
 
     def name(self, example: int) -> str:
-        """Returns an example's id, after its evaluation set."""
         return self._grams.name(example)

@@ -1,7 +1,7 @@
-"""The second stage: pairs of units that share a key, one partition of the keys at a time.
+"""The second stage: pairs of units with a common key, one partition of keys at a time.
 
-A partition has the keys of some first bytes, of all pieces. Memory is about 60 bytes for each unit
-with a key in it, and a signature for each unit that shares one, of one band at a time.
+A partition has all pieces' keys with certain first bytes. Memory is about 60 bytes per unit with a
+key in it, plus, for one band at a time, a signature per unit that shares a key.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.deduplication import arrays, kernels
 from pipeline.deduplication.plan import EDGES, NONE, PREFIXES, SIGNATURES, Job
 
-# Units that lead a group of units with one key, each unlike the others.
+# Maximum leaders of a group of units with one key, all unlike each other.
 _LEADERS = 64
 
 
@@ -22,9 +22,9 @@ class Pieces:
     """The opened files of all pieces.
 
     Attributes:
-      opened: by number.
-      starts: int64[pieces + 1], number of units in earlier pieces: a unit's number in the corpus is
-        that and its place in its piece.
+      opened: files by piece number.
+      starts: int64[pieces + 1], units in earlier pieces; a unit's number in the corpus is this plus
+        its index in its piece.
     """
 
     opened: list[arrays.Arrays]
@@ -32,12 +32,11 @@ class Pieces:
 
     @classmethod
     def open(cls, job: Job, count: int) -> "Pieces":
-        """Opens the files of `count` pieces."""
         opened = [arrays.Arrays(job.path(SIGNATURES, number)) for number in range(count)]
         return cls(opened, np.cumsum([0, *(each.shape("owner")[0] for each in opened)]))
 
     def grouped(self, units: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yields (piece, places in `units` of its units, their places in the piece)."""
+        """Yields (piece, indices in `units` of its units, their indices in the piece)."""
         if not len(units):
             return
         piece = np.searchsorted(self.starts, units, side="right") - 1
@@ -47,7 +46,7 @@ class Pieces:
             yield number, places, units[places] - self.starts[number]
 
     def signatures(self, units: np.ndarray) -> np.ndarray:
-        """Returns uint8[units, hashes] of units by their numbers in the corpus."""
+        """Returns uint8[units, hashes], signatures of units by number in the corpus."""
         width = self.opened[0].shape("signatures")[1]
         found = np.empty((len(units), width), np.uint8)
         for number, places, rows in self.grouped(units):
@@ -89,7 +88,7 @@ def write_partition(job: Job, pieces: int, partitions: int, number: int) -> Coun
 def _gathered(
     pieces: Pieces, name: str, band: int, prefixes: tuple[int, int]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns (keys of a partition, their second halves before them if they have any; units)."""
+    """Returns (keys of a partition, preceded by second halves if any; units)."""
     keys, seconds, units = [], [], []
     for opened, start in zip(pieces.opened, pieces.starts.tolist(), strict=False):
         bounds = opened.part(f"{name}_prefixes", prefixes[0], prefixes[1] + 1, band)
@@ -105,9 +104,9 @@ def _gathered(
 
 
 def _groups(keys: Sequence[np.ndarray], units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (members of groups of two or more with equal keys, int64[groups + 1] bounds).
+    """Returns (members of groups of two or more equal keys, int64[groups + 1] bounds).
 
-    `keys` are the columns of the keys, the first one last. Members are places in `units`, in order.
+    `keys` are columns, the first one last. Members are ascending indices in `units`.
     """
     if not len(units):
         return np.zeros(0, np.int64), np.zeros(1, np.int64)
@@ -137,7 +136,7 @@ def _pairs(
 
 
 def _repeated(pieces: Pieces, prefixes: tuple[int, int]) -> np.ndarray:
-    """Returns uint64[ids, 2], the digests of ids that several documents have."""
+    """Returns uint64[ids, 2], digests of ids shared by several documents."""
     (*columns,), rows = _gathered(pieces, "id", 0, prefixes)
     members, bounds = _groups(columns, rows)
     if not len(members):

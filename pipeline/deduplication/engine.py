@@ -1,14 +1,14 @@
-"""One search for duplicates: checks, the two Beam jobs, the list and the report.
+"""One search for duplicates: checks, two Beam jobs, list and report.
 
-Files are written in this order, and each is complete or not there:
+Files are written atomically, in this order:
 
-plan.json           all that the list depends on
+plan.json           everything that determines the list
 grams.arrays        n-grams of the evaluation sets
-signatures-N.arrays one for each piece of the corpus, by Beam
-edges-N.arrays      one for each partition of the keys, by Beam
-exclude.arrow, report.json; the files of the stages are then deleted
+signatures-N.arrays one per piece of the corpus, by Beam
+edges-N.arrays      one per partition of the keys, by Beam
+exclude.arrow, report.json; then the stages' files are deleted
 
-The same command resumes: existing files are kept.
+The same command resumes and keeps existing files.
 """
 
 import contextlib
@@ -50,16 +50,16 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.polling import polling
 from tasks.unit import Unit
 
-# MinHash values of a unit: seven times as many as Lee et al. (arXiv:2107.06499), the most known.
+# MinHash values per unit: seven times the published maximum, Lee et al. (arXiv:2107.06499).
 _MOST_VALUES = 1 << 16
 
 
 def search(options: Options, beam_arguments: list[str]) -> None:
-    """Writes the exclude list of a corpus into `options.output`, and prints a report.
+    """Writes the exclude list of a corpus into `options.output` and prints a report.
 
     Raises:
       UserError: a mistake that the user can correct; finished files are kept.
-      OSError: the folder cannot be written. Finished files are kept.
+      OSError: the folder cannot be written; finished files are kept.
     """
     spec = sources.parse(options.corpus)
     if options.unit == PARAGRAPH and spec.unit is Unit.PAIR:
@@ -147,14 +147,14 @@ def _search(
 
 
 def _for_workers(job: Job) -> Job:
-    """Returns the job without its pieces and the list of files, which may be a million."""
+    """Returns the job without pieces and file list, maybe a million."""
     record = {key: value for key, value in job.corpus.record.items() if key != "files"}
     corpus = dataclasses.replace(job.corpus, record=record, pieces=(), notes=())
     return dataclasses.replace(job, corpus=corpus)
 
 
 def _header(job: Job) -> dict[str, Any]:
-    """Returns the origin of the list; `files` identifies the files of the corpus."""
+    """Returns the origin of the list; `files` identifies the corpus files."""
     data = json.dumps(job.corpus.record.get("files", []), sort_keys=True).encode()
     kind = lists.IDS if job.rules.duplicates == NONE else lists.DUPLICATES
     return {
@@ -168,7 +168,6 @@ def _header(job: Job) -> dict[str, Any]:
 
 
 def _begin(job: Job, plan: dict[str, Any]) -> None:
-    """Writes plan.json, or compares it."""
     path = files.join(job.folder, PLAN)
     ours = json.loads(json.dumps(plan))
     try:
@@ -198,7 +197,7 @@ def _begin(job: Job, plan: dict[str, Any]) -> None:
 
 
 def _missing(job: Job, stage: str, count: int) -> list[int]:
-    """Returns the numbers of the stage's files that are not there, or not whole."""
+    """Returns the numbers of the stage's missing or incomplete files."""
     there = files.list_sizes(job.folder, f"{stage}-")
     missing = [
         number
@@ -213,7 +212,7 @@ def _missing(job: Job, stage: str, count: int) -> list[int]:
 
 @contextlib.contextmanager
 def _progress(job: Job, stage: str, words: str, sizes: Sequence[int]) -> Iterator[None]:
-    """Shows how many of the stage's files are finished while the block runs."""
+    """Shows how many of the stage's files are finished during the block."""
     names = [job.path(stage, number).rpartition("/")[2] for number in range(len(sizes))]
 
     def done() -> int:
@@ -229,7 +228,6 @@ def _progress(job: Job, stage: str, words: str, sizes: Sequence[int]) -> Iterato
 
 
 def _clear(folder: str) -> None:
-    """Deletes the files of the stages."""
     for name in files.list_sizes(folder):
         if name == GRAMS or name.startswith((lists.COPY, *(f"{stage}-" for stage in STAGES))):
             files.remove(files.join(folder, name))

@@ -1,6 +1,6 @@
-"""Compiled code of signatures: words of texts, hashes of texts, MinHash, shared n-grams.
+"""Compiled code of signatures: words and hashes of texts, MinHash, shared n-grams.
 
-All loops are in one file, because Numba caches a compiled function by its own file only.
+One file, because Numba's cache checks only the function's own file.
 """
 
 import functools
@@ -12,9 +12,9 @@ import numpy as np
 
 from tasks.numba_cache import compiled
 
-# Classes of characters in the table; other values are the lower-case character of a word.
+# Classes of characters in the table; other values are a word's lower-case character.
 _SEPARATOR, _SPACE = 0, 1
-# Flag of a character that is a word by itself, in scripts written without spaces.
+# Flag of a character that forms a word alone, in scripts written without spaces.
 _ALONE = 1 << 31
 _SCRIPTS = (
     (0x0E00, 0x0EFF),  # Thai, Lao
@@ -26,18 +26,18 @@ _SCRIPTS = (
     (0xF900, 0xFAFF),  # Han, compatibility
     (0x20000, 0x323AF),  # Han, extensions B and later
 )
-# Odd constants of multiplicative hashes. Source: the fractional parts of the golden ratio and of
-# square roots, as in SplitMix64 (Steele et al. 2014) and xxHash.
+# Odd multiplicative hash constants. Source: fractional parts of the golden ratio and of square
+# roots, as in SplitMix64 (Steele et al. 2014) and xxHash.
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND, _THIRD = 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93, 0xFF51AFD7ED558CCD
 
 
 @functools.cache
 def character_table() -> np.ndarray:
-    """Returns uint32[1114112]: what each character is; see the constants above.
+    """Returns uint32[1114112], each character's class or lower case; see the constants above.
 
-    Letters, digits and combining marks make words, in lower case, by the Unicode version of this
-    Python; space is what `str.isspace` says, and all others separate words.
+    Letters, digits and combining marks, in lower case by this Python's Unicode version, form words;
+    `str.isspace` defines space; all others separate words.
     """
     table = np.zeros(sys.maxunicode + 1, np.uint32)
     for code in itertools.chain(range(0xD800), range(0xE000, 0x323B0), range(0xE0000, 0xE01F0)):
@@ -54,7 +54,7 @@ def character_table() -> np.ndarray:
 
 
 def multipliers(count: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (odd uint32[count], uint32[count]): the hash functions a · x + b modulo 2**32."""
+    """Returns (odd uint32[count], uint32[count]), hash functions a · x + b modulo 2**32."""
     with np.errstate(over="ignore"):
         state = (np.arange(1, 2 * count + 1, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(
             _GOLDEN
@@ -67,7 +67,7 @@ def multipliers(count: int, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
 
 @compiled(inline="always")
 def _mixed(value):
-    """Returns a 64-bit finaliser of a hash. Source: MurmurHash3's fmix64, without its last step."""
+    """Returns a finalised 64-bit hash. Source: MurmurHash3's fmix64 without its last step."""
     value ^= value >> np.uint64(33)
     value *= np.uint64(_THIRD)
     return value ^ (value >> np.uint64(33))
@@ -75,16 +75,16 @@ def _mixed(value):
 
 @compiled(nogil=True)
 def words_of(data, begins, ends, table, out, bounds, exact):
-    """Fills in the words' hashes and the hash of each text.
+    """Fills in hashes of words and texts.
 
     Args:
       data: uint8, UTF-8 of all texts.
-      begins, ends: int64[texts], where each begins and ends.
-      table: of `character_table`.
-      out: uint64, room for a word for each byte; set to the words' hashes.
-      bounds: int64[texts + 1], set to where the words of each text begin in `out`.
-      exact: uint64[texts, 2], set to hashes of the texts in lower case, with white space as one
-        space and none at the ends; two texts that differ so have different hashes but for chance.
+      begins, ends: int64[texts].
+      table: from `character_table`.
+      out: uint64, one element per byte; receives hashes of words.
+      bounds: int64[texts + 1]; receives each text's range in `out`.
+      exact: uint64[texts, 2]; receives hashes of lower-case texts without outer white space and
+        with inner white space as one space; collisions are negligible.
     """
     word_count = 0
     for text in range(len(begins)):
@@ -161,7 +161,7 @@ def words_of(data, begins, ends, table, out, bounds, exact):
 
 @compiled(inline="always")
 def _gram(words, begin, count, factors):
-    """Returns the hash of words[begin : begin + count].
+    """Hashes words[begin : begin + count].
 
     Source: multilinear hashing, Lemire and Kaser 2014 (arXiv:1202.4961).
     """
@@ -173,10 +173,10 @@ def _gram(words, begin, count, factors):
 
 @compiled(nogil=True)
 def minhash(words, bounds, size, factors, multiply, add, out):
-    """Fills in uint32[texts, hashes]: for each hash function, its least value over the shingles.
+    """Fills in uint32[texts, hashes], each hash function's minimum over the shingles.
 
-    A shingle is `size` words in a row; a text of fewer words is one shingle, and one without words
-    has none and keeps the largest value.
+    A shingle is `size` consecutive words. A shorter text is one shingle; a text without words keeps
+    the largest value.
 
     Source: Broder 1997, "On the resemblance and containment of documents".
     """
@@ -198,7 +198,7 @@ def minhash(words, bounds, size, factors, multiply, add, out):
 
 @compiled
 def band_keys(sketches, bands, rows):
-    """Returns uint64[bands, texts], a hash of the `rows` values of each band."""
+    """Returns uint64[bands, texts], a hash of each band's `rows` values."""
     keys = np.empty((bands, len(sketches)), np.uint64)
     for text in range(len(sketches)):
         for band in range(bands):
@@ -212,11 +212,9 @@ def band_keys(sketches, bands, rows):
 
 @compiled
 def lines_of(data, bounds):
-    """Returns int64 (text, number, begin, end) of the lines of all texts that are not empty.
+    """Returns int64 (text, number, begin, end) of all non-empty lines.
 
-    Args:
-      data: uint8, UTF-8 of all texts.
-      bounds: int64[texts + 1], where each begins, and the last ends.
+    `data`: uint8, UTF-8 of all texts; `bounds`: int64[texts + 1].
     """
     count = len(bounds) - 1
     for at in range(bounds[0], bounds[-1]):
@@ -237,7 +235,7 @@ def lines_of(data, bounds):
 
 @compiled(nogil=True)
 def grams_of(words, bounds, size, factors):
-    """Returns (uint64 hashes of the n-grams of `size` words, int64[texts + 1] their bounds)."""
+    """Returns (uint64 hashes of n-grams of `size` words, int64[texts + 1] bounds)."""
     count = 0
     for text in range(len(bounds) - 1):
         count += max(0, bounds[text + 1] - bounds[text] - size + 1)
@@ -254,14 +252,14 @@ def grams_of(words, bounds, size, factors):
 
 @compiled(nogil=True)
 def shared_grams(words, bounds, size, factors, known, sieve):
-    """Returns int64[found, 2]: text and place in `known` of every n-gram of a text that is there.
+    """Returns int64[found, 2], text and index in `known` of each known n-gram in a text.
 
     Args:
-      words, bounds: of `words_of`.
-      size: words of an n-gram.
+      words, bounds: from `words_of`.
+      size: words per n-gram.
       factors: uint64[size].
       known: uint64, sorted hashes of n-grams.
-      sieve: bool[2**bits], true for the first bits of the known hashes.
+      sieve: bool[2**bits], true at the first bits of known hashes.
     """
     shift = np.uint64(64)
     width = len(sieve)
@@ -288,20 +286,20 @@ def shared_grams(words, bounds, size, factors, known, sieve):
 
 @compiled
 def similar_pairs(bounds, places, signatures, least, leaders):
-    """Returns (int64[edges, 2] places in groups, candidates, unlike).
+    """Returns (int64[edges, 2] indices in groups, candidates, unlike).
 
-    In each group of texts that share a key, the first one leads. Every other joins the first leader
-    that it shares `least` values with, or else becomes one, up to `leaders` of them.
+    In each group of texts with a common key, the first one leads. Every other joins the first
+    leader with which it shares `least` values, or else becomes one of at most `leaders` leaders.
 
     Args:
-      bounds: int64[groups + 1], where each group begins.
-      places: int64, rows of `signatures` of the groups' members, group after group.
+      bounds: int64[groups + 1].
+      places: int64, rows of `signatures`, group after group.
       signatures: uint8[texts, hashes].
-      least: the fewest equal values of a pair, 0 for any.
-      leaders: most leaders of a group.
+      least: minimum equal values of a pair, 0 for any.
+      leaders: maximum leaders per group.
 
-    Returns `candidates`, the number of texts that share a key with an earlier one, and `unlike`,
-    the number of those that join no leader.
+    Returns `candidates`, the number of texts sharing a key with an earlier one, and `unlike`, the
+    number that join no leader.
     """
     edges = np.empty((len(places), 2), np.int64)
     count = candidates = unlike = 0
@@ -336,7 +334,7 @@ def similar_pairs(bounds, places, signatures, least, leaders):
 
 @compiled
 def join(parents, first, second):
-    """Joins the sets of first[i] and second[i]; the root of a set is its least member."""
+    """Joins the sets of first[i] and second[i]; a set's root is its least member."""
     for number in range(len(first)):
         left, right = first[number], second[number]
         while parents[left] != left:
@@ -353,16 +351,16 @@ def join(parents, first, second):
 
 @compiled
 def flatten(parents):
-    """Replaces every parent by its root; a parent is never greater than its child."""
+    """Replaces every parent by its root; a parent never exceeds its child."""
     for number in range(len(parents)):
         parents[number] = parents[parents[number]]
 
 
 @compiled
 def reroot(roots, out):
-    """Gives each set whose root is `out` (bool) its first member that is not as the root of those.
+    """Replaces each root that is `out` (bool) by its set's first member that is not.
 
-    Sets without such a member, and members that are out, keep the old root.
+    Members that are out keep the old root, and so do sets that are out entirely.
     """
     for number in range(len(roots)):
         root = roots[number]
@@ -375,7 +373,7 @@ def reroot(roots, out):
 
 @compiled
 def others_of(roots):
-    """Returns uint32, for each unit that is a root, the number of other units in its set."""
+    """Returns uint32, the number of other units in each root's set."""
     counts = np.zeros(len(roots), np.uint32)
     for number in range(len(roots)):
         if roots[number] != number:
@@ -384,7 +382,7 @@ def others_of(roots):
 
 
 def gram_factors(size: int) -> np.ndarray:
-    """Returns uint64[size], the odd factors of the words of a shingle or an n-gram."""
+    """Returns uint64[size], odd factors for the words of a shingle or n-gram."""
     odd, add = multipliers(2 * size, seed=2)
     return (
         odd[:size].astype(np.uint64) << np.uint64(32)

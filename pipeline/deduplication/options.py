@@ -1,4 +1,4 @@
-"""Options of a search for duplicates; `pipeline.dedup` makes its flags from them."""
+"""Options of a search for duplicates, the source of `pipeline.dedup`'s flags."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from tasks.terminal.fields import REQUIRED, SHARE, at_least, field
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of one search, by the names of the flags."""
+    """Options of one search, named like the flags."""
 
     corpus: str = field(REQUIRED, "corpus SPEC, as of pipeline.build")
     output: str = field(REQUIRED, "folder for the list, exclude.arrow, and its report")
@@ -83,7 +83,7 @@ class Options:
 
     @property
     def rules(self) -> Rules:
-        """Returns the criteria by which a unit is a duplicate."""
+        """Returns the criteria for duplicates."""
         return Rules(
             unit=self.unit,
             duplicates=self.duplicates,

@@ -1,4 +1,4 @@
-"""The parameters of a search for duplicates, and the files of its folder."""
+"""Parameters of a search for duplicates, and files of its folder."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ PLAN = "plan.json"
 REPORT = "report.json"
 LIST = "exclude.arrow"
 GRAMS = "grams.arrays"
-# Files of the stages, which are deleted once the list is written.
+# Files of the stages, deleted after the list is written.
 SIGNATURES, EDGES = "signatures", "edges"
 STAGES = (SIGNATURES, EDGES)
 
@@ -22,28 +22,29 @@ DOCUMENT, PARAGRAPH = "document", "paragraph"
 UNITS = (DOCUMENT, PARAGRAPH)
 NEAR, EXACT, NONE = "near", "exact", "none"
 DUPLICATES = (NEAR, EXACT, NONE)
-# Parts into which sorted keys are indexed, by their first byte.
+# Index ranges of sorted keys, by their first byte.
 PREFIXES = 256
-# A partition of the keys has about so many units, up to 67 million units; more have 256 partitions.
+# Approximate units per partition of the keys, up to 67 million units; above, there are 256
+# partitions.
 _PARTITION = 1 << 18
-# Probability that 8 bits of two different MinHash values are equal.
+# Probability that 8 bits of two different MinHash values agree.
 _CHANCE = 1 / 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """The criteria by which a unit is a duplicate or contaminated.
+    """The criteria for duplicates and contamination.
 
     Attributes:
       unit: one of UNITS.
       duplicates: one of DUPLICATES.
-      bands, rows: bands of MinHash values, and values a band.
-      shingle: words of a shingle.
-      min_words: units of fewer words are never listed.
-      min_similarity: least estimated similarity of near duplicates, 0 for any that share a band.
-      ngram: words of an n-gram that is shared with an evaluation set.
-      share: least share of an example's n-grams that makes a unit contaminated, 0 for one n-gram.
-      common: n-grams in more units than this are ignored, 0 for none.
+      bands, rows: number of MinHash bands, and values per band.
+      shingle: words per shingle.
+      min_words: shorter units are never listed.
+      min_similarity: minimum estimated similarity of near duplicates; 0 for any that share a band.
+      ngram: words per n-gram shared with an evaluation set.
+      share: minimum share of an example's n-grams in a contaminated unit; 0 for one n-gram.
+      common: n-grams in more units are ignored; 0 for no limit.
     """
 
     unit: str
@@ -59,17 +60,17 @@ class Rules:
 
     @property
     def near(self) -> bool:
-        """True if near duplicates are looked for besides exact ones."""
+        """Whether to find near duplicates besides exact ones."""
         return self.duplicates == NEAR
 
     @property
     def hashes(self) -> int:
-        """Number of MinHash values of a unit."""
+        """Number of MinHash values per unit."""
         return self.bands * self.rows
 
     @property
     def threshold(self) -> float:
-        """The similarity at which the curve of `probability` is steepest: (1 / bands)^(1 / rows).
+        """The similarity where `probability` is steepest, (1 / bands)^(1 / rows).
 
         Source: Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4.2.
         """
@@ -77,21 +78,21 @@ class Rules:
 
     @property
     def wanted(self) -> float:
-        """The similarity from which a pair counts as a near duplicate in reports."""
+        """The minimum similarity of a near duplicate in reports."""
         return self.min_similarity or self.threshold
 
     def probability(self, similarity: float) -> float:
-        """Returns the probability that a pair of this Jaccard similarity shares a band."""
+        """Returns the probability that a pair with this Jaccard similarity shares a band."""
         return 1 - (1 - similarity**self.rows) ** self.bands
 
     def least_equal(self) -> int:
-        """Returns the fewest equal signature values of a pair of `min_similarity`."""
+        """Returns the minimum equal signature values of a pair with `min_similarity`."""
         if not self.min_similarity:
             return 0
         return max(1, round(_equal(self.min_similarity) * self.hashes))
 
     def estimate(self, equal: Any) -> Any:
-        """Returns the estimated Jaccard similarity of pairs with so many equal values of 8 bits.
+        """Returns the estimated Jaccard similarity for numbers of equal 8-bit values.
 
         Source: Li and König 2010, "b-Bit Minwise Hashing" (arXiv:0910.3349), section 2.
         """
@@ -100,28 +101,27 @@ class Rules:
     def unlike(self) -> np.ndarray:
         """Returns float64[hashes + 1], the probability that a pair is less similar than `wanted`.
 
-        Item k is for pairs of which k of the signature's values are equal, if all similarities are
-        as likely before these are known. A pair of similarity s has k with the binomial
-        probability of k of `hashes` at s + (1 - s) / 256, so what k tells of that share is a Beta
-        distribution of k + 1 and hashes - k + 1, above 1 / 256.
+        Item k is for k equal signature values, with a uniform prior on the similarity s. Given s, k
+        is binomial over `hashes` with probability s + (1 - s) / 256; so the posterior of that
+        probability is Beta(k + 1, hashes - k + 1), truncated to values above 1 / 256.
         """
         below, impossible = (
             _beta_cdf(share, self.hashes) for share in (_equal(self.wanted), _CHANCE)
         )
-        # Of many values, so few are never equal that the distribution lies below 1 / 256 entirely.
+        # For long signatures and small k, the whole distribution may lie below 1 / 256.
         certain = np.ones(self.hashes + 1)
         return np.divide(below - impossible, 1 - impossible, out=certain, where=impossible < 1)
 
 
 def _equal(similarity: float) -> float:
-    """Returns the share of equal signature values that is expected of a pair."""
+    """Returns the expected share of equal signature values of a pair."""
     return similarity + (1 - similarity) * _CHANCE
 
 
 def _beta_cdf(at: float, trials: int) -> np.ndarray:
-    """Returns, for each k, the chance of more than k successes in trials + 1, each of chance `at`.
+    """Returns float64[trials + 1], the probability that Beta(k + 1, trials - k + 1) is below `at`.
 
-    This is float64 [trials + 1], the probability that Beta(k + 1, trials - k + 1) is below `at`.
+    For each k, this is the chance of more than k successes in trials + 1, each of chance `at`.
 
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.5.24.
     """
@@ -140,12 +140,10 @@ class Job:
     """Everything a worker needs.
 
     Attributes:
-      folder: folder of the list and of the stages' files.
-      corpus: the resolved corpus.
-      rules: what makes a duplicate.
+      folder: folder of the list and the stages' files.
       contaminated: whether the folder has n-grams of evaluation sets.
-      hf_token_secret: name of the secret with the Hub's token, "" for none.
-      exclude: SHA-256 of the lists, copied to the folder, whose documents are not read.
+      hf_token_secret: name of the secret with the Hub's token, or "".
+      exclude: SHA-256 of lists, copied to the folder, whose documents are not read.
     """
 
     folder: str
@@ -156,7 +154,6 @@ class Job:
     exclude: tuple[str, ...] = ()
 
     def path(self, stage: str, number: int) -> str:
-        """Returns the path of a stage's file."""
         return files.join(self.folder, f"{stage}-{number:05d}.arrays")
 
 
@@ -167,7 +164,7 @@ def record(
     shard_bytes: int,
     exclude: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Returns all that the list depends on, and the files of the stages, as JSON."""
+    """Returns, as JSON, everything that determines the list and the stages' files."""
     return {
         **({"exclude": list(exclude)} if exclude else {}),
         "format": 1,
@@ -180,6 +177,6 @@ def record(
 
 
 def partitions(units: int) -> int:
-    """Returns the number of partitions of the keys of so many units, a power of two."""
+    """Returns the number of key partitions for `units`, a power of two."""
     wanted = max(1, -(-units // _PARTITION))
     return min(PREFIXES, 1 << (wanted - 1).bit_length())

@@ -8,14 +8,14 @@ from pipeline.deduplication.contamination import Summary
 from pipeline.deduplication.plan import NONE, PARAGRAPH, Job
 from tasks.terminal.table import table
 
-# Upper ends of the classes of clusters' sizes in the table.
+# Upper ends of the table's classes of cluster sizes.
 _SIZES = (2, 3, 5, 10, 100)
 
 
 def as_json(
     job: Job, result: Result, summaries: list[Summary], seconds: dict[str, float]
 ) -> dict[str, Any]:
-    """Returns the content of report.json; `seconds` has the times and bytes of this command."""
+    """Returns the content of report.json; `seconds` has this command's times and bytes."""
     rules = job.rules
     return {
         "corpus": str(job.corpus.spec),
@@ -35,7 +35,7 @@ def as_json(
 def _false_positives(job: Job, result: Result) -> float | None:
     """Returns the expected share of near duplicates less similar to the kept twin than wanted.
 
-    It is None if similarities of 1 alone are wanted, which no estimate tells from slightly less.
+    None if the wanted similarity is 1, which no estimate distinguishes from slightly less.
     """
     if not job.rules.near or job.rules.wanted >= 1:
         return None

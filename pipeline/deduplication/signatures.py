@@ -1,10 +1,10 @@
-"""The first stage: reads a piece of the corpus and writes the signatures and keys of its units.
+"""The first stage: reads a piece of the corpus and writes its units' signatures and keys.
 
-A unit is a document or a paragraph. Its number is the piece's in the upper 32 bits and its place
-among the piece's units in the lower, so a lower number comes earlier in the corpus.
+A unit is a document or paragraph. Its number has the piece in the upper 32 bits and its index in
+the piece in the lower, so numbers follow corpus order.
 
-A document that is read in parts is one unit: its MinHash is the least of its parts', its exact hash
-a hash of theirs. Shingles over the borders of parts are missing.
+A document read in parts is one unit: its MinHash is the minimum over its parts, its exact hash a
+hash of theirs. Shingles across part borders are missing.
 """
 
 import dataclasses
@@ -22,24 +22,24 @@ from pipeline.excluding.lists import base_id, id_digests, place_hash
 from pipeline.runners import secret
 from tasks.reading import sources
 
-# What `counts` of a piece's file has.
+# Names in `counts` of a piece's file.
 COUNTS = ("documents", "text_bytes")
 
 
 @dataclasses.dataclass
 class Found:
-    """Units of a batch, in order.
+    """Ordered units of a batch.
 
     Attributes:
-      ids: of their documents; ids of parts keep "#partN" only if units are paragraphs.
-      places: of their documents, "file:row" or "file:byte".
-      paragraphs: int64, numbers of lines, -1 for documents.
-      continued: bool, whether the unit continues the one before it, as a later part.
+      ids: document ids, with "#partN" only if units are paragraphs.
+      places: document places, "file:row" or "file:byte".
+      paragraphs: int64, line numbers, -1 for documents.
+      continued: bool, whether the unit is a later part of the previous one.
       sketches: uint32[units, hashes].
       exact: uint64[units, 2].
       words: int64[units].
-      grams: int64[found, 2] (unit, place of an n-gram of the evaluation sets).
-      counts: of documents and of bytes of text.
+      grams: int64[found, 2] (unit, index of an evaluation n-gram).
+      counts: numbers of documents and text bytes.
     """
 
     ids: list[str]
@@ -54,7 +54,7 @@ class Found:
 
 
 class Reader:
-    """Makes units of batches."""
+    """Makes units from batches."""
 
     def __init__(self, rules: Rules, grams: contamination.Grams | None):
         self._rules, self._grams = rules, grams
@@ -62,7 +62,7 @@ class Reader:
         self._hashes = kernels.multipliers(rules.hashes)
 
     def units(self, batch: pa.RecordBatch) -> Found:
-        """Returns the units of a batch of `sources.read`."""
+        """Returns the units of a batch from `sources.read`."""
         rules = self._rules
         data, bounds = text_bytes(batch)
         parts = batch.column("part").to_numpy()
@@ -92,7 +92,7 @@ class Reader:
 
 
 def write_piece(job: Job, element: tuple[int, sources.Piece]) -> Counter[str]:
-    """Reads piece `element[0]`, writes its file; returns counts for the job's metrics.
+    """Reads piece `element[0]` and writes its file; returns counts for the job's metrics.
 
     Raises:
       UserError: the corpus cannot be read.
@@ -102,7 +102,7 @@ def write_piece(job: Job, element: tuple[int, sources.Piece]) -> Counter[str]:
     secret.provide_hf_token(job.hf_token_secret)
     grams = contamination.Grams.open(job.folder) if job.contaminated else None
     reader = Reader(job.rules, grams)
-    # Not divided between splits, so that units keep the order of the corpus.
+    # Not divided into splits, so that units keep corpus order.
     whole = dataclasses.replace(piece, held_out=False)
     kept = Filter.of_cache(job.folder, job.exclude)
     batches = (kept.without(batch) for _, batch in sources.read(job.corpus, whole))
@@ -114,10 +114,10 @@ def write_piece(job: Job, element: tuple[int, sources.Piece]) -> Counter[str]:
 def _joined(found: list[Found], rules: Rules) -> dict[str, np.ndarray]:
     """Returns the arrays of a piece.
 
-    documents   high, low (digest of the id), places (hash of the place), ids, id_bounds, of each
-    units       owner (its document), paragraph, and signatures (8 bits of each MinHash value)
-    sorted      id_…, exact_…, band_…: keys in order, their units or documents (…_rows), and
-                (…_prefixes) how many keys there are below each first byte
+    documents   high, low (digest of the id), places (hash of the place), ids, id_bounds units
+    owner (its document), paragraph, signatures (8 bits of each MinHash value) sorted      id_…,
+    exact_…, band_…: sorted keys, their units or documents (…_rows), and the number
+                of keys below each first byte (…_prefixes)
     grams       (unit, n-gram) of the evaluation sets
     """
     hashes = rules.hashes if rules.near else 0
@@ -190,7 +190,7 @@ def _chained(exact: np.ndarray, heads: np.ndarray) -> np.ndarray:
 def _sorted(
     name: str, keys: np.ndarray, rows: np.ndarray, seconds: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """Returns arrays of keys [sets, n] in order, with their rows and, of one set, second halves."""
+    """Returns sorted keys [sets, n] with their rows and, for one set, second halves."""
     orders = np.argsort(keys, axis=1, kind="stable")
     ordered = np.take_along_axis(keys, orders, axis=1)
     marks = np.arange(PREFIXES, dtype=np.uint64) << np.uint64(56)

@@ -9,7 +9,7 @@ from tasks.unit import SIDES
 
 
 class Words:
-    """Hashes of words and texts, in a buffer that every call uses again."""
+    """Hashes of words and texts; each call overwrites the buffer."""
 
     def __init__(self) -> None:
         self._table = kernels.character_table()
@@ -18,12 +18,7 @@ class Words:
     def __call__(
         self, data: np.ndarray, begins: np.ndarray, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns (words' hashes, their bounds, exact hashes), as `kernels.words_of` has them.
-
-        Args:
-          data: uint8, UTF-8 of all texts.
-          begins, ends: int64[texts], where each begins and ends.
-        """
+        """Returns (words' hashes, their bounds, exact hashes), see `kernels.words_of`."""
         if len(self._words) < len(data) + len(begins):
             self._words = np.empty(len(data) + len(begins), np.uint64)
         bounds = np.zeros(len(begins) + 1, np.int64)
@@ -33,9 +28,9 @@ class Words:
 
 
 def text_bytes(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (uint8 bytes, int64[texts + 1] bounds) of a batch's texts; null is no text.
+    """Returns (uint8 bytes, int64[texts + 1] bounds) of a batch's texts; null counts as empty.
 
-    The sides of a pair are joined by a line break.
+    A line break joins the sides of a pair.
     """
     if "text" in batch.schema.names:
         texts = batch.column("text")

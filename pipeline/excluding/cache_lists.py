@@ -1,4 +1,4 @@
-"""Exclude lists of a build: which ones a plan names, their copies, and what a new one changes."""
+"""A build's exclude lists: the plan's records, their copies, and the effects of a new list."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
 
 _Shard = tuple[str, int]
-_NAMED = 5  # ids that a message names
+_NAMED = 5  # ids named in a message
 
 
 def records(
@@ -24,13 +24,13 @@ def records(
     folder: str,
     unit: Unit = Unit.TEXT,
 ) -> tuple[ExcludeRecord, ...] | None:
-    """Returns the records of a plan: those that the cache has, then the new ones.
+    """Returns the records of a plan: the cache's, then the new ones.
 
-    An exclusion stays in force, so a list of the cache need not be given again.
+    Exclusions stay in force, so the cache's lists need not be given again.
 
     Raises:
-      UserError: a list has paragraphs and the corpus has pairs, a list was made for other parts of
-        documents, or one list of duplicates may keep what another leaves out.
+      UserError: a list has paragraphs for a corpus of pairs, was made for other parts of documents,
+        or may keep duplicates whose twins another list leaves out.
     """
     before = (existing.exclude or ()) if existing else ()
     added = [each for each in new if each.record not in before]
@@ -69,7 +69,7 @@ def records(
 def _check_units(
     before: Sequence[ExcludeRecord], added: Sequence[lists.Given], folder: str
 ) -> None:
-    """Refuses duplicate paragraphs whose kept twin may be in a document that is left out."""
+    """Refuses duplicate paragraphs whose kept twin may be in an omitted document."""
     of_documents = [
         each.sha256
         for each in (*before, *(each.record for each in added))
@@ -91,17 +91,17 @@ def _check_units(
 
 
 def copies(folder: str, plan: Plan, new: Sequence[lists.Given]) -> dict[str, str]:
-    """Returns where the lists of a plan are, by the names that they have in a cache."""
+    """Returns the paths of a plan's lists, by their names in a cache."""
     given_at = {each.record: each.path for each in new}
     names = {each: lists.copy_name(each.sha256) for each in plan.exclude or ()}
     return {name: given_at.get(each) or files.join(folder, name) for each, name in names.items()}
 
 
 def copy(folder: str, plan: Plan, new: Sequence[lists.Given]) -> None:
-    """Copies lists into the cache, where all workers and later builds read them.
+    """Copies lists into the cache for workers and later builds.
 
     Raises:
-      UserError: a list of the cache is gone or damaged, and was not given again.
+      UserError: a list of the cache is missing or damaged, and was not given again.
     """
     for record in plan.exclude or ():
         name = lists.copy_name(record.sha256)
@@ -117,9 +117,9 @@ def copy(folder: str, plan: Plan, new: Sequence[lists.Given]) -> None:
 
 
 def remove_others(folder: str, plan: Plan) -> None:
-    """Deletes lists that the plan does not name: a takedown was killed before its plan was there.
+    """Deletes lists that the plan does not name, left by a takedown killed before writing its plan.
 
-    They are found by the form of their names, which no other file of a cache has.
+    Only such lists have names of this form.
     """
     wanted = {lists.copy_name(each.sha256) for each in plan.exclude or ()}
     for name in files.list_sizes(folder, lists.COPY).keys() - wanted:
@@ -127,7 +127,7 @@ def remove_others(folder: str, plan: Plan) -> None:
 
 
 def notes(plan: Plan, new: Sequence[lists.Given]) -> Iterator[str]:
-    """Yields lines about lists of other corpora, and about those that were not given again."""
+    """Yields lines about lists of other corpora, and lists not given again."""
     data = json.dumps(plan.corpus.get("files", []), sort_keys=True).encode()
     for each in new:
         if each.header.get("files", "") not in ("", hashlib.sha256(data).hexdigest()):
@@ -147,7 +147,7 @@ def notes(plan: Plan, new: Sequence[lists.Given]) -> Iterator[str]:
 def affected(
     folder: str, existing: Plan, ours: Plan, new: Sequence[lists.Given]
 ) -> Iterator[_Shard]:
-    """Yields the finished shards that have a document, kept or quarantined, of a new list."""
+    """Yields finished shards with a document, kept or quarantined, on a new list."""
     before = existing.exclude or ()
     added = (ours.exclude or ())[len(before) :]
     paths = copies(folder, ours, new)
@@ -163,7 +163,7 @@ def affected(
 def _touches(
     filter_: Filter, folder: str, split: str, index: int, count: int, shard: Shard
 ) -> bool:
-    """Returns whether a shard has a document of the filter's lists."""
+    """Returns whether a shard has a listed document."""
     from pyarrow import parquet
 
     parts = shard.split_documents > 0
@@ -181,7 +181,7 @@ def _touches(
 def unfound(
     folder: str, plan: Plan, shards: Mapping[_Shard, Shard], new: Sequence[lists.Given]
 ) -> Iterator[str]:
-    """Yields a line for each text file with ids that no document of the corpus has."""
+    """Yields a line for each text file with ids of no document in the corpus."""
     of_ids = [each for each in new if each.is_text]
     if not of_ids:
         return

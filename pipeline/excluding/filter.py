@@ -1,4 +1,4 @@
-"""Leaves listed documents out of batches, and cuts listed paragraphs from their texts."""
+"""Removes listed documents from batches, and listed paragraphs from their texts."""
 
 import functools
 import os
@@ -14,13 +14,13 @@ from tasks.storage import files
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# What follows the reason if every paragraph of a document is listed.
+# Follows the reason if every paragraph of a document is listed.
 NOTHING_LEFT = ", every paragraph"
 
 
 @functools.lru_cache(maxsize=8)
 def _opened(path: str) -> ExcludeList:
-    """Opens a list; one in a store is copied to a temporary file, which is unlinked at once."""
+    """Opens a list; a remote one is copied to a temporary file, unlinked at once."""
     if not files.is_remote(path):
         return ExcludeList(files.local_path(path))
     handle, copy = tempfile.mkstemp()
@@ -33,11 +33,7 @@ def _opened(path: str) -> ExcludeList:
 
 
 class Filter:
-    """The lists of a cache.
-
-    Attributes:
-      cut: number of paragraphs that were cut.
-    """
+    """The lists of a cache; `cut` counts the paragraphs removed."""
 
     def __init__(self, lists: Iterable[ExcludeList]):
         self._lists = list(lists)
@@ -45,17 +41,17 @@ class Filter:
 
     @classmethod
     def of_cache(cls, folder: str, digests: Sequence[str]) -> "Filter":
-        """Returns the filter of the lists, by their SHA-256, that a cache's folder has copies of.
+        """Returns the filter of the lists, by SHA-256, copied into a cache's folder.
 
         Raises:
           UserError: a copy is damaged.
-          OSError: it cannot be read.
+          OSError: a copy cannot be read.
         """
         return cls.of_files(files.join(folder, copy_name(sha256)) for sha256 in digests)
 
     @classmethod
     def of_files(cls, paths: Iterable[str]) -> "Filter":
-        """Returns the filter of the lists in these files, local or remote."""
+        """Returns the filter of local or remote lists."""
         return cls(map(_opened, paths))
 
     def __bool__(self) -> bool:
@@ -64,9 +60,9 @@ class Filter:
     def __call__(
         self, batch: "pa.RecordBatch", quarantine: Callable[[str, str, str], None]
     ) -> "pa.RecordBatch":
-        """Returns a batch of `sources.read` without what is listed.
+        """Returns a batch from `sources.read` without what is listed.
 
-        `quarantine`: called with the id, the place and the reason of each document left out.
+        `quarantine` receives the id, place and reason of each omitted document.
         """
         names = [name or "" for name in batch.column("id").to_pylist()]
         parts = batch.column("part").to_pylist()
@@ -79,7 +75,7 @@ class Filter:
             reason = next((each.reason for each in entries if each.paragraph == WHOLE), None)
             if reason is None:
                 text = batch.column("text")[row].as_py()
-                if text is None:  # it has the id of a listed one, and is quarantined as null
+                if text is None:  # quarantined as null, but has the id of a listed document
                     continue
                 text = _without(text, entries)
                 self.cut += len({each.paragraph for each in entries})
@@ -94,7 +90,7 @@ class Filter:
         return batch if kept.all() else batch.filter(kept)
 
     def without(self, batch: "pa.RecordBatch") -> "pa.RecordBatch":
-        """Returns a batch of `sources.read` without the documents that are listed as a whole."""
+        """Returns a batch from `sources.read` without documents listed as a whole."""
         if not self._lists:
             return batch
         names = [name or "" for name in batch.column("id").to_pylist()]
@@ -107,7 +103,7 @@ class Filter:
     def _found(
         self, names: list[str], parts: list[int], batch: "pa.RecordBatch"
     ) -> dict[int, list[Entry]]:
-        """Returns the entries of each listed row, in the order of the lists."""
+        """Returns the entries of each listed row, in list order."""
         bases = [base_id(name, part) for name, part in zip(names, parts, strict=True)]
         digests = id_digests(bases)
         later = [row for row, part in enumerate(parts) if part > 1]
@@ -129,11 +125,11 @@ class Filter:
         return found
 
     def listed(self, names: Sequence[str], left_out: Iterable[str]) -> list[int]:
-        """Returns the places in `names` of ids that a list has as whole documents of any place.
+        """Returns indices in `names` of ids listed as whole documents of any place.
 
-        `names` are the documents of a shard, `left_out` those that it lacks for other reasons than
-        a list. "ID#part2" counts as listed with ID if one of these is ID: the parts of a document
-        are in one shard. Otherwise it is a document with that name.
+        `names` are a shard's documents, `left_out` those missing for reasons other than a list.
+        "ID#part2" counts as listed with ID if ID is in either, as all parts of a document are in
+        one shard. Otherwise it is a document with that name.
         """
         there = {*names, *left_out}
         bases = {row: base(name) for row, name in enumerate(names) if "#part" in name}
@@ -143,7 +139,7 @@ class Filter:
         return sorted(found)
 
     def reasons(self, names: Sequence[str]) -> dict[int, str]:
-        """Returns index in `names` -> reason, of ids listed as whole documents anywhere."""
+        """Returns index in `names` -> reason, for ids listed as whole documents anywhere."""
         digests = id_digests(names)
         found: dict[int, str] = {}
         for each in self._lists:
@@ -154,11 +150,11 @@ class Filter:
         return found
 
     def paragraphs(self, names: Sequence[str], every_place: bool) -> dict[int, set[int]]:
-        """Returns the paragraphs that the lists have of documents, by the places of ids in `names`.
+        """Returns the listed paragraphs of documents, by index in `names`.
 
         `every_place`: whether to count entries for one of several documents with this id. An id
-        that ends in #partN names a part, or a document with such a name; both have the entries
-        of exactly this id.
+        ending in #partN, of a part or of a document so named, has only the entries of exactly this
+        id.
         """
         lists = [each for each in self._lists if each.has_paragraphs]
         digests = id_digests(names if lists else [])
@@ -172,9 +168,9 @@ class Filter:
         return found
 
     def touches(self, names: Sequence[str], has_parts: bool) -> bool:
-        """Returns whether a list has an entry of any kind for one of the ids.
+        """Returns whether any entry is for one of the ids.
 
-        `has_parts`: whether the shard has parts of documents, which go with the document's id.
+        `has_parts`: whether the shard has parts of documents, which share the document's id.
         """
         bases = {base(name) for name in names} if has_parts else set()
         digests = id_digests([*names, *sorted(bases)])
@@ -186,7 +182,7 @@ class Filter:
 
 
 def base(name: str) -> str:
-    """Returns the id of a part's document, or the id itself if it names no part."""
+    """Returns the id of a part's document; other ids are returned unchanged."""
     head, mark, number = name.rpartition("#part")
     return head if mark and number.isdigit() else name
 
@@ -198,7 +194,6 @@ def _without(text: str, entries: list[Entry]) -> str:
 
 
 def _replaced(batch: "pa.RecordBatch", texts: dict[int, str]) -> "pa.RecordBatch":
-    """Returns the batch with other texts in some rows."""
     import pyarrow as pa
 
     column = batch.column("text")

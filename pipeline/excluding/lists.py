@@ -1,19 +1,19 @@
-"""The format of an exclude list: sorted hashes of ids, with the reason and the kept twin.
+"""The format of an exclude list: sorted hashes of ids, with reason and kept twin.
 
-A list is an Arrow IPC file, so it is mapped into memory and a look-up reads a few pages. Its rows
-are sorted by (high, low, place, paragraph):
+A list is an Arrow IPC file, so it is memory-mapped and a lookup reads a few pages. Rows are sorted
+by (high, low, place, paragraph):
 
-    high, low    uint64, the two halves of the 128-bit BLAKE2b of the document's id
-    place        uint64, 0 for every document of this id, else a hash of the one's place "file:row":
-                 documents of a corpus may have equal ids
-    paragraph    int32, -1 for the whole document, else the number of the line to be cut, from 0
+    high, low    uint64, halves of the 128-bit BLAKE2b of the document's id
+    place        uint64, 0 for every document with this id, else a hash of one document's place
+                 "file:row", as ids may repeat in a corpus
+    paragraph    int32, -1 for the whole document, else the number of the line to cut, from 0
     reason       uint8, index into the header's `reasons`
     twin         string, id of the document kept instead, or of the example found in it
-    similarity   float32, estimated Jaccard similarity to the twin, NaN where there is none
+    similarity   float32, estimated Jaccard similarity to the twin, or NaN
 
-The header, JSON in the schema's metadata, has the reasons, counts, and what the list was made from.
-The last batch is empty and carries the seal, the SHA-256 of the header and of all entries. A plain
-text file of ids, one a line, can stand for a list; its reason is LISTED.
+The header, JSON in the schema's metadata, has reasons, counts and origin. The last batch is empty
+and carries the seal, the SHA-256 of header and entries. A text file with one id per line also
+serves as a list; its reason is LISTED.
 """
 
 import bisect
@@ -34,7 +34,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 FORMAT = 1
-# How the reasons of lists begin in receipts and reports: such documents are not faulty.
+# Prefix of list reasons in receipts and reports: such documents are not faulty.
 EXCLUDED = "excluded: "
 EXACT, NEAR, CONTAMINATED, LISTED = (
     EXCLUDED + each for each in ("exact duplicate", "near duplicate", "contaminated", "listed")
@@ -51,9 +51,9 @@ _SCHEMA = pa.schema(
         ("similarity", pa.float32()),
     ]
 )  # fmt: skip
-COPY = "exclude-"  # how the names of the copies in caches begin
-WHOLE = -1  # the paragraph of an entry that is a whole document
-_BATCH = 1 << 20  # rows of a list of ids that are written at a time
+COPY = "exclude-"  # prefix of the names of copies in caches
+WHOLE = -1  # the paragraph of an entry for a whole document
+_BATCH = 1 << 20  # rows written at a time for a list of ids
 
 
 class Entry(NamedTuple):
@@ -65,29 +65,29 @@ class Entry(NamedTuple):
 
 
 def id_digests(ids: Iterable[str]) -> np.ndarray:
-    """Returns uint64[ids, 2], high and low half of the BLAKE2b of each id."""
+    """Returns uint64[ids, 2], halves of the BLAKE2b of each id."""
     data = b"".join(hashlib.blake2b(name.encode(), digest_size=16).digest() for name in ids)
     return np.frombuffer(data, ">u8").reshape(-1, 2).astype(np.uint64)
 
 
 def place_hash(place: str) -> int:
-    """Returns the hash of a document's place "file:row", never 0."""
+    """Returns the hash of a place "file:row", never 0."""
     digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
     return int.from_bytes(digest) or 1
 
 
 def copy_name(sha256: str) -> str:
-    """Returns the name of the copy that a cache keeps of a list."""
+    """Returns the name of a list's copy in a cache."""
     return f"{COPY}{sha256[:16]}.arrow"
 
 
 def base_id(name: str, part: int) -> str:
-    """Returns the id of a document, given the id and number of one of its parts."""
+    """Returns a document's id, given the id and number of one of its parts."""
     return name.removesuffix(f"#part{part}") if part > 1 else name
 
 
 class Writer:
-    """Writes batches of entries, in order, to an open binary file, and a seal."""
+    """Writes ordered batches of entries and a seal to an open binary file."""
 
     def __init__(self, file: IO[bytes], header: dict[str, Any]):
         header = {"format": FORMAT, "sealed": True, **header}
@@ -97,7 +97,7 @@ class Writer:
         self._hash = hashlib.sha256(text)
 
     def add(self, columns: dict[str, Any]) -> None:
-        """Writes entries, by the names of the columns."""
+        """Writes entries, given as columns by name."""
         arrays = [pa.array(columns[name], kind) for name, kind in zip(
             _SCHEMA.names, _SCHEMA.types, strict=True)]  # fmt: skip
         batch = pa.record_batch(arrays, schema=self._schema)
@@ -105,14 +105,13 @@ class Writer:
         self._writer.write_batch(batch)
 
     def close(self) -> None:
-        """Writes the seal and the end of the file."""
+        """Writes the seal and closes the Arrow stream."""
         nothing = pa.record_batch([[]] * len(self._schema), schema=self._schema)
         self._writer.write_batch(nothing, custom_metadata={_SEAL: self._hash.hexdigest()})
         self._writer.close()
 
 
 def _update(digest: "hashlib._Hash", batch: pa.RecordBatch) -> None:
-    """Adds the entries of a batch to a hash."""
     for column in batch.columns[:-2] + batch.columns[-1:]:
         digest.update(column.to_numpy(zero_copy_only=False).tobytes())
     twins = batch.column("twin")
@@ -126,7 +125,7 @@ class ExcludeList:
     """An opened list.
 
     Raises:
-      UserError: it is no exclude list, or one of another version.
+      UserError: not an exclude list, or one of another version.
     """
 
     def __init__(self, path: str, name: str = ""):
@@ -145,7 +144,7 @@ class ExcludeList:
             self._first = [int(high[0]) for high in self._high]
         except FileNotFoundError:
             raise
-        except Exception as error:  # damage makes Arrow and JSON raise errors of every kind
+        except Exception as error:  # Arrow and JSON raise many kinds of errors for damage
             raise UserError(
                 f"{self._name} is no exclude list, or a damaged one: make one with pipeline.dedup, "
                 "or give a text file of ids, one a line"
@@ -154,10 +153,10 @@ class ExcludeList:
             raise UserError(f"{self._name} has format {version}, this version reads {FORMAT}")
 
     def check(self) -> None:
-        """Reads the whole list and compares it with its seal.
+        """Compares the whole list with its seal.
 
         Raises:
-          UserError: it was changed since it was written.
+          UserError: the list has changed.
         """
         if not self.header.get("sealed"):
             raise UserError(f"{self._name} is from a version before 0.2.0: make it again")
@@ -188,20 +187,20 @@ class ExcludeList:
 
     @property
     def has_paragraphs(self) -> bool:
-        """True if entries are paragraphs of documents."""
+        """Whether entries are paragraphs of documents."""
         return bool(self.header["counts"]["paragraphs"])
 
     @property
     def has_places(self) -> bool:
-        """True if entries tell documents of equal ids apart by their place."""
+        """Whether entries distinguish documents with equal ids by place."""
         return bool(self.header["counts"].get("places"))
 
     def hits(self, digests: np.ndarray) -> np.ndarray:
-        """Returns int64, the rows of `digests`, of `id_digests`, that the list may have."""
+        """Returns int64, rows of `digests` (see `id_digests`) that the list may have."""
         if not self._batches:
             return np.zeros(0, np.int64)
         high = digests[:, 0]
-        # Equal keys never lie in two batches.
+        # Equal keys are never in two batches.
         batch = np.searchsorted(np.array(self._first, np.uint64), high, side="right") - 1
         found = []
         for number in np.unique(batch[batch >= 0]).tolist():
@@ -214,7 +213,7 @@ class ExcludeList:
     def entries(self, digest: np.ndarray, place: str | None = None) -> list[Entry]:
         """Returns the entries of an id, given its digest, uint64[2].
 
-        `place`: the document's place; None for the entries of every place.
+        `place`: the document's place; None for entries of every place.
         """
         high, low = digest.tolist()
         number = bisect.bisect_right(self._first, high) - 1
@@ -235,11 +234,11 @@ _SIDES: Sequence[Any] = ("left", "right")
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A list that a command was given.
+    """A list given to a command.
 
     Attributes:
-      record: what a plan keeps of it.
-      path: a local file that holds it.
+      record: the plan's record of it.
+      path: local file.
       header: the list's header.
       named: the flag's value.
       is_text: whether it was given as a text file of ids.
@@ -253,17 +252,17 @@ class Given:
 
 
 def given(text: str | None, scratch: str) -> list[Given]:
-    """Returns the lists of --exclude, paths separated by commas; see `given_at`."""
+    """Returns the lists of --exclude, separated by commas; see `given_at`."""
     return [given_at(path.strip(), scratch) for path in (text or "").split(",") if path.strip()]
 
 
 def given_at(path: str, scratch: str) -> Given:
-    """Returns the list at `path`: an exclude list or a text file of ids, local or remote.
+    """Returns the list at `path`: a local or remote exclude list or text file of ids.
 
-    `scratch`: local folder for a list that must be made or fetched.
+    `scratch`: local folder for a list to make or fetch.
 
     Raises:
-      UserError: there is no such file, or it is neither.
+      UserError: the file is missing or of neither kind.
     """
     try:
         with files.open_read(path) as file:
@@ -293,12 +292,12 @@ def given_at(path: str, scratch: str) -> Given:
 
 
 def ids_in(path: str) -> list[str]:
-    """Returns the ids in a text file, one a line, sorted; blank lines are skipped."""
+    """Returns the sorted ids of a text file, one per line; blank lines are skipped."""
     return sorted({line for line in files.read_lines(path) if line.strip()})
 
 
 def _of_ids(path: str) -> bytes:
-    """Returns the list of the ids in a text file; blank lines are skipped."""
+    """Returns the exclude list made from a text file of ids."""
     names = ids_in(path)
     if not names:
         raise UserError(f"--exclude={path} names no document: give the ids, one a line")

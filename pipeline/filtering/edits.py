@@ -1,7 +1,7 @@
-"""Edits of texts: lines that C4 removes, personal data that is masked, patterns that are replaced.
+"""Edits of texts: removing lines as C4 does, masking personal data, replacing patterns.
 
-An edit takes texts without nulls and the settings of a set; it returns the texts after it, and how
-often it changed something, by what it did.
+An edit takes non-null texts and a set's settings; it returns the new texts, and its changes by
+kind.
 """
 
 import ipaddress
@@ -20,7 +20,7 @@ Edit = Callable[[pa.LargeStringArray, dict[str, Any]], Edited]
 
 # Source: tensorflow/datasets text/c4_utils.py, _CITATION_REGEX.
 _CITATION = r"\[[0-9]*\]|\[edit\]|\[citation needed\]"
-# Addresses as RFC 5322 calls dot-atoms, without its rarer characters, and a host of two labels.
+# RFC 5322 dot-atoms without rarer characters, and a host of at least two labels.
 _EMAIL = "[A-Za-z0-9._%+-]+@(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?[.])+[A-Za-z]{2,}"
 _NEAR_IP = "[0-9][.][0-9]{1,3}[.][0-9]"
 _IP = re.compile(r"(?<![\w.])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?!\w|\.[0-9])", re.ASCII)
@@ -31,7 +31,7 @@ def _chosen(
     holds: pa.BooleanArray,
     change: Callable[[pa.LargeStringArray], tuple[pa.LargeStringArray, int]],
 ) -> tuple[pa.LargeStringArray, int]:
-    """Returns the texts with those that `holds` changed, and the number that `change` returns."""
+    """Applies `change` to texts selected by `holds`; returns all texts and its count."""
     if not pc.any(holds).as_py():
         return texts, 0
     changed, count = change(texts.filter(holds))
@@ -46,10 +46,10 @@ def _substituted(
 
 
 def c4(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
-    """Removes citation marks, then lines that are no sentences of a page's text.
+    """Removes citation marks, then lines that are not sentences.
 
-    These are lines that do not end like a sentence, are too short, or contain an overlong word or
-    one of the listed phrases. Other lines lose their trailing white space.
+    Such lines do not end like a sentence, are too short, or contain an overlong word or a listed
+    phrase. Other lines lose their trailing white space.
     """
     counts: Counter[str] = Counter()
     if settings["remove_citations"]:
@@ -68,7 +68,7 @@ def c4(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
 
 
 def pii(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
-    """Masks e-mail addresses and public IPv4 addresses; private addresses stay."""
+    """Masks e-mail addresses and public, but not private, IPv4 addresses."""
     counts: Counter[str] = Counter()
     if settings["emails"]:
         replacement = settings["emails"].replace("\\", "\\\\")
@@ -93,7 +93,7 @@ def _without_ips(texts: pa.LargeStringArray, mask: str) -> tuple[pa.LargeStringA
         nonlocal count
         try:
             is_public = ipaddress.IPv4Address(found[0]).is_global
-        except ValueError:  # a number above 255, or one that begins with 0
+        except ValueError:  # a number above 255 or with a leading 0
             return found[0]
         count += is_public
         return mask if is_public else found[0]
@@ -102,7 +102,7 @@ def _without_ips(texts: pa.LargeStringArray, mask: str) -> tuple[pa.LargeStringA
 
 
 def replace(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
-    """Replaces a pattern of RE2; in the replacement, \\1 stands for the first group."""
+    """Replaces an RE2 pattern; \\1 in the replacement is the first group."""
     pattern, replacement = settings["pattern"], settings["replacement"]
     changed = pc.replace_substring_regex(texts, pattern, replacement)
     count = pc.sum(pc.not_equal(texts, changed)).as_py() or 0

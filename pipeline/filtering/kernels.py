@@ -1,6 +1,6 @@
 """Compiled code of filters: characters, words, lines and repeated n-grams of texts.
 
-All loops are in one file, because Numba caches a compiled function by its own file only.
+One file, because Numba's cache checks only the function's own file.
 """
 
 import functools
@@ -14,14 +14,14 @@ from tasks.numba_cache import compiled
 
 # Properties of a character, as bits.
 SPACE, ALPHA, ALNUM, DIGIT, UPPER, PUNCTUATION, CONTROL, CLOSING = (1 << bit for bit in range(8))
-# Columns of the counts of `words_of`.
+# Columns of `counts` in `words_of`.
 COLUMNS = (
     *("characters", "words", "word_characters", "alphabetic_words", "hashes", "ellipses"),
     *("letters", "digits", "uppercase", "punctuation", "spaces", "controls", "sentences", "braces"),
 )
 _CHARACTERS, _WORDS, _WORD_CHARACTERS, _ALPHABETIC_WORDS, _HASHES, _ELLIPSES = range(6)
 _LETTERS, _DIGITS, _UPPERCASE, _PUNCTUATION, _SPACES, _CONTROLS, _SENTENCES, _BRACES = range(6, 14)
-# Sizes of n-grams whose most frequent one counts, and sizes whose every repetition counts.
+# N-gram sizes measured by their most frequent n-gram, and by all repetitions.
 TOP, REPEATED = range(2, 5), range(5, 11)
 _ELLIPSIS = 0x2026
 MOST_STOP_WORDS = 64
@@ -31,8 +31,8 @@ _LINE = np.dtype(
         ("paragraph", "i8"), ("first", "u4"), ("last", "u4"), ("ellipsis", "?"),
     ]
 )  # fmt: skip
-# Odd constants of multiplicative hashes. Source: the fractional parts of the golden ratio and of
-# square roots, as in SplitMix64 (Steele et al. 2014) and xxHash.
+# Odd multiplicative hash constants. Source: fractional parts of the golden ratio and of square
+# roots, as in SplitMix64 (Steele et al. 2014) and xxHash.
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xFF51AFD7ED558CCD
 
 
@@ -40,12 +40,12 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xFF51AFD7ED5
 def properties() -> tuple[np.ndarray, np.ndarray]:
     """Returns (uint8[1114112] bits of every character, uint32[1114112] its lower case).
 
-    They follow Python's string methods and its Unicode version; a character whose lower case is
-    several characters stays as it is.
+    They follow Python's string methods and Unicode version; a character stays as it is if its lower
+    case has several characters.
     """
     bits = np.zeros(sys.maxunicode + 1, np.uint8)
     lower = np.arange(sys.maxunicode + 1, dtype=np.uint32)
-    # No character is assigned between these but in areas for private use.
+    # Only private-use characters are assigned between these ranges.
     for code in itertools.chain(range(0xD800), range(0xE000, 0x32400), range(0xE0000, 0xE01F0)):
         character = chr(code)
         category = unicodedata.category(character)
@@ -68,9 +68,9 @@ def properties() -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def scripts() -> dict[str, np.ndarray]:
-    """Returns the codes of the letters of each script, by the script's name in lower case.
+    """Returns the codes of each script's letters, by lower-case script name.
 
-    A letter's script is the first word of its Unicode name; "han" is what is named CJK.
+    A letter's script is the first word of its Unicode name; CJK is "han".
     """
     found: dict[str, list[int]] = {}
     for code in np.flatnonzero(properties()[0] & ALPHA).tolist():
@@ -84,7 +84,7 @@ def scripts() -> dict[str, np.ndarray]:
 
 @compiled(inline="always")
 def _decoded(data, at):
-    """Returns (code point, bytes) of the character of UTF-8 that begins at `at`."""
+    """Returns (code point, bytes) of the UTF-8 character at `at`."""
     code = np.uint32(data[at])
     if code < 0x80:
         return code, 1
@@ -105,7 +105,7 @@ def _joined(state, value):
 
 @compiled(inline="always")
 def _finished(state):
-    """Returns a 64-bit finaliser of a hash. Source: MurmurHash3's fmix64, without its last step."""
+    """Returns a finalised 64-bit hash. Source: MurmurHash3's fmix64 without its last step."""
     state ^= state >> np.uint64(33)
     state *= np.uint64(_SECOND)
     return state ^ (state >> np.uint64(33))
@@ -115,20 +115,19 @@ def _finished(state):
 def words_of(data, bounds, bits, lower, exact, folded, sizes, word_bounds, counts):
     """Fills in the words of all texts, and counts of characters and words.
 
-    Words are what white space separates. A sentence ends at a run of ".", "!" and "?", closing
-    quotes and brackets allowed behind them, before white space or the end of a line; the rest of a
-    line is one, too.
+    White space separates words. A sentence ends at a run of ".", "!" and "?", with optional closing
+    quotes and brackets, before white space or a line end; the rest of a line is also a sentence.
 
     Args:
       data: uint8, UTF-8 of all texts.
-      bounds: int64[texts + 1], where each begins, and the last ends.
-      bits, lower: of `properties`.
-      exact: uint64, room for a word for each byte; set to the words' hashes.
-      folded: the same of the words in lower case without what is neither letter nor digit at their
-        ends; 0 if nothing is left.
-      sizes: int32, the same for the words' characters.
-      word_bounds: int64[texts + 1], set to where the words of each text begin.
-      counts: int64[texts, COLUMNS], set to the counts.
+      bounds: int64[texts + 1].
+      bits, lower: from `properties`.
+      exact: uint64, one element per byte; receives hashes of words.
+      folded: likewise, of words in lower case without outer characters that are neither letters nor
+        digits; 0 if nothing is left.
+      sizes: int32; receives characters per word.
+      word_bounds: int64[texts + 1]; receives each text's range of words.
+      counts: int64[texts, COLUMNS]; receives the counts.
     """
     number = 0
     for text in range(len(bounds) - 1):
@@ -200,7 +199,7 @@ def words_of(data, bounds, bits, lower, exact, folded, sizes, word_bounds, count
 
 @compiled(nogil=True)
 def distinct(folded, word_bounds, wanted, out):
-    """Fills in int64[texts]: how many of the hashes `wanted`, at most 64, are among the words."""
+    """Fills in int64[texts], how many of the `wanted` hashes (at most 64) are among the words."""
     for text in range(len(word_bounds) - 1):
         found = np.uint64(0)
         for at in range(word_bounds[text], word_bounds[text + 1]):
@@ -215,7 +214,7 @@ def distinct(folded, word_bounds, wanted, out):
 
 @compiled(nogil=True)
 def count_of(data, bounds, table, out):
-    """Fills in int64[texts]: how many characters are true in `table`, bool[1114112]."""
+    """Fills in int64[texts], the number of characters in `table`, bool[1114112]."""
     for text in range(len(bounds) - 1):
         at, end = bounds[text], bounds[text + 1]
         out[text] = 0
@@ -227,11 +226,11 @@ def count_of(data, bounds, table, out):
 
 @compiled(nogil=True)
 def lines_of(data, bounds, bits):
-    """Returns the lines of all texts that are not blank, without white space at their ends.
+    """Returns all non-blank lines, without outer white space.
 
-    Fields: `text`, its number; `begin` and `end`, in bytes; `characters`; `hash`; `paragraph`,
-    number of the run of lines without a blank one between them, over all texts; `first` and `last`,
-    codes of its characters; `ellipsis`, whether it ends with "..." or "…".
+    Fields: `text`, its index; `begin` and `end`, in bytes; `characters`; `hash`; `paragraph`,
+    number over all texts of the run of lines between blank ones; `first` and `last`, character
+    codes; `ellipsis`, whether it ends with "..." or "…".
     """
     count = len(bounds) - 1
     for at in range(bounds[0], bounds[-1]):
@@ -282,7 +281,7 @@ def lines_of(data, bounds, bits):
 
 @compiled(nogil=True)
 def repeats(keys, groups):
-    """Returns bool[keys]: whether an earlier key of the same group is equal; groups are sorted."""
+    """Returns bool[keys], whether an earlier key of the same group is equal; groups are sorted."""
     found = np.zeros(len(keys), np.bool_)
     width = 2
     while width < 2 * len(keys):
@@ -293,7 +292,7 @@ def repeats(keys, groups):
         if at and groups[at] != groups[at - 1]:
             begin = at
         slot = np.int64(keys[at] & np.uint64(width - 1))
-        # A place of an earlier group is free: whoever looks for that group is done.
+        # Slots of earlier groups count as free: no one looks for those groups again.
         while places[slot] >= begin and keys[places[slot]] != keys[at]:
             slot = (slot + 1) & (width - 1)
         if places[slot] >= begin:
@@ -305,11 +304,11 @@ def repeats(keys, groups):
 
 @compiled(nogil=True)
 def repeated_grams(exact, sizes, word_bounds, out):
-    """Fills in int64[texts, 9]: characters in repeated n-grams of 2 to 10 words, white space aside.
+    """Fills in int64[texts, 9], non-space characters in repeated n-grams of 2 to 10 words.
 
-    Of 2 to 4 words: the characters of the most frequent n-gram times its occurrences, of the
-    longest one if several are, and 0 if it occurs once. Of 5 to 10 words: the characters of the
-    words that an occurrence after the first one covers, each word once.
+    For 2 to 4 words: characters of the most frequent n-gram, the longest among equals, times its
+    occurrences; 0 if it occurs once. For 5 to 10 words: characters of words in any repeated
+    occurrence except the first, each word once.
     """
     longest = 1
     for text in range(len(word_bounds) - 1):
@@ -356,22 +355,21 @@ def repeated_grams(exact, sizes, word_bounds, out):
                 covered += before[at + count] - before[max(at, until)]
                 until = at + count
             if most == 1:
-                break  # what is not repeated has no repeated continuation
+                break  # an unrepeated n-gram has no repeated continuation
             out[text, count - 2] = most * characters if count < 5 else covered
 
 
 @compiled(nogil=True)
 def check_lines(data, begins, ends, bits, least_words, longest_word, phrases, phrase_ends, kept):
-    """Clears `kept`, bool[lines], of lines with too few words, a long word or a phrase.
+    """Clears `kept`, bool[lines], for lines with too few words, a long word or a phrase.
 
     Args:
       data: uint8, UTF-8 of all texts.
       begins, ends: int64[lines].
-      bits: of `properties`.
-      least_words: fewest words of a line.
-      longest_word: most characters of a word.
-      phrases: uint8, the phrases, concatenated, with ASCII letters in lower case; the text may
-        have either case.
+      bits: from `properties`.
+      least_words: minimum words per line.
+      longest_word: maximum characters per word.
+      phrases: uint8, concatenated phrases with lower-case ASCII letters; matches ignore ASCII case.
       phrase_ends: int64[phrases].
       kept: changed in place.
     """
@@ -423,7 +421,7 @@ def _begins_phrase(data, at, end, phrases, phrase_ends):
 
 @compiled(nogil=True)
 def joined_lines(data, texts, begins, ends, kept, count):
-    """Returns (uint8, int64[count + 1] bounds): the kept lines of `count` texts, by line breaks."""
+    """Returns (uint8, int64[count + 1] bounds), `count` texts of kept lines with line breaks."""
     size = 0
     for line in range(len(texts)):
         if kept[line]:

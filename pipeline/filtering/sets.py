@@ -1,11 +1,10 @@
-"""Named sets of rules: their thresholds, where they were published, and how they are given.
+"""Named sets of rules: thresholds, sources, and their parsing from flags.
 
-A setting whose name begins with "min_" or "max_" and that MEASURES has is a rule of its own: it
-drops a text whose number or share is below or above the threshold; None turns the rule
-off. All other settings are parameters of rules, edits of the text or rules of other kinds, which
-`stages` has.
+A setting named "min_…" or "max_…" whose measure is in MEASURES is a separate rule: it drops texts
+below or above the threshold; None turns it off. Other settings are parameters, edits, or other
+kinds of rules, see `stages`.
 
-Of a corpus of pairs, every record has the setting "side": which side its set is applied to.
+For a corpus of pairs, each record's setting "side" names the side that its set applies to.
 """
 
 import re
@@ -24,19 +23,19 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError, nearest
 from tasks.unit import SIDES, Unit
 
-# Part of every record of a plan: raised when a rule comes to judge any text differently.
+# Part of every record of a plan; raised when a rule's verdict on any text changes.
 VERSION = 1
 
-# The value of "side" that stands for both sides of a pair, and the set that compares them.
+# The value of "side" for both sides of a pair, and the set that compares them.
 BOTH, PAIRS = "both", "pairs"
 
 
 class Measure(NamedTuple):
-    """A number of `Statistics`, over another one if that is given: 0 where that is 0.
+    """A statistic, divided by another if given; 0 where the divisor is 0.
 
     Attributes:
       of, over: names of statistics.
-      setting: parameter that a method of `Statistics` takes to count `of`; "" for none.
+      setting: parameter of the `Statistics` method that counts `of`; "" for none.
     """
 
     of: str
@@ -44,7 +43,7 @@ class Measure(NamedTuple):
     setting: str = ""
 
 
-# What a rule measures, by its name without "min_" and "max_".
+# What a rule measures, by its name without "min_" or "max_".
 MEASURES = {
     "characters": Measure("characters"),
     "words": Measure("words"),
@@ -76,7 +75,7 @@ MEASURES = {
     "script_letters": Measure("script_letters", "letters", "scripts"),
 }
 
-# Rules of PAIRS: the statistic whose larger value of the two sides is divided by the smaller.
+# Rules of PAIRS: ratio of the larger to the smaller side's statistic.
 RATIOS = {"max_character_ratio": "characters", "max_word_ratio": "words"}
 
 
@@ -84,11 +83,10 @@ class RuleSet(NamedTuple):
     """A named set.
 
     Attributes:
-      source: where it was published, "" if it is of our making.
-      settings: its settings with their defaults, in the order in which its rules judge. A tuple is
-        one of texts.
-      needs: settings without which it does nothing.
-      inclusive: whether a text at the very threshold is dropped.
+      source: publication, or "" for our own.
+      settings: default settings, in the order of judging. A tuple holds texts.
+      needs: settings without which the set does nothing.
+      inclusive: whether a text exactly at the threshold is dropped.
     """
 
     source: str
@@ -109,7 +107,7 @@ _QUALITY = {
     "max_ellipsis_lines": 0.3,
     "min_alphabetic_words": 0.8,
     "min_stop_words": 2,
-    # The paper names no bullets; these are from datatrove's gopher_quality_filter.py.
+    # The paper lists no bullets; these are from datatrove's gopher_quality_filter.py.
     "bullets": "•-",
     "stop_words": ("the", "be", "to", "of", "and", "that", "have", "with"),
 }
@@ -133,7 +131,7 @@ def _unset(*names: str) -> dict[str, None]:
 
 SETS = {
     "gopher": _GOPHER,
-    "massivetext": _GOPHER,  # the data of Gopher
+    "massivetext": _GOPHER,  # Gopher's data
     "gopher_quality": RuleSet(_RAE + "appendix A.1.1", _QUALITY),
     "gopher_repetition": RuleSet(_RAE + "table A1", _REPETITION),
     "c4": RuleSet(
@@ -194,12 +192,12 @@ SETS = {
     "repetition": RuleSet("", _unset(*_REPETITION)),
     "stop_words": RuleSet("", {"min_stop_words": 2, "stop_words": ()}, ("stop_words",)),
     "script": RuleSet("", {"min_script_letters": 0.5, "scripts": ()}, ("scripts",)),
-    # The score is FineWeb's for English, section 3.1.
+    # FineWeb's score for English, section 3.1.
     "language": RuleSet("", {"languages": (), "min_score": 0.65}, ("languages",)),
     "words": RuleSet("", {"words": ()}, ("words",)),
     PAIRS: RuleSet("", {**_unset(*RATIOS), "drop_identical": True}),
     "regex": RuleSet("", {"pattern": "", "wanted": False}, ("pattern",)),
-    # 192.0.2.1 is kept for documentation (RFC 5737), and so is example.com (RFC 2606).
+    # 192.0.2.1 (RFC 5737) and example.com (RFC 2606) are reserved for documentation.
     "pii": RuleSet("", {"emails": "email@example.com", "ips": "192.0.2.1"}),
     "replace": RuleSet("", {"pattern": "", "replacement": ""}, ("pattern",)),
     "function": RuleSet("", {"name": ""}, ("name",)),
@@ -210,24 +208,24 @@ _IS_RULE = re.compile("(min|max)_(.+)")
 
 
 def measure_of(setting: str) -> Measure | None:
-    """Returns what a rule measures, None if a setting is no such rule."""
+    """Returns what a rule measures, or None for other settings."""
     found = _IS_RULE.fullmatch(setting)
     return MEASURES.get(found[2]) if found else None
 
 
 def _is_rule(setting: str) -> bool:
-    """Returns whether a setting is a rule that the value none takes out."""
+    """Returns whether a setting is a rule that the value none turns off."""
     return setting in RATIOS or measure_of(setting) is not None
 
 
 def resolve(
     given: Sequence[str], module: str | None, unit: Unit = Unit.TEXT
 ) -> tuple[FilterRecord, ...] | None:
-    """Returns the records of a plan for the values of --filter; None if there are none.
+    """Returns the plan records for the values of --filter; None if there are none.
 
     Args:
-      given: names of sets with commas between them, a set with settings as NAME?SETTING=VALUE&…, or
-        a TOML file whose tables [[filter]] have a set and settings.
+      given: set names separated by commas, a set with settings as NAME?SETTING=VALUE&…, or a TOML
+        file whose [[filter]] tables have a set and settings.
       module: the user's module, for functions.
       unit: what a document of the corpus is.
 
@@ -248,7 +246,7 @@ def resolve(
 
 
 def sides_of(record: FilterRecord) -> tuple[str, ...]:
-    """Returns the columns of a batch that a set is applied to."""
+    """Returns the batch columns that a set applies to."""
     side = record.settings.get("side")
     if side is None:
         return ("text",)
@@ -256,7 +254,7 @@ def sides_of(record: FilterRecord) -> tuple[str, ...]:
 
 
 def _parsed(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Returns names and settings of a value of --filter."""
+    """Returns the (name, settings) in a value of --filter."""
     if text.endswith(".toml"):
         return _of_file(text)
     names, mark, rest = text.partition("?")
@@ -346,7 +344,7 @@ def _record(
 
 
 def _side(text: str, name: str, given: Any, unit: Unit) -> str:
-    """Returns the setting "side", which sets for texts do not have: "" for these."""
+    """Returns the setting "side"; "" for a corpus of texts."""
     if unit is Unit.TEXT:
         if name == PAIRS or given is not None:
             what = f"{name} compares the sides of pairs" if name == PAIRS else "side is for pairs"
@@ -359,7 +357,7 @@ def _side(text: str, name: str, given: Any, unit: Unit) -> str:
 
 
 def _value(key: str, value: Any, default: Any) -> Any:
-    """Returns a setting's value, given as text or as TOML has it."""
+    """Converts a setting's value from text or TOML."""
     if isinstance(default, tuple):
         return _texts(value)
     if isinstance(default, bool):
@@ -386,7 +384,7 @@ def _value(key: str, value: Any, default: Any) -> Any:
 
 
 def _texts(value: Any) -> tuple[str, ...]:
-    """Returns texts: a list of TOML, "a,b", or "@FILE" with one a line."""
+    """Returns texts from a TOML list, "a,b", or "@FILE" with one per line."""
     if isinstance(value, str) and value.startswith("@"):
         try:
             value = list(files.read_lines(value[1:]))
@@ -400,7 +398,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _check(text: str, name: str, settings: dict[str, Any]) -> None:
-    """Checks what only some sets have; raises a UserError."""
+    """Checks set-specific settings; raises a UserError."""
     if unknown := [each for each in settings.get("scripts", ()) if each not in kernels.scripts()]:
         close = nearest(unknown[0], kernels.scripts())
         raise UserError(f"--filter={text}: there is no script {unknown[0]}{close}")
@@ -424,7 +422,7 @@ def _check(text: str, name: str, settings: dict[str, Any]) -> None:
 
 
 def function_state(text: str, name: str, module: str | None) -> dict[str, str]:
-    """Returns the module of a user's function and the checksum of the module's file.
+    """Returns the module of a user's function and its file's checksum.
 
     Raises:
       UserError: there is no such module or function.

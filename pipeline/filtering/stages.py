@@ -1,8 +1,8 @@
-"""Filters of a batch: the edits of all sets in their order, then the verdicts of all of them.
+"""Filters of a batch: the edits of all sets in order, then all verdicts.
 
-So every rule judges the text that is written, and the order of sets only decides which rule a
-dropped document is counted for: the first one. A pair is one document; its sides are edited and
-judged one after the other, and what a rule drops because of one of them is counted by side.
+So every rule judges the final text, and the order of sets only decides which rule counts a dropped
+document: the first one. A pair is one document; its sides are edited and judged in turn, and drops
+caused by one side are counted by side.
 """
 
 import functools
@@ -27,11 +27,11 @@ from tasks.unit import SIDES
 
 # Kinds of counts.
 JUDGED, ALONE, FIRST = "judged", "alone", "first"
-# Words of a pattern: RE2 does not compile one of tens of thousands.
+# Words per pattern: RE2 cannot compile tens of thousands.
 _WORDS = 1000
-# Longest reason of a user's function, and characters shown of a dropped text.
+# Longest reason from a user's function, and characters shown of a dropped text.
 _LONGEST_REASON, _EXCERPT = 80, 200
-# What separates the sides of a pair in an excerpt, as in files of Moses.
+# Separates the sides of a pair in an excerpt, as in Moses files.
 _BETWEEN = " ||| "
 
 
@@ -41,7 +41,7 @@ class Verdict(NamedTuple):
     Attributes:
       rule: its name, for reasons.
       drops: bool[texts].
-      values: what was measured of each text; None if the rule measures nothing.
+      values: measurement of each text; None if the rule measures nothing.
     """
 
     rule: str
@@ -65,7 +65,7 @@ def _measured(
 
 
 def verdicts_of(record: FilterRecord, columns: Mapping[str, Statistics]) -> Iterator[Verdict]:
-    """Yields the verdicts of a set on the texts, or on the sides of pairs, by their column."""
+    """Yields a set's verdicts on texts, or on sides of pairs, by column."""
     both = [columns[side] for side in sets.sides_of(record)]
     if record.name == sets.PAIRS:
         yield from _of_sides(both, record.settings)
@@ -78,12 +78,12 @@ def verdicts_of(record: FilterRecord, columns: Mapping[str, Statistics]) -> Iter
 
 
 def _of(side: str) -> str:
-    """Returns what is added to the name of a rule or of an edit: nothing for texts."""
+    """Returns the suffix of a rule's or edit's name; "" for texts."""
     return "" if side == "text" else f" of {side}"
 
 
 def verdicts(record: FilterRecord, statistics: Statistics) -> Iterator[Verdict]:
-    """Yields the verdicts of a set's rules on texts, in their order."""
+    """Yields the verdicts of a set's rules on texts, in order."""
     settings, inclusive = record.settings, sets.SETS[record.name].inclusive
     for key in sets.SETS[record.name].settings:
         threshold = settings[key]
@@ -108,7 +108,7 @@ def verdicts(record: FilterRecord, statistics: Statistics) -> Iterator[Verdict]:
 
 
 def _of_sides(sides: Sequence[Statistics], settings: dict[str, Any]) -> Iterator[Verdict]:
-    """Yields the verdicts of sets.PAIRS, which leave pairs with an empty side alone."""
+    """Yields the verdicts of sets.PAIRS, which ignore pairs with an empty side."""
     inputs, targets = sides
     for key, of in sets.RATIOS.items():
         if settings[key] is None:
@@ -135,7 +135,7 @@ def _has_any(texts: pa.LargeStringArray, words: Sequence[str]) -> np.ndarray:
 
 
 def _any_of(words: Sequence[str]) -> str:
-    """Returns a pattern of RE2 for any of these words or phrases, in any case, as whole words."""
+    """Returns an RE2 pattern that matches any of these whole words or phrases in any case."""
     choices = "|".join(map(re.escape, words))
     return rf"(?i)(?:^|[^\pL\pM\pN_])(?:{choices})(?:$|[^\pL\pM\pN_])"
 
@@ -155,15 +155,15 @@ def _of_languages(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Itera
 def _of_function(
     columns: Sequence[pa.LargeStringArray], settings: dict[str, Any]
 ) -> Iterator[Verdict]:
-    """Yields a verdict for each reason that a user's function gives, called with the columns."""
+    """Yields a verdict for each reason returned by a user's function of the columns."""
     module, name = settings["module"], settings["name"]
     try:
         returned = getattr(registry.load(module), name)(*columns)
-        # A text would be taken for the reasons that its characters are.
+        # A single text would be read as reasons of one character each.
         reasons = [returned] if isinstance(returned, str) else pa.array(returned).to_pylist()
     except (UserError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # SystemExit, too, is the function's failure
+    except BaseException as error:  # SystemExit is also the function's failure
         raise UserError(f"{module}.{name} failed: {type(error).__name__}: {error}") from error
     wrong = [each for each in reasons if each is not None and not isinstance(each, str)]
     texts = len(columns[0])
@@ -186,11 +186,11 @@ class Filters:
     """The filters of a plan.
 
     Attributes:
-      tally: number of documents, by (kind, reason): JUDGED, all that were judged; ALONE, those that
-        a rule would drop by itself; FIRST, those that it was the first to drop.
+      tally: number of documents, by (kind, reason): JUDGED, all judged; ALONE, those a rule would
+        drop alone; FIRST, those it is the first to drop.
 
     Raises:
-      UserError: the plan's rules are of another version, or a user's module was changed.
+      UserError: the plan's rules are of another version, or a user's module has changed.
     """
 
     def __init__(self, records: Sequence[FilterRecord]):
@@ -202,14 +202,12 @@ class Filters:
     def __call__(
         self, batch: pa.RecordBatch, quarantine: Callable[..., None], edits: Counter[str]
     ) -> pa.RecordBatch:
-        """Returns a batch of `sources.read` as filtered.
-
-        Unusable documents, whose text is null, are left as they are.
+        """Filters a batch from `sources.read`, ignoring unusable documents (null text).
 
         Args:
           batch: the documents.
-          quarantine: called with the id, place, reason, value and excerpt of each dropped document.
-          edits: counts the changes made to texts.
+          quarantine: receives the id, place, reason, value and excerpt of each dropped document.
+          edits: counts changes to texts.
         """
         names = [name for name in (*SIDES, "text") if name in batch.schema.names]
         columns = {name: batch.column(name).cast(pa.large_string()) for name in names}
@@ -249,7 +247,7 @@ class Filters:
     def _judge(
         self, columns: Mapping[str, Statistics], judged: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the first reason to drop each document or None, and what was measured of it."""
+        """Returns the first reason to drop each document, or None, and its measurement."""
         reasons = np.full(len(judged), None, object)
         values = np.full(len(judged), None, object)
         for record in self._records:
@@ -273,7 +271,7 @@ class Filters:
 def _edited(
     edit: Edit, texts: pa.LargeStringArray, usable: pa.BooleanArray, settings: dict[str, Any]
 ) -> Edited:
-    """Returns the texts with the usable ones edited, and the counts of the edit."""
+    """Edits the usable texts; returns all texts and the edit's counts."""
     if usable.true_count == len(usable):
         return edit(texts, settings)
     edited, counts = edit(texts.filter(usable), settings)

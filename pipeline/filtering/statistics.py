@@ -1,4 +1,4 @@
-"""Statistics of a batch of texts, each computed when a rule first asks for it."""
+"""Statistics of a batch of texts, computed on demand."""
 
 import functools
 
@@ -15,7 +15,7 @@ def _ascii_lower(text: str) -> str:
 
 
 def text_bytes(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (uint8 bytes, int64[texts + 1] bounds) of texts without nulls."""
+    """Returns (uint8 bytes, int64[texts + 1] bounds) of non-null texts."""
     offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset :][: len(texts) + 1]
     buffer = texts.buffers()[2]
     data = np.frombuffer(buffer, np.uint8) if buffer and buffer.size else np.zeros(0, np.uint8)
@@ -29,17 +29,17 @@ def texts_of(data: np.ndarray, bounds: np.ndarray) -> pa.LargeStringArray:
 
 
 def folded_hashes(words: list[str]) -> np.ndarray:
-    """Returns uint64[words], the hashes that `kernels.words_of` folds words to."""
+    """Returns uint64[words], the folded hashes of `kernels.words_of`."""
     joined = pa.array([" ".join(words)], pa.large_string())
     return Statistics(joined).words[1]
 
 
 class Statistics:
-    """Numbers of each text of a batch, as int64[texts], by name.
+    """Statistics of each text of a batch, as int64[texts], by name.
 
-    Names are those of `kernels.COLUMNS`, of the methods about lines and paragraphs below, without
-    the underscore, and "top_2" to "top_4" and "repeated_5" to "repeated_10" of
-    `kernels.repeated_grams`. Numbers with a parameter are public methods.
+    Names are those of `kernels.COLUMNS`, of the line and paragraph methods below without the
+    underscore, and "top_2" to "top_4" and "repeated_5" to "repeated_10" from
+    `kernels.repeated_grams`. Statistics with a parameter are public methods.
     """
 
     def __init__(self, texts: pa.LargeStringArray):
@@ -62,13 +62,13 @@ class Statistics:
 
     @property
     def words(self) -> tuple[np.ndarray, np.ndarray]:
-        """Hashes of all words, uint64: as they are, and folded."""
+        """Exact and folded hashes of all words, uint64."""
         exact, folded, _, ends, _ = self._words
         return exact[: ends[-1]], folded[: ends[-1]]
 
     @functools.cached_property
     def lines(self) -> np.ndarray:
-        """The lines of all texts, as `kernels.lines_of` returns them."""
+        """All lines, see `kernels.lines_of`."""
         return kernels.lines_of(self._data, self._bounds, kernels.properties()[0])
 
     @functools.cached_property
@@ -80,19 +80,19 @@ class Statistics:
 
     @functools.cached_property
     def _paragraphs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The text, the characters and the hash of each paragraph."""
+        """Text, characters and hash of each paragraph."""
         lines = self.lines
         begins = np.flatnonzero(np.diff(lines["paragraph"], prepend=-1))
         sizes = np.add.reduceat(lines["characters"], begins) if len(begins) else begins
         places = np.arange(len(lines)) - np.repeat(begins, np.diff([*begins, len(lines)]))
-        # Of a sum in which the place of a line counts.
+        # Factors of a sum that depends on line order.
         factors = (2 * places.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         hashes = lines["hash"] * factors
         hashes = np.add.reduceat(hashes, begins) if len(begins) else hashes
         return lines["text"][begins], sizes, hashes
 
     def _of_lines(self, chosen: np.ndarray | None = None, weights: bool = False) -> np.ndarray:
-        """Returns the number, or the characters, of each text's lines for which `chosen` holds."""
+        """Returns the number of each text's lines selected by `chosen`, or their characters."""
         lines = self.lines if chosen is None else self.lines[chosen]
         return self._sum(lines["text"], lines["characters"] if weights else None)
 
@@ -160,18 +160,17 @@ class Statistics:
         return self._of_lines(np.isin(self.lines["first"], codes))
 
     def short_lines(self, characters: int) -> np.ndarray:
-        """Returns the number of lines of fewer than `characters`."""
         return self._of_lines(self.lines["characters"] < characters)
 
     def stop_words(self, words: tuple[str, ...]) -> np.ndarray:
-        """Returns how many of the words, 64 at most, are in each text, each counted once."""
+        """Returns how many of the words (at most 64) occur in each text."""
         _, folded, _, ends, _ = self._words
         out = np.empty(len(self), np.int64)
         kernels.distinct(folded, ends, folded_hashes(list(words)), out)
         return out
 
     def script_letters(self, scripts: tuple[str, ...]) -> np.ndarray:
-        """Returns the number of letters of these scripts, names of `kernels.scripts`."""
+        """Returns the number of letters of these scripts, named as in `kernels.scripts`."""
         table = np.zeros(len(kernels.properties()[0]), bool)
         for name in scripts:
             table[kernels.scripts()[name]] = True
@@ -182,10 +181,9 @@ class Statistics:
     def kept_lines(
         self, end_marks: str, least_words: int, longest_word: int, phrases: tuple[str, ...]
     ) -> np.ndarray:
-        """Returns bool[lines]: which lines end with a mark, and pass `kernels.check_lines`.
+        """Returns bool[lines], lines with a final mark that pass `kernels.check_lines`.
 
-        `end_marks`: a line must end with one of these characters, and not with an ellipsis; "" for
-        any end.
+        `end_marks`: characters one of which must end a line, except in an ellipsis; "" for any end.
         """
         lines = self.lines
         kept = np.ones(len(lines), bool)
@@ -196,7 +194,7 @@ class Statistics:
         return kept
 
     def with_phrase(self, phrases: tuple[str, ...]) -> np.ndarray:
-        """Returns bool[texts]: which have one of the phrases, ASCII letters of either case."""
+        """Returns bool[texts], texts with one of the phrases, ignoring ASCII case."""
         clean = np.ones(len(self), bool)
         self._check(self._bounds[:-1], self._bounds[1:], 0, _ANY_LENGTH, phrases, clean)
         return ~clean
@@ -224,7 +222,7 @@ class Statistics:
         )
 
     def with_lines(self, kept: np.ndarray) -> pa.LargeStringArray:
-        """Returns the texts of the lines for which `kept` holds."""
+        """Returns the texts of the lines selected by `kept`."""
         text, begin, end = map(
             np.ascontiguousarray, (self.lines[name] for name in ("text", "begin", "end"))
         )

@@ -1,1 +1,1 @@
-"""Report on a cache: what is counted, and the HTML page."""
+"""The report on a cache: statistics and HTML page."""

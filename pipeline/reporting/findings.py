@@ -1,4 +1,4 @@
-"""Statistics of a cache that require reading its rows, from a sample of its shards."""
+"""Statistics of a cache that require reading rows, from a sample of shards."""
 
 import dataclasses
 import hashlib
@@ -12,15 +12,15 @@ from tasks.storage import files
 from tasks.terminal import progress
 from tasks.vocabulary import Vocabulary
 
-_EXAMPLES = 3  # documents shown per reason of quarantine, and rows shown in full
+_EXAMPLES = 3  # documents shown per quarantine reason, and rows shown in full
 _TOP_DUPLICATES = 8
 _START_TOKENS = 24  # tokens shown of a repeated document
-_WORD_TOKENS = 200_000  # tokens that are decoded to count words
+_WORD_TOKENS = 200_000  # tokens decoded to count words
 
 
 @dataclasses.dataclass(frozen=True)
 class DuplicateGroup:
-    """Documents with equal tokens: their number, some of their ids, and the start of their text."""
+    """Documents with equal tokens: their number, some ids, and the start of their text."""
 
     count: int
     ids: list[str]
@@ -29,10 +29,7 @@ class DuplicateGroup:
 
 @dataclasses.dataclass(frozen=True)
 class SampleRow:
-    """A decoded row: (id, text) of each part.
-
-    The id is empty for the rest of a document that began in an earlier row.
-    """
+    """A decoded row: (id, text) of each part; "" continues an earlier row's document."""
 
     place: str
     parts: list[tuple[str, str]]
@@ -43,16 +40,15 @@ class Findings:
     """Results from the sampled shards.
 
     Attributes:
-      shards: (number of shards read, number of shards).
+      shards: (shards read, shards in all).
       lengths: int64[documents] tokens per document, including separators.
-      pieces: int64[vocabulary size] number of occurrences of each id.
-      words, word_tokens: numbers of words, separated by white space, and of their tokens.
-      by_file: [documents, tokens] of each file of the corpus, if the ids contain the file's name.
+      pieces: int64[vocabulary size] occurrences of each id.
+      words, word_tokens: number of words, separated by white space, and of their tokens.
+      by_file: [documents, tokens] of each corpus file, if ids contain its name.
       duplicates: number of documents that repeat an earlier one.
-      groups: number of distinct documents that are repeated.
-      top_duplicates: the largest groups of equal documents.
-      quarantine: (id, location, excerpt of the text or "") of some documents by reason.
-      rows: some rows.
+      groups: number of distinct repeated documents.
+      top_duplicates: the largest groups.
+      quarantine: reason -> (id, location, text excerpt or "") of some documents.
     """
 
     shards: tuple[int, int]
@@ -70,7 +66,7 @@ class Findings:
 
 @dataclasses.dataclass(frozen=True)
 class ShardContent:
-    """One shard: its tokens, the start of each row, and the parts of documents in its lineage."""
+    """One shard: tokens, row starts, and the document parts in its lineage."""
 
     tokens: np.ndarray
     row_begins: np.ndarray
@@ -80,7 +76,7 @@ class ShardContent:
     ids: list[str]
 
     def documents(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields (id, tokens) of each document, joining the parts of those that were cut."""
+        """Yields (id, tokens) of each document, joining its parts."""
         cut = {self.ids[number] for number in np.flatnonzero(self.offsets).tolist()}
         parts: dict[str, list[tuple[int, np.ndarray]]] = {}
         for number, name in enumerate(self.ids):
@@ -99,7 +95,7 @@ def _offset(piece: tuple[int, np.ndarray]) -> int:
 
 
 def study(folder: str, manifest: CacheManifest, loaded: Vocabulary, sample_shards: int) -> Findings:
-    """Reads at most `sample_shards` shards of each split, chosen by a hash of their names.
+    """Reads at most `sample_shards` shards per split, chosen by a hash of their names.
 
     Raises:
       CorruptRecord: a record is damaged; pipeline.verify reports the place and the remedy.
@@ -177,7 +173,7 @@ def read_shard(folder: str, manifest: CacheManifest, split: str, index: int) -> 
 
 
 def _digest(tokens: np.ndarray) -> bytes:
-    # The last byte must not be zero: numpy drops zeros at the end of byte strings.
+    # The last byte must not be zero: NumPy strips trailing zeros of byte strings.
     return hashlib.blake2b(tokens.tobytes(), digest_size=15).digest() + b"."
 
 
@@ -204,7 +200,7 @@ def _quarantine(
 
 
 def _sample_row(loaded: Vocabulary, content: ShardContent, split: str, index: int) -> SampleRow:
-    """Returns the row in the middle of the shard."""
+    """Returns the shard's middle row."""
     number = len(content.row_begins) // 2
     begin = int(content.row_begins[number])
     after = content.row_begins[number + 1 : number + 2]
@@ -229,7 +225,7 @@ def _find_duplicates(
     chosen: list[tuple[str, int]],
     hashes: list[np.ndarray],
 ) -> None:
-    """Counts documents with equal tokens, and rereads those that are shown as examples."""
+    """Counts documents with equal tokens, and rereads the examples shown."""
     _, which, counts = np.unique(np.concatenate(hashes), return_inverse=True, return_counts=True)
     repeated = np.flatnonzero(counts > 1)
     found.groups = len(repeated)

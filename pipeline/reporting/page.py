@@ -13,7 +13,7 @@ from tasks.pages import document as html_page
 from tasks.vocabulary import BYTE, CONTROL, UNKNOWN, UNUSED, Vocabulary
 
 _TOP_PIECES = 24
-_TOP_FILES = 200  # rows of the table of files
+_TOP_FILES = 200  # rows of the file table
 _QUANTILES = (0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 _BINS_PER_OCTAVE = 2
 _MIN_BINS = 8
@@ -76,7 +76,7 @@ def _splits(manifest: CacheManifest) -> str:
     rows = []
     for split, shards in manifest.splits.items():
         tokens, count = manifest.total(split, "tokens"), manifest.total(split, "rows")
-        room = count * manifest.plan.row_tokens  # 0 for pairs, whose rows are as long as they are
+        room = count * manifest.plan.row_tokens  # 0 for pairs, whose rows have no fixed length
         rows.append(
             (
                 split,

@@ -1,7 +1,7 @@
-"""A Beam job that maps a function over descriptions of work, and reports every error in one line.
+"""Maps a function over descriptions of work as a Beam job, with one-line errors.
 
-It handles what Beam does not: workers that die, a user's mistakes found by a worker, noisy logs,
-and Ctrl-C where the shell ignores it.
+Unlike Beam, it handles dying workers, user mistakes found by workers, noisy logs, and Ctrl-C where
+the shell ignores it.
 """
 
 import contextlib
@@ -27,23 +27,23 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 _FAILURE = "the job stopped: "
-# Namespace of the job's counters, shown by Dataflow.
+# Namespace of the job's counters in Dataflow.
 _COUNTERS = "palimpsest"
-# Elements per chunk, bytes of a chunk before it is compressed, and bytes of all chunks in a graph.
+# Elements per chunk, uncompressed bytes per chunk, and bytes of all chunks in a graph.
 _CHUNK = 256
 _CHUNK_BYTES = 16 << 20
 _GRAPH_BYTES = 4 << 20
 
 
 class WorkerFailure(Exception):
-    """A UserError or OSError in a worker, as text that every runner passes on."""
+    """A UserError or OSError in a worker, as text that every runner forwards."""
 
     def __init__(self, **value: Any):
         super().__init__(_FAILURE + json.dumps(value))
 
 
 class _Call:
-    """Calls `function` in a worker; adds its counts to the job's, and wraps its errors."""
+    """Calls `function` in a worker, counts, and wraps its errors."""
 
     def __init__(self, function: Callable[[Any], Mapping[str, int]], folder: str):
         self._function, self._folder = function, folder
@@ -70,12 +70,12 @@ def run(
     arguments: list[str],
     verbose: bool,
 ) -> Counter[str]:
-    """Calls `function` with every element as a Beam job; returns the sums of its counts.
+    """Calls `function` with every element as a Beam job; returns the summed counts.
 
     Args:
-      function: returns counts; can be pickled, and is safe to call twice with an element.
+      function: returns counts; picklable, and safe to call twice with an element.
       elements: descriptions of work.
-      folder: folder of the results, named by errors that name no file.
+      folder: folder of the results, named by errors without a file name.
       arguments: Beam's arguments.
       verbose: whether to show Beam's logs.
 
@@ -132,7 +132,7 @@ def run(
 
 
 def _service(arguments: list[str]) -> Any:
-    """Returns the module for the service that runs the job, or None if it runs in this process."""
+    """Returns the module of the service that runs the job; None for this process."""
     from pipeline.runners import dataflow, portable
 
     (runner,) = [each.partition("=")[2] for each in arguments if each.startswith("--runner=")]
@@ -140,7 +140,7 @@ def _service(arguments: list[str]) -> Any:
 
 
 def _packed(elements: Sequence[Any], most: int = _CHUNK) -> list[bytes]:
-    """Returns compressed chunks of at most `most` elements, fewer if they are large."""
+    """Returns compressed chunks of at most `most` elements, fewer if large."""
     chunks = []
     for start in range(0, len(elements), most):
         data = pickle.dumps(elements[start : start + most])
@@ -158,7 +158,7 @@ def _unpacked(chunk: "bytes | _Spilled") -> Sequence[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class _Spilled:
-    """A chunk of elements in a file: its path and its first and last byte."""
+    """A chunk of elements in a file: path, first and last byte."""
 
     path: str
     start: int
@@ -172,10 +172,10 @@ class _Spilled:
 
 @contextlib.contextmanager
 def _sendable(chunks: list[bytes], folder: str) -> Iterator[list[Any]]:
-    """Yields the chunks, or if they are too large for a job's graph, their places in a file.
+    """Yields the chunks or, if too large for a job's graph, their places in a file.
 
-    Dataflow rejects graphs of more than 10 MB; a million files are 30 MB. The file lies in the
-    `folder` of the results until the block ends.
+    Dataflow rejects graphs above 10 MB; a million files take 30 MB. The file stays in `folder`
+    until the block ends.
     """
     if sum(map(len, chunks)) <= _GRAPH_BYTES:
         yield chunks
@@ -208,7 +208,7 @@ def _sums(result: Any) -> Counter[str]:
 
 
 def _raise_failure(error: BaseException) -> None:
-    """Raises the error that a worker wrapped, if the text of `error` contains a WorkerFailure."""
+    """Raises the worker's error if the text of `error` contains a WorkerFailure."""
     _, found, text = str(error).partition(_FAILURE)
     if not found:
         return
@@ -220,9 +220,9 @@ def _raise_failure(error: BaseException) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppresses logs and stderr, and prints stderr only if the block fails with a bug.
+    """Suppresses logs and stderr; prints stderr only if the block fails with a bug.
 
-    Beam's worker processes print every exception there, including those reported in one line.
+    Beam's workers print every exception there, even those reported in one line.
     """
     logger, usual, usual_hook = logging.getLogger(), sys.stderr, threading.excepthook
     level = logger.level
@@ -230,8 +230,8 @@ def _quiet() -> Iterator[None]:
     usual.flush()
     with os.fdopen(os.dup(2), "w") as shown, tempfile.TemporaryFile() as aside:
         os.dup2(aside.fileno(), 2)
-        sys.stderr = shown  # output of this process, such as the progress bar
-        # Errors of Beam's threads, such as those of a connection to a worker that was killed.
+        sys.stderr = shown  # this process's output, such as the progress bar
+        # Errors of Beam's threads, such as lost connections to a killed worker.
         threading.excepthook = lambda failed: traceback.print_exception(
             failed.exc_value, file=sys.__stderr__
         )
@@ -255,9 +255,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _without_connections(usual: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Returns a `threading.excepthook` that leaves out errors of gRPC's connections.
+    """Returns a `threading.excepthook` that ignores gRPC connection errors.
 
-    Beam's threads outlive a job, and find only then that a killed worker is gone.
+    Beam's threads outlive a job and only then notice a killed worker.
     """
     import grpc
 

@@ -16,7 +16,7 @@ _REJECTED = {
     "PrismRunner": "it downloads a program, and builds were never tested with it",
     "DaskRunner": "it silently dropped elements in tests",
 }
-# Flags that are sometimes given to the wrong command.
+# Flags sometimes given to the wrong command.
 OF_PRETRAIN = (
     "batch_size",
     "gin_file",
@@ -40,16 +40,15 @@ class _Parser(argparse.ArgumentParser):
 
 
 def arguments(flags: Any) -> list[str]:
-    """Returns Beam's arguments: the runner, its workers, and Beam's own flags.
+    """Returns Beam's arguments: runner, workers, and Beam's own flags.
 
-    Beam silently ignores flags that it does not know; here they are errors.
+    Beam silently ignores unknown flags; here they are errors.
 
     Args:
-      flags: dataclass of a command's flags, with `beam`, `runner` and `workers`.
+      flags: a command's flags, with `beam`, `runner` and `workers`.
 
     Raises:
-      UserError: the runner or mode loses data or downloads a program, or neither the command nor
-        Beam knows a flag.
+      UserError: the runner or mode loses data or downloads a program, or a flag is unknown.
     """
     given, runner, workers = flags.beam, flags.runner or _IN_PROCESS, flags.workers
     name = runner.rsplit(".", 1)[-1]
@@ -70,7 +69,7 @@ def arguments(flags: Any) -> list[str]:
 
 
 def import_beam() -> Any:
-    """Imports and returns apache_beam, without its warning that `gcp` is not installed."""
+    """Imports and returns apache_beam without its warning about missing `gcp`."""
     logging.disable(logging.WARNING)
     try:
         import apache_beam
@@ -80,7 +79,7 @@ def import_beam() -> Any:
 
 
 def refuse_unknown(given: Sequence[str], known: Collection[str]) -> None:
-    """Refuses the first of the `given` flags that Beam does not know; `known` are our flags' names.
+    """Refuses the first of `given` flags unknown to Beam; `known` are our flags' names.
 
     Raises:
       UserError: there is one.
@@ -92,7 +91,7 @@ def refuse_unknown(given: Sequence[str], known: Collection[str]) -> None:
 
     beam: Any = _Parser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
     for group in PipelineOptions.__subclasses__():
-        group._add_argparse_args(beam)  # as PipelineOptions itself does
+        group._add_argparse_args(beam)  # as in PipelineOptions
     unknown = beam.parse_known_args(given)[1]
     if unknown:
         flag = unknown[0].split("=")[0]

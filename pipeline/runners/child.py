@@ -1,7 +1,6 @@
-"""A process that runs a module and ends with the process that started it.
+"""A process that runs a module and ends with its parent.
 
-A process that was killed cannot end its children, and Beam's workers wait for a lost build for two
-minutes.
+A killed process cannot end its children, and Beam's workers wait two minutes for a lost build.
 """
 
 import os
@@ -20,6 +19,6 @@ def _end_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Runs a command line of two arguments: the parent's process id and the name of a module."""
+    """Runs a command line of two arguments: the parent's process id and a module."""
     threading.Thread(target=_end_with, args=(int(sys.argv[1]),), daemon=True).start()
     runpy.run_module(sys.argv[2], run_name="__main__", alter_sys=True)

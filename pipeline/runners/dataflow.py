@@ -1,8 +1,7 @@
-"""Builds on Google Cloud Dataflow: checks before submission, and the package sent to workers.
+"""Builds on Google Cloud Dataflow: checks before submission, and the workers' package.
 
-Workers install a wheel made from the files of this process, which requires the package versions
-installed here, so they write the same bytes as this machine. Tokens are not sent to workers; see
-pipeline/runners/secret.py.
+Workers install a wheel of this process's files that pins its package versions, so they write the
+same bytes as this machine. Tokens are not sent to workers; see pipeline/runners/secret.py.
 """
 
 import base64
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import GoogleCloudOptions
 
 RUNNER = "DataflowRunner"
-# Packages for workers. Apache Beam is part of their image.
+# Packages for workers; their image includes Apache Beam.
 _OURS = ("pipeline", "tasks", "vocab")
 _PACKAGES = (
     "datasets", "fsspec", "gcsfs", "google-crc32c", "numba", "numpy", "pyarrow", "rich",
@@ -32,7 +31,7 @@ _PACKAGES = (
 )  # fmt: skip
 _RESUME = "finished shards are kept; run the same command again to resume"
 _LONGEST_JOB_NAME = 63
-# A fixed time, so that equal files make an equal wheel, which Beam need not upload again.
+# A fixed time, so that equal files make equal wheels, which Beam need not upload again.
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 
@@ -42,12 +41,12 @@ def is_runner(runner: str) -> bool:
 
 
 def check(arguments: list[str], corpus: sources.CorpusSpec, cache_dir: str) -> None:
-    """Checks, before anything is read or submitted, for mistakes that would fail the job later.
+    """Checks, before reading or submitting anything, for mistakes that would fail the job.
 
     Args:
       arguments: Beam's arguments.
-      corpus: the corpus that the workers will read.
-      cache_dir: the folder that they will write.
+      corpus: the corpus that workers will read.
+      cache_dir: the folder that workers will write.
 
     Raises:
       UserError: a flag is missing or unusable with Dataflow, or there are no credentials.
@@ -66,7 +65,7 @@ def check(arguments: list[str], corpus: sources.CorpusSpec, cache_dir: str) -> N
         raise UserError(f"--runner={RUNNER} also needs {flags}; see docs/dataflow.md")
     for name in ("temp_location", "staging_location"):
         value = getattr(given, name)
-        # Beam would silently replace a local folder by a bucket that it creates.
+        # Beam would silently replace a local folder with a new bucket.
         if value and not re.match("gs://[^/]", value):
             raise UserError(f"--{name}={value} is not in Cloud Storage: give gs://BUCKET/FOLDER")
     if not files.is_remote(cache_dir):
@@ -105,7 +104,7 @@ def _options(arguments: list[str]) -> "GoogleCloudOptions":
 
 
 def _check_credentials() -> None:
-    """Raises a UserError without credentials; Beam would retry for 30 s and continue without."""
+    """Raises a UserError without credentials; Beam would retry for 30 s, then continue."""
     import google.auth
     from google.auth import exceptions
 
@@ -121,10 +120,10 @@ def _check_credentials() -> None:
 
 @contextlib.contextmanager
 def prepared(arguments: list[str], folder: str) -> Iterator[list[str]]:
-    """Yields Beam's arguments for a job that writes to `folder`, with our wheel and a job name.
+    """Yields Beam's arguments for a job writing to `folder`, with our wheel and a job name.
 
     The name depends on the folder alone, and Dataflow runs one job per name, so no two jobs build
-    one cache at the same time. The wheel is deleted when the block ends.
+    one cache at once. The wheel is deleted after the block.
     """
     with tempfile.TemporaryDirectory() as temporary:
         more = [f"--extra_package={wheel(pathlib.Path(temporary))}"]
@@ -206,7 +205,7 @@ def cancel(result: Any, arguments: list[str]) -> None:
 
 
 def explain(error: BaseException, arguments: list[str]) -> UserError | None:
-    """Returns a UserError for a known failure of the job or its submission, otherwise None."""
+    """Returns a UserError for a known failure of the job or its submission, or None."""
     text = " ".join(str(error).split())
     given = _options(arguments)
     cancelled = f"gcloud dataflow jobs cancel ID --region={given.region} --project={given.project}"

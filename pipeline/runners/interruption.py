@@ -1,4 +1,4 @@
-"""Ctrl-C that ends a command within seconds, at any moment of a Beam job."""
+"""Makes Ctrl-C end a command within seconds, at any moment of a Beam job."""
 
 import contextlib
 import os
@@ -9,8 +9,8 @@ from typing import Any
 
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
 
-# The longest time from a SIGINT to the end of the process: libraries may swallow the exception, or
-# wait for a thread that never ends.
+# Maximum time from SIGINT to process end: libraries may swallow the exception or wait for a thread
+# that never ends.
 _LIMIT_SECONDS = 10.0
 # The same for jobs of a service, which must be asked to cancel them.
 SERVICE_LIMIT_SECONDS = 60.0
@@ -21,9 +21,9 @@ class Interruptible:
 
     Attributes:
       happened: whether SIGINT has arrived.
-      stops: called then, in the signal's handler; each ends something that may be waited for.
-      seconds: the longest time from SIGINT to the end of the process.
-      usual: the handler of SIGINT outside of the block.
+      stops: called in the signal handler; each ends something that may be waited for.
+      seconds: maximum time from SIGINT to process end.
+      usual: SIGINT handler outside the block.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class Interruptible:
         self._arrived, self._over = threading.Event(), threading.Event()
 
     def handle(self, *arguments: Any) -> None:
-        """Handles SIGINT: raises KeyboardInterrupt the first time, nothing later."""
+        """Handles SIGINT: raises KeyboardInterrupt once."""
         if self.happened:
-            return  # an exception now would only break the clean-up after the first one
+            return  # another exception would break the clean-up
         self.happened = True
         for stop in self.stops:
             stop()
@@ -54,7 +54,6 @@ class Interruptible:
         os.close(stderr)
 
     def end(self) -> None:
-        """Ends the watch."""
         self._over.set()
         self._arrived.set()
 
@@ -64,21 +63,21 @@ _active: Interruptible | None = None
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Interruptible]:
-    """Makes SIGINT end the block within seconds, and further ones have no effect.
+    """Makes SIGINT end the block within seconds; later ones have no effect.
 
-    This includes processes started with `&`, for which shells ignore SIGINT. Blocks may be nested:
-    the outermost handles the signal. Outside of the main thread a block has no effect.
+    Works for processes started with `&`, too, for which shells ignore SIGINT. In nested blocks the
+    outermost handles the signal. Outside the main thread a block has no effect.
 
     Raises:
-      KeyboardInterrupt: SIGINT has arrived, also if that made the block raise anything but a
-        UserError, such as the errors of an interrupted import.
+      KeyboardInterrupt: SIGINT has arrived, even if it made the block raise another error, such as
+        one of an interrupted import, but not a UserError.
     """
     global _active
     if _active or threading.current_thread() is not threading.main_thread():
         yield _active or Interruptible()
         return
     active = _active = Interruptible()
-    # Standard error as it is now: it may be redirected when the process has to end.
+    # The current standard error, as it may be redirected when the process must end.
     threading.Thread(target=active.watch, args=(os.dup(2),), daemon=True).start()
     active.usual = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, active.handle)
@@ -97,7 +96,7 @@ def interruptible() -> Iterator[Interruptible]:
 
 
 def interrupt() -> None:
-    """Interrupts the block from another thread, as Ctrl-C does; wakes a waiting main thread."""
+    """Interrupts the block from another thread, like Ctrl-C; wakes a waiting main thread."""
     main = threading.main_thread().ident
     if main is not None:
         signal.pthread_kill(main, signal.SIGINT)

@@ -1,8 +1,8 @@
-"""Worker processes of Beam on this machine, which live exactly as long as they are needed.
+"""Beam worker processes on this machine that live exactly as long as needed.
 
-Beam's own handler of worker processes waits for them to end by themselves: for ever, if one of them
-was killed before it had connected. Those of `create` are killed with the job, and end with the
-process that started them (see `pipeline.runners.child`).
+Beam's own handler waits for workers to end by themselves, forever if one was killed before it
+connected. Workers from `create` are killed with the job, and end with their parent process (see
+`pipeline.runners.child`).
 """
 
 import contextlib
@@ -26,11 +26,7 @@ _WORKER = "apache_beam.runners.worker.sdk_worker_main"
 
 
 class Workers:
-    """The worker processes of a job.
-
-    Attributes:
-      deaths: how workers ended that were still needed.
-    """
+    """The worker processes of a job; `deaths` says how workers ended too early."""
 
     def __init__(self, on_death: Callable[[], None]):
         self.deaths: list[str] = []
@@ -39,9 +35,8 @@ class Workers:
         self._over = False
 
     def start(self, environment: dict[str, str]) -> subprocess.Popen:
-        """Starts a worker with these environment variables."""
         command = [sys.executable, "-c", _CHILD, str(os.getpid()), _WORKER]
-        # The child inherits the mask: Ctrl-C reaches it as well, and the parent decides.
+        # The child inherits the mask: Ctrl-C reaches it too, but the parent decides.
         usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process = subprocess.Popen(command, env=environment)
@@ -56,19 +51,19 @@ class Workers:
     def _watch(self, process: subprocess.Popen) -> None:
         code = process.wait()
         if code and not self._over:
-            self._over = True  # the others are of no use without it
+            self._over = True  # the others are useless without it
             self.deaths.append(f"by signal {-code}" if code < 0 else f"with exit code {code}")
             self._on_death()
 
     def kill(self) -> None:
-        """Kills all workers. Takes no locks, so that handlers of signals may call it."""
+        """Kills all workers, without locks, so signal handlers may call it."""
         self._over = True
         for process in list(self._running):
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
 
     def end(self, process: subprocess.Popen) -> None:
-        """Waits for a worker to end, and kills it when that takes too long."""
+        """Waits for a worker to end; kills it after a timeout."""
         self._over = True
         try:
             process.wait(_STOP_SECONDS)
@@ -77,9 +72,9 @@ class Workers:
 
 
 def create(on_death: Callable[[], None]) -> Workers:
-    """Makes Beam start the workers of the next job through the returned object.
+    """Makes Beam start the next job's workers through the returned object.
 
-    `on_death` is called, in a thread, when a worker ends that is still needed.
+    `on_death` is called, in a thread, when a worker ends too early.
     """
     workers = Workers(on_death)
 

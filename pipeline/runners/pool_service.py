@@ -1,7 +1,7 @@
-"""Beam's local job service, extended to several worker pools and to workers that are lost.
+"""Beam's local job service, extended to several worker pools and lost workers.
 
-Three of Beam's classes are extended: the control connection of a worker, the handler that starts
-workers in pools, and the job. `create` installs them.
+`create` installs subclasses of a worker's control connection, the handler that starts workers in
+pools, and the job.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from apache_beam.runners.portability.fn_api_runner import fn_runner, worker_hand
 
 from pipeline.runners.portable import LOST
 
-# The longest time from a pool's answer that it started a worker to the worker's connection.
+# Maximum time between a pool's answer that a worker started and the worker's connection.
 _START_SECONDS = 300
 _STOP_SECONDS = 30
 
-# Connections to the workers of each job, by the thread that runs the job.
+# Connections to each job's workers, by the thread that runs the job.
 _connections: dict[threading.Thread, list["_Connection"]] = {}
-# Number of workers started so far: the next one is started in the pool after the last one's.
+# Number of workers started so far; the pools take turns.
 _started = itertools.count()
 
 
@@ -44,10 +44,10 @@ class _Connection(worker_handlers.ControlConnection):
     def _read(self) -> None:
         try:
             super()._read()
-        except Exception as error:  # grpc's error for a lost process, which has no text
+        except Exception as error:  # grpc's error for a lost process has no text
             logging.getLogger(__name__).info("a worker's connection ended: %r", error)
         finally:
-            # Without this worker the job fails, so the other workers need not finish their part.
+            # The job fails without this worker, so the others need not finish.
             jobs = [each for each in list(_connections.values()) if self in each]
             for connections in jobs or [[self]]:
                 _end(connections, RuntimeError(f"{LOST}its process died or its machine is gone"))
@@ -71,10 +71,10 @@ def _end(connections: list[_Connection], error: Exception) -> None:
 
 
 class _PoolWorker(worker_handlers.ExternalWorkerHandler):
-    """A worker in one of several pools, whose addresses are separated by commas."""
+    """A worker in one of several pools with comma-separated addresses."""
 
     control_conn: _Connection
-    # The address of this machine that workers connect to; None for the name that it has by itself.
+    # This machine's address for workers; None for its own name.
     host: str | None = None
 
     def host_from_worker(self) -> str:
@@ -112,9 +112,9 @@ class _PoolWorker(worker_handlers.ExternalWorkerHandler):
         threading.Thread(target=self._expect, args=(url,), daemon=True).start()
 
     def stop_worker(self) -> None:
-        """Makes the pool end the process, which may still be working when its job has failed."""
+        """Makes the pool end the process, which may still be working after its job failed."""
         request = beam_fn_api_pb2.StopWorkerRequest(worker_id=self.worker_id)
-        # The worker may not have been started, and its pool may be gone.
+        # The worker may not have started, or its pool may be gone.
         with contextlib.suppress(grpc.RpcError, AttributeError):
             self._stub.StopWorker(request, timeout=_STOP_SECONDS)
 
@@ -131,7 +131,7 @@ class _PoolWorker(worker_handlers.ExternalWorkerHandler):
 
 
 class _Job(local_job_service.BeamJob):
-    """A job with as many workers as --direct_num_workers says, which ends when it is cancelled."""
+    """A job with --direct_num_workers workers that ends when cancelled."""
 
     def _run_job(self) -> None:
         try:
@@ -152,7 +152,7 @@ class _Job(local_job_service.BeamJob):
 
 
 class _Service(local_job_service.LocalJobServicer):
-    """The job service at an address of this machine, which it also gives to builds for staging."""
+    """The job service at an address of this machine, also given to builds for staging."""
 
     def __init__(self, host: str):
         super().__init__(beam_job_type=_Job)
@@ -163,7 +163,7 @@ class _Service(local_job_service.LocalJobServicer):
 
 
 def create(host: str) -> local_job_service.LocalJobServicer:
-    """Installs the classes above in Beam, in this process; returns the job service at `host`."""
+    """Installs the classes above in this process's Beam; returns the job service at `host`."""
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     _PoolWorker.host = None if host == "localhost" else host

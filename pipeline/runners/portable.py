@@ -1,8 +1,7 @@
 """Builds on other processes or machines, through Beam's portable runner.
 
-Beam sends the pipeline to a job service: `pipeline.job_service`, with a `pipeline.worker_pool` on
-every machine, or Flink's or Spark's. On all workers Palimpsest must be installed, and the corpus
-and the cache must have the same paths.
+Beam sends the pipeline to a job service: `pipeline.job_service` with a `pipeline.worker_pool` per
+machine, or Flink's or Spark's. All workers need Palimpsest, and the same paths of corpus and cache.
 """
 
 import socket
@@ -31,7 +30,7 @@ def _options(arguments: list[str]) -> Any:
 
 
 def check(arguments: list[str]) -> None:
-    """Checks, before anything is read, that the job service answers.
+    """Checks, before reading anything, that the job service answers.
 
     Raises:
       UserError: --job_endpoint is missing, or no service answers there.
@@ -76,7 +75,7 @@ def cancel(result: Any, arguments: list[str]) -> None:
 
 
 def explain(error: BaseException, arguments: list[str]) -> UserError | None:
-    """Returns a UserError for a known failure of the job, otherwise None."""
+    """Returns a UserError for a known failure of the job, or None."""
     text = str(error)
     if LOST in text:
         reason = text.partition(LOST)[2].splitlines()[0]

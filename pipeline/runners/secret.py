@@ -1,7 +1,7 @@
-"""Access to the Hugging Face token for workers that do not get this process's environment.
+"""The Hugging Face token for workers without this process's environment.
 
-Only the name of a secret in Google's Secret Manager is sent to workers. Each worker reads its value
-with its own service account.
+Workers get only the name of a secret in Google's Secret Manager, and read it with their own service
+account.
 """
 
 import base64
@@ -20,7 +20,7 @@ def provide_hf_token(secret: str) -> None:
     gcloud's variable CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER overrides the service's address.
 
     Raises:
-      UserError: `secret` is not the name of a secret, or this machine's account cannot read it.
+      UserError: `secret` is not a secret's name, or this machine's account cannot read it.
     """
     if not secret or os.environ.get("HF_TOKEN"):
         return

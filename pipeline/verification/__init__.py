@@ -1,1 +1,1 @@
-"""Verification of finished caches: the files of the whole cache, and each shard."""
+"""Verification of finished caches: shared files and each shard."""

@@ -1,4 +1,4 @@
-"""Verification of another program's cache: its files are scanned again, as in the adoption."""
+"""Verifies another program's cache by scanning its files again, as in the adoption."""
 
 import functools
 import hashlib
@@ -14,7 +14,7 @@ _AGAIN = "run pipeline.adopt again"
 
 
 class AdoptedChecker:
-    """Checks files of records of one cache."""
+    """Checks record files of one cache."""
 
     def __init__(self, folder: str, plan: Plan):
         assert plan.adopted
@@ -27,7 +27,7 @@ class AdoptedChecker:
             )
 
     def __call__(self, split: str, index: int, shard: Shard) -> Checked:
-        """Checks the file `index` of `split` against its entry in the manifest.
+        """Checks file `index` of `split` against its manifest entry.
 
         Raises:
           OSError: a file exists but cannot be read.
@@ -35,7 +35,7 @@ class AdoptedChecker:
         rows = shard_file(split, "rows", index, self._plan.shards[split])
         name = next((each for each in shard.files if each != rows), "")
         checked = Checked([], size=sum(entry.bytes for entry in shard.files.values()))
-        if set(shard.files) != {rows, name}:  # a contradiction of the manifest's
+        if set(shard.files) != {rows, name}:  # the manifest contradicts itself
             return checked
         advice = self._plan.remedy.redo
         try:
@@ -64,7 +64,7 @@ class AdoptedChecker:
 
 
 def check_shared_files(folder: str, manifest: CacheManifest) -> list[Fault]:
-    """Returns the faults of the files that belong to no shard."""
+    """Returns the faults of files outside shards."""
     plan = manifest.plan
     assert plan.adopted
     faults = [Fault(MANIFEST, problem, _AGAIN) for problem in manifest.contradictions()]

@@ -1,4 +1,4 @@
-"""Verification of a cache: its shards, the files beside them, and that no document is repeated."""
+"""Verifies a cache: its shards, the files beside them, and that no document repeats."""
 
 import collections
 import hashlib
@@ -30,25 +30,25 @@ from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 
-# Digests of documents are sorted in parts of about so many bytes, which takes three times as much
-# memory. 2**32 documents, a hundred web crawls, make 1,024 parts.
+# Document digests are sorted in parts of about this many bytes, which takes three times the memory.
+# 2**32 documents, a hundred web crawls, make 1,024 parts.
 _DIGEST_BYTES = 64 << 20
-# Shards that a worker process checks at a time: small ones take less time than a message.
+# Shards per message to a worker process: checking a small one takes less time than a message.
 _CHUNK = 16
-# Caches of fewer bytes take less time than worker processes to start.
+# Smaller caches take less time than starting worker processes.
 _SMALL_BYTES = 64 << 20
 
 
 def verify(
     folder: str, workers: int = 1, exclude: Sequence[str] = ()
 ) -> tuple[dict[str, Checked], list[Fault]]:
-    """Returns (contents by split, all faults in order); a valid cache has no faults.
+    """Returns (contents by split, ordered faults); a valid cache has no faults.
 
-    `workers` is the largest number of processes. `exclude` are paths of exclude lists, as local
-    files, whose documents must not be in the cache, besides the cache's own lists.
+    `workers` limits the number of processes. `exclude`: local exclude lists whose documents must be
+    absent, besides those on the cache's own lists.
 
     Raises:
-      UserError: there is no cache in `folder`, or it has pairs and a list paragraphs.
+      UserError: there is no cache, or it has pairs and a list has paragraphs.
       OSError: the cache cannot be read.
     """
     if not files.exists(files.join(folder, MANIFEST)) and files.exists(files.join(folder, PLAN)):
@@ -97,14 +97,14 @@ def verify(
 
 
 _Job = tuple[str, int, Shard]
-# Paths of a cache's own exclude lists, and of further ones.
+# Paths of a cache's own exclude lists, and of others.
 _Lists = tuple[Sequence[str], Sequence[str]]
 
 
 def _checked(
     folder: str, plan: Plan, jobs: list[_Job], workers: int, lists: _Lists
 ) -> Iterator[Checked]:
-    """Yields the result of each job in order; only some chunks of them are held at a time."""
+    """Yields each job's result in order, holding only some chunks at a time."""
     if workers == 1:
         yield from itertools.starmap(_checker_of(folder, plan, lists), jobs)
         return
@@ -140,7 +140,7 @@ def _checker_of(folder: str, plan: Plan, lists: _Lists) -> _Checker:
 
 
 def _start(folder: str, plan: Plan, lists: _Lists) -> None:
-    """Prepares a worker process; Ctrl-C reaches it as well, and ends it through its parent."""
+    """Prepares a worker process to ignore Ctrl-C; its parent ends it."""
     global _checker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _checker = _checker_of(folder, plan, lists)
@@ -156,7 +156,7 @@ def _add(total: Checked, more: Checked) -> None:
 
 
 def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -> list[Fault]:
-    """Checks the files that belong to no shard, and that the folder holds no other files."""
+    """Checks the files outside shards, and that the folder has no others."""
     from pipeline.building import lifecycle
     from tasks import vocabulary
 
@@ -194,7 +194,7 @@ def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -
 
 
 def _own_lists(folder: str, plan: Plan) -> tuple[list[str], list[Fault]]:
-    """Returns the paths of the sound exclude lists of a cache, and the faults of the others."""
+    """Returns the paths of a cache's sound exclude lists, and faults of the others."""
     sound, faults = [], []
     for record in plan.exclude or ():
         name = copy_name(record.sha256)
@@ -209,7 +209,7 @@ def _own_lists(folder: str, plan: Plan) -> tuple[list[str], list[Fault]]:
 
 
 class _Digests:
-    """Digests of documents, stored on disk in parts that are sorted one at a time."""
+    """Document digests on disk, in parts that are sorted one at a time."""
 
     def __init__(self, scratch: str, documents: int):
         parts = 1 + 16 * documents // _DIGEST_BYTES
@@ -227,9 +227,9 @@ class _Digests:
             begin += count
 
     def faults(self) -> Iterable[Fault]:
-        """Returns a fault if documents whose ids Palimpsest made occur more than once.
+        """Returns a fault if ids made by Palimpsest repeat.
 
-        Ids that come with the corpus may be repeated there, which is no fault of the cache.
+        Ids from the corpus may repeat, which is not a fault of the cache.
         """
         twice = 0
         for path in filter(os.path.exists, self._paths):

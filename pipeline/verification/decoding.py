@@ -1,8 +1,8 @@
-"""The rows of a shard for verification: a megabyte of records at a time, in compiled code.
+"""Compiled decoding of a shard's rows for verification, a megabyte of records at a time.
 
-Records are decoded, encoded again and compared byte by byte, which checks their lengths, checksums
-and form at once. Where the bytes differ they are read one at a time instead, which says what is
-wrong, or that it is a form that others write.
+Records are decoded, re-encoded and compared byte by byte, which checks lengths, checksums and form
+together. Where bytes differ, records are read one at a time to find the fault, if the form is not
+merely another writer's.
 
 Dimensions: R rows.
 """
@@ -20,23 +20,23 @@ from tasks.cache.manifest import Plan
 
 _BLOCK_BYTES = 1 << 20
 _LENGTH = struct.Struct("<Q")
-_BEFORE = 12  # bytes of framing before the data: its length and the length's checksum
+_BEFORE = 12  # bytes of framing before the data: its length and that length's checksum
 _AFTER = records.FRAMING_BYTES - _BEFORE
 
 
 @dataclasses.dataclass
 class Rows:
-    """Contents of the records of a shard, or of some of them.
+    """Contents of some or all records of a shard.
 
     Attributes:
       offsets: int64 [R], offset of each record's framing in the file.
       lengths: int64 [R], number of tokens.
       starts: int64 [R], number of documents that begin in the row.
-      positions: int64 [sum of starts], positions in their rows where documents begin.
+      positions: int64 [sum of starts], positions in rows where documents begin.
       text: int64 [R], number of tokens without separators.
-      ends: int64 [separators], positions of the EOS tokens in the stream of all rows of text.
-      least, most: the lowest and highest id.
-      inputs: int64 [R], number of tokens of the inputs of pairs.
+      ends: int64 [separators], positions of EOS tokens in the stream of all rows of text.
+      least, most: lowest and highest id.
+      inputs: int64 [R], number of input tokens of pairs.
       inputs_text: number of tokens of all inputs, without EOS.
     """
 
@@ -53,7 +53,6 @@ class Rows:
 
 
 def joined(parts: list[Rows]) -> Rows:
-    """Returns the rows of consecutive parts."""
     begins = np.cumsum([0, *(int(part.lengths.sum()) for part in parts)])
     ends = [part.ends + begin for part, begin in zip(parts, begins, strict=False)]
 
@@ -70,10 +69,10 @@ def joined(parts: list[Rows]) -> Rows:
 
 
 def blocks(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes, np.ndarray]]:
-    """Yields (offset in the file, the bytes of whole records, where each begins and the last ends).
+    """Yields (offset in the file, bytes of whole records, record bounds).
 
-    Of a file that ends within a record, or has a damaged length, the last record is all the rest.
-    `read` returns the next bytes of the file, as many as asked for except at its end.
+    In a file that ends within a record or has a damaged length, the last record is the remainder.
+    `read` returns as many bytes as asked for, fewer only at the end.
     """
     data, offset = b"", 0
     while more := read(max(_BLOCK_BYTES, len(data))):
@@ -87,7 +86,7 @@ def blocks(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes, np.ndarra
 
 
 def _bounds(data: bytes) -> list[int]:
-    """Returns where whole records begin, and where the last ends, by the lengths that they say."""
+    """Returns bounds of whole records, from their length fields."""
     bounds, place = [0], 0
     while place + _LENGTH.size <= len(data):
         place += _LENGTH.unpack_from(data, place)[0] + records.FRAMING_BYTES
@@ -98,10 +97,10 @@ def _bounds(data: bytes) -> list[int]:
 
 
 def decoded(data: bytes, bounds: np.ndarray, plan: Plan) -> Rows:
-    """Returns the rows of records of a shard of `plan`; offsets count from the first.
+    """Returns the rows of a shard's records; offsets count from the first.
 
     Raises:
-      CorruptRecord: a record is damaged, or is no row of this plan; names the first.
+      CorruptRecord: a record is damaged or not a row of this plan; names the first.
     """
     found = _as_we_write(data, bounds, plan) or _one_by_one(data, bounds, plan)
     targets, lengths, others, counts = found
@@ -131,9 +130,9 @@ _Lists = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 def _as_we_write(data: bytes, bounds: np.ndarray, plan: Plan) -> _Lists | None:
     """Returns (target ids, targets per row, ids of the other feature, their number per row).
 
-    None if any byte differs from what the build writes.
+    None if any byte differs from the build's own form.
     """
-    raw = np.frombuffer(data + bytes(3), np.uint8)  # the loop reads up to three bytes further
+    raw = np.frombuffer(data + bytes(3), np.uint8)  # the loop reads up to three bytes ahead
     begins, ends = bounds[:-1] + _BEFORE, bounds[1:] - _AFTER
     name = "inputs" if plan.pairs else "document_starts"
     lists = []
@@ -150,7 +149,7 @@ def _as_we_write(data: bytes, bounds: np.ndarray, plan: Plan) -> _Lists | None:
 
 
 def _one_by_one(data: bytes, bounds: np.ndarray, plan: Plan) -> _Lists:
-    """Returns what `_as_we_write` does of records in any form."""
+    """Returns the same as `_as_we_write`, for records in any form."""
     targets, others = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
     view = memoryview(data)
     for record, (begin, end) in enumerate(itertools.pairwise(bounds)):

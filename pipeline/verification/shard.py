@@ -1,6 +1,6 @@
-"""Verification of one shard: checksums, records, row index, lineage, counts and quarantine.
+"""Verifies one shard: checksums, records, row index, lineage, counts and quarantine.
 
-Memory holds one shard's index and lineage and a megabyte of records at a time.
+Memory holds one shard's index and lineage and a megabyte of records.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _REDO = "run pipeline.build again with the same flags to redo this shard alone"
-# In a bucket, a build compares sizes only.
+# In a bucket, builds only compare sizes.
 _DELETE = "delete it, then " + _REDO
 FINISH = "run pipeline.build again with the same flags to rewrite it"
 _WRITTEN_WRONG = (
@@ -53,7 +53,7 @@ _BLOCK_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """A fault: the file's name in the cache, what is wrong with it, and the remedy."""
+    """A fault: the file's name in the cache, what is wrong, and the remedy."""
 
     file: str
     what: str
@@ -67,7 +67,7 @@ class Fault:
 class Checked:
     """Faults and contents of a shard or split.
 
-    `digests` holds 16 bytes per document whose id Palimpsest made: a digest of the id.
+    `digests`: a 16-byte digest per document id made by Palimpsest.
     """
 
     faults: list[Fault]
@@ -82,7 +82,7 @@ class Checked:
 class ShardChecker:
     """Checks shards of one cache.
 
-    `own` are the paths of its exclude lists, `given` the paths of further lists.
+    `own`: paths of its exclude lists; `given`: paths of others.
     """
 
     def __init__(self, folder: str, plan: Plan, own: Sequence[str] = (), given: Sequence[str] = ()):
@@ -94,7 +94,7 @@ class ShardChecker:
         self._names = {file["name"] for file in plan.corpus.get("files", ())}
 
     def __call__(self, split: str, index: int, shard: Shard) -> Checked:
-        """Checks the shard `index` of `split` against its entry in the manifest.
+        """Checks shard `index` of `split` against its manifest entry.
 
         Raises:
           OSError: a file exists but cannot be read.
@@ -159,7 +159,7 @@ class ShardChecker:
         file: str,
         faults: list[Fault],
     ) -> None:
-        """Checks that no listed document is there, and that listed paragraphs were cut."""
+        """Checks that listed documents are absent and listed paragraphs were cut."""
         if not self._lists:
             return
         names = lineage.column("id").to_pylist()
@@ -179,7 +179,7 @@ class ShardChecker:
                 faults.append(Fault(file, what, _EXCLUDE))
         if not self._has_all_lists:
             return
-        # A build cuts paragraphs first, whatever becomes of the document then.
+        # A build cuts paragraphs first, even from documents it then drops.
         first = np.flatnonzero(lineage.column("document_offset").to_numpy() == 0)
         read = [names[row] for row in first.tolist()]
         read += [line["id"] for line in quarantined if _was_cut(line["reason"])]
@@ -193,12 +193,12 @@ class ShardChecker:
 
 
 def _was_cut(reason: str) -> bool:
-    """Returns whether a document was left out after its listed paragraphs were cut."""
+    """Returns whether a document was dropped after its listed paragraphs were cut."""
     return reason.endswith(NOTHING_LEFT) or reason.startswith(FILTERED)
 
 
 def _may_be_cut(reason: str) -> bool:
-    """Returns whether it may have been: a text that cannot be read has none to cut."""
+    """Returns whether paragraphs may have been cut, unlike from an unreadable text."""
     return not _was_cut(reason) and not reason.startswith(EXCLUDED)
 
 
@@ -221,7 +221,7 @@ def _check_receipt(folder: str, name: str, shard: Shard, faults: list[Fault]) ->
 
 
 class _Hashing:
-    """Reader that hashes a file while it is read once."""
+    """Hashes a file while it is read once."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file
@@ -229,16 +229,16 @@ class _Hashing:
         self.bytes = 0
 
     def read(self, count: int) -> bytes:
-        """Returns the next `count` bytes, fewer at the end."""
+        """Returns the next `count` bytes, fewer only at the end."""
         data = self._file.read(count)
         self._hash.update(data)
         self.bytes += len(data)
         return data
 
     def fault(self, name: str, entry: FileEntry, inside: str = "") -> Fault | None:
-        """Reads the rest of the file; returns a fault if size, checksum or `inside` is wrong.
+        """Reads the rest of the file; returns a fault if size, checksum or content is wrong.
 
-        `inside`: a fault that was found in the content.
+        `inside`: a fault found in the content.
         """
         while self.read(_BLOCK_BYTES):
             pass
@@ -265,7 +265,7 @@ def _read(folder: str, name: str, entry: FileEntry, faults: list[Fault]) -> byte
 
 
 def _read_rows(folder: str, name: str, entry: FileEntry, plan: Plan, faults: list[Fault]) -> Rows:
-    """Reads every record; appends a fault of the file to `faults`, with the first faulty row."""
+    """Reads every record; appends a fault, with its first row, to `faults`."""
     parts: list[Rows] = []
     inside = ""
     try:
@@ -382,8 +382,8 @@ def _check_lineage(lineage: "pa.Table", rows: Rows, plan: Plan, require: _Requir
         )
     else:
         require("documents", "a document is cut into parts, as concat never does", not offset.any())
-    # Rows are not padded, so in the stream of all rows, parts follow each other without gap or
-    # overlap, whatever the packing.
+    # Rows have no padding, so in the stream of all rows, parts follow each other without gaps or
+    # overlaps, whatever the packing.
     begins = (np.cumsum(rows.lengths) - rows.lengths)[row] + position
     expected = np.concatenate([[0], begins + tokens])
     whole = np.append(begins, rows.lengths.sum())
@@ -393,7 +393,7 @@ def _check_lineage(lineage: "pa.Table", rows: Rows, plan: Plan, require: _Requir
     ends = _ends_of_documents(lineage, offset, tokens, begins, require)
     if plan.separator == "none":
         ends = ends[:0]
-    if not plan.pairs:  # which may spell an EOS
+    if not plan.pairs:  # pairs may spell an EOS
         whole = np.array_equal(rows.ends, ends)
         require("tfrecord", "separators are not where documents end", whole)
     return documents
@@ -406,9 +406,9 @@ def _ends_of_documents(
     begins: np.ndarray,
     require: _Require,
 ) -> np.ndarray:
-    """Returns int64[documents], the sorted positions of each document's last token.
+    """Returns int64[documents], sorted positions of each document's last token.
 
-    Also checks that no part of a document is missing: each part begins where another ends.
+    Also checks that each part of a document begins where another ends.
     """
     last = np.ones(len(offset), bool)
     later = np.flatnonzero(offset)
@@ -444,11 +444,11 @@ def _quarantined(data: bytes, require: _Require) -> list[dict[str, Any]]:
 
 
 def _digests(lineage: "pa.Table", names: Collection[str]) -> bytes:
-    """Returns the digests of Checked; `names` are the names of the corpus's files."""
+    """Returns the digests of Checked; `names` are the corpus files' names."""
     import pyarrow.compute as pc
 
     heads = lineage.column("id").filter(pc.equal(lineage.column("document_offset"), 0))
-    if names:  # most ids that come with a corpus are no place in a file
+    if names:  # most ids from a corpus are not places in a file
         heads = heads.filter(pc.match_substring(heads, ":"))
     return b"".join(
         hashlib.blake2b(name.encode(), digest_size=16).digest()

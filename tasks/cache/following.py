@@ -1,8 +1,7 @@
-"""A cache that is being built, as far as it is finished: what a run reads that follows a build.
+"""Reads a cache while it is being built.
 
-The plan, which is written before the first shard, says how many there will be and in which order; a
-shard is finished when its receipt is there. Nothing here depends on when that happened, or in which
-order.
+The plan, written before the first shard, fixes the number and order of shards; a shard is finished
+once its receipt exists. Results do not depend on when or in which order shards were finished.
 """
 
 import threading
@@ -25,8 +24,8 @@ from tasks.cache.receipts import read_receipt
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 
-# Seconds between two looks at a local folder and at a remote one, and between two tests of whether
-# a wait is over.
+# Seconds between two looks at a local folder and at a remote one, and between two tests of
+# whether a wait is over.
 _LOOK_SECONDS = (0.25, 2.0)
 _PAUSE_SECONDS = 0.05
 
@@ -41,13 +40,13 @@ class Following:
     Args:
       folder: the cache, local or any fsspec URL.
       plan: its plan.
-      patient: whether readers may wait for shards; they are refused otherwise.
-      known: the shards of an earlier state of the cache; no others are looked for. None for the
-        cache as it is.
+      patient: whether readers may wait for shards; otherwise they are refused.
+      known: the shards of an earlier state of the cache, read without looking for more; None for
+        the current state.
 
     Attributes:
-      manifest: the plan and the shards known so far, of every split the first ones without a gap.
-        Its lists grow when `look` finds more.
+      manifest: the plan and each split's known shards, the first ones without a gap. Its lists grow
+        when `look` finds more.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Following:
     def look(self, split: str, count: int) -> bool:
         """Returns whether the first `count` shards of a split are finished, and makes them known.
 
-        Storage is asked at intervals only.
+        Polls storage at intervals only.
 
         Raises:
           UserError: the folder now holds another cache, or none.
@@ -107,7 +106,7 @@ class Following:
         needed = [(split, number) for number in range(len(known), count)]
         if not all(each in self._read for each in needed):
             return False
-        # The receipts may belong to another plan that was begun since the first check.
+        # The receipts may belong to another plan, begun since the first check.
         self._check_plan()
         found = [self._read.pop(each) for each in needed]
         for number, shard in enumerate(found, len(known)):
@@ -120,7 +119,7 @@ class Following:
         return True
 
     def _check_plan(self) -> None:
-        """Raises UserError unless the folder still has the plan that is followed."""
+        """Raises UserError unless the folder still has the followed plan."""
         if self._plan_check.marked:
             return
         plan = _planned(self.folder)
@@ -130,7 +129,7 @@ class Following:
             raise error
 
     def finished(self) -> tuple[int, int]:
-        """Returns how many shards are finished, and how many there will be, of all splits."""
+        """Returns (finished shards, planned shards) of all splits."""
         shards = self.manifest.plan.shards
         names = [
             name for split in shards for name in files.list_sizes(self.folder, f"{split}.receipt-")
@@ -147,14 +146,14 @@ class Following:
             raise Closed(self.folder)
 
     def close(self) -> None:
-        """Ends all waiting, also in threads that make batches ahead."""
+        """Ends all waiting, including in threads that make batches ahead."""
         self._closed.set()
 
     def wait(self, split: str, count: int, timeout_seconds: float | None) -> None:
         """Waits until the first `count` shards of a split are known.
 
         Raises:
-          UserError: as the function `wait` does; or they are not known, and waiting is not allowed.
+          UserError: as the function `wait`, or waiting is not allowed.
         """
         if self.look(split, count):
             return
@@ -167,20 +166,20 @@ class Following:
         wait(self.folder, ready, lambda: self.missing(split, count), self, timeout_seconds)
 
     def missing(self, split: str, count: int) -> str:
-        """Returns the shards that are not known of the first `count`, in words."""
+        """Names the unknown shards among the first `count`."""
         first, of = len(self._shards[split]), self.manifest.plan.shards[split]
         some = f"shard {first}" if first + 1 == count else f"shards {first} to {count - 1}"
         return f"{split} {some} of {of:,} of {self.folder}"
 
     def refuse(self, split: str, count: int) -> UserError:
-        """Returns the error of a reader that may not wait."""
+        """Returns the error for a reader that may not wait."""
         return UserError(
             f"{self.missing(split, count)} are not built yet: {resume(self.folder, self.manifest)}"
         )
 
 
 def resume(folder: str, manifest: CacheManifest | None) -> str:
-    """Returns what to do about a build that has ended, in words."""
+    """Returns advice on a build that has ended."""
     if manifest is None:
         return "start it with python -m pipeline.build"
     place, _, name = folder.rstrip("/").rpartition("/")
@@ -205,15 +204,14 @@ def wait(
 
     Args:
       folder: the cache.
-      ready: whether what is waited for is there; it may be called often.
-      what: what is waited for, in words.
+      ready: tests whether the wait is over; called often.
+      what: describes what is waited for.
       following: the cache, if its plan is known.
-      timeout_seconds: how long to wait while no build is alive and nothing is finished; None for
-        ever.
+      timeout_seconds: how long to wait without a running build or a new shard; None for ever.
       stopping: whether to give up.
 
     Raises:
-      UserError: nothing was finished, and no build alive, for `timeout_seconds`; or as `ready`.
+      UserError: no build ran and no shard was finished for `timeout_seconds`; or as `ready`.
     """
     if ready():
         return True
@@ -265,10 +263,10 @@ def _progress(following: Following | None) -> str:
 
 
 def folder_of(cache_dir: str, task: str) -> str | None:
-    """Returns the folder of the cache of `task`, finished or planned; None if there is none.
+    """Returns the folder of the finished or planned cache of `task`; None if there is none.
 
-    It is `cache_dir` or `cache_dir/task`. `tasks.cache.cache.find_cache` also takes the only cache
-    of another objective, which here would depend on when a run begins.
+    It is `cache_dir` or `cache_dir/task`. `tasks.cache.cache.find_cache` also accepts the only
+    cache of another objective, which here would depend on when a run begins.
     """
     folders = (cache_dir, files.join(cache_dir, task))
     return next(filter(_is_cache, folders), None)
@@ -279,9 +277,9 @@ def _is_cache(folder: str) -> bool:
 
 
 def opened(folder: str, patient: bool = False) -> Following | CacheManifest | None:
-    """Returns the manifest of a finished cache, what follows one that is being built, or None.
+    """Returns the manifest of a finished cache, a `Following` of an unfinished one, or None.
 
-    Where there is a plan, the vocabulary is there too: a build writes the plan last.
+    A plan implies the vocabulary: a build writes the plan last.
 
     Raises:
       UserError: the plan or the manifest is damaged.
@@ -299,19 +297,19 @@ def find(
     patient: bool,
     timeout_seconds: float | None,
 ) -> tuple[str, Following | CacheManifest] | None:
-    """Finds the cache that serves `task`, and waits for it if that is asked for.
+    """Finds the cache that serves `task`, waiting for it if `patient`.
+
+    Args:
+      cache_dir, task: as in `folder_of`.
+      relatives: tasks whose caches would also serve; named while waiting.
+      patient: whether to wait for the cache, and later for its shards.
+      timeout_seconds: as in `wait`.
 
     Returns:
       (its folder, the result of `opened`); None if there is none.
 
-    Args:
-      cache_dir, task: as of `folder_of`.
-      relatives: tasks whose caches would serve, which are named while there is no other.
-      patient: whether to wait for it, and later for its shards.
-      timeout_seconds: as of `wait`.
-
     Raises:
-      UserError: as `opened` and `wait` do.
+      UserError: as `opened` and `wait`.
     """
     found: list[tuple[str, Following | CacheManifest]] = []
 
@@ -347,7 +345,7 @@ def _finished(folder: str) -> CacheManifest | None:
 
 
 def _planned(folder: str) -> Plan | None:
-    """Returns the plan of a cache that is being built; None if there is none as yet."""
+    """Returns the plan of an unfinished cache; None if there is none yet."""
     path = files.join(folder, PLAN)
     try:
         plan = plan_from_dict(files.read_json(path))

@@ -5,11 +5,11 @@ A cache is one folder:
     train.tfrecord-00003-of-00016     rows, readable by stock seqio
     train.rows-00003-of-00016.npy     index: byte offset and number of tokens of each row
     train.documents-00003-of-00016.parquet   lineage: position of each document
-    train.quarantine-00003-of-00016.jsonl    documents left out, with the reason (only if any)
+    train.quarantine-00003-of-00016.jsonl    rejected documents and reasons (if any)
     train.receipt-00003-of-00016.json        written last: sizes, checksums and counts of the above
     info.train.json stats.train.json COMPLETED   for stock seqio
-    sentencepiece.model or tokenizer.json    the vocabulary, so that a cache is self-contained
-    exclude-SHA256.arrow              lists of documents that were left out (only if any)
+    sentencepiece.model or tokenizer.json    the vocabulary: a cache is self-contained
+    exclude-SHA256.arrow              lists of excluded documents (if any)
     plan.json                         written before the first shard: the cache to be built
     .plan-SHA256                      empty; its name is the plan's fingerprint
     .before-SHA256                    folder with an earlier manifest and lineage, after a takedown
@@ -47,36 +47,36 @@ FORMAT = 1
 PLAN = "plan.json"
 PLAN_MARK = ".plan-"
 MANIFEST = "manifest.json"
-# The list of the languages of a task, which have a cache each; see `language_set`.
+# List of a task's languages, each with its own cache; see `language_set`.
 LANGUAGES = "languages.json"
 # Not a way to pack texts: a row is a pair of inputs and targets.
 PAIRS = "pairs"
 TEXT_PACKINGS = ("concat", "best_fit")
-# Rows of any length that are windows as they are, which only other programs write.
+# Rows of any length, each one window; only other programs write them.
 ROWS = "rows"
 PACKINGS = (*TEXT_PACKINGS, PAIRS, ROWS)
 SEPARATORS = ("none", "eos")
 
-# The row index, one element per row. `offset`: bytes from the start of the shard to the record's
-# framing; `tokens`: length of `targets`; `documents`: number of pieces of documents that begin in
-# earlier rows of the shard, which is the first row of the lineage table that belongs to this one.
+# Row index, one element per row. `offset`: bytes from the start of the shard to the record's
+# framing; `tokens`: length of `targets`; `documents`: number of document pieces that begin in
+# earlier rows of the shard, i.e. this row's first entry in the lineage table.
 ROW_INDEX = np.dtype([("offset", "<u8"), ("tokens", "<u4"), ("documents", "<u4")])
-# The row index of pairs: `tokens` counts both sides, `inputs` the inputs alone.
+# Row index of pairs: `tokens` counts both sides, `inputs` only the inputs.
 PAIR_INDEX = np.dtype([*ROW_INDEX.descr, ("inputs", "<u4")])
 INDICES = (ROW_INDEX, PAIR_INDEX, RAGGED_INDEX)
-# What becomes of a pair with a side longer than the cache may hold.
+# Treatment of a pair with a side longer than allowed.
 TOO_LONG = QUARANTINE, CUT, SPLIT = "quarantine", "cut", "split"
 
-# Columns of the lineage table, one row per piece of a document. A piece is the whole document,
-# except that best_fit cuts documents longer than a row. `id`: the document's id in its corpus;
-# `row`, `position`: where the piece begins; `tokens`: its length, including the separator;
+# Columns of the lineage table, one row per document piece. A piece is the whole document, except
+# that best_fit cuts documents longer than a row. `id`: the document's id in its corpus; `row`,
+# `position`: where the piece begins; `tokens`: its length, including the separator;
 # `document_offset`: number of tokens of the document before the piece.
 LINEAGE_COLUMNS = ("id", "row", "position", "tokens", "document_offset")
 
 
 @dataclasses.dataclass(frozen=True)
 class FileEntry:
-    """Size of a file of the cache, in bytes, and its SHA-256 in hexadecimal."""
+    """Size of a cache file in bytes, and its SHA-256 in hexadecimal."""
 
     bytes: int
     sha256: str
@@ -84,12 +84,12 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True)
 class PairCounts:
-    """Counts of a shard of pairs: tokens without EOS, which is added when pairs are read.
+    """Counts of a shard of pairs, in tokens without EOS, which readers add.
 
     Attributes:
       inputs_tokens: number of tokens of all inputs.
-      longest_inputs, longest_targets: largest number of tokens of a side.
-      cut_inputs, cut_targets: number of pairs with this side cut because it was too long.
+      longest_inputs, longest_targets: maximum number of tokens of a side.
+      cut_inputs, cut_targets: number of pairs in which this side was cut.
     """
 
     inputs_tokens: int
@@ -104,8 +104,8 @@ class PairLimits:
     """Limits of the pairs of a cache.
 
     Attributes:
-      max_inputs, max_targets: most tokens of a side, EOS included; 0 for no limit.
-      too_long: one of TOO_LONG, what becomes of pairs with longer sides.
+      max_inputs, max_targets: maximum tokens of a side, EOS included; 0 for no limit.
+      too_long: treatment of pairs with longer sides, one of TOO_LONG.
     """
 
     max_inputs: int
@@ -119,18 +119,17 @@ class Shard:
 
     Attributes:
       files: file name -> its size and checksum.
-      rows: number of rows.
       tokens: number of tokens, including separators.
       documents: number of documents, counting each part of a split document.
-      text_bytes: UTF-8 bytes of the documents that were kept.
-      dropped: reason -> number of documents left out.
+      text_bytes: UTF-8 bytes of the kept documents.
+      dropped: reason -> number of rejected documents.
       text_tokens: number of tokens without separators.
-      longest_row: largest number of `text_tokens` in a row.
-      split_documents: number of documents that were too long and were split.
-      pairs: counts of pairs; None if documents are texts.
+      longest_row: maximum number of `text_tokens` in a row.
+      split_documents: number of documents split because of their length.
+      pairs: counts of pairs; None for texts.
       adopted: counts of a file of another program; None if it is ours.
-      cut_paragraphs: number of paragraphs cut from the documents; None if there are none.
-      edits: what filters changed in the texts -> how often; None if nothing.
+      cut_paragraphs: number of paragraphs cut from documents; None if none.
+      edits: edit made by filters -> number of times; None if none.
     """
 
     files: dict[str, FileEntry]
@@ -153,8 +152,8 @@ class Remedy:
     """Advice on a damaged cache, in words.
 
     Attributes:
-      again: if a file is missing.
-      redo: if a file is damaged; it follows the file's name.
+      again: for a missing file.
+      redo: for a damaged file; follows the file's name.
     """
 
     again: str
@@ -175,12 +174,13 @@ _ADOPTED = Remedy(
 class Plan:
     """Everything that determines the bytes of a cache's shards: equal plans write equal bytes.
 
-    `corpus` is the resolved corpus: its spec, pinned revision, column and files with their sizes
-    and checksums or etags. `pairs` are the limits of pairs, None if documents are texts;
-    `row_tokens` is then 0, as a row is as long as its pair. `adopted` is the cache of another
-    program that this is; None for ours. Its rows have any length, the longest `row_tokens`.
-    `exclude` are the lists of documents to leave out, in the order in which they were given; None
-    if there are none. `filters` are the rules that judge documents, None if there are none.
+    Attributes:
+      corpus: spec, pinned revision, column and files with their sizes and checksums or etags.
+      row_tokens: maximum row length; 0 for pairs, whose rows are as long as the pair.
+      pairs: limits of pairs; None for texts.
+      adopted: the cache of another program that this is; None for ours.
+      exclude: lists of documents to leave out, in the given order; None if none.
+      filters: rules that judge documents; None if none.
     """
 
     task: str
@@ -198,7 +198,7 @@ class Plan:
 
     @property
     def unit(self) -> Unit:
-        """What one document of the cache is."""
+        """Whether a document is a text or a pair."""
         return Unit.PAIR if self.packing == PAIRS else Unit.TEXT
 
     @property
@@ -215,8 +215,8 @@ class Plan:
     def fingerprint(self) -> str:
         """SHA-256 of everything that determines the bytes of the shards.
 
-        Excludes the task's name (so that equal tasks share a cache), the note on files that were
-        left out of the corpus, and the location of another program's records.
+        Excludes the task's name (so that equal tasks share a cache), the note on files left out of
+        the corpus, and the location of another program's records.
         """
         value = as_json(self)
         del value["task"]
@@ -226,7 +226,7 @@ class Plan:
 
     @property
     def generations(self) -> list[list[str]]:
-        """Names of the corpus's files, by build: the first build, then each extension."""
+        """Names of the corpus's files by build: the first build, then each extension."""
         names = [file["name"] for file in self.corpus.get("files", ())]
         ends = list(itertools.accumulate(self.corpus.get("generations", [len(names)])))
         return [names[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -237,13 +237,13 @@ class Plan:
 
 
 def cache_names(cache_dir: str) -> list[str]:
-    """Returns the names of the finished caches in the folder `cache_dir`."""
+    """Returns the names of the finished caches in `cache_dir`."""
     names = files.list_names(cache_dir) if cache_dir else []
     return [name for name in names if files.exists(files.join(cache_dir, name, MANIFEST))]
 
 
 def _holds(folder: str) -> str:
-    """Returns what a folder that is no cache holds: the names of caches, or none."""
+    """Describes the content of a folder that is not a cache."""
     if caches := cache_names(folder):
         some = ", ".join(caches[:5]) + (f" and {len(caches) - 5:,} more" * (len(caches) > 5))
         return f"is no cache but holds {some}: name one, as {files.join(folder, caches[0])}"
@@ -260,7 +260,7 @@ def _holds(folder: str) -> str:
 class CacheManifest:
     """A finished cache: its plan, its shards by split, and the software versions that wrote it.
 
-    While the cache is being built, there are only the first shards of each split (`following`).
+    During a build it has only the first shards of each split (`following`).
     """
 
     plan: Plan
@@ -269,14 +269,14 @@ class CacheManifest:
 
     @classmethod
     def load(cls, folder: str, check: bool = True) -> "CacheManifest":
-        """Reads manifest.json and checks the form of everything in it.
+        """Reads and checks manifest.json.
 
-        `check`: whether to check also that its parts agree, as `contradictions` does, and that
-        nothing was changed since it was written.
+        `check` adds checks that its parts agree (`contradictions`) and that it is unchanged since
+        it was written.
 
         Raises:
-          UserError: there is no finished cache in `folder`, or one of another format, or the
-            manifest was damaged or edited.
+          UserError: `folder` has no finished cache, or one of another format, or the manifest was
+            damaged or edited.
         """
         path = files.join(folder, MANIFEST)
         if not files.exists(path):
@@ -317,7 +317,7 @@ class CacheManifest:
         return files.json_bytes(sealed(as_json(self)))
 
     def contradictions(self) -> Iterator[str]:
-        """Yields what cannot be true of a cache: shards against plan, and counts of shards."""
+        """Yields contradictions between plan and shards, and within a shard's counts."""
         counts = {split: len(shards) for split, shards in self.splits.items()}
         if counts != self.plan.shards:
             yield f"it has {counts} shards, and its plan has {self.plan.shards}"
@@ -328,7 +328,7 @@ class CacheManifest:
                     yield f"{split} shard {index} {problem}"
 
     def problem(self, split: str, index: int, shard: Shard) -> str:
-        """Returns what cannot be true of a shard of the plan; "" if nothing."""
+        """Returns a contradiction in a shard of the plan; "" if none."""
         if (self.plan.adopted is None) != (shard.adopted is None):
             return "is not of the same program as its plan"
         count = self.plan.shards[split]
@@ -339,14 +339,13 @@ class CacheManifest:
         return self._contradiction(shard) if has else "lists the files of another shard, or too few"
 
     def _contradiction(self, shard: Shard) -> str:
-        """Returns what cannot be true of a shard's counts; "" if nothing."""
         rows, tokens = shard.rows, shard.tokens
         if (self.plan.pairs is None) != (shard.pairs is None):
             return "has counts of pairs, or lacks them, unlike its plan"
         width = self.plan.row_tokens
         if shard.pairs:
             width = shard.pairs.longest_inputs + shard.pairs.longest_targets
-        # All rows but the last are full, or else hold at least one token each.
+        # All rows but the last are full, or each row holds at least one token.
         least = (rows - 1) * width + 1 if self.plan.packing == "concat" and rows else rows
         if shard.adopted:
             least = 0
@@ -366,7 +365,7 @@ class CacheManifest:
         return sum(getattr(shard, field) for shard in self.splits[split])
 
     def dropped(self, split: str) -> dict[str, int]:
-        """Returns the number of documents left out of a split, by reason."""
+        """Returns the number of rejected documents of a split, by reason."""
         counts: dict[str, int] = {}
         for shard in self.splits[split]:
             for reason, count in shard.dropped.items():
@@ -378,13 +377,13 @@ _SEAL = "sha256"
 
 
 def sealed(value: dict[str, Any]) -> dict[str, Any]:
-    """Returns a JSON object with a SHA-256 of all its fields, written compactly, which is fast."""
+    """Adds a SHA-256 of all fields, serialised compactly for speed, to a JSON object."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return {**value, _SEAL: hashlib.sha256(text.encode()).hexdigest()}
 
 
 def plan_from_dict(value: Any) -> Plan:
-    """Inverse of dataclasses.asdict.
+    """Parses a plan; inverse of dataclasses.asdict.
 
     Raises:
       UserError: the plan was written by another version of the format, or damaged or edited.
@@ -437,7 +436,7 @@ def _vocabulary(value: Any) -> VocabularyRecord:
 
 
 def _check_corpus(corpus: dict[str, Any]) -> None:
-    """Checks what is read of a corpus's record; raises a UserError."""
+    """Checks the fields of a corpus's record that are read; raises UserError."""
     names = corpus.get("files", [])
     check_form(corpus.get("spec", ""), str, "corpus.spec", "a corpus SPEC")
     for file in check_form(names, list, "corpus.files", "a list of files"):
@@ -451,7 +450,7 @@ def _check_corpus(corpus: dict[str, Any]) -> None:
 
 
 def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
-    """Inverse of `as_json`; `name` is for messages.
+    """Parses a shard; inverse of `as_json`. Messages use `name`.
 
     Raises:
       UserError: the shard was damaged or edited.
@@ -470,20 +469,17 @@ def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
     return dataclasses.replace(shard, **parts)
 
 
-# The files of a shard, in the order in which they are finished; quarantine is optional.
+# Files of a shard, in the order they are finished; quarantine is optional.
 SHARD_KINDS = ("tfrecord", "rows", "documents", "quarantine", "receipt")
 
 
 def shard_file(split: str, kind: str, index: int, count: int) -> str:
-    """Returns the name of a file of a shard; `kind` is one of SHARD_KINDS."""
+    """Returns the name of a shard's file; `kind` is one of SHARD_KINDS."""
     suffix = {"rows": ".npy", "documents": ".parquet", "quarantine": ".jsonl", "receipt": ".json"}
     return f"{split}.{kind}-{index:05d}-of-{count:05d}{suffix.get(kind, '')}"
 
 
 def shard_files(split: str, index: int, count: int, quarantined: bool) -> set[str]:
-    """Returns the names of a shard's files but the receipt.
-
-    `quarantined`: whether documents were left out.
-    """
+    """Returns the names of a shard's files, without the receipt."""
     kinds = ("tfrecord", "rows", "documents", *(("quarantine",) if quarantined else ()))
     return {shard_file(split, kind, index, count) for kind in kinds}

@@ -1,7 +1,7 @@
-"""Packing of documents of any length into rows, in constant memory, without losing any token.
+"""Packs documents of any length into rows, in constant memory, without losing tokens.
 
-A packer accepts batches of documents and returns the rows that are complete. Its rows depend only
-on the documents and their order, not on the batches.
+A packer accepts batches of documents and returns completed rows. Rows depend only on the documents
+and their order, not on the batches.
 """
 
 import bisect
@@ -15,9 +15,9 @@ import pyarrow as pa
 from tasks.cache.records import Row
 from tasks.vocabulary import EOS_ID
 
-# Rows that best_fit keeps open, each of at most `row_tokens` int32. With 2,900 English paragraphs
-# and 5,900 Romanian sentences in rows of 568 tokens, 8 open rows left 2.9 and 2.1 % of positions
-# empty, 64 left 0.5 and 1.5 %, and 256 no less than 64.
+# Open rows of best_fit, each of at most `row_tokens` int32. With 2,900 English paragraphs and 5,900
+# Romanian sentences in rows of 568 tokens, 8 open rows left 2.9 and 2.1 % of positions empty, 64
+# left 0.5 and 1.5 %, and 256 no less than 64.
 OPEN_ROWS = 64
 
 
@@ -62,19 +62,18 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Complete rows, and the pieces of documents that begin in them, in order.
+    """Complete rows, and the document pieces that begin in them, in order.
 
     Attributes:
-      tokens: int32 [sum of lengths], the rows concatenated.
-      lengths: int64 [rows], number of tokens of each row.
+      tokens: int32 [sum of lengths], the rows concatenated; of pairs, the targets.
+      lengths: int64 [rows], number of tokens per row.
       ids: string [pieces], id of each piece's document.
       row: int64 [pieces], index of the row in which each piece begins.
-      position: int64 [pieces], where in that row it begins.
+      position: int64 [pieces], its start in that row.
       piece_tokens: int64 [pieces], its length including the separator; with `concat` a piece may
         continue in later rows.
       document_offset: int64 [pieces], number of tokens of the document before the piece.
-      inputs, inputs_lengths: of pairs, whose targets are `tokens`, the inputs of all rows and the
-        number of their tokens; None for texts.
+      inputs, inputs_lengths: the same for the inputs of pairs; None for texts.
     """
 
     tokens: np.ndarray
@@ -99,10 +98,10 @@ class Packer(Protocol):
     """Packs the documents of one shard."""
 
     def add(self, documents: Any) -> Rows:
-        """Adds documents; returns the rows that they complete."""
+        """Adds documents; returns the rows they complete."""
 
     def finish(self) -> Rows:
-        """Returns the rows that are still open."""
+        """Returns the rows still open."""
 
 
 def packer(packing: str, row_tokens: int, separator: str, eos: int = EOS_ID) -> Packer:
@@ -114,8 +113,6 @@ def packer(packing: str, row_tokens: int, separator: str, eos: int = EOS_ID) -> 
 
 
 class _OnePair:
-    """Makes a row of each pair."""
-
     def add(self, documents: Pairs) -> Rows:
         count = len(documents.ids)
         none = np.zeros(count, np.int64)
@@ -211,7 +208,7 @@ class _BestFit:
         self._row_tokens = row_tokens
         self._separator, self._eos = separator, eos
         self._opened = 0
-        # (space left, order of opening) of the open rows, sorted, and the rows by that order.
+        # Sorted (space left, order of opening) of the open rows, and the rows by that order.
         self._spaces: list[tuple[int, int]] = []
         self._open: dict[int, _OpenRow] = {}
 

@@ -1,6 +1,6 @@
-"""Reads the windows of a cache as an objective needs them: of texts, or pairs of two sides.
+"""Reads the windows of a cache for an objective: windows of texts, or pairs.
 
-Dimensions: W windows, N tokens of a window.
+Dimensions: W windows, N tokens per window.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from tasks.terminal.command_line import UserError
 from tasks.unit import SIDES, Unit
 from tasks.vocabulary import PAIR_BORDER
 
-# Rows of the index that are counted at a time.
+# Index rows counted at a time.
 _INDEX_ROWS = 1 << 20
 
 
 def longest_sides(manifest: CacheManifest, split: str) -> tuple[int, int]:
-    """Returns the most ids of the inputs and of the targets of a split's pairs, without EOS."""
+    """Returns the maximum input and target ids of a split's pairs, without EOS."""
     return _longest(manifest.splits.get(split, ()))
 
 
@@ -37,9 +37,8 @@ def _longest(shards: Sequence[Shard]) -> tuple[int, int]:
 class PairWindows(Windows):
     """The pairs of one split of a cache; a window is a pair: inputs, PAIR_BORDER, targets.
 
-    Args:
-      sides: most ids of inputs and of targets; what is longer is cut.
-      folder, manifest, split: as of `Windows`, and so are further arguments.
+    `sides` are the maximum ids of inputs and of targets; the rest is cut. Other arguments are as in
+    `Windows`.
     """
 
     def __init__(
@@ -97,9 +96,9 @@ class PairWindows(Windows):
         return pairs, tokens
 
     def lengths(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the lengths of inputs and targets of pairs [first, last), int64 each.
+        """Returns the truncated lengths of inputs and targets of pairs [first, last), int64 each.
 
-        Reads the index alone. Sides that will be truncated have their truncated length.
+        Reads the index alone.
         """
         tokens, inputs = self._rows.sizes(first, last)
         return np.minimum(inputs, self._sides[0]), np.minimum(tokens - inputs, self._sides[1])
@@ -115,14 +114,11 @@ def open_windows(
 ) -> Windows:
     """Returns the windows from which an objective makes examples of these lengths.
 
-    Args:
-      folder, manifest, split: as of `Windows`, and so are the arguments in `reading`.
-      objective: the objective.
-      lengths: lengths of its features.
+    `reading` has further arguments of `Windows`.
 
     Raises:
-      UserError: the cache holds pairs and the objective reads texts, or the other way round; a pair
-        is too long; or as `Windows` does.
+      UserError: the cache and the objective disagree on texts or pairs; a pair is too long; or as
+        `Windows`.
     """
     check_kind(folder, manifest, objective)
     if objective.unit is Unit.TEXT:
@@ -135,11 +131,7 @@ def open_windows(
 
 
 def check_kind(folder: str, manifest: CacheManifest, objective: Objective) -> None:
-    """Checks that a cache holds pairs if, and only if, an objective reads them.
-
-    Raises:
-      UserError: it does not.
-    """
+    """Raises UserError unless the cache and the objective agree on texts or pairs."""
     held, read = manifest.plan.unit, objective.unit
     if held is read:
         return

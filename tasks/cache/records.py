@@ -1,18 +1,16 @@
-"""The records of a cache's shards: tf.train.Example protos in TFRecord framing, decoded.
+"""Decodes the records of a cache's shards: tf.train.Example protos in TFRecord framing.
 
-pipeline/building/rows.py encodes them, many at a time, in compiled code.
-
-TensorFlow takes 7 seconds and 730 MB to import; the two formats are one page.
+pipeline/building/rows.py encodes them. TensorFlow takes 7 seconds and 730 MB to import.
 
 Source: TensorFlow's `core/lib/io/record_writer.h` (framing, masked CRC) and
 `core/example/{example,feature}.proto`.
 
-A row has two features, both lists of int64. A row of text has
+A row has two int64 list features. A row of text has
   document_starts  positions in `targets` at which a document begins (empty inside a long document)
-  targets          ids of the corpus, at most `row_tokens` of them
-and a row of pairs, without EOS,
-  inputs           ids of the inputs
-  targets          ids of the targets
+  targets          token ids, at most `row_tokens`
+and a row of pairs has, without EOS,
+  inputs           token ids of the inputs
+  targets          token ids of the targets
 """
 
 import dataclasses
@@ -46,7 +44,7 @@ class CorruptRecord(Exception):
 class Row:
     """One record: `targets` int32[<= row_tokens], `document_starts` int32[number of starts].
 
-    A pair has `inputs` as well, int32, None in a row of text, and one document, which begins at 0.
+    A pair also has `inputs`, int32, and one document, which begins at 0.
     """
 
     targets: np.ndarray
@@ -70,7 +68,7 @@ def masked_crc(data: bytes | memoryview) -> int:
 
 @functools.lru_cache(maxsize=4096)  # rows have a few hundred different lengths
 def length_crc(length: int) -> int:
-    """Returns the masked CRC-32C of a record's length, in bytes, as TFRecord stores it."""
+    """Returns the masked CRC-32C of a record's length in bytes."""
     return masked_crc(struct.pack("<Q", length))
 
 
@@ -107,7 +105,7 @@ def decode_varints(data: bytes | memoryview) -> np.ndarray:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yields (field number, payload) of a message whose fields all hold bytes."""
+    """Yields (field number, payload) of a message that has only bytes fields."""
     try:
         for number, kind, payload in protobuf.fields(message):
             if kind != protobuf.BYTES:
@@ -140,11 +138,9 @@ def decode_row(data: bytes | memoryview) -> Row:
 
 
 def check_framing(data: bytes, bounds: np.ndarray) -> None:
-    """Verifies lengths and checksums of TFRecord records: one comparison a record in Python.
+    """Verifies lengths and checksums of concatenated TFRecord records.
 
-    Args:
-      data: the records, one after the other.
-      bounds: int64 [records + 1], where each begins in `data`, and where the last ends.
+    `bounds`, int64 [records + 1], holds the start of each record in `data`, then the last end.
 
     Raises:
       CorruptRecord: a length or a checksum is wrong; names the record.
@@ -179,18 +175,18 @@ def check_framing(data: bytes, bounds: np.ndarray) -> None:
 def find_lists(
     raw: np.ndarray, begins: np.ndarray, ends: np.ndarray, name: bytes
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns where the ids of a feature begin and end in tf.train.Examples, and their numbers.
+    """Finds the ids of a feature in tf.train.Examples.
 
     Args:
       raw: uint8, the bytes.
-      begins, ends: int64 [records], where the Examples begin and end in `raw`.
+      begins, ends: int64 [records], bounds of the Examples in `raw`.
       name: the feature.
 
     Returns:
       (begins, ends, numbers of ids), int64 [records] each.
 
     Raises:
-      CorruptRecord: a record is not an Example, or has no such list of ids; names the record.
+      CorruptRecord: a record is not an Example, or lacks such a list of ids; names the record.
     """
     found = loops("example_loops").lists_of(raw, begins, ends, np.frombuffer(name, np.uint8))
     for record in np.flatnonzero(found[0] < 0).tolist():
@@ -206,20 +202,17 @@ class Rows(Protocol):
     """Rows that were read together."""
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns tokens [skip, skip + count) of `targets` of each record, concatenated.
-
-        The result is int32 [sum of counts].
-        """
+        """Returns tokens [skip, skip + count) of each record's `targets`, concatenated, int32."""
 
 
 class BareRows:
-    """Rows of tokens of one type, without any framing or checksums, as Megatron writes them.
+    """Rows of tokens of one type, without framing or checksums, as Megatron writes them.
 
     Args:
-      data: the rows, one after the other.
-      bounds: int64 [rows + 1], where each begins in `data`, and where the last ends.
-      tokens: int64 [rows], how many tokens each has.
-      kind: type of a token.
+      data: the concatenated rows.
+      bounds: int64 [rows + 1], the start of each row in `data`, then the last end.
+      tokens: int64 [rows], number of tokens per row.
+      kind: dtype of a token.
 
     Raises:
       CorruptRecord: a row has another number of tokens; names the row.
@@ -232,22 +225,22 @@ class BareRows:
         self._values, self._begins = np.frombuffer(data, kind), bounds[:-1] // kind.itemsize
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns tokens as `Rows` says."""
+        """Returns tokens as in `Rows`."""
         shifts = self._begins[records] + skips - (np.cumsum(counts) - counts)
         return self._values[np.arange(counts.sum()) + np.repeat(shifts, counts)].astype(np.int32)
 
 
 class Records:
-    """Whole records read at once: every checksum is verified, requested tokens are decoded.
+    """Whole records read at once: verifies every checksum, decodes requested tokens.
 
-    In Python this takes one checksum and one comparison a record; compiled loops do the rest. A
-    row as pipeline.build writes it ends with its tokens: their number, known from the index, says
-    where they begin. Rows in any other form are decoded one at a time by `decode_row`.
+    Python verifies one checksum per record; compiled loops do the rest. A row written by
+    pipeline.build ends with its tokens, so their number, known from the index, gives their start.
+    Other rows are decoded one at a time by `decode_row`.
 
     Args:
-      data: the records, one after the other.
-      bounds: int64 [records + 1], where each begins in `data`, and where the last ends.
-      tokens: int64 [records], how many `targets` each has.
+      data: the concatenated records.
+      bounds: int64 [records + 1], the start of each record in `data`, then the last end.
+      tokens: int64 [records], number of `targets` per record.
 
     Raises:
       CorruptRecord: a checksum, a length or a number of tokens is wrong; names the record.
@@ -262,11 +255,11 @@ class Records:
         self._targets = self._feature(b"targets", self._ends, tokens)
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns tokens as `Rows` says."""
+        """Returns tokens as in `Rows`."""
         return self._targets.tokens(records, skips, counts)
 
     def document_starts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (starts of documents, concatenated, int32; their number per record, int64)."""
+        """Returns (concatenated document starts, int32; their number per record, int64)."""
         begins, _, counts = find_lists(self._raw, self._begins, self._ends, b"document_starts")
         return loops().decoded(self._raw, begins, np.zeros_like(counts), counts), counts
 
@@ -275,10 +268,7 @@ class Records:
         return found or self._parsed(name, counts)
 
     def _as_we_write(self, name: bytes, ends: np.ndarray, counts: np.ndarray) -> "_Feature | None":
-        """Returns the feature `name`, or None.
-
-        None unless every record has its `counts` ids, and nothing else, before `ends`.
-        """
+        """Returns the feature `name` if every record ends with its `counts` ids at `ends`."""
         begins = loops().begins_of(self._raw, ends, counts)
         if len(begins) and begins.min() < 0:
             return None
@@ -303,13 +293,13 @@ class Records:
 
 
 class PairRecords(Records):
-    """Whole records of pairs read at once, like `Records`.
+    """Whole records of pairs read at once.
 
-    An EOS at the end of a side, which other programs may write, is not one of its ids.
+    A final EOS of a side, which other programs may write, is not one of its ids.
 
     Args:
-      data, bounds: as of `Records`.
-      inputs, targets: int64 [records], how many ids each side has.
+      data, bounds: as in `Records`.
+      inputs, targets: int64 [records], number of ids per side.
     """
 
     _leaves_eos_out = True
@@ -319,18 +309,18 @@ class PairRecords(Records):
         self._inputs = self._feature(b"inputs", self._targets.heads, inputs)
 
     def inputs(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns tokens of `inputs`, as `tokens` does of `targets`."""
+        """Returns tokens of `inputs`; see `Rows`."""
         return self._inputs.tokens(records, skips, counts)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Feature:
-    """A list of ids in each of some records.
+    """A list of ids in each record.
 
     Attributes:
       raw: uint8, the records.
       begins: int64 [records], where the list begins in `raw`.
-      heads: int64 [records], where the map entry of the feature begins in `raw`; None if unknown.
+      heads: int64 [records], where the feature's map entry begins in `raw`; None if unknown.
     """
 
     raw: np.ndarray
@@ -343,13 +333,13 @@ class _Feature:
 
 @functools.cache
 def loops(name: str = "record_loops") -> Any:
-    """Returns a module of compiled loops, which takes a second to import."""
+    """Imports a module of compiled loops on first use; importing takes a second."""
     return importlib.import_module(f"tasks.cache.{name}")
 
 
 @functools.lru_cache(maxsize=4096)
 def _head(name: bytes, size: int) -> bytes:
-    """Returns what a row has before `size` bytes of feature `name`, from its map entry on."""
+    """Returns the bytes from the map entry of feature `name` to its `size` bytes of values."""
     head = b""
     for number in (1, 3, 2):
         head = protobuf.tag(number) + protobuf.varint(len(head) + size) + head

@@ -1,8 +1,7 @@
-"""Opens the shards of a cache for reading by many threads; copies shards of a remote cache.
+"""Opens a cache's shards for concurrent reading; copies shards of a remote cache.
 
-The number of open shards and the bytes of copies are limited: the least recently read are closed or
-deleted, except while they are being read. Copies are atomic and match the manifest's sizes and
-checksums.
+Open shards and the bytes of copies are limited: the least recently used are closed or deleted,
+except while being read. Copies are atomic and match the manifest's sizes and checksums.
 """
 
 import collections
@@ -24,15 +23,15 @@ from tasks.cache.row_index import read_row_index
 from tasks.storage import files, retries
 from tasks.terminal.command_line import UserError
 
-# Shards that are copied in parallel.
+# Number of parallel copies.
 _COPIERS = 4
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardFiles:
-    """A shard's records and row index: paths or URLs, sizes and checksums, and number of rows.
+    """Paths or URLs, sizes and checksums of a shard's records and row index.
 
-    `remedy`: what to do about damage.
+    `remedy` is advice on damage.
     """
 
     records: str
@@ -44,12 +43,12 @@ class ShardFiles:
 
     @property
     def bytes(self) -> int:
-        """Size of both files together."""
+        """Total size of both files."""
         return self.records_entry.bytes + self.index_entry.bytes
 
 
 class OpenShard:
-    """A shard open for reading: its row index, mapped into memory, and its file of records.
+    """A shard open for reading: its memory-mapped row index and its file of records.
 
     Raises:
       UserError: a file is missing, or the index does not match the manifest.
@@ -58,7 +57,7 @@ class OpenShard:
     def __init__(self, shard: ShardFiles, records: str, index: str):
         self.rows = rows = read_row_index(index, shard.rows, shard.remedy, name=shard.index)
         self.offsets, self.tokens = rows["offset"], rows["tokens"]
-        # Number of ids of the inputs of each row of pairs; None in shards of text.
+        # Number of input ids of each pair; None in shards of text.
         self.inputs = rows["inputs"] if "inputs" in (rows.dtype.names or ()) else None
         self._size = shard.records_entry.bytes
         try:
@@ -66,7 +65,8 @@ class OpenShard:
         except FileNotFoundError as error:
             raise UserError(f"{shard.records} is missing: {shard.remedy.again}") from error
         self.close = weakref.finalize(self, os.close, self._file)
-        # Another size may be damage, which is named with its row when it is read; not so here.
+        # Another size may be damage, which reading reports with its row; only a takedown also
+        # changes the index.
         changed = os.fstat(self._file).st_size != self._size
         if changed and files.sha256(index) != shard.index_entry.sha256:
             self.close()
@@ -80,8 +80,8 @@ class OpenShard:
         """Reads rows [first, last).
 
         Returns:
-          (byte offsets in the shard at which the rows begin, and at which the last ends; the bytes
-          of their records).
+          (byte offsets of the rows in the shard, then the end of the last; the bytes of their
+          records).
 
         Raises:
           CorruptRecord: the file ends too early, or the index points outside it.
@@ -103,18 +103,17 @@ class OpenShard:
 
 
 class Shards:
-    """The shards of a split, opened and copied as they are read.
+    """The shards of a split, opened and copied on demand.
 
     Args:
-      shards: all shards of the split, to which more may be added; methods take indices in this
-        list.
-      local_dir: parent of the folder for copies of a remote cache, which the next process that
-        reads the cache reuses; if None, copies are in the system's temporary folder and are deleted
-        with the process.
-      local_bytes: largest total size of the copies.
-      open_shards: largest number of open shards, with two file descriptors each; by default an
-        eighth of the descriptors that the process may open.
-      plan_check: tells whether the cache got another plan; None where nobody asks.
+      shards: all shards of the split; may grow. Methods take indices in this list.
+      local_dir: parent folder for copies of a remote cache, reused by the next process that reads
+        the cache; if None, copies are in the system's temporary folder and are deleted with the
+        process.
+      local_bytes: maximum total size of the copies.
+      open_shards: maximum number of open shards, with two file descriptors each; by default an
+        eighth of the process's descriptor limit.
+      plan_check: detects a changed plan; None to skip.
 
     Raises:
       UserError: a shard is larger than `local_bytes`.
@@ -135,7 +134,7 @@ class Shards:
             8, min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
         )
         self.check_sizes(shards)
-        # Guards everything below. Open shards and copies are in the order of use, the latest last.
+        # Guards everything below. Open shards and copies are in order of use, the latest last.
         self._changed = threading.Condition()
         self._open: collections.OrderedDict[int, OpenShard] = collections.OrderedDict()
         self._copies: collections.OrderedDict[int, int] = collections.OrderedDict()
@@ -150,7 +149,7 @@ class Shards:
         return bool(self._shards) and files.is_remote(self._shards[0].records)
 
     def check_sizes(self, shards: Sequence[ShardFiles]) -> None:
-        """Raises UserError if a copy of one of the shards would not be allowed to be so large."""
+        """Raises UserError if a remote shard exceeds `local_bytes`."""
         largest = max(shards, key=lambda shard: shard.bytes, default=None)
         if largest is None or not files.is_remote(largest.records):
             return
@@ -163,7 +162,7 @@ class Shards:
 
     @contextlib.contextmanager
     def reading(self, number: int) -> Iterator[OpenShard]:
-        """Yields a shard, which is neither closed nor deleted within the block."""
+        """Yields a shard; the block protects it from being closed or deleted."""
         shard = self.hold(number)
         try:
             yield shard
@@ -171,7 +170,7 @@ class Shards:
             self.release(shard)
 
     def hold(self, number: int) -> OpenShard:
-        """Opens a shard like `reading`; the caller must `release` it before it holds another."""
+        """Opens a shard like `reading`; the caller must `release` it before holding another."""
         with self._changed:
             while True:
                 shard = self._open.get(number)
@@ -252,7 +251,7 @@ class Shards:
             return [number for number in numbers if self._remote and number not in self._copies]
 
     def soon(self, numbers: Sequence[int]) -> None:
-        """Begins to copy shards that are about to be read, if there is room for all of them."""
+        """Starts copying shards that will soon be read, if all of them fit."""
         missing = self.missing(numbers)[1:]  # the reader copies the first
         needed = sum(self._shards[number].bytes for number in numbers)
         if missing and 2 * needed < self._local_bytes:
@@ -278,7 +277,7 @@ class Shards:
             raise
 
     def _in_place(self, shard: ShardFiles) -> OpenShard:
-        """Opens a shard of a local cache; after a takedown, only if it is still the same."""
+        """Opens a shard of a local cache; after a takedown, only if it is unchanged."""
         pairs = ((shard.records, shard.records_entry), (shard.index, shard.index_entry))
         records, index = (files.local_path(path) for path, _ in pairs)
         opened = OpenShard(shard, records, index)
@@ -321,7 +320,7 @@ class Shards:
         return OpenShard(shard, records, index)
 
     def _take_folder(self) -> str:
-        """Locks a folder for the copies, and registers the copies that it already has."""
+        """Locks a folder for the copies, and registers copies already there."""
         sizes = {}
         for shard in self._shards:
             sizes[shard.records.rpartition("/")[2]] = shard.records_entry.bytes
@@ -344,7 +343,7 @@ class Shards:
             for number in self._copies:
                 shard = self._open.get(number)
                 if number not in self._opening and not (shard and shard.readers):
-                    # Closed first, as a deleted file takes up space until it is closed.
+                    # Closed first: a deleted file takes up space until it is closed.
                     if shard:
                         self._open.pop(number).close()
                     self._remove_copy(number)
@@ -367,7 +366,6 @@ class Shards:
 
 
 def _background(action: Callable[[], None]) -> threading.Thread:
-    """Starts a daemon thread."""
     thread = threading.Thread(target=action, name="prefetch shards", daemon=True)
     thread.start()
     return thread

@@ -1,6 +1,6 @@
-"""Reads the rows of one split of a cache, by their numbers through the whole split.
+"""Reads the rows of one split of a cache, numbered through the whole split.
 
-Dimensions: R rows (each is read once), S shards.
+Dimensions: R distinct rows, S shards.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,19 +18,12 @@ from tasks.terminal.command_line import UserError
 class SplitRows:
     """The rows of one split of a cache, with random access from any thread.
 
-    Files are opened when they are first read.
-
-    Args:
-      folder: the cache, local or any fsspec URL.
-      manifest: manifest of the cache.
-      split: "train", "validation", ….
-      local_dir: folder for copies of a remote cache; the system's temporary folder if None.
-      local_bytes: largest total size of the copies.
+    Files open on first read. Arguments are as in `windows.Windows`.
 
     Attributes:
       count: number of shards.
-      files: where each shard is.
-      shards: the shards, opened when they are read.
+      files: location of each shard.
+      shards: the shards, opened on demand.
       tokens: tokens of each shard, int64 [S].
       first: number of the first row of each shard, then the number of rows, int64 [S + 1].
       row_tokens: tokens of every row but the last of a shard, if the rows are a stream of ours;
@@ -38,7 +31,7 @@ class SplitRows:
 
     Raises:
       UserError: the manifest is damaged, the files of another program have changed since it was
-        adopted, or a shard of a remote cache is larger than `local_bytes`.
+        adopted, or a remote shard is larger than `local_bytes`.
     """
 
     def __init__(
@@ -67,7 +60,7 @@ class SplitRows:
         """Adds the next shards of a split that is being built; other threads may be reading.
 
         Raises:
-          UserError: as the constructor does.
+          UserError: as the constructor.
         """
         tokens = np.array([shard.tokens for shard in shards], np.int64)
         rows = np.array([shard.rows for shard in shards], np.int64)
@@ -75,18 +68,18 @@ class SplitRows:
             raise damaged(self._folder, "the tokens of a shard do not fill its rows")
         added = [self._shard_files(self.count + place, each) for place, each in enumerate(shards)]
         self.shards.check_sizes(added)
-        # Readers look up numbers of rows that were there before, which the longer arrays leave.
+        # Readers look up only earlier row numbers, which the longer arrays keep.
         self.files += added
         self.count = len(self.files)
         self.tokens = np.concatenate([self.tokens, tokens])
         self.first = np.concatenate([self.first, self.first[-1] + np.cumsum(rows)])
 
     def name(self, number: int, kind: str) -> str:
-        """Returns the name of a shard's file of a kind, as in `manifest.shard_file`."""
+        """Returns the name of a shard's file of a kind, as `manifest.shard_file`."""
         return shard_file(self._split, kind, number, self._plan.shards[self._split])
 
     def shards_of(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the shards that rows of the split are in."""
+        """Returns the shards that contain rows of the split."""
         return np.searchsorted(self.first, rows, side="right") - 1
 
     def _shard_files(self, number: int, shard: Shard) -> ShardFiles:
@@ -104,7 +97,7 @@ class SplitRows:
         )  # fmt: skip
 
     def _check_sizes(self) -> None:
-        """Checks that no file of another program was cut or exchanged since it was adopted."""
+        """Checks that no file of another program changed size since it was adopted."""
         assert self._plan.adopted
         sizes = files.list_sizes(self._plan.adopted.folder or self._folder)
         for shard in self.files:
@@ -122,7 +115,7 @@ class SplitRows:
         values_P: np.ndarray,
         find: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ) -> np.ndarray:
-        """Returns what `find` makes of the row indices of shards and the values of each, int64."""
+        """Applies `find` to each shard's row index and its values; returns int64."""
         found_P = np.empty(len(values_P), np.int64)
         shards = np.unique(shards_P).tolist()
         if shards:
@@ -134,7 +127,7 @@ class SplitRows:
         return found_P
 
     def sizes(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the token counts of rows [first, last) and, of pairs, their inputs' lengths.
+        """Returns the token counts of rows [first, last) and, for pairs, their inputs' lengths.
 
         int64 each, from the index alone.
         """
@@ -153,7 +146,7 @@ class SplitRows:
         """Reads rows of the split, given in ascending order; neighbouring rows in one read.
 
         Returns:
-          (the rows, their numbers of tokens, int64 [R], and of pairs those of their inputs, int64
+          (the rows; their token counts, int64 [R]; for pairs the lengths of their inputs, int64
           [R], else [0]).
         """
         shards_R = self.shards_of(rows_R)
@@ -217,7 +210,7 @@ class SplitRows:
 
 
 def offsets(lengths: np.ndarray) -> np.ndarray:
-    """Returns where consecutive stretches begin, and the end of the last, int64 [stretches + 1]."""
+    """Returns the exclusive cumulative sum of lengths, then their sum, int64 [lengths + 1]."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
 

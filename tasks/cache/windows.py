@@ -1,12 +1,11 @@
-"""Reads a cache as windows of tokens, with random access; verifies every record's checksum.
+"""Reads a cache as windows of tokens, with random access and checksum verification.
 
-With `concat` packing the shards of a split, in their order, are one stream of tokens, cut into
-windows of any length; training leaves out the last window if it is shorter. With `best_fit` and
-`rows` a window is a row; `pair_windows` reads pairs, which are rows as well. Our rows of a stream
-are full, which says where a token is; caches of other programs have an index for that.
+With `concat` packing, the shards of a split form one stream of tokens, cut into windows of any
+length; training drops a shorter last window. With `best_fit` and `rows`, a window is a row;
+`pair_windows` reads pairs, which are also rows. Our stream rows are full, so a token's row follows
+from its position; caches of other programs need an index for that.
 
-Dimensions: W windows, P parts of windows (a part lies in one row), R rows (each is read once), S
-shards.
+Dimensions: W windows, P parts of windows (a part lies in one row), R distinct rows, S shards.
 """
 
 import bisect
@@ -35,8 +34,7 @@ class Place:
       documents: lineage table of the shard.
       row: row of the shard in which the part begins.
       position: token of that row at which the part begins.
-      tokens: length of the part, which continues in the following rows; with best_fit the window
-        is the row.
+      tokens: length of the part, which may continue in later rows unless windows are rows.
     """
 
     shard: int
@@ -48,27 +46,25 @@ class Place:
 
 
 class Windows:
-    """The windows of one split of a cache, with `len()` and random access from any thread.
+    """The windows of one split of a cache; any thread may read them in any order.
 
-    Files are opened when they are first read. Index and records stay in files, so that only the
-    windows of a call are in memory.
+    Files open on first read. Index and records stay in files: only the windows of a call are in
+    memory.
 
     Args:
-      folder: the cache, local or any fsspec URL; shards of a remote cache are copied when they are
-        first read.
+      folder: the cache, local or any fsspec URL; remote shards are copied on first read.
       manifest: manifest of the cache.
       split: "train", "validation", ….
-      window_tokens: tokens of a window.
-      keep_tails: True to include the unfinished last window, as in evaluation; False to leave it
-        out, as in training.
-      across_shards: True for windows that run over the borders of shards; False for windows that
-        begin again in each shard, each with an unfinished last window.
+      window_tokens: tokens per window.
+      keep_tails: whether to include the unfinished last window, as evaluation does.
+      across_shards: whether windows cross shard borders; if not, each shard has its own unfinished
+        last window.
       local_dir: folder for copies of a remote cache; the system's temporary folder if None.
-      local_bytes: largest total size of the copies; the least recently read are deleted.
+      local_bytes: maximum total size of the copies; the least recently read are deleted.
 
     Raises:
-      UserError: the cache has no such split, its manifest is damaged, it is packed best_fit into
-        rows longer than a window, or a shard of a remote cache is larger than `local_bytes`.
+      UserError: the cache lacks the split, its manifest is damaged, its rows are longer than a
+        window, or a remote shard is larger than `local_bytes`.
     """
 
     def __init__(
@@ -107,10 +103,10 @@ class Windows:
     def _measure(self) -> None:
         """Computes where shards and windows begin."""
         # Rows are numbered through the whole split, like windows. Windows are cut from a stream of
-        # tokens or, with best_fit, of rows; shards begin at `_borders` of it.
+        # tokens or, with best_fit, of rows; shards begin at its `_borders`.
         self._borders = offsets(self._rows.tokens) if self._is_stream else self._rows.first
         more = self._width - 1 if self._keep_tails else 0
-        # Of the windows, the first that begins in each shard or after it, then their number.
+        # The first window that begins in or after each shard, then the number of windows.
         if self._across_shards:
             last = int(self._borders[-1]) + more
             self._first = np.minimum(-(-self._borders // self._width), last // self._width)
@@ -121,10 +117,10 @@ class Windows:
     def grow(self, shards: Sequence[Shard]) -> None:
         """Adds the next shards of a split that is being built; other threads may be reading.
 
-        Windows that were whole before keep their numbers. Not to be called after `keep_first`.
+        Complete windows keep their numbers. Must not follow a call of `keep_first`.
 
         Raises:
-          UserError: as the constructor does.
+          UserError: as the constructor.
         """
         if shards:
             self._rows.grow(shards)
@@ -136,9 +132,9 @@ class Windows:
         return self._rows.count
 
     def ending(self, shards: int) -> int:
-        """Returns how many windows, which run over borders, end within the first `shards` shards.
+        """Returns the number of windows that end within the first `shards` shards.
 
-        What follows these shards has no influence on it.
+        Assumes windows that cross shard borders. Later shards do not affect the result.
         """
         return int(self._borders[shards]) // self._width
 
@@ -147,29 +143,29 @@ class Windows:
 
     @property
     def unread_tokens(self) -> int:
-        """Number of the split's tokens that are in no window, of those not left out on purpose."""
+        """Number of tokens outside all windows, not counting windows removed by `keep_first`."""
         if not self._is_stream:
             return 0
         return max(0, int(self._rows.tokens.sum()) - self._whole * self.window_tokens)
 
     @property
     def mean_tokens(self) -> float:
-        """Mean number of tokens of a window."""
+        """Mean number of tokens per window."""
         if not self._is_stream:
             return int(self._rows.tokens.sum()) / max(1, self._whole)
         return float(self.window_tokens)
 
     @property
     def taken_share(self) -> float:
-        """Share of the split's windows that `keep_first` kept, 1 unless it was called."""
+        """Share of the split's windows that `keep_first` kept; 1 if it was not called."""
         return len(self) / max(1, self._whole)
 
     def keep_first(self, count: int) -> None:
-        """Leaves out all windows but the first `count`; to be called before any is read."""
+        """Keeps only the first `count` windows; call it before reading any."""
         self._first = np.minimum(self._first, count)
 
     def within_tokens(self, tokens: int) -> int:
-        """Returns how many of the first windows end within the split's first `tokens` tokens."""
+        """Returns the number of windows that end within the split's first `tokens` tokens."""
         limit = tokens
         if not self._is_stream:
             shard = int(np.searchsorted(np.cumsum(self._rows.tokens), tokens, side="right"))
@@ -184,7 +180,7 @@ class Windows:
 
     @property
     def bytes(self) -> int:
-        """Total size of all shards and their row indices, the space that a full copy takes."""
+        """Total size of all shards and their row indices: the space a full copy takes."""
         return sum(shard.bytes for shard in self._rows.files)
 
     def read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -199,10 +195,10 @@ class Windows:
         """Returns the result of `read`, and each token's document number in its window.
 
         Numbers start at 0, int32 [W, window_tokens], with 0 at padding. A separator belongs to the
-        document that it ends.
+        document it ends.
 
         Raises:
-          UserError: as `read` does, or the records do not say where documents begin.
+          UserError: as `read`, or the records do not say where documents begin.
         """
         if self._plan.pairs or self._plan.adopted:
             raise UserError(f"{self._folder} does not record where documents begin in its rows")
@@ -223,9 +219,9 @@ class Windows:
         return tokens_WN, lengths_W, np.cumsum(marks_WN, axis=1, dtype=np.int32) * within_WN
 
     def _read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[Any, ...]]:
-        """Returns (tokens, lengths, parts, rows) of windows.
+        """Returns (tokens, lengths, parts).
 
-        Parts are (window, skip, count, index in the rows), int64 [P] each.
+        Parts are (window, skip, count, index in the rows), int64 [P] each, then the rows.
         """
         windows_P, rows_P, skips_P, stops_P = self._parts(np.asarray(indices_W, np.int64))
         rows_R, place_P = np.unique(rows_P, return_inverse=True)
@@ -242,7 +238,7 @@ class Windows:
         return tokens_WN, lengths_W, parts
 
     def where(self, index: int) -> tuple[Place, ...]:
-        """Returns the location of a window in the cache: a place in each of its shards."""
+        """Returns the location of a window: one place per shard."""
         _, rows_P, skips_P, stops_P = self._parts(np.array([index]))
         shards_P = self._rows.shards_of(rows_P)
         places = []
@@ -262,7 +258,7 @@ class Windows:
         return tuple(places)
 
     def holding(self, shard: int, row: int, position: int, tokens: int) -> range:
-        """Returns the windows that hold a part of a document, as the lineage table has it.
+        """Returns the windows that contain a piece of a document, given its lineage entry.
 
         Reads no file.
         """
@@ -281,14 +277,13 @@ class Windows:
         )
 
     def blocks(self, block_bytes: int) -> np.ndarray:
-        """Divides the windows into blocks, those that begin in consecutive shards.
+        """Divides the windows into blocks: windows that begin in consecutive shards.
 
-        A block's shards, and those in which its last window continues, have at most `block_bytes`
-        together.
+        A block's shards, including those its last window continues in, total at most `block_bytes`.
 
         Returns:
-          int64 [blocks + 1], the first window of each block, then the number of windows; a block
-          has at least one window.
+          int64 [blocks + 1], the first window of each block, then the number of windows; no block
+          is empty.
 
         Raises:
           UserError: `block_bytes` is too small for the windows of one shard.
@@ -296,7 +291,7 @@ class Windows:
         if not len(self):
             return np.zeros(1, np.int64)
         begins_S1 = offsets(np.array([shard.bytes for shard in self._rows.files]))
-        # Up to the end of each shard: the shards that the windows before it need, and their bytes.
+        # For the windows up to the end of each shard: the shards they need, and their bytes.
         _, ends_S = self._extents(np.maximum(self._first[1:] - 1, 0))
         own_S = np.arange(self._rows.count)
         last_S = np.where(self._first[1:] > 0, self._shards_at(ends_S - 1), own_S)
@@ -315,14 +310,14 @@ class Windows:
             limit = begins_S1[shard] + block_bytes
             shard = int(np.searchsorted(bytes_S, limit, side="right"))
             firsts.append(int(self._first[shard]))
-        # `unique` removes blocks without a window, whose shards have none.
+        # `unique` removes blocks whose shards begin no window.
         return np.unique(firsts)
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Copies the shards of windows [first, last) in the background, in the order of the ranges.
 
-        Does nothing for a local cache. Existing copies count as just read. List the windows that
-        are being read first, so that their shards are not deleted to make room for the next ones.
+        Does nothing for a local cache. Existing copies count as just read. List the windows being
+        read first, so that prefetching does not evict their shards.
         """
         numbers: dict[int, None] = {}
         for first, last in ranges:
@@ -343,11 +338,11 @@ class Windows:
         return begins_W, np.minimum(begins_W + self._width, limits)
 
     def _shards_at(self, places: np.ndarray) -> np.ndarray:
-        """Returns the shards at places of the stream of tokens or rows."""
+        """Returns the shards at positions of the stream of tokens or rows."""
         return np.searchsorted(self._borders, places, side="right") - 1
 
     def _rows_at(self, places_W: np.ndarray) -> np.ndarray:
-        """Returns the rows at places of the stream of tokens."""
+        """Returns the rows at positions of the stream of tokens."""
         shards_W = self._shards_at(places_W)
         inside_W = places_W - self._borders[shards_W]
         if self._rows.row_tokens:
@@ -358,7 +353,7 @@ class Windows:
         )
 
     def _begins(self, rows_P: np.ndarray, shards_P: np.ndarray) -> np.ndarray:
-        """Returns the places of the stream of tokens at which rows begin."""
+        """Returns the stream positions at which rows begin."""
         inside_P = rows_P - self._rows.first[shards_P]
         if self._rows.row_tokens:
             return self._borders[shards_P] + inside_P * self._rows.row_tokens
@@ -392,15 +387,14 @@ class Windows:
 
 
 def _before(sizes: np.ndarray) -> np.ndarray:
-    """Returns the exclusive cumulative sum of sizes."""
     return np.cumsum(sizes) - sizes
 
 
 def _keep_freed_memory() -> None:
-    """Makes glibc keep up to 48 MB of freed memory, which it does once a block of 24 MB is freed.
+    """Makes glibc keep up to 48 MB of freed memory, by freeing a block of 24 MB once.
 
-    Otherwise the arrays of every batch, about a megabyte each, may be returned to the system and
-    faulted in again page by page, which takes as long as making the batch. The block itself is
-    never written to, so it takes no memory.
+    Otherwise the arrays of each batch, about a megabyte each, may return to the system and be
+    faulted in page by page, which takes as long as making the batch. The block is never written, so
+    it takes no memory.
     """
     np.empty(24 << 20, np.uint8)

@@ -4,25 +4,25 @@ from collections.abc import Sequence
 
 from tasks.vocabulary import CONTROL, PAIR_BORDER, TokenIds, sentinel_piece
 
-# The text of a byte that is not part of a character.
+# Text of a byte that is not part of a character.
 REPLACEMENT = "\ufffd"
-# Stands between the sides of a pair.
+# Separates the sides of a pair.
 PAIR_BORDER_SIGN = "\u2192"
 
 
 def piece(token: int, ids: TokenIds) -> str:
-    """Returns the text of a piece as in the model, or of a sentinel that is not in the model."""
+    """Returns a piece's text as in the model, or the text of a sentinel outside the model."""
     if token == PAIR_BORDER:
         return PAIR_BORDER_SIGN
     if token < len(ids.pieces):
         return ids.pieces[token]
-    if not ids.pieces:  # the vocabulary is not known
+    if not ids.pieces:  # unknown vocabulary
         return f"#{token}"
     return sentinel_piece(ids.size - 1 - token)
 
 
 def is_text(token: int, ids: TokenIds) -> bool:
-    """Returns whether an id is text, not padding, EOS, a border, a sentinel or a control piece."""
+    """Returns True for text ids: not padding, EOS, a border, a sentinel or a control piece."""
     if token in (ids.special.pad, ids.special.eos, PAIR_BORDER):
         return False
     if token >= min(ids.first_sentinel, len(ids.pieces)):
@@ -33,9 +33,9 @@ def is_text(token: int, ids: TokenIds) -> bool:
 def texts(tokens: Sequence[int], ids: TokenIds) -> list[str]:
     """Returns the text of each token; joined, they equal the library's decoded text.
 
-    A character that several tokens spell is the text of the token with its first byte; a byte that
-    is not part of a character becomes U+FFFD. Padding, EOS, sentinels and other control pieces have
-    no text. Unlike with SentencePiece and WordPiece, a space at the beginning is kept.
+    A character spelled by several tokens belongs to the token with its first byte; a byte outside
+    any character becomes U+FFFD. Padding, EOS, sentinels and other control pieces have no text.
+    Unlike SentencePiece and WordPiece, a leading space is kept.
     """
     out: list[str] = []
     run: list[bytes] = []
@@ -50,7 +50,7 @@ def texts(tokens: Sequence[int], ids: TokenIds) -> list[str]:
 
 
 def decode(tokens: Sequence[int], ids: TokenIds) -> str:
-    """Returns the text of tokens, without a space at the beginning."""
+    """Returns the text of tokens, without a leading space."""
     return "".join(texts(tokens, ids)).removeprefix(" ")
 
 
@@ -67,7 +67,7 @@ def _characters(parts: list[bytes]) -> list[str]:
 
 
 def _character(data: bytes) -> tuple[str, int]:
-    """Returns the character at the beginning of `data`, and its number of bytes."""
+    """Returns the first character of `data`, and its number of bytes."""
     for size in range(1, len(data) + 1):
         try:
             return data[:size].decode(), size

@@ -1,7 +1,7 @@
 """Shows windows, and the examples that objectives make from them, in a terminal or an HTML page.
 
 A span has the same colour in the window, in the inputs (its sentinel) and in the targets (sentinel
-and text). The page needs no network, and can be read without its script.
+and text). The page needs neither network nor script.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from tasks.objectives import Lengths
 from tasks.pages import document as html_page
 from tasks.vocabulary import PAIR_BORDER, TokenIds
 
-_EOS = "EOS"  # shown for the token
+_EOS = "EOS"  # label of the token
 _COLOURS = 8  # tasks/pages/page.css has as many classes .c0, .c1, …
-# Colour numbers of xterm, light enough for black text.
+# xterm colours, light enough for black text.
 _TERMINAL = (217, 157, 153, 222, 183, 123, 215, 219)
 _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
@@ -31,15 +31,13 @@ class Sample:
     """A window to show.
 
     Attributes:
-      title: heading of the window.
       facts: names and values, shown as they are.
-      places: where the window is in the cache, in each of its shards.
-      parts: parts of documents that the window consists of.
+      places: the window's places in the cache, one per shard.
+      parts: parts of documents that form the window.
       corpus: the SPEC of the corpus.
       tokens: int32[N] tokens of the window.
-      trace: the example that the objective made of it; None to show the window alone.
-      lengths: lengths of the example's features.
-      unit: the word for what the parts belong to.
+      trace: the objective's example; None shows the window alone.
+      unit: the word for the owner of a part.
     """
 
     title: str
@@ -63,13 +61,13 @@ class Token:
 
     Attributes:
       id, piece: as in the vocabulary.
-      text: what it adds to the text, printable.
+      text: its printable share of the text.
       mark: whether it is a special token: EOS, a sentinel or a mode token.
-      own: whether the objective put it there.
+      own: whether the objective added it.
       span: number of its span, -1 for none.
       place: position in the window, -1 if it is not from the window.
       used: whether it is in the example.
-      note: the text that it stands for.
+      note: the text that it replaces.
       label: name of the segment that begins here.
     """
 
@@ -90,8 +88,7 @@ class Strip:
     """One sequence to show: the window, the inputs or the targets.
 
     Attributes:
-      name: heading.
-      note: a remark beside the heading.
+      note: a remark beside the heading `name`.
       filled: share of the positions that hold tokens; None if it does not apply.
       blocks: (heading, tokens) of each block.
     """
@@ -103,7 +100,7 @@ class Strip:
 
 
 def features(trace: Trace) -> list[tuple[str, str]]:
-    """Describes the example's features besides inputs and targets, as names and values."""
+    """Returns names and values of the example's features other than inputs and targets."""
     descriptions: dict[str, Callable[[np.ndarray], str]] = {
         "prefix": lambda values: f"{int(values.sum()):,} positions with attention both ways",
         "order": lambda values: "changed" if values[0] else "as in the text",
@@ -118,7 +115,7 @@ def features(trace: Trace) -> list[tuple[str, str]]:
 
 
 def _extent(part: Part) -> str:
-    """Describes which tokens of the document a part is."""
+    """Describes the part's token range in its document."""
     end = part.first + part.tokens
     if not part.first and end == part.whole:
         return f"all {part.whole:,} tokens"
@@ -127,7 +124,7 @@ def _extent(part: Part) -> str:
 
 
 def _location(places: Sequence[Place]) -> str:
-    """Describes the shards, rows and positions where a window is."""
+    """Describes the window's shards, rows and positions."""
     return "; then ".join(
         f"{place.path.rpartition('/')[2]}, row {place.row:,}, from token {place.position:,}"
         for place in places
@@ -135,7 +132,7 @@ def _location(places: Sequence[Place]) -> str:
 
 
 def strips(sample: Sample, ids: TokenIds) -> list[Strip]:
-    """Returns the window, divided into documents, and the features made of it."""
+    """Returns the window, divided into documents, and its features."""
     trace = sample.trace
     side = trace.window if trace else _plain(sample.tokens)
     used_N = trace.used_N if trace else np.ones(len(sample.tokens), bool)
@@ -144,7 +141,7 @@ def strips(sample: Sample, ids: TokenIds) -> list[Strip]:
         (_heading(number, part), tokens[part.position : part.position + part.tokens])
         for number, part in enumerate(sample.parts, 1)
     ]
-    if PAIR_BORDER in sample.tokens:  # it is no token of the document
+    if PAIR_BORDER in sample.tokens:  # not a token of the document
         blocks = [(blocks[0][0], tokens)]
     blocks = [(heading, _trimmed(made)) for heading, made in blocks]
     found = [Strip("window", _window_note(sample), None, tuple(blocks))]
@@ -210,7 +207,7 @@ def _learned(trace: Trace) -> str:
 
 
 def _replacements(trace: Trace, made: Sequence[Token]) -> str:
-    """Describes how the inputs hide tokens, unless there is simply one sentinel per span."""
+    """Describes how the inputs hide tokens, unless each span has one sentinel."""
     replaced = [token for token in made if token.own and token.span >= 0]
     pieces = sum(not token.mark for token in replaced)
     marks = sorted({token.piece for token in replaced if token.mark})
@@ -254,7 +251,7 @@ def _with_segments(made: tuple[Token, ...], segments_L: np.ndarray) -> tuple[Tok
 
 
 def printable(text: str) -> str:
-    """Returns text with control characters, which a terminal may obey, replaced by pictures."""
+    """Replaces control characters, which a terminal may obey, with pictures."""
     return text.translate(_PICTURES)
 
 
@@ -262,7 +259,7 @@ _PICTURES = {**html_page.CONTROL_PICTURES, ord("\n"): "\u21b5\n"}
 
 
 def _runs(made: Sequence[Token]) -> Iterator[tuple[int, list[Token]]]:
-    """Yields (span, tokens) of adjacent tokens to show alike; a special token is yielded alone."""
+    """Yields (span, tokens) of adjacent tokens shown alike; a special token is yielded alone."""
 
     def kind(numbered: tuple[int, Token]) -> tuple[int, bool, bool, int]:
         number, token = numbered
@@ -302,7 +299,7 @@ def _line(made: Sequence[Token], plain: bool) -> Any:
     from rich.text import Text
 
     line = Text()
-    before = -1  # span of the special token before
+    before = -1  # span of the preceding special token
     for span, tokens in _runs(made):
         text = "".join(token.text for token in tokens)
         first = tokens[0]
@@ -316,7 +313,7 @@ def _line(made: Sequence[Token], plain: bool) -> Any:
         if first.mark:
             line.append(" " if line.plain[-1:].strip() else "")
             text = f"⟨{text}⟩" if text == "EOS" else text
-        # The colour begins with the word, not its space, unless there is nothing but the space.
+        # The colour begins with the word, not its space, unless the token is only a space.
         inner = text.lstrip(" ") or text
         line.append(text[: len(text) - len(inner)])
         if plain and span >= 0 and not first.mark and before != span:
@@ -359,7 +356,7 @@ LEGEND = (
 
 
 def article(key: str, sample: Sample, ids: TokenIds) -> str:
-    """Returns a sample as HTML; a page of several has LEGEND before them, and `tokens=True`."""
+    """Returns a sample as HTML; a page of several needs LEGEND before them, and `tokens=True`."""
     found = strips(sample, ids)
     shown = "".join(_strip(strip) for strip in found)
     lengths = [sum(len(made) for _, made in strip.blocks) for strip in found[1:]]
@@ -395,16 +392,16 @@ def _html(made: Sequence[Token]) -> str:
         colour = f" c{span % _COLOURS}" if span >= 0 else ""
         number = f" data-s={span}" if span >= 0 else ""
         if first.mark:
-            # <bdi>, so that the letters of a sentinel do not decide the text's direction.
+            # <bdi> keeps the letters of a sentinel from deciding the text's direction.
             kind = "e" if first.text == _EOS else "m"
-            # <wbr>, since a line may end before it although there is no space.
+            # <wbr>: a line may end before it although there is no space.
             out.append(
                 f"<wbr><bdi class='{kind}{colour}'{number}>{_token(first, first.text)}</bdi>"
             )
             continue
         inner = [_token(token, token.text) for token in tokens]
         if span >= 0 and first.text.startswith(" ") and first.text.strip():
-            # The colour begins with the word, not its space, unless there is nothing else.
+            # The colour begins with the word, not its space, unless the token is only a space.
             out.append(" ")
             inner[0] = _token(first, first.text[1:])
         joined = "".join(inner)

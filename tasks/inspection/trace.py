@@ -1,8 +1,8 @@
 """Traces each token of an example to its position in the window, for any objective.
 
 An objective is a pure function of tokens and keys, so it is called twice: with a window's tokens,
-and with markers in their place, which are ids above the vocabulary's. A marker in the result tells
-which token of the window is there; the objective itself added anything else.
+and with markers (ids above the vocabulary's) in their place. A marker in the result identifies a
+token of the window; the objective added everything else.
 
 Dimensions: N tokens of a window, L positions of a feature.
 """
@@ -25,8 +25,8 @@ class Side:
 
     Attributes:
       tokens_L: int32 ids, without padding.
-      places_L: int64 position of the token in the window, -1 if the objective added the token.
-      spans_L: int64 number of the span that the token belongs to or replaces, -1 for none.
+      places_L: int64 positions in the window, -1 for tokens added by the objective.
+      spans_L: int64 number of the span that contains the token or that it replaces, -1 for none.
     """
 
     tokens_L: np.ndarray
@@ -38,13 +38,11 @@ class Side:
 class Trace:
     """The example that an objective makes from a window.
 
-    A span is a run of tokens to be predicted: tokens that are not in the inputs or, if there are
-    weights, those with a weight in the loss. If the inputs are the window in another order, spans
-    are eighths of the window.
+    A span is a run of tokens to predict: tokens missing from the inputs or, if there are weights,
+    those with a weight in the loss. If the inputs are the window in another order, spans are
+    eighths of the window.
 
     Attributes:
-      window: the window itself.
-      inputs, targets: the features; inputs are None if there are none.
       weights_L: int64 weights of the targets, None if all targets have a loss.
       more: further features, as the objective returns them, without padding.
       used_N: bool, True for tokens of the window that are in the example.
@@ -69,7 +67,7 @@ def trace(
     lengths: Lengths,
     ids: TokenIds,
 ) -> Trace:
-    """Returns the example that `objective` makes from an unpadded window, int32 [N], and a key."""
+    """Returns the example of an unpadded window, int32 [N], and a key."""
     made = _example(objective, window_N, key, lengths, ids)
     places = _places(objective, window_N, key, lengths, ids, made)
     exact = places is not None
@@ -190,12 +188,7 @@ def _replaced_spans(
 ) -> np.ndarray:
     """Returns the hidden span that each token added by the objective replaces, int64 [L], or -1.
 
-    Args:
-      tokens_L: the inputs.
-      places_L: places of the inputs.
-      targets_L: places of the targets.
-      hidden_N: spans of the window's tokens that are not in the inputs, -1 for the others.
-      ids: the vocabulary.
+    Tokens and places are those of the inputs; `hidden_N` numbers the spans missing from the inputs.
     """
     eos = ids.special.eos
     replaced_L = np.full(len(tokens_L), -1)
@@ -227,7 +220,7 @@ def _replaced_spans(
 def _with_sentinels(
     tokens_L: np.ndarray, places_L: np.ndarray, spans_L: np.ndarray, inputs: Side
 ) -> np.ndarray:
-    """Returns the spans of the targets, with those of sentinels added.
+    """Returns the targets' spans, including sentinels.
 
     A token that replaces exactly one span in the inputs has that span in the targets too.
     """

@@ -15,7 +15,7 @@ class WordCounter:
     """Counts the words that begin in rows of ids.
 
     A word begins at a character other than white space that follows white space or an EOS. A word
-    that is cut in two by the end of a row counts once, in the row with the space before it.
+    cut by the end of a row counts once, in the row with the space before it.
     """
 
     def __init__(self, ids: TokenIds):
@@ -36,7 +36,7 @@ class WordCounter:
         self._eos = ids.special.eos
 
     def __call__(self, ids_BL: np.ndarray, is_token_BL: np.ndarray) -> int:
-        """Returns the number of words in rows whose tokens are those at `is_token_BL`."""
+        """Returns the number of words; `is_token_BL` marks the tokens."""
         inside_BL = self._inside_N[ids_BL] * is_token_BL
         next_BL = np.pad(ids_BL[:, 1:], ((0, 0), (0, 1)))
         padding_BL = ~np.pad(is_token_BL[:, 1:], ((0, 0), (0, 1)))

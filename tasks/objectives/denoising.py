@@ -1,8 +1,8 @@
-"""Denoising, T5's matrix of objectives: a mask, and what inputs and targets make of it.
+"""Denoising, T5's matrix of objectives: a mask, and its effect on inputs and targets.
 
-`DENOISING` holds the objectives that the T5 paper compares, by name.
+`DENOISING` holds the objectives of the T5 paper by name.
 
-Dimensions: W windows, N tokens of a window.
+Dimensions: W windows, N tokens per window.
 """
 
 import dataclasses
@@ -46,12 +46,12 @@ def span_corruption_lengths(
 
 
 class _Side(NamedTuple):
-    """A way to make one side of an example, inputs or targets, from a window.
+    """Makes one side of an example, inputs or targets, from a window.
 
     Attributes:
       make: (tokens_WN, mask_WN, lengths_W, keys_W, ids) -> (tokens, lengths).
-      tokens: (tokens of the window, bounds of its mask) -> most tokens of the side.
-      sentinels: bounds of the mask -> most sentinels of the side.
+      tokens: (tokens of the window, bounds of its mask) -> maximum tokens of the side.
+      sentinels: bounds of the mask -> maximum sentinels of the side.
     """
 
     make: Callable[..., tuple[np.ndarray, np.ndarray]]
@@ -75,18 +75,18 @@ def _replaced(random_share: float, kept_share: float) -> _Side:
     return _Side(make, lambda raw, bounds: raw, lambda bounds: 1)
 
 
-# The sides of the prefix LM, and of span corruption.
+# Sides of the prefix LM and of span corruption.
 _PREFIX = ("drop_nonnoise_tokens", "drop_noise_tokens")
 _SPANS = ("noise_span_to_unique_sentinel", "nonnoise_span_to_unique_sentinel")
 
 
 def _closing(bounds: Bounds) -> int:
-    """Returns 1 if text may follow the last span: T5's targets then end in one more sentinel."""
+    """Returns 1 if text may follow the last span: T5's targets then end in another sentinel."""
     return int(bounds.fewest != bounds.tokens)
 
 
 # T5's functions of a noise mask, by T5's names. "all" is the window itself (T5: targets_fn = None).
-# "..._or_itself" leaves one noise token in ten as it is, like BERT.
+# "..._or_itself" keeps one noise token in ten, like BERT.
 # Source: T5 `data/preprocessors.py`; Raffel et al. 2020, sections 3.3.1 and 3.3.2.
 SIDES: Mapping[str, _Side] = MappingProxyType(
     {
@@ -149,15 +149,14 @@ SIDES: Mapping[str, _Side] = MappingProxyType(
 
 @dataclasses.dataclass(frozen=True)
 class Denoising(Objective):
-    """Denoising: inputs and targets are made from a window and a noise mask.
+    """Makes inputs and targets from a window and a noise mask.
 
     `inputs` and `targets` name functions in SIDES. With random spans of one sentinel each, a window
-    is as long as it takes to fill the inputs; with other masks it is one token shorter than the
-    inputs.
+    exactly fills the inputs; with other masks it is one token shorter than the inputs.
 
     Source: T5 `data/preprocessors.py`, denoise; Raffel et al. 2020, section 3.3.
-    Differences: where independent tokens of noise need longer targets or more sentinels than there
-    are, T5 cuts the targets and uses ordinary pieces as sentinels; here the noise ends earlier.
+    Differences: if independent noise needs longer targets or more sentinels than available, T5 cuts
+    the targets and uses ordinary pieces as sentinels; here the noise ends earlier.
 
     Raises:
       ValueError: at construction, if a side is not in SIDES.
@@ -196,7 +195,7 @@ class Denoising(Objective):
         raw, _ = span_corruption_lengths(
             inputs_length, self.mask.noise_density, self.mask.mean_noise_span_length
         )
-        # For less noise than half a span, T5 plans without a span and draws one: it would be cut.
+        # For less noise than half a span, T5 plans no span but draws one, which would be cut.
         while raw > 1:
             bounds = self.mask.bounds(raw)
             if raw - bounds.tokens + bounds.spans + 1 <= inputs_length:
@@ -205,7 +204,7 @@ class Denoising(Objective):
         return raw
 
     def fitting(self, inputs_length: int) -> Lengths:
-        """Returns `inputs_length` with the shortest targets length that fits it."""
+        """Returns `inputs_length` with its shortest sufficient targets length."""
         raw = self.window_tokens(Lengths(inputs_length, 1 << 62))
         needed = SIDES[self.targets].tokens(raw, self.mask.bounds(raw)) + 1
         return Lengths(inputs_length, needed)
@@ -292,9 +291,9 @@ def prefix_lm(noise_density: float = 0.5) -> Denoising:
     return Denoising(RandomPrefix(noise_density), "drop_nonnoise_tokens", "drop_noise_tokens")
 
 
-# The objectives that the T5 paper compares, by the names of its experiments. Letters mean: u unique
-# sentinels, d dropped, m a mask token, r random tokens, s sentinels, k kept, f the full text.
-# Numbers are span lengths and percentages.
+# The objectives of the T5 paper, by its experiments' names. Letters mean: u unique sentinels, d
+# dropped, m a mask token, r random tokens, s sentinels, k kept, f the full text. Numbers are span
+# lengths and percentages.
 # Source: Raffel et al. 2020, tables 3 to 7, and the operative configurations of its experiments.
 DENOISING: Mapping[str, Denoising] = MappingProxyType(
     {

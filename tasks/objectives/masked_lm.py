@@ -1,6 +1,6 @@
-"""BERT's objective: masked words, and how two segments belong together.
+"""BERT's objective: masked words, and the relation of two segments.
 
-Dimensions: W windows, N tokens of a window, L positions of an example.
+Dimensions: W windows, N tokens per window, L positions per example.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ ORDER, NEXT = "order", "next"
 
 
 class _Sample(NamedTuple):
-    """Tokens of A and B in the order of the text, word starts, their number, and A's number."""
+    """Tokens of A and B in text order, word starts, number of tokens, and A's number."""
 
     tokens_WN: np.ndarray
     starts_WN: np.ndarray
@@ -31,7 +31,7 @@ class _Sample(NamedTuple):
     split_W: np.ndarray
 
     def joined(self, begin_W: np.ndarray, lengths_W: np.ndarray, width: int) -> "_Sample":
-        """Returns the sample [W, width] with B from `begin` on, so that it has `lengths` tokens."""
+        """Returns the sample [W, width] of `lengths` tokens, with B starting at `begin`."""
         place_WN = np.arange(width) + np.zeros_like(begin_W)[:, None]
         moved_W = begin_W - self.split_W
         from_WN = np.where(place_WN < self.split_W[:, None], place_WN, place_WN + moved_W[:, None])
@@ -44,13 +44,13 @@ class _Sample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLM(Objective):
-    """BERT's two tasks: predict masked whole words, and tell how two segments belong together.
+    """BERT's two tasks: predict masked whole words, and classify the relation of two segments.
 
-    A window, or a shorter beginning of it, is split into A and B, and inputs are `classify` A EOS B
-    EOS, so a window is 3 tokens shorter. With `pairs` "order", B comes first with probability one
-    half. With "next", B is with probability one half not the text after A but text after the next
-    end of a document; a window is then twice as long. Where none ends in the rest of the window, B
-    is the text after A.
+    A window, or a shorter prefix of it, is split into A and B; inputs are `classify` A EOS B EOS,
+    so a window is 3 tokens shorter. With `pairs` "order", B comes first with probability one half.
+    With "next", with probability one half B is not the text after A but text after the next end of
+    a document; a window is then twice as long. If no document ends in the rest of the window, B is
+    the text after A.
 
     `split` "words" splits before a word, drawn uniformly; "sentences" splits before a sentence (see
     `sentence_starts`) that does not begin a document, or before a word if there is none. Then
@@ -68,8 +68,9 @@ class MaskedLM(Objective):
     Source: Devlin et al. 2019, section 3.1 and appendix A.2; Lan et al. 2020 (arXiv:1909.11942),
     sections 3.1 and 4.1, n-grams and sentence order; Megatron-LM, create_masked_lm_predictions,
     when to stop, and `BertDataset`, short samples.
-    Differences: windows begin and end within sentences, and may have parts of several documents;
-    Megatron-LM's samples begin with a sentence and end with a document.
+    Differences: windows begin and end within sentences and may span documents; Megatron-LM's
+      samples
+    begin with a sentence and end with a document.
     """
 
     noise_density: float = 0.15
@@ -186,7 +187,7 @@ class MaskedLM(Objective):
         longest: int,
         ids: TokenIds,
     ) -> tuple[_Sample, np.ndarray]:
-        """Returns the sample of each window, and whether B comes first or from elsewhere."""
+        """Returns each window's sample, and whether B comes first or from elsewhere."""
         told_W = noise.uniforms(noise.fold_in(keys_W, _SWAP), 1)[:, 0] < 0.5
         split_keys_W = noise.fold_in(keys_W, _SPLIT)
         if self.split == WORDS and self.pairs == ORDER:
@@ -224,9 +225,10 @@ class MaskedLM(Objective):
     def _shortened(
         self, sentences_WN: np.ndarray, lengths_W: np.ndarray, longest: int, keys_W: np.ndarray
     ) -> np.ndarray:
-        """Returns the lengths of windows after the cut of some, int64 [W].
+        """Returns window lengths after some windows are cut, int64 [W].
 
-        They keep the sentences that reach a length drawn from 2 to `longest` + 3, and at least two.
+        A cut window keeps the sentences that reach a length drawn from 2 to `longest` + 3, at least
+        two.
         """
         short_W = noise.uniforms(noise.fold_in(keys_W, _SHORT), 1)[:, 0] < self.short_share
         target_W = noise.integers(noise.fold_in(keys_W, _LENGTH), 2, longest + 3)

@@ -1,10 +1,9 @@
-"""Random numbers, noise masks and the replacement of noise, for batches of windows.
+"""Random numbers, noise masks and noise substitution for batches of windows.
 
 Every function is pure in (tokens, keys): a window's noise depends on its key alone, not on the
-batch, host or worker it is computed in. A mask is bool [W, N], True on noise and False beyond a
-window's length; substitutions make inputs or targets from a window and its mask.
+batch, host or worker. A mask is bool [W, N], True on noise and False beyond a window's length.
 
-Dimensions: W windows, N tokens of a window, S spans, D draws.
+Dimensions: W windows, N tokens per window, S spans, D draws.
 """
 
 import hashlib
@@ -12,7 +11,7 @@ import hashlib
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-# Separates the noise of evaluation from that of training under the same seed.
+# Separates evaluation noise from training noise under the same seed.
 _EVALUATION_EPOCH = 0xFFFF_FFFF
 
 
@@ -28,7 +27,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def fold_in(key: np.ndarray | int, value: np.ndarray | int) -> np.ndarray:
-    """Returns new keys from keys and values: uint64, of their broadcast shape."""
+    """Derives new keys from keys and values: uint64, of their broadcast shape."""
     with np.errstate(over="ignore"):
         return _mix(
             _mix(np.asarray(key).astype(np.uint64) + _GOLDEN)
@@ -39,8 +38,8 @@ def fold_in(key: np.ndarray | int, value: np.ndarray | int) -> np.ndarray:
 def task_seed(seed: int, task: str) -> int:
     """Returns the seed of a task's order and noise in a run with `seed`.
 
-    Tasks that read the same windows read them in different orders, and a task that joins a mixture
-    later changes nothing for the others.
+    Tasks that share windows read them in different orders, and adding a task to a mixture changes
+    nothing for the others.
     """
     digest = hashlib.sha256(task.encode()).digest()
     return int(fold_in(seed, int.from_bytes(digest[:8], "little")))
@@ -49,29 +48,22 @@ def task_seed(seed: int, task: str) -> int:
 def training_keys(
     seed: int, task: str, epochs_W: np.ndarray | int, windows_W: np.ndarray
 ) -> np.ndarray:
-    """Returns the noise keys of a task's windows in training, uint64 [W].
+    """Returns the noise keys of a task's training windows, uint64 [W].
 
-    Args:
-      seed: the run's.
-      task: name of the task.
-      epochs_W: int [W], or one epoch for all windows.
-      windows_W: int [W], indices in the task's training split.
+    `windows_W` holds indices in the training split.
     """
     return fold_in(fold_in(task_seed(seed, task), epochs_W), windows_W)
 
 
 def evaluation_keys(seed: int, windows_W: np.ndarray) -> np.ndarray:
-    """Returns the noise keys of a split's windows in evaluation, uint64 [W].
-
-    They are the same at every evaluation, and for every task.
-    """
+    """Returns the noise keys of evaluation windows, uint64 [W]: the same in every run and task."""
     return fold_in(fold_in(seed, _EVALUATION_EPOCH), windows_W)
 
 
 def window_keys(seed: int, task: str, split: str, epoch: int, windows_W: np.ndarray) -> np.ndarray:
-    """Returns the noise keys with which a run reads windows of `split`, uint64 [W].
+    """Returns the noise keys of a run's windows, uint64 [W].
 
-    A run trains on the split "train" and evaluates on any other, where `epoch` has no effect.
+    Split "train" gives training keys; any other gives evaluation keys and ignores `epoch`.
     """
     if split == "train":
         return training_keys(seed, task, epoch, windows_W)
@@ -87,20 +79,20 @@ def uniforms(keys_W: np.ndarray, count: int) -> np.ndarray:
 
 
 def integers(keys_W: np.ndarray, least: np.ndarray | int, most: np.ndarray | int) -> np.ndarray:
-    """Returns one draw per key, int64 [W], uniform from `least` to `most`, inclusive."""
+    """Returns one uniform draw in [`least`, `most`] per key, int64 [W]."""
     choices_W = np.asarray(most) - least + 1
     return least + (uniforms(keys_W, 1)[:, 0] * choices_W).astype(np.int64)
 
 
 def within(lengths_W: np.ndarray, width: int) -> np.ndarray:
-    """Returns bool [W, width], True at the positions of a window's tokens."""
+    """Returns bool [W, width], True where a window has a token."""
     return np.arange(width) < lengths_W[:, None]
 
 
 def span_counts(
     lengths_W: np.ndarray, noise_density: float, mean_noise_span_length: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (noise tokens, noise spans) of windows of the given lengths, int64 [W] each.
+    """Returns (noise tokens, noise spans) per window, int64 [W] each.
 
     Rounding is half to even in float32, as in T5; float64 differs on ties (190 x 0.15).
 
@@ -116,11 +108,10 @@ def span_counts(
 
 
 def subsets(keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray) -> np.ndarray:
-    """Chooses `size` of the numbers below `total`; every subset is equally likely.
+    """Draws a uniform subset of `size` numbers below `total` for each window.
 
-    A subset is the first `size` different numbers of a stream of draws; if it has more than half of
-    the numbers, the others are drawn instead. So the number of draws is about that of spans, while
-    a shuffle needs one for every token.
+    The first `size` distinct numbers of a stream of draws; for more than half of the numbers, the
+    complement is drawn. So draws are about as many as spans; a shuffle needs one per token.
 
     Args:
       keys_W: uint64 [W].
@@ -128,7 +119,7 @@ def subsets(keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray) -> np
       sizes_W: int [W], each at most its total.
 
     Returns:
-      bool [W, max(totals)], True on the chosen.
+      bool [W, max(totals)], True on chosen numbers.
     """
     from tasks.objectives import noise_loops
 
@@ -137,7 +128,7 @@ def subsets(keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray) -> np
 
 
 def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) -> np.ndarray:
-    """Splits each total into `parts` positive integers; every way to do so is equally likely.
+    """Splits each total into `parts` positive integers, uniformly over all such splits.
 
     Args:
       keys_W: uint64 [W].
@@ -160,11 +151,8 @@ def alternate(
 ) -> np.ndarray:
     """Returns the mask of alternating spans, non-noise first: bool [W, width], cut at the lengths.
 
-    Args:
-      clean_WS: int64 [W, S] lengths of the non-noise spans, 0 after the last.
-      noise_WS: int64 [W, S] lengths of the noise spans, 0 after the last.
-      lengths_W: int64 [W], each at most `width`.
-      width: tokens of a window.
+    `clean_WS` and `noise_WS` are span lengths, int64 [W, S], 0 after the last span; `lengths_W` is
+    int64 [W], each at most `width`.
     """
     from tasks.objectives import noise_loops
 
@@ -178,7 +166,7 @@ def span_mask(
     noise_density: float = 0.15,
     mean_noise_span_length: float = 3.0,
 ) -> np.ndarray:
-    """Returns T5's random spans: bool [W, width], True on noise, False beyond a window's length.
+    """Returns T5's random spans: bool [W, width].
 
     A window begins with a non-noise span and ends with a noise span; `span_counts` gives the
     numbers of noise tokens and spans, and both kinds of tokens are split uniformly into spans.
@@ -200,7 +188,7 @@ def regular_mask(
     shortest: int = 3,
     longest: int = 3,
 ) -> np.ndarray:
-    """Returns spans of equal length at equal distance in each window: bool [W, width].
+    """Returns equally long, equally spaced spans in each window: bool [W, width].
 
     The length is uniform from `shortest` to `longest`; a span begins every
     `regular_period(length)` tokens, from a uniform offset.
@@ -215,7 +203,7 @@ def regular_mask(
 
 
 def regular_period(span_length: np.ndarray | int, noise_density: float) -> np.ndarray:
-    """Returns the distance between the beginnings of regular spans in tokens, int64."""
+    """Returns the distance in tokens between the starts of regular spans, int64."""
     period = np.asarray(span_length, np.float32) / np.float32(noise_density)
     return np.rint(period).astype(np.int64)
 
@@ -223,7 +211,7 @@ def regular_period(span_length: np.ndarray | int, noise_density: float) -> np.nd
 def iid_mask(
     keys_W: np.ndarray, lengths_W: np.ndarray, width: int, noise_density: float = 0.15
 ) -> np.ndarray:
-    """Returns independent noise, with the same probability for every token: bool [W, width].
+    """Returns independent noise of equal probability for every token: bool [W, width].
 
     Source: T5 `data/preprocessors.py`, iid_noise_mask.
     """
@@ -239,9 +227,9 @@ def prefix_mask(
 ) -> np.ndarray:
     """Returns a prefix of random length: bool [W, width].
 
-    In a window of L tokens its length is uniform from `shortest_prefix` to L - 1. Where
-    `mirrored_W` is True it is what is missing from the draw to the sum of both, so that two windows
-    with one key, of which one is mirrored, have prefixes of constant length together.
+    In a window of L tokens, the length is uniform from `shortest_prefix` to L - 1. Where
+    `mirrored_W` is True, it is the sum of both bounds minus the draw, so a window and its mirrored
+    twin (same key) have prefixes of constant total length.
 
     Source: T5 `data/preprocessors.py`, random_prefix_noise_mask.
     """
@@ -254,7 +242,7 @@ def prefix_mask(
 
 
 def shortest_prefix(lengths_W: np.ndarray, noise_density: float) -> np.ndarray:
-    """Returns the shortest prefix of `prefix_mask`, int64 [W]: 1 token at density 0.5."""
+    """Returns the minimum prefix length of `prefix_mask`, int64 [W]: 1 token at density 0.5."""
     most_W = np.maximum(lengths_W - 1, 0)
     least_W = np.rint((1 - 2 * noise_density) * most_W).astype(np.int64)
     return np.minimum(np.maximum(least_W, 1), most_W)
@@ -270,16 +258,13 @@ def run_starts(mask_WN: np.ndarray) -> np.ndarray:
 def limit_noise(
     mask_WN: np.ndarray, per_token: int, per_span: int, limit: int, spans: int
 ) -> np.ndarray:
-    """Ends the noise of a window where more would not fit.
+    """Cuts the mask of each window before the first token that exceeds a limit.
 
     Args:
       mask_WN: bool [W, N].
-      per_token, per_span: cost of a token and of a span of noise.
-      limit: largest total cost.
-      spans: largest number of spans.
-
-    Returns:
-      bool [W, N], the mask up to the first token that exceeds a limit.
+      per_token, per_span: cost of a noise token and of a noise span.
+      limit: maximum total cost.
+      spans: maximum number of spans.
     """
     spans_WN = np.cumsum(run_starts(mask_WN), axis=1, dtype=np.int32)
     taken_WN = per_token * np.cumsum(mask_WN, axis=1, dtype=np.int32) + per_span * spans_WN
@@ -295,11 +280,10 @@ def substitute_spans(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Replaces each run of True in `mask_WN` by one sentinel.
 
-    Sentinels are `first_sentinel`, `first_sentinel - 1`, … if they are `unique`, else always
-    `first_sentinel`.
+    Sentinels count down from `first_sentinel` if `unique`; else all are `first_sentinel`.
 
     Returns:
-      (tokens int32 [W, any] moved to the left and padded with 0, their number int64 [W]).
+      (tokens int32 [W, any], left-aligned and padded with 0, their number int64 [W]).
 
     Source: T5 `data/preprocessors.py`, noise_span_to_unique_sentinel and noise_span_to_sentinel.
     """
@@ -313,7 +297,7 @@ def substitute_spans(
 
 
 def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Moves the kept tokens of each window to the left.
+    """Left-aligns the kept tokens of each window.
 
     Returns:
       (tokens int32 [W, any] padded with 0, their number int64 [W]).
@@ -324,15 +308,12 @@ def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np
 
 
 def _narrow(tokens_WN: np.ndarray, counts_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns both, without the columns that are padding in all windows."""
+    """Drops the columns that are padding in all windows."""
     return tokens_WN[:, : int(counts_W.max(initial=0))], counts_W
 
 
 def permute(tokens_WN: np.ndarray, mask_WN: np.ndarray, keys_W: np.ndarray) -> np.ndarray:
-    """Shuffles the tokens of each window that are True in `mask_WN` among their positions.
-
-    Returns:
-      int32 [W, N].
+    """Shuffles the masked tokens of each window among their positions: int32 [W, N].
 
     Source: T5 `data/preprocessors.py`, permute_noise_tokens.
     """
@@ -353,19 +334,10 @@ def replace_tokens(
     random_share: float = 0.0,
     kept_share: float = 0.0,
 ) -> np.ndarray:
-    """Replaces each masked token by `mask_token`, a random piece or nothing, independently.
+    """Replaces masked tokens independently: int32 [W, N].
 
-    Args:
-      tokens_WN: int32 [W, N].
-      mask_WN: bool [W, N].
-      keys_W: uint64 [W].
-      mask_token: id that replaces a token.
-      pieces: ids of the pieces that are drawn, `TokenIds.random_ids`.
-      random_share: probability of a random piece instead, in [0, 1].
-      kept_share: probability that the token stays, in [0, 1 - random_share].
-
-    Returns:
-      int32 [W, N].
+    A masked token becomes a random id from `pieces` with probability `random_share`, stays with
+    probability `kept_share`, and becomes `mask_token` otherwise.
 
     Source: Devlin et al. 2019, section 3.1; T5 `data/preprocessors.py`,
       noise_token_to_random_token_or_sentinel.

@@ -1,6 +1,6 @@
 """The base class of objectives, which make examples from windows of tokens.
 
-Dimensions: W windows, N tokens of a window.
+Dimensions: W windows, N tokens per window.
 """
 
 import abc
@@ -39,9 +39,9 @@ class Objective(abc.ABC):
     def features(self) -> tuple[str, ...]:
         """Names of an example's features.
 
-        "inputs" and "targets" are ids. "weights" (0 or 1 for each target) says which targets count
-        in the loss; without it all do. "prefix" is 1 where a decoder attends in both directions.
-        "segments" and "order" are those of `MaskedLM`.
+        "inputs" and "targets" are ids. "weights" (0 or 1 per target) marks targets that count in
+        the loss; without it all do. "prefix" is 1 where a decoder attends in both directions. For
+        "segments" and "order" see `MaskedLM`.
         """
 
     @abc.abstractmethod
@@ -49,12 +49,12 @@ class Objective(abc.ABC):
         """Returns the number of corpus tokens in one example.
 
         Raises:
-          UserError: these lengths cannot hold such examples; the message says which can.
+          UserError: these lengths cannot hold such examples; the message suggests others.
         """
 
     @abc.abstractmethod
     def sentinels(self, lengths: Lengths) -> int:
-        """Returns the largest number of sentinels in one example."""
+        """Returns the maximum number of sentinels in one example."""
 
     @abc.abstractmethod
     def examples(
@@ -71,15 +71,15 @@ class Objective(abc.ABC):
           tokens_WN: int32 [W, N] windows of at most `window_tokens`, padded with 0.
           lengths_W: int64 [W] lengths of the windows.
           keys_W: uint64 [W] noise keys.
-          lengths: the lengths that `window_tokens` was given.
+          lengths: as given to `window_tokens`.
           ids: the vocabulary; sentinels are its last ids, descending.
         """
 
     def kinds(self, lengths: Lengths) -> tuple[Kind, ...]:
-        """Returns the kinds of examples, whose lengths are known before a token is read.
+        """Returns the kinds of examples, if their lengths are known in advance.
 
         Raises:
-          UserError: examples of this objective do not have such lengths.
+          UserError: example lengths are unknown before tokens are read.
         """
         raise UserError(
             f"examples of {words(self)} cannot be packed, as their lengths are not known before "
@@ -95,7 +95,7 @@ class Objective(abc.ABC):
         lengths: Lengths,
         ids: TokenIds,
     ) -> Examples:
-        """Returns examples like `examples`, but of the kinds that `slots` says."""
+        """Returns examples like `examples`, of the kinds given by `slots`."""
         return self.examples(tokens_WN, lengths_W, keys_W, lengths, ids)
 
     @property
@@ -110,20 +110,20 @@ class Objective(abc.ABC):
 
     @property
     def unit(self) -> Unit:
-        """What a window is cut from; one of a pair is its inputs, PAIR_BORDER, then its targets."""
+        """The source of windows; the window of a pair is inputs, PAIR_BORDER, targets."""
         return Unit.TEXT
 
     @property
     def cuts_sides(self) -> bool:
-        """True if sides of pairs longer than their features are cut; False if they are refused."""
+        """Whether overlong sides of pairs are cut; if not, they are refused."""
         return True
 
     def cutting_sides(self) -> "Objective":
-        """Returns this objective, but `cuts_sides`."""
+        """Returns this objective with `cuts_sides` set."""
         return self
 
     def sides(self, lengths: Lengths) -> tuple[int, int]:
-        """Returns the most ids of inputs and of targets of a pair that these lengths hold.
+        """Returns the maximum ids of a pair's inputs and targets at these lengths.
 
         Raises:
           UserError: a length holds no id.
@@ -148,20 +148,20 @@ class Objective(abc.ABC):
 
     @property
     def appends_eos(self) -> bool:
-        """True if the targets of every example end in an EOS that is not in the window."""
+        """True if every example's targets end in an EOS that is not in the window."""
         return False
 
     def describe(self, key: np.integer | np.ndarray) -> str:
-        """Returns the objective and its settings in words, as it acts under a noise key."""
+        """Describes the objective and its settings under a noise key."""
         return words(self)
 
     def describe_choice(self, key: np.integer | np.ndarray, choice: int) -> str:
-        """Returns `describe` of an example of a kind, by its number in `kinds`."""
+        """Describes an example of kind `choice`, an index in `kinds`."""
         return self.describe(key)
 
 
 def words(value: Any) -> str:
-    """Returns a dataclass in words: its name and, in brackets, its fields; tuples are left out."""
+    """Describes a dataclass as its name and, in brackets, its fields except tuples."""
     if not dataclasses.is_dataclass(value):
         text = str(value)
         return text if "<" in text else text.replace("_", " ")

@@ -1,6 +1,6 @@
 """Charts of a page, drawn by uPlot (decision 019) from data in the page.
 
-A series has columns of x values, of which a reader chooses one, as steps or hours.
+A reader chooses among a series' columns of x values, such as steps or hours.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tasks.pages.document import plain, text
 
-# Points of a series in a page; a screen has fewer pixels.
+# Points per series; a screen has fewer pixels.
 MOST_POINTS = 2000
 _DIGITS = 6
 Values = Sequence[float | int | None]
@@ -21,13 +21,13 @@ class Series:
     """A line of a chart.
 
     Attributes:
-      label: its name in the legend.
-      x: columns of x values that it may be drawn over, by name; ascending, as long as `y`.
-      y: its values; None and values that are not finite are gaps.
-      colour: number of its colour.
-      faint: whether it is drawn faintly behind the others, as training behind evaluation.
-      dots: whether each value is a dot.
-      smooth: whether the reader may smooth it.
+      label: name in the legend.
+      x: alternative x values by name; ascending, as long as `y`.
+      y: values; None and values that are not finite are gaps.
+      colour: colour number.
+      faint: drawn faintly behind the others, such as training behind evaluation.
+      dots: each value is a dot.
+      smooth: the reader may smooth the line.
     """
 
     label: str
@@ -45,12 +45,10 @@ class Chart:
 
     Attributes:
       key: its id in the page.
-      title: its heading, as text.
-      series: what is drawn.
       unit: unit of the values, shown under the heading.
       labels: names of the x values 0, 1, …; the chart then has bars.
-      percent: whether values are shares, shown in percent.
-      logarithmic: whether the reader may choose a logarithmic scale.
+      percent: values are shares, shown in percent.
+      logarithmic: the reader may choose a logarithmic scale.
     """
 
     key: str
@@ -63,7 +61,7 @@ class Chart:
 
 
 def figure(chart: Chart) -> str:
-    """Returns the place of a chart as HTML."""
+    """Returns a chart's placeholder as HTML."""
     unit = f" <small>{text(chart.unit)}</small>" if chart.unit else ""
     return (
         f"<figure class=chart id=chart-{chart.key}><figcaption>{text(chart.title)}{unit}"
@@ -72,9 +70,9 @@ def figure(chart: Chart) -> str:
 
 
 def figures(charts: Iterable[Chart], axes: Mapping[str, str]) -> str:
-    """Returns the places of charts side by side, under the controls that apply to all of them.
+    """Returns charts side by side, under their common controls.
 
-    `axes`: what each column of x values counts, by name; the first is drawn at first.
+    `axes` maps each column of x values to its unit; the first is drawn initially.
     """
     charts = list(charts)
     choices = "".join(
@@ -140,7 +138,7 @@ def data(charts: Iterable[Chart], axes: Mapping[str, str]) -> str:
 
 
 def thinned(values: Values, count: int) -> Values:
-    """Returns the values of a series of `count` that are drawn: at most MOST_POINTS."""
+    """Returns at most MOST_POINTS of `count` values."""
     every = -(-count // MOST_POINTS)
     if every <= 1:
         return values

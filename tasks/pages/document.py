@@ -1,7 +1,7 @@
-"""HTML pages in one style. Their text is escaped, and they load nothing.
+"""Self-contained HTML pages in one style, with escaped text.
 
-A page is one file: style, scripts and data are in it. Its policy, which the browser enforces,
-allows no request and no script but those that `document` puts there.
+Style, scripts and data are in the file. Its policy, enforced by the browser, allows no request and
+only the scripts that `document` adds.
 """
 
 import base64
@@ -34,11 +34,11 @@ def document(
 
     Args:
       title: title and first heading, as text.
-      links: text of each link under the heading, by the id that it leads to.
+      links: text of each link under the heading, by target id.
       head: HTML between the heading and the links.
       body: HTML after the links.
       tokens: whether to include the script that explains the token under the pointer.
-      charts: data of the charts in `body`, by `tasks.pages.chart.data`; "" if there are none.
+      charts: `tasks.pages.chart.data` of the charts in `body`; "" without charts.
     """
     items = "".join(f"<li><a href='#{key}'>{text(name)}</a></li>" for key, name in links.items())
     contents = f"<nav aria-label=Contents><ul>{items}</ul></nav>" if items else ""
@@ -48,14 +48,14 @@ def document(
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {sources}"
     end = "<output id=about></output>" if tokens else ""
     end += f"<script type=application/json id=chart-data>{charts}</script>" if charts else ""
-    # The licence must be in every copy.
+    # Every copy must contain the licence.
     end += f"<!-- uPlot.iife.min.js: {_asset('uPlot.LICENSE')} -->" if charts else ""
     end += "".join(f"<script>{_asset(name)}</script>" for name in scripts)
     return (
         "<!DOCTYPE html><html lang=en><head><meta charset=utf-8>"
         f'<meta http-equiv=Content-Security-Policy content="{policy}">'
         "<meta name=viewport content='width=device-width, initial-scale=1'>"
-        # Without it, browsers ask the server of the page for an icon.
+        # Otherwise browsers ask the server of the page for an icon.
         "<link rel=icon href='data:,'>"
         f"<title>{text(title)}</title>"
         f"<style>{''.join(map(_asset, styles))}</style></head><body>"
@@ -69,7 +69,7 @@ def text(value: object) -> str:
 
 
 def plain(value: object) -> str:
-    """Returns a value as text that can be shown and written: no control characters."""
+    """Returns a value as printable text without control characters."""
     return str(value).translate(CONTROL_PICTURES).translate(_SURROGATES)
 
 
@@ -79,7 +79,7 @@ def attribute(value: object) -> str:
 
 
 def sections(parts: Iterable[tuple[str, str]]) -> tuple[str, dict[str, str]]:
-    """Returns (name, HTML) of each section as HTML, and the links to them for `document`."""
+    """Returns (name, HTML) sections as HTML, and the links to them for `document`."""
     parts = list(parts)
     links: dict[str, str] = {}
     for number, (name, _) in enumerate(parts, 1):
@@ -94,7 +94,7 @@ def sections(parts: Iterable[tuple[str, str]]) -> tuple[str, dict[str, str]]:
 
 
 def facts(values: Iterable[tuple[str, object]], kind: str) -> str:
-    """Returns names and values as a list; `kind` is its class, "facts" or "figures"."""
+    """Returns names and values as a list of class `kind`: "facts" or "figures"."""
     items = "".join(
         f"<div><dt>{text(name)}</dt><dd>{text(value)}</dd></div>" for name, value in values
     )
@@ -109,9 +109,9 @@ def note(value: object) -> str:
 def table(
     caption: str, header: Sequence[str], rows: Iterable[Sequence[object]], html_last: bool = False
 ) -> str:
-    """Returns a table; columns of numbers, but never the first column, are flush right.
+    """Returns a table; numeric columns, except the first, are flush right.
 
-    `html_last`: whether the last cell of each row is HTML already.
+    With `html_last`, the last cell of each row is already HTML.
     """
     rows = [list(row) for row in rows]
     numeric = [

@@ -1,8 +1,4 @@
-"""Batches of documents, bounded in number and in bytes.
-
-Columns: `id` string, `text` large_string (pairs: `inputs` and `targets`), `problem` string, `part`
-int32, `place` string; `sources.read` describes them.
-"""
+"""Batches of documents, bounded in number and in bytes; `sources.read` describes their columns."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -91,7 +87,10 @@ def batch(
     places: "pa.Array",
     parts: Any = None,
 ) -> "pa.RecordBatch":
-    """Returns a batch: `texts` are one array, or inputs and targets; no `parts`: all are whole."""
+    """Returns a batch of one array of texts, or of inputs and targets.
+
+    Without `parts`, all documents are whole.
+    """
     import numpy as np
     import pyarrow as pa
 
@@ -102,7 +101,7 @@ def batch(
 
 
 def bounded(batch: "pa.RecordBatch", count: int, unit: Unit = Unit.TEXT) -> Batches:
-    """Slices a batch into ones of at most `count` documents and BATCH_BYTES of text."""
+    """Slices a batch into batches of at most `count` documents and BATCH_BYTES of text."""
     import numpy as np
     import pyarrow.compute as pc
 
@@ -119,7 +118,7 @@ def bounded(batch: "pa.RecordBatch", count: int, unit: Unit = Unit.TEXT) -> Batc
 
 
 def as_text(raw: "pa.LargeBinaryArray") -> tuple["pa.LargeStringArray", "pa.StringArray"]:
-    """Returns the texts and each one's problem; a missing or invalid text is null."""
+    """Returns texts and their problems; a missing or invalid text is null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -136,7 +135,7 @@ def as_text(raw: "pa.LargeBinaryArray") -> tuple["pa.LargeStringArray", "pa.Stri
 
 
 def places(file: str, numbers: "np.ndarray") -> "pa.StringArray":
-    """Returns the places "file:number", which are the ids of documents without one."""
+    """Returns places "file:number", the default document ids."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,8 +1,8 @@
-"""The columns of a corpus: how a row's values become the text or the two sides of a document.
+"""How a row's values become the text of a document, or the two sides of a pair.
 
-The side of a pair is made by a template: the name of a column, or text with columns in braces, as
-in `{premise} </s> {hypothesis}`. `{{` and `}}` stand for braces. A template's columns hold text,
-whole numbers, or booleans, which are written as `true` and `false`.
+A template makes one side of a pair. It is a column name, or text with columns in braces, such as
+`{premise} </s> {hypothesis}`; `{{` and `}}` stand for braces. Columns hold text, whole numbers, or
+booleans (written `true` and `false`).
 """
 
 import dataclasses
@@ -36,11 +36,11 @@ class Template:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of the columns, each once."""
+        """Distinct column names."""
         return tuple(dict.fromkeys(column for _, column in self.parts if column))
 
     def render(self, row: Mapping[str, Any]) -> tuple[bytes | None, str | None]:
-        """Returns (UTF-8, None) for a row of values, or (None, its problem)."""
+        """Returns (UTF-8, None) for a row of values, or (None, problem)."""
         out = []
         for before, column in self.parts:
             out.append(before)
@@ -58,7 +58,7 @@ class Template:
             out.append(value)
         try:
             return "".join(out).encode(), None
-        except UnicodeEncodeError:  # JSON can hold half a surrogate pair, which is no character
+        except UnicodeEncodeError:  # JSON can hold half a surrogate pair, which is not a character
             return None, INVALID
 
 
@@ -67,7 +67,7 @@ def parse(text: str) -> Template:
     """Parses a template.
 
     Raises:
-      ValueError: its braces do not match, or it names no column.
+      ValueError: unmatched braces, or no column.
     """
     if "{" not in text and "}" not in text:
         return Template((("", text),))
@@ -85,7 +85,7 @@ def parse(text: str) -> Template:
 
 
 class Columns:
-    """What a corpus reads of a row: the columns with its text, and the column with its id."""
+    """Columns that a corpus reads: text and id."""
 
     def __init__(self, spec: "CorpusSpec"):
         self.unit = spec.unit
@@ -95,10 +95,12 @@ class Columns:
         else:
             self._templates = (Template((("", spec.column),), only_text=True),)
         self.names = tuple(dict.fromkeys(name for each in self._templates for name in each.columns))
-        self.checked = (*self.names, spec.id) if spec.id else self.names  # those a file must have
+        self.checked = (
+            (*self.names, spec.id) if spec.id else self.names
+        )  # columns that a file must have
 
     def content(self, row: Mapping[str, Any]) -> tuple[Content, str | None]:
-        """Returns (content, None) of a document made from a row of values, or (None, problem)."""
+        """Returns (content, None) for a row of values, or (None, problem)."""
         sides = []
         for template in self._templates:
             side, problem = template.render(row)
@@ -108,7 +110,7 @@ class Columns:
         return (sides[0] if self.unit is Unit.TEXT else tuple(sides)), None
 
     def contents(self, rows: "pa.RecordBatch") -> tuple[list["pa.Array"], "pa.Array"]:
-        """Returns (an array of texts for each of `Unit.columns`, problems) of many rows."""
+        """Returns (one array of texts per column of `Unit.columns`, problems) for many rows."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -133,7 +135,7 @@ class Columns:
 
 
 def _strings(values: "pa.Array") -> tuple["pa.Array", "pa.Array"]:
-    """Returns (large_string texts, problems) of a column."""
+    """Returns (large_string texts, problems) for a column."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(values.type):

@@ -12,19 +12,19 @@ PYTHON_DOCS = "python_docs"  # the built-in corpus
 HUB = "hf"  # data sets of the Hugging Face Hub
 CSV, TSV = "csv", "tsv"
 NO_QUOTE = "none"
-# The options that may follow the "?" of a SPEC.
+# Options that may follow the "?" of a SPEC.
 COLUMN_OPTIONS = ("column", "inputs", "targets", "id")
 FORMAT_OPTIONS = (*COLUMN_OPTIONS, "document", "columns", "delimiter", "quote")
 OPTIONS = (
     *("column", "inputs", "targets", "split", "id", "validation", "document"),
     *("columns", "delimiter", "quote"),
 )
-# Kind -> (delimiter, quote). TSV has no quotes, as in text/tab-separated-values and
-# T5's `parse_tsv`.
+# Kind -> (delimiter, quote). TSV has no quotes, as in text/tab-separated-values and T5's
+# `parse_tsv`.
 _DIALECTS = {CSV: (",", '"'), TSV: ("\t", NO_QUOTE)}
-# Characters of a template that a SPEC holds as they are.
+# Template characters that a SPEC does not escape.
 _READABLE = " {}<>/:,.?!'\"()[]|"
-# What is a document of plain text: a line, a file, or the lines between blank ones.
+# A document of plain text: a line, a file, or a block of lines between blank lines.
 LINE, FILE, BLOCK = "line", "file", "block"
 DOCUMENTS = (LINE, FILE, BLOCK)
 
@@ -33,10 +33,10 @@ DOCUMENTS = (LINE, FILE, BLOCK)
 class CorpusSpec:
     """A parsed SPEC; `str()` returns a SPEC that parses to an equal value.
 
-    `split` is "" if none was asked for, so that every file of a pattern is read. Only plain text
-    uses `document`. `inputs` and `targets` are the templates of pairs (`tasks.reading.columns`),
-    both "" if documents are texts. Only CSV and TSV use `columns` (comma-separated names for files
-    without a header), `delimiter`, and `quote` (a character or "none").
+    An empty `split` reads every file. Only plain text uses `document`. `inputs` and `targets` are
+    the templates of pairs (`tasks.reading.columns`), both "" for single texts. Only CSV and TSV use
+    `columns` (comma-separated names for files without a header), `delimiter`, and `quote` (a
+    character or "none").
     """
 
     kind: str
@@ -66,7 +66,7 @@ class CorpusSpec:
         }
         if not options:
             return head
-        if self.unit is Unit.PAIR:  # templates are kept readable: they hold spaces and braces
+        if self.unit is Unit.PAIR:  # templates stay readable: they contain spaces and braces
             query = urllib.parse.urlencode(options, safe=_READABLE, quote_via=urllib.parse.quote)
         else:
             query = urllib.parse.urlencode(options)
@@ -74,14 +74,14 @@ class CorpusSpec:
 
     @property
     def unit(self) -> Unit:
-        """What one document is."""
+        """Whether documents are texts or pairs."""
         return Unit.PAIR if self.inputs else Unit.TEXT
 
 
 def default_spec(kind: str) -> CorpusSpec:
-    """Returns a spec of this kind with default options.
+    """Returns a spec with default options.
 
-    The built-in corpus is small, so a larger share of it is held out for validation.
+    The built-in corpus is small, so it holds out a larger share for validation.
     """
     if kind == PYTHON_DOCS:
         return CorpusSpec(kind, split=TRAIN, validation=0.1)
@@ -95,10 +95,9 @@ def default_spec(kind: str) -> CorpusSpec:
 class SourceFile:
     """One file of a corpus.
 
-    `name` is its name inside the corpus, and follows `folder` in its path. All files of a corpus,
-    perhaps a million, share one `folder` string. `state` identifies its
-    content (an etag or a checksum, if the store reports one); `written` is when a local file was
-    last written.
+    Its path is `folder` + `name`; all files of a corpus, perhaps a million, share one `folder`
+    string. `state` identifies its content (an etag or a checksum, if the store reports one);
+    `written` is a local file's modification time.
     """
 
     folder: str
@@ -110,12 +109,12 @@ class SourceFile:
 
     @property
     def path(self) -> str:
-        """The path or URL that opens the file."""
+        """Path or URL that opens the file."""
         return self.folder + self.name
 
     @property
     def etag(self) -> str:
-        """The etag that a remote store reports, or the time a local file was written."""
+        """The remote store's etag, or a local file's modification time."""
         return "".join(self.state.values()) or self.written
 
 
@@ -123,10 +122,10 @@ class SourceFile:
 class FileRange:
     """A range of a file that can be read by itself.
 
-    `start` and `stop` count what the format counts (bytes of a file of lines, rows of Parquet);
-    `stop` is None for a file that can only be read from start to end. `bytes` is the range's size.
-    `cuts` are the only places where it can be cut, beginning with `start`, each with the number of
-    rows before it in the file; () if it can be cut anywhere.
+    `start` and `stop` are in the format's unit (bytes of a text file, rows of Parquet); `stop` is
+    None for a file that must be read from start to end. `bytes` is the range's size. `cuts` lists
+    the only places to cut it, beginning with `start`, each with the number of rows before it in the
+    file; () allows a cut anywhere.
     """
 
     start: int
@@ -153,9 +152,8 @@ class FilePart:
 class Piece:
     """The unit of work: parts of one or more files, or some documents of the built-in corpus.
 
-    `name` is unique in its corpus. `splits` are the splits to which its documents may belong; with
-    `held_out`, a hash of a document's id decides. `bytes` is the piece's size (Parquet: of the
-    text column, uncompressed).
+    `name` is unique in its corpus. Documents may belong to any of `splits`; with `held_out`, a hash
+    of the document id decides. `bytes` is the piece's size (Parquet: the uncompressed text column).
     """
 
     name: str
@@ -169,11 +167,11 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A corpus as it was listed: plain data without secrets, safe to send to any worker.
+    """A listed corpus: plain data without secrets, safe to send to any worker.
 
-    `record` is what a manifest keeps, as JSON: equal content gives equal records, wherever the
-    files lie. `notes` are lines to print: which files are not read, or read as validation.
-    `module` registers the format of the files; a worker imports it.
+    `record` is the manifest's JSON: equal content gives equal records, wherever the files lie.
+    `notes` are lines to print: unread files, or files read as validation. `module` registers the
+    file format; workers import it.
     """
 
     spec: CorpusSpec
@@ -184,5 +182,5 @@ class Corpus:
 
     @property
     def max_document_bytes(self) -> int:
-        """UTF-8 bytes of the longest document; longer ones are read in parts."""
+        """UTF-8 bytes of the longest document; longer ones are split."""
         return self.record["max_document_bytes"]

@@ -16,14 +16,14 @@ _LEAST_PIECE_BYTES = 64 << 10
 
 
 def target_bytes(total: int, piece_bytes: int) -> int:
-    """Returns the largest size of a piece of a corpus of `total` bytes; at most `piece_bytes`."""
+    """Returns the largest piece size for a corpus of `total` bytes; at most `piece_bytes`."""
     return max(1, min(piece_bytes, max(_LEAST_PIECE_BYTES, math.ceil(total / _LEAST_PIECES))))
 
 
 def cut(ranges: Iterable[FileRange], target: int) -> Iterator[FileRange]:
-    """Cuts a file's ranges into ones of at most `target` bytes, and joins small neighbours.
+    """Cuts a file's ranges into ranges of at most `target` bytes, and joins small neighbours.
 
-    A range is cut evenly, or at its `cuts`, where a part may be larger than `target`.
+    A range is cut evenly, or at its `cuts`; a part between `cuts` may be larger than `target`.
     """
     joined: FileRange | None = None
     for each in itertools.chain.from_iterable(_evenly(whole, target) for whole in ranges):
@@ -57,7 +57,7 @@ def _evenly(whole: FileRange, target: int) -> Iterator[FileRange]:
 def join(
     parts: Iterable[Part], size: Callable[[Part], int], target: int
 ) -> Iterator[tuple[Part, ...]]:
-    """Groups consecutive parts while they have at most `target` bytes together."""
+    """Groups consecutive parts of at most `target` bytes in total."""
     joined: list[Part] = []
     total = 0
     for part in parts:

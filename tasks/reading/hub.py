@@ -2,7 +2,7 @@
 
 Only the driver resolves a data set; workers read `hf://datasets/REPOSITORY@COMMIT/PATH` with the
 token that huggingface_hub finds on their own machine (HF_TOKEN, or its store). All requests use
-huggingface_hub's own session and are retried as `retries` describes.
+huggingface_hub's session and are retried (`retries`).
 """
 
 import contextlib
@@ -34,11 +34,11 @@ def list_files(
 
     Args:
       spec: a SPEC of the kind hf.
-      formats: names of the formats that can be read.
+      formats: names of the readable formats.
 
     Raises:
       UserError: the Hub cannot be reached, the data set cannot be accessed (a private one without a
-        token), it has no such revision or configuration, or its files have another format.
+        token), its revision or configuration does not exist, or its files have another format.
     """
     name = spec.location
     try:
@@ -88,12 +88,9 @@ def _list(spec: CorpusSpec) -> tuple[str, Any, dict[str, list[str]], dict[str, A
 
 
 def _with_dialect(spec: CorpusSpec, builder: Any) -> CorpusSpec:
-    """Returns the spec with the delimiter, quote and columns of CSV files filled in.
+    """Fills in the delimiter, quote and columns of CSV files.
 
-    What the spec leaves open comes from the data set's README, else from `datasets`' defaults.
-
-    Raises:
-      UserError: the README asks for something that we cannot do, or the files are not CSV.
+    Options missing from the spec come from the data set's README, else from `datasets`' defaults.
     """
     given = [name for name in ("columns", "delimiter", "quote") if getattr(spec, name)]
     if builder.name != CSV:
@@ -124,9 +121,9 @@ def _with_dialect(spec: CorpusSpec, builder: Any) -> CorpusSpec:
 
 @contextlib.contextmanager
 def _retrying_session(what: str) -> Iterator[None]:
-    """Retries every request to the Hub inside the block, including those that `datasets` makes.
+    """Retries every request to the Hub inside the block, including requests that `datasets` makes.
 
-    `datasets` treats a timeout as a missing README, and would find other files without it.
+    `datasets` treats a timeout as a missing README, and would then find other files.
     """
     from huggingface_hub import constants, get_session
 
@@ -166,7 +163,7 @@ def _retrying_session(what: str) -> Iterator[None]:
         yield
     finally:
         del session.send
-        if failures:  # the cause of whatever error the block raised, if it raised one
+        if failures:  # the cause of any error that the block raised
             raise failures[0]
 
 
@@ -225,7 +222,7 @@ def _explain(spec: CorpusSpec, error: Exception) -> UserError:
 def fetch_from_hub(path: str, size: int, etag: str) -> store.Fetch:
     """Returns the Fetch of `hf://datasets/REPOSITORY@COMMIT/PATH`; every response is checked.
 
-    A range is one request, and no request goes to the Hub's API, whose rate is limited.
+    A range is one request; none goes to the Hub's rate-limited API.
     """
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
@@ -252,7 +249,7 @@ def fetch_from_hub(path: str, size: int, etag: str) -> store.Fetch:
 
 
 def _check_answer(path: str, size: int, etag: str, answer: Any) -> None:
-    """Checks that a response succeeded and comes from the file that was listed."""
+    """Checks that a response succeeded and comes from the listed file."""
     status = answer.status_code
     if status in (401, 403):
         raise UserError(

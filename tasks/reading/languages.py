@@ -25,13 +25,12 @@ FORMS = (
 
 
 def specs(texts: Sequence[str], names: str | None, unnamed: bool = False) -> dict[str, CorpusSpec]:
-    """Returns the corpus of each language, in the order given, or {"": corpus} if there is one.
+    """Returns the corpus of each language, in the order given, or {"": corpus} for a single one.
 
     Args:
       texts: values of --corpus, one or more.
-      names: value of --languages, None if it is not given: the languages are then those that lie
-        where the SPEC has `{language}`.
-      unnamed: whether several corpora may have no names; their SPECs are then their names.
+      names: value of --languages. None finds the languages in place of `{language}` in the SPEC.
+      unnamed: whether several corpora may lack names; their SPECs then serve as names.
 
     Raises:
       UserError: a SPEC is invalid, a language is named twice, or there are no languages.
@@ -81,7 +80,7 @@ def _check_once(names: Sequence[str], where: str) -> None:
 
 
 def _found(text: str, head: str) -> list[str]:
-    """Returns the names that lie where `head`, a SPEC without options, has `{language}`."""
+    """Returns the names found in place of `{language}` in `head`, a SPEC without options."""
     kind, _, location = head.partition(":")
     before, _, after = location.partition(PLACE)
     folder, _, prefix = before.rpartition("/")
@@ -122,9 +121,9 @@ def _found(text: str, head: str) -> list[str]:
 
 
 def _fitting(ends: Sequence[str], prefix: str, suffix: str = "") -> list[str]:
-    """Returns the distinct text between `prefix` and `suffix` of the names of files or folders.
+    """Returns the distinct text between `prefix` and `suffix` in names of files or folders.
 
-    Hidden files are left out unless the text is a valid name.
+    Hidden files count only if the text is a valid name.
     """
     pattern = re.compile(f"{re.escape(prefix)}(.+){re.escape(suffix)}", re.DOTALL)
     matches = filter(None, map(pattern.fullmatch, ends))
@@ -136,11 +135,11 @@ def _fitting(ends: Sequence[str], prefix: str, suffix: str = "") -> list[str]:
 def check(corpora: Mapping[str, CorpusSpec]) -> None:
     """Checks that every language can be read, before hours are spent on the others.
 
-    Lists its files and inspects the smallest one that is not empty, for example for its columns.
-    Skips data sets of the Hub.
+    Lists each language's files and inspects the smallest non-empty one, for example for its
+    columns. Skips data sets of the Hub.
 
     Raises:
-      UserError: one has no files, only empty ones, or lacks a column.
+      UserError: a language has no files, only empty ones, or lacks a column.
     """
     for name, spec in corpora.items():
         try:

@@ -1,4 +1,4 @@
-"""The kinds of corpora that a SPEC names: how each is listed, cut into pieces, and read."""
+"""Kinds of corpora that a SPEC names: each is listed, cut into pieces, and read."""
 
 import contextlib
 import dataclasses
@@ -30,10 +30,10 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.unit import SIDES, Unit
 
-_INSPECTORS = 16  # files inspected concurrently: bound by latency for remote ones
-_CHUNK = 64  # files that a thread inspects at a time
+_INSPECTORS = 16  # files inspected concurrently: remote ones are bound by latency
+_CHUNK = 64  # files per thread at a time
 
-# What counts as a document of plain text, as a message.
+# Documents of plain text, in words for messages.
 _DOCUMENTS = {
     LINE: "every line is a document; ?document=file makes every file one, ?document=block every "
     "block of lines between blank ones",
@@ -41,12 +41,12 @@ _DOCUMENTS = {
     BLOCK: "every block of lines between blank ones is a document",
 }
 
-# The rules by which files belong to splits and are cut into pieces; records of caches name them.
+# Versions of the rules for splits and pieces; cache records name them.
 _RULES = 2
 
 
 class Lister(Protocol):
-    """A kind of corpus: how it is listed, cut into pieces, and read."""
+    """A kind of corpus."""
 
     @property
     def has_paths(self) -> bool:
@@ -76,7 +76,7 @@ class Lister(Protocol):
         """Checks quickly that a corpus can be read.
 
         Raises:
-          UserError: it has no files, only empty ones, or lacks a column.
+          UserError: the corpus has no files, only empty ones, or lacks a column.
         """
         ...
 
@@ -91,13 +91,13 @@ class Listed(NamedTuple):
 
 
 class Files:
-    """The kinds of local and remote files, named like their formats."""
+    """Local and remote files; the kinds are named like their formats."""
 
     has_paths = True
     reads_folders = False
 
     def list_files(self, spec: CorpusSpec, by_words: bool) -> Listed:
-        """Lists the files; `by_words`: words in their paths name their splits."""
+        """Lists the files; with `by_words`, words in their paths name their splits."""
         pinned, found, notes = listing.list_files(spec, by_words)
         return Listed(pinned, spec.kind, found, notes)
 
@@ -111,7 +111,7 @@ class Files:
         by_words = bool(spec.split)
         pinned, form, found, notes = self.list_files(spec, by_words)
         dialect = {name: getattr(pinned, name) for name in ("columns", "delimiter", "quote")}
-        spec = dataclasses.replace(spec, **dialect)  # a data set of the Hub has its own
+        spec = dataclasses.replace(spec, **dialect)  # a data set of the Hub brings its own
         generations = splits.generations(spec, found, earlier)
         chosen = list(itertools.chain.from_iterable(generations))
         inspected = _inspected(spec, form, [each.file for each in chosen])
@@ -150,7 +150,7 @@ class Files:
                 contextlib.closing(form.read(corpus, part, batch_documents)) as found,
             ):
                 yield from found
-                # A file that was cut short while open seems to end normally: the piece must fail.
+                # A file truncated while open seems to end normally: the piece must fail.
                 if not files.is_remote(part.file.path):
                     opening.check_unchanged(part.file)
 
@@ -165,7 +165,7 @@ class Files:
 
 
 class ArrowFiles(Files):
-    """The kind `arrow`: files, or a folder that `save_to_disk` of `datasets` wrote."""
+    """The kind `arrow`: files, or a folder written by `save_to_disk` of `datasets`."""
 
     reads_folders = True
 
@@ -201,7 +201,7 @@ def of_kind(kind: str) -> Lister:
 def _record(
     spec: CorpusSpec, pinned: CorpusSpec, piece_bytes: int, max_document_bytes: int
 ) -> dict[str, Any]:
-    """Returns what a manifest keeps of a corpus's options."""
+    """Returns the manifest's record of a corpus's options."""
     sides = {side: getattr(spec, side) for side in SIDES}
     return {
         "spec": str(pinned),
@@ -218,8 +218,6 @@ Inspected = tuple[list[FileRange], dict[str, Any]]
 
 
 def _inspected(spec: CorpusSpec, form: str, chosen: list[SourceFile]) -> list[Inspected]:
-    """Returns the ranges and the record of every file."""
-
     def inspect(file: SourceFile) -> Inspected:
         with opening.user_errors(file.path):
             ranges = FORMATS[form].ranges(spec, file)
@@ -235,10 +233,10 @@ def _inspected(spec: CorpusSpec, form: str, chosen: list[SourceFile]) -> list[In
 def _pieces(
     form: str, generation: list[tuple[ChosenFile, list[FileRange]]], piece_bytes: int
 ) -> Iterator[Piece]:
-    """Yields the pieces of one generation of files, given the ranges of each.
+    """Yields the pieces of one generation of files.
 
-    A piece holds documents of one set of splits. No piece has files of two generations, so an
-    extension leaves the old pieces as they are.
+    A piece holds documents of one set of splits. No piece spans two generations, so an extension
+    leaves the old pieces as they are.
     """
     total = sum(part.bytes for _, ranges in generation for part in ranges)
     target = cutting.target_bytes(total, piece_bytes)

@@ -17,7 +17,7 @@ from tasks.storage import files, store
 from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
 
-# What a pattern may match besides the files that are read.
+# Types that a pattern may match besides files.
 _HIDDEN = "hidden files"
 _FOLDERS = "folders"
 _SEEN = "links to folders with another name here"
@@ -28,7 +28,7 @@ _NO_STATE: dict[str, str] = {}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Found:
-    """A path that matches a pattern: its type ("file", "directory", …), bytes and etag."""
+    """A path that matches a pattern; `type` is "file", "directory", …."""
 
     path: str
     type: str
@@ -39,17 +39,16 @@ class _Found:
 def list_files(spec: CorpusSpec, by_words: bool) -> tuple[CorpusSpec, list[SourceFile], list[str]]:
     """Lists the files that a pattern matches, sorted by path.
 
-    Args:
-      spec: the corpus.
-      by_words: whether words in the files' paths name their splits; otherwise all are train.
+    With `by_words`, words in the paths name the splits; otherwise all files are train.
 
     Returns:
-      The spec with its pattern relative to the fixed folder, the files, and lines that say what
-      else matches and is not read.
+      The spec with its pattern relative to the fixed folder, the files, and lines about other
+        matches,
+      which are not read.
 
     Raises:
-      UserError: no file matches, a link leads nowhere, the name of a file is not UTF-8, or the
-        store cannot list them.
+      UserError: no file matches, a link is broken, a file name is not UTF-8, or the store cannot
+        list the files.
     """
     is_remote = files.is_remote(spec.location)
     fs, pattern = store.filesystem(spec.location)
@@ -93,14 +92,14 @@ def _source_file(
 
 
 def _relative(pattern: str) -> str:
-    """Returns a pattern from its first component with a wildcard on; the file's name if none."""
+    """Returns a pattern from its first component with a wildcard on, or else the file name."""
     components = pattern.split("/")
     first = next((i for i, part in enumerate(components) if re.search(r"[*\[]", part)), -1)
     return "/".join(components[first:])
 
 
 def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Found]:
-    """Yields all that a pattern matches, in any order."""
+    """Yields all matches of a pattern, in any order."""
     try:
         if is_remote:
             found = [
@@ -114,7 +113,7 @@ def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Foun
             return
     except FileNotFoundError:
         return
-    except ValueError as error:  # of fsspec, about the pattern
+    except ValueError as error:  # from fsspec, about the pattern
         raise UserError(
             f"{spec.location}: {error}; {_any_depth(spec.location)} matches at any depth"
         ) from error
@@ -129,16 +128,12 @@ def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Foun
 
 
 def _any_depth(location: str) -> str:
-    """Returns a pattern as it was probably meant: FOLDER/**.txt as FOLDER/**/*.txt."""
+    """Returns the pattern that was probably meant: FOLDER/**/*.txt for FOLDER/**.txt."""
     return re.sub(r"(?<![*/])\*\*|\*\*(?![*/]|$)", lambda _: "**/*", location)
 
 
 def _matches(fs: Any, pattern: str) -> dict[str, dict[str, Any]]:
-    """Returns {path: the store's info} of all that matches a pattern.
-
-    Raises:
-      FileNotFoundError: nothing matches.
-    """
+    """Returns {path: the store's info} for all matches."""
     with contextlib.suppress(FileNotFoundError):
         return {pattern: fs.info(pattern)}
     found = fs.glob(pattern, detail=True)
@@ -148,12 +143,12 @@ def _matches(fs: Any, pattern: str) -> dict[str, dict[str, Any]]:
 
 
 def _walk(pattern: str) -> Iterator[_Found]:
-    """Yields what a pattern matches on this machine, with the patterns of fsspec.
+    """Yields local matches of a pattern, in fsspec's syntax.
 
-    fsspec's own glob leaves out symbolic links, silently skips unreadable folders, and needs
-    several times the time and memory. This one follows links and reads only folders that can lead
-    to a match. It reads a folder once for each component of the pattern, under its own name if that
-    matches, otherwise under its first link.
+    fsspec's own glob omits symbolic links, silently skips unreadable folders, and needs several
+    times the time and memory. This one follows links and reads only folders that can lead to a
+    match, once per component of the pattern: under the folder's own name if that matches, otherwise
+    under its first link.
     """
     from fsspec.utils import glob_translate
 
@@ -188,21 +183,21 @@ def _walk(pattern: str) -> Iterator[_Found]:
 
 
 def _entries(folder: str, part: str) -> Iterator[tuple[str, bool, bool]]:
-    """Yields (path, is a link, is a folder) of the entries of a folder that `part` may match."""
-    if not re.search(r"[*?\[]", part):  # the folder need not be readable for one name
+    """Yields (path, is a link, is a folder) for a folder's entries that `part` may match."""
+    if not re.search(r"[*?\[]", part):  # a single name does not require a readable folder
         path = os.path.join(folder, part)
         if os.path.lexists(path):
             yield path, os.path.islink(path), os.path.isdir(path)
         return
     with os.scandir(folder) as entries:
         for entry in entries:
-            # Unlike the entry's own method, `isdir` is False for a link that leads to itself.
+            # Unlike the entry's own method, `isdir` is False for a link to itself.
             is_link = entry.is_symlink()
             yield entry.path, is_link, os.path.isdir(entry.path) if is_link else entry.is_dir()
 
 
 def _local(path: str, state: os.stat_result) -> _Found:
-    """Returns what `path` is; a link is what it leads to."""
+    """Describes `path`, following links."""
     if stat.S_ISLNK(state.st_mode):
         try:
             state = os.stat(path)
@@ -217,7 +212,7 @@ def _local(path: str, state: os.stat_result) -> _Found:
 
 
 def pinned_state(file: SourceFile) -> dict[str, str]:
-    """Returns what identifies a file's content: the store's etag, or a local file's checksum.
+    """Returns the identity of a file's content: the store's etag, or a local file's checksum.
 
     Raises:
       UserError: a local file cannot be read.

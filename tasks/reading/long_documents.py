@@ -4,7 +4,7 @@ While more than `longest` bytes of UTF-8 remain, a part ends at the last Unicode
 keeps it within `longest` bytes, and that one character is dropped. Without white space, the part
 ends between two characters.
 
-Bytes stream in and are never held whole; each part is checked to be UTF-8 by itself.
+Bytes stream in and are never held whole; each part's UTF-8 is checked separately.
 """
 
 import codecs
@@ -22,7 +22,7 @@ Document = tuple[str, Content, str | None, int, str]
 # Longer documents are split: SentencePiece needs up to 150 bytes of memory per byte of text.
 LONGEST_DOCUMENT_BYTES = 256 << 10
 _CHUNK_BYTES = 1 << 20
-# The characters for which str.isspace() is true, as UTF-8; group 1 is the last one.
+# Characters with a true str.isspace(), as UTF-8; group 1 is the last one.
 _LAST_SPACE = re.compile(
     rb"(?s).+([\t-\r\x1c-\x20]|\xc2[\x85\xa0]|\xe1\x9a\x80"
     rb"|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)"
@@ -67,7 +67,7 @@ def _checked(name: str, piece: bytes, number: int, place: str) -> Document:
 
 
 def split(chunks: Iterable[bytes], longest: int) -> Iterator[bytes]:
-    """Yields the parts, at least one, of bytes that stream in; see the module's docstring."""
+    """Yields the parts, at least one, of streamed bytes; see the module's docstring."""
     rest = bytearray()
     for chunk in chunks:
         rest += chunk
@@ -80,7 +80,7 @@ def split(chunks: Iterable[bytes], longest: int) -> Iterator[bytes]:
 
 
 def _pop_part(rest: bytearray, longest: int) -> bytes:
-    """Removes the first part from `rest`, which has more than `longest` bytes, and returns it."""
+    """Removes and returns the first part of `rest`, which has more than `longest` bytes."""
     found = _LAST_SPACE.match(rest, 0, longest + 3)
     while found and found.start(1) > longest:
         found = _LAST_SPACE.match(rest, 0, found.start(1))

@@ -19,7 +19,7 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 @contextlib.contextmanager
 def user_errors(path: str) -> Iterator[None]:
-    """Turns the errors that a broken file causes into a UserError that names it."""
+    """Turns the errors of a broken file into a UserError that names it."""
     try:
         yield
     except (OSError, EOFError, ValueError, NotImplementedError, zlib.error) as error:
@@ -33,12 +33,12 @@ def open_file(file: SourceFile, ahead: int = store.REQUEST_BYTES) -> IO[bytes]:
     """Opens a local or remote file of a corpus for reading and seeking.
 
     Args:
-      file: the file as it was when the corpus was listed.
-      ahead: fewest bytes to request of a remote file; 0: exactly the bytes asked for.
+      file: the file as listed.
+      ahead: fewest bytes to request of a remote file; 0 requests exactly the bytes read.
 
     Raises:
-      UserError: it has changed, or (also while reading) cannot be reached despite retries.
-      OSError: it cannot be opened.
+      UserError: the file has changed, or (also while reading) cannot be reached despite retries.
+      OSError: the file cannot be opened.
     """
     path, listed = file.path, (file.bytes, file.etag)
     if not is_remote(path):
@@ -67,7 +67,7 @@ def check_unchanged(file: SourceFile) -> None:
 
 
 def decompress(handle: IO[bytes], path: str) -> Any:
-    """Returns the uncompressed stream of a file; the end of its name says how it is compressed."""
+    """Returns a file's uncompressed stream; its suffix names the compression."""
     if path.endswith(".gz"):
         return gzip.open(handle)
     if path.endswith(".bz2"):

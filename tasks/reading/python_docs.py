@@ -1,4 +1,4 @@
-"""The built-in corpus python_docs: listing it and reading its documents."""
+"""Lists and reads the built-in corpus python_docs."""
 
 from collections.abc import Sequence
 

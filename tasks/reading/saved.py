@@ -1,8 +1,8 @@
-"""Folders written by `save_to_disk` of Hugging Face `datasets`: which Arrow files they hold.
+"""Arrow files in folders written by `save_to_disk` of Hugging Face `datasets`.
 
 A `DatasetDict` has `dataset_dict.json`, which names its splits, and a folder for each; a `Dataset`
-has `state.json`, which names its files. Other Arrow files in these folders are not read: they are
-caches, or left over from an earlier save.
+has `state.json`, which names its files. Other Arrow files in these folders are caches or left over
+from an earlier save, and are not read.
 """
 
 import dataclasses
@@ -18,9 +18,9 @@ _DICT, _STATE = "dataset_dict.json", "state.json"
 
 
 def list_files(spec: CorpusSpec) -> tuple[CorpusSpec, list[SourceFile], list[str]] | None:
-    """Returns what `listing.list_files` does, with the splits that the data set names.
+    """Lists files as `listing.list_files` does, with the data set's splits.
 
-    Returns None if the location of `spec` is no such folder.
+    Returns None if the location is not such a folder.
 
     Raises:
       UserError: the folder is damaged, or lacks a file.
@@ -71,7 +71,7 @@ def _data_files(folder: str) -> list[str]:
 
 
 def _member(folder: str, name: str, member: str, kind: type) -> list[Any]:
-    """Returns a list of values of a kind in a JSON file of the folder."""
+    """Returns a list of values of a kind from a JSON file."""
     path = files.join(folder, name)
     value = files.read_json(path)
     found = value.get(member) if isinstance(value, dict) else None

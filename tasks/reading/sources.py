@@ -73,7 +73,7 @@ _LEAST_DOCUMENT_BYTES = 4  # the longest character
 
 
 def check_record(folder: str, record: dict[str, Any]) -> None:
-    """Checks that the corpus of an existing cache was cut as corpora are now.
+    """Checks that an existing cache's corpus was cut by the current rules.
 
     Raises:
       UserError: a version before 0.2.0 built it.
@@ -94,10 +94,10 @@ def resolve(
 
     Args:
       spec: a parsed SPEC.
-      piece_bytes: the largest size of a piece.
-      max_document_bytes: documents with more bytes of UTF-8 will be read in parts.
-      earlier: names of the files that a cache already has, by generation. They are cut as they
-        were then, and come first; new files are the last generation.
+      piece_bytes: largest size of a piece.
+      max_document_bytes: documents with more bytes of UTF-8 will be split.
+      earlier: names of a cache's existing files, by generation. They are cut as before and come
+        first; new files are the last generation.
 
     Raises:
       UserError: nothing matches, a file cannot be read, or a column or split is missing.
@@ -117,22 +117,22 @@ def read(
     """Yields (split, batch) until the piece is read.
 
     Columns of a batch: `id` string, `text` string or large_string, `problem` string, `part` int32,
-    `place` string: where the document begins, as "file:row" or "file:byte". A document that cannot
-    be used has a null text and a problem: "null", "not a string", "invalid UTF-8", "invalid JSON",
-    "missing column", "a line longer than 64 MiB" (JSON, CSV), or one of those in
-    `formats.delimited` and `formats.warc`. Batches have at most `batch_documents` documents and
-    about 4 MB, unless one document is larger.
+    `place` string: where the document begins, as "file:row" or "file:byte". An unusable document
+    has a null text and a problem: "null", "not a string", "invalid UTF-8", "invalid JSON", "missing
+    column", "a line longer than 64 MiB" (JSON, CSV), or one from `formats.delimited` or
+    `formats.warc`. Batches have at most `batch_documents` documents and about 4 MB, unless one
+    document is larger.
 
-    A document longer than the corpus's `max_document_bytes` comes as several, all of one split, cut
-    at white space (`long_documents` has the rule): `part` counts them from 1, and is 0 for whole
-    documents. The first keeps the id, others have "ID#part2" and so on. If a part of a line of text
-    is not UTF-8, only that part is left out; a value of JSON or Parquet is left out whole.
+    A document longer than the corpus's `max_document_bytes` becomes several of the same split, cut
+    at white space (see `long_documents`). `part` counts them from 1, and is 0 for whole documents.
+    The first keeps the id, others have "ID#part2" and so on. In a line of text, only parts that are
+    not UTF-8 are left out; a value of JSON or Parquet is left out whole.
 
-    Pairs have columns `inputs` and `targets` in place of `text`, and are never split; a problem of
+    Pairs have columns `inputs` and `targets` in place of `text`, and are never split; a problem on
     either side is the pair's.
 
-    Memory is bounded whatever the input. A line of text is never held whole, a line of JSON only up
-    to 64 MiB; a value of Parquet is one buffer of Arrow.
+    Memory is bounded for any input. A line of text is never held whole, a line of JSON only up to
+    64 MiB; a value of Parquet is one Arrow buffer.
 
     Raises:
       UserError: the file cannot be read to its end (it is gone, changed, truncated or corrupt).

@@ -24,12 +24,12 @@ from tasks.reading.corpus import (
 from tasks.reading.formats.registry import FORMATS
 from tasks.terminal.command_line import UserError, nearest
 
-# Options that data sets of the Hub take: which of them apply is known when their files are listed.
+# Options for data sets of the Hub; the listing decides which of them apply.
 _HUB_OPTIONS = tuple(name for name in FORMAT_OPTIONS if name != "document")
 
 
 def forms() -> str:
-    """Returns what a SPEC looks like, for messages."""
+    """Describes the forms of a SPEC, for messages."""
     return (
         f"{PYTHON_DOCS}, {', '.join(f'{name}:GLOB' for name in FORMATS)} "
         f"or {HUB}:OWNER/NAME[:CONFIG][@REVISION], "
@@ -41,7 +41,7 @@ def forms() -> str:
 
 
 def _options_by_kind() -> dict[str, tuple[str, ...]]:
-    """Returns {kind: the options of FORMAT_OPTIONS that it takes}."""
+    """Returns {kind: its FORMAT_OPTIONS}."""
     formats = {kind: tuple(form.options) for kind, form in FORMATS.items()}
     return {PYTHON_DOCS: (), **formats, HUB: _HUB_OPTIONS}
 
@@ -77,7 +77,7 @@ def parse(text: str) -> CorpusSpec:
     )
 
 
-# Ends of files' names -> the kind that reads them.
+# File suffixes -> the kind that reads them.
 _ENDINGS = (
     (r"\.parquet", "parquet"),
     (r"\.jsonl?(\.\w+)?", "json"),
@@ -91,7 +91,7 @@ _ENDINGS = (
 
 
 def _meant(head: str) -> str:
-    """Returns " (did you mean X?)" for an address of the Hub or a path without its kind, or ""."""
+    """Returns " (did you mean X?)" for a Hub address or a path without its kind, or ""."""
     address = re.match(r"https?://huggingface\.co/datasets/([\w.-]+/[\w.-]+)", head)
     if address:
         return f" (did you mean {HUB}:{address[1]}?)"
@@ -138,7 +138,7 @@ def _options(text: str, query: str, quote: str) -> dict[str, Any]:
 
 
 def _check_dialect(text: str, options: dict[str, Any], quote: str) -> None:
-    """Checks the options of CSV and TSV, by default with `quote`; `tab` becomes the character."""
+    """Checks the options of CSV and TSV; `quote` is the default, `tab` becomes the character."""
     if options.get("delimiter") in ("tab", r"\t"):
         options["delimiter"] = "\t"
     for name in ("delimiter", "quote"):
@@ -155,7 +155,7 @@ def _check_dialect(text: str, options: dict[str, Any], quote: str) -> None:
 
 
 def _check_pairs(text: str, options: dict[str, Any]) -> None:
-    """Raises a UserError unless `options` give both sides of pairs, or neither."""
+    """Raises UserError if `options` give only one side of pairs."""
     sides = [side for side in ("inputs", "targets") if side in options]
     if not sides:
         return

@@ -1,4 +1,4 @@
-"""Splits: which files and which documents of a corpus belong to train and to validation."""
+"""Assigns the files and documents of a corpus to train and validation."""
 
 import dataclasses
 import hashlib
@@ -24,10 +24,7 @@ _SPLIT_WORDS = {
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ChosenFile:
-    """A file to read and the splits that its documents go to.
-
-    With `held_out`, a hash of a document's id decides its split.
-    """
+    """A file to read and its splits; with `held_out`, a hash of the document id decides."""
 
     file: SourceFile
     splits: tuple[str, ...]
@@ -35,7 +32,7 @@ class ChosenFile:
 
 
 def split_of(name: str) -> str:
-    """Returns the split that the words of a file's path name, innermost first; train if none."""
+    """Returns the split named by words of a path, innermost first; train by default."""
     for component in reversed(name.lower().split("/")):
         for word in re.findall(r"[^-._ 0-9]+", component):
             if word in _SPLIT_WORDS:
@@ -44,9 +41,9 @@ def split_of(name: str) -> str:
 
 
 def held_out_splits(spec: CorpusSpec) -> tuple[tuple[str, ...], bool]:
-    """Returns the splits of the train files, and whether a hash decides between them.
+    """Returns the splits of train files, and whether a hash decides between them.
 
-    For a corpus without a validation split of its own.
+    For a corpus without its own validation split.
     """
     if spec.split == VALIDATION:
         if not spec.validation:
@@ -56,11 +53,7 @@ def held_out_splits(spec: CorpusSpec) -> tuple[tuple[str, ...], bool]:
 
 
 def _choose(spec: CorpusSpec, found: list[SourceFile]) -> list[ChosenFile]:
-    """Returns the files to read: those of the wanted split, then those of validation.
-
-    Raises:
-      UserError: the corpus has no such split.
-    """
+    """Returns the files of the wanted split, then the validation files."""
     own = [ChosenFile(file, (VALIDATION,), False) for file in found if file.split == VALIDATION]
     if own and spec.split == VALIDATION:
         return own
@@ -76,10 +69,10 @@ def _choose(spec: CorpusSpec, found: list[SourceFile]) -> list[ChosenFile]:
 def generations(
     spec: CorpusSpec, found: list[SourceFile], earlier: Sequence[Sequence[str]]
 ) -> list[list[ChosenFile]]:
-    """Returns the files to read by generation: those named in `earlier`, then the new ones.
+    """Returns the files to read by generation: those in `earlier`, then the new ones.
 
-    A cache that is extended has one generation of files per build. If a file of `earlier` is gone,
-    all files are one generation.
+    An extended cache has one generation of files per build. If a file of `earlier` is gone, all
+    files are one generation.
 
     Raises:
       UserError: the new files would move documents of earlier files between splits.
@@ -126,7 +119,7 @@ def notes(found: list[SourceFile], chosen: list[ChosenFile], by_words: bool) -> 
 
 
 def left_out(found: list[SourceFile], chosen: list[ChosenFile]) -> dict[str, tuple[int, int]]:
-    """Returns (files, bytes) that are not read, by split."""
+    """Returns unread (files, bytes) by split."""
     read = {each.file.name for each in chosen}
     totals: dict[str, tuple[int, int]] = {}
     for file in found:
@@ -151,7 +144,7 @@ def divide(
     if not piece.held_out:
         yield piece.splits[0], batch
         return
-    # The first eight bytes of a hash, as a number, against the share of all such numbers.
+    # Compare the first eight bytes of a hash, as a number, with the share of all such numbers.
     share = int(validation * 2**64).to_bytes(8)
     held = [hashlib.sha256(id.encode()).digest() < share for id in _base_ids(batch)]
     for split in piece.splits:
@@ -161,7 +154,7 @@ def divide(
 
 
 def _base_ids(batch: "pa.RecordBatch") -> list[str]:
-    """Returns the ids of the documents, the same for all parts of one document."""
+    """Returns document ids, the same for all parts of one document."""
     ids = batch.column("id").to_pylist()
     for row, part in enumerate(batch.column("part").to_pylist()):
         if part > 1:

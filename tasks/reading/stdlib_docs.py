@@ -1,8 +1,8 @@
 """The text of the built-in corpus: documentation of the running Python's standard library.
 
 It is real English prose on every machine with Python. A document is the docstring of a module, of a
-function, or of a class with its methods, or a topic that `help()` shows. All files are
-parsed; nothing is imported or executed.
+function, or of a class with its methods, or a topic of `help()`. Files are parsed; nothing is
+imported or executed.
 """
 
 import ast
@@ -28,9 +28,8 @@ _TOPICS = "pydoc_data/topics.py"
 def documents() -> dict[str, str]:
     """Returns {id: text}, sorted by id: a dotted name, or "topic:" and the topic's name.
 
-    A docstring that occurs several times (as in posixpath and ntpath) is included once, so that
-    none is in both train and validation. Machines with the same Python release and library files
-    get the same documents.
+    Repeated docstrings (posixpath and ntpath) are included once, so that none is in both train and
+    validation. Machines with the same Python release and library files get the same documents.
     """
     root = sysconfig.get_paths()["stdlib"]
     found: dict[str, str] = {}
@@ -42,7 +41,7 @@ def documents() -> dict[str, str]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # invalid escapes in old modules
                 tree = ast.parse(source)
-        except (SyntaxError, ValueError):  # a template, or a file that is invalid on purpose
+        except (SyntaxError, ValueError):  # a template, or an intentionally invalid file
             continue
         if relative == _TOPICS:
             found.update((f"topic:{name}", text) for name, text in _topics(tree))
@@ -67,7 +66,7 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _entries(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST, bool]]:
-    """Yields (name, node, deep) of a module's documents; `deep`: with the definitions inside it."""
+    """Yields (name, node, deep) of a module's documents; `deep` includes nested definitions."""
     if isinstance(node, ast.Module):
         yield name, node, False
     for child in ast.iter_child_nodes(node):
@@ -97,7 +96,7 @@ def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def python_version() -> str:
-    """Returns the release whose library is read, such as "3.11.7"."""
+    """Returns the release of the library, such as "3.11.7"."""
     return platform.python_version()
 
 

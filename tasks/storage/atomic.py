@@ -1,4 +1,4 @@
-"""Writing files complete or not at all, and naming a full disk."""
+"""Writing files complete or not at all, and reporting a full disk."""
 
 import contextlib
 import errno
@@ -35,13 +35,12 @@ def naming_full_disk(path: str) -> Iterator[None]:
 def atomic_write(path: str) -> Iterator[IO[bytes]]:
     """Yields a file whose content appears at `path` complete, on success, or not at all.
 
-    Locally the bytes are written beside `path`, flushed to the disk and renamed. For a remote path
-    they are collected in a temporary file and uploaded as one object, since closing a half-written
-    fsspec file would publish half of it. An object becomes visible once all its bytes are uploaded.
+    Locally the bytes are written beside `path`, flushed to disk and renamed. For a remote path they
+    are collected in a temporary file and uploaded as one object, since closing a half-written
+    fsspec file would publish half of it.
 
     Raises:
-      UserError: there is no such folder, no file can be made in it, or `path` is a folder; or the
-        store refuses it.
+      UserError: the folder is missing or not writable, `path` is a folder, or the store refuses it.
       OSError: the file cannot be written.
     """
     if is_remote(path):
@@ -69,7 +68,7 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
 
 
 def _created(aside: str, path: str) -> IO[bytes]:
-    """Opens the new file `aside`; errors name `path`, which it will become."""
+    """Opens the new file `aside`; errors name `path`, its final name."""
     try:
         return open(aside, "xb")
     except FileNotFoundError as error:
@@ -91,7 +90,7 @@ def _sync_folder(folder: str) -> None:
 
 
 def remove_partial(folder: str) -> None:
-    """Deletes the partial files that killed writers left in a local `folder`."""
+    """Deletes partial files of killed writers from a local `folder`."""
     if is_remote(folder) or not os.path.isdir(local_path(folder)):
         return
     for name in os.listdir(local_path(folder)):

@@ -1,4 +1,4 @@
-"""Files and folders, local or in a store: reading, writing, listing, copying.
+"""Reads, writes, lists and copies files and folders, local or in a store.
 
 Errors of a store are those of `store.Store`.
 """
@@ -28,7 +28,7 @@ def open_read(path: str) -> IO[bytes]:
     """Opens `path` for reading bytes; a URL is read in ranges, on demand.
 
     Raises:
-      FileNotFoundError: there is no such file.
+      FileNotFoundError: the file does not exist.
       UserError: the store cannot be read; also raised while reading.
     """
     if not is_remote(path):
@@ -72,9 +72,9 @@ def list_names(folder: str) -> list[str]:
 
 
 def list_sizes(folder: str, prefix: str = "") -> dict[str, int]:
-    """Returns the sizes in bytes of the files in `folder` by name; {} if it does not exist.
+    """Returns {name: bytes} of the files in `folder` that begin with `prefix`; {} without a folder.
 
-    `prefix`: lists only names that begin with it; a store does so on its side.
+    A store filters by `prefix` itself.
     """
     if not is_remote(folder):
         return dict(_local_sizes(local_path(folder), prefix))
@@ -101,7 +101,7 @@ def _local_sizes(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
 
 
 def threads(folder: str) -> int:
-    """Returns how many threads to use on a folder's files; those on a store mostly wait."""
+    """Returns the number of threads to use on a folder's files; those on a store mostly wait."""
     return _STORE_THREADS if is_remote(folder) else os.cpu_count() or 1
 
 
@@ -109,7 +109,7 @@ def make_folder(path: str) -> None:
     """Makes the folder and its parents; object stores need none.
 
     Raises:
-      UserError: the file system has no folders there, as in /proc.
+      UserError: the file system does not allow folders there, as in /proc.
       OSError: the folder cannot be made.
     """
     if is_remote(path):
@@ -140,9 +140,9 @@ def rename(source: str, target: str) -> None:
 
 
 def rename_folder(source: str, target: str) -> None:
-    """Renames a folder to a name that is free; in a store, copies it and then deletes the old one.
+    """Renames a folder to a free name; in a store, copies it and then deletes the old one.
 
-    A copy in a store that is interrupted leaves the old folder as it was.
+    An interrupted copy in a store leaves the old folder as it was.
     """
     if not is_remote(source):
         os.rename(local_path(source), local_path(target))
@@ -168,14 +168,14 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_lines(path: str) -> Iterator[str]:
-    """Yields the lines of a UTF-8 file, one in memory at a time, without "\\n" or "\\r\\n".
+    r"""Yields the lines of a UTF-8 file, one in memory at a time, without "\n" or "\r\n".
 
     A leading byte-order mark is dropped. Unicode's other line ends, such as U+2028, are text: JSON
     does not escape them.
 
     Raises:
-      FileNotFoundError: there is no such file.
-      UserError: it is a folder or no UTF-8 text.
+      FileNotFoundError: the file does not exist.
+      UserError: it is a folder or not UTF-8 text.
     """
     try:
         with open_read(path) as file:

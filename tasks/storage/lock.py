@@ -1,8 +1,8 @@
-"""Locks on folders: one writer at a time, named to the second.
+"""Locks on folders: one writer at a time.
 
-In a local folder the lock is `flock` on a file, which the kernel releases however the holder ends.
-In a bucket of Cloud Storage it is an object that its holder rewrites every few seconds and nobody
-else may change. Other stores have no such operation, and their folders are not locked.
+A local lock is `flock` on a file, which the kernel releases however the holder ends. In a Cloud
+Storage bucket it is an object that its holder rewrites every few seconds and nobody else may
+change. Other stores lack such an operation, and their folders are not locked.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
 
 LOCK = ".lock"
-# Seconds between rewrites of a lock in a bucket, and seconds without one after which its holder
+# Seconds between rewrites of a lock in a bucket, and seconds without a rewrite until its holder
 # counts as dead. A holder may lose its network for the difference.
 _BEAT_SECONDS = 5.0
 _PATIENCE_SECONDS = 30.0
@@ -32,11 +32,7 @@ _NOT_SUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class Lock:
-    """A lock that is held.
-
-    Args:
-      folder: the locked folder.
-    """
+    """A held lock on `folder`."""
 
     def __init__(self, folder: str):
         self.folder = folder
@@ -47,7 +43,7 @@ class Lock:
 
 @contextlib.contextmanager
 def held(folder: str, what: str, flag: str) -> Iterator[Lock]:
-    """Locks a folder, which must exist, for the duration of the block.
+    """Locks an existing folder for the duration of the block.
 
     Args:
       folder: local folder or URL.
@@ -71,14 +67,10 @@ def held(folder: str, what: str, flag: str) -> Iterator[Lock]:
 
 @contextlib.contextmanager
 def claimed(folder: str, what: str, flag: str) -> Iterator[None]:
-    """Creates and locks a folder, and deletes files that killed writers left partly written.
+    """Creates and locks a folder, and deletes partial files of killed writers.
 
     A remote folder is not locked: its writers write equal bytes atomically, so at worst two do the
-    same work.
-
-    Raises:
-      UserError: another writer holds the lock.
-      OSError: the folder cannot be written.
+    same work. Raises as `held` does.
     """
     files.make_folder(folder)
     if files.is_remote(folder):
@@ -107,7 +99,7 @@ def _local(folder: str, what: str, flag: str) -> Iterator[None]:
 
 
 def _open_current(path: str, folder: str, what: str, flag: str) -> int:
-    """Returns a descriptor of the lock file, locked."""
+    """Returns a descriptor of the locked lock file."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -133,10 +125,10 @@ def _open_current(path: str, folder: str, what: str, flag: str) -> int:
 
 
 class _InBucket(Lock):
-    """A lock in a bucket of Cloud Storage: an object, changed on condition of its generation.
+    """A lock in a Cloud Storage bucket: an object, changed on condition of its generation.
 
-    A second writer takes the lock over if the object did not change while it watched, or if it was
-    written by a process of this machine that has ended. The first notices at its next `check`.
+    A second writer takes over a lock that did not change while it watched, or that a process of
+    this machine wrote before it ended. The first writer notices at its next `check`.
     """
 
     def __init__(self, folder: str, what: str, flag: str):
@@ -174,10 +166,9 @@ class _InBucket(Lock):
                 files.remove(self._path)
 
     def _wait_for_end(self, generation: str, found: bytes) -> str:
-        """Returns the generation of a lock whose holder has ended; "" if it has been released.
+        """Returns the generation of a lock whose holder has ended, "" for a released lock.
 
-        Raises:
-          UserError: the holder is alive.
+        Raises UserError if the holder is alive.
         """
         print(
             f"{self.folder} is locked by {_named(found)}: watching for {_PATIENCE_SECONDS:.0f} s "
@@ -205,7 +196,7 @@ class _InBucket(Lock):
                 self._generation = written
 
     def _read(self) -> tuple[str, bytes]:
-        """Returns (generation, content) of the lock; ("", b"") if there is none."""
+        """Returns the lock's (generation, content); ("", b"") without a lock."""
         try:
             info = Store(self._path).info()
             return str(info["generation"]), files.read_bytes(self._path)
@@ -215,8 +206,8 @@ class _InBucket(Lock):
     def _write(self, generation: str) -> str:
         """Writes the lock if it still has this generation; returns the new one, or "".
 
-        A generation of "" stands for a lock that does not exist. If the answer to a write is lost,
-        the lock has another generation but is ours.
+        The generation "" means no lock exists. If the answer to a write is lost, the lock has
+        another generation but is ours.
         """
         data = json.dumps({**self._content, "beat": time.time()}).encode()
 
@@ -243,14 +234,14 @@ class _InBucket(Lock):
 
 
 class Observer:
-    """Tells whether the lock on a folder has a live holder, without ever taking it."""
+    """Tells whether the lock on a folder has a live holder, without taking it."""
 
     def __init__(self, folder: str):
         self._folder = folder
         self._seen, self._since = b"", time.monotonic()
 
     def alive(self) -> bool | None:
-        """Returns whether the holder is alive; None if that cannot be told.
+        """Returns whether the holder is alive; None if unknown.
 
         A holder on another machine can be seen only in a bucket, where it rewrites the lock.
         """
@@ -272,14 +263,14 @@ def _has_locks(folder: str) -> bool:
 
 
 def _is_here(content: bytes) -> bool:
-    """Returns whether a lock's holder is, or was, a process of this machine."""
+    """Returns whether the holder is, or was, a process of this machine."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return json.loads(content)["machine"] == _machine() != ""
     return False
 
 
 def _holder() -> dict[str, Any]:
-    """Returns what a lock says about its holder: this process."""
+    """Describes this process for a lock."""
     since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     machine = _machine()
     return {
@@ -292,7 +283,7 @@ def _holder() -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """Returns an id of this boot of this machine and of its numbering of processes; "" if unknown.
+    """Returns an id of this machine's boot and process namespace; "" if unknown.
 
     Containers may share a host name and number their processes alike.
     """
@@ -304,7 +295,7 @@ def _machine() -> str:
 
 
 def _ended_here(content: bytes) -> bool:
-    """Returns whether a lock's holder was a process of this machine that has ended."""
+    """Returns whether the holder was a process of this machine that has ended."""
     with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
         holder = json.loads(content)
         if holder["machine"] == _machine() != "":
@@ -319,7 +310,7 @@ def _ended_here(content: bytes) -> bool:
 
 
 def _began(pid: int) -> str:
-    """Returns when a process of this machine began, in clock ticks since the boot; "" if it ended.
+    """Returns the start of a local process, in clock ticks since the boot; "" if it ended.
 
     Source: proc_pid_stat(5), fields 3 and 22, after the name, which may have any characters.
     """
@@ -329,7 +320,7 @@ def _began(pid: int) -> str:
 
 
 def _named(content: bytes) -> str:
-    """Returns the holder of a lock in words."""
+    """Describes a lock's holder in words."""
     try:
         holder = json.loads(content)
         return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"

@@ -1,4 +1,4 @@
-"""Paths of files and folders: local ones, and the URLs of fsspec's stores."""
+"""Local paths, and the URLs of fsspec's stores."""
 
 import os
 

@@ -17,7 +17,7 @@ class Malformed(ValueError):
 
 @functools.lru_cache(maxsize=4096)  # tags and lengths repeat
 def varint(value: int) -> bytes:
-    """Encodes an integer of 0 or more."""
+    """Encodes a non-negative integer."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -44,12 +44,12 @@ def read_varint(message: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def tag(number: int) -> bytes:
-    """Returns what precedes the length of field `number`, if the field holds bytes."""
+    """Returns the tag before the length of a field of bytes."""
     return varint(number << 3 | BYTES)
 
 
 def field(number: int, payload: bytes) -> bytes:
-    """Encodes a field that holds bytes: a string, a message or packed integers."""
+    """Encodes a field of bytes: a string, a message or packed integers."""
     return tag(number) + varint(len(payload)) + payload
 
 

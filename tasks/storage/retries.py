@@ -1,8 +1,8 @@
 """Retries of network requests.
 
-Transient errors are retried with exponential backoff and jitter, from the byte that was reached:
-connections reset or timed out, HTTP 408, 425, 429 and 5xx, truncated responses. A server's
-Retry-After is respected. Permanent errors are raised at once.
+Transient errors (connections reset or timed out, HTTP 408, 425, 429 and 5xx, truncated responses)
+are retried with exponential backoff and jitter, from the last byte received. A server's Retry-After
+is respected. Permanent errors are raised at once.
 
     PALIMPSEST_RETRY_SECONDS   give up after this many seconds without a byte of progress (600)
     PALIMPSEST_RETRY_DELAY     seconds before the first retry, then doubled up to a minute (1)
@@ -23,7 +23,7 @@ from tasks.terminal.command_line import UserError
 Result = TypeVar("Result")
 
 _LONGEST_DELAY_SECONDS = 60.0
-# Transient errors of HTTP libraries, by name: which libraries are installed depends on the store.
+# Transient errors of HTTP libraries, by name: the store decides which libraries are installed.
 _TRANSIENT = {
     "ConnectionError", "TimeoutError", "gaierror", "Truncated",
     "TransportError", "ClientConnectionError", "ClientPayloadError", "IncompleteRead",
@@ -55,7 +55,7 @@ def with_retries(
 
     Args:
       what: the file or service, for messages.
-      action: called again from the start; it keeps track of what it has done.
+      action: called again from the start; it tracks its own progress.
       progress: returns any measure of progress; a change resets the time limit and the delay.
       seconds: time limit without progress, if lower than PALIMPSEST_RETRY_SECONDS.
 
@@ -92,8 +92,8 @@ def with_retries(
 def causes(error: BaseException, contexts: bool = False) -> list[BaseException]:
     """Returns an error and the chain of its causes.
 
-    With `contexts`, includes errors that were being handled when another was raised, perhaps by an
-    unrelated request.
+    With `contexts`, includes errors being handled when another was raised, perhaps by an unrelated
+    request.
     """
     chain = [error]
     while following := chain[-1].__cause__ or (contexts and chain[-1].__context__):
@@ -112,7 +112,7 @@ def is_retried(status: int) -> bool:
 
 
 def _transient(error: Exception) -> tuple[str, float] | None:
-    """Returns (reason, seconds to wait at least) of a transient error, else None."""
+    """Returns (reason, least seconds to wait) of a transient error, else None."""
     chain = causes(error)
     names = class_names(chain)
     if class_names([error]) & _PERMANENT or "SSLCertVerificationError" in names:
@@ -132,7 +132,7 @@ def describe(error: BaseException) -> str:
 
 
 def http_status(error: BaseException) -> tuple[int, Mapping[str, str]]:
-    """Returns the HTTP status and headers that a library's error carries; status 0 if none."""
+    """Returns the HTTP status and headers of a library's error; status 0 if it has none."""
     if any(kind.__name__ == "BadHttpMessage" for kind in type(error).__mro__):
         return 0, {}  # aiohttp's error for a truncated body: no server sent its status 400
     holder: Any = getattr(error, "response", None) or error

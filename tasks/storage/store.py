@@ -1,4 +1,4 @@
-"""Object stores through fsspec: requests with retries, and files that are read in ranges."""
+"""Object stores through fsspec: requests with retries, and files read in ranges."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ from tasks.storage import retries
 from tasks.storage.paths import is_on_gcs, is_remote, local_path
 from tasks.terminal.command_line import UserError
 
-# Fewest bytes to request of a file: at 100 MB/s, latency of 50 ms is a third of its time.
+# Fewest bytes per request: at 100 MB/s, latency of 50 ms is a third of its time.
 REQUEST_BYTES = 8 << 20
 # Smaller files are uploaded in one request, which is repeated whole after a failure.
 _SMALL_BYTES = 5 << 20
@@ -74,15 +74,15 @@ class Store:
             raise
 
     def info(self) -> dict[str, Any]:
-        """Returns fsspec's info on a file: its size, type, and whatever else the store reports."""
+        """Returns fsspec's info on a file: size, type, and other store metadata."""
         return self.ask(lambda fs, inside: fs.info(inside))
 
     def open(self, listed: tuple[int, str] | None = None, ahead: int = REQUEST_BYTES) -> IO[bytes]:
         """Opens a file for reading and seeking; ranges are requested on demand.
 
         Args:
-          listed: size and etag of the file when it was listed; None: whatever is there now.
-          ahead: fewest bytes to request; 0: exactly the bytes asked for.
+          listed: size and etag of the file when it was listed; None accepts the current file.
+          ahead: fewest bytes to request; 0 requests exactly the bytes read.
 
         Raises:
           UserError: (also while reading) the file has changed.
@@ -101,9 +101,9 @@ class Store:
     ) -> Generator[bytes, None, None]:
         """Yields a range of the listed file.
 
-        The file is compared with the listing before the first read, unless its info is known
-        already, and after every failure. In Cloud Storage all ranges are read from the generation
-        that was compared. Other stores are asked again after every range.
+        The file is compared with the listing before the first read, unless its info is already
+        known, and after every failure. In Cloud Storage all ranges are read from the compared
+        generation. Other stores are queried again after every range.
         """
         info = state["info"] or self._compared(listed)
         state["info"] = None  # stays None if this attempt fails: compare again before resuming
@@ -134,7 +134,7 @@ class Store:
 
 
 def _advice(path: str, error: Exception) -> str:
-    """Returns what to do about a permanent HTTP error, "" for other errors."""
+    """Returns advice on a permanent HTTP error, "" for other errors."""
     status, _ = retries.http_status(error)
     if isinstance(error, PermissionError) or str(error).startswith("Forbidden"):
         status = 403
@@ -155,11 +155,7 @@ def _advice(path: str, error: Exception) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _check_bucket(bucket: str) -> None:
-    """Checks that a bucket exists, when a file in it was not found.
-
-    Raises:
-      UserError: there is no such bucket.
-    """
+    """Raises UserError if the bucket of a missing file does not exist."""
     fs, _ = filesystem(f"gs://{bucket}")
 
     # Readers of objects are permitted to list them, but not to query the bucket.
@@ -190,7 +186,8 @@ def _upload(fs: Any, source: str, target: str, on_gcs: bool) -> None:
                 fs.rm_file(target)
             raise
     else:
-        # put_file would send a multipart body, whose boundary it does not look for in the data.
+        # put_file would send a multipart body and not check whether its boundary occurs in the
+        # data.
         bucket, _, name = target.partition("/")
         with open(source, "rb") as file:
             data = file.read()
@@ -200,7 +197,7 @@ def _upload(fs: Any, source: str, target: str, on_gcs: bool) -> None:
 
 
 def etag(info: dict[str, Any]) -> str:
-    """Returns a checksum of a file from a store's info, else its etag, else its write time."""
+    """Returns a file's checksum from a store's info, else its etag, else its write time."""
     for key in ("md5Hash", "crc32c", "ETag", "etag", "generation", "mtime", "LastModified"):
         if info.get(key):
             return str(info[key]).strip('"')
@@ -208,7 +205,7 @@ def etag(info: dict[str, Any]) -> str:
 
 
 def check_same(path: str, listed: tuple[int, str], found: tuple[int, str]) -> None:
-    """Compares the (size, etag) that a store reports with the listing's; "" matches any etag.
+    """Compares a store's (size, etag) with the listing's; "" matches any etag.
 
     Raises:
       UserError: the file has changed.
@@ -227,13 +224,13 @@ def check_same(path: str, listed: tuple[int, str], found: tuple[int, str]) -> No
 
 
 def open_ranges(path: str, size: int, fetch: Fetch, ahead: int = REQUEST_BYTES) -> IO[bytes]:
-    """Opens a file whose ranges `fetch` yields; retries go on from the byte that was reached.
+    """Opens a file whose ranges `fetch` yields; retries resume at the last byte received.
 
     Args:
       path: the file, for messages.
       size: its size in bytes.
       fetch: yields a range.
-      ahead: fewest bytes to request; 0: exactly the bytes asked for, without a buffer.
+      ahead: fewest bytes to request; 0 requests exactly the bytes read, without a buffer.
     """
     raw = _Ranges(path, size, fetch)
     return io.BufferedReader(raw, ahead) if ahead else cast(IO[bytes], raw)

@@ -19,8 +19,8 @@ _PREFIX = ".unfinished-"
 def written(path: str) -> Iterator[str]:
     """Yields a new folder beside the local `path`, which gets that name on success.
 
-    The folder is deleted if the block fails or a signal ends the process. Folders that killed
-    processes left for the same path are deleted too: a live writer holds a lock on its folder.
+    The folder is deleted if the block fails or a signal ends the process, as are folders of killed
+    processes for the same path: a live writer holds a lock on its folder.
 
     Raises:
       UserError: `path` exists now, or no folder can be made beside it.
@@ -77,7 +77,7 @@ def _remove_ownerless(folder: str) -> None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Returns whether the lock was free and is now held; None if there are no locks here."""
+    """Tries to take the lock; returns None if the file system does not support locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -16,8 +16,8 @@ class Command:
     Args:
       flags: the dataclass of its flags, or "module:class", which is imported when the command runs.
       run: takes the flags; returns the exit code, or None for 0.
-      at_once: what to do after Ctrl-C ends the process at once, as "run the same command again".
-        None: Ctrl-C raises KeyboardInterrupt.
+      at_once: advice printed when Ctrl-C ends the process at once, such as "run the same command
+        again"; None makes Ctrl-C raise KeyboardInterrupt.
       terminated: whether SIGTERM ends the process at once, too.
     """
 
@@ -42,11 +42,7 @@ class Command:
         return self._flags
 
     def __call__(self, words: Sequence[str], program: str | None = None) -> int:
-        """Parses the words and runs; returns the exit code.
-
-        Raises:
-          UserError: a flag is wrong, or whatever the command raises.
-        """
+        """Parses the words and runs; returns the exit code."""
         for word, after in itertools.pairwise([*words, "--"]):
             if word == "--":
                 break

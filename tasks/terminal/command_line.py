@@ -1,7 +1,7 @@
 """Errors and exit codes, shared by all commands.
 
-A user's mistake is reported as one line on stderr, which names the thing and what to do, and exit
-code 2. A traceback means a bug in this project.
+A user's mistake is one line on stderr, which names the cause and what to do, and exit code 2. A
+traceback means a bug in this project.
 """
 
 import argparse
@@ -41,15 +41,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-# The parser of commands that are not made from dataclasses yet.
+# The parser of commands that do not use dataclasses yet.
 _NO_DEFAULTS: tuple[object, ...] = (None, "", [], (), argparse.SUPPRESS)
 
 
 class Help(argparse.HelpFormatter):
-    """Help in which each flag's text ends with its default, as in "(default: 7)".
+    """Help that appends defaults, such as "(default: 7)".
 
-    Nothing is added for None, False and empty defaults, for required flags, and where the text
-    states the default itself.
+    None, False, empty defaults, required flags and texts that state the default get nothing.
     """
 
     def _get_help_string(self, action: argparse.Action) -> str:
@@ -69,9 +68,8 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser with one-line errors and suggestions for misspelled flags.
 
     Attributes:
-      refuse_others: ends the command if one of the flags that this parser does not have is unknown
-        to those that they are passed on to. It is called before a missing flag is reported, which
-        may only be misspelled.
+      refuse_others: exits if a flag unknown to this parser is also unknown to the parsers it is
+        passed on to. It runs before a missing flag is reported, which may only be misspelled.
     """
 
     refuse_others: Callable[[list[str]], None] | None = None
@@ -102,7 +100,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message}\n")
 
     def refuse_unknown(self, arguments: list[str]) -> None:
-        """Exits with an error that names the first of `arguments`; returns if there are none."""
+        """Exits with an error that names the first of `arguments`, if any."""
         if arguments:
             flag = arguments[0].split("=")[0]
             hint = nearest(flag, self._option_string_actions)
@@ -110,7 +108,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> int:
-    """Parses a flag's value: an integer above 0."""
+    """Parses an integer above 0."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
@@ -118,7 +116,7 @@ def positive(text: str) -> int:
 
 
 def at_least_0(text: str) -> int:
-    """Parses a flag's value: an integer, 0 or above."""
+    """Parses an integer, 0 or above."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text} is below 0")
@@ -126,7 +124,7 @@ def at_least_0(text: str) -> int:
 
 
 def share(text: str) -> float:
-    """Parses a flag's value: a number from 0 to 1."""
+    """Parses a number from 0 to 1."""
     value = float(text)
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
@@ -151,7 +149,7 @@ class _Interrupts:
         os._exit(EXIT_INTERRUPTED)
 
     def report(self) -> None:
-        """Prints the line; it is not printed twice."""
+        """Prints the line once."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         print(self._line, file=sys.stderr)
 
@@ -186,6 +184,6 @@ def run(
 
 
 def module_name(main: Callable[..., Any]) -> str:
-    """Returns the module of a command, also if it is the program."""
+    """Returns the module of a command, even if it runs as the program."""
     specification = getattr(sys.modules.get("__main__"), "__spec__", None)
     return specification.name if specification else main.__module__

@@ -1,4 +1,4 @@
-"""Fields of configuration dataclasses: their help, their rules, and one way to reject a value."""
+"""Fields of configuration dataclasses: help, rules, and rejection of values."""
 
 import dataclasses
 import types
@@ -8,15 +8,12 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 REQUIRED = dataclasses.MISSING
-# Texts that stand for None.
+# Texts that mean None.
 NONE = ("None", "none", "null")
 
 
 class Rule(NamedTuple):
-    """A condition on the value of a field.
-
-    `words` completes "it must be …", as in "0 or more"; `holds` tells whether a value complies.
-    """
+    """A condition on the value of a field; `words` completes "it must be …", as in "0 or more"."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -27,10 +24,10 @@ class ReadIf(NamedTuple):
 
     Attributes:
       holds: takes the dataclass that has the field or, with `whole`, the whole configuration.
-      why: completes "it has no effect", as in "without --data.shuffle=block"; may be computed from
-        the same value.
+      why: completes "it has no effect", for example "without --data.shuffle=block"; may be computed
+        from the same value.
       whole: the condition concerns the whole configuration. `check` then accepts any value, since a
-        preset may set what its model does not use; only a typed flag is refused.
+        preset may set fields its model does not use; only a typed flag is refused.
     """
 
     holds: Callable[[Any], bool]
@@ -42,8 +39,8 @@ class ReadIf(NamedTuple):
         return self.why if isinstance(self.why, str) else self.why(config)
 
 
-# What another value of a run's field changes: all results; the batches, and so the results; both
-# only in updates to come; the order of sums; nothing. The last four may differ on resume.
+# Effects of changing a field of a run: all results; the batches, and so the results; both only in
+# updates to come; the order of sums; nothing. The last four may differ on resume.
 Changes = Literal["results", "batches", "later", "later_batches", "rounding", "nothing"]
 
 
@@ -71,18 +68,17 @@ def field(
     """Returns a dataclass field that carries its own help text, rules and flag.
 
     Args:
-      default: the value if none is given; REQUIRED if there is none. A class or a function is
-        called for each instance.
-      words: what the field does, with its unit; shown by --help and --print_config=words.
-      rule: what a value other than None must be, enforced by `check`.
-      choices: the allowed values, where they can be listed; enforced by `check`. A table that grows
-        later is read as it is then.
-      aliases: former names, which flags and stored configurations may still use. "--name" is a name
+      default: the default value, or REQUIRED. A class or a function is called for each instance.
+      words: the field's effect, with its unit; shown by --help and --print_config=words.
+      rule: condition on a value other than None, enforced by `check`.
+      choices: allowed values, enforced by `check`. A table that grows later is read in its current
+        state.
+      aliases: former names, still accepted in flags and stored configurations. "--name" is a name
         without the prefix of the dataclass; "name.*" takes every flag that begins with "name.".
       unstored: the value in a stored configuration that lacks the field; the default if not given.
       read_if: when the field has an effect.
-      unread: of a nested dataclass, fields that never have an effect here, and why.
-      changes: what another value changes; that of the enclosing dataclass if None.
+      unread: field -> why, for fields of a nested dataclass that never have an effect here.
+      changes: the effect of another value; None inherits from the enclosing dataclass.
       often: few words for the flag in a short list; without them only --help=all shows it there.
       name: the flag's name, if it is not the field's.
       metavar: the value's name in help; by default it follows from the type.
@@ -90,9 +86,9 @@ def field(
       repeated: each use of the flag adds an element to the tuple.
       positional: the value is given without a flag's name; a tuple takes several.
       flat: the flags of a nested dataclass have no prefix.
-      partial: a dataclass whose flags are read into the field, a `flags.Given`, and not made.
-      rest: the field takes all words that are no flag. The function refuses unknown words, given
-        them and the known names; it is called when another mistake is about to be reported.
+      partial: a dataclass whose flags are read into the field as `flags.Given`, without making it.
+      rest: makes the field take all words that are not flags. The function gets unknown words and
+        the known names and refuses the former; it is called before another mistake is reported.
     """
     metadata = {**locals(), "aliases": tuple(aliases)}
     if callable(default):
@@ -106,7 +102,7 @@ class Rejected(ValueError):
     Attributes:
       field: path of the field within the dataclass that rejects it, without the class.
       value: the rejected value.
-      rule: what the value must be, as in "0 or more".
+      rule: the allowed values, such as "0 or more".
     """
 
     def __init__(self, field: str, value: object, rule: str):
@@ -118,11 +114,7 @@ class Rejected(ValueError):
 
 
 class Unread(Rejected):
-    """A field is set that has no effect beside the others.
-
-    Attributes:
-      why: completes "it has no effect".
-    """
+    """A field is set that has no effect beside the others; `why` completes "it has no effect"."""
 
     def __init__(self, field: str, value: object, default: object, why: str):
         unset = "unset" if default is None else repr(default)
@@ -166,7 +158,7 @@ def check(config: Any) -> None:
 
 
 def at_least(least: float) -> Rule:
-    """Returns the rule of numbers that have a smallest value."""
+    """Returns the rule of numbers with a lower bound."""
     return Rule(f"{least} or more", lambda value: value >= least)
 
 
@@ -175,7 +167,7 @@ def above(bound: float) -> Rule:
     return Rule(f"above {bound}", lambda value: value > bound)
 
 
-# A share that leaves something: dropout rates, decay rates of moments.
+# A share below 1: dropout rates, decay rates of moments.
 SEED = Rule("a 64-bit integer", lambda seed: -(2**63) <= seed < 2**63)
 BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
 
@@ -191,8 +183,7 @@ def one_of(names: Iterable[str]) -> str:
 def parse_value(text: str, declared: Any, choices: Collection[Any] = ()) -> Any:
     """Reads `text` as a value of a declared field type.
 
-    A text that is one of the field's `choices` is that choice, even "none", which otherwise stands
-    for None.
+    One of the field's `choices` is taken literally, even "none", which otherwise means None.
 
     Raises:
       ValueError: the text does not have that type.
@@ -212,14 +203,14 @@ def parse_value(text: str, declared: Any, choices: Collection[Any] = ()) -> Any:
 
 
 def as_flag(value: object) -> str:
-    """Returns a value as it is typed on the command line."""
+    """Returns a value as typed on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def kind_in_words(declared: Any) -> str:
-    """Returns a declared type in words, as in "a number or None"."""
+    """Returns a declared type in words, such as "a number or None"."""
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
         kinds = [kind for kind in typing.get_args(declared) if kind is not type(None)]

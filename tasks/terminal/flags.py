@@ -1,8 +1,8 @@
 """Command-line flags of dataclasses whose fields are made by `fields.field`.
 
 A nested dataclass gives its flags a prefix, as in --optimizer.learning_rate. A value follows "=" or
-is the next word; "-" in a name is read as "_". A bool alone is true. A tuple is separated by commas
-and the last use of a flag holds, unless the field is `repeated`.
+is the next word; "-" in a name is read as "_". A bool without a value is true. A tuple is separated
+by commas and the last use of a flag wins, unless the field is `repeated`.
 """
 
 import dataclasses
@@ -30,11 +30,8 @@ class Flag(NamedTuple):
 
     Attributes:
       path: path of the field within the dataclass of all flags.
-      name: what follows "--".
-      declared: type of the field.
-      field: the field.
+      name: the text after "--".
       group: the nested dataclass that has the field, or "".
-      required: whether the flag must be given.
     """
 
     path: str
@@ -51,7 +48,7 @@ class Flag(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What the flag does."""
+        """The flag's effect."""
         return self.field.metadata["words"]
 
     @property
@@ -62,7 +59,7 @@ class Flag(NamedTuple):
         return [self.name, *(each[2:] if each[:2] == "--" else prefix + each for each in former)]
 
     def parsed(self, name: str, text: str) -> Any:
-        """Returns the value of a text that was given with `name`.
+        """Parses the text given with `name`.
 
         Raises:
           UserError: it is of another type.
@@ -81,7 +78,7 @@ class Given(NamedTuple):
 
     Attributes:
       values: path of the field -> value.
-      typed: path of the field -> the flag as it was typed, "--name=text".
+      typed: path of the field -> the flag as typed, "--name=text".
     """
 
     values: dict[str, Any]
@@ -131,10 +128,10 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
 
 
 def parse(kind: type, words: Sequence[str]) -> Given:
-    """Returns the values of a command line; the last of several holds.
+    """Returns the values of a command line; the last of several wins.
 
     Raises:
-      UserError: a flag is unknown, has no value or one of another type, or is missing.
+      UserError: a flag is unknown, missing, without a value, or has a value of another type.
     """
     flags = flags_of(kind)
     known = {name: flag for flag in flags for name in flag.names}
@@ -154,7 +151,7 @@ def parse(kind: type, words: Sequence[str]) -> Given:
             rest.append(word)
             continue
         text = _value(name, flag, pending) if typed is None else typed
-        if name in flag.names[1:] and text in NONE:  # a former name that is not set
+        if name in flag.names[1:] and text in NONE:  # an unset former name
             continue
         value = flag.parsed(name, text)
         if flag.field.metadata["repeated"]:
@@ -180,7 +177,7 @@ def _named(word: str, known: Mapping[str, Flag]) -> tuple[str, Flag | None, str 
 
 
 def _value(name: str, flag: Flag, pending: list[str]) -> str:
-    """Returns the text of a flag that is given without "=", and takes it from `pending`."""
+    """Takes the text of a flag without "=" from `pending`."""
     alone = "true" if flag.declared is bool else flag.field.metadata["alone"]
     follows = bool(pending) and not pending[0].startswith("--")
     if flag.declared is bool:
@@ -221,14 +218,14 @@ def _finish(flags: Sequence[Flag], known: Collection[str], given: Given, rest: l
 
 
 def spelled(flag: Flag) -> str:
-    """Returns the name of a flag as it is typed, or of a positional value."""
+    """Returns a flag or positional value as typed."""
     if flag.field.metadata["positional"]:
         return flag.field.metadata["metavar"] or flag.name.upper()
     return f"--{flag.name}"
 
 
 def refuse_unknown(words: Sequence[str], known: Collection[str]) -> None:
-    """Raises a UserError that names the first of some unknown words, if there are any."""
+    """Raises a UserError that names the first unknown word, if any."""
     if not words:
         return
     word = words[0].partition("=")[0]
@@ -241,7 +238,7 @@ def refuse_unknown(words: Sequence[str], known: Collection[str]) -> None:
 
 
 def made(kind: type[_Kind], given: Given) -> _Kind:
-    """Returns the dataclass of the flags that were given.
+    """Returns the dataclass of the given flags.
 
     Raises:
       UserError: the dataclass rejects a value.

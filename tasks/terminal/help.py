@@ -1,4 +1,4 @@
-"""The text of --help: usage, what a command does, and its flags by group."""
+"""The text of --help: usage, description, and flags by group."""
 
 import dataclasses
 import shutil
@@ -33,13 +33,13 @@ def page(
 
     Args:
       kind: the dataclass of its flags. Its `help_topics()`, name -> function, are further topics;
-        its `help_defaults()`, path -> value, are shown as defaults instead of the fields'.
-      program: how the command is called.
-      description: what it does.
+        its `help_defaults()`, path -> value, replace the fields' defaults in the text.
+      program: the command as typed.
+      description: the command's purpose.
       topic: "", `ALL`, a group of flags, or a further topic.
 
     Raises:
-      UserError: there is no such topic.
+      UserError: the topic is unknown.
     """
     topics = kind.help_topics() if hasattr(kind, "help_topics") else {}
     if topic in topics:
@@ -77,7 +77,7 @@ def _group(
 
 
 def _brief(flag: Flag, defaults: Mapping[str, Any]) -> str:
-    """Returns a line for a flag that is used often."""
+    """Returns the line of a frequent flag."""
     value = "" if _is_switch(flag) else f"={metavar(flag)}"
     if len(value) > _INDENT // 2:
         value = "=NAME"
@@ -87,7 +87,7 @@ def _brief(flag: Flag, defaults: Mapping[str, Any]) -> str:
 
 
 def _titles(kind: Any) -> dict[str, str]:
-    """Returns name -> title of the groups of flags."""
+    """Returns {name: title} of the groups of flags."""
     groups = {flag.group for flag in flags_of(kind)} - {""}
     found = {}
 
@@ -117,7 +117,7 @@ def _usage(flags: Iterable[Flag]) -> str:
 
 
 def metavar(flag: Flag) -> str:
-    """Returns what stands for the value of a flag."""
+    """Returns the placeholder for a flag's value."""
     metadata = flag.field.metadata
     if metadata["metavar"]:
         return metadata["metavar"]
@@ -131,7 +131,7 @@ def metavar(flag: Flag) -> str:
 
 
 def _plain(declared: Any) -> type:
-    """Returns the plain type of a declared one: int of `int | None`, tuple of `tuple[str, ...]`."""
+    """Returns the plain type: int of `int | None`, tuple of `tuple[str, ...]`."""
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
         return _plain(next(each for each in typing.get_args(declared) if each is not type(None)))
     return typing.get_origin(declared) or declared
@@ -149,7 +149,7 @@ def _default(flag: Flag, defaults: Mapping[str, Any]) -> str:
 
 
 def _described(flag: Flag, defaults: Mapping[str, Any]) -> str:
-    """Returns the lines of a flag: its names, and beside or below them its words."""
+    """Returns the lines of a flag: names, and words beside or below them."""
     head = spelled(flag)
     if not flag.field.metadata["positional"]:
         alone = flag.field.metadata["alone"] is not None

@@ -1,4 +1,4 @@
-"""Signals in commands that may end at once: what they do is resumed or repeated."""
+"""Signals in commands that may end at once, because their work can be resumed or repeated."""
 
 import contextlib
 import os
@@ -27,11 +27,11 @@ def end_at_once(
 ) -> None:
     """Makes Ctrl-C print one line and end this process, unless it ignores interrupts.
 
-    A KeyboardInterrupt would be raised in whatever the main thread does, also in the callbacks of
-    libraries, which print it and go on, and the threads of Orbax would outlive it.
+    KeyboardInterrupt could be raised in library callbacks, which print it and continue, and the
+    threads of Orbax would outlive it.
 
     Args:
-      program: the command, as in "python -m trainer.pretrain".
+      program: the command, such as "python -m trainer.pretrain".
       advice: what to do next.
       terminated: whether SIGTERM does so too.
     """

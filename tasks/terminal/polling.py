@@ -1,4 +1,4 @@
-"""Work that is done elsewhere and followed by looking at its files."""
+"""Following work done elsewhere by polling its files."""
 
 import contextlib
 import threading
@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator
 
 # Listing a remote folder takes long and costs money.
 _LOCAL_SECONDS, _REMOTE_SECONDS = 0.5, 10.0
-# Between two looks, at least this many times what one takes: listing 80,000 local files takes as
-# long as the interval.
+# Least pause between two looks, in durations of a look: listing 80,000 local files takes as long as
+# the interval.
 _PAUSES = 20
 
 
 @contextlib.contextmanager
 def polling(look: Callable[[], bool | None], remote: bool) -> Iterator[None]:
-    """Calls `look` at intervals, on a thread, while the block runs or until it returns True.
+    """Calls `look` on a thread until the block ends or it returns True.
 
-    `remote`: whether `look` lists a remote folder, which makes the interval 10 s instead of 0.5 s,
-      or longer if a look takes long.
+    The interval is 0.5 s, or 10 s if `look` lists a `remote` folder; slow looks lengthen it.
     """
     over = threading.Event()
     seconds = _REMOTE_SECONDS if remote else _LOCAL_SECONDS

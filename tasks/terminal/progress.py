@@ -13,9 +13,8 @@ class Progress:
     """Shows how much of `total` is done. Use `shown`, which closes it.
 
     Args:
-      description: what is being done.
-      total: number of units; None if it is not known.
-      done: units that were done before.
+      total: number of units, or None if unknown.
+      done: units already done.
       unit: "" for counts, "B" for bytes.
     """
 
@@ -42,7 +41,7 @@ class Progress:
             self._bar.start()
 
     def update(self, done: float, note: str = "") -> None:
-        """Shows that `done` units are done, including those done before."""
+        """Shows that `done` units are done, including earlier ones."""
         if self._bar:
             self._bar.update(self._task, completed=done, note=note)
         elif time.monotonic() - self._shown >= _LINE_SECONDS:

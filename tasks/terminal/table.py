@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]], markdown: bool = False) -> str:
-    """Returns `rows` under `header` as text, a line each, columns aligned.
+    """Returns `rows` under `header` as lines of aligned text.
 
-    A column is flush right if every cell of it starts like a number. `markdown` adds the bars and
-    the rule that make it a Markdown table.
+    A column is flush right if every cell in it starts like a number. `markdown` adds the bars and
+    the rule of a Markdown table.
     """
     cells = [[str(cell) for cell in row] for row in rows]
     columns = list(zip(header, *cells, strict=True))

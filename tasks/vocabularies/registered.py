@@ -1,4 +1,4 @@
-"""A user's own class as a vocabulary, which a module of --task_module registers under a name.
+"""A user's class as a vocabulary, registered under a name by a module of --task_module.
 
     from tasks import vocabulary
 
@@ -13,9 +13,8 @@
 
     vocabulary.register("protein", Protein)
 
-A cache keeps what the class says about itself as vocabulary.json. So ids, pieces and special ids
-are read without the class, and only text needs it. The file also has a checksum of the ids that the
-class gives to some texts: a class that has changed makes another file.
+A cache stores the class's description as vocabulary.json, so ids, pieces and special ids need no
+class; only text does. A checksum of the ids of some texts detects a changed class.
 """
 
 import hashlib
@@ -29,9 +28,9 @@ from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, T5_IDS, UNKNOWN, Pieces, SpecialIds
 
 FILE = "vocabulary.json"
-# How the file begins: no tokenizer.json does.
+# The file's first bytes; no tokenizer.json begins so.
 _BEGIN = b'{"class": '
-# Texts whose ids are part of a class's checksum, besides its pieces.
+# Texts whose ids enter a class's checksum, besides its pieces.
 _TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
     "ACDEFGHIKLMNPQRSTVWY acgtn 0123456789 (CC(=O)O)",
@@ -46,12 +45,12 @@ class OwnVocabulary(Protocol):
     """The interface of a registered class; `pieces`, `encode` and `decode` are required.
 
     Attributes:
-      pieces: what each id adds to a text: str, or bytes where it may hold a part of a character;
-        for special pieces their names. The last `sentinels` may have any text.
-      special: ids with a role, T5's unless given: padding 0, EOS 1, unknown 2. An EOS of None is
+      pieces: text that each id adds: str, or bytes if it may hold part of a character; special
+        pieces have their names. The last `sentinels` may have any text.
+      special: ids with a role; by default T5's: padding 0, EOS 1, unknown 2. If EOS is None, one is
         added after the pieces.
-      control: further ids that stand for no text, such as [MASK].
-      sentinels: number of sentinels, which are the last ids; --extra_ids adds some otherwise.
+      control: further ids without text, such as [MASK].
+      sentinels: number of sentinels, the last ids; if 0, --extra_ids may add some.
       version: changes if `encode` does.
     """
 
@@ -62,23 +61,23 @@ class OwnVocabulary(Protocol):
     version: str = ""
 
     def encode(self, text: str) -> Sequence[int]:
-        """Returns the ids of a text without BOS and EOS: always the same for the same text.
+        """Returns the ids of a text without BOS and EOS, deterministically.
 
-        An exception means that the text cannot be encoded: a build leaves it out and counts it.
+        An exception means that the text cannot be encoded: a build skips and counts it.
         """
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids, among which are neither padding, EOS and BOS nor sentinels."""
+        """Returns the text of ids, which include no padding, EOS, BOS or sentinels."""
 
 
 _factories: dict[str, Callable[[], OwnVocabulary]] = {}
 
 
 def register(name: str, factory: Callable[[], OwnVocabulary]) -> None:
-    """Makes `--vocabulary=NAME` find what `factory`, a class or function, returns.
+    """Registers `factory`, a class or function, for `--vocabulary=NAME`.
 
     Raises:
-      ValueError: the name is no word of letters, digits, _ and -, or it is "bytes".
+      ValueError: the name has other characters than letters, digits, _ and -, or is "bytes".
     """
     if not name.replace("_", "").replace("-", "").isalnum() or name == "bytes":
         raise ValueError(f"a vocabulary cannot be called {name!r}: use letters, digits, _ and -")
@@ -91,7 +90,7 @@ def names() -> list[str]:
 
 
 def is_registered(model: bytes) -> bool:
-    """Returns whether the bytes of a vocabulary's file describe a class."""
+    """Returns whether a vocabulary file describes a registered class."""
     return model.startswith(_BEGIN)
 
 
@@ -99,7 +98,7 @@ def describe(name: str) -> bytes:
     """Returns the contents of vocabulary.json for the class registered as `name`.
 
     Raises:
-      UserError: what it says about itself is wrong, or it cannot be made.
+      UserError: the class's description is invalid, or the class cannot be instantiated.
     """
     return _described(name, _made(name))
 
@@ -157,7 +156,7 @@ def _is_id(number: Any, size: int) -> bool:
 
 
 def _checksum(name: str, made: OwnVocabulary, pieces: Sequence[str | bytes]) -> str:
-    """Returns the SHA-256 of the ids of some texts; a text that cannot be encoded has none."""
+    """Returns the SHA-256 of the ids of some texts; unencodable texts contribute none."""
     known = [piece for piece in pieces if isinstance(piece, str)]
     chosen = known[:: -(-len(known) // _PIECES_PROBED) or 1]
     digest = hashlib.sha256()
@@ -169,7 +168,7 @@ def _checksum(name: str, made: OwnVocabulary, pieces: Sequence[str | bytes]) -> 
 
 
 def _encoded(name: str, made: OwnVocabulary, text: str, size: int) -> np.ndarray | str:
-    """Returns the ids of a text, int32 [tokens], or why it cannot be encoded."""
+    """Returns the ids of a text, int32 [tokens], or the reason it cannot be encoded."""
     try:
         found = made.encode(text)
     except Exception as error:  # the user's code may raise anything
@@ -195,7 +194,7 @@ def _encoded(name: str, made: OwnVocabulary, text: str, size: int) -> np.ndarray
 
 
 def parsed(model: bytes, name: str = FILE) -> dict[str, Any]:
-    """Returns the contents of a vocabulary.json; `name` is for messages.
+    """Parses a vocabulary.json; `name` is for messages.
 
     Raises:
       UserError: it is damaged.
@@ -242,7 +241,7 @@ def pieces(model: bytes) -> Pieces:
 
 
 def _name(piece: bytes) -> str:
-    """Returns bytes as text, or as SentencePiece names them where they are none."""
+    """Decodes bytes; invalid UTF-8 gets SentencePiece's byte names."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -257,11 +256,10 @@ def special(model: bytes) -> tuple[SpecialIds, bool]:
 
 
 class RegisteredCodec:
-    """The registered class that a vocabulary.json describes.
+    """The registered class that a vocabulary.json describes; `name` is for messages.
 
     Raises:
-      UserError: at construction, if no module registered it, or it is another one now; `name` is
-        the file's, for messages.
+      UserError: at construction, if the class is not registered or has changed.
     """
 
     def __init__(self, model: bytes, name: str):
@@ -284,18 +282,18 @@ class RegisteredCodec:
             )
 
     def another(self) -> OwnVocabulary:
-        """Returns a new instance of the class, with which to compare."""
+        """Returns a new instance of the class, for comparison."""
         return _made(self.name)
 
     def normalize(self, text: str) -> str:
-        """Returns the text: what the class does to it before cutting is not known."""
+        """Returns the text unchanged: the class's normalization is unknown."""
         return text
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Returns the ids of each text, int32 [tokens], without BOS and EOS.
 
         Raises:
-          UserError: the class cannot encode one of them, or returns something else than its ids.
+          UserError: the class cannot encode a text, or returns invalid ids.
         """
         return [*self._checked(texts)]
 
@@ -307,10 +305,10 @@ class RegisteredCodec:
             yield found
 
     def try_encode(self, text: str, by: OwnVocabulary | None = None) -> np.ndarray | str:
-        """Returns the ids of a text, int32 [tokens], or why the class cannot encode it.
+        """Returns the ids of a text, int32 [tokens], or the reason the class cannot encode it.
 
         Raises:
-          UserError: the class returns something else than ids of text.
+          UserError: the class returns invalid ids.
         """
         return _encoded(self.name, by or self._own, text, self._size)
 

@@ -1,7 +1,7 @@
-"""Hugging Face's tokenizer.json, read without `tokenizers`; it is imported to encode and decode.
+"""Reads Hugging Face's tokenizer.json without importing `tokenizers`, except to encode and decode.
 
-Byte-level BPE (GPT-2, Llama 3), BPE and Unigram with SentencePiece's mark for a space, WordPiece
-and words. What a piece adds to a text follows from the file's decoder.
+Supports byte-level BPE (GPT-2, Llama 3), BPE and Unigram with SentencePiece's mark for a space,
+WordPiece and words. The file's decoder determines the text of a piece.
 """
 
 import json
@@ -17,23 +17,23 @@ from tasks.vocabularies import byte_level
 from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, Pieces, SpecialIds
 
 FILE = "tokenizer.json"
-# The name of the vocabulary of bytes, which is built in.
+# Name of the built-in vocabulary of bytes.
 BYTES = "bytes"
-# Files of transformers that name special tokens; the first that names one counts.
+# Transformers files that name special tokens; the first that names a token wins.
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 # SentencePiece's mark for a space, and its name of a byte.
 _SPACE = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _USER_DEFINED = 4
-# The most that the fast tokenizer's tries hold; lists of pieces are as long as the largest id.
+# Limit of the fast tokenizer's tries; lists of pieces are as long as the largest id.
 LARGEST_ID = 2**24 - 2
-# Names of special tokens where no file of transformers tells them, the likeliest first.
+# Names of special tokens if no transformers file gives them, the likeliest first.
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>"),
     "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[SEP]", "[EOS]"),
     "bos": ("<s>", "<bos>", "<|begin_of_text|>", "[CLS]", "[BOS]"),
 }
-# Their names in files of transformers: BERT's sequences begin with CLS and end with SEP.
+# Their keys in transformers files: BERT's sequences begin with CLS and end with SEP.
 _KEYS = {
     "pad": ("pad_token",),
     "eos": ("eos_token", "sep_token"),
@@ -43,15 +43,15 @@ _KEYS = {
 
 
 def is_tokenizer_json(model: bytes) -> bool:
-    """Returns whether the bytes of a vocabulary are a tokenizer.json; SentencePiece's never are."""
+    """Returns whether vocabulary bytes are a tokenizer.json, not a SentencePiece model."""
     return model.lstrip()[:1] == b"{"
 
 
 def parsed(model: bytes, name: str = FILE) -> dict[str, Any]:
-    """Returns the contents of a tokenizer.json; `name` is for messages.
+    """Parses a tokenizer.json; `name` is for messages.
 
     Raises:
-      UserError: it is damaged, or something else, or has an id above LARGEST_ID.
+      UserError: it is damaged, or another format, or has an id above LARGEST_ID.
     """
     try:
         value = json.loads(model)
@@ -75,7 +75,7 @@ def parsed(model: bytes, name: str = FILE) -> dict[str, Any]:
 
 
 def _kind(model: Mapping[str, Any]) -> str:
-    """Returns the type of a model without a name of it, as early versions of `tokenizers` wrote."""
+    """Returns the type of a model that does not state it (early versions of `tokenizers`)."""
     if isinstance(model["vocab"], list):
         return "Unigram"
     if "merges" in model:
@@ -84,7 +84,7 @@ def _kind(model: Mapping[str, Any]) -> str:
 
 
 def _by_piece(vocab: Iterable[tuple[str, float]]) -> dict[str, int]:
-    # A piece may come twice; ids count.
+    # A piece may occur twice; ids count.
     found: dict[str, int] = {}
     for number, (piece, _) in enumerate(vocab):
         found[piece if piece not in found else f"{piece}\0{number}"] = number
@@ -96,7 +96,7 @@ def _added(value: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def pieces(model: bytes) -> Pieces:
-    """Returns the pieces of a tokenizer.json; ids that no piece has are UNUSED and nameless."""
+    """Returns the pieces of a tokenizer.json; ids without a piece are UNUSED and nameless."""
     value = parsed(model)
     vocab, added = value["model"]["vocab"], _added(value)
     count = 1 + max([*vocab.values(), *(each["id"] for each in added)])
@@ -120,7 +120,7 @@ def pieces(model: bytes) -> Pieces:
 
 
 def _text_rule(value: Mapping[str, Any]) -> Callable[[str], str | bytes]:
-    """Returns a function piece -> what it adds to a text."""
+    """Returns a function piece -> the text it adds."""
     if is_byte_level(value):
         return byte_level.raw
     if value["model"].get("type") == "WordPiece":
@@ -148,7 +148,7 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def is_byte_level(value: Mapping[str, Any]) -> bool:
-    """Returns whether pieces are written in GPT-2's alphabet of bytes."""
+    """Returns whether pieces are written in GPT-2's byte alphabet."""
     return any(step.get("type") == "ByteLevel" for step in _steps(value.get("decoder"))) or any(
         step.get("type") == "ByteLevel" for step in _steps(value.get("pre_tokenizer"))
     )
@@ -159,7 +159,6 @@ def _falls_back(value: Mapping[str, Any]) -> bool:
 
 
 def _unknown(value: Mapping[str, Any]) -> int | None:
-    """Returns the id of the model's unknown token, or None."""
     model = value["model"]
     if model.get("type") == "Unigram":
         return model.get("unk_id")
@@ -175,14 +174,12 @@ def special(
 ) -> tuple[SpecialIds, bool]:
     """Returns (special ids, whether there is an EOS; if not, EOS's id is -1).
 
-    Args:
-      model: the tokenizer.json.
-      configs: contents of the files CONFIGS beside it; without them, the usual names are looked up.
-      name: for messages.
+    `configs` are the contents of the files CONFIGS beside `model`; without them, the usual names
+    are looked up. `name` is for messages.
 
     Raises:
-      UserError: the tokenizer has no unknown token but needs one, or its ids are drawn, or a file
-        names a token that it does not have.
+      UserError: the tokenizer lacks an unknown token that it needs, or draws ids at random, or a
+        file names a token that it lacks.
     """
     value = parsed(model, name)
     if rate := value["model"].get("dropout"):
@@ -231,11 +228,10 @@ def _content(token: Any) -> str:
 
 
 class TokenizersCodec:
-    """Hugging Face's `tokenizers` with a tokenizer.json.
+    """Hugging Face's `tokenizers` with a tokenizer.json; `name` is for messages.
 
     Raises:
-      UserError: at construction, if the package is missing or `tokenizers` refuses the file; `name`
-        is for messages.
+      UserError: at construction, if the package is missing or refuses the file.
     """
 
     library = "Hugging Face's tokenizers"
@@ -253,7 +249,7 @@ class TokenizersCodec:
             self.tokenizer = tokenizers.Tokenizer.from_buffer(model)
         except Exception as error:  # `tokenizers` raises no narrower class
             raise UserError(f"{name}: tokenizers cannot read it: {error}") from error
-        # Files of transformers may say how to cut and pad the rows of a model.
+        # The file may set truncation and padding for a model.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self._name, self._added = name, _added(json.loads(model))
@@ -262,12 +258,12 @@ class TokenizersCodec:
             self.library = "NumPy"
 
     def check_added(self) -> None:
-        """Checks that the added tokens have the ids that the file gives them.
+        """Checks the ids of added tokens against the file.
 
-        `tokenizers` itself numbers those that its model lacks, from the model's size on.
+        `tokenizers` numbers tokens that its model lacks from the model's size on.
 
         Raises:
-          UserError: one has another id.
+          UserError: an id differs.
         """
         for each in self._added:
             given, found = each["id"], self.tokenizer.token_to_id(each["content"])
@@ -279,7 +275,7 @@ class TokenizersCodec:
                 )
 
     def normalize(self, text: str) -> str:
-        """Returns a text as it is before it is cut into pieces."""
+        """Returns a text as it is before segmentation."""
         rules = self.tokenizer.normalizer
         return rules.normalize_str(text) if rules else text
 
@@ -287,8 +283,8 @@ class TokenizersCodec:
         """Returns the ids of each text, int32 [tokens], without BOS and EOS.
 
         Raises:
-          UserError: `tokenizers` fails on a text, as it does where added tokens that take the white
-            space beside them take the same.
+          UserError: `tokenizers` fails, as it does if two added tokens both strip the same white
+            space.
         """
         if self._of_bytes:
             return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + 3 for text in texts]
@@ -305,10 +301,9 @@ class TokenizersCodec:
         return [np.asarray(each.ids, np.int32) for each in found]
 
     def decode(self, ids: list[int]) -> str:
-        """Returns the text of ids."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def _fails(error: BaseException) -> bool:
-    """Returns whether `tokenizers` raised an exception; some of its errors are no Exception."""
+    """Returns whether `tokenizers` raised this; some of its errors are not an Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"

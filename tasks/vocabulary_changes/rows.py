@@ -1,22 +1,22 @@
-"""Rows of a table for one vocabulary, made of the rows for another.
+"""Maps the rows of a table for one vocabulary to the rows for another.
 
-A piece is its text: the bytes that it adds to a text, with its space. So `▁the` of SentencePiece,
-`Ġthe` of byte-level BPE and `the` of WordPiece are one piece, and so are `ing` and `##ing`. Upper
-and lower case are different pieces.
+Pieces match by text: the bytes that a piece adds to a text, with its space. So `▁the` of
+SentencePiece, `Ġthe` of byte-level BPE and `the` of WordPiece match, and so do `ing` and `##ing`.
+Matching is case-sensitive.
 
     sentinels          by number
-    special ids        by role: padding, EOS, BOS, unknown, and what a decoder reads first
-    other special ones by name, as [MASK]
+    special ids        by role: padding, EOS, BOS, unknown, and the decoder's start
+    other special ones by name, such as [MASK]
     all others         by text
-    new pieces         the mean of the old pieces that spell them: as few as possible, of equally
-                       few those with the longest first piece; if none do, of those that spell them
-                       without their space, or with one, as WordPiece has ` ,` and others `,`
-    what is left       the mean of the rows of all old ids
+    new pieces         mean of the fewest old pieces that spell them (ties: the longest first
+                       piece); failing that, of those that spell them with their initial space
+                       removed or added, as WordPiece has ` ,` and others `,`
+    the rest           mean of the rows of all old ids
 
 Source: the mean of the old pieces is Gee et al. 2022, "Fast Vocabulary Transfer for Language Model
-Compression" (arXiv:2402.09977), section 2, which cuts new pieces with the old tokenizer; here no
-library is needed. The mean of all is Hewitt 2021, "Initializing New Word Embeddings for Pretrained
-Language Models": new ids then take little probability from the old ones.
+Compression" (arXiv:2402.09977), section 2, which segments new pieces with the old tokenizer; no
+library is needed here. The mean of all is Hewitt 2021, "Initializing New Word Embeddings for
+Pretrained Language Models": new ids then take little probability from the old ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED
 from tasks.vocabulary import TokenIds
 
-# In `Rows.sources`: no further row; a line without any row is the mean of all old ids' rows.
+# Fills `Rows.sources`; a line of NONE alone is the mean of all old ids' rows.
 NONE = -1
 _ROLES = ("pad", "eos", "bos", "unk")
 
@@ -41,15 +41,14 @@ class Rows:
     """The old rows whose mean is each new row.
 
     Attributes:
-      sources: int32 [new rows, most], filled up with NONE; a line of NONE alone is the mean of the
-        rows of all old ids.
+      sources: int32 [new rows, any], padded with NONE.
       old_ids: number of old ids; old rows above are padding.
       old_rows: number of rows of the old table.
-      carried: new ids that have the row of one old id.
-      spelled: new ids that have the mean of the old pieces that spell them.
-      others: new ids that have the mean of all.
-      dropped: old ids whose rows no new id carries.
-      shared: pieces of text among the carried ids.
+      carried: number of new ids that take the row of one old id.
+      spelled: number of new ids that take the mean of the old pieces that spell them.
+      others: number of new ids that take the mean of all.
+      dropped: number of old ids whose rows no new id carries.
+      shared: number of text pieces among the carried ids.
     """
 
     sources: np.ndarray
@@ -63,7 +62,7 @@ class Rows:
 
     @property
     def unchanged(self) -> bool:
-        """True if each new row is the old row of the same number, and none is left out."""
+        """True if the new rows are exactly the old rows, in order."""
         count = len(self.sources)
         return count == self.old_rows and self.begins_equal
 
@@ -104,12 +103,12 @@ class _Pieces:
         self._longest = max(map(len, self._texts), default=0)
 
     def named(self, token: int, name: str) -> int | None:
-        """Returns the row of a special piece of this name, or of `token` itself if it is one."""
+        """Returns the row of a special piece with this name, preferring `token` itself."""
         found = self._names.get(name, [])
         return token if token in found else next(iter(found), None)
 
     def of_text(self, token: int, name: str, kind: int, text: bytes) -> int | None:
-        """Returns the row of the piece with this text; of several the most alike."""
+        """Returns the row of the piece with this text; among several, the most similar."""
         found = self._texts.get(text)
         if not found:
             return None
@@ -121,7 +120,7 @@ class _Pieces:
         return min(found, key=unlike).row
 
     def spelling(self, text: bytes) -> list[int] | None:
-        """Returns the rows of the fewest pieces that spell a text; None if none do."""
+        """Returns the rows of the fewest pieces that spell a text; None if impossible."""
         size = len(text)
         best: list[tuple[int, int] | None] = [None] * size + [(0, 0)]
         for start in reversed(range(size)):
@@ -139,7 +138,7 @@ class _Pieces:
             step = best[start]
             assert step is not None
             part = text[start : step[1]]
-            # A byte with the text of another piece is hardly ever trained.
+            # A byte that duplicates another piece's text is hardly ever trained.
             found = min(self._texts[part], key=lambda piece: (piece.kind == BYTE, piece.row))
             rows.append(found.row)
             start = step[1]
@@ -147,16 +146,12 @@ class _Pieces:
 
 
 def by_piece(old: TokenIds, new: TokenIds, old_rows: int, new_rows: int) -> Rows:
-    """Returns the rows of `new`, made of those of `old` by the rules above.
+    """Returns the rows of `new` by the rules above.
 
-    Args:
-      old: the vocabulary of the old table.
-      new: the vocabulary of the new one.
-      old_rows: rows of the old table, at least one for each id; those above are padding.
-      new_rows: rows of the new table, likewise.
+    Tables have at least one row per id; further rows are padding.
 
     Raises:
-      UserError: a table has too few rows, or the vocabularies have no piece of text in common.
+      UserError: a table has too few rows, or the vocabularies share no piece of text.
     """
     roles = _same_roles(old, new)
     special = {getattr(old.special, role) for role in _ROLES}
@@ -187,13 +182,12 @@ def by_map(id_map: Sequence[int | None], new: TokenIds, old_rows: int, new_rows:
     """Returns the rows of `new` by the id_map.json of vocab.train --extend or vocab.trim.
 
     Args:
-      id_map: the new id of each old id, None if it was dropped.
-      new: the vocabulary of the new table.
-      old_rows: rows of the old table, at least one for each old id.
-      new_rows: rows of the new table, likewise.
+      id_map: the new id of each old id, None if dropped.
+      new: the new vocabulary.
+      old_rows, new_rows: rows of the tables, at least one per id.
 
     Raises:
-      UserError: the map is not one of such tables and of this vocabulary.
+      UserError: the map does not fit the tables and the vocabulary.
     """
     known = [number for number in id_map if number is not None]
     if not known:
@@ -215,14 +209,14 @@ def by_map(id_map: Sequence[int | None], new: TokenIds, old_rows: int, new_rows:
 
 
 def _same_roles(old: TokenIds, new: TokenIds) -> dict[int, int]:
-    """Returns new id -> old id, of those with a role that both vocabularies have."""
+    """Returns new id -> old id for each role that both vocabularies have."""
     found = {}
     for role in reversed(_ROLES):  # an id with several roles has that of the first
         mine, theirs = getattr(new.special, role), getattr(old.special, role)
         if mine is not None and theirs is not None:
             found[mine] = theirs
-    # A decoder's first input may have another role, as padding in T5 and BOS in Llama. Rows of
-    # padding are never read otherwise.
+    # The decoder's start may have another role, as padding in T5 and BOS in Llama. Otherwise rows
+    # of padding are never read.
     start = new.special.start
     if start not in found or start not in (new.special.eos, new.special.bos, new.special.unk):
         found[start] = old.special.start

@@ -101,12 +101,8 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, run: Run, evaluated: bool = True) -> None:
         """Starts to write a checkpoint; returns as soon as the state may be changed.
 
-        Earlier checkpoints stay intact on failure. `evaluated` is False if this step is still to be
-        evaluated.
-
-        Raises:
-          UserError: the disk has too little free space.
-          OSError: the disk filled up while a checkpoint was written.
+        `evaluated` is False if this step is still to be evaluated. Earlier checkpoints stay intact
+        on failure. Raises UserError or OSError if the disk is or gets full.
         """
         self._check_room(state)
         of_run = {
@@ -222,10 +218,7 @@ class Checkpoints:
             self._manager.close()
 
     def _check_room(self, state: TrainState) -> None:
-        """Rejects a checkpoint larger than the free disk space.
-
-        Checked before writing: TensorStore's threads print pages when a disk fills up.
-        """
+        """Rejects a checkpoint larger than the free disk; TensorStore would print pages instead."""
         if files.is_remote(self._model_dir) or not processes.is_first():
             return
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
@@ -239,14 +232,10 @@ class Checkpoints:
 
 
 def _read(path: str, abstract: TrainState) -> TrainState:
-    """Reads the arrays of a checkpoint.
+    """Reads the arrays of a checkpoint; raises Damaged, or UserError for an unreachable store.
 
     Calls Orbax's handler without its checkpointer: there, the other processes would wait for a
     process that failed.
-
-    Raises:
-      Damaged: an array or a file cannot be read.
-      UserError: the checkpoint's store cannot be reached.
     """
     listed = metadata.array_names(path)
     for name in named(abstract):
@@ -280,20 +269,14 @@ def _reason(path: str, text: str) -> str:
 
 
 def _silence() -> None:
-    """Silences Orbax's output about errors that it also raises, for the whole process.
-
-    Another thread logs a traceback per error, and asyncio one per array being read.
-    """
+    """Silences the tracebacks of Orbax's threads and asyncio, whose errors are also raised."""
     for logger in ("absl", "asyncio"):
         logging.getLogger(logger).setLevel(logging.CRITICAL)
     sys.unraisablehook = _without_late_reads
 
 
 def _without_late_reads(unraisable: Any) -> None:
-    """Prints an unraisable error, unless it comes from an abandoned read.
-
-    Orbax abandons reads and writes when one fails, and closes their event loop.
-    """
+    """Prints an unraisable error, unless it comes from a read that Orbax abandoned."""
     if not str(unraisable.exc_value).startswith(_LATE_READS):
         sys.__unraisablehook__(unraisable)
 
@@ -333,8 +316,7 @@ def _free_name(folder: str, name: str) -> str:
 def chosen_steps(text: str, steps: list[int], model_dir: str) -> list[int]:
     """Returns a run's steps selected by "all", "latest" or "1000,2000".
 
-    Raises:
-      UserError: a checkpoint is missing.
+    Raises UserError if a checkpoint is missing.
     """
     if not steps:
         raise UserError(f"{model_dir} has no checkpoint yet: train with trainer.pretrain")

@@ -38,11 +38,8 @@ class Best(NamedTuple):
 class _Patience:
     """Counts the evaluations since a metric improved.
 
-    Attributes:
-      flag: the flag that names the metric.
-      metric: the metric as written in the flag; None watches nothing.
-      min_delta: smallest difference that counts as an improvement.
-      stale: evaluations since the best value.
+    `metric` is written as in the flag; None watches nothing. `stale` counts the evaluations since
+    the best value, ignoring improvements below `min_delta`.
     """
 
     flag: str
@@ -53,11 +50,7 @@ class _Patience:
     stale: int = 0
 
     def see(self, values: Mapping[str, float]) -> None:
-        """Counts an evaluation.
-
-        Raises:
-          UserError: the evaluation lacks the metric.
-        """
+        """Counts an evaluation."""
         if self.metric is None:
             return
         value = value_of(self.flag, self.metric, values)
@@ -125,8 +118,7 @@ class Watch:
     def see(self, step: int, values: Mapping[str, float]) -> bool:
         """Records the evaluation after `step`; returns whether it is the best so far.
 
-        Raises:
-          UserError: the evaluation lacks a watched metric.
+        Raises UserError if a watched metric is missing.
         """
         self._stopping.see(values)
         self._plateau.see(values)
@@ -185,8 +177,7 @@ def _improves(lower: bool, value: float, best: float | None, by: float = 0.0) ->
 def lower_is_better(flag: str, metric: str | None, task_module: str | None = None) -> bool:
     """Returns whether lower values of a watched metric are better.
 
-    Raises:
-      UserError: neither the metric nor the flag says so.
+    Raises UserError if neither the metric nor the flag says so.
     """
     if metric is None:
         return True
@@ -206,11 +197,7 @@ def lower_is_better(flag: str, metric: str | None, task_module: str | None = Non
 
 
 def value_of(flag: str, metric: str, values: Mapping[str, float]) -> float:
-    """Returns the value of a metric, written METRIC, min:METRIC or max:METRIC.
-
-    Raises:
-      UserError: the metric is missing; names the existing ones.
-    """
+    """Returns the value of METRIC, min:METRIC or max:METRIC; raises UserError if missing."""
     name = metric.removeprefix("min:").removeprefix("max:")
     if name not in values:
         known = [each for each in values if each in BEST_METRICS or not _is_statistic(each)]

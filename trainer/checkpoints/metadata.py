@@ -72,8 +72,7 @@ def update(checkpoint: str, **changes: Any) -> None:
 def array_names(checkpoint: str) -> set[str]:
     """Returns the paths of a checkpoint's arrays, as in "params/decoder/decoder_norm/scale".
 
-    Raises:
-      Damaged: Orbax's list of arrays cannot be read.
+    Raises Damaged if Orbax's list of arrays cannot be read.
     """
     name = "/".join(_TREE)
     try:
@@ -88,11 +87,7 @@ def array_names(checkpoint: str) -> set[str]:
 
 
 def compare(checkpoint: str, stored: dict[str, str], found: dict[str, str]) -> None:
-    """Compares the checksums of arrays just read with the stored ones.
-
-    Raises:
-      Damaged: an array differs; names it.
-    """
+    """Compares checksums of arrays just read with the stored ones; raises Damaged on a mismatch."""
     wrong = [name for name, checksum in found.items() if stored.get(name) != checksum]
     if wrong:
         more = f", and {len(wrong) - 1} more arrays" if len(wrong) > 1 else ""

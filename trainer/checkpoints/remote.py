@@ -16,11 +16,7 @@ _COPY_SECONDS = 10.0
 
 
 def prepare(folder: str) -> None:
-    """Checks access to a remote `folder`, with clearer errors than Orbax's.
-
-    Raises:
-      UserError: see store.Store.
-    """
+    """Checks access to a remote folder, with clearer errors than Orbax's (see store.Store)."""
     files.list_names(folder)
     if os.environ.get("STORAGE_EMULATOR_HOST"):
         from etils.epath import gpath
@@ -33,10 +29,7 @@ def prepare(folder: str) -> None:
 
 
 class Mirror:
-    """A local folder whose changed files are copied in full to a remote folder.
-
-    `folder` is its path; it is deleted together with the object.
-    """
+    """A temporary local `folder` whose changed files are copied in full to a remote folder."""
 
     def __init__(self, target: str):
         self._target = target
@@ -50,8 +43,7 @@ class Mirror:
     def begin(self) -> None:
         """Starts to copy in the background, unless a copy is running or started less than 10 s ago.
 
-        Raises:
-          UserError: the previous copy failed; see store.Store.
+        Raises UserError if the previous copy failed; see store.Store.
         """
         now = time.monotonic()
         if now - self._began > _COPY_SECONDS and (not self._copying or self._copying.done()):
@@ -60,11 +52,7 @@ class Mirror:
             self._copying = self._pool.submit(self._copy)
 
     def finish(self) -> None:
-        """Waits until all files are copied.
-
-        Raises:
-          UserError: see store.Store.
-        """
+        """Waits until all files are copied; raises UserError like `begin`."""
         self._wait()
         self._copy()
 

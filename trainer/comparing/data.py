@@ -1,7 +1,7 @@
 """The first token that differs between the batches of two runs, and the records that explain it.
 
-Batches are computed again from the caches: they are a function of configuration and caches. What a
-run recorded of its tasks and caches is compared first.
+Recorded tasks and caches are compared first. Batches are then made again from configuration and
+caches, which determine them.
 """
 
 from __future__ import annotations
@@ -28,23 +28,20 @@ from trainer.reporting.history import History
 from trainer.setup import prepare
 from trainer.t5x import read
 
-# Features shown as tokens.
+# Suffix of features shown as tokens.
 _TOKENS = "_tokens"
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The first difference of the batches.
+    """The first difference between the batches.
 
     Attributes:
-      step: the update that the batch is for, counted from 1.
-      row: row of the batch, from 0; None where the batches have different features or shapes.
-      feature: name of the feature.
-      position: place in the row.
-      values: the values there, ids of features of tokens.
-      pieces: their pieces; None for other features.
-      documents: a line for each run that names the documents of its row.
-      rows: number of rows of this batch that differ.
+      step: the update that used the batch, from 1.
+      row: row of the batch, from 0; None if features or shapes differ.
+      values, pieces: both values, and the pieces of ids (None for other features).
+      documents: per run, a line that names the documents of the row.
+      rows: number of differing rows in this batch.
       note: why rows cannot be compared.
     """
 
@@ -64,11 +61,10 @@ class Compared:
     """The comparison of two runs' data.
 
     Attributes:
-      records: differences of what was recorded of tasks, rates, vocabularies and caches.
-      batch: the first difference of the batches; None if none was found.
-      compared: the updates whose batches were compared, (first, last); None if none were.
+      records: differences in recorded tasks, rates, vocabularies and caches.
+      compared: the (first, last) update whose batches were compared; None if none were.
       notes: what could not be compared, and why.
-      lost: whether the batches can no longer be made.
+      lost: True if the batches can no longer be made.
     """
 
     records: list[str] = dataclasses.field(default_factory=list)
@@ -79,7 +75,7 @@ class Compared:
 
 
 def records(one: History, other: History, last: int) -> Compared:
-    """Compares what the runs recorded of their data up to update `last`, and their caches."""
+    """Compares the runs' records of their data up to update `last`, and their caches."""
     found = Compared(task_record.changes(one.record, other.record, last))
     tasks = [each.record.get("tasks", {}).keys() for each in (one, other)]
     if all(tasks) and tasks[0] != tasks[1]:
@@ -111,12 +107,7 @@ def _newest_description(folder: str) -> dict[str, Any]:
 class Batches:
     """The batches of two runs, made again from their caches.
 
-    Args:
-      one, other: the runs.
-      cache_dirs: folders of caches by task, if they were moved.
-
-    Raises:
-      UserError: a cache is missing, or a run's data are not caches.
+    `cache_dirs` are folders of caches by task, if moved. Raises UserError without caches.
     """
 
     def __init__(self, one: History, other: History, cache_dirs: tuple[str | None, str | None]):
@@ -128,7 +119,7 @@ class Batches:
         self._batches = [each.batches() for each in self._data]
 
     def shards(self) -> list[str]:
-        """Returns the shards of caches of one task whose checksums differ, a line each."""
+        """Returns a line per shard whose checksum differs between caches of one task."""
         sides = [{each.task.name: each.manifest for each in data.tasks} for data in self._data]
         return [
             line
@@ -137,13 +128,13 @@ class Batches:
         ]
 
     def changed_since(self) -> Iterator[str]:
-        """Yields the ways in which a run's data have changed since it was trained."""
+        """Yields changes of a run's data since its training."""
         for run, data in zip(self._runs, self._data, strict=True):
             for change in task_record.changes(run.record, data.record, run.step):
                 yield f"{run.name}: since it was trained, {change}"
 
     def first_difference(self, first: int, last: int) -> Batch | None:
-        """Returns the first difference of the batches of updates `first` to `last`."""
+        """Returns the first difference between the batches of updates `first` to `last`."""
         with progress.shown("comparing batches", last - first + 1) as bar:
             for number, step in enumerate(range(first, last + 1), 1):
                 # Update k is made from batch k - 1.
@@ -170,7 +161,7 @@ class Batches:
         places = {name: found[0].tolist() for name, found in differ.items() if len(found)}
         if not places:
             return None
-        # The first row, and its first feature that differs.
+        # The first differing row, and its first differing feature.
         name = min(places, key=lambda each: places[each])
         row, *rest = places[name]
         values = one[name][tuple(places[name])].item(), other[name][tuple(places[name])].item()

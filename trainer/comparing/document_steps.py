@@ -1,6 +1,6 @@
 """Steps at which a run saw a document, from its configuration, order and caches' lineage.
 
-Works for caches that a takedown has changed since, because they keep their earlier lineage.
+Also works after a takedown changed the caches: they keep their earlier lineage.
 """
 
 from __future__ import annotations
@@ -44,17 +44,10 @@ class Sighting:
 
 
 class Sightings:
-    """The documents that a run has seen.
+    """The documents that a run has seen, in the `steps` updates recorded in its folder.
 
-    Attributes:
-      steps: number of updates that the run has recorded, in metrics.jsonl or a checkpoint.
-
-    Args:
-      model_dir: folder of the run.
-      cache_dir: folder of caches by task, if they were moved since.
-
-    Raises:
-      UserError: the run does not exist, or a state of a cache that it read is unknown.
+    `cache_dir` is a folder of caches by task, if moved. Raises UserError if the run does not exist,
+    or the state of a cache that it read is unknown.
     """
 
     def __init__(self, model_dir: str, cache_dir: str | None = None):
@@ -89,10 +82,7 @@ class Sightings:
         self._data = CachedData(run.config, tasks, run.converter)
 
     def of(self, documents: Collection[str]) -> Iterator[Sighting]:
-        """Yields the rows that held a part of one of the documents, by step.
-
-        A document that was read in several parts is known by its own id.
-        """
+        """Yields the rows that held a part of one of the documents, by step."""
         windows = [self._windows(number, set(documents)) for number in range(len(self._paths))]
         known = [np.array(sorted(each), np.int64) for each in windows]
         if not any(map(len, known)):
@@ -148,11 +138,7 @@ def _lineage(path: str) -> Any:
 
 
 def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
-    """Returns a task with the earlier state of its cache, by the fingerprint of the plan.
-
-    Raises:
-      UserError: as `old_states.load`.
-    """
+    """Returns a task with the earlier state of its cache, by the plan's fingerprint."""
     manifest, building = old_states.load(task.cache, fingerprint), None
     if not old_states.is_whole(manifest):
         building = Following(task.cache, manifest.plan, known=manifest.splits)
@@ -161,7 +147,7 @@ def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
 
 
 def newest(model_dir: str) -> tuple[int, dict[str, str]]:
-    """Returns the step and the caches' fingerprints of the newest checkpoint; (0, {}) if none."""
+    """Returns the newest checkpoint's step and cache fingerprints; (0, {}) without a checkpoint."""
     from trainer.checkpoints import metadata
 
     steps = [
@@ -179,15 +165,10 @@ def newest(model_dir: str) -> tuple[int, dict[str, str]]:
 
 
 def print_sightings(model_dirs: str, documents: str, cache_dir: str | None) -> None:
-    """Prints which runs saw which documents, a line for each row.
+    """Prints a line per row that held a document.
 
-    Args:
-      model_dirs: folders of runs, separated by commas.
-      documents: an id, or "@" and the path of a text file of ids, one a line.
-      cache_dir: see `Sightings`.
-
-    Raises:
-      UserError: as `Sightings`, or the file does not exist.
+    `model_dirs` are separated by commas; `documents` is an id, or "@" and the path of a text file
+    with one id per line. Raises UserError like `Sightings`, or if the file does not exist.
     """
     try:
         names = [documents]

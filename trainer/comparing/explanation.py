@@ -22,16 +22,14 @@ from trainer.setup import prepare
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The origin of a row of a batch.
+    """The origin of an example in a batch.
 
     Attributes:
-      task: name of the task.
       epoch: the epoch of the task, from 0.
       window: index of the window in the task's training split.
       key: key of the row's noise.
-      places: where the cache stores the window, in each of its shards.
-      parts: the documents that the window's tokens belong to.
-      slot: how the window became an example of a packed row; None in rows of one example.
+      places: where the cache's shards store the window.
+      slot: how the window became an example of a packed row; None if rows are not packed.
     """
 
     task: str
@@ -44,15 +42,10 @@ class Row:
 
 
 class Explanation:
-    """The batch of one step of a run.
+    """The batch of one step (1 or more) of a run, which may still be training.
 
-    Args:
-      model_dir: folder of the run, which may still be training.
-      step: the update that the batch was used for, 1 or more, as counted in metrics.jsonl.
-      cache_dir: folder of caches by task, if they were moved since.
-
-    Raises:
-      UserError: the run, the step or a cache does not exist.
+    `cache_dir` is a folder of caches by task, if moved. Raises UserError if the run, the step or a
+    cache does not exist.
     """
 
     def __init__(self, model_dir: str, step: int, cache_dir: str | None = None):
@@ -87,7 +80,7 @@ class Explanation:
         self._data = run.data
         # Update k is made from batch k - 1.
         rows_E, self._places, self._members = self._data.batches().examples(step - 1)
-        # Of each row, the indices of its examples.
+        # Row -> indices of its examples.
         starts = np.searchsorted(rows_E, np.arange(config.batch_size + 1))
         self._examples = [range(*pair) for pair in itertools.pairwise(starts.tolist())]
         self._lineages: dict[int, Lineage] = {}
@@ -96,11 +89,7 @@ class Explanation:
         return len(self._examples)
 
     def examples(self, row: int) -> int:
-        """Returns the number of examples of a row.
-
-        Raises:
-          UserError: the batch has no such row.
-        """
+        """Returns the number of examples of a row; raises UserError if it does not exist."""
         if not 0 <= row < len(self):
             raise UserError(f"--row={row}: the batch has rows 0 to {len(self) - 1}")
         return len(self._examples[row])
@@ -111,11 +100,7 @@ class Explanation:
         return self._data.tasks[0].ids
 
     def row(self, row: int, example: int = 0) -> Row:
-        """Returns the origin of an example of a row, the only one unless rows are packed.
-
-        Raises:
-          UserError: the batch has no such row.
-        """
+        """Returns the origin of an example of a row; raises UserError if the row does not exist."""
         self.examples(row)
         index = self._examples[row][example]
         places = self._places
@@ -138,7 +123,7 @@ class Explanation:
         return Row(source.task, epoch, window, key, where, parts, slot)
 
     def sample(self, row: int, example: int = 0) -> show.Sample:
-        """Returns the text of an example of a row, and what was made of it, for display."""
+        """Returns the text of an example and the features made from it, for display."""
         found = self.row(row, example)
         number = int(self._places.sources[self._examples[row][example]])
         source, task = self._data.sources[number], self._data.tasks[number]
@@ -171,7 +156,7 @@ class Explanation:
         return f", example {example + 1}" if self._data.sources[0].packed else ""
 
     def line(self, row: int, example: int = 0) -> str:
-        """Returns a line that names the documents of an example of a row."""
+        """Returns a line that names the documents of an example."""
         found = self.row(row, example)
         documents = ", ".join(
             f"{part.id} [{part.first}:{part.first + part.tokens}]" for part in found.parts

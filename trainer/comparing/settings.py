@@ -12,7 +12,7 @@ from trainer.reporting.history import History, differences
 
 # Effects of a field: other results, results that differ by rounding, the same bits.
 RESULTS, ROUNDING, NONE = "results", "rounding", "none"
-# Effects by what a field changes; what acts on updates to come changes results of whole runs.
+# Effect by what a field changes; "later" fields change results of whole runs.
 _EFFECTS: dict[Changes, str] = {
     "results": RESULTS,
     "batches": RESULTS,
@@ -24,13 +24,7 @@ _EFFECTS: dict[Changes, str] = {
 
 
 class Setting(NamedTuple):
-    """A field whose values differ.
-
-    Attributes:
-      path: the field's path.
-      values: its value in each run.
-      effect: RESULTS, ROUNDING or NONE.
-    """
+    """A field whose values differ, and its effect: RESULTS, ROUNDING or NONE."""
 
     path: str
     values: tuple[Any, Any]
@@ -38,7 +32,7 @@ class Setting(NamedTuple):
 
 
 def compare(one: History, other: History) -> list[Setting]:
-    """Returns the fields that differ, those with the greatest effect first."""
+    """Returns the differing fields, those with the greatest effect first."""
     idle = unread_fields(one.config).keys() & unread_fields(other.config).keys()
     found = [
         Setting(path, (values[0], values[1]), effect(path, path in idle))
@@ -48,20 +42,20 @@ def compare(one: History, other: History) -> list[Setting]:
 
 
 def effect(path: str, idle: bool = False) -> str:
-    """Returns the effect of a field on results; `idle` fields are read by neither run."""
+    """Returns the effect of a field on results; neither run reads `idle` fields."""
     found = _EFFECTS[changes(path)]
     return NONE if idle and changes(path) not in ("later", "later_batches") else found
 
 
 def of_data(found: Sequence[Setting]) -> bool:
-    """Returns whether a field that batches are made from differs."""
+    """Returns whether a field that determines batches differs."""
     return any(
         changes(each.path) in ("batches", "later_batches") and each.effect != NONE for each in found
     )
 
 
 def software(one: History, other: History) -> list[tuple[str, Any, Any]]:
-    """Returns (name, value, value) of software and hardware that differ between the last starts."""
+    """Returns (name, value, value) of differing software and hardware at the last starts."""
     sides = [
         {
             "commit": each.software.get("commit"),

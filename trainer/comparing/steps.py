@@ -10,13 +10,9 @@ from trainer.reporting.history import History
 
 
 class Report(NamedTuple):
-    """A line of metrics that differs.
+    """A line of metrics that differs, after an equal line of its split at step `after` (or 0).
 
-    Attributes:
-      step: number of updates made.
-      split: its split.
-      metrics: name -> values of both runs, of the metrics that differ; None where one has none.
-      after: the newest earlier step at which the split was equal; 0 if there is none.
+    `metrics` maps the differing names to both runs' values; None if missing.
     """
 
     step: int
@@ -26,13 +22,7 @@ class Report(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """The comparison of two histories.
-
-    Attributes:
-      first: the first line that differs; None if there is none.
-      lines: number of lines that both runs have.
-      last: newest step of them.
-    """
+    """The first differing line or None, the number of common lines, and the newest common step."""
 
     first: Report | None
     lines: int
@@ -40,7 +30,7 @@ class Compared(NamedTuple):
 
 
 def compare(one: History, other: History) -> Compared:
-    """Compares the lines of metrics that both runs have; speed is left out."""
+    """Compares the lines of metrics that both runs have, without speed."""
     sides = [
         {(line["step"], line["split"]): line["metrics"] for line in each.lines}
         for each in (one, other)
@@ -63,7 +53,7 @@ def compare(one: History, other: History) -> Compared:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Returns whether two values are the same bits; NaN is the same as NaN."""
+    """Returns whether two values have the same bits; NaN equals NaN."""
     if isinstance(one, float) and isinstance(other, float):
         if math.isnan(one) and math.isnan(other):
             return True

@@ -1,4 +1,4 @@
-"""The first checkpoint whose arrays differ between two runs, and how."""
+"""The first checkpoint whose arrays differ between two runs, and the differences."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from trainer.engine.damage import Damaged
 from trainer.t5x import read
 from trainer.t5x.tensors import Tensor
 
-# Which checkpoints are read although their recorded checksums are equal.
+# Which checkpoints to read although their recorded checksums are equal.
 VERIFIED = ("none", "newest", "all")
-# Arrays that are described element by element.
+# Number of arrays described element by element.
 _DESCRIBED = 5
-# Order of the parts of a state, by what a reader wants to know first.
+# Parts of a state, the most informative first.
 _ORDER = ("step", "guard", "params", "opt_state", "metrics")
 
 
@@ -33,14 +33,11 @@ class Difference:
     Attributes:
       name: its path, as "params/decoder/decoder_norm/scale".
       kinds: dtype and shape in each run; None if the run lacks the array.
-      differing: number of elements with other bits; None if it was not read.
-      elements: number of elements.
-      index: place of the first of them.
-      values: its values.
-      bits: its bits, as hexadecimal numbers.
-      largest: the largest absolute difference; None where one is not a number.
-      ulps: the largest distance in representable numbers, of floats.
-      damaged: the run, 0 or 1, whose array does not match its checksum, if any.
+      differing: number of elements with other bits; None if the array was not read.
+      index, values, bits: place, values and hexadecimal bits of the first differing element.
+      largest: the largest absolute difference; None if one is not finite.
+      ulps: the largest distance in representable numbers, for floats.
+      damaged: the run, 0 or 1, whose array does not match its checksum.
     """
 
     name: str
@@ -60,11 +57,10 @@ class Compared:
     """The comparison of two runs' checkpoints.
 
     Attributes:
-      steps: steps of which both have a checkpoint, ascending.
-      step: the first of them with an array that differs or cannot be read, if any.
-      differences: the arrays that differ there, the first of them described.
-      arrays: number of arrays of a checkpoint.
-      counts: name -> values of both runs, of the counts of updates that differ.
+      steps: steps with a checkpoint in both runs, ascending.
+      step: the first step with an array that differs or cannot be read.
+      differences: the differing arrays of that step, only the first ones described.
+      counts: name -> both values of differing update counts.
       verified: the steps whose arrays were read.
       notes: what could not be compared, and why.
     """
@@ -79,17 +75,10 @@ class Compared:
 
 
 def compare(folders: tuple[str, str], verify: str = "newest") -> Compared:
-    """Compares the checkpoints that both runs have, from the oldest on.
+    """Compares the checkpoints that both runs have, oldest first.
 
-    Arrays with different recorded checksums differ. Arrays with equal ones are taken to be equal
-    unread, except in checkpoints to verify; T5X's checkpoints have no checksums and are read.
-
-    Args:
-      folders: the model directories.
-      verify: one of VERIFIED.
-
-    Raises:
-      UserError: a checkpoint cannot be read.
+    Arrays with equal recorded checksums count as equal unread, except in the checkpoints chosen by
+    `verify` (one of VERIFIED). T5X's checkpoints have no checksums and are read.
     """
     steps = [read.steps(folder) for folder in folders]
     common = sorted(set(steps[0]) & set(steps[1]))
@@ -148,7 +137,7 @@ def _compare_step(found: Compared, step: int, paths: tuple[str, str], reading: b
 
 
 def _checksums(path: str) -> dict[str, str]:
-    """Returns the checksums that a checkpoint records; {} if T5X wrote it."""
+    """Returns a checkpoint's recorded checksums; {} if T5X wrote it."""
     if not files.exists(files.join(path, "run")):
         return {}
     return metadata.read(path)[metadata.CHECKSUMS]
@@ -163,7 +152,7 @@ def _array(side: dict[str, Tensor], name: str) -> np.ndarray | None:
 
 
 def _unequal(tensors: list[dict[str, Tensor]], stored: list[dict[str, str]], name: str) -> bool:
-    """Returns whether an array that was read differs from its checksum or from the other's."""
+    """Returns whether an array differs from its checksum or the other run's array."""
     arrays = [_array(side, name) for side in tensors]
     texts = {None if array is None else checksums.of_array(array) for array in arrays}
     said = {side[name] for side in stored if ":" in side[name]}
@@ -190,10 +179,7 @@ def _described(
 def describe(
     name: str, kind: str, one: np.ndarray, other: np.ndarray, damaged: int | None = None
 ) -> Difference:
-    """Returns how two arrays of one dtype and shape differ, bit for bit.
-
-    `differing` is 0 where only a recorded checksum differs.
-    """
+    """Describes how two arrays of one dtype and shape differ, bit for bit."""
     bits = [_bits(array) for array in (one, other)]
     unequal = np.flatnonzero(bits[0] != bits[1])
     kinds = (kind, kind)
@@ -230,7 +216,7 @@ def _bits(array: np.ndarray) -> np.ndarray:
 
 
 def _ordered(bits: np.ndarray) -> np.ndarray:
-    """Returns int64 numbers in the order of the floats with these bits, a step for each float."""
+    """Maps the bits of floats to int64 in the floats' order, 1 apart for neighbours."""
     sign = 1 << (8 * bits.dtype.itemsize - 1)
     magnitude = (bits & bits.dtype.type(sign - 1)).astype(np.int64)
     return np.where(bits & bits.dtype.type(sign), -magnitude, magnitude)
@@ -245,7 +231,7 @@ def _extremes(one: np.ndarray, other: np.ndarray) -> list[tuple[int, int]]:
 def _counts(
     names: list[str], tensors: list[dict[str, Tensor]]
 ) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yields the counts of updates that differ."""
+    """Yields the differing counts of updates."""
     for name in names:
         both = [side.get(name) for side in tensors]
         if all(each and not each.shape and each.dtype.kind in "iu" for each in both):

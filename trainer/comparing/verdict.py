@@ -17,16 +17,7 @@ CONFIGURATION, DATA, STEP, TENSOR = "configuration", "data", "step", "tensor"
 
 @dataclasses.dataclass
 class Verdict:
-    """The findings of a comparison.
-
-    Attributes:
-      runs: the runs.
-      settings: fields that differ.
-      software: (name, value, value) of software and hardware that differ.
-      data: the comparison of the data.
-      steps: the comparison of metrics.
-      tensors: the comparison of checkpoints.
-    """
+    """The findings of a comparison; `software` lists differences as (name, value, value)."""
 
     runs: tuple[History, History]
     settings: list[settings.Setting]
@@ -60,16 +51,10 @@ def compare(
 ) -> Verdict:
     """Compares two runs as far as both have come.
 
-    Args:
-      folders: their model directories.
-      cache_dirs: folders of their caches by task, if they were moved.
-      batches: number of updates whose batches are compared even if nothing suggests a
-        difference; -1: all.
-      verify: one of `tensors.VERIFIED`.
-
-    Raises:
-      UserError: a run is missing or cannot be read, or the batches that `batches` asks for can no
-        longer be made.
+    `batches` is the number of updates whose batches are compared even without a suspected
+    difference (-1: all), `verify` is one of `tensors.VERIFIED`, and `cache_dirs` are folders of
+    caches by task, if moved. Raises UserError if a run is missing or unreadable, or requested
+    batches cannot be made.
     """
     one, other = history.load(folders[0], "A"), history.load(folders[1], "B")
     changed = settings.compare(one, other)
@@ -99,13 +84,13 @@ def compare(
 def _span(
     suspected: bool, metrics: steps.Compared, batches: int, last: int
 ) -> tuple[int, int] | None:
-    """Returns the first and the last update whose batches to compare; None for none."""
+    """Returns the first and last update whose batches to compare, or None."""
     if suspected or batches < 0:
         span = (1, last)
     elif batches:
         span = (1, min(batches, last))
     elif metrics.first:
-        # Those between the last equal report and the first that differs.
+        # The updates between the last equal and the first differing report.
         span = (metrics.first.after + 1, metrics.first.step)
     else:
         return None
@@ -117,7 +102,7 @@ def _last(run: History) -> int:
 
 
 def as_json(found: Verdict) -> dict[str, Any]:
-    """Returns a verdict as JSON values; numbers that are not finite are texts."""
+    """Returns a verdict as JSON values, with non-finite numbers as texts."""
     values = {
         "runs": [run.folder for run in found.runs],
         "same": not found.first,

@@ -17,7 +17,7 @@ _SHOWN = 12
 
 
 def text(found: Verdict) -> str:
-    """Returns a verdict as text: a line on each layer and the details of those that differ."""
+    """Returns a verdict as text: a line per layer, with details of the differing ones."""
     one, other = found.runs
     blocks = [f"A  {one.folder}\nB  {other.folder}"]
     for name, lines in (
@@ -43,7 +43,7 @@ def text(found: Verdict) -> str:
 
 
 def _printable(value: str) -> str:
-    """Returns text without control characters other than line breaks."""
+    """Removes control characters other than line breaks."""
     return "\n".join(printable(line) for line in value.split("\n"))
 
 

@@ -1,4 +1,7 @@
-"""A run's configuration: typed fields, presets, and the files that keep it. No JAX."""
+"""A run's configuration: typed fields, presets, and stored files. No JAX.
+
+Its dataclasses raise `Rejected` at construction if a value is invalid.
+"""
 
 from trainer.config.data import DataConfig, LengthsConfig, MixingConfig, VocabularyConfig
 from trainer.config.evaluation import (

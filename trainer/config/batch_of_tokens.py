@@ -1,4 +1,4 @@
-"""The batch size and the microbatches of a run whose batch is given in tokens."""
+"""Batch size and microbatches of a run whose batch is given in tokens."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
 from trainer.config.run import Config
 
-# Fields in tokens, and the fields in rows or parts that they determine.
+# # Fields in tokens -> the fields in rows or parts that they determine.
 _IMPLIED_BY_TOKENS = {
     "tokens_per_batch": "batch_size",
     "tokens_per_microbatch_per_replica": "microbatches",
@@ -16,14 +16,14 @@ _IMPLIED_BY_TOKENS = {
 def batch_of_tokens(
     config: Config, origins: dict[str, str], lengths: Lengths, devices: int | None = None
 ) -> Config:
-    """Returns `config` with `batch_size` and `microbatches` computed where given in tokens.
+    """Returns `config` with `batch_size` and `microbatches` computed from tokens, if given.
 
-    `devices` is the number of devices of the run; None: those that are there.
+    `devices` is the number of devices of the run; None means those present.
 
     Source: Mesh TensorFlow, `utils.compute_batch_size` and `serialize_num_microbatches`.
 
     Raises:
-      UserError: both of a pair are set, or the tokens do not divide into rows.
+      UserError: both fields of a pair are set, or the tokens do not divide into rows.
     """
     length = max(lengths.inputs, lengths.targets)
     for tokens, implied in _IMPLIED_BY_TOKENS.items():
@@ -45,7 +45,7 @@ def batch_of_tokens(
             devices = jax.device_count()
         sizes = config.mesh.sizes(devices)
         replicas = sizes["data"] * sizes["fsdp"]
-        # A batch that does not divide is rejected later, as any batch is.
+        # # A batch that does not divide is rejected later, like any other.
         if config.batch_size % replicas == 0:
             rows = config.batch_size // replicas
             most = max(1, min(rows, config.tokens_per_microbatch_per_replica // length))

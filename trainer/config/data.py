@@ -1,4 +1,4 @@
-"""Settings of what a run reads: lengths, mixtures, caches, vocabularies."""
+"""Settings of a run's input: lengths, mixtures, caches, vocabularies."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from tasks.storage import files
 from tasks.terminal.fields import ReadIf, Rule, above, at_least, check, field, require
 
 _SHUFFLES = ("global", "block", "none")
-# The version of the order of data; runs that began with another one cannot be resumed.
+# # Version of the data order; runs begun with another version cannot be resumed.
 _ORDER = 2
 
 
@@ -111,11 +111,7 @@ class MixingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Settings of reading the cache.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
-    """
+    """Settings of reading the cache."""
 
     shuffle: str = field(
         "global",
@@ -193,7 +189,7 @@ class DataConfig:
         changes="nothing",
         read_if=_REMOTE,
     )
-    # One thread is fastest for small batches, by benchmarks/input_pipeline.py.
+    # # One thread is fastest for small batches, by benchmarks/input_pipeline.py.
     threads: int = field(
         1,
         "threads that make batches; 1 is fastest for small batches",
@@ -246,11 +242,7 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyConfig:
-    """The vocabulary that tasks and caches must have.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
-    """
+    """The vocabulary that tasks and caches must have."""
 
     model_file: str | None = field(
         None, "SentencePiece model with which the cache must have been built; None: any"
@@ -267,11 +259,7 @@ class VocabularyConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OldVocabularyConfig:
-    """The vocabulary that the parameters of `init_from` were trained with.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
-    """
+    """The vocabulary with which the parameters of `init_from` were trained."""
 
     path: str | None = field(
         None,

@@ -1,4 +1,4 @@
-"""The choices of a decoding. Plain data, no JAX."""
+"""Settings of decoding. Plain data, no JAX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tasks.vocabulary import EOS_ID
 
 GREEDY, BEAM, SAMPLE = "greedy", "beam", "sample"
 METHODS = (GREEDY, BEAM, SAMPLE)
-# Laws of beam search, by the project whose results they are, with their own alpha.
+# # Variants of beam search, by the project they reproduce, each with its own alpha.
 T5X, TRANSFORMERS = "t5x", "transformers"
 _ALPHAS: Mapping[str, float] = MappingProxyType({T5X: 0.6, TRANSFORMERS: 1.0})
 EARLY_STOPPING = ("false", "true", "never")
@@ -60,11 +60,7 @@ _TRANSFORMERS_LAW = ReadIf(
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """Choices of the tokens after a prompt.
-
-    Raises:
-      Rejected: at construction, if a value makes no sense or has no effect beside the others.
-    """
+    """How tokens after a prompt are chosen; settings without effect are rejected too."""
 
     method: str = field(
         GREEDY,
@@ -152,16 +148,16 @@ class Decoding:
 
     @property
     def beams(self) -> int:
-        """Sequences that are extended together."""
+        """Number of sequences extended together."""
         return (self.num_beams or 4) if self.method == BEAM else 1
 
     @property
     def law(self) -> tuple[str, float]:
-        """The name of the length penalty, and its exponent."""
+        """Name of the length penalty, and its exponent."""
         name = self.length_penalty or T5X
         return name, _ALPHAS[name] if self.alpha is None else self.alpha
 
     @property
     def rows(self) -> int:
-        """Rows of a batch that a prompt takes."""
+        """Batch rows per prompt."""
         return self.num_return_sequences if self.method == SAMPLE else self.beams

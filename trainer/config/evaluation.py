@@ -1,4 +1,4 @@
-"""Settings of checkpoints, evaluations, and what a run does about their results. No JAX."""
+"""Settings of checkpoints and evaluations, and of actions on their results. No JAX."""
 
 import dataclasses
 from collections import Counter
@@ -19,9 +19,9 @@ from trainer.config.decoding import Decoding
 from trainer.config.processes import SEVERAL_HOSTS, ProcessesConfig
 
 _ON_DAMAGE = ("stop", "fall_back")
-# Metrics that every evaluation has, or that of every language model, and that rank checkpoints.
+# # Metrics of every evaluation, or of every language model's, that can rank checkpoints.
 BEST_METRICS = ("loss", "perplexity", "accuracy", "bits_per_byte")
-# Values of evaluations that the trainer itself computes -> whether lower ones are better.
+# # Evaluation values computed by the trainer itself -> whether lower is better.
 LOWER_IS_BETTER = {
     **dict.fromkeys(("loss", "training_loss", "perplexity", "bits_per_byte"), True),
     **dict.fromkeys(("word_perplexity", "order_loss", "auxiliary_loss", "dropped_tokens"), True),
@@ -32,18 +32,14 @@ _WATCHED = (
     f"a metric is one of {', '.join(BEST_METRICS)}, of evaluation.metrics, or of a task as "
     "TASK/METRIC; min:METRIC and max:METRIC say which way one is better that does not say so itself"
 )
-# The value of evaluation.metrics that stands for the task's own.
+# # The value of evaluation.metrics for the task's own.
 TASK_METRICS = "task"
 _BELOW_ONE = Rule("above 0 and below 1", lambda value: 0 < value < 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
-    """Settings of saving and keeping checkpoints. The last update is always saved.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
-    """
+    """Settings of saving and keeping checkpoints. The last update is always saved."""
 
     every_steps: int = field(
         1000,
@@ -90,9 +86,6 @@ class EvaluationConfig:
 
     The result does not depend on the batch size, except with Switch layers, where groups of rows
     (up to 1,024 tokens together) share the capacity of each expert.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
     """
 
     every_steps: int = field(
@@ -163,11 +156,7 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class StoppingConfig:
-    """Early end of a run: after evaluations that do not improve a metric.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
-    """
+    """Early stopping after evaluations that do not improve a metric."""
 
     metric: str | None = field(
         None, f"end the run when this metric stops improving; {_WATCHED}; None: never"
@@ -189,11 +178,7 @@ class StoppingConfig:
 
 @dataclasses.dataclass(frozen=True)
 class PlateauConfig:
-    """Drops of the learning rate after evaluations that do not improve a metric.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
-    """
+    """Learning-rate drops after evaluations that do not improve a metric."""
 
     metric: str | None = field(
         None, f"lower the learning rate when this metric stops improving; {_WATCHED}; None: never"
@@ -272,12 +257,12 @@ def check_watched(
     task: str,
     task_module: str | None,
 ) -> None:
-    """Checks that the metrics to be watched are evaluated, as far as can be known without data.
+    """Checks, as far as possible without data, that watched metrics are evaluated.
 
     Raises:
       Rejected: there are no evaluations, or no metric of this name.
     """
-    # Metrics of tasks, of a user's module and of probes are known when these are loaded.
+    # # Metrics of tasks, user modules and probes are known once these are loaded.
     others = task.startswith("seqio:") or task_module is not None or evaluation.probes is not None
     others |= evaluation.supervised is not None
     others |= not METRICS.keys() >= {*evaluation.metrics} - {TASK_METRICS}

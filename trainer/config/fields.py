@@ -1,4 +1,4 @@
-"""Fields of nested frozen dataclasses by path: read, replaced, parsed from flags, described."""
+"""Fields of nested frozen dataclasses by path: reads, replaces, parses and describes them."""
 
 import dataclasses
 import json
@@ -15,9 +15,8 @@ from tasks.terminal.flags import Given, refusal
 class RejectedField(UserError):
     """A configuration rejects a field; the message names its flag.
 
-    Attributes:
-      path: the field's path in the whole configuration.
-      rejected: the value, and what it must be.
+    `path` is the field's path in the whole configuration; `rejected` holds the value and the
+    requirement.
     """
 
     def __init__(self, path: str, rejected: Rejected):
@@ -29,7 +28,7 @@ class RejectedField(UserError):
 def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields (field path, value) of every field that holds a plain value.
 
-    Nested dataclasses and tuples of dataclasses are entered; elements of tuples are numbered.
+    Enters nested dataclasses and tuples of dataclasses; tuple elements are numbered.
     """
     if isinstance(config, tuple):
         parts = [(str(place), value) for place, value in enumerate(config)]
@@ -45,21 +44,17 @@ def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def replace(config: Any, path: str, value: Any) -> Any:
-    """Returns a copy of `config` with the field at `path` set.
-
-    Raises:
-      UserError: a dataclass rejects the value.
-    """
+    """Returns a copy of `config` with the field at `path` set; a UserError if it is rejected."""
     return replace_all(config, {path: value})
 
 
 def replace_all(config: Any, values: Mapping[str, Any]) -> Any:
     """Returns a copy of `config` with the fields at all paths set.
 
-    The fields of one dataclass are set at once, so its rules see them together, in any order.
+    Fields of one dataclass are set at once, so that its checks see them together.
 
     Raises:
-      UserError: a dataclass rejects the values; a `RejectedField` where it says which one.
+      UserError: a dataclass rejects the values; a `RejectedField` if it says which one.
     """
     try:
         return _replaced(config, values, "")
@@ -99,7 +94,7 @@ def field_type(config: Any, path: str) -> Any:
 
 
 def metadata(config: Any, path: str) -> Mapping[str, Any]:
-    """Returns what `tasks.terminal.fields.field` noted of the field at `path`."""
+    """Returns the metadata that `tasks.terminal.fields.field` attached to the field at `path`."""
     name, _, rest = path.partition(".")
     if rest:
         inner = config[int(name)] if isinstance(config, tuple) else getattr(config, name)
@@ -108,11 +103,7 @@ def metadata(config: Any, path: str) -> Mapping[str, Any]:
 
 
 def override(config: Any, origins: dict[str, str], given: Given) -> Any:
-    """Returns `config` with the flags that were given, and records their origin.
-
-    Raises:
-      UserError: a field rejects its value.
-    """
+    """Returns `config` with the given flags, and records their origin; a UserError if rejected."""
     origins |= dict.fromkeys(given.values, "command line")
     try:
         return replace_all(config, given.values)
@@ -125,7 +116,7 @@ def override(config: Any, origins: dict[str, str], given: Given) -> Any:
 def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> str:
     """Returns one line per field, "path = value  # origin", the value as JSON.
 
-    With `words`, an indented comment below each line says what the field does.
+    With `words`, an indented comment below each line explains the field.
     """
     rows = [
         (path, json.dumps(value), origins.get(path, "default")) for path, value in leaves(config)
@@ -143,12 +134,8 @@ def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> st
 def from_dict(kind: type, value: Mapping[str, Any], source: str) -> Any:
     """Inverse of dataclasses.asdict, tuples and nested dataclasses included.
 
-    Former names of fields are accepted, and fields that `value` lacks have their `unstored` value.
-
-    Args:
-      kind: the dataclass.
-      value: field name -> value.
-      source: the file that holds them, named in errors.
+    Accepts former names of fields; fields missing from `value` get their `unstored` value. `source`
+    is the file named in errors.
 
     Raises:
       UserError: an unknown field, or a value that a field rejects.
@@ -190,11 +177,7 @@ def _from_dict(kind: type, value: Mapping[str, Any], source: str, path: str) -> 
 def with_settings(value: Any, settings: Iterable[str], flag: str, name: str) -> Any:
     """Returns a copy of a dataclass with fields set, each given as "field.path=value".
 
-    Args:
-      value: the dataclass.
-      settings: the settings.
-      flag: the flag that they were given with, for error messages.
-      name: what error messages call the dataclass.
+    Error messages name the settings' `flag` and call the dataclass `name`.
 
     Raises:
       UserError: there is no such field, or the dataclass rejects its value.

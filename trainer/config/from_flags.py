@@ -1,4 +1,4 @@
-"""The configuration of a run from flags: a preset or gin files, then `--field.path=value`."""
+"""A run's configuration from flags: a preset or gin files, then `--field.path=value`."""
 
 import dataclasses
 import importlib
@@ -18,7 +18,7 @@ from trainer.config.run import CONFIG_FILE, Config
 from trainer.config.unused_fields import refuse_unread
 from trainer.model.config import ModelConfig
 
-# The reader of gin files, imported only for them.
+# # The gin reader, imported only if needed.
 _GIN = "trainer.gin.recipe:load"
 # The preset whose values --help shows as defaults.
 _SHOWN = "t5_1_1_small"
@@ -46,12 +46,12 @@ class RunFlags:
 
     @staticmethod
     def help_topics() -> dict[str, Callable[[], str]]:
-        """Returns name -> function of further texts of --help=NAME."""
+        """Returns name -> function of the further texts of --help=NAME."""
         return {"presets": help.presets, "parts": help.parts}
 
     @staticmethod
     def help_defaults() -> dict[str, Any]:
-        """Returns path of a flag -> the default that --help shows."""
+        """Returns flag path -> the default shown by --help."""
         config = Config(_SHOWN, MODEL_PRESETS[_SHOWN])
         return {f"run.{path}": value for path, value in fields.leaves(config) if path != "preset"}
 
@@ -106,10 +106,7 @@ class GinRunFlags(RunFlags):
 class Settings(NamedTuple):
     """Settings that a command makes before its flags are read.
 
-    Attributes:
-      origin: the origin of the values.
-      values: field path -> value.
-      model: a model that no preset describes; None: the preset's.
+    `origin` is the origin of `values`, by field path; `model` replaces the preset's unless None.
     """
 
     origin: str
@@ -118,11 +115,7 @@ class Settings(NamedTuple):
 
 
 def given(flags: Sequence[str]) -> Given:
-    """Returns flags of a run's fields, parsed.
-
-    Raises:
-      UserError: there is no such field, or the value is of another type.
-    """
+    """Returns the parsed flags of a run's fields; a UserError for unknown fields or wrong types."""
     return parse(RunFlags, flags).below("run")
 
 
@@ -134,11 +127,8 @@ def build_config(
 ) -> tuple[Config, dict[str, str]]:
     """Returns (the configuration, field path -> origin).
 
-    Args:
-      preset: the model.
-      overrides: flags of fields.
-      optimizer_preset: name of a recipe, or None.
-      settings: what a command sets before its flags do.
+    Applies the model `preset`, the recipe `optimizer_preset`, a command's `settings`, then the
+    flags in `overrides`.
 
     Raises:
       UserError: an unknown preset or field, a value of the wrong type, or a rejected value.
@@ -175,7 +165,7 @@ def build_from_gin(
     """Returns (the configuration, field path -> origin, (subject, text) lines to print).
 
     Raises:
-      UserError: as `build_config` does, or because of a gin file; names file and line.
+      UserError: see `build_config`; or an error in a gin file, with file and line.
     """
     if not isinstance(overrides, Given):
         overrides = given(overrides)
@@ -188,13 +178,13 @@ def build_from_gin(
 
 
 def _import_task_module(overrides: Given) -> None:
-    """Imports --task_module, which may register values that other flags name, such as mixers."""
+    """Imports --task_module, which may register values for other flags, such as mixers."""
     if (module := overrides.values.get("task_module")) is not None:
         registry.load(module)
 
 
 def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Config, dict[str, str]]:
-    """Returns (the configuration, field path -> origin); prints what gin files have to report.
+    """Returns (the configuration, field path -> origin); prints the report of gin files.
 
     `settings` are those of `build_config`.
 
@@ -230,9 +220,9 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
 
 
 def model_of_run(source: str, own: str | None) -> ModelConfig:
-    """Returns the model of one of our runs, given by its folder or by one of its checkpoints.
+    """Returns the model of one of our runs, given by its folder or a checkpoint.
 
-    The folder of the run that starts from it, `own`, has the model as well: enough to resume.
+    For resuming, `own`, the folder of the run that starts from it, suffices.
 
     Raises:
       UserError: the folder has no configuration of a run.
@@ -252,7 +242,7 @@ def model_of_run(source: str, own: str | None) -> ModelConfig:
     )
 
 
-# Flags of T5X and Mesh T5 that stand beside gin files, and what takes their place.
+# # Flags of T5X and Mesh T5 used beside gin files, and their replacements.
 _FOREIGN = {
     "alsologtostderr": "messages go to stderr",
     "logtostderr": "messages go to stderr",
@@ -268,7 +258,7 @@ _SWITCHES = ("alsologtostderr", "logtostderr", "multiprocess_gpu")
 
 
 def _without_foreign(words: Sequence[str]) -> list[str]:
-    """Returns words without the flags of T5X and Mesh T5 that mean nothing here; prints each."""
+    """Drops the flags of T5X and Mesh T5 that mean nothing here; prints each."""
     kept, rest = [], iter(words)
     for word in rest:
         name, equals, _ = word.removeprefix("--").partition("=")

@@ -1,4 +1,4 @@
-"""The model of a run that starts from a folder of Hugging Face transformers: its config.json's."""
+"""The model of a run that starts from a transformers folder, by its config.json."""
 
 import dataclasses
 import importlib
@@ -12,41 +12,40 @@ from trainer.model.config import ModelConfig
 
 PREFIX = "hf:"
 _READER = "trainer.huggingface"
-# Fields that a folder does not determine: how the model is trained and computed.
+# # Fields that a folder does not determine: how the model is trained and computed.
 _OURS = ("dropout_rate", "dtype", "scan_layers", "remat", "attention", "softmax_dtype")
 
 
 def is_folder(name: str) -> bool:
-    """Returns whether a value of --init_from names a folder of transformers."""
+    """Returns whether a value of --init_from names a transformers folder."""
     return name.startswith(PREFIX)
 
 
 def named_folder(given: Given) -> str | None:
-    """Returns the value of --init_from if it names a folder of transformers."""
+    """Returns the value of --init_from if it names a transformers folder."""
     value = given.values.get("init_from")
     return value if value and is_folder(value) else None
 
 
 def folder_model(given: Given) -> ModelConfig:
-    """Returns the model of `named_folder(given)`, without dropout, as our presets.
+    """Returns the model of `named_folder(given)`, without dropout, like our presets.
 
     Raises:
-      UserError: there is no such folder, or this project does not support its model.
+      UserError: the folder does not exist, or its model is unsupported.
     """
     model = _model(named_folder(given) or "", given.values.get("model_dir") or "")
     return dataclasses.replace(model, dropout_rate=0.0)
 
 
 def adopt_model(config: Config, origins: dict[str, str]) -> Config:
-    """Returns `config` with the model of the folder that --init_from names, if it names one.
+    """Returns `config` with the model of the folder named by --init_from, if any.
 
-    Fields that were set on the command line stay, and those that a folder does not determine. Their
-    origins are recorded. A run that has begun needs no folder any more: its own record has the
-    model.
+    Keeps fields set on the command line and fields that a folder does not determine; records
+    origins. A run that has begun no longer needs the folder: its own record has the model.
 
     Raises:
-      UserError: there is no such folder, this project does not support its model, or the preset is
-        of another architecture.
+      UserError: the folder does not exist, its model is unsupported, or the preset has another
+      architecture.
     """
     source = config.init_from or ""
     if not source.startswith(PREFIX):
@@ -69,11 +68,11 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
 
 
 def _model(source: str, model_dir: str) -> ModelConfig:
-    """Returns the model in a folder, or of the run in model_dir, if it began from that folder."""
+    """Returns the model in a folder, or of the run in model_dir if it began from that folder."""
     path = files.join(model_dir, CONFIG_FILE)
     if model_dir and files.exists(path):
         stored = files.read_json(path).get("config", {})
         if stored.get("init_from") == source:
             return fields.from_dict(ModelConfig, stored["model"], path)
-    # Imported only here, since it reads the formats of another library.
+    # # Imported here because it reads another library's formats.
     return importlib.import_module(_READER).model_config(source.removeprefix(PREFIX))

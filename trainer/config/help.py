@@ -1,4 +1,4 @@
-"""The topics of --help of commands that configure a run: models, and their parts."""
+"""--help topics of commands that configure a run: models, and their parts."""
 
 import dataclasses
 import textwrap
@@ -9,7 +9,7 @@ from trainer.model.parts import SLOTS
 
 
 def presets() -> str:
-    """Returns a table of the models that --preset names, by family, with their sizes."""
+    """Returns a table of the models for --preset, by family, with their sizes."""
     families: dict[str, list[str]] = {}
     for name, model in MODEL_PRESETS.items():
         families.setdefault(f"{model.family} ({model.architecture})", []).append(name)
@@ -21,7 +21,7 @@ def presets() -> str:
 
 
 def parts() -> str:
-    """Returns the parts that fields of a model name, with their options, defaults and words."""
+    """Returns the parts that model fields name, with their options, defaults and help."""
     lines = []
     for slot, known in SLOTS.items():
         lines.append(f"--model.{slot}=NAME or NAME:OPTION=VALUE,OPTION=VALUE")

@@ -1,11 +1,11 @@
-"""Settings of the parameters that learn: all, some by name, or LoRA's alone. No JAX."""
+"""Settings of the trainable parameters: all, some by name, or only LoRA's. No JAX."""
 
 import dataclasses
 import re
 
 from tasks.terminal.fields import ReadIf, Rejected, above, at_least, check, field
 
-# The key of LoRA's parameters in a run's tree; below it are the kernels' own paths.
+# # Key of LoRA's parameters in a run's tree; below it are the kernels' own paths.
 LORA = "lora"
 _ATTENTION = r"attention/(query|key|value|out)/kernel$"
 
@@ -23,18 +23,15 @@ def check_pattern(name: str, pattern: str | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """Low-rank additions to kernels, which learn while the kernels stay as they are.
+    """Low-rank additions to kernels; they learn while the kernels stay fixed.
 
-    A kernel W [in, out] becomes W + alpha / rank * A B, with A [in, rank] drawn and B [rank, out] 0
-    at first. Exports hold the sum.
+    A kernel W [in, out] becomes W + alpha / rank * A B, with A [in, rank] drawn and B [rank, out]
+    initially 0. Exports hold the sum.
 
     Source: Hu et al. 2021 (arXiv:2106.09685).
-    Differences: the sum is formed in every step, where the paper adds the two products with the
-    activations; that is the same function and less memory for activations, but as many operations
-    as full fine-tuning.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
+    Differences: every step forms the sum, where the paper adds the two products with the
+    activations. The function is the same; activations take less memory, but operations are as many
+    as in full fine-tuning.
     """
 
     rank: int | None = field(None, "rank of the additions; None: no LoRA", rule=at_least(1))
@@ -57,11 +54,11 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """The factor of the products of A and B, alpha / rank."""
+        """The factor alpha / rank of the products of A and B."""
         rank = self.rank or 1
         return (self.alpha or rank) / rank
 
     @property
     def pattern(self) -> str:
-        """The regular expression of the kernels' paths."""
+        """The regular expression for kernel paths."""
         return self.kernels or _ATTENTION

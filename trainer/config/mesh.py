@@ -1,4 +1,4 @@
-"""The mesh of devices and the rules that divide arrays among them. Plain data, no JAX."""
+"""The device mesh and the rules that shard arrays over it. Plain data, no JAX."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tasks.terminal.fields import Rule, check, field
 from trainer.model.config import ModelConfig
 
 AXES = ("data", "fsdp", "tensor")
-# The axes that divide the rows of a batch.
+# # Mesh axes that divide the rows of a batch.
 ROWS = ("data", "fsdp")
 
-# Pairs of (array axis, mesh axis that divides it), in order of precedence: a mesh axis divides one
-# dimension of a tensor. Array axes that no rule names are whole on every device.
-# Sources: T5X, `partitioning.standard_logical_axis_rules`, whose "model" is our "tensor", whose
-# parameter_partitioning_dims=2 is fsdp above 1; mu-transformer, "2D finalized" (Xu et al. 2021,
-# arXiv:2105.04663, section 5.1), which differs from T5X's two 2s in that nothing divides the
-# vocabulary. Experts lie along the rows that they serve, as in Primer's Mesh TensorFlow.
+# # Pairs of (array axis, mesh axis that divides it), in order of precedence: a mesh axis divides
+# one dimension of a tensor. Array axes without a rule are replicated. Sources: T5X,
+# `partitioning.standard_logical_axis_rules` ("model" is our "tensor", parameter_partitioning_dims=2
+# our fsdp above 1); mu-transformer, "2D finalized" (Xu et al. 2021, arXiv:2105.04663, section 5.1),
+# like T5X's two 2s but with a replicated vocabulary. Experts lie along the rows that they serve, as
+# in Primer's Mesh TensorFlow.
 RULES: Mapping[str, tuple[tuple[str, str | None], ...]] = MappingProxyType(
     {
         "standard": (
@@ -52,9 +52,6 @@ class MeshConfig:
     """The devices of a run as a mesh of `data` times `fsdp` times `tensor`.
 
     One size may be -1: all devices that the others leave.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
     """
 
     data: int = field(
@@ -87,11 +84,7 @@ class MeshConfig:
         check(self)
 
     def planned(self) -> dict[str, int]:
-        """Returns the sizes by axis, of which one may be -1.
-
-        Raises:
-          UserError: more than one is -1.
-        """
+        """Returns the sizes by axis; a UserError if more than one is -1."""
         sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
         open_axes = [name for name, size in sizes.items() if size == -1]
         if len(open_axes) > 1:
@@ -103,11 +96,7 @@ class MeshConfig:
         return sizes
 
     def sizes(self, devices: int) -> dict[str, int]:
-        """Returns the sizes by axis on `devices` devices.
-
-        Raises:
-          UserError: their product is not `devices`.
-        """
+        """Returns the sizes by axis; a UserError if their product is not `devices`."""
         sizes = self.planned()
         fixed = math.prod(size for size in sizes.values() if size != -1)
         if -1 in sizes.values() and devices % fixed == 0:
@@ -125,14 +114,10 @@ class MeshConfig:
 def check_dimensions(
     sizes: Mapping[str, int], rules: str, model: ModelConfig, batch_size: int, microbatches: int
 ) -> None:
-    """Rejects dimensions that a mesh cannot divide evenly; sizes not yet known (-1) count as 1.
-
-    Raises:
-      UserError: names the dimension, its size and the flag.
-    """
+    """Rejects dimensions that a mesh cannot divide evenly; sizes not yet known (-1) count as 1."""
     size = {axis: max(sizes[axis], 1) for axis in AXES}
     flag = {axis: f"--mesh.{axis}={sizes[axis]}" for axis in AXES}
-    # Heads are kept whole: a divided head would have to be gathered for every product.
+    # # Heads stay whole: a divided head would have to be gathered for every product.
     heads = ("num_heads", model.num_heads)
     if conditional := getattr(model.part("mixer").options, "conditional_heads", None):
         heads = ("conditional_heads", conditional)

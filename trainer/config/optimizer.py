@@ -1,7 +1,7 @@
 """Optimizers and learning-rate schedules as plain data, no JAX, and published recipes.
 
-To add an optimizer, write a module with its `Direction` and add an entry to OPTIMIZERS. A new
-hyperparameter is a field of `OptimizerConfig` besides.
+To add an optimizer, write a module with its `Direction` and add an entry to OPTIMIZERS; a new
+hyperparameter is a field of `OptimizerConfig`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tasks.terminal.fields import (
     require,
 )
 
-# Fields of several optimizers, with the same defaults.
+# # Fields of several optimizers, with the same defaults.
 _SCALE = {"minimum_parameter_scale": 1e-3, "maximum_parameter_scale": math.inf}
 _DECAY = {
     "weight_decay_rate_exponent": 1.0,
@@ -41,13 +41,13 @@ class Optimizer:
     """An optimizer: its code, the fields it reads, and its defaults.
 
     Attributes:
-      code: "module:function", the optimizer's `trainer.optim.optimizer.Direction`; imported only
-        when the optimizer is made, so that the configuration needs no JAX.
-      defaults: every field the optimizer reads -> the value it has when unset.
-      learning_rate: the learning rate when unset; None: it must be set.
+      code: "module:function", its `trainer.optim.optimizer.Direction`; imported lazily, so that the
+      configuration needs no JAX.
+      defaults: every field the optimizer reads -> its value when unset.
+      learning_rate: the learning rate when unset; None means it must be set.
       schedule: the schedule when unset.
-      rate_exponent: "module:function", which maps the path and the number of axes of a tensor,
-        stacks excepted, to the power of muP's rate for Adam that this optimizer needs; None: 1.
+      rate_exponent: "module:function", (path, number of axes without stacks) of a tensor -> the
+      power of muP's rate for Adam that this optimizer needs; None means 1.
       averages_updates: whether `beta1` averages scaled updates rather than gradients.
     """
 
@@ -59,11 +59,10 @@ class Optimizer:
     averages_updates: bool = False
 
 
-# One entry per optimizer; code outside this repository may add its own.
-# Sources of the defaults: adafactor T5X, `adafactor.py`, and for learning rate and schedule
-# `configs/runs/pretrain.gin`; adamw and lion optax 0.2.8; adamw_rms nanoT5,
-# `copied_utils.AdamWScale`; muon's momentum and its Adam's betas Liu et al. 2025
-# (arXiv:2502.16982), the parameter scale measured (docs/LOG.md, 2026-11-21).
+# # One entry per optimizer; external code may add its own. Sources of the defaults: adafactor T5X,
+# `adafactor.py`, its learning rate and schedule `configs/runs/pretrain.gin`; adamw and lion optax
+# 0.2.8; adamw_rms nanoT5, `copied_utils.AdamWScale`; muon's momentum and its Adam's betas Liu et
+# al. 2025 (arXiv:2502.16982), the parameter scale measured (docs/LOG.md, 2026-11-21).
 OPTIMIZERS: dict[str, Optimizer] = {
     "adafactor": Optimizer(
         "trainer.optim.adafactor:direction",
@@ -140,7 +139,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
 # The default of a field that must be set.
 REQUIRED = object()
 
-# The keys of `schedule.FACTORS` -> the fields that only the factor reads, with their defaults.
+# # Keys of `schedule.FACTORS` -> the fields that only the factor reads, with their defaults.
 # Source: T5X, `utils.create_learning_rate_scheduler`.
 SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -167,7 +166,7 @@ SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-# Fields that matter only if the switch is neither 0 nor False.
+# # Fields that matter only if the switch is neither 0 nor False.
 _SWITCHES = {
     "weight_decay": (
         "weight_decay_rate_exponent",
@@ -180,18 +179,15 @@ _SWITCHES = {
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """An optimizer and its schedule. An unset field has the optimizer's own default.
+    """An optimizer and its schedule; an unset field has the optimizer's default.
 
-    A field that neither the optimizer nor the schedule reads is rejected: OPTIMIZERS and
-    SCHEDULE_FACTORS list what each reads.
+    Rejects a field that neither the optimizer (OPTIMIZERS) nor the schedule (SCHEDULE_FACTORS)
+    reads.
 
     Source: Shazeer and Stern 2018 (arXiv:1804.04235); google-research/t5x, `adafactor.py` and
     `utils.create_learning_rate_scheduler`.
     Differences: T5X's `skip_nan_updates`, which keeps single elements of a tensor, and its rules by
     path for factoring and scaling are not supported.
-
-    Raises:
-      Rejected: at construction, if a value is invalid, missing, or read by nothing.
     """
 
     name: str = field("adafactor", "the optimizer", choices=OPTIMIZERS, often="optimizer")
@@ -374,7 +370,7 @@ class OptimizerConfig:
                 ) from error
 
     def unread(self) -> dict[str, str]:
-        """Returns field -> why, for fields that the optimizer or the schedule does not read."""
+        """Returns field -> reason, for fields that neither optimizer nor schedule reads."""
         found: dict[str, str] = {}
         if not set(self.factors) <= SCHEDULE_FACTORS.keys():
             return found  # refused by itself
@@ -415,7 +411,7 @@ class OptimizerConfig:
         return tuple(name.strip() for name in schedule.split("*"))
 
     def value(self, name: str) -> Any:
-        """Returns the value of a field or, if it is unset, the default of what reads it."""
+        """Returns a field's value or, if unset, the default of its reader."""
         value = getattr(self, name)
         if value is not None:
             return value
@@ -434,10 +430,10 @@ def _fields_in(tables: Iterable[Mapping[str, Any]]) -> list[str]:
     return sorted({name for table in tables for name in table})
 
 
-# Source: nanoT5, `configs/default.yaml` and `utils/model_utils.py`: T5 1.1 base, 2^16 steps of 128
-# rows, 1.953 nats on held-out C4, with its Adafactor 1.995 (README). `steps_per_cycle` is the
-# number of updates less the warm-up: set both for a run of another length.
-# Differences: AdamWScale's epsilon is added before the bias correction, optax's after it.
+# # Source: nanoT5, `configs/default.yaml` and `utils/model_utils.py`: T5 1.1 base, 2^16 steps of
+# 128 rows, 1.953 nats on held-out C4, with its Adafactor 1.995 (README). `steps_per_cycle` is the
+# number of updates less the warm-up: set both for a run of another length. Differences: AdamWScale
+# adds its epsilon before the bias correction, optax after it.
 _NANOT5 = OptimizerConfig(
     name="adamw_rms",
     learning_rate=0.02,
@@ -461,9 +457,8 @@ OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = MappingProxyType(
     }
 )
 
-# The loss of a preset, where it is not the default. nanoT5 clips the gradient of the mean loss; the
-# gradient of the summed loss would be clipped at every update. Mesh TensorFlow divides by all
-# positions.
+# # The loss of a preset, if not the default. nanoT5 clips the gradient of the mean loss; the summed
+# loss's would be clipped at every update. Mesh TensorFlow divides by all positions.
 _LOSS_OF_PRESETS = {
     "nanot5": {"loss.normalizer": "num_real_target_tokens"},
     "primer": {"loss.normalizer": "num_total_target_tokens"},
@@ -471,11 +466,7 @@ _LOSS_OF_PRESETS = {
 
 
 def recipe(name: str) -> dict[str, Any]:
-    """Returns field path -> value of a preset: its optimizer, and the loss that goes with it.
-
-    Raises:
-      UserError: there is no such preset.
-    """
+    """Returns a preset's field path -> value: its optimizer and loss; a UserError if unknown."""
     if name not in OPTIMIZER_PRESETS:
         raise UserError(
             f"unknown optimizer preset {name}{nearest(name, OPTIMIZER_PRESETS)}; known: "

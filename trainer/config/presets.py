@@ -24,13 +24,12 @@ LLAMA_VOCAB_SIZE = 32_000
 BERT_VOCAB_SIZE = 30_522
 
 
-# The zoo is loaded by name, as a user's module is; presets below name its parts.
+# # The zoo is loaded by name, like a user's module; presets below name its parts.
 _ZOO = "trainer.zoo"
 importlib.import_module(_ZOO)
 
 
 def _of_zoo(name: str) -> dict[str, ModelConfig]:
-    """Returns presets of the zoo."""
     return dict(getattr(importlib.import_module(f"{_ZOO}.{name}"), name)(T5_VOCAB_SIZE))
 
 
@@ -44,7 +43,7 @@ def _model(
     num_layers: int,
     dropout_rate: float = 0.0,
 ) -> ModelConfig:
-    """Returns a model whose stacks, those that its family has, are of `num_layers` each."""
+    """Returns a model whose stacks have `num_layers` each."""
     architecture = FAMILIES[family].architecture
     return ModelConfig(
         family=family,
@@ -65,9 +64,9 @@ _llama = partial(_model, "llama", LLAMA_VOCAB_SIZE)
 _bert = partial(_model, "bert", BERT_VOCAB_SIZE)
 
 
-# Columns: emb_dim, num_heads, head_dim, mlp_dim, layers of each stack.
-# Source: T5X, `examples/t5/t5_1_0/*.gin` and `examples/t5/t5_1_1/*.gin`; 1.0's tiny is 1.1's.
-# mini is ours: the smallest that learns something on a CPU in minutes.
+# # Columns: emb_dim, num_heads, head_dim, mlp_dim, layers per stack. Source: T5X,
+# `examples/t5/t5_1_0/*.gin` and `examples/t5/t5_1_1/*.gin`; 1.0's tiny is 1.1's. mini is ours: the
+# smallest that learns something on a CPU in minutes.
 _T5_1_0 = {
     "tiny": _t5_1_0(8, 4, 3, 16, 2),
     "small": _t5_1_0(512, 8, 64, 2048, 6),
@@ -97,8 +96,8 @@ _MT5 = {
     for size, config in _T5_1_1.items()
     if size not in ("tiny", "mini")
 }
-# Decoder-only models of T5 1.1's sizes, as in T5X's `examples/decoder_only/models/*.gin`; 1b has
-# the widths of xl.
+# # Decoder-only models of T5 1.1's sizes, as in T5X's `examples/decoder_only/models/*.gin`; 1b has
+# xl's widths.
 _LM = {
     size: replace(_T5_1_1[t5_size], family="lm", num_encoder_layers=0)
     for size, t5_size in (
@@ -203,7 +202,7 @@ _BERT_EXPERIMENTS |= {
     ),
 }
 
-# T5 1.1 with Primer-EZ's two changes. The one kernel into the mlp is as wide as gated GELU's two.
+# # T5 1.1 with Primer-EZ's two changes. The mlp's single kernel is as wide as gated GELU's two.
 _T5_1_1_PRIMER_EZ = {
     f"{size}_primer_ez": replace(
         config,
@@ -246,11 +245,7 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
 
 
 def model_preset(name: str) -> ModelConfig:
-    """Returns the model called `name`.
-
-    Raises:
-      UserError: there is none; suggests the nearest name and lists all.
-    """
+    """Returns the model called `name`; the UserError for an unknown one suggests the nearest."""
     if name not in MODEL_PRESETS:
         meant = _of_the_hub(name)
         hint = f" (did you mean {meant}?)" if meant else nearest(name, MODEL_PRESETS)
@@ -259,7 +254,7 @@ def model_preset(name: str) -> ModelConfig:
 
 
 def _of_the_hub(name: str) -> str | None:
-    """Returns the preset of a model with this name on the Hugging Face Hub, or None."""
+    """Returns the preset for a model name on the Hugging Face Hub, or None."""
     plain = name.rpartition("/")[2].lower().replace("-", "_")
     plain = plain.replace("t5_v1_1_", "t5_1_1_").removesuffix("_uncased").removesuffix("_cased")
     if plain.startswith("t5_") and not plain.startswith("t5_1_"):

@@ -1,4 +1,4 @@
-"""Settings by which the processes of a run find one another. Plain data, no JAX."""
+"""Settings by which a run's processes find one another. Plain data, no JAX."""
 
 import dataclasses
 import re
@@ -15,11 +15,7 @@ _COORDINATOR = Rule(
 
 @dataclasses.dataclass(frozen=True)
 class ProcessesConfig:
-    """Settings by which the processes of a run find one another.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
-    """
+    """Settings by which a run's processes find one another."""
 
     coordinator: str | None = field(
         None,
@@ -64,5 +60,5 @@ class ProcessesConfig:
             )
 
 
-# Of the group of flags of a command that does not train.
+# # Title of the flag group in commands that do not train.
 SEVERAL_HOSTS = "several hosts: start the same command on each of them"

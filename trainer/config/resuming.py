@@ -10,10 +10,10 @@ from trainer.config import fields
 from trainer.config.run import Config
 from trainer.config.unused_fields import unread_fields
 
-# What fields may change that a resumed run sets otherwise: parameters of earlier steps stay as they
-# are. `on_nan` and `spike_factor` may change so that a stopped run can be resumed; updates already
-# skipped stay skipped. Another mesh, attention or choice of deterministic kernels changes only the
-# order of summation, and so does another number of microbatches, except where `_parts_matter`.
+# # Values of `changes` that a resumed run accepts: parameters of earlier steps are unaffected.
+# `on_nan` and `spike_factor` may change so that a stopped run can be resumed; skipped updates stay
+# skipped. Another mesh, attention, choice of deterministic kernels or, except for `_parts_matter`,
+# number of microbatches changes only the order of summation.
 _HARMLESS = ("later", "later_batches", "rounding", "nothing")
 
 
@@ -31,7 +31,7 @@ def changes(path: str) -> Changes:
 
 
 def _parts_matter(config: Config) -> str:
-    """Returns why the number of microbatches changes more than the order of sums; "" if not."""
+    """Returns why the number of microbatches changes more than summation order; "" if not."""
     if config.model.dropout_rate > 0:
         return "each part of the batch draws its own dropout"
     if config.loss.normalize_over == "microbatch" and config.loss.normalizer != "sum":

@@ -1,7 +1,8 @@
-"""The configuration of a run: frozen typed dataclasses whose fields carry their own help.
+"""A run's configuration: frozen typed dataclasses whose fields carry their own help.
 
-Values come from, in rising precedence: defaults, a preset, gin files, what the task and the cache
-imply, and `--field.path=value`. The origin of each field is recorded beside the configuration.
+Values come from, in rising precedence: defaults, a preset, gin files, values implied by task and
+cache, and `--field.path=value`. Each field's origin is recorded.
+
 No heavy import: `python -m trainer.pretrain --help` reads this module.
 """
 
@@ -48,7 +49,7 @@ from trainer.config.processes import ProcessesConfig
 from trainer.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
-# The beginning of the name of a task that is registered with seqio.
+# # Prefix of task names registered with seqio.
 SEQIO = "seqio:"
 
 _ENGINES = ("palimpsest", "t5x")
@@ -67,12 +68,9 @@ _NORMALIZED = ("batch", "microbatch")
 class LossConfig:
     """The loss, in T5X's terms.
 
-    Adafactor divides by the size of the gradient. With it, the choice among "sum",
-    "num_real_target_tokens" and "num_total_target_tokens" changes only the printed loss;
-    "average_per_sequence" changes the weights of tokens.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
+    Adafactor is invariant to the gradient's scale. With it, "sum", "num_real_target_tokens" and
+    "num_total_target_tokens" differ only in the printed loss; "average_per_sequence" changes token
+    weights.
     """
 
     z_loss: float = field(
@@ -119,11 +117,7 @@ class LossConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MetricsConfig:
-    """Training metrics and norms, always written to metrics.jsonl in model_dir.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
-    """
+    """Training metrics and norms, always written to metrics.jsonl in model_dir."""
 
     every_steps: int = field(
         100,
@@ -160,12 +154,9 @@ _INIT_FROM = ReadIf(lambda config: config.init_from is not None, "without --init
 class Config:
     """A run.
 
-    The rows of a batch may also be given in tokens, as in Mesh TensorFlow: `tokens_per_batch` and
+    Batch rows may also be given in tokens, as in Mesh TensorFlow: `tokens_per_batch` and
     `tokens_per_microbatch_per_replica` count positions of the longer feature, and `prepare` derives
     `batch_size` and `microbatches` from them.
-
-    Raises:
-      Rejected: at construction, if a value is invalid.
     """
 
     preset: str = field(
@@ -363,7 +354,7 @@ class Config:
 
     @property
     def profiled(self) -> range:
-        """The updates to trace, counted from 1; empty if there are none."""
+        """The updates to trace, counted from 1."""
         return _updates(self.profile_steps or "")
 
 
@@ -381,7 +372,7 @@ def save_config(
 
 
 def load_record(model_dir: str) -> dict[str, Any]:
-    """Returns the record of the tasks of the run in `model_dir`; {} if it was begun without one."""
+    """Returns the task record of the run in `model_dir`; {} if it has none."""
     value = files.read_json(files.join(model_dir, CONFIG_FILE))
     return {name: value[name] for name in ("tasks", "rates") if name in value}
 
@@ -390,7 +381,7 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
     """Returns (the configuration of the run in `model_dir`, field path -> origin).
 
     Raises:
-      UserError: there is no run, it is one of another version, or its file is damaged.
+      UserError: there is no run, it is of another version, or its file is damaged.
     """
     path = files.join(model_dir, CONFIG_FILE)
     if not files.exists(path):

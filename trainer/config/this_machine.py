@@ -1,4 +1,4 @@
-"""The configuration of a trained run for one process on the machine at hand."""
+"""A trained run's configuration for one process on this machine."""
 
 import dataclasses
 
@@ -10,10 +10,10 @@ from trainer.config.run import Config
 
 
 def on_this_machine(config: Config) -> Config:
-    """Returns the configuration of a run for this process alone.
+    """Returns a run's configuration for this process alone.
 
-    The run's mesh is kept if the local devices can form it; otherwise all devices divide the rows.
-    cuDNN's attention is kept on GPUs only: parameters do not depend on it.
+    Keeps the run's mesh if the local devices can form it; otherwise all devices divide the rows.
+    Keeps cuDNN's attention on GPUs only: parameters do not depend on it.
     """
     import jax
 

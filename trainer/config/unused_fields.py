@@ -1,7 +1,8 @@
-"""Fields without an effect beside the others, as their `read_if` says; refused if they are typed.
+"""Rejects typed fields that have no effect beside the others, by their `read_if`.
 
-Only typed values are refused: a stored configuration stays readable, and presets and gin files may
-set what their model or task does not use. Resuming ignores such fields (`resuming.config_changes`).
+Only typed values are rejected: a stored configuration stays readable, and presets and gin files may
+set fields that their model or task does not use. Resuming ignores such fields
+(`resuming.config_changes`).
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from trainer.model.config import ModelConfig
 
 
 def unread_fields(config: Config) -> dict[str, str]:
-    """Returns field path -> why, for the fields that have no effect in this configuration."""
+    """Returns field path -> reason, for fields without effect in this configuration."""
     return dict(_unread(config, config, ""))
 
 
@@ -33,11 +34,7 @@ def _unread(part: Any, config: Config, path: str) -> Iterator[tuple[str, str]]:
 
 
 def refuse_unread(config: Config, origins: Mapping[str, str]) -> None:
-    """Refuses fields that were set on the command line, differ from the default, and are not read.
-
-    Raises:
-      UserError: names the flag and the reason.
-    """
+    """Rejects unread fields set on the command line to other than the default, by a UserError."""
     values = dict(fields.leaves(config))
     defaults = dict(fields.leaves(Config(config.preset, config.model)))
     defaults |= {f"model.{each.name}": each.default for each in dataclasses.fields(ModelConfig)}

@@ -85,12 +85,10 @@ def model_card(
     custom_code: bool,
     named: Named = Named(),
 ) -> str:
-    """Returns the README.md of an exported model.
+    """Returns the README.md of an exported model; `folder` is its name in the example.
 
-    Args:
-      folder: name of the model in the example.
-      match: None if the vocabulary is a class of --task_module.
-      custom_code: whether loading the model runs code from its folder.
+    `match` is None if the vocabulary is a class of --task_module. `custom_code` says whether
+    loading the model runs code from its folder.
     """
     config = run.config
     datasets = named.datasets or tuple(_hub_data_sets(run.data))

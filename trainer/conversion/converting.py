@@ -42,8 +42,7 @@ def convert(
       push_to: repository of the Hub to upload transformers folders to.
 
     Raises:
-      UserError: no checkpoint can be read, the model is unknown or unsupported by the format, or
-        the target holds something else.
+      UserError: a checkpoint or its model is unsuitable, or the target holds something else.
       NotEqual: the written checkpoint differs from the source and was deleted.
     """
     if files.is_remote(target):
@@ -85,11 +84,7 @@ def _convert_one(
 def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> Converted:
     """Writes and checks an opened checkpoint and prints a line; keeps a finished one.
 
-    Args:
-      opened: the checkpoint.
-      target: local folder.
-      in_folder: whether to write `target/checkpoint_STEP` rather than `target` itself.
-      settings: format and details.
+    `in_folder` writes `target/checkpoint_STEP` rather than `target` itself.
 
     Raises:
       UserError: the path holds something else.

@@ -67,12 +67,11 @@ def export(
       named: facts for the model card that only the user knows.
 
     Returns:
-      (step, comparison of the logits, comparison of the tokenizers). The last is None if the
-      vocabulary is a class of --task_module; only its pieces are written.
+      (step, logits comparison, tokenizer comparison). The last is None if the vocabulary is a class
+      of --task_module; only its pieces are written.
 
     Raises:
-      UserError: the run or checkpoint does not exist, transformers does not support the model, or
-        `output` exists. Nothing was written.
+      UserError: the run, checkpoint or model is unsuitable, or `output` exists.
       NotEqual: transformers computes different logits or ids. Nothing was written.
     """
     check_packages()
@@ -249,8 +248,7 @@ def push(repository: str, model_dir: str, step: int, output: str) -> None:
 def is_made(model_dir: str, output: str, step: int | None, vocabulary: str | None) -> int | None:
     """Returns the step that an earlier command exported to `output`, or None.
 
-    Raises:
-      UserError: `output` holds something else.
+    Raises UserError if `output` holds something else.
     """
     found = read.steps(model_dir)
     step = step if step is not None else found[-1] if found else 0

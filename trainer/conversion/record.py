@@ -25,7 +25,6 @@ class Record:
       scanned: whether layers were stacked.
       name: the model's preset, or the file that describes it.
       positions: length of the longest training row, if known.
-      vocabulary_sha256: checksum of the written vocabulary, if any.
     """
 
     source: str
@@ -73,10 +72,7 @@ def checks(path: str) -> list[str]:
 def is_finished(path: str, record: dict[str, Any], flag: str = "--to") -> bool:
     """Returns whether `path` holds the conversion `record`; False if it does not exist.
 
-    `flag` is the flag that named the folder, for messages.
-
-    Raises:
-      UserError: `path` holds something else.
+    `flag` named the path, for messages. Raises UserError if `path` holds something else.
     """
     if not os.path.lexists(path):
         return False

@@ -35,10 +35,8 @@ _EMBEDDING = "token_embedder/embedding"
 class Source(NamedTuple):
     """A checkpoint.
 
-    Attributes:
-      path: its path; for Mesh TensorFlow, the prefix of its files.
-      step: number of updates according to its name; 0 if the name has no number.
-      transformers: whether it is a transformers folder.
+    `path` is Mesh TensorFlow's file prefix or the folder. `step` comes from the name, 0 if it has
+    none. `transformers` marks transformers folders.
     """
 
     path: str
@@ -65,12 +63,9 @@ class Given:
 
 
 class Model(NamedTuple):
-    """A model.
+    """A model without scanned layers; `name` is its preset or the file that describes it.
 
-    Attributes:
-      config: its configuration, without scanned layers.
-      name: its preset, or the file that describes it.
-      positions: length of the longest training row, if known.
+    `positions` is the length of the longest training row, if known.
     """
 
     config: ModelConfig
@@ -81,10 +76,8 @@ class Model(NamedTuple):
 class Opened(NamedTuple):
     """A checkpoint whose names and shapes match its model.
 
-    Attributes:
-      parameters: values and Adafactor's moments by name, layers unstacked.
-      checkpoint: its files; None for transformers folders.
-      step: number of updates made.
+    `parameters` has values and Adafactor's moments by name, layers unstacked. `checkpoint` is None
+    for transformers folders.
     """
 
     source: Source
@@ -97,8 +90,7 @@ class Opened(NamedTuple):
 def find(path: str) -> tuple[list[Source], bool]:
     """Returns the checkpoints at `path` by ascending step, and whether `path` is a folder of them.
 
-    Raises:
-      UserError: there are none, or folder names lack a step or share one.
+    Raises UserError if there are none, or folder names lack a step or share one.
     """
     if _is_of_transformers(path):
         return [Source(path, _step_in(path) or 0, True)], False
@@ -155,8 +147,7 @@ def _step_in(path: str) -> int | None:
 def opened(source: Source, given: Given) -> Opened:
     """Opens a checkpoint and checks it against its model; reads the arrays of transformers folders.
 
-    Raises:
-      UserError: it cannot be read, its model is unknown, or it does not fit the model.
+    Raises UserError if it cannot be read, its model is unknown, or it does not fit the model.
     """
     flag = f"{FLAG}={source.path}"
     if source.transformers:

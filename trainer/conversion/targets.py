@@ -54,9 +54,7 @@ class Settings:
       scanned: whether to stack layers, as T5X's `scalable_t5` does.
       custom_code: whether to write a modelling file for a model that transformers lacks.
       shard_bytes: largest size of a transformers weights file.
-      vocabulary: written too, if given.
       task: task of a Palimpsest run, or "".
-      cache_dir: folder of the task's caches.
       roles: pieces that begin, end and mask texts; None means the architecture's defaults.
     """
 
@@ -104,8 +102,7 @@ def refuse(opened: Opened, settings: Settings) -> None:
 def values(opened: Opened, dtype: str) -> Arrays:
     """Returns the parameters by name in `dtype`, layers unstacked.
 
-    Raises:
-      UserError: a parameter cannot be read, or has NaN, infinite or implausible values.
+    Raises UserError if one cannot be read, or has NaN, infinite or implausible values.
     """
     flag = f"{FLAG}={opened.source.path}"
     return {
@@ -187,7 +184,7 @@ def to_t5x(folder: str, opened: Opened, arrays: Arrays, settings: Settings) -> s
 def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Settings) -> str:
     """Writes a run's `checkpoint_STEP` into a folder; returns a message about Adafactor's moments.
 
-    The optimizer is Adafactor with this trainer's defaults; its moments are the source's, or 0.
+    They are the source's, or 0; other settings of Adafactor are this trainer's defaults.
     """
     config = run.config
     spec = model_spec(config.model)
@@ -215,11 +212,7 @@ def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Set
 
 
 def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
-    """Returns the run of a converted model, with data if a task was named.
-
-    Raises:
-      UserError: the task cannot be opened, or does not fit the model.
-    """
+    """Returns a converted model's run, with data if a task was named."""
     model = dataclasses.replace(opened.model.config, dtype="float32", attention="auto")
     config = Config(
         preset=opened.model.name,
@@ -246,10 +239,9 @@ def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
 
 
 def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:
-    """Writes a converted run's config.json and vocabulary unless they exist.
+    """Writes a converted run's config.json and vocabulary unless the folder has them.
 
-    Raises:
-      UserError: the folder holds another run.
+    Raises UserError if the folder holds another run.
     """
     config, folder = run.config, run.config.model_dir
     files.make_folder(folder)

@@ -27,8 +27,7 @@ _MULTIPLE = 128
 def vocabulary_of(opened: Opened, path: str | None, extra_ids: int | None) -> Vocabulary:
     """Returns the vocabulary at `path` or, without one, that of an opened checkpoint.
 
-    Raises:
-      UserError: there is none, or it has more ids than the model.
+    Raises UserError if there is none, or it has more ids than the model.
     """
     flag, source = f"--from={opened.source.path}", opened.source
     problem = "it is not recorded in such a checkpoint"
@@ -53,11 +52,7 @@ def vocabulary_of(opened: Opened, path: str | None, extra_ids: int | None) -> Vo
 def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vocabulary) -> Opened:
     """Returns a checkpoint with only the rows of `left`, padded to a multiple of 128.
 
-    Args:
-      opened: the checkpoint.
-      base: its vocabulary.
-      id_map: new id of each id of `base`; None for removed pieces.
-      left: the trimmed vocabulary.
+    `id_map` has the new id of each id of its vocabulary `base`; None for removed pieces.
     """
     model, flag = opened.model.config, f"--from={opened.source.path}"
     size = -(-left.size // _MULTIPLE) * _MULTIPLE

@@ -51,10 +51,9 @@ def transformers_arrays(
 
 
 def checkpoint_arrays(path: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> int:
-    """Compares the parameters of a T5X or Palimpsest checkpoint with the expected ones.
+    """Compares a T5X or Palimpsest checkpoint with the expected parameters, in the stored dtype.
 
-    `arrays` has unstacked layers and the stored dtype. Returns the number of equal parameters;
-    raises NotEqual for the first difference.
+    Returns the number of equal parameters; raises NotEqual for the first difference.
     """
     found = layout.read_parts(read.load(path))
     if not layout.have_positions_per_layer(arrays):
@@ -75,12 +74,8 @@ def _require_equal(name: str, stored: np.ndarray, wanted: np.ndarray) -> None:
 def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> str:
     """Compares the logits of a transformers folder with ours on rows of random ids.
 
-    Returns:
-      The result, or why there was no comparison.
-
-    Raises:
-      NotEqual: the logits differ.
-      UserError: transformers cannot load the folder.
+    Returns the result, or why there was no comparison. Raises NotEqual if the logits differ; raises
+    UserError if transformers cannot load the folder.
     """
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:
@@ -114,13 +109,9 @@ def kept_logits(
 ) -> float:
     """Returns the largest difference between two models' logits over their common ids.
 
-    Args:
-      before: a model and its parameters by name, layers unstacked.
-      after: the same with another vocabulary.
-      old_of_new: the id in `before` of each id in `after`, int [kept].
-
-    Raises:
-      NotEqual: the difference exceeds float32 rounding.
+    `before` and `after` are models with unstacked parameters by name. `old_of_new` is the id in
+    `before` of each id in `after`, int [kept]. Raises NotEqual if the difference exceeds float32
+    rounding.
     """
     model, arrays = after
     batch = _batch(dataclasses.replace(model, vocab_size=len(old_of_new)))

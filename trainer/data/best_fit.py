@@ -1,4 +1,4 @@
-"""Compiled best-fit packing of pairs in two dimensions. Importing this module takes a second."""
+"""Compiled best-fit packing of pairs in two dimensions; the import takes a second."""
 
 import numpy as np
 
@@ -9,13 +9,10 @@ from tasks.numba_cache import compiled
 def best_fit(inputs_P: np.ndarray, targets_P: np.ndarray, inputs: int, targets: int) -> np.ndarray:
     """Returns the row of each pair, int64 [P].
 
-    In their order, a pair goes into the row that it leaves with the least room, the oldest among
-    equals, or into a new one. Room is counted in whole numbers: its share of `inputs` plus that
-    of `targets`, times both.
-
-    Args:
-      inputs_P, targets_P: int64 [P], lengths of the sides.
-      inputs, targets: lengths of a row; `targets` is 0 if there is one side.
+    In order, each pair goes into the row that it leaves with the least room, the oldest among
+    equals, or into a new row. Room is an integer: (share of `inputs` + share of `targets`) times
+    both lengths. `inputs_P` and `targets_P`, int64 [P], are lengths of the sides; `targets` is 0 if
+    there is one side.
     """
     row_P = np.empty(len(inputs_P), np.int64)
     left = np.empty((len(inputs_P), 2), np.int64)

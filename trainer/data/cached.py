@@ -1,4 +1,4 @@
-"""A run's data from caches: the caches of its tasks, opened and checked against each other."""
+"""A run's data from caches: opens its tasks' caches and checks them against each other."""
 
 import functools
 import itertools
@@ -32,16 +32,12 @@ from trainer.data.interleave import MixingSchedule
 from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, Order
 
 _TRAIN = "train"
-# Rows of a batch that examples are taken from.
+# # Rows per batch for examples.
 _EXAMPLE_ROWS = 64
 
 
 def _amounts(config: Config, tasks: list[str]) -> dict[str, Take]:
-    """Returns the amount that `data.take` takes of each task, "" for all.
-
-    Raises:
-      UserError: it is no amount, or is of a task that the run does not have.
-    """
+    """Returns the amount `data.take` takes of each task; key "" means all tasks."""
     if config.data.take is None:
         return {}
     try:
@@ -55,11 +51,7 @@ def _amounts(config: Config, tasks: list[str]) -> dict[str, Take]:
 
 
 class CachedData:
-    """Batches from the caches of a run's tasks.
-
-    Raises:
-      UserError: the tasks cannot be read together; the message says why.
-    """
+    """Batches from the caches of a run's tasks; a UserError if they cannot be read together."""
 
     def __init__(
         self,
@@ -68,7 +60,7 @@ class CachedData:
         converter: Converter,
         training: bool = False,
     ):
-        """`training`: whether a run trains on the data: see `evaluated`."""
+        """`training`: whether a run trains on the data; see `evaluated`."""
         self._trains = training
         self._config, self.tasks, self._converter = config, tasks, converter
         self.lengths = converter.lengths
@@ -111,11 +103,7 @@ class CachedData:
             each.task.check(lengths, each.ids, each.manifest.plan.separator, where)
 
     def _check_inputs(self, task: TaskSpec, lengths: Lengths) -> None:
-        """Rejects a task without inputs in a decoder-only run whose rows have some.
-
-        Raises:
-          UserError: the message names the tasks whose examples have inputs.
-        """
+        """Rejects a task without inputs in a decoder-only run whose rows have inputs."""
         of_decoder = self._config.model.architecture == "decoder"
         if not (of_decoder and lengths.inputs) or "inputs" in task.objective.features:
             return
@@ -140,7 +128,7 @@ class CachedData:
         followed.check_task(objective, each.cache, each.manifest, sides, self._packs, wanted)
 
     def example_lengths(self, task: TaskSpec) -> Lengths:
-        """Returns the lengths of an example of a task, which are a row's unless rows are packed."""
+        """Returns the lengths of a task's example: a row's, unless rows are packed."""
         if not self._packs:
             return self.lengths
         own = self.lengths if task.objective.unit is Unit.PAIR else task.lengths
@@ -179,7 +167,7 @@ class CachedData:
 
     @property
     def record(self) -> dict[str, Any]:
-        """`tasks_record` as "tasks", and "rates": [updates made before, task -> share] each."""
+        """`tasks_record` as "tasks", and "rates": [updates made before, [[task, share], …]]."""
         names = [each.task.name for each in self.tasks]
         rates = [
             [step, [[name, rate] for name, rate in zip(names, shares, strict=True) if rate]]
@@ -232,7 +220,7 @@ class CachedData:
         if self._config.data.follow:
             if each.manifest.plan.adopted:
                 open_as()  # which checks that no file of the other program has changed
-            # Shards are added in the order's own blocks, also of a finished cache.
+            # The order adds shards in its own blocks, even for a finished cache.
             maker = open_as(manifest=followed.without_shards(each.manifest, _TRAIN))
             windows, seed_of_task = maker.windows, noise.task_seed(seed, name)
             order = FollowedOrder(
@@ -305,7 +293,7 @@ class CachedData:
     ) -> Iterator[Batch]:
         """Yields the batches (or a host's rows of them) from `first_step` on, endlessly.
 
-        It ends if `waiting.stopping()` while it waits for a build.
+        Ends if `waiting.stopping()` becomes true while waiting for a build.
         """
         return self._arriving(self.batches(host, hosts), first_step, waiting or Waiting())
 
@@ -324,7 +312,7 @@ class CachedData:
     def _wait(
         self, batches: TrainingBatches, step: int, stopping: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Waits until the batch of a step can be made; returns False if `stopping()` came first.
+        """Waits until a step's batch can be made; returns False if `stopping()` came first.
 
         Only a run that follows the build of its caches ever waits.
         """
@@ -338,18 +326,16 @@ class CachedData:
         )
 
     def close(self) -> None:
-        """Ends the threads that make batches, where they wait for a build."""
+        """Ends batch-making threads that wait for a build."""
         for each in self.tasks:
             if each.following:
                 each.following.close()
 
     def evaluated(self, each: CachedTask, split: str) -> CacheManifest:
-        """Returns the manifest of the shards of a split that evaluations read.
+        """Returns the manifest of a split's shards that evaluations read.
 
-        These are all shards or, with `data.follow`, the first block, for which it waits.
-
-        Raises:
-          UserError: they are not built, and this run does not wait, or the build has ended.
+        These are all shards or, with `data.follow`, the first block, for which it waits. Raises a
+        UserError if they are not built, and this run does not wait or the build has ended.
         """
         plan, reading = each.manifest.plan, self._config.data
         if not reading.follow or split not in plan.shards:
@@ -363,10 +349,8 @@ class CachedData:
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Returns every window of the split by task, including the unfinished last one.
 
-        Leaves out a mixture's tasks without text in the split, and says so.
-
-        Raises:
-          UserError: no task's cache has such a split, or none has text in it.
+        Skips, with a message, a mixture's tasks without text in the split; a UserError if all lack
+        text.
         """
         sets, empty = [], []
         for each in self.tasks:
@@ -402,12 +386,12 @@ class CachedData:
 
     @property
     def _first_shards(self) -> int | None:
-        """Number of first shards of a split that evaluations read; None for all."""
+        """Number of leading shards of a split that evaluations read; None means all."""
         reading = self._config.data
         return reading.follow_shards if reading.follow and self._trains else None
 
     def examples(self, split: str) -> list[ExampleSet]:
-        """Returns a split's examples by task, with the metrics of `evaluation.metrics`, if any."""
+        """Returns a split's examples by task, with the metrics of `evaluation.metrics`."""
         evaluation, metrics = self._config.evaluation, named_metrics(self._config)
         judge = table.get(evaluation.supervised) if evaluation.supervised else None
         if judge and TASK_METRICS in evaluation.metrics:
@@ -421,7 +405,7 @@ class CachedData:
         ]
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without EOS, by the library of the vocabulary."""
+        """Returns the ids of a text, without EOS."""
         return self._vocabulary.encode([text])[0].tolist()
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""A task of a run and its cache, found and opened."""
+"""Finds and opens a task of a run and its cache."""
 
 import dataclasses
 
@@ -17,12 +17,8 @@ from trainer.config import Config, fields
 class CachedTask:
     """A task of a run and its cache.
 
-    Attributes:
-      task: the task, with the run's settings of its objective.
-      cache: folder of the cache.
-      manifest: manifest of the cache.
-      ids: vocabulary of the cache.
-      following: the cache while it is being built, whose manifest grows; None if it is finished.
+    `task` has the run's settings of its objective; `cache` is the cache's folder. `following` is
+    the cache while it is being built, with a growing manifest; None once it is finished.
     """
 
     task: TaskSpec
@@ -36,7 +32,7 @@ class CachedTask:
         """Bytes of the vocabulary's model.
 
         Raises:
-          UserError: the vocabulary is not known.
+          UserError: the vocabulary is unknown.
         """
         if not self.ids.model:
             raise UserError(
@@ -49,7 +45,7 @@ class CachedTask:
 def open_cache(config: Config, name: str, patient: bool = False) -> CachedTask:
     """Finds a task and opens its cache, which may belong to another task on the same corpus.
 
-    `patient`: whether to wait for a cache that is being built, with `data.follow`.
+    `patient`: with `data.follow`, whether to wait for a cache that is being built.
 
     Raises:
       UserError: the task or the cache does not exist.
@@ -73,7 +69,7 @@ def open_cache(config: Config, name: str, patient: bool = False) -> CachedTask:
 
 
 def _task(config: Config, name: str) -> TaskSpec:
-    """Returns the task `name`; an error about an unknown one lists the existing caches."""
+    """Returns the task `name`; the error for an unknown one lists the existing caches."""
     try:
         return registry.get(name, config.task_module)
     except UserError as error:

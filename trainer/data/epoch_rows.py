@@ -1,4 +1,4 @@
-"""Layouts: which windows make each row of a task, as pure functions of the rank of a row.
+"""Layouts: the windows of each row of a task, as pure functions of the row's rank.
 
 Dimensions: W requested rows, E examples of these rows.
 """
@@ -17,23 +17,24 @@ from tasks.terminal.command_line import UserError
 from trainer.data.order import BlockOrder, Order, Reading
 
 _SHUFFLE = 0xDEC4  # separates the order of a deck's windows from other draws
-# Pairs that are packed together, the largest first. Of pairs of exponential lengths (60 and 15 on
-# average, in rows of 512 and 128), groups of 1,024 leave 8 and 5 % empty, of 4,096 10 and 7 %; one
+# # Pairs packed together, largest first. With exponential lengths (means 60 and 15, rows of 512 and
+# 128), groups of 1,024 leave 8 and 5 % empty, groups of 4,096 leave 10 and 7 %; one group in cache
+# order with 64 open rows leaves 17 and 15 %.
 # group in the cache's order with 64 open rows 17 and 15 %.
 _GROUP = 1024
 _INDEX_ROWS = 1 << 20
 
 
 class Members(NamedTuple):
-    """The examples of some rows, in the order of the rows.
+    """The examples of some rows, in row order; arrays are int64 [E].
 
     Attributes:
-      rows_E: int64 [E], which of the requested rows each example is in, ascending.
-      epochs_E: int64 [E], how many times the windows were all read before.
-      ranks_E: int64 [E], how many windows were read before in the same epoch.
-      windows_E: int64 [E], indices of windows.
-      partners_E: int64 [E], which example has the key of each: itself unless it mirrors another.
-      slots: how the windows become examples; None for the objective's own draws.
+      rows_E: index of each example's row among the requested rows, ascending.
+      epochs_E: earlier complete passes over the windows.
+      ranks_E: windows read earlier in the same epoch.
+      windows_E: indices of windows.
+      partners_E: the example whose key each uses: itself unless it mirrors another.
+      slots: how the windows become examples; None means the objective's own draws.
     """
 
     rows_E: np.ndarray
@@ -47,8 +48,7 @@ class Members(NamedTuple):
 class Layout(Protocol):
     """A layout of rows.
 
-    Attributes:
-      rows_per_epoch: rows that read every window once, on average.
+    `rows_per_epoch` is the mean number of rows that read every window once.
     """
 
     @property
@@ -58,7 +58,7 @@ class Layout(Protocol):
         """Returns the examples of the rows at these ranks, counted from the run's beginning."""
 
     def last_window(self, rank: int) -> int:
-        """Returns the highest rank of a window that is needed for the row at a rank."""
+        """Returns the highest rank of a window that the row at a rank needs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,9 +82,9 @@ class OneByOne:
 
 @dataclasses.dataclass(frozen=True)
 class Decks:
-    """Rows of a deck after another: windows come in their order, and a deck's are shuffled.
+    """Rows cut from consecutive decks: windows come in their order, each deck is shuffled.
 
-    A deck may begin in one epoch and end in the next, so every window is read once an epoch.
+    A deck may span two epochs, so every window is read once per epoch.
     """
 
     reading: Reading
@@ -123,19 +123,19 @@ class Decks:
 
 
 class PackedPairs:
-    """Rows of neighbouring pairs, the same in every epoch and in a new order in each.
+    """Rows of neighbouring pairs: the same rows in every epoch, in a new order.
 
-    The rows are planned when the layout is made, from the lengths in the cache's index: pairs that
-    are neighbours in the cache are packed together, best fit decreasing. This takes about a
-    microsecond per pair, and 12 bytes of memory for each.
+    Rows are planned at construction from the lengths in the cache's index: neighbouring pairs are
+    packed together, best fit decreasing. This takes about a microsecond and 12 bytes of memory per
+    pair.
 
     Args:
       windows: the pairs.
-      ends: tokens that each side has beside the cache's: its EOS.
+      ends: tokens that each side adds to the cache's: its EOS.
       rows: lengths of a row.
       together: whether both sides share one sequence, as in a decoder.
-      blocks: int64 [B + 1], the first pair of each block of pairs that are read together, as
-        `tasks.cache.windows.Windows.blocks` returns them; no row has pairs of two blocks.
+      blocks: int64 [B + 1], from `tasks.cache.windows.Windows.blocks`: the first pair of each block
+      of pairs read together; no row spans two blocks.
 
     Raises:
       UserError: a pair does not fit into a row.
@@ -206,10 +206,7 @@ class PairRows:
         return float(self.plan.rows)
 
     def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
-        """Returns pairs [first, last) of the block at a rank and of the next one.
-
-        `BlockOrder.following` is the same for windows.
-        """
+        """Returns pairs [first, last) of a rank's block and of the next."""
         assert isinstance(self.order, BlockOrder)
         firsts_R1 = self.plan.firsts_R1
         return [

@@ -1,4 +1,4 @@
-"""Examples for evaluation by generated text: a prompt, the right answer, and how to compare them.
+"""Examples for evaluation by generated text: a prompt, its answer, and how to compare them.
 
 Dimensions: W examples, N positions of an example, B rows of a batch, L positions of a row.
 """
@@ -24,15 +24,13 @@ from trainer.data.features import Batch, Converter, token_places
 
 
 class Example(NamedTuple):
-    """An example.
+    """A prompt and its answer.
 
     Attributes:
       inputs: ids of the prompt, int32 [tokens], as the model reads it in training.
-      targets: ids of the right answer, int32 [tokens], as the model predicts it in training.
-      inputs_text: text of the prompt.
-      targets_text: text of the right answer.
+      targets: ids of the answer, int32 [tokens], as the model predicts it in training.
       target: what metrics compare with: the text, or what the task makes of it.
-      row: the task's own row, for the task to make its prediction of a text.
+      row: the task's own row, for its postprocessing of predictions.
     """
 
     inputs: np.ndarray
@@ -44,12 +42,11 @@ class Example(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """The outputs of a model on examples, one of each for every example.
+    """A model's outputs, one per example.
 
-    Attributes:
-      ids: int32 [tokens], generated ids, EOS included if there is one; None if none were generated.
-      scores: their log probabilities; None likewise.
-      target_scores: log likelihoods of the right answers; None if they were not computed.
+    `ids` are generated ids, int32 [tokens], EOS included if present, and `scores` their log
+    probabilities; both None if nothing was generated. `target_scores` are log likelihoods of the
+    answers; None if not computed.
     """
 
     ids: list[np.ndarray] | None = None
@@ -58,11 +55,10 @@ class Outputs(NamedTuple):
 
 
 class OutputMetric(NamedTuple):
-    """A metric of outputs themselves.
+    """A metric of model outputs.
 
-    Attributes:
-      generates: it reads generated ids; if not, scores of the right answers.
-      compute: (examples, outputs) -> values by name.
+    `compute` maps (examples, outputs) to values by name; it reads generated ids if `generates`,
+    else scores of the answers.
     """
 
     generates: bool
@@ -75,11 +71,11 @@ class ExampleSet:
 
     Attributes:
       name: the task.
-      read: returns the first examples, at most as many as given, or all.
+      read: returns the first examples, at most the given number, or all.
       decode: ids -> text.
       postprocess: (text, example) -> the prediction that metrics read.
       predicted: metrics of (targets, predictions).
-      scored: metrics of (targets, log likelihoods of the right answers).
+      scored: metrics of (targets, log likelihoods of the answers).
       with_scores: functions of (targets, predictions, {"scores": log likelihoods of predictions}).
       of_outputs: metrics of outputs.
     """
@@ -106,15 +102,15 @@ class ExampleSet:
 
     @property
     def scores_targets(self) -> bool:
-        """True if a metric reads the likelihoods of the right answers."""
+        """True if a metric reads the likelihoods of the answers."""
         return bool(self.scored) or not all(each.generates for each in self.of_outputs)
 
 
 def named_metrics(config: Config) -> tuple[Metric, ...]:
-    """Returns the metrics that `evaluation.metrics` names, the task's own left out.
+    """Returns the metrics named by `evaluation.metrics`, without the task's own.
 
     Raises:
-      UserError: a metric of that name does not exist.
+      UserError: a metric does not exist.
     """
     names = [name for name in config.evaluation.metrics if name != TASK_METRICS]
     return tuple(metric.chosen(names, config.task_module)) if names else ()
@@ -129,17 +125,16 @@ def of_batches(
 ) -> ExampleSet:
     """Returns the examples in the rows of batches, one example per row.
 
-    A row's prompt is what comes before its first weighted target: what the encoder reads, or the
-    beginning of a decoder-only model's row. Rows without targets are left out.
-
-    `judge`: the task whose postprocessing is applied to texts before metrics, if any.
+    A row's prompt is all that precedes its first weighted target: the encoder's input, or the
+    beginning of a decoder-only model's row. Rows without targets are skipped. `judge` is the task
+    that postprocesses texts before metrics, if any.
     """
 
     def text_of(tokens: Iterable[int]) -> str:
         return decode.decode([int(token) for token in tokens], ids)
 
     def target_of(tokens: np.ndarray) -> str:
-        # An unknown piece of a prediction must not equal whatever the target has there.
+        # # An unknown piece of a prediction must not equal the target's.
         parts = zip(tokens.tolist(), decode.texts(tokens.tolist(), ids), strict=True)
         unknown = ids.special.unk
         found = [decode.REPLACEMENT if token == unknown else text for token, text in parts]
@@ -174,10 +169,10 @@ def of_batches(
 
 
 def _judged(judge: Supervised | None, text: str, targets: str, is_target: bool) -> Any:
-    """Returns what metrics compare of a text, a prediction for `targets` or these themselves.
+    """Returns the value that metrics compare, for a prediction or for `targets` itself.
 
     Raises:
-      UserError: the task reads more of an example than a cache holds.
+      UserError: the task reads fields of an example that a cache does not hold.
     """
     if judge is None or judge.postprocess is None:
         return text

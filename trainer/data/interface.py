@@ -1,4 +1,4 @@
-"""The interface of a run's data, as the training loop and evaluations use it."""
+"""The interface of a run's data to the training loop and evaluations."""
 
 import contextlib
 import dataclasses
@@ -12,7 +12,7 @@ from trainer.data.features import Batch
 
 
 class EvaluationSet(NamedTuple):
-    """A finite set of rows, yielded by `iterate()`; `batches` is their number, None if unknown."""
+    """A finite set of rows, yielded by `iterate()`; `batches` is their count, None if unknown."""
 
     name: str
     batches: int | None
@@ -23,9 +23,7 @@ class EvaluationSet(NamedTuple):
 class Waiting:
     """How a run waits for data that are still being made.
 
-    Attributes:
-      stopping: returns whether to stop waiting.
-      seconds: time spent waiting.
+    `stopping` returns whether to stop waiting; `seconds` is the time spent waiting.
     """
 
     stopping: Callable[[], bool] = lambda: False
@@ -42,9 +40,7 @@ class Waiting:
 class Data(Protocol):
     """A run's data, as the training loop uses it.
 
-    Attributes:
-      lengths: lengths of the features.
-      vocab_size: number of ids.
+    `lengths` are those of the features; `vocab_size` is the number of ids.
     """
 
     @property
@@ -55,7 +51,7 @@ class Data(Protocol):
 
     @property
     def vocabulary_sha256(self) -> str | None:
-        """SHA-256 of the caches' vocabulary, as hex digits; None for seqio's tasks."""
+        """SHA-256 of the caches' vocabulary, as hex digits; None for seqio tasks."""
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -63,13 +59,13 @@ class Data(Protocol):
 
     @property
     def tasks_record(self) -> dict[str, Any]:
-        """Task -> what determines its examples, as JSON values (`trainer.data.task_record`)."""
+        """Settings that determine each task's examples, as JSON (`trainer.data.task_record`)."""
 
     @property
     def record(self) -> dict[str, Any]:
         """`tasks_record` as "tasks", and "rates": [updates made before, [[task, share], …]] each.
 
-        The order of the tasks decides between rows that are due at the same time.
+        The order of the tasks breaks ties between rows due at the same time.
         """
 
     def training(
@@ -85,7 +81,7 @@ class Data(Protocol):
         """
 
     def close(self) -> None:
-        """Ends threads that make batches and wait for something."""
+        """Ends batch-making threads that are waiting."""
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Returns the rows of a split by task, each row once and always with the same noise.
@@ -98,11 +94,11 @@ class Data(Protocol):
         """Returns the ids of a text, without EOS.
 
         Raises:
-          UserError: the library of the vocabulary is not installed.
+          UserError: the vocabulary's library is not installed.
         """
 
     def examples(self, split: str) -> list[ExampleSet]:
-        """Returns the examples of a split by task, with the metrics of text to be computed.
+        """Returns the examples of a split by task, with the text metrics to compute.
 
         Raises:
           UserError: the split, or a metric in `evaluation.metrics`, does not exist.
@@ -113,5 +109,5 @@ class Data(Protocol):
     ) -> list[tuple[str, str]]:
         """Returns what the configuration means for the data, as (subject, text) lines.
 
-        Of the first batch, only this host's rows are read.
+        Reads only this host's rows of the first batch.
         """

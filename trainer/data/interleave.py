@@ -9,14 +9,11 @@ import numpy as np
 
 
 class Interleave:
-    """Reads sources evenly at fixed rates.
+    """Reads sources evenly at fixed rates; only the rates' proportions matter.
 
-    Window j of source s is due at time (j + 1/2) / rate_s. Positions are in the order of due times,
-    ties in the order of sources. So the position alone determines the source and how many of its
-    windows were read before: at position n, n · rate_s windows, within (S + 1) / 2.
-
-    Args:
-      rates: rate of each source, 0 or more; only their proportions matter.
+    Window j of source s is due at time (j + 1/2) / rate_s. Positions follow due times, ties the
+    order of sources. So the position alone determines the source and how many of its windows
+    precede: n · rate_s at position n, within (S + 1) / 2.
     """
 
     def __init__(self, rates: Sequence[float]):
@@ -30,20 +27,17 @@ class Interleave:
         return counts_S + np.bincount(sources_W, minlength=len(counts_S))
 
     def places(self, first: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (source, windows of that source read before) of `number` positions from `first`.
-
-        int64 [number] each.
-        """
+        """Returns (source, its earlier windows), int64, of `number` positions from `first`."""
         counts_S, surplus = self._just_before(first)
         sources_W, ranks_W = self._merge(counts_S, surplus + number)
         return sources_W[surplus:], ranks_W[surplus:]
 
     def _just_before(self, position: int) -> tuple[np.ndarray, int]:
         """Returns (windows due of each source [S], how many fewer than `position` they are)."""
-        # Counts are due shares, rounded, so S sources together are at most S / 2 ahead.
+        # # Counts are rounded due shares, so S sources together are at most S / 2 ahead.
         time = max(0.0, float(position - len(self._rates_S)))
         counts_S = np.ceil(time * self._rates_S - 0.5).astype(np.int64)
-        # The division in `_due` may round differently from this product.
+        # # The division in `_due` may round differently from this product.
         counts_S -= (counts_S > 0) & (self._due(counts_S - 1) >= time)
         counts_S += self._due(counts_S) < time
         return counts_S, position - int(counts_S.sum())
@@ -69,10 +63,8 @@ class Interleave:
 class MixingSchedule:
     """Rates that change at given positions.
 
-    Every source continues where it was at a change, so no window is repeated.
-
-    Args:
-      changes: (position, rates of all sources), ascending, the first at position 0.
+    Every source continues where it was at a change, so no window repeats. `changes` holds
+    (position, rates of all sources), ascending, the first at position 0.
     """
 
     def __init__(self, changes: Sequence[tuple[int, Sequence[float]]]):
@@ -85,7 +77,7 @@ class MixingSchedule:
             self._read.append(read_S)
 
     def places(self, first: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the same as `Interleave.places`, with ranks counted from the run's beginning."""
+        """Returns `Interleave.places`, with ranks counted from the run's beginning."""
         sources, ranks = [], []
         while number:
             part = int(np.searchsorted(self._first, first, side="right")) - 1

@@ -1,4 +1,4 @@
-"""Rates at which a run reads its tasks, from its configuration and the manifests of its caches."""
+"""Rates at which a run reads its tasks, from its configuration and its caches' manifests."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ from tasks.terminal.command_line import UserError
 from trainer.config import CONFIG_FILE, Config, load_record
 from trainer.data.batches import Source
 
-# Settings of `config.mixing` that replace a mixture's own.
+# # Settings of `config.mixing` that replace the mixture's own.
 _OF_MIXTURE = ("maximum", "temperature", "alpha", "size", "max_epochs")
-# Sizes of tasks -> counts of manifests.
+# # Size measure of tasks -> count in manifests.
 _COUNTS = {"documents": "documents", "tokens": "tokens", "bytes": "text_bytes"}
 
 
@@ -45,7 +45,7 @@ def mixtures_of(config: Config) -> list[tuple[int, MixtureSpec]]:
 def _languages(config: Config) -> MixtureSpec | None:
     """Returns the mixture of the languages of `config.task`; None if it has none.
 
-    A run keeps the languages that it began with, even if more have been built since.
+    A run keeps its initial languages, even if more are built later.
     """
     task = registry.find(config.task, config.task_module)
     if task is None or not config.cache_dir:
@@ -64,14 +64,14 @@ def rates(
 ) -> list[tuple[int, list[float]]]:
     """Returns (updates made before, share of each source) for the first mixture and each change.
 
-    `manifests` are the manifests of the sources' caches, by task.
+    `manifests` are those of the sources' caches, by task.
 
     Raises:
       UserError: `mixing.max_epochs` leaves too little to read.
     """
     changes = []
     for step, spec in mixtures_of(config):
-        # A run that follows a build does not know sizes: rates that depend on them are refused.
+        # # A run that follows a build does not know sizes; rates that depend on them are rejected.
         sizes = dict.fromkeys(spec.names, 1.0)
         if not config.data.follow:
             sizes = _sizes(spec.size, sources, manifests)
@@ -88,7 +88,7 @@ def rates(
 def _sizes(
     size: str, sources: Sequence[Source], manifests: Mapping[str, CacheManifest]
 ) -> dict[str, float]:
-    """Returns the size of the share taken of each task's training split."""
+    """Returns the size of the part taken of each task's training split."""
     if size not in _COUNTS:
         return {source.task: len(source.maker.windows) for source in sources}
     return {
@@ -101,11 +101,7 @@ def _sizes(
 def _limited(
     config: Config, weights: Mapping[str, float], sources: Sequence[Source], max_epochs: float
 ) -> dict[str, float]:
-    """Returns shares under which no task is read more than `max_epochs` times.
-
-    Raises:
-      UserError: that is less than the run reads.
-    """
+    """Returns shares that read no task more than `max_epochs` times; a UserError if too few."""
     epochs = {source.task: source.layout.rows_per_epoch for source in sources}
     limits = {name: max_epochs * epochs[name] for name in weights}
     try:

@@ -12,27 +12,23 @@ import numpy as np
 from tasks.objectives import noise
 from trainer.data.permutation import permuted
 
-# Separate the seeds of orders from those of noise, and the seed of the order of blocks from the
-# seeds of the orders inside them.
+# # Keep the seeds of orders apart from those of noise, and the seed of the block order apart from
+# those of orders within blocks.
 _ORDER, _BLOCKS = 0x0DE2, 0xB10C
-# Rounds of the permutation's cipher. Four, grain's default, leave a pattern near powers of four
+# # Rounds of the permutation's cipher. Four, grain's default, leave a pattern near powers of four
 # (docs/decisions/009-the-order-has-a-version.md).
 _ROUNDS = 10
 
 
 class Order(Protocol):
-    """Maps ranks in an epoch (the first window read, the second, …) to windows."""
+    """Maps ranks in an epoch (first window read, second, …) to windows."""
 
     def __call__(self, epochs_W: np.ndarray, ranks_W: np.ndarray) -> np.ndarray:
-        """Returns the indices of windows, int64 [W], at ranks (0 to windows - 1) in epochs."""
+        """Returns window indices, int64 [W], at ranks (0 to windows - 1) in epochs."""
 
 
 class Reading(Protocol):
-    """Maps ranks in a run (the first window read, the second, …) to epochs and windows.
-
-    Attributes:
-      windows: windows of an epoch.
-    """
+    """Maps ranks in a run to epochs and windows; `windows` is the number per epoch."""
 
     @property
     def windows(self) -> int: ...
@@ -43,7 +39,7 @@ class Reading(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Epochs:
-    """Epochs of the same windows, each in an order of its own."""
+    """Epochs of the same windows, each in its own order."""
 
     windows: int
     order: Order
@@ -54,12 +50,7 @@ class Epochs:
 
 
 class GlobalOrder:
-    """A permutation of all windows, a different one in each epoch.
-
-    Args:
-      windows: number of windows.
-      seed: seed of the order.
-    """
+    """A permutation of all windows, different in each epoch."""
 
     def __init__(self, windows: int, seed: int):
         self._windows, self._seed = windows, seed
@@ -81,20 +72,17 @@ class CacheOrder:
 
 
 class BlockOrder:
-    """A permutation of blocks and, within each block, of its windows, new in each epoch.
+    """A permutation of blocks and of the windows within each block, new in each epoch.
 
-    Blocks are read one after the other, so a corpus larger than the disk needs room for two blocks.
-
-    Args:
-      firsts: int64 [B + 1], the first window of each block, then the number of windows, as returned
-        by `tasks.cache.windows.Windows.blocks`; a block has at least one window.
-      seed: seed of the order.
+    Blocks are read one after the other, so a corpus larger than the disk needs room for only two.
+    `firsts`, int64 [B + 1], is the result of `tasks.cache.windows.Windows.blocks`: the first window
+    of each block, then the number of windows; no block is empty.
     """
 
     def __init__(self, firsts: np.ndarray, seed: int):
         self._firsts_B, self._sizes_B = firsts[:-1], np.diff(firsts)
         self._seed = seed
-        # Prefetched batches lie in at most two epochs.
+        # # Prefetched batches span at most two epochs.
         self._blocks = functools.lru_cache(maxsize=4)(self._blocks_of)
 
     def __call__(self, epochs_W: np.ndarray, ranks_W: np.ndarray) -> np.ndarray:
@@ -113,9 +101,9 @@ class BlockOrder:
         return windows_W
 
     def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
-        """Returns windows [first, last) of the block at a rank and of the block to be read next.
+        """Returns windows [first, last) of a rank's block and of the next, maybe in the next epoch.
 
-        The latter may be the next epoch's; for `tasks.cache.windows.Windows.prefetch`.
+        For `tasks.cache.windows.Windows.prefetch`.
         """
         blocks_B, begins_B = self._blocks(epoch)
         turn = int(np.searchsorted(begins_B, rank, side="right")) - 1
@@ -136,7 +124,7 @@ class BlockOrder:
 
 
 def within_block(ranks_W: np.ndarray, size: int, seed: int, epoch: int, block: int) -> np.ndarray:
-    """Returns the places in a block of `size` windows that are read at ranks in it, int64 [W]."""
+    """Returns the places, int64 [W], read at ranks within a block of `size` windows."""
     key = _seed32(noise.fold_in(_epoch_key(seed, epoch), block))
     return permuted(ranks_W, size, key, _ROUNDS)
 

@@ -7,7 +7,7 @@ from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from trainer.data.features import Batch, filling
 
-# A batch with a side less full than this gets advice on lengths.
+# # Below this fill of any side, a batch gets advice on lengths.
 WASTEFUL = 0.9
 
 
@@ -18,7 +18,7 @@ def packing(batch: Batch) -> str:
 
 
 def better_lengths(task: TaskSpec, lengths: Lengths) -> str:
-    """Returns advice on lengths that would leave less padding; "" if there are none."""
+    """Returns advice on lengths that leave less padding; "" if there are none."""
 
     def window(inputs: int, targets: int) -> int:
         try:
@@ -32,7 +32,7 @@ def better_lengths(task: TaskSpec, lengths: Lengths) -> str:
     if shorter < lengths.targets:
         advice.append(f"--lengths.targets={shorter} holds the same text")
     if lengths.inputs:
-        # Inputs that these targets could serve; more than 64 times as long is never useful.
+        # # Inputs for these targets; more than 64 times as long is never useful.
         most = 64 * lengths.inputs
         too_long = _first(lambda n: not window(n, lengths.targets), lengths.inputs, most)
         if lengths.inputs < too_long - 1 < most - 1:
@@ -41,7 +41,7 @@ def better_lengths(task: TaskSpec, lengths: Lengths) -> str:
 
 
 def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Returns the lowest number in `low` to `high` for which `holds` is true, else `high`."""
+    """Returns the lowest number from `low` to `high` for which `holds` is true, else `high`."""
     while low < high:
         middle = (low + high) // 2
         if holds(middle):

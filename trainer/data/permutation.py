@@ -1,7 +1,6 @@
-"""Random access into a permutation of any size, the same as grain's, in numpy.
+"""Random access into a permutation of any size, equal to grain's, in numpy.
 
 grain's own function permutes one number per call, from Python.
-
 Dimensions: W requested ranks.
 """
 
@@ -12,27 +11,22 @@ from typing import Any
 
 import numpy as np
 
-# Ranks that are permuted together: 128 batches of 128 rows.
+# # Ranks permuted together: 128 batches of 128 rows.
 _STRETCH = 1 << 14
-# The cipher's fewest bits. All numbers of so few bits are encrypted at once.
+# # The cipher's fewest bits. Smaller ranges are encrypted whole.
 _LEAST_BITS = 16
 
 
 def permuted(ranks_W: np.ndarray, count: int, seed: int, rounds: int) -> np.ndarray:
     """Returns the numbers at `ranks_W` in a permutation of 0 to `count` - 1, int64 [W].
 
-    The permutation is grain's, `index_shuffle(rank, count - 1, seed, rounds)`: a cipher with an
-    even number of bits, at least 16, is repeated until the result is below `count`. Here one pass
-    of numpy permutes a stretch of ranks, which is cached since ranks of a batch are neighbours.
+    The permutation is grain's `index_shuffle(rank, count - 1, seed, rounds)`: a cipher with an even
+    number of bits, at least 16, is repeated until the result is below `count`. One numpy pass
+    permutes a stretch of ranks, which is cached because a batch's ranks are neighbours. `seed` has
+    32 bits; `rounds` is even and at least 4.
 
-    Args:
-      ranks_W: int64 [W], from 0 to `count` - 1.
-      count: how many numbers are permuted.
-      seed: 32 bits.
-      rounds: rounds of the cipher, an even number of 4 or more.
-
-    Differences: grain 0.2.18 uses two bits too few where `count - 1` is 2**16, 2**18, …: one number
-      then appears twice and another never.
+    Differences: grain 0.2.18 uses two bits too few if `count - 1` is 2**16, 2**18, …: one number
+    then appears twice and another never.
     """
     numbers_W = np.empty(len(ranks_W), np.int64)
     stretches_W = ranks_W // _STRETCH
@@ -42,7 +36,7 @@ def permuted(ranks_W: np.ndarray, count: int, seed: int, rounds: int) -> np.ndar
     return numbers_W
 
 
-# 128 kB each; 256 serve a mixture of many tasks, in all threads.
+# # 128 kB each; 256 serve a mixture of many tasks, in all threads.
 @functools.lru_cache(maxsize=256)
 def _stretch(number: int, count: int, seed: int, rounds: int) -> np.ndarray:
     """Returns the numbers at ranks from `number * _STRETCH` on, int64 [up to _STRETCH]."""
@@ -51,8 +45,8 @@ def _stretch(number: int, count: int, seed: int, rounds: int) -> np.ndarray:
     keys = _round_keys(seed, rounds)
     if bits == _LEAST_BITS:
         every = _encrypted(np.arange(1 << bits, dtype=np.uint64), keys, bits).astype(np.int64)
-        # Where few numbers are in range, the cipher is repeated thousands of times: `ahead` takes
-        # the next 1, 2, 4, … steps at once, up to a number in range.
+        # # With few numbers in range, the cipher repeats thousands of times: `ahead` takes the next
+        # 1, 2, 4, … steps at once, up to a number in range.
         ahead = np.where(np.arange(1 << bits) < count, np.arange(1 << bits), every)
         numbers = every[ranks]
         while (numbers >= count).any():
@@ -67,13 +61,13 @@ def _stretch(number: int, count: int, seed: int, rounds: int) -> np.ndarray:
 
 
 def _encrypted(values: np.ndarray, keys: list[int], bits: int) -> np.ndarray:
-    """Encrypts values of `bits` bits by the Simon cipher, one round per key.
+    """Encrypts values of `bits` bits with the Simon cipher, one round per key.
 
     Source: Beaulieu et al. 2013, "The SIMON and SPECK families of lightweight block ciphers",
-      section 3.2; grain `index_shuffle.cc`, simon_encrypt.
+    section 3.2; grain `index_shuffle.cc`, simon_encrypt.
     """
     word_bits = bits // 2
-    # A shift of a word beside its copy rotates the word.
+    # # Shifting a word next to its copy rotates it.
     kind: Any = np.uint32 if word_bits <= 16 else np.uint64
     mask = kind((1 << word_bits) - 1)
     high: np.ndarray = (values >> np.uint64(word_bits)).astype(kind)
@@ -88,10 +82,10 @@ def _encrypted(values: np.ndarray, keys: list[int], bits: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=256)
 def _round_keys(seed: int, rounds: int) -> list[int]:
-    """Returns the keys of the rounds, 32 bits each, from a seed of 32 bits.
+    """Returns the round keys, 32 bits each, for a seed of 32 bits.
 
     Source: std::seed_seq::generate with one seed, ISO C++17 [rand.util.seedseq], for 4 to 38 words;
-      grain `index_shuffle.cc`, generate_keys.
+    grain `index_shuffle.cc`, generate_keys.
     """
     words = [0x8B8B8B8B] * rounds
     gap = 3 if rounds >= 7 else (rounds - 1) // 2

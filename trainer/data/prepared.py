@@ -1,4 +1,4 @@
-"""A run that is prepared: its configuration, checked against its data."""
+"""A prepared run: its configuration, checked against its data."""
 
 import dataclasses
 

@@ -1,12 +1,12 @@
 """Segments by document: tokens attend only to tokens of their own document.
 
-The examples are those of windows without segments; only attention, positions and the decoder's
-first input of each document differ. Every token of the window belongs to its document. A sentinel,
-and all of its span, belong to the document in which the span begins, so that a document with
-targets always has a place in the inputs; an EOS at the end belongs to the last one.
+Examples are those of windows without segments; only attention, positions and each document's first
+decoder input differ. A sentinel and its whole span belong to the document in which the span begins,
+so that a document with targets always has a place in the inputs; an EOS at the end belongs to the
+last document.
 
-Which token of an example came from which document is found by making the examples once more, under
-the same noise keys, of windows that hold numbers of documents instead of tokens.
+To find each token's document, examples are made a second time, with the same noise keys, from
+windows that hold document numbers instead of tokens.
 
 Dimensions: W windows, N tokens of a window or feature, L positions of a feature.
 """
@@ -21,16 +21,12 @@ from tasks.unit import Unit
 from tasks.vocabulary import TokenIds
 from trainer.data.features import Batch, Converter, FeatureConverter
 
-# A function: windows -> their examples.
+# # Windows -> their examples.
 Make = Callable[[np.ndarray], Examples]
 
 
 def check(objective: Objective, lengths: Lengths, converter: Converter) -> None:
-    """Checks that rows of an objective's examples can have segments by document.
-
-    Raises:
-      UserError: they cannot.
-    """
+    """Raises a UserError if rows of an objective's examples cannot have segments by document."""
     if not isinstance(converter, FeatureConverter) or objective.unit is Unit.PAIR:
         why = "it is for texts, and for models with a decoder"
     elif "inputs" not in objective.features:
@@ -50,9 +46,9 @@ def documents_of(
     """Returns the document of each position of "inputs" and "targets", from 1; 0 at padding.
 
     Args:
-      make: makes examples of windows.
-      examples: what it made of the windows' tokens.
-      documents_WN: int32 [W, N], the number of each token's document, from 0.
+      make: makes examples from windows.
+      examples: its result for the windows' tokens.
+      documents_WN: int32 [W, N], each token's document number, from 0.
       lengths_W: int64 [W], lengths of the windows.
       ids: the vocabulary.
     """
@@ -74,7 +70,7 @@ def documents_of(
                 rows, columns = np.nonzero(is_sentinel_WN)
                 sentinels = tokens_WN[rows, columns] - ids.first_sentinel
                 span_W1[rows, sentinels] = filled_WN[rows, columns]
-                # From each sentinel on, the document of its span's first token.
+                # # After each sentinel, the document of its span's first token.
                 at_WN = np.where(is_sentinel_WN, np.arange(tokens_WN.shape[1]), -1)
                 last_WN = np.maximum.accumulate(at_WN, axis=1)
                 of_span_WN = np.take_along_axis(filled_WN, np.maximum(last_WN, 0), axis=1)
@@ -88,9 +84,9 @@ def documents_of(
 
 
 def _filled(own_WN: np.ndarray, shown_WN: np.ndarray) -> np.ndarray:
-    """Returns documents with unknown ones, 0, filled in from the next known position.
+    """Fills unknown documents (0) from the next known position, at the end from the last.
 
-    At the end they come from the last known one. 1 if none is known, 0 where nothing is shown.
+    1 if none is known, 0 where nothing is shown.
     """
     width = own_WN.shape[1]
     column_N = np.arange(width)

@@ -1,7 +1,7 @@
-"""A run's data from any task or mixture that is registered with seqio, read by TensorFlow.
+"""A run's data from any task or mixture registered with seqio, read by TensorFlow.
 
 T5X users' own Tasks train here unchanged, with seqio's reading, shuffling, packing and feature
-converters. They lack the guarantees of caches of pipeline.build; `consequences` warns of that.
+converters. They lack the guarantees of pipeline.build's caches; `consequences` warns of that.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ def _record(task: Any) -> dict[str, Any]:
 
 
 def _preprocessor(step: Any) -> Any:
-    """Returns the name of a preprocessor and, for a functools.partial, its arguments."""
+    """Returns a preprocessor's name and, for a functools.partial, its arguments."""
     if not isinstance(step, functools.partial):
         return getattr(step, "__qualname__", type(step).__qualname__)
     arguments = {name: task_record.plain(value) for name, value in step.keywords.items()}
@@ -97,7 +97,7 @@ class SeqioData:
         # Only SentencePiece vocabularies have a model.
         model = getattr(vocabulary, "sp_model", None)
         self.model_sha256 = model and hashlib.sha256(model).hexdigest()
-        # Special ids as the model needs them: seqio itself pads with 0.
+        # # Special ids for the model; seqio itself pads with 0.
         self.special = seqio_padding.special_of(vocabulary)
         self._feature_lengths = {
             side: length
@@ -106,7 +106,7 @@ class SeqioData:
         }
         by_length = {} if self.special.zero_pads else {"padding": "lengths"}
         self.tasks_record = {task.name: _record(task) | by_length for task in self._tasks()}
-        # seqio's caches have no fingerprint, nor say which vocabulary they were made with.
+        # # seqio's caches record neither a fingerprint nor their vocabulary.
         self.fingerprints: dict[str, str] = {}
         self.vocabulary_sha256 = None
         self._cached = False
@@ -129,7 +129,7 @@ class SeqioData:
     ) -> Iterator[Batch]:
         """Yields the batches (or a host's rows of them) from `first_step` on, endlessly.
 
-        Every host reads whole batches, since only then do they equal a single host's.
+        Every host reads whole batches; only then do they equal a single host's.
         """
         shuffle = self._config.data.shuffle != "none"
         dataset = self._dataset("train", shuffle=shuffle, num_epochs=None)
@@ -143,10 +143,10 @@ class SeqioData:
         """Does nothing."""
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
-        """Returns the rows of a split once, in order, the last batch completed with padding.
+        """Returns a split's rows once, in order, with padding completing the last batch.
 
         Raises:
-          UserError: there is no such split.
+          UserError: the split does not exist.
         """
         if split not in self._mixture.splits:
             advice = ": --evaluation.every_steps=0 trains without" if split == "validation" else ""
@@ -180,7 +180,7 @@ class SeqioData:
         ]
 
     def _uncached(self) -> list[str]:
-        """Returns a warning if a cache was requested and there is none."""
+        """Warns if a cache was requested and does not exist."""
         if self._cached or not self._config.data.use_cached:
             return []
         uncacheable = [task.name for task in self._tasks() if not task.supports_caching]
@@ -191,7 +191,7 @@ class SeqioData:
         ]
 
     def _colliding(self) -> list[str]:
-        """Returns a warning if sentinels would be pieces of text."""
+        """Warns if sentinel ids are also pieces of text."""
         vocabulary = self._mixture.output_features["targets"].vocabulary
         if not self.model_sha256 or self.extra_ids:
             return []
@@ -204,7 +204,7 @@ class SeqioData:
         ]
 
     def _unmeasured(self) -> list[str]:
-        """Returns a warning if the tasks define metrics in a way that is not computed."""
+        """Warns if the tasks define metrics of a kind that is not computed."""
         names = {name for task in self._tasks() for name in unmeasured(task)}
         if not names:
             return []
@@ -218,9 +218,9 @@ class SeqioData:
         return list(self._mixture.output_features["targets"].vocabulary.encode(text))
 
     def examples(self, split: str) -> list[ExampleSet]:
-        """Returns the examples of the tasks that have the split, as seqio's Evaluator reads them.
+        """Returns the examples of the tasks that have the split, unpacked, as in seqio's Evaluator.
 
-        They are not packed. `evaluation.metrics` names further metrics beside the tasks' own.
+        `evaluation.metrics` names metrics in addition to the tasks' own.
         """
         return [
             examples_of(task, split, self._feature_lengths, self._cached, self._config)

@@ -1,6 +1,6 @@
-"""Examples of seqio tasks with their own metrics, as seqio's Evaluator would read and compare them.
+"""Examples of seqio tasks with their own metrics, read and compared as in seqio's Evaluator.
 
-seqio and TensorFlow are imported by `trainer.data.seqio_data` alone, which hands its tasks over.
+Only `trainer.data.seqio_data` imports seqio and TensorFlow; it passes the tasks in.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from trainer.config import Config
 from trainer.config.evaluation import TASK_METRICS
 from trainer.data.examples import Example, ExampleSet, OutputMetric, Outputs, named_metrics
 
-# Names of seqio's `ModelOutputType` that can be made here.
+# # Names of the supported seqio `ModelOutputType`s.
 _PREDICTION, _WITH_SCORES, _SCORE = "PREDICTION", "PREDICTION_WITH_AUX", "SCORE"
 
 
 def unmeasured(task: Any) -> list[str]:
-    """Returns the names of a task's metric objects that read outputs that are not made here."""
+    """Returns the names of a task's metric objects that read unsupported outputs."""
     known = (_PREDICTION, _WITH_SCORES, _SCORE)
     objects = _own_objects(task)
     return [_name(each) for each in objects if each.model_output_type.name not in known]
 
 
 def _own_objects(task: Any) -> list[Any]:
-    """Returns the metrics of a task that are objects; seqio lists those of functions after them."""
+    """Returns a task's metric objects; seqio appends those of its metric functions."""
     objects = list(task.metric_objs)
     return objects[: len(objects) - len(task.metric_fns)]
 
@@ -74,15 +74,11 @@ def examples_of(
 ) -> ExampleSet:
     """Returns the examples of a split of a seqio Task.
 
-    Source: seqio 0.0.20, `Evaluator` and `PassthroughLegacyMetric`, for what postprocessors and
-    metrics are given.
+    Each feature is cut to its length in `lengths`, as in training. `config` provides `seed`,
+    `task_module` and `evaluation.metrics`.
 
-    Args:
-      task: the task.
-      split: the split.
-      lengths: length of each feature, to which examples are cut as in training.
-      cached: True to read the task's cache.
-      config: read for `seed`, `task_module` and `evaluation.metrics`.
+    Source: seqio 0.0.20, `Evaluator` and `PassthroughLegacyMetric`, for the arguments of
+    postprocessors and metrics.
     """
     vocabulary = task.output_features["targets"].vocabulary
     read_inputs = "inputs" in lengths
@@ -125,7 +121,7 @@ def examples_of(
 
 
 def _metric(function: Callable[..., Mapping[str, Any]]) -> Metric:
-    """Returns one of seqio's metric functions as a metric of ours; values that are texts go."""
+    """Wraps one of seqio's metric functions; drops values that are texts."""
 
     def compute(targets: Any, outputs: Any) -> Mapping[str, float]:
         return _numbers(function(targets, outputs))

@@ -1,8 +1,8 @@
-"""Rows of seqio for a vocabulary whose id 0 is a piece, with that piece in them.
+"""Rows of seqio for a vocabulary whose id 0 is a piece.
 
-seqio fills rows with 0 and takes every 0 for padding: in loss weights, in segment ids and in the
-positions of packed examples. So its feature converters are given every id plus 1, and `ids_of`
-takes it away again. Which positions hold tokens is then said by segment ids alone.
+seqio fills rows with 0 and takes every 0 for padding: in loss weights, segment ids and positions of
+packed examples. So its feature converters get every id plus 1, and `ids_of` subtracts it again.
+Only segment ids then mark tokens.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _SIDES = ("inputs", "targets")
 
 
 def special_of(vocabulary: Any) -> SpecialIds:
-    """Returns the special ids of a seqio.Vocabulary as the model needs them.
+    """Returns the special ids of a seqio.Vocabulary for the model.
 
-    They are T5's if id 0 pads rows, as it does in every vocabulary that seqio was made for.
+    They are T5's if id 0 pads rows, as in every vocabulary that seqio was made for.
     """
     zero_pads = getattr(vocabulary, "zero_pads", None)
     pad = None
@@ -49,9 +49,9 @@ def shifting(converter: type) -> type:
 
 
 def ids_of(batch: Batch, start: int) -> Batch:
-    """Returns a batch of a `shifting` converter with its ids and with segment ids.
+    """Returns a `shifting` converter's batch with its ids and segment ids.
 
-    `start` is the first input of a decoder for each example.
+    `start` is the first decoder input of each example.
     """
     found = dict(batch)
     for name, tokens_WL in batch.items():

@@ -1,4 +1,4 @@
-"""The lines about a run's data that are printed when it starts: (subject, text) each."""
+"""The (subject, text) lines about a run's data, printed when it starts."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ from trainer.data.padding import WASTEFUL, better_lengths, packing
 
 Line = tuple[str, str]
 
-# Warns from this share of unread tokens on.
+# # Share of unread tokens from which on to warn.
 _MANY_UNREAD = 0.01
 
 
@@ -33,7 +33,7 @@ def task_line(source: Source, lengths: Lengths) -> Line:
 
 
 def rows_lines(source: Source, lengths: Lengths) -> list[Line]:
-    """Describes rows of several examples: how many share one, and how full rows are."""
+    """Describes packed rows: how many examples share one, and how full rows are."""
     layout = source.packed
     if layout is None:
         return []
@@ -89,7 +89,7 @@ def take_lines(source: Source, amounts: Mapping[str, Take]) -> list[Line]:
 
 
 def unread_lines(source: Source, manifest: CacheManifest) -> list[Line]:
-    """Counts the tokens that no epoch reads, as a warning where they are many."""
+    """Counts the tokens that no epoch reads; warns if they are many."""
     unread, tokens = source.maker.windows.unread_tokens, manifest.total("train", "tokens")
     if not unread:
         return []
@@ -103,7 +103,7 @@ def unread_lines(source: Source, manifest: CacheManifest) -> list[Line]:
 
 
 def cut_lines(source: Source, manifest: CacheManifest) -> list[Line]:
-    """Counts the pairs with a side that is cut, and the tokens that are not read, as a warning."""
+    """Warns of pairs with a cut side, and counts their unread tokens."""
     windows = source.maker.windows
     if not isinstance(windows, PairWindows):
         return []
@@ -121,7 +121,7 @@ def cut_lines(source: Source, manifest: CacheManifest) -> list[Line]:
 
 
 def copies_lines(source: Source, folder: str, reading: DataConfig) -> list[Line]:
-    """Warns if the local copies of a remote cache cannot hold what is read in global order."""
+    """Warns if the local copies of a remote cache are too small for the global order."""
     size = source.maker.windows.bytes
     if not files.is_remote(folder) or reading.shuffle != "global" or size <= reading.local_bytes:
         return []
@@ -136,7 +136,7 @@ def copies_lines(source: Source, folder: str, reading: DataConfig) -> list[Line]
 def mixture_lines(
     sources: list[Source], shares: list[float], batch_size: int, train_steps: int
 ) -> list[Line]:
-    """Returns a table of a mixture's tasks: their windows, their shares of the rows, their epochs.
+    """Returns a table of a mixture's tasks: windows, shares of the rows, epochs.
 
     Shares are those at the first update; epochs assume that they do not change.
     """
@@ -160,7 +160,7 @@ def mixture_lines(
 
 
 def change_line(step: int, shares: dict[str, float]) -> Line:
-    """Describes the mixture from a change of its rates on, after `step` updates."""
+    """Describes the mixture after a change of its rates at `step` updates."""
     listed = ", ".join(f"{task} {share:.4%}" for task, share in shares.items())
     return "", f"from update {step + 1:,} on: {listed}"
 
@@ -186,7 +186,7 @@ def batch_line(
 
 
 def packing_line(batch: Batch, tasks: list[TaskSpec], lengths: Lengths) -> Line:
-    """Says how full a batch is and, for a single task, which lengths would waste less."""
+    """Says how full a batch is and, for a single task, which lengths waste less."""
     text = packing(batch)
     if len(tasks) == 1 and min(filling(batch).values()) < WASTEFUL:
         text += better_lengths(tasks[0], lengths)

@@ -1,7 +1,7 @@
-"""Records of a run's tasks, kept with the run and compared when it is resumed.
+"""Records of a run's tasks, stored with the run and compared on resuming.
 
-Objectives and mixtures are code, the user's or ours, and may change between two starts. Checkpoints
-and config.json therefore hold their settings, and a digest of the examples that they make.
+Objectives and mixtures are code and may change between two starts. Checkpoints and config.json
+therefore hold their settings, and a digest of the examples they make.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.config import load_record
 
-# Number of windows whose examples make an objective's digest, and the seed of their tokens.
+# # Number of windows in an objective's digest, and the seed of their tokens.
 _PROBES, _PROBE_SEED = 16, 0x9E0B
 
 
@@ -36,10 +36,10 @@ def task_record(
 
     Args:
       task: the task, with the run's settings of its objective.
-      lengths: lengths of the features of an example.
+      lengths: lengths of an example's features.
       ids: the vocabulary.
       separator: what ends a document in the cache.
-      rows: lengths of rows of several examples; None for rows of one.
+      rows: lengths of packed rows; None for one example per row.
       by_document: whether the documents of a row are segments.
     """
     segments = {"segments": {"by": "document", "version": 1}} if by_document else {}
@@ -56,9 +56,9 @@ def task_record(
 
 
 def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
-    """Returns a value as JSON: dataclasses and other objects with the name of their class.
+    """Returns a value as JSON: dataclasses and other objects with their class name.
 
-    `within`: the ids of the objects that contain it.
+    `within`: ids of the enclosing objects.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # NaN does not equal itself
@@ -87,12 +87,11 @@ def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> list[str]:
-    """Returns one message per difference of two records that matters up to `step`.
+    """Returns one message per difference between two records that matters up to `step`.
 
     Args:
-      before, now: "tasks", name -> record, and "rates", [updates made before,
-        [[name, share], …]] of the first mixture and each change; either may lack what is not to
-        be compared.
+      before, now: "tasks", name -> record, and "rates", [updates made before, [[name, share], …]]
+      of the first mixture and each change; entries missing from either are not compared.
       step: number of updates made.
     """
     found: list[str] = []
@@ -122,7 +121,7 @@ def _task_changes(task: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (path, value) of everything in nested dicts and lists."""
+    """Yields (path, value) of every leaf in nested dicts and lists."""
     if isinstance(value, Mapping):
         items = list(value.items())
     elif isinstance(value, list):
@@ -143,14 +142,14 @@ def _shown(rates: list[Any]) -> str:
 
 
 def _examples_sha256(objective: Objective, lengths: Lengths, ids: TokenIds) -> str:
-    """Returns the SHA-256 of the examples of some windows, full ones and shorter ones."""
+    """Returns the SHA-256 of the examples of some full and some shorter windows."""
     width = objective.window_tokens(lengths)
     generator = np.random.default_rng(_PROBE_SEED)
     lengths_W = np.full(_PROBES, width, np.int64)
     lengths_W[1::4] = generator.integers(1, width + 1, len(lengths_W[1::4]))
     pieces = max(ids.first_sentinel, UNK_ID + 2)
     tokens_WN = generator.integers(UNK_ID + 1, pieces, (_PROBES, width), dtype=np.int32)
-    # Windows hold separators and unknown characters, too.
+    # # Windows also hold separators and unknown characters.
     rare_WN = generator.random((_PROBES, width))
     tokens_WN[rare_WN < 2 / 16] = UNK_ID
     tokens_WN[rare_WN < 1 / 16] = ids.special.eos
@@ -171,7 +170,7 @@ def _examples_sha256(objective: Objective, lengths: Lengths, ids: TokenIds) -> s
 
 
 def warn_of_changes(model_dir: str, now: dict[str, Any]) -> None:
-    """Says on stderr how tasks differ from those that the run in `model_dir` was trained on.
+    """Reports on stderr how tasks differ from those `model_dir` was trained on.
 
     `now` is `Data.tasks_record`.
     """

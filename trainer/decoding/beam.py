@@ -1,4 +1,4 @@
-"""Beam search, by T5X's law or by transformers'.
+"""Beam search, by T5X's rules or transformers'.
 
 Dimensions: B batch, K beams, C candidates (2 K), N new tokens, V vocabulary, R = B * K rows.
 """
@@ -14,23 +14,20 @@ from trainer.config.decoding import T5X, Decoding
 from trainer.decoding.chains import Found, repeated
 from trainer.decoding.next_token import NextToken, Prompts
 
-# The score of an absent sequence: below all others, even after sums with log probabilities, which
-# stay finite.
+# The score of an absent sequence: finite, and below all others even after adding log probabilities.
 _NONE = -1.0e7
 
 
 class _State(NamedTuple):
-    """Live sequences, best first, and finished ones, best first.
+    """Live and finished sequences, best first.
 
     Attributes:
-      number: tokens that live sequences have.
-      live_BKN: their tokens.
-      live_BK: their log probabilities.
-      done_BKN: tokens of finished sequences, EOS included.
-      done_BK: their scores.
+      number: tokens of each live sequence.
+      live_BKN, live_BK: tokens and log probabilities of live sequences.
+      done_BKN, done_BK: tokens (EOS included) and scores of finished sequences.
       full_BK: False where there is no finished sequence.
-      open_B: finished sequences can still become better.
-      state: what the model remembers of live sequences.
+      open_B: True where finished sequences can still improve.
+      state: the model's state of live sequences.
     """
 
     number: jax.Array
@@ -44,14 +41,14 @@ class _State(NamedTuple):
 
 
 def search(model: NextToken, params: Any, prompts: Prompts, decoding: Decoding) -> Found:
-    """Returns the best `num_return_sequences` of every prompt, best first, one after the other.
+    """Returns the best `num_return_sequences` of every prompt, best first, prompt after prompt.
 
-    The score is the log probability, divided by the length penalty. Sequences without EOS come
-    after those that have one (T5X), or count as finished at `max_new_tokens` (transformers).
+    The score is the log probability, divided by the length penalty. Sequences without EOS rank
+    after those with EOS (T5X), or count as finished at `max_new_tokens` (transformers).
 
     Source: Wu et al. 2016 (arXiv:1609.08144), section 7, for the penalty ((5 + length) / 6) **
-    alpha; T5X, `decoding.beam_search`, and transformers, `GenerationMixin._beam_search`, for what
-    is kept and when the search stops.
+    alpha; T5X, `decoding.beam_search`, and transformers, `GenerationMixin._beam_search`, for the
+    sequences kept and the end of the search.
     """
     beams, size = decoding.beams, decoding.max_new_tokens
     law = (_T5X if decoding.law[0] == T5X else _Transformers)(decoding)
@@ -75,17 +72,17 @@ def search(model: NextToken, params: Any, prompts: Prompts, decoding: Decoding) 
 
 
 class _T5X:
-    """T5X's law: a sequence is finished at EOS, and the search ends when no live one can win."""
+    """T5X's rules: EOS finishes a sequence; the search ends when no live sequence can win."""
 
     def __init__(self, decoding: Decoding):
         self.decoding, self.alpha = decoding, decoding.law[1]
 
     def penalty(self, length: Any) -> jax.Array:
-        """Returns what the log probability of a sequence is divided by."""
+        """Returns the divisor of a sequence's log probability."""
         return ((5.0 + jnp.asarray(length, jnp.float32)) / 6.0) ** self.alpha
 
     def ends(self, token_BC: jax.Array, length: jax.Array) -> jax.Array:
-        """Returns which candidates of a length are finished, bool [B, C]."""
+        """Returns which candidates are finished, bool [B, C]."""
         return token_BC == self.decoding.eos_id
 
     def counted(self, ends_BC: jax.Array) -> jax.Array:
@@ -95,16 +92,13 @@ class _T5X:
     def stays_open(
         self, best_live_B: jax.Array, done_BK: jax.Array, full_BK: jax.Array, length: jax.Array
     ) -> jax.Array:
-        """Returns where finished sequences can still become better, bool [B].
-
-        `best_live_B` are log probabilities.
-        """
+        """Returns where finished sequences can still improve, bool [B]."""
         reached_B = best_live_B / self.penalty(self.decoding.max_new_tokens + 1)
         return ~(jnp.all(full_BK, axis=1) & (done_BK[:, -1] > reached_B))
 
 
 class _Transformers(_T5X):
-    """transformers' law: a sequence also ends at `max_new_tokens`."""
+    """transformers' rules: a sequence also ends at `max_new_tokens`."""
 
     def penalty(self, length: Any) -> jax.Array:
         return jnp.asarray(length, jnp.float32) ** self.alpha
@@ -113,7 +107,7 @@ class _Transformers(_T5X):
         return super().ends(token_BC, length) | (length == self.decoding.max_new_tokens)
 
     def counted(self, ends_BC: jax.Array) -> jax.Array:
-        # A sequence that a live one surpasses does not count.
+        # A finished candidate outside the best K does not count.
         beams = self.decoding.beams
         return ends_BC & (jnp.arange(2 * beams) < beams)
 
@@ -121,7 +115,7 @@ class _Transformers(_T5X):
         self, best_live_B: jax.Array, done_BK: jax.Array, full_BK: jax.Array, length: jax.Array
     ) -> jax.Array:
         early = self.decoding.early_stopping
-        # What a live sequence can still reach.
+        # The length with the best score that a live sequence can still reach.
         longest = self.decoding.max_new_tokens if early == "never" and self.alpha > 0 else length
         all_full_B = jnp.all(full_BK, axis=1)
         open_B = ~(all_full_B & (best_live_B / self.penalty(longest) <= done_BK[:, -1]))
@@ -129,14 +123,13 @@ class _Transformers(_T5X):
 
 
 def _empty(prompts: Prompts, batch: int, decoding: Decoding) -> _State:
-    """Returns the state before the first token."""
     beams = decoding.beams
     none_BK = jnp.full((batch, beams), _NONE, jnp.float32)
     empty_BKN = jnp.zeros((batch, beams, decoding.max_new_tokens), jnp.int32)
     return _State(
         number=jnp.zeros((), jnp.int32),
         live_BKN=empty_BKN,
-        # Equal beams would be extended equally: only the first one counts.
+        # Equal beams would be extended equally, so only the first counts.
         live_BK=none_BK.at[:, 0].set(0.0),
         done_BKN=empty_BKN,
         done_BK=none_BK,
@@ -147,7 +140,7 @@ def _empty(prompts: Prompts, batch: int, decoding: Decoding) -> _State:
 
 
 def _extended(found: _State, logits_BKV: jax.Array, state: Any, law: _T5X) -> _State:
-    """Returns the sequences with one more token."""
+    """Extends all sequences by one token."""
     batch, beams, vocabulary = logits_BKV.shape
     total_BKV = jax.nn.log_softmax(logits_BKV) + found.live_BK[:, :, None]
     total_BC, index_BC = jax.lax.top_k(total_BKV.reshape(batch, -1), 2 * beams)

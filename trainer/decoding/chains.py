@@ -1,4 +1,4 @@
-"""Greedy decoding and sampling, in which rows are independent.
+"""Greedy decoding and sampling, with independent rows.
 
 Dimensions: B batch, N new tokens, V vocabulary.
 """
@@ -14,17 +14,12 @@ import jax.numpy as jnp
 from trainer.config.decoding import SAMPLE, Decoding
 from trainer.decoding.next_token import NextToken, Prompts
 
-# A logit of probability 0. Finite, so that no difference of two is NaN.
+# A logit of probability 0. Finite, so that differences are not NaN.
 NEVER = -1e30
 
 
 class Found(NamedTuple):
-    """The results of a search.
-
-    Attributes:
-      token_BN: new tokens, EOS included; 0 after it.
-      score_B: float32.
-    """
+    """Results: new tokens, int32, EOS included, 0 after it; and scores, float32."""
 
     token_BN: jax.Array
     score_B: jax.Array
@@ -42,17 +37,10 @@ class _State(NamedTuple):
 def decode(
     model: NextToken, params: Any, prompts: Prompts, decoding: Decoding, key_B: jax.Array
 ) -> Found:
-    """Returns the most likely next tokens, or draws; the score is their log probability.
+    """Returns the most likely next tokens, or samples; the score is their log probability.
 
-    The score is the model's, whatever temperature, top_k and top_p are. A prompt takes
-    `decoding.rows` consecutive rows.
-
-    Args:
-      model: the model.
-      params: its parameters.
-      prompts: the prompts.
-      decoding: the choices.
-      key_B: a key for the draws of each row.
+    The score ignores temperature, top_k and top_p. A prompt takes `decoding.rows` consecutive rows,
+    each with its own sampling key in `key_B`.
     """
     choose = _drawn(decoding) if decoding.method == SAMPLE else _likeliest
     size = decoding.max_new_tokens
@@ -77,7 +65,7 @@ def decode(
         return (found.number < size) & ~jnp.all(found.ended_B)
 
     logits_BV, kept, state = model.start(params, prompts)
-    # Rows that only fill the batch need no tokens.
+    # Padding rows need no tokens.
     begin = (logits_BV, kept, state, prompts.length_B == 0)
     logits_BV, kept, state, ended_B = repeated(begin, decoding.rows)
     batch = len(ended_B)
@@ -95,7 +83,7 @@ def decode(
 
 
 def repeated(tree: Any, times: int) -> Any:
-    """Returns arrays with every row repeated `count` times in a row."""
+    """Returns arrays with every row repeated `times` times in a row."""
     if times == 1:
         return tree
     return jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), tree)
@@ -106,7 +94,7 @@ def _likeliest(logits_BV: jax.Array, key_B: jax.Array, number: jax.Array) -> jax
 
 
 def _drawn(decoding: Decoding) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
-    """Returns the draw (logits, keys, number of the token) -> tokens [B]."""
+    """Returns the sampler (logits, keys, number of the token) -> tokens [B]."""
 
     def draw(logits_BV: jax.Array, key_B: jax.Array, number: jax.Array) -> jax.Array:
         keys = jax.vmap(lambda key: jax.random.fold_in(key, number))(key_B)
@@ -117,13 +105,13 @@ def _drawn(decoding: Decoding) -> Callable[[jax.Array, jax.Array, jax.Array], ja
 
 
 def limited(logits_BV: jax.Array, decoding: Decoding) -> jax.Array:
-    """Returns the logits that tokens are drawn by, NEVER where they cannot be drawn.
+    """Returns the logits to sample from, NEVER for excluded tokens.
 
-    The logits are divided by the temperature, then limited to `top_k` tokens, then to the fewest
-    whose probabilities, as they are after the first limit, sum up to `top_p`.
+    The logits are divided by the temperature, limited to `top_k` tokens, then to the fewest tokens
+    whose probabilities after the first limit sum to `top_p`.
 
-    Source: Fan et al. 2018 (arXiv:1805.04833) for the most likely k; Holtzman et al. 2020
-    (arXiv:1904.09751) for the nucleus; transformers for their order.
+    Source: Fan et al. 2018 (arXiv:1805.04833) for top-k; Holtzman et al. 2020 (arXiv:1904.09751)
+    for the nucleus; transformers for their order.
     """
     logits_BV = logits_BV.astype(jnp.float32) / (decoding.temperature or 1.0)
     size = logits_BV.shape[-1]

@@ -1,4 +1,4 @@
-"""Prompts -> generated ids, in batches, each length compiled once.
+"""Prompts -> generated ids, in batches, compiled once per length.
 
 Dimensions: B batch, S encoder length, P prompt length, N new tokens.
 """
@@ -50,10 +50,9 @@ class Decoded(NamedTuple):
     """A result.
 
     Attributes:
-      ids: int32 [tokens], without the prompt, up to and without EOS.
-      score: log probability under the model, EOS included; of beam search, divided by the length
-        penalty.
-      ended: EOS was chosen; otherwise there was no room for more tokens.
+      ids: int32 [tokens], without prompt and EOS.
+      score: log probability, EOS included; for beam search, divided by the length penalty.
+      ended: False if there was no room for EOS.
     """
 
     ids: np.ndarray
@@ -62,26 +61,22 @@ class Decoded(NamedTuple):
 
 
 class Decoder:
-    """Generates ids after prompts, by a model and the choices of a `Decoding`.
+    """Generates ids after prompts; raises UserError for a model without a decoder.
 
-    Up to rounding, results depend neither on the order of the prompts nor on what else is decoded:
-    rows of a batch do not see one another, a prompt's places depend on its own length, and draws
-    depend on the seed and the example's id.
+    Up to rounding, results depend neither on the order of the prompts nor on the other prompts:
+    rows of a batch are independent, padding depends on the prompt's own length, and draws depend on
+    the seed and the example's id.
 
     Args:
       model_config: the model.
       decoding: the choices.
-      mesh: devices that divide rows and parameters; the default device by default.
-      rules: name of one of `config.mesh.RULES`, by which `mesh` divides parameters.
-      special: special ids of the vocabulary: what begins a text and, unless `decoding` names
-        another id than T5's, what ends it.
+      mesh: divides rows and parameters; None uses the default device.
+      rules: name in `config.mesh.RULES`; how `mesh` divides parameters.
+      special: the vocabulary's special ids. Its EOS replaces T5's in `decoding`.
 
     Attributes:
-      without_cache: the part of the model for which the whole row is computed again for every
-        token; None if there is none, or if this was chosen.
-
-    Raises:
-      UserError: the model has no decoder.
+      without_cache: the part of the model that forces recomputing the whole row per token; None if
+        there is none or if the cache is switched off.
     """
 
     def __init__(
@@ -133,16 +128,15 @@ class Decoder:
         prompts: Sequence[np.ndarray],
         example_ids: Sequence[int] | None = None,
     ) -> list[Decoded]:
-        """Returns `num_return_sequences` results of each prompt, one after the other, in order.
+        """Returns `num_return_sequences` results per prompt, in the order of the prompts.
+
+        Raises UserError if a prompt or the new tokens exceed the model's positions.
 
         Args:
-          params: the model's parameters, float32, on the mesh or elsewhere.
-          prompts: ids, int [tokens]: what the encoder reads, its EOS included, or the beginning of
-            the text in a decoder-only model; what begins a text is added here.
-          example_ids: a number per prompt that its draws depend on; its place by default.
-
-        Raises:
-          UserError: a prompt or the new tokens are longer than the model's positions.
+          params: float32, on the mesh or elsewhere.
+          prompts: int [tokens]: the encoder's input with EOS, or the beginning of a decoder-only
+            model's text; the start id is added here.
+          example_ids: number per prompt that seeds its draws; default: the prompt's index.
         """
         if example_ids is None:
             example_ids = range(len(prompts))
@@ -183,7 +177,7 @@ class Decoder:
     def _batches(
         self, prompts: Sequence[np.ndarray], example_ids: Sequence[int]
     ) -> Iterator[tuple[list[int], Prompts, np.ndarray]]:
-        """Yields places of prompts of like lengths, the batch, and halves of ids, uint32 [B, 2]."""
+        """Yields prompt indices of similar lengths, their batch, and id halves, uint32 [B, 2]."""
         most = self.longest_prompt
         longest: dict[int, list[int]] = {}
         for place, prompt in enumerate(prompts):
@@ -215,7 +209,7 @@ class Decoder:
                 yield places, made, id_B2
 
     def _rows(self, count: int) -> int:
-        """Returns the rows of a batch of `count` prompts: a power of two that divides the mesh."""
+        """Returns the rows for `count` prompts: the next power of two that the mesh divides."""
         number = 1 << (count - 1).bit_length()
         parts = 1
         if self._mesh is not None:
@@ -223,7 +217,6 @@ class Decoder:
         return -(-number // parts) * parts
 
     def _placed(self, batch: Prompts, id_B2: np.ndarray) -> tuple[Prompts, Any]:
-        """Returns the arrays of a batch on the mesh."""
         if self._mesh is None:
             return batch, id_B2
         arrays = {**batch._asdict(), "id_B2": id_B2}
@@ -262,7 +255,7 @@ class Decoder:
 
 
 def keys_of(seed: int, id_B2: jax.Array, count: int) -> jax.Array:
-    """Returns keys for `count` draws of each example, [B * count], by the seed and its id alone."""
+    """Returns keys [B * count] for `count` draws per example, from seed and example id alone."""
 
     def of_draw(id_2: jax.Array, number: jax.Array) -> jax.Array:
         key = jax.random.key(seed)
@@ -275,9 +268,9 @@ def keys_of(seed: int, id_B2: jax.Array, count: int) -> jax.Array:
 
 
 def bucket(length: int, most: int | None = None) -> int:
-    """Returns the places for a prompt: the next of four sizes for every power of two, up to `most`.
+    """Returns the padded length of a prompt: the next of four sizes per power of two, up to `most`.
 
-    Few lengths are compiled this way, and at most a fifth of the places is padding.
+    Keeps the number of compiled lengths small, with at most a fifth of padding.
     """
     step = max(_SHORTEST, (1 << max(length - 1, 1).bit_length()) // 8)
     places = max(_SHORTEST, -(-length // step) * step)

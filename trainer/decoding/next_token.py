@@ -1,4 +1,4 @@
-"""The next token's logits, with a cache of earlier tokens or by computing the whole row again.
+"""The next token's logits, with a cache of earlier tokens or by recomputing the whole row.
 
 Dimensions: B batch, S encoder length, P prompt length, T places of a row, V vocabulary.
 """
@@ -28,10 +28,10 @@ class Prompts(NamedTuple):
     """A batch of prompts.
 
     Attributes:
-      decoder_BP: inputs of the decoder, int32; those after the prompt's end are not read.
-      length_B: number of them, int32; 0 in a row that only fills the batch.
-      encoder_BS: inputs of the encoder; None in a decoder-only model.
-      segment_BS: 1 at their tokens, 0 after the prompt's end; None where id 0 is padding.
+      decoder_BP: decoder inputs, int32; places after the prompt's end are not read.
+      length_B: number of decoder inputs, int32; 0 for a padding row.
+      encoder_BS: encoder inputs; None in a decoder-only model.
+      segment_BS: 1 at encoder inputs, 0 after their end; None where id 0 is padding.
     """
 
     decoder_BP: jax.Array | np.ndarray
@@ -41,10 +41,10 @@ class Prompts(NamedTuple):
 
 
 class NextToken(Protocol):
-    """A model as searches see it.
+    """The interface of a model to searches.
 
-    What it remembers of rows is trees of arrays [B, …], whose rows searches copy and reorder:
-    `kept` stays the same, `state` changes with every token.
+    Searches copy and reorder the rows of its trees of arrays [B, …]: `kept` stays the same, `state`
+    changes with every token.
     """
 
     def start(self, params: Tree, prompts: Prompts) -> tuple[jax.Array, Tree, Tree]:
@@ -54,12 +54,12 @@ class NextToken(Protocol):
     def step(
         self, params: Tree, kept: Tree, state: Tree, token_B: jax.Array, number: jax.Array
     ) -> tuple[jax.Array, Tree]:
-        """Returns the logits [B, V] after new token `number`, counted from 0, and the state."""
+        """Returns the logits [B, V] after new token `number`, from 0, and the new state."""
         ...
 
 
 def uncached_part(config: ModelConfig, spec: ModelSpec) -> str | None:
-    """Returns the part of a decoder that cannot keep what it needs; None if all parts can."""
+    """Returns the part of a decoder that cannot be cached; None if all parts can."""
     known = predicate(spec.decoder.mask)
     if known is None or not known.causal:
         return "the mask"
@@ -68,9 +68,9 @@ def uncached_part(config: ModelConfig, spec: ModelSpec) -> str | None:
 
 
 def for_decoding(spec: ModelSpec) -> ModelSpec:
-    """Returns the spec with layers apart and, in Switch layers, a place for every token.
+    """Returns the spec with separate layers and, in Switch layers, capacity for every token.
 
-    Otherwise tokens of other rows would decide which of a row's tokens find their expert full.
+    With less capacity, other rows' tokens would decide which tokens of a row find an expert full.
     """
 
     def roomy(stack: Any) -> Any:
@@ -107,13 +107,7 @@ def _remembered(model: Transformer, params: Tree, prompts: Prompts) -> Memory | 
 
 
 class _Kept(NamedTuple):
-    """Facts about rows that stay the same.
-
-    Attributes:
-      length_B: length of the prompts.
-      memory: the encoder's output.
-      fixed: the collection FIXED; None without a cache.
-    """
+    """Constant data of rows: prompt lengths, encoder output, and the collection FIXED if cached."""
 
     length_B: jax.Array
     memory: Memory | None
@@ -122,15 +116,15 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class Cached:
-    """A model that keeps keys and values, and the inputs of convolutions.
+    """A model that caches keys and values, and the inputs of convolutions.
 
-    Prompts are moved to the end of their places, so that all rows write to the same slot.
+    Prompts are aligned to the right, so that all rows write to the same slot.
 
     Attributes:
-      model: the model, none of whose parts is `uncached_part`.
+      model: a model without an `uncached_part`.
       width: places of a prompt, P.
-      new_tokens: the most tokens that are chosen.
-      prefix: tokens of a prompt see one another in both directions.
+      new_tokens: the largest number of new tokens.
+      prefix: the tokens of a prompt attend to one another in both directions.
     """
 
     model: Transformer
@@ -140,11 +134,11 @@ class Cached:
 
     @property
     def _slots(self) -> int:
-        """Places of a row, without the last new token, which nothing looks at."""
+        """Places of a row without the last new token, which nothing attends to."""
         return self.width + self.new_tokens - 1
 
     def start(self, params: Tree, prompts: Prompts) -> tuple[jax.Array, Tree, Tree]:
-        """Returns as `NextToken.start`."""
+        """See `NextToken.start`."""
         memory = _remembered(self.model, params, prompts)
         position_BP = jnp.arange(self.width) - (self.width - prompts.length_B)[:, None]
         one_BP = (position_BP >= 0).astype(jnp.int32)
@@ -167,7 +161,7 @@ class Cached:
     def step(
         self, params: Tree, kept: Tree, state: Tree, token_B: jax.Array, number: jax.Array
     ) -> tuple[jax.Array, Tree]:
-        """Returns as `NextToken.step`."""
+        """See `NextToken.step`."""
         index = self.width + number
         slot_T = jnp.arange(self._slots)
         seen_BT = (slot_T >= (self.width - kept.length_B)[:, None]) & (slot_T <= index)
@@ -190,7 +184,7 @@ class Cached:
 
 @dataclass(frozen=True)
 class Uncached:
-    """A model that computes the whole row for every token, with the attributes of `Cached`."""
+    """A model that recomputes the whole row for every token; attributes as in `Cached`."""
 
     model: Transformer
     width: int
@@ -198,7 +192,7 @@ class Uncached:
     prefix: bool = False
 
     def start(self, params: Tree, prompts: Prompts) -> tuple[jax.Array, Tree, Tree]:
-        """Returns as `NextToken.start`."""
+        """See `NextToken.start`."""
         kept = _Kept(jnp.asarray(prompts.length_B), _remembered(self.model, params, prompts))
         token_BT = jnp.pad(prompts.decoder_BP, ((0, 0), (0, self.new_tokens - 1)))
         return self._logits(params, kept, token_BT, kept.length_B), kept, token_BT
@@ -206,7 +200,7 @@ class Uncached:
     def step(
         self, params: Tree, kept: Tree, state: Tree, token_B: jax.Array, number: jax.Array
     ) -> tuple[jax.Array, Tree]:
-        """Returns as `NextToken.step`."""
+        """See `NextToken.step`."""
         place_BT = jnp.arange(state.shape[1])[None]
         end_B = kept.length_B + number
         token_BT = jnp.where(place_BT == end_B[:, None], token_B[:, None], state)

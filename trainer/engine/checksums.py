@@ -1,8 +1,8 @@
-"""Checksums of arrays, computed where the arrays are: on devices, or on the host with NumPy.
+"""Checksums of arrays, computed in place: on devices, or on the host with NumPy.
 
-A checksum is exact integer arithmetic on the bits of an array, so it does not depend on the mesh,
-the number of processes or the order of summation. A change of one element always changes it; other
-damage is missed with a probability of about 2**-64. It guards against accidents, not forgery.
+A checksum is exact integer arithmetic on an array's bits, independent of the mesh, the number of
+processes and the summation order. A change of one element always changes it; other damage is missed
+with a probability of about 2**-64. It guards against accidents, not forgery.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import numpy as np
 
 from trainer.model.paths import named
 
-# Odd constants of MurmurHash3's finalizer, and 2**32 divided by the golden ratio.
+# # Odd constants of MurmurHash3's finalizer, and 2**32 divided by the golden ratio.
 _SPREAD, _MIX_1, _MIX_2 = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
-# Elements that the host processes at a time, so that temporary arrays stay in its caches.
+# # Elements per chunk on the host, so that temporary arrays stay in its caches.
 _CHUNK = 1 << 18
 
 
@@ -29,8 +29,8 @@ def of_state(tree: Any) -> dict[str, str]:
     Leaves may be sharded over several processes, and may be typed PRNG keys.
     """
     leaves = {name: _bits(leaf) for name, leaf in named(tree).items()}
-    # All are started before the first is waited for, except where programs that exchange data
-    # between devices must not run side by side: on CPUs each may hold threads that others need.
+    # # Start all before waiting for the first, except where programs that communicate between
+    # devices must not run concurrently: on CPUs each may hold threads that others need.
     one_by_one = jax.device_count() > 1 and jax.default_backend() == "cpu"
     sums = {}
     for name, leaf in leaves.items():
@@ -44,13 +44,13 @@ def of_state(tree: Any) -> dict[str, str]:
 
 
 def of_array(array: np.ndarray) -> str:
-    """Returns the checksum of an array in the host's memory."""
+    """Returns the checksum of an array in host memory."""
     array = np.asarray(array)
     return of_parts(array.dtype, array.shape, [array])
 
 
 def of_parts(dtype: Any, shape: tuple[int, ...], parts: Iterable[np.ndarray]) -> str:
-    """Returns the checksum of an array from consecutive parts of it along its first dimension."""
+    """Returns an array's checksum from consecutive parts along its first dimension."""
     first = second = start = 0
     for part in parts:
         words = _host_words(part)
@@ -66,7 +66,7 @@ def of_parts(dtype: Any, shape: tuple[int, ...], parts: Iterable[np.ndarray]) ->
 
 
 def kind(checksum: str) -> str:
-    """Returns the dtype and shape that a checksum begins with, as in "float32[8,16]"."""
+    """Returns the dtype and shape at the beginning of a checksum, as in "float32[8,16]"."""
     return checksum.partition(":")[0]
 
 
@@ -100,7 +100,7 @@ def _host_type(size: int) -> Any:
 
 
 def _host_words(array: np.ndarray) -> np.ndarray:
-    """Returns the bits of an array as a flat array of unsigned integers of at most 32 bits."""
+    """Returns an array's bits as a flat array of unsigned integers of at most 32 bits."""
     return np.ascontiguousarray(array).reshape(-1).view(_host_type(array.dtype.itemsize))
 
 
@@ -110,7 +110,7 @@ def _device_sums(array: jax.Array) -> tuple[jax.Array, jax.Array]:
         array = array.astype(jnp.uint8)
     size = array.dtype.itemsize
     words = jax.lax.bitcast_convert_type(array, _host_type(size)).astype(jnp.uint32)
-    # Places are computed by dimension: a reshape would gather a sharded array.
+    # # Places are computed by dimension: a reshape would gather a sharded array.
     places = jnp.zeros(words.shape, jnp.uint32)
     for axis in range(words.ndim):
         stride = math.prod(words.shape[axis + 1 :]) % 2**32
@@ -118,7 +118,7 @@ def _device_sums(array: jax.Array) -> tuple[jax.Array, jax.Array]:
         places = places + along * jnp.uint32(stride)
     mixed = _mixed(words, places, jnp.uint32)
     weights = (places << jnp.uint32(1)) | jnp.uint32(1)
-    # Both sums in one pass, first over rows: on CPUs this is 20 times as fast as two `jnp.sum`.
+    # # Both sums in one pass, first over rows: on CPUs 20 times as fast as two `jnp.sum`.
     pair = (mixed, mixed * weights)
     for axes in (tuple(range(1, words.ndim)), (0,) * bool(words.ndim)):
         pair = jax.lax.reduce(pair, (jnp.uint32(0), jnp.uint32(0)), _add_pairs, axes)

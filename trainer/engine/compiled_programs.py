@@ -1,4 +1,4 @@
-"""The cache of compiled programs, which lets a resumed run train within seconds."""
+"""The cache of compiled programs, with which a resumed run trains within seconds."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ _CHECKED = ".checked"
 
 
 def enable() -> None:
-    """Makes JAX keep compiled programs, in JAX_COMPILATION_CACHE_DIR or in the user's cache."""
+    """Caches compiled programs in JAX_COMPILATION_CACHE_DIR or in the user's cache."""
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if not folder:
         folder = os.path.join(os.path.expanduser("~"), ".cache", "palimpsest", "xla")
@@ -23,10 +23,10 @@ def enable() -> None:
 
 
 def remove_damaged(folder: pathlib.Path) -> None:
-    """Removes partly written programs, left by a killed process or a full disk.
+    """Removes partly written programs (killed process, full disk).
 
-    JAX warns of such a file at every start and never writes it again. Only files written since the
-    last check are read.
+    JAX warns of such a file at every start and never rewrites it. Only files written since the last
+    check are read.
     """
     marker, now = folder / _CHECKED, time.time()
     try:
@@ -41,7 +41,7 @@ def remove_damaged(folder: pathlib.Path) -> None:
 
 
 def _whole(data: bytes) -> bool:
-    """Returns True if a file decompresses, or if nothing here can decompress it."""
+    """Returns True if a file decompresses, or if no decompressor is available."""
     if data.startswith(_ZSTD):
         if not importlib.util.find_spec("zstandard"):
             return True

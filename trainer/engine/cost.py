@@ -15,7 +15,7 @@ from trainer.model.transformer import parameter_facts
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Returns the number of trainable parameters. Nothing is allocated."""
+    """Returns the number of trainable parameters, without allocating any."""
     return sum(math.prod(facts.shape) for facts in parameter_facts(model_spec(config)).values())
 
 
@@ -24,13 +24,13 @@ def flops_per_step(
 ) -> int:
     """Returns the floating-point operations of a training step on all devices together.
 
-    Counted are 2 operations forward and 4 backward for each kernel element and position, and 4 (12
-    with the backward pass) for each query, key and attention channel, whether masked or padded.
-    Attention with a pattern counts the pairs in visited blocks; with a causal mask not the blocks
-    after the query's. Only the expert that a token goes through counts, not unused capacity; and
-    only the positions that are left in a layer. Embedding look-ups, norms,
-    softmax and the optimizer are not counted. The length of a stack that the model lacks is
-    ignored. Utilisation is this number divided by step time and the device's peak.
+    Counts 2 operations forward and 4 backward for each kernel element and position, and 4 (12 with
+    the backward pass) for each query, key and attention channel, whether masked or padded.
+    Attention with a pattern counts the pairs in visited blocks, under a causal mask without blocks
+    after the query's. Counts only the expert that a token goes through, not unused capacity, and
+    only the positions left in a layer. Excludes embedding look-ups, norms, softmax and the
+    optimizer, and ignores the length of a stack that the model lacks. Utilisation is this number
+    divided by step time and the device's peak.
 
     Source: Chowdhery et al. 2022 (arXiv:2204.02311), appendix B.
     """
@@ -56,7 +56,7 @@ def flops_per_step(
             return tokens[last]
         _, _, index = inner[0].partition("layers_")
         if index:
-            # A layer drops positions after its mixer.
+            # # A layer drops positions after its mixer.
             mixes = inner[1] in ("attention", "self_attention")
             length = left[stack][int(index) + (not mixes)]
             merged = _reads_memory(spec.stacks[stack].layers[int(index)])
@@ -89,7 +89,7 @@ def _reads_memory(layer: LayerSpec) -> bool:
 
 
 def _lengths_left(stack: StackSpec, length: int) -> list[int]:
-    """Returns the lengths of rows before each layer, and after the last."""
+    """Returns the row lengths before each layer, and after the last."""
     lengths = [length]
     for layer in stack.layers:
         for hook in layer.hooks:
@@ -99,7 +99,7 @@ def _lengths_left(stack: StackSpec, length: int) -> list[int]:
 
 
 def self_pairs(mixer: Mixer, mask: Mask, length: int) -> float:
-    """Returns the pairs of query and key that self-attention computes in a row, a mean of heads."""
+    """Returns the query-key pairs per row that self-attention computes, averaged over heads."""
     pattern = getattr(mixer, "pattern", None)
     if pattern is None or pattern.block >= length:
         return length**2

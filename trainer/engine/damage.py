@@ -1,14 +1,12 @@
-"""The error of a damaged checkpoint, which processes tell one another."""
+"""The error of a damaged checkpoint, shared between processes."""
 
 from tasks.terminal.command_line import UserError
 
 
 class Damaged(UserError):
-    """A checkpoint cannot be read, or is not what was written.
+    """A checkpoint in folder `path` is unreadable or altered.
 
-    Attributes:
-      path: the checkpoint's folder.
-      reason: the array or the file that is damaged, and how.
+    `reason` names the damaged array or file, and how.
     """
 
     def __init__(self, path: str, reason: str):

@@ -1,4 +1,4 @@
-"""Equal bits from equal runs: XLA's flag on GPUs, and what holds on each platform."""
+"""Equal bits from equal runs: XLA's flag on GPUs, and the guarantee on each platform."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-# Excludes kernels whose results change from run to run (scatter by atomics, some GEMMs and fused
-# attentions) and chooses kernels without measuring them, as the fastest may be another one next
-# time. Source: openxla/xla, `docs/determinism.md` and `GetConfigAssignerOptions`.
+# # Excludes kernels whose results vary between runs (scatter by atomics, some GEMMs and fused
+# attentions) and chooses kernels without timing them, since the fastest may differ next time.
+# Source: openxla/xla, `docs/determinism.md` and `GetConfigAssignerOptions`.
 GPU_FLAG = "--xla_gpu_deterministic_ops"
-# Both make a program deterministic. If the user's XLA_FLAGS have one, nothing is added.
+# # Both make a program deterministic. If the user's XLA_FLAGS have one, nothing is added.
 _GPU_FLAGS = (GPU_FLAG, "--xla_gpu_exclude_nondeterministic_ops")
-# Platforms in JAX_PLATFORMS and parts of the names of JAX's plugins.
+# # Platforms in JAX_PLATFORMS and parts of the names of JAX's plugins.
 _GPUS = ("gpu", "cuda", "rocm")
 
 
@@ -26,15 +26,10 @@ def set_flags(deterministic: bool) -> None:
 
 
 def xla_flags(environment: Mapping[str, str], plugins: Iterable[str], deterministic: bool) -> str:
-    """Returns XLA_FLAGS for a run.
+    """Returns XLA_FLAGS for a run, given the environment and JAX's installed plugins.
 
-    GPU_FLAG is added to those of the environment if the run is to be deterministic and JAX may
-    find GPUs, unless the environment decides it already.
-
-    Args:
-      environment: environment variables.
-      plugins: names of JAX's installed plugins.
-      deterministic: the run's `--deterministic`.
+    Adds GPU_FLAG to the environment's if the run is to be deterministic and JAX may find GPUs,
+    unless the environment already decides it.
     """
     flags = environment.get("XLA_FLAGS", "")
     platforms = environment.get("JAX_PLATFORMS", "")
@@ -46,12 +41,12 @@ def xla_flags(environment: Mapping[str, str], plugins: Iterable[str], determinis
 
 
 def promise() -> str:
-    """Returns when a resumed run equals one that was never stopped, for the line at the start."""
+    """Returns when a resumed run equals an uninterrupted one, for the line at the start."""
     return said(hardware())
 
 
 def said(found: Mapping[str, Any]) -> str:
-    """Returns what `promise` says on `hardware`."""
+    """Returns the text of `promise` for a result of `hardware`."""
     if found["platform"] == "cpu":
         return f"with identical results on {found['cores']} core(s) of the same kind of CPU"
     if found["platform"] == "gpu" and not found["deterministic"]:
@@ -60,7 +55,7 @@ def said(found: Mapping[str, Any]) -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """Returns what the bits of a run depend on, besides its configuration and software."""
+    """Returns what a run's bits depend on besides its configuration and software."""
     import jax
 
     device = jax.devices()[0]
@@ -78,7 +73,7 @@ def hardware() -> dict[str, Any]:
 
 
 def cores() -> int:
-    """Returns the number of CPU cores that XLA divides its work among.
+    """Returns the number of CPU cores among which XLA divides its work.
 
     Source: openxla/xla, `DefaultThreadPoolSize` and `MaxParallelism`.
     """
@@ -106,7 +101,6 @@ def _plugins() -> list[str]:
 
 
 def _cpu() -> str:
-    """Returns the name of the CPU."""
     import platform
 
     try:

@@ -1,4 +1,4 @@
-"""The guard against bad updates: non-finite gradients or loss, and spikes of the loss."""
+"""Guard against bad updates: non-finite gradients or loss, and loss spikes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import optax
 from trainer.config import Config
 from trainer.model.paths import path_name
 
-# Values of `Guard.cause` that are not the index of a gradient.
+# # Values of `Guard.cause` that are not a gradient's index.
 NONE, SPIKE = -1, -2
 
-# Updates over which the running mean of the loss averages, roughly. Until the guard has seen that
-# many, no loss counts as a spike.
+# # Approximate number of updates in the running mean of the loss. Until it has that many, no loss
+# counts as a spike.
 _MEMORY = 100
 
 State = TypeVar("State")
@@ -28,14 +28,14 @@ class Guard:
     """The guard's part of the training state.
 
     Attributes:
-      cause: int32 scalar, why updates are rejected: SPIKE, or the index of the first gradient that
-        is not finite (one past the last gradient: only the loss is not finite); NONE while updates
-        are applied.
+      cause: int32 scalar, why updates are rejected: SPIKE, or the index of the first non-finite
+      gradient (one past the last gradient if only the loss is not finite); NONE while updates are
+      applied.
       skipped: int32 scalar, number of updates skipped since step 0.
       mean_loss: float32 scalar, mean loss of the applied updates in nats per token: a plain mean
-        for the first `_MEMORY`, an exponential moving average from then on.
-      updates: int32 scalar, number of updates in that mean. It is not the step: a run that starts
-        from another's checkpoint has its step but a new guard, and skipped updates count as steps.
+      for the first `_MEMORY`, then an exponential moving average.
+      updates: int32 scalar, number of updates in that mean. It differs from the step: a run started
+      from another's checkpoint has its step but a new guard, and skipped updates count as steps.
     """
 
     cause: jax.Array
@@ -45,7 +45,7 @@ class Guard:
 
 
 def new_guard() -> Guard:
-    """Returns the guard of a run that has made no update."""
+    """Returns the guard of a run without updates."""
     return Guard(jnp.int32(NONE), jnp.int32(0), jnp.float32(0), jnp.int32(0))
 
 
@@ -58,24 +58,17 @@ def checked(
 ) -> State:
     """Returns the state `after` an update if the update is good, otherwise the state to keep.
 
-    With `on_nan` "stop" that is the state `before`, and it stays so for all later updates until
-    the host reads `guard.cause`: the device runs ahead of the host. With "skip" it is the state
-    `before` with `step` and `guard.skipped` increased by one; the optimizer's own counts, and with
-    them the learning rate schedule, do not advance.
+    With `on_nan` "stop", the kept state is `before`, for all later updates too until the host,
+    which lags behind the device, reads `guard.cause`. With "skip" it is `before` with `step` and
+    `guard.skipped` increased by one; the optimizer's own counts, and so the learning rate schedule,
+    do not advance.
 
     A gradient whose sum of squares overflows float32 counts as non-finite: its second moment would
-    overflow too.
-
-    Args:
-      before: state before the update, with `step` and `guard`.
-      after: state after the update, with `step` and `guard`.
-      gradients: tree of the update's gradients.
-      loss: (sum, weight) of the batch's loss.
-      config: read for `on_nan` and `spike_factor`.
+    overflow too. `loss` is the (sum, weight) of the batch's loss.
     """
     guard, step = before.guard, before.step  # type: ignore[attr-defined]
     mean_loss = loss[0] / jnp.maximum(loss[1], 1e-30)
-    # Norms of the gradients, which the step computes anyway: no gradient is read a second time.
+    # # The step computes gradient norms anyway: no gradient is read a second time.
     bad = first_nonfinite({"gradients": jax.tree.map(optax.tree.norm, gradients), "loss": loss[0]})
     spike = jnp.asarray(False)
     if config.spike_factor is not None:
@@ -107,7 +100,7 @@ def checked(
 def explain(guard: Guard, params: Any, factor: float | None, learned: Any = None) -> str:
     """Returns why the next update of `params` was rejected, as in "gradients/… is not finite".
 
-    `learned` is the tree of the parameters with gradients; by default, all.
+    `learned` is the tree of parameters with gradients, by default all.
     """
     name = leaf_name(params, int(jax.jit(first_nonfinite)(params)))
     if name:
@@ -121,16 +114,16 @@ def explain(guard: Guard, params: Any, factor: float | None, learned: Any = None
 
 
 def cleared(guard: Guard) -> Guard:
-    """Returns the guard with its cause cleared, so that training can continue from the state."""
-    # `full_like` keeps the sharding, which may span several processes.
+    """Returns the guard without its cause, so that training can continue."""
+    # # `full_like` keeps the sharding, which may span several processes.
     return dataclasses.replace(guard, cause=jnp.full_like(guard.cause, NONE))
 
 
 def first_nonfinite(tree: Any) -> jax.Array:
-    """Returns the index of the first leaf with a NaN or an infinity, int32; -1 if there is none.
+    """Returns the index of the first leaf with a NaN or an infinity, int32; -1 if none.
 
-    Leaves are in the order of `jax.tree.leaves`. The function can be traced; `leaf_name` turns the
-    index into a name on the host.
+    Leaves are in the order of `jax.tree.leaves`. Traceable; `leaf_name` turns the index into a name
+    on the host.
     """
     leaves = jax.tree.leaves(tree)
     if not leaves:
@@ -142,7 +135,7 @@ def first_nonfinite(tree: Any) -> jax.Array:
 def leaf_name(tree: Any, index: int) -> str | None:
     """Returns the path of leaf `index`, as in "decoder/decoder_norm/scale"; None for -1.
 
-    Only the structure of `tree` is read; its leaves may be anything.
+    Reads only the structure of `tree`.
     """
     if index < 0:
         return None

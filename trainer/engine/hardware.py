@@ -1,4 +1,4 @@
-"""Peak performance and memory of accelerators, and the error when memory runs out."""
+"""Peak performance and memory of accelerators, and out-of-memory errors."""
 
 import contextlib
 import re
@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from tasks.terminal.command_line import UserError
 
-# Patterns of JAX's `device_kind` and the dense bfloat16 operations per second of one device, with
-# float32 accumulation. The first match counts. A v2 or v3 device is one of a chip's two cores.
+# # Patterns of JAX's `device_kind` -> dense bfloat16 operations per second of one device, with
+# float32 accumulation; the first match counts. A v2 or v3 device is one of a chip's two cores.
 # Sources: NVIDIA's data sheets of V100, A100, L4, L40S, H100, H200 and B200 (half of the figures
-# given with sparsity); cloud.google.com/tpu/docs, system architecture.
+# with sparsity); cloud.google.com/tpu/docs, system architecture.
 _PEAK_FLOPS = (
     (r"TPU v2", 23e12),
     (r"TPU v3", 61.5e12),
@@ -32,9 +32,9 @@ _PEAK_FLOPS = (
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Returns the peak dense bfloat16 operations per second of a device, or None if unknown.
+    """Returns a device's peak dense bfloat16 operations per second, or None if unknown.
 
-    Utilisation is a share of this whatever the dtype of a run.
+    Utilisation is relative to this, whatever a run's dtype.
     """
     for pattern, flops in _PEAK_FLOPS:
         if re.search(pattern, device_kind):
@@ -43,10 +43,10 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def peak_memory() -> dict[str, int]:
-    """Returns the most bytes that this process has held so far.
+    """Returns this process's peak memory in bytes.
 
-    `device_memory_bytes` is of the fullest local device, and missing where devices do not count
-    them, as CPUs; `host_memory_bytes` is of the process's resident memory.
+    `device_memory_bytes` is that of the fullest local device, absent if devices do not count it
+    (CPUs); `host_memory_bytes` is resident memory.
     """
     import jax
 
@@ -58,17 +58,13 @@ def peak_memory() -> dict[str, int]:
     return {**({"device_memory_bytes": max(peaks)} if peaks else {}), "host_memory_bytes": host}
 
 
-# JAX's errors are of one class; on a CPU, a failed allocation comes as INTERNAL.
+# # JAX's errors share one class; on a CPU, a failed allocation is INTERNAL.
 _NO_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory")
 
 
 @contextlib.contextmanager
 def enough_memory(advice: str) -> Iterator[None]:
-    """Turns the error of an allocation that fails in the block into one line with `advice`.
-
-    Raises:
-      UserError: JAX or NumPy could not allocate memory.
-    """
+    """Turns an allocation error in the block into a one-line UserError with `advice`."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
-"""The statistics of logits that the loss needs, in one pass over them, as a Pallas kernel for TPUs.
+"""Statistics of logits for the loss, in one pass, as a Pallas kernel for TPUs.
 
-XLA finds the maximum of a row and sums its exponentials in two passes over [B, L, V]. The kernel
-has whole rows in the core's own memory, so it reads logits once.
+XLA finds a row's maximum and sums its exponentials in two passes over [B, L, V]. The kernel keeps
+whole rows in the core's own memory, so it reads logits once.
 
 Dimensions: B batch, L length, V vocabulary; l rows of a block.
 """
@@ -19,22 +19,19 @@ from jax.experimental.pallas import tpu as pltpu
 
 from trainer.model.device import LANES
 
-# Rows of a register of float32.
+# # Rows of a float32 register.
 _SUBLANES = 8
-# Rows of a block: enough for the additions of one column of registers to follow one another.
+# # Rows of a block: enough to pipeline the additions of one column of registers.
 _MOST_ROWS = 64
-# Columns of registers in one iteration of a loop.
+# # Columns of registers per loop iteration.
 _UNROLLED = 8
 
 
 class Statistics(NamedTuple):
     """Statistics of rows of logits, float32 [B, L] each.
 
-    Attributes:
-      log_z: log(sum(exp(logits))).
-      target: the target's logit.
-      rival: the highest logit of the other tokens.
-      total: sum of the logits.
+    `log_z` is log(sum(exp(logits))), `target` the target's logit, `rival` the highest other logit,
+    `total` the sum of the logits.
     """
 
     log_z: jax.Array
@@ -44,9 +41,9 @@ class Statistics(NamedTuple):
 
 
 def rows_of_block(length: int, vocab_size: int, memory: int) -> int:
-    """Returns how many rows of logits a block has, or 0 if `memory`, in bytes, holds too few.
+    """Returns the rows of logits per block, or 0 if `memory`, in bytes, holds too few.
 
-    Memory holds two blocks at a time, because the next one is read in advance.
+    Memory holds two blocks, because the next one is prefetched.
     """
     row = 4 * LANES * pl.cdiv(vocab_size, LANES)
     fitting = min(_MOST_ROWS, memory // (3 * row) // _SUBLANES * _SUBLANES)
@@ -62,10 +59,8 @@ def statistics(
 ) -> Statistics:
     """Returns the statistics of float32 logits.
 
-    Args:
-      rows: rows of a block, by `rows_of_block`.
-      memory: bytes of the core's memory that the kernel may use.
-      interpret: run the kernel without a TPU, for tests.
+    `rows` is from `rows_of_block`; `memory` is the core memory in bytes that the kernel may use;
+    `interpret` runs the kernel without a TPU, for tests.
     """
     batch, length, vocab_size = logits_BLV.shape
     found = pl.pallas_call(
@@ -90,7 +85,7 @@ def _kernel(vocab_size: int, logits_ref: Any, targets_ref: Any, out_ref: Any) ->
     rows = logits_ref.shape[0]
     whole, rest = divmod(vocab_size, LANES)
     lane_lV = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
-    # The target is where this is the number of the first column.
+    # # The target is where this equals the index of the first column.
     distance_lV = targets_ref[...] - lane_lV
 
     def columns(number: Any) -> jax.Array:
@@ -145,6 +140,6 @@ def _kernel(vocab_size: int, logits_ref: Any, targets_ref: Any, out_ref: Any) ->
 
 
 def _last(logits_ref: Any, whole: int, rest: int) -> jax.Array:
-    """Returns the last columns, filled up to a register with anything."""
+    """Returns the last columns, padded to a register."""
     x_lV = logits_ref[:, whole * LANES : whole * LANES + rest]
     return jnp.pad(x_lV, ((0, 0), (0, LANES - rest)))

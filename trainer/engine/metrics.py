@@ -1,4 +1,4 @@
-"""Metrics as sums with weights, so that batches, microbatches and devices can be added up."""
+"""Metrics as weighted sums, additive over batches, microbatches and devices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-# From a metric's name to (sum, weight), float32 scalars: add them over batches, divide to print.
+# # Metric name -> (sum, weight), float32 scalars: add over batches, divide to print.
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
 
 
@@ -19,5 +19,5 @@ def means(metrics: dict[str, tuple[Any, Any]]) -> dict[str, float]:
 
 
 def perplexity(loss: float) -> float:
-    """Returns exp(loss), or infinity where that overflows."""
+    """Returns exp(loss), or infinity on overflow."""
     return math.exp(loss) if loss < 700 else math.inf

@@ -1,4 +1,4 @@
-"""Root mean squares of parameters, gradients and updates, layer by layer."""
+"""Root mean squares of parameters, gradients and updates per layer."""
 
 from __future__ import annotations
 
@@ -23,13 +23,9 @@ NAMES = ("weight_rms", "weight_gradient_rms", "weight_update_rms")
 class Norms:
     """Computes the norms of an update, without making it.
 
-    They are a program of their own: the training step is the same whether they are computed or
-    not, and so are its bits. Computing them takes about as long as an update.
-
-    Args:
-      parts: what the update is made of.
-      axes: tree of the logical axes of each parameter.
-      shapes: tree of the shape of each parameter.
+    They are a separate program, so that they do not affect the bits of the training step. It takes
+    about as long as an update. `axes` and `shapes` are trees of each parameter's logical axes and
+    shape.
     """
 
     def __init__(self, parts: Parts, axes: Any, shapes: Any):
@@ -46,17 +42,16 @@ class Norms:
         self._norms = norms
 
     def __call__(self, state: TrainState, batch: Batch) -> jax.Array:
-        """Returns the norms of the update of `state` with `batch`, for `by_name`; donates nothing.
+        """Returns the norms of the update of `state` with `batch`, float32 [3, N], a row per NAMES.
 
-        Returns:
-          float32 [3, N], one row for each of NAMES.
+        Donates nothing; for `by_name`.
         """
         return self._norms(state, batch)
 
     def by_name(self, norms: jax.Array) -> dict[str, float]:
         """Returns the norms as "weight_rms/decoder/layers_0/mlp/wo/kernel" -> value.
 
-        A scanned model has the names of the unscanned one. Waits for the device.
+        Scanned models get the unscanned names. Waits for the device.
         """
         values = np.asarray(norms)
         return {
@@ -81,7 +76,7 @@ class Norms:
         return {name: int(np.asarray(place).item()) for name, place in by_layer.items()}
 
     def _by_layer(self, tree: Any) -> Any:
-        """Returns the root mean square of each layer's tensors; reduced axes have size 1."""
+        """Returns the root mean square of each layer's tensors; reduced axes keep size 1."""
         return jax.tree_util.tree_map_with_path(
             lambda path, x: jnp.sqrt(
                 over_tensor(jnp.mean, jnp.square(x.astype(jnp.float32)), self._stack(path))

@@ -1,9 +1,8 @@
 """Multi-process runs: one process per host, joined by `jax.distributed`.
 
 All processes are started with the same command and connect to the coordinator, process 0. When one
-process ends, all others end too: they cannot continue without its devices and would wait for it
-indefinitely. JAX's own heartbeat ends them with a C++ stack trace; ours prints one line that names
-the missing process.
+ends, all end: they cannot continue without its devices and would wait indefinitely. JAX's own
+heartbeat would end them with a C++ stack trace; ours prints one line naming the missing process.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 from trainer.config.processes import AUTO, ProcessesConfig
 from trainer.engine.damage import Damaged
 
-# Exit code of a process that lost another one: EX_PROTOCOL, "the other side broke off".
+# # Exit code of a process that lost another: EX_PROTOCOL, "the other side broke off".
 EXIT_LOST = 76
 
-# Time for all processes to connect at the start; JAX's default.
+# # Time for all processes to connect at the start; JAX's default.
 _START_SECONDS = 300
-# Time that a process waits, after another one ended with an error, for the same error of its own.
+# # Time to wait, after another process failed, for the same error in this one.
 _GRACE_SECONDS = 2
-# Time for the main thread to print its own error after the coordinator has ended.
+# # Time for the main thread to print its own error after the coordinator ended.
 _REPORT_SECONDS = 10
-# Time for a file that process 0 wrote to appear on the other hosts: network file systems cache
-# what a folder holds for up to a minute.
+# # Time for a file written by process 0 to appear on other hosts: network file systems cache folder
+# contents for up to a minute.
 _SHARED_SECONDS = 60
-# Bytes of an error that are passed to the other processes.
+# # Bytes of an error sent to the other processes.
 _TEXT_BYTES = 1024
-# Keys of the coordinator's key-value store; a process is alive while its value changes.
+# # Key prefix in the coordinator's store; a process is alive while its value changes.
 _FOLDER = "palimpsest/alive/"
 _DONE, _ENDED = "done", "ended: "
 
@@ -55,14 +54,10 @@ def is_first() -> bool:
 def stop_agreed(times: int, received: bool) -> bool:
     """Returns whether the run stops now; the answer is the same in all processes.
 
-    Every process must call this at the same points: after every step, and between the batches of
-    an evaluation.
-
-    Args:
-      times: number of calls, this one included.
-      received: whether this process received SIGTERM. Used in single-process runs only: with
-        several processes, JAX handles the signal in each of them and makes all stop at the same
-        call, so none may install a handler of its own.
+    Every process must call this at the same points: after every step, and between the batches of an
+    evaluation. `times` counts the calls, including this one. `received`, whether this process
+    received SIGTERM, matters in single-process runs only: with several processes JAX handles the
+    signal and makes all stop at the same call, so none may install its own handler.
     """
     import jax
     from jax.experimental import multihost_utils
@@ -73,10 +68,7 @@ def stop_agreed(times: int, received: bool) -> bool:
 
 
 def gathered(text: str) -> list[str]:
-    """Returns the text of every process, in order; every process must call this together.
-
-    Texts are cut at `_TEXT_BYTES` of UTF-8.
-    """
+    """Returns the text of every process, in order, cut to `_TEXT_BYTES`; a collective call."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -92,10 +84,10 @@ def gathered(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def failing_together() -> Iterator[None]:
-    """Raises, in every process, the UserError that any process raises in the block.
+    """Raises in every process the UserError that any process raises in the block.
 
-    Without this, the processes that succeed would wait for the one that failed. Every process must
-    enter the block together, and the block must not wait for other processes.
+    Otherwise, successful processes would wait for the failed one. Every process must enter the
+    block, which must not wait for other processes.
     """
     error: UserError | None = None
     try:
@@ -116,7 +108,7 @@ def failing_together() -> Iterator[None]:
 
 
 def check_shared(folder: str) -> None:
-    """Checks that every process sees what process 0 writes into a folder.
+    """Checks that every process sees files that process 0 writes into a folder.
 
     Raises:
       UserError: in every process, if one of them does not.
@@ -145,7 +137,7 @@ def check_shared(folder: str) -> None:
 
 
 def check_equal(what: str, text: str) -> None:
-    """Checks that every process sees the same, such as the same list of checkpoints.
+    """Checks that `text` is the same in every process, such as a list of checkpoints.
 
     Raises:
       UserError: in every process, if they differ.
@@ -163,9 +155,8 @@ def check_equal(what: str, text: str) -> None:
 def joined(config: ProcessesConfig) -> Iterator[None]:
     """Joins this process to the others for the duration of the block, if so configured.
 
-    Must be entered before JAX looks for devices. If another process ends with an error, is killed
-    or cannot be reached for `timeout_seconds`, this one prints a line and exits with EXIT_LOST,
-    whatever it is doing.
+    Must be entered before JAX looks for devices. If another process fails, is killed or is
+    unreachable for `timeout_seconds`, this one prints a line and exits at once with EXIT_LOST.
 
     Raises:
       UserError: the other processes cannot be found.
@@ -173,7 +164,7 @@ def joined(config: ProcessesConfig) -> Iterator[None]:
     if config.coordinator is None:
         yield
         return
-    # Ctrl-C has to be told to the other processes first.
+    # # The other processes must hear of Ctrl-C first.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _initialise(config)
@@ -193,7 +184,7 @@ def joined(config: ProcessesConfig) -> Iterator[None]:
 def _initialise(config: ProcessesConfig) -> None:
     import jax
 
-    # Twice our own timeout, so that our watch reports a lost process before JAX does.
+    # # Twice our timeout, so that our watch reports a lost process before JAX does.
     later = 2 * config.timeout_seconds
     try:
         if config.coordinator == AUTO:
@@ -220,14 +211,14 @@ def _initialise(config: ProcessesConfig) -> None:
 
 
 class _Watch:
-    """A thread that sends this process's heartbeat and checks the other processes'.
+    """A thread that sends this process's heartbeat and checks the others'.
 
     Heartbeats are values in the coordinator's key-value store. The watch also handles SIGABRT, with
     which JAX ends a process that cannot reach the coordinator.
     """
 
     def __init__(self, index: int, count: int, timeout: float):
-        # The store has no public API; Orbax and jax.experimental import it from here too.
+        # # The store has no public API; Orbax and jax.experimental import it from here too.
         from jax._src import distributed
 
         self._client: Any = distributed.global_state.client
@@ -249,26 +240,25 @@ class _Watch:
         self._publish(_DONE)
 
     def ended(self, error: BaseException) -> None:
-        """Announces that this process ends with `error`, unless the error is another one's loss.
+        """Announces that this process ends with `error`, unless another's loss caused it.
 
-        A lost process causes errors here too. They are told apart by waiting: if another process is
-        lost, the watch reports that and ends this process meanwhile.
+        To tell, it waits: if another process is lost, the watch meanwhile ends this one.
         """
         user_error = isinstance(error, UserError | OSError | KeyboardInterrupt | SystemExit)
         if not user_error:
             time.sleep(self._timeout + 2 * self._beat)
         self._stop.set()
         text = f"{_ENDED}{' '.join(str(error).split())[:500]}"
-        # In a thread: while JAX aborts this process, a call to the store never returns.
+        # # In a thread: while JAX aborts this process, a call to the store never returns.
         telling = threading.Thread(target=self._publish, args=(text,), daemon=True)
         telling.start()
         telling.join(_GRACE_SECONDS)
         code = EXIT_USER_ERROR if isinstance(error, UserError | OSError) else 1
-        # Otherwise JAX would wait at exit for the others, which wait for this process.
+        # # Otherwise JAX would wait at exit for the others, which wait for this process.
         atexit.register(_exit, 130 if isinstance(error, KeyboardInterrupt) else code)
 
     def _publish(self, value: str) -> None:
-        # Errors are ignored: if the coordinator is gone, the watch notices and reports it.
+        # # Ignore errors: if the coordinator is gone, the watch reports it.
         with contextlib.suppress(Exception):
             self._client.key_value_set(f"{_FOLDER}{self._index}", value, allow_overwrite=True)
 
@@ -292,9 +282,9 @@ class _Watch:
                     self._lose(f"process {index} has not responded for {silent:.0f} seconds")
 
     def _on_abort(self, number: int) -> None:
-        # The coordinator may have ended with an error that this process is about to meet as well.
+        # # The coordinator's error may be about to hit this process as well.
         self._stop.wait(_GRACE_SECONDS)
-        # By a socket of our own: the aborting thread may hold the client's locks.
+        # # Through our own socket: the aborting thread may hold the client's locks.
         host, _, at = self._coordinator.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(at)), timeout=2).close()
@@ -304,10 +294,10 @@ class _Watch:
         self._lose(reason)
 
     def _lose(self, reason: str) -> None:
-        # Not sys.exit: compiled code may block the main thread, waiting for the lost process.
+        # # Not sys.exit: compiled code may block the main thread, waiting for the lost process.
         with self._lock:
             if self._stop.is_set():
-                # The main thread reports an end of its own and exits with its own code.
+                # # The main thread reports its own error and exits with its own code.
                 time.sleep(_REPORT_SECONDS)
             else:
                 text = (

@@ -41,24 +41,22 @@ from trainer.optim.plateau import set_rate_scale
 class Program:
     """The compiled program of a run, made once from its configuration.
 
-    It is for all devices of all processes, or for `devices`: those of a slice that is not there,
-    for which programs can be compiled but not run.
+    It is for all devices of all processes, or for `devices`: those of an absent slice, for which
+    programs can be compiled but not run.
 
     Attributes:
-      mesh: the devices of all processes.
       host_part: the part of each batch's rows that this process makes.
       shardings: TrainState with the sharding of each array.
       train_step: see `make_train_step`.
       evaluation_step: see `make_evaluation_step`.
-      norms: the norms of an update, layer by layer.
-      spec: the model.
+      norms: layer-wise norms of an update.
       rules: name of one of `config.mesh.RULES`.
       tuning: what learns.
       model_shardings: the sharding of each of the model's own parameters.
 
     Raises:
-      UserError: the devices do not have the model's attention, the mesh does not fit them, or
-        model or batch do not divide over the mesh.
+      UserError: the devices do not support the model's attention, the mesh does not fit them, or
+      model or batch do not divide over the mesh.
     """
 
     def __init__(self, run: Run, devices: Sequence[jax.Device] | None = None):
@@ -92,13 +90,13 @@ class Program:
         self.evaluation_step = make_evaluation_step(parts)
         self._merged = jax.jit(self.tuning.merged, out_shardings=self.model_shardings)
         self.norms = Norms(parts, axes, self._shapes.params)
-        # Replicated on all devices of all processes, like the metrics that the step returns.
+        # # Replicated on all devices of all processes, like the step's metrics.
         self._zero_metrics = jax.jit(
             lambda: zero_metrics(self._model), out_shardings=self.shardings.metrics
         )
 
     def initial_state(self) -> TrainState:
-        """Returns the state of step 0; it depends on the configuration only, not on the mesh."""
+        """Returns the state of step 0, which depends on the configuration but not the mesh."""
         return jax.jit(self._initial_state, out_shardings=self.shardings)()
 
     def state_of(self, params: Any, step: int) -> TrainState:
@@ -110,13 +108,13 @@ class Program:
         return make(params, np.int32(step))
 
     def merged(self, params: Any) -> Any:
-        """Returns the model's own parameters of those in a state, LoRA's added to them."""
+        """Returns the model's own parameters from a state's, with LoRA's added to them."""
         return self._merged(params) if self.tuning.adds else params
 
     def with_rate_scale(self, state: TrainState, scale: float) -> TrainState:
         """Returns `state` with the schedule multiplied by `scale` from the next update on.
 
-        It is the same object if the run has no `plateau.metric`.
+        Without `plateau.metric`, it is the same object.
         """
         return set_rate_scale(state, scale)
 

@@ -1,4 +1,4 @@
-"""Sharding: the mesh of a run, and the placement of arrays on it by T5X's logical axes."""
+"""Sharding: a run's mesh, and the placement of arrays on it by T5X's logical axes."""
 
 from __future__ import annotations
 
@@ -21,27 +21,24 @@ Tree = Any
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Returns the mesh of all devices of all processes, with axes "data", "fsdp" and "tensor".
+    """Returns the mesh of all processes' devices, with axes "data", "fsdp" and "tensor".
 
-    The devices of several TPU slices lie along "data", which needs the network between them least.
-
-    Args:
-      config: the sizes.
-      devices: the devices; all by default.
+    The devices of several TPU slices lie along "data", the axis with the least communication.
+    `devices` defaults to all.
 
     Raises:
-      UserError: the sizes do not fit the number of devices or of slices.
+      UserError: the sizes do not fit the number of devices or slices.
     """
     devices = list(devices or jax.devices())
     sizes = config.sizes(len(devices))
     shape = tuple(sizes[axis] for axis in AXES)
-    # Auto: the compiler propagates shardings from parameters and batch; they are not part of types.
+    # # Auto: the compiler propagates shardings from parameters and batch, outside of types.
     types = (AxisType.Auto,) * len(AXES)
-    # On GPUs JAX calls every machine a slice.
+    # # On GPUs JAX calls every machine a slice.
     on_tpu = devices[0].platform == "tpu"
     slices = len({getattr(device, "slice_index", 0) for device in devices if on_tpu})
     if slices < 2:
-        # Half of a physical axis, as for 8 of 4 x 4 x 4 chips, where no whole ones have the size.
+        # # Allows half of a physical axis, as for 8 of 4 x 4 x 4 chips, where no whole axes fit.
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
         return Mesh(grid, AXES, axis_types=types)
     if sizes["data"] % slices:
@@ -58,9 +55,9 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 
 @contextlib.contextmanager
 def tracing_on(mesh: Mesh, rules: str) -> Iterator[None]:
-    """Makes the mesh and its rules known to modules while a model is traced.
+    """Exposes the mesh and its rules to modules while a model is traced.
 
-    `rules` names one of RULES. The logical axis "batch" is added to them, for Switch layers.
+    `rules` names one of RULES. The logical axis "batch" is added for Switch layers.
     """
     axes = (*RULES[rules], ("batch", ROWS))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(axes):
@@ -68,23 +65,20 @@ def tracing_on(mesh: Mesh, rules: str) -> Iterator[None]:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of an array that every device holds in full."""
+    """Returns the replicated sharding."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def rows(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of an array whose first axis is divided over data and fsdp."""
+    """Returns the sharding that divides the first axis over data and fsdp."""
     return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
 def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree) -> Tree:
     """Returns the sharding of each parameter.
 
-    Args:
-      mesh: the mesh to place parameters on.
-      rules: name of one of RULES.
-      params: tree of arrays or shapes.
-      logical_axes: as `trainer.model.transformer.logical_axes` returns them.
+    `rules` names one of RULES; `params` is a tree of arrays or shapes; `logical_axes` comes from
+    `trainer.model.transformer.logical_axes`.
 
     Raises:
       UserError: a dimension does not divide among its devices; names the parameter.
@@ -108,7 +102,7 @@ def like_parameters(mesh: Mesh, tree: Tree, params: Tree, shardings: Tree) -> Tr
     """Returns a sharding for each leaf of an optimizer's state: its parameter's.
 
     A leaf belongs to the parameter whose path is a suffix of its own. Leaves of another shape, such
-    as factored moments, are replicated: they are no larger than a row or column of the parameter.
+    as factored moments, are replicated: they are at most a row or column of the parameter.
     """
     known = {
         path: (param.shape, sharding)
@@ -128,10 +122,10 @@ def like_parameters(mesh: Mesh, tree: Tree, params: Tree, shardings: Tree) -> Tr
 
 
 def put_batch(batch: dict[str, Any], mesh: Mesh, batch_size: int | None = None) -> dict[str, Any]:
-    """Returns a batch on the devices, its rows divided over data and fsdp.
+    """Puts a batch on the devices, its rows divided over data and fsdp.
 
-    `batch` holds all rows in every process or, if `batch_size` is larger than that, the rows that
-    `host_part` assigns to this process.
+    `batch` holds all rows in every process or, if `batch_size` is larger, the rows that `host_part`
+    assigns to this process.
     """
     if jax.process_count() == 1:
         return jax.device_put(batch, rows(mesh))
@@ -152,13 +146,13 @@ class HostPart(NamedTuple):
 
 
 def host_part(mesh: Mesh, process: int | None = None) -> HostPart:
-    """Returns the part of every batch's rows that a process (None: this one) has to make.
+    """Returns the part of every batch's rows that a process (None: this one) makes.
 
-    Processes that share rows, each with a part of the model, make the same rows. If the mesh is
-    laid out so that the rows of processes overlap partially, each process makes the whole batch.
+    Processes that hold parts of the model for the same rows all make these rows. If the rows of
+    processes overlap partially, each process makes the whole batch.
     """
     process = jax.process_index() if process is None else process
-    # By process, the numbers of the parts of a batch's rows that its devices hold.
+    # # By process, the indices of the batch parts that its devices hold.
     parts: dict[int, set[int]] = {}
     for index, device in np.ndenumerate(mesh.devices):
         row_part = index[0] * mesh.devices.shape[1] + index[1]
@@ -172,7 +166,7 @@ def host_part(mesh: Mesh, process: int | None = None) -> HostPart:
 
 
 def describe(mesh: Mesh, rules: str, state: Any) -> tuple[str, str]:
-    """Returns a (subject, text) line on the mesh and the size of the state per device.
+    """Returns a (subject, text) line on the mesh and the state's size per device.
 
     `state` is a TrainState of arrays, or of shapes with shardings.
     """

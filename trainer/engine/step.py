@@ -1,4 +1,4 @@
-"""The training and evaluation steps: pure functions, jitted over a mesh of devices."""
+"""Training and evaluation steps: pure functions, jitted over a device mesh."""
 
 import dataclasses
 from collections.abc import Callable
@@ -25,14 +25,12 @@ Batch = dict[str, Any]
 
 @flax.struct.dataclass
 class TrainState:
-    """The state of training, as checkpoints hold it.
+    """The training state, as stored in checkpoints.
 
     Attributes:
       step: int32 scalar, number of updates made.
-      params: tree of parameters.
-      opt_state: the optimizer's state.
-      metrics: (sum, weight) float32 scalars, summed since they were last written. They are part of
-        the state so that a resumed run writes the same numbers.
+      metrics: (sum, weight) float32 scalars, summed since last written; part of the state so that a
+      resumed run writes the same numbers.
       guard: the guard against bad updates.
     """
 
@@ -46,7 +44,7 @@ class TrainState:
 def zero_metrics(model: Transformer | Encoder) -> Metrics:
     """Returns the metrics of a training step, all zero.
 
-    They are those of the model's loss, `gradient_norm`, and `inputs_full` and `targets_full`, the
+    They are the loss's metrics, `gradient_norm`, and `inputs_full` and `targets_full`, the
     fractions of positions that are not padding.
     """
     has_encoder = isinstance(model, Encoder) or model.spec.encoder is not None
@@ -57,15 +55,10 @@ def zero_metrics(model: Transformer | Encoder) -> Metrics:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What the steps of a run are made of.
+    """The components of a run's steps.
 
-    Attributes:
-      model: the model.
-      optimizer: the optimizer of what learns.
-      config: the configuration.
-      mesh: the devices.
-      shardings: the sharding of each array of the state, before and after a step.
-      tuning: what learns.
+    `optimizer` covers the trainable parameters, which `tuning` determines; `shardings` are those of
+    the state's arrays, before and after a step.
     """
 
     model: Transformer | Encoder
@@ -77,16 +70,16 @@ class Parts:
 
 
 def make_update(parts: Parts) -> Callable[[TrainState, Batch], tuple[TrainState, Any, Any]]:
-    """Returns (state, batch) -> (state, gradients, changes of the parameters), to be jitted.
+    """Returns (state, batch) -> (state, gradients, parameter changes), to be jitted.
 
     Gradients and changes are trees of `tuning.learned`. If the update is rejected, the state is
-    that of `checked`, and the rest is what was rejected.
+    that of `checked`; gradients and changes are the rejected ones.
     """
     optimizer, config, tuning = parts.optimizer, parts.config, parts.tuning
     gradients_of = make_gradients(parts.model, config, tuning)
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Any, Any]:
-        # The key is derived from the step, so that a resumed run drops the same units.
+        # # The key is derived from the step, so that a resumed run drops the same units.
         dropout_key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         with tracing_on(parts.mesh, config.mesh.rules):
             gradients, metrics = gradients_of(state.params, batch, dropout_key)
@@ -135,15 +128,15 @@ def make_gradients(
 ) -> Callable[[Any, Batch, jax.Array], tuple[Any, Metrics]]:
     """Returns (params, batch, dropout key) -> (gradients of the batch's loss, metrics).
 
-    Gradients are taken of what learns by `tuning`, or of all parameters. With
-    `config.microbatches` above 1 the batch is split into that many parts, which the model
-    processes one after the other; gradients and metrics are float32 sums over the parts. The
-    loss's divisor is computed from the whole batch first, so that the parts' losses add up to the
-    batch's loss however its tokens are distributed; with `loss.normalize_over` "microbatch", from
-    each part. Part i has the dropout key `fold_in(key, i)`.
+    Gradients are of the parameters that learn by `tuning`, or of all. With `config.microbatches`
+    above 1 the batch is split into that many parts, processed one after the other; gradients and
+    metrics are float32 sums over the parts. The loss's divisor comes from the whole batch, so that
+    the parts' losses add up to the batch's loss whatever the distribution of tokens; with
+    `loss.normalize_over` "microbatch", from each part. Part i has the dropout key `fold_in(key,
+    i)`.
 
-    Source: google-research/t5x, `trainer.accumulate_grads_microbatched`, for parts that are
-    normalized by themselves.
+    Source: google-research/t5x, `trainer.accumulate_grads_microbatched`, for separately normalized
+    parts.
     """
     loss, count = model_loss(model), config.microbatches
     apart = config.loss.normalize_over == "microbatch"
@@ -191,7 +184,7 @@ def make_gradients(
         return x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1)
 
     def adjacent(x: jax.Array) -> jax.Array:
-        """Puts adjacent rows into a part, as T5X does: they decide what a part is divided by."""
+        """Puts adjacent rows into a part, as T5X does; this affects each part's divisor."""
         return x.reshape(count, len(x) // count, *x.shape[1:])
 
     return gradients_of

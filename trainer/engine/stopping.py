@@ -13,7 +13,7 @@ import jax
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
 from trainer.engine import processes
 
-# Exit code after SIGTERM, once the state is saved: EX_TEMPFAIL, "run the same command again".
+# # Exit code after SIGTERM, once the state is saved: EX_TEMPFAIL, "run the same command again".
 EXIT_PREEMPTED = 75
 
 _SIGTERM, _CTRL_C = "SIGTERM", "Ctrl-C"
@@ -22,11 +22,11 @@ Result = TypeVar("Result")
 
 
 class Stop:
-    """Why a run stops; false while it goes on.
+    """Why a run stops; false while it continues.
 
-    Inside its context, SIGTERM, with which clouds and job queues announce a preemption, and Ctrl-C
-    are recorded. A second Ctrl-C does what Ctrl-C did before. With several processes, JAX handles
-    SIGTERM and makes all of them stop, and Ctrl-C ends them at once.
+    Its context records Ctrl-C and SIGTERM, with which clouds and job queues announce a preemption.
+    A second Ctrl-C has its previous effect. With several processes, JAX handles SIGTERM and makes
+    all of them stop, and Ctrl-C ends them at once.
 
     Attributes:
       cause: the signal that asked the run to stop.
@@ -54,19 +54,17 @@ class Stop:
         return self._requested
 
     def received_alone(self) -> bool:
-        """Returns whether this process received a signal, if it is the only one.
+        """Returns whether this process received a signal and is the only one.
 
-        Several processes agree to stop between updates only: each must wait as long as the others.
+        Several processes agree to stop only between updates, since all must wait equally long.
         """
         return self._alone and self._received
 
     def agreed(self, call: Callable[[], Result | None]) -> Result | None:
-        """Returns what a call returns. None, and a UserError, stop the run.
+        """Returns the result of `call`; None, or a UserError, stops the run.
 
-        `call` returns None when it gives up because the run was asked to stop.
-
-        Raises:
-          UserError: the call failed and there are other processes, which may not know that.
+        `call` returns None when it gives up because the run was asked to stop. Raises its UserError
+        if there are other processes, which may not know of the failure.
         """
         try:
             result = call()
@@ -79,12 +77,10 @@ class Stop:
         return result
 
     def exit_code(self, step: int, complete: bool) -> int:
-        """Returns the exit code of a run that ends after `step`, and says why it ends.
+        """Returns the exit code of a run that ends after `step`, and prints why it ends.
 
-        `complete`: whether nothing is left to do.
-
-        Raises:
-          UserError: an error stopped the run.
+        `complete`: whether nothing is left to do. Raises the UserError that stopped the run, if
+        any.
         """
         if self.error:
             raise self.error
@@ -99,7 +95,7 @@ class Stop:
     def __enter__(self) -> Stop:
         if self._alone:
             self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._terminated)
-            # A shell that starts a command with & lets it ignore Ctrl-C.
+            # # A shell that starts a command with & makes it ignore Ctrl-C.
             if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
                 self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupted)
         return self

@@ -1,7 +1,7 @@
-"""The parameters of a run that learn: all, some by name, or LoRA's beside fixed ones.
+"""The trainable parameters of a run: all, some by name, or LoRA's beside fixed ones.
 
-Trees of what learns have optax's `MaskedNode`, which has no leaves, in the place of fixed
-parameters: neither gradients nor an optimizer's state are made for these.
+In trees of trainable parameters, optax's `MaskedNode`, which has no leaves, replaces fixed
+parameters: these get neither gradients nor optimizer state.
 
 Dimensions: D inputs of a kernel, F its outputs, R rank.
 """
@@ -32,11 +32,10 @@ Tree = Any
 
 
 class Tuning:
-    """The parameters of a run that learn, and their optimizer.
+    """The trainable parameters of a run, and their optimizer.
 
-    Attributes:
-      axes: the logical axes of each parameter, LoRA's included.
-      all_learn: True if every parameter learns.
+    `axes` are the logical axes of each parameter, LoRA's included; `all_learn` is True if every
+    parameter learns.
 
     Raises:
       UserError: a pattern matches nothing, or a kernel cannot have a low-rank addition.
@@ -62,11 +61,11 @@ class Tuning:
 
     @property
     def adds(self) -> bool:
-        """True if the run has parameters beside the model's own."""
+        """True if the run adds parameters to the model's own."""
         return bool(self._kernels)
 
     def optimizer(self) -> optax.GradientTransformation:
-        """Returns the optimizer of what learns, for trees of all parameters."""
+        """Returns the optimizer of the trainable parameters, for trees of all parameters."""
         config = self._config
         inner = make_optimizer(
             config.optimizer,
@@ -110,22 +109,22 @@ class Tuning:
             name = path_name(path)
             if name not in self._kernels:
                 return param
-            # Axes between the first and the last count layers.
+            # # Axes between the first and the last count layers.
             product = jnp.einsum("d...r,r...f->d...f", added[f"{name}/a"], added[f"{name}/b"])
             return param + self._lora.scale * product
 
         return jax.tree_util.tree_map_with_path(summed, own)
 
     def learned(self, tree: Tree) -> Tree:
-        """Returns a tree of all parameters with a MaskedNode in the place of fixed ones."""
+        """Returns a tree of all parameters with fixed ones masked."""
         return tree if self.all_learn else self._masked(tree, True)
 
     def fixed(self, tree: Tree) -> Tree:
-        """Returns a tree of all parameters with a MaskedNode in the place of those that learn."""
+        """Returns a tree of all parameters with trainable ones masked."""
         return self._masked(tree, False)
 
     def joined(self, learned: Tree, fixed: Tree) -> Tree:
-        """Returns the tree that `learned` and `fixed` are the parts of."""
+        """Merges the trees `learned` and `fixed`."""
         return jax.tree.map(
             lambda one, other: other if isinstance(one, optax.MaskedNode) else one,
             learned,
@@ -134,7 +133,7 @@ class Tuning:
         )
 
     def updated(self, params: Tree, updates: Tree) -> Tree:
-        """Returns all parameters after `updates`, a tree of those that learn."""
+        """Returns all parameters after `updates`, a tree of trainable ones."""
         if self.all_learn:
             return optax.apply_updates(params, updates)
         learned = optax.apply_updates(self.learned(params), updates)
@@ -159,16 +158,12 @@ class Tuning:
                 leaf if self._learns[path_name(path)] == kept else optax.MaskedNode()
             ),
             tree,
-            # PartitionSpecs, among others, are trees of their own.
+            # # Other nodes, such as PartitionSpecs, are trees themselves.
             is_leaf=lambda node: not isinstance(node, dict),
         )
 
     def _added(self, path: str, facts: ParameterFacts) -> dict[str, ParameterFacts]:
-        """Returns the facts of A and B of a kernel.
-
-        Raises:
-          UserError: the kernel is not a matrix.
-        """
+        """Returns the facts of a kernel's A and B; a UserError if the kernel is not a matrix."""
         middle = tuple(facts.axes[1:-1])
         if len(facts.shape) < 2 or any(name not in STACK_AXES for name in middle):
             raise UserError(
@@ -200,7 +195,7 @@ def _matching(paths: dict[str, Any], pattern: str, flag: str) -> dict[str, Any]:
 def _nested(
     kernels: dict[str, ParameterFacts], make: Callable[[str, ParameterFacts], dict[str, Any]]
 ) -> Tree:
-    """Returns make(path, facts) of each kernel in nested dicts by the parts of its path."""
+    """Returns make(path, facts) of each kernel, nested by the parts of its path."""
     tree: Tree = {}
     for path, facts in kernels.items():
         node = tree

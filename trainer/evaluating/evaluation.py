@@ -14,20 +14,19 @@ from trainer.engine.program import Program
 from trainer.evaluating.predictions import PREDICTIONS, Predicting
 from trainer.evaluating.probes import Probes
 
-# By split, each metric's value.
+# split -> metric -> value.
 Results = dict[str, dict[str, float]]
 
 
 def _of_text(name: str) -> str:
-    """Returns a text metric's name in results, where "accuracy" means that of tokens."""
+    """Returns a text metric's name in results; plain "accuracy" is the tokens'."""
     return f"{TEXT}{name}" if name in TOKEN_METRICS else name
 
 
 class Evaluation:
-    """Evaluates a split: losses, metrics of generated text if there are any, and probes.
+    """Evaluates a split: losses, metrics of generated text if any, and probes.
 
-    Raises:
-      UserError: at construction, if the split, a metric or a probe is missing.
+    Construction raises UserError if the split, a metric or a probe is missing.
     """
 
     def __init__(self, run: Run, split: str, program: Program, label: str | None = None):
@@ -44,10 +43,10 @@ class Evaluation:
     def __call__(
         self, params: Any, step: int, stopping: Callable[[], bool] = lambda: False
     ) -> Results | None:
-        """Returns metrics by split of the parameters after `step`; None if it was abandoned.
+        """Returns metrics by split of the parameters after `step`; None if abandoned.
 
-        Predictions are written to MODEL_DIR/predictions/SPLIT_STEP.jsonl. Metrics of text are under
-        the split's name beside those of `Evaluator`, and of probes under "probes".
+        Writes predictions to MODEL_DIR/predictions/SPLIT_STEP.jsonl. Metrics of text are under the
+        split's name with those of `Evaluator`, metrics of probes under "probes".
         """
         results = self._losses(params, stopping)
         if results is None:

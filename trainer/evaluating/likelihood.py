@@ -1,4 +1,4 @@
-"""Log likelihoods of right answers, row by row.
+"""Log likelihoods of correct answers, row by row.
 
 Dimensions: B rows of a batch, L positions, V vocabulary.
 """
@@ -29,13 +29,7 @@ from trainer.model.transformer import (
 
 
 class Likelihood:
-    """Computes log likelihoods under the model of a program.
-
-    Args:
-      program: its mesh, and the parameters that it is called with.
-      converter: makes rows of examples.
-      batch_size: rows of a batch, which divide among the devices of data and fsdp.
-    """
+    """Log likelihoods by a program's model; data and fsdp must divide `batch_size`."""
 
     def __init__(self, program: Program, converter: Converter, batch_size: int):
         self._converter, self._mesh, self._size = converter, program.mesh, batch_size
@@ -62,8 +56,8 @@ class Likelihood:
     def __call__(self, params: Any, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         """Returns the log likelihood of the targets of each (inputs, targets), float64 [pairs].
 
-        Sums over tokens, in nats, EOS included where the targets have one. A side that is longer
-        than the rows of training is cut. `params` are the model's own, as `Program.merged` returns.
+        Sums over tokens, in nats, EOS included if the targets have one. Sides longer than
+        training's rows are cut. `params` are the model's own, as from `Program.merged`.
         """
         found = []
         for first in range(0, len(pairs), self._size):

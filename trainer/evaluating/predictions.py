@@ -23,18 +23,14 @@ from trainer.evaluating.likelihood import Likelihood
 
 # Folder of the files in model_dir.
 PREDICTIONS = "predictions"
-# Batches that are decoded between two checks of whether the run should stop.
+# Batches decoded between two checks whether the run should stop.
 _BATCHES_AT_ONCE = 4
 
 
 class Predicting:
-    """Generates text for the examples of a split and computes the metrics of their tasks.
+    """Generates text for a split's examples and computes the metrics of their tasks.
 
-    Attributes:
-      sets: the examples of each task that has metrics.
-
-    Raises:
-      UserError: at construction, if the split, a metric or the decoder is missing.
+    Construction raises UserError if the split, a metric or the decoder is missing.
     """
 
     def __init__(self, run: Run, split: str, program: Program):
@@ -64,17 +60,10 @@ class Predicting:
     def __call__(
         self, params: Any, output: str | None, stopping: Callable[[], bool] = lambda: False
     ) -> dict[str, dict[str, float]] | None:
-        """Returns metrics by split: of all tasks, and of each task of a mixture.
+        """Returns metrics by split: a task's under SPLIT/TASK, means over tasks under SPLIT.
 
-        Under the split's name are the means over the tasks that have a metric, and under SPLIT/TASK
-        a task's own. With one task there are only its own.
-
-        Args:
-          params: parameters of the program's state.
-          output: file of JSON lines to write, one for each example, by the first process; None:
-            none.
-          stopping: asked now and then; once it returns True, the evaluation is abandoned, and None
-            returned.
+        With one task there is only SPLIT. The first process writes a JSON line per example to
+        `output`. When `stopping()` returns True, the evaluation is abandoned and None returned.
         """
         params = self._program.merged(params)
         by_task: dict[str, dict[str, float]] = {}
@@ -149,7 +138,7 @@ class Predicting:
         examples: Sequence[Example],
         stopping: Callable[[], bool],
     ) -> tuple[list[str], Outputs] | None:
-        """Returns texts of predictions, and outputs; None to abandon the evaluation."""
+        """Returns predicted texts, and outputs; None to abandon the evaluation."""
         assert self._decoder
         longest = self._decoder.longest_prompt
         texts: list[str] = []
@@ -193,7 +182,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def plain(value: Any) -> Any:
-    """Returns a prediction as JSON can hold it."""
+    """Returns a prediction as a JSON value."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""Probes: a few texts and questions of the user's own, scored at every evaluation.
+"""Probes: the user's own texts and questions, scored at every evaluation.
 
 A line of the file is {"text": …}, for perplexity, or {"cloze": "The {} barks.", "choices": ["dog",
-"house"], "answer": 0}, whose most likely choice should be the answer.
+"house"], "answer": 0}; the answer should be the most likely choice.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from trainer.engine.metrics import perplexity
 from trainer.engine.program import Program
 from trainer.evaluating.likelihood import Likelihood
 
-# The split under which metrics of probes are written.
+# The split of probes' metrics.
 PROBES = "probes"
 _GAP = "{}"
 _KINDS = 'give {"text": …} or {"cloze": "… {} …", "choices": […], "answer": 0}'
 
-# (inputs, targets), ids each.
+# Ids of (inputs, targets).
 Pair = tuple[np.ndarray, np.ndarray]
 
 
 class _Probe(NamedTuple):
-    """A probe as pairs to score: one of a text, one for each choice of a cloze."""
+    """Pairs to score: one for a text, one per choice for a cloze."""
 
     pairs: list[Pair]
     answer: int | None
@@ -39,11 +39,9 @@ class _Probe(NamedTuple):
 class Probes:
     """The probes of `evaluation.probes`.
 
-    A decoder-only model scores the whole text, for each choice. An encoder-decoder model fills a
-    span, as in its pretraining: the gap of a cloze, or the second half of a text's words.
-
-    Raises:
-      UserError: at construction, if the file is missing or a line is not a probe; names the line.
+    A decoder-only model scores the whole text for each choice. An encoder-decoder model fills a
+    span, as in pretraining: the gap of a cloze, or the second half of a text's words. Construction
+    raises UserError if the file is missing or a line is not a probe.
     """
 
     def __init__(self, run: Run, program: Program):
@@ -59,8 +57,7 @@ class Probes:
     def __call__(self, params: Any) -> dict[str, dict[str, float]]:
         """Returns {"probes": values} for the parameters of the program's state.
 
-        `probe_accuracy` is the percentage of clozes whose answer is the most likely choice,
-        `probe_perplexity` the perplexity per token of all texts together.
+        `probe_accuracy` is a percentage of clozes, `probe_perplexity` is per token over all texts.
         """
         params = self._program.merged(params)
         pairs = [pair for probe in self._probes for pair in probe.pairs]

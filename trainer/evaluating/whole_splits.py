@@ -23,7 +23,7 @@ from trainer.setup import prepare
 if TYPE_CHECKING:
     from trainer.config.evaluation import EvaluateFlags as Flags
 
-# By split, each metric's value; the first split is the one asked for, others are SPLIT/TASK.
+# split -> metric -> value; the first split is the requested one, others are SPLIT/TASK.
 Results = dict[str, dict[str, float]]
 _CHECKPOINTS = "checkpoints"
 
@@ -31,8 +31,7 @@ _CHECKPOINTS = "checkpoints"
 def evaluate(flags: Flags) -> None:
     """Evaluates checkpoints, writes their metrics and prints a table.
 
-    Raises:
-      UserError: there is no such run, checkpoint or split, or another vocabulary.
+    Raises UserError for a missing run, checkpoint or split, or for another vocabulary.
     """
     config, origins = load_config(flags.model_dir)
     label = flags.split
@@ -51,7 +50,7 @@ def evaluate(flags: Flags) -> None:
         "evaluation.examples": flags.examples,
         "evaluation.probes": flags.probes,
     }
-    # What the run did about its evaluations does not bind this one.
+    # The run's reactions to evaluations do not apply here.
     for path in ("checkpoint.best_metric", "stopping.metric", "plateau.metric"):
         config = fields.replace(config, path, None)
     for path, value in overrides.items():
@@ -69,7 +68,7 @@ def evaluate(flags: Flags) -> None:
     program = Program(run)
     evaluation = Evaluation(run, flags.split, program, label)
     output = flags.output or files.join(flags.model_dir, EVALUATION_FILE)
-    # Read first: if it is damaged, the user should not wait for the evaluation to be told.
+    # Read first, to report damage before the evaluation.
     add_to = not flags.output and files.exists(output)
     before = files.read_json(output).get(_CHECKPOINTS, {}) if add_to else {}
     results: dict[int, Results] = {}
@@ -93,7 +92,7 @@ def evaluate(flags: Flags) -> None:
 
 
 def _check_vocabulary(run: Run, checkpoint: str) -> None:
-    """Refuses data whose vocabulary is not the one that a checkpoint records, if both are known."""
+    """Rejects data whose vocabulary differs from the checkpoint's, if both are known."""
     trained, now = (
         metadata.read(checkpoint).get("vocabulary_sha256"),
         run.data.vocabulary_sha256,
@@ -106,13 +105,13 @@ def _check_vocabulary(run: Run, checkpoint: str) -> None:
 
 
 def _on_another_task(config: Config, origins: dict[str, str], task: str) -> Config:
-    """Returns `config` with another task; lengths that followed from the old task do so anew."""
+    """Returns `config` with another task; lengths implied by the old task are implied again."""
     for side in ("inputs", "targets"):
         path = f"lengths.{side}"
         if origins.get(path, "").startswith("task "):
             del origins[path]
             config = fields.replace(config, path, None)
-    # What the old task's data were checked against or implied does not bind another task.
+    # Checks against the old task's data do not apply to another task.
     config = fields.replace(config, "objective", ())
     config = fields.replace(config, "mixing", MixingConfig())
     origins.setdefault("model.vocab_size", config.model_dir)
@@ -133,13 +132,7 @@ def _as_lines(results: dict[int, Results]) -> str:
 def merged(
     before: dict[str, Results], results: dict[int, Results], split: str
 ) -> dict[str, Results]:
-    """Returns evaluations by step, ascending: `results`, and those before of other rows.
-
-    Args:
-      before: earlier evaluations.
-      results: new ones, which replace those of the same step and split.
-      split: the split that was evaluated.
-    """
+    """Adds `results` to earlier evaluations, replacing the same step and `split`; sorts by step."""
     rows = dict(before)
     for step, result in results.items():
         others = {

@@ -1,4 +1,4 @@
-"""Built-in descriptions of T5X's own gin files, used if T5X is not installed.
+"""Built-in descriptions of T5X's gin files, used if T5X is not installed.
 
 Source: google-research/t5x, `configs/runs/{pretrain,finetune}.gin` and `examples/*/**.gin`.
 """
@@ -20,7 +20,8 @@ _MT5_VOCABULARY = "gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model"
 
 _1_0 = ("small", "base", "large", "3B", "11B")
 _1_1 = ("small", "base", "large", "xl", "xxl")
-# Width, heads, layers of both stacks and hidden width of ByT5 (Xue et al. 2021, arXiv:2105.13626).
+# ByT5's width, heads, encoder layers, decoder layers and hidden width (Xue et al. 2021,
+# arXiv:2105.13626).
 _BYT5 = {
     "small": (1472, 6, 12, 4, 3584),
     "base": (1536, 12, 18, 6, 3968),
@@ -30,7 +31,7 @@ _BYT5 = {
 }
 _BYT5_VOCAB_SIZE = 384
 
-# Macros that a file may set although no other file reads them.
+# Macros that a file may set even if no other file reads them.
 MACROS = (
     *("BATCH_SIZE", "DROPOUT_RATE", "EVALUATOR_NUM_EXAMPLES", "EVALUATOR_USE_MEMORY_CACHE"),
     *("EVAL_PERIOD", "EVAL_STEPS", "INITIAL_CHECKPOINT_PATH", "JSON_WRITE_N_RESULTS"),
@@ -42,7 +43,7 @@ MACROS = (
 
 
 def binding(key: str, value: Any, path: str) -> Binding:
-    """Returns a binding; its key is "scope/configurable.argument", or a macro's name."""
+    """Returns a binding; `key` is "scope/configurable.argument" or a macro's name."""
     scope, _, rest = key.rpartition("/")
     selector, _, argument = rest.rpartition(".")
     place = f"{path} (built in)"
@@ -69,7 +70,7 @@ def _data(scope: str, **settings: Any) -> dict[str, Any]:
 
 
 def _run(macros: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns the bindings of pretraining or finetuning: the common ones and the given ones."""
+    """Adds the bindings that pretraining and finetuning share."""
     required = ("MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "TRAIN_STEPS", "MODEL_DIR")
     return {
         **dict.fromkeys(required, _REQUIRED),
@@ -244,13 +245,13 @@ def _models() -> dict[str, dict[str, Any]]:
             mlp_dim=hidden,
         )
         found[f"t5x/examples/t5/byt5/{size}.gin"] = _model(sizes, None, _BYT5_VOCAB_SIZE)
-    # In T5X, all four are the tiny model of 1.1.
+    # In T5X, all four are the tiny T5 1.1 model.
     for family in ("t5_1_0", "t5_1_1", "mt5", "byt5"):
         found[f"t5x/examples/t5/{family}/tiny.gin"] = _model("t5_1_1_tiny")
     return found
 
 
-# Path of one of T5X's files -> its bindings.
+# Path of a T5X file -> its bindings.
 DESCRIPTIONS: Mapping[str, list[Binding]] = MappingProxyType(
     {
         path: [binding(key, value, path) for key, value in settings.items()]

@@ -1,7 +1,7 @@
-"""Turns bindings into fields of a configuration, by tables of configurables and their arguments.
+"""Translates gin bindings into configuration fields, by tables of configurables and arguments.
 
-A table states the meaning of each argument: a field, a configurable that it refers to, its only
-supported value, or nothing, with the reason. Anything that no table lists is an error.
+A table gives each argument's meaning: a field, a configurable that it refers to, its only supported
+value, or no counterpart, with the reason. Anything unlisted is an error.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from trainer.gin.reader import (
     references,
 )
 
-# The default of an argument that a file has to set if its configurable is used.
+# Default of an argument that a file must set if its configurable is used.
 MUST = object()
-# The default of an argument that is ignored if no file sets it.
+# Default of an argument that is ignored unless a file sets it.
 UNSET = object()
 
-# T5X's programs that other commands of ours stand for.
+# T5X's programs other than training -> our commands.
 COMMANDS = {
     "evaluate": "evaluate a run with python -m trainer.evaluate --model_dir=DIR --split=SPLIT",
     "infer": "export a run with python -m trainer.export, and generate text with transformers",
@@ -38,7 +38,7 @@ COMMANDS = {
 
 
 def _command(binding: Binding) -> str | None:
-    """Returns our command for the program of T5X that a binding configures, if it is one."""
+    """Returns our command for the T5X program that a binding configures, or None."""
     return COMMANDS.get(binding.selector.rpartition(".")[2])
 
 
@@ -46,12 +46,11 @@ def _command(binding: Binding) -> str | None:
 class Argument:
     """The meaning of an argument, by exactly one of these attributes.
 
-    `field`: path of a field of our configuration, set to the value after `convert`;
+    `field`: path of the configuration field that receives the value after `convert`;
     `refers`: configurables, one of which the argument must name (or None, if `optional`);
-    `only`: its only supported value, also written as one of `same`; `why` explains the rejection
-    of others;
-    `take`: a function called with (reading, value), for all other cases;
-    none of them: the argument has no counterpart. `why` is reported, unless the value is `default`.
+    `only`: the only supported value, with synonyms `same`; `why` explains the restriction;
+    `take`: a function called with (reading, value), for all other cases.
+    Without any, the argument has no counterpart: `why` is reported unless the value is `default`.
     """
 
     default: Any = UNSET
@@ -74,10 +73,8 @@ class Argument:
 class Configurable:
     """A configurable that files bind.
 
-    Attributes:
-      names: its full names; messages use the first.
-      arguments: name -> meaning.
-      fields: fields of our configuration -> values, set whenever it is used.
+    `names` are its full names, the first for messages. `fields` are configuration fields and their
+    values, set whenever the configurable is used.
     """
 
     names: tuple[str, ...]
@@ -86,12 +83,12 @@ class Configurable:
 
     @property
     def short(self) -> str:
-        """The last part of its first name."""
+        """The last part of the first name."""
         return self.names[0].rpartition(".")[2]
 
 
 def field(path: str, default: Any = UNSET, convert: Callable[[Any], Any] | None = None) -> Argument:
-    """Returns an argument that sets a field; if it is unset, T5X's `default`, if any, is used."""
+    """Returns an argument that sets a field; `default` is T5X's, for unset arguments."""
     return Argument(default=default, field=path, convert=convert)
 
 
@@ -101,7 +98,7 @@ def refers(*known: Configurable, optional: bool = False, default: Any = MUST) ->
 
 
 def only(value: Any, why: str, *same: Any) -> Argument:
-    """Returns an argument with only one supported value; `same` are other names of it."""
+    """Returns an argument with one supported value; `same` are its synonyms."""
     return Argument(only=value, same=same, why=why)
 
 
@@ -111,23 +108,19 @@ def nothing(why: str, default: Any = UNSET) -> Argument:
 
 
 def take(function: Callable[[Reading, Value], None], default: Any = UNSET) -> Argument:
-    """Returns an argument that a function interprets."""
+    """Returns an argument interpreted by a function."""
     return Argument(default=default, take=function)
 
 
 def partitions(value: Any) -> Any:
-    """Converts the number of devices that a model is divided among; None is one.
-
-    Raises:
-      ValueError: it is below 1.
-    """
+    """Checks a number of model-parallel devices and replaces None by 1."""
     if type(value) is int and value < 1:
         raise ValueError("it must be 1 or more")
     return 1 if value is None else value
 
 
 def keep(name: str, kind: Any, default: Any = UNSET) -> Argument:
-    """Returns an argument whose meaning depends on others and that is therefore kept in `facts`.
+    """Returns an argument kept in `facts` because its meaning depends on others.
 
     The value must have type `kind` (object: any). Its key is `name`, or SCOPE/NAME in a scope.
     """
@@ -143,9 +136,9 @@ class Reading:
     """The meaning of files, collected while they are read.
 
     Attributes:
-      fields: path in our configuration -> value and origin.
+      fields: configuration path -> value and origin.
       notes: lines to print: ("warning", …) and ("read, no counterpart", …).
-      facts: values that functions of tables keep for one another.
+      facts: values that table functions keep for one another.
       scope: scope of the current binding.
     """
 
@@ -159,7 +152,7 @@ class Reading:
         self._known = tuple(known)
         self._bound: dict[tuple[str, str, str], Binding] = {}
         self._used: set[tuple[str, str, str]] = set()
-        # The program that files configure says more than the first name in them that is unknown.
+        # An error about the configured program is clearer than one about the first unknown name.
         for binding in sorted(statements.bindings, key=lambda each: _command(each) is None):
             if binding.argument:
                 self._bound[self._key(binding)] = binding
@@ -170,20 +163,17 @@ class Reading:
         self.notes.append(("warning", text))
 
     def idle(self, text: str) -> None:
-        """Notes a binding that was read and has no effect here."""
+        """Notes a binding without effect here."""
         self.notes.append(("read, no counterpart", text))
 
     def set(self, path: str, value: Any, origin: str) -> None:
-        """Sets a field of our configuration."""
+        """Sets a configuration field."""
         self.fields[path] = Value(value, origin)
 
     def walk(self, configurable: Configurable, scope: str = "", origin: str = "") -> None:
-        """Reads the arguments of a configurable under a scope, and of all that it refers to.
+        """Reads the arguments of a configurable under a scope, and everything that they refer to.
 
-        `origin` is the place that refers to the configurable.
-
-        Raises:
-          UserError: a value is invalid; names file and line.
+        `origin` is the place that refers to it. Errors name file and line.
         """
         for path, value in configurable.fields.items():
             self.set(path, value, f"{origin} as @{configurable.short}()")
@@ -206,12 +196,9 @@ class Reading:
                     argument.take(self, default)
 
     def everything(self, scopes: Iterable[str]) -> None:
-        """Reads every binding of these scopes, shorter scopes first.
+        """Reads every binding of these scopes, shorter scopes first; errors name file and line.
 
-        Used for files that do not refer to their configurables.
-
-        Raises:
-          UserError: a value is invalid; names file and line.
+        For files that do not refer to their configurables.
         """
         order = sorted(self._bound.items(), key=lambda item: len(item[0][0]))
         scoped: dict[str, tuple[str, Value]] = {}
@@ -237,11 +224,7 @@ class Reading:
     def follow(
         self, name: str, found: Value, known: tuple[Configurable, ...], optional: bool = False
     ) -> None:
-        """Walks the configurable among `known` that a value refers to.
-
-        Raises:
-          UserError: it refers to none of them.
-        """
+        """Walks the configurable among `known` that a value must refer to."""
         reference = found.value
         if reference is None and optional:
             return
@@ -257,10 +240,9 @@ class Reading:
         )
 
     def finish(self, macros: Iterable[str]) -> None:
-        """Warns of macros and notes bindings that were never read.
+        """Reports macros and bindings that were never read.
 
-        A macro that is none of `macros` or of these files' may be a misspelt one: the nearest is
-        named.
+        The warning about a macro unknown to `macros` and to the files suggests the nearest name.
         """
         known = {*macros, *self.macros.named()}
         for binding in self.macros.unread():
@@ -314,7 +296,7 @@ class Reading:
             self.idle(f"{name} = {shown(found.value)} ({found.origin}): {argument.why}")
 
     def _cover(self, reference: Reference, origin: str) -> None:
-        """Marks as read the bindings of a configurable without counterpart, and of all it names."""
+        """Marks the bindings of an unsupported configurable, and of its references, as read."""
         configurable = self._configurable(reference, origin)
         for key, binding in self._bound.items():
             here = key[0] in ("", reference.scope) and key[1] == configurable.names[0]
@@ -342,11 +324,7 @@ class Reading:
         return nearest(selector.rpartition(".")[2], [each.short for each in self._known])
 
     def _key(self, binding: Binding) -> tuple[str, str, str]:
-        """Returns (scope, full name, argument).
-
-        Raises:
-          UserError: the configurable or the argument is unknown.
-        """
+        """Returns (scope, full name, argument), or raises UserError if one is unknown."""
         named = [each for each in self._known if _names(each, binding.selector)]
         if not named:
             hint = _command(binding)
@@ -367,12 +345,12 @@ class Reading:
         return binding.scope, called.names[0], binding.argument
 
     def _binding(self, configurable: Configurable, scope: str, name: str) -> Binding | None:
-        """Returns the binding that applies under a scope: that of the longest prefix with one."""
+        """Returns the binding for a scope: the one with the longest matching prefix."""
         parts = scope.split("/") if scope else []
         for depth in range(len(parts), -1, -1):
             key = ("/".join(parts[:depth]), configurable.names[0], name)
             if key in self._bound:
-                # Bindings of shorter scopes are overridden here, and not idle.
+                # Overridden bindings of shorter scopes are not idle.
                 keys = {("/".join(parts[:less]), *key[1:]) for less in range(depth + 1)}
                 self._used |= keys
                 return self._bound[key]
@@ -393,11 +371,7 @@ class Reading:
 
 
 def typed(found: Value, name: str, declared: Any) -> Any:
-    """Returns a value converted to the declared type of a field.
-
-    Raises:
-      UserError: the value has another type; names file, line and `name`.
-    """
+    """Converts a value to a field's declared type; errors name file, line and `name`."""
     try:
         return _typed(found.value, declared)
     except ValueError as error:
@@ -426,7 +400,7 @@ def _typed(value: Any, declared: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Returns a value as it is written in a file."""
+    """Formats a value as in a gin file."""
     if isinstance(value, Reference):
         return str(value)
     if isinstance(value, dict):
@@ -437,7 +411,7 @@ def shown(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as tables compare it: references as text without module, tuples as lists."""
+    """Normalizes a value for comparison: references become unqualified text, tuples lists."""
     if isinstance(value, Reference):
         return str(value._replace(name=value.name.rpartition(".")[2]))
     return list(value) if isinstance(value, tuple) else value
@@ -448,5 +422,5 @@ def _names(configurable: Configurable, selector: str) -> bool:
 
 
 def _matches(name: str, selector: str) -> bool:
-    """Returns True if a selector is a dotted suffix of a full name, which is gin's rule."""
+    """Returns whether a selector is a dotted suffix of a full name (gin's rule)."""
     return name == selector or name.endswith(f".{selector}")

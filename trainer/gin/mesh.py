@@ -1,7 +1,7 @@
-"""Gin files of Mesh T5, the T5 library before T5X, and of Primer, as our configuration.
+"""Translates gin files of Mesh T5, the T5 library before T5X, and of Primer.
 
-Files of Mesh TensorFlow do not refer to their configurables, so every binding counts. Layers,
-norms and activations together determine the model's preset; sizes in the files override its own.
+Mesh TensorFlow's files do not refer to their configurables, so every binding counts. Layers, norms
+and activations together determine the model's preset; sizes in the files override the preset's.
 
 Source: tensorflow/mesh `transformer/`; google-research/text-to-text-transfer-transformer; Primer,
 google-research/google-research `primer/`.
@@ -33,14 +33,14 @@ from trainer.gin.reader import Binding, Reference, Value
 
 _ACTIVATIONS = {name: name for name in ("gelu", "linear", "relu", "silu", "squared_relu")}
 _ACTIVATIONS["swish"] = "silu"
-# Prefixes of the names of T5's and Primer's tasks -> prefixes of our tasks.
+# Prefixes of T5's and Primer's task names -> ours.
 _FAMILIES = {"c4": "c4", "lm1b": "lm1b", "pg19": "pg19"}
-# The preprocessors of language models, and those between which `denoise` gets windows of one
-# length. Whether short documents are joined first does not matter: a cache joins all.
+# Preprocessors of language models, and alternatives that give `denoise` windows of one length.
+# Joining short documents first makes no difference, since caches join all documents.
 _FIRST, _JOINS = "select_random_chunk", "reduce_concat_tokens"
 _LANGUAGE_MODEL = (_FIRST, _JOINS, "split_tokens_to_targets_length")
 _SPLITS = ("split_tokens", "split_tokens_to_inputs_length")
-# T5's noise masks -> ours, and T5's arguments of each -> our fields.
+# T5's noise masks -> ours, and each mask's arguments -> our fields.
 _MASKS: Mapping[str, tuple[Callable[..., Mask], Mapping[str, str]]] = MappingProxyType(
     {
         "random_spans_noise_mask": (
@@ -55,9 +55,9 @@ _MASKS: Mapping[str, tuple[Callable[..., Mask], Mapping[str, str]]] = MappingPro
         "random_prefix_noise_mask": (RandomPrefix, {}),
     }
 )
-# Parts of C4 by T5's names -> the Hub's; None: not there.
+# T5's names for parts of C4 -> the Hub's; None if the Hub lacks it.
 _PARTS_OF_C4 = {"noclean": "en.noclean", "realnewslike": "realnewslike", "webtextlike": None}
-# The arguments of `denoise`, as they are kept.
+# Keys in `facts` of the arguments of `denoise`.
 _BOUND = ("noise_mask", "inputs_fn", "targets_fn")
 _NAME_IT = "name a task with --task"
 # T5's defaults for spans.
@@ -92,12 +92,12 @@ _KINDS = {
 
 
 def is_mesh(selectors: set[str]) -> bool:
-    """Returns True if files that bind these selectors are Mesh T5's, and False for T5X."""
+    """Returns whether files that bind these selectors are Mesh T5's rather than T5X's."""
     return any(name.rpartition(".")[2] in ("run", "make_layer_stack") for name in selectors)
 
 
 def refuse_evaluation(bindings: Iterable[Binding]) -> None:
-    """Raises UserError if files and flags describe another command than training."""
+    """Raises UserError if files and flags describe a command other than training."""
     for binding in bindings:
         name = f"{binding.selector.rpartition('.')[2]}.{binding.argument}"
         if name == "run.mode" and binding.value in ("eval", "perplexity_eval", "infer", "export"):
@@ -109,12 +109,10 @@ def refuse_evaluation(bindings: Iterable[Binding]) -> None:
 
 
 def understand(reading: Reading, preset: str | None) -> str:
-    """Sets the fields that depend on several bindings, and returns the preset of the model.
+    """Sets the fields that depend on several bindings; returns the model's preset.
 
-    A given `preset` is used as it is; the sizes in the files are then ignored.
-
-    Raises:
-      UserError: the model, the task or the schedule is not supported.
+    A given `preset` overrides the files' model and sizes. Raises UserError if the model, the task
+    or the schedule is not supported.
     """
     reading.set("loss.normalizer", "num_total_target_tokens", "Mesh T5's loss")
     if "checkpoint.keep" not in reading.fields:
@@ -131,7 +129,6 @@ def understand(reading: Reading, preset: str | None) -> str:
 
 
 def _refuse_other(reading: Reading, name: str, expected: str) -> None:
-    """Raises UserError unless a kept reference, if any, is `expected`."""
     found = reading.facts.get(name)
     if found and _short(found.value) != expected:
         raise UserError(f"{found.origin}: {name} = {shown(found.value)} must be @{expected} here")
@@ -169,7 +166,6 @@ def _set_model(reading: Reading) -> str:
 
 
 def _refuse_other_layers(reading: Reading) -> None:
-    """Raises UserError unless the stacks of an encoder-decoder have T5's sublayers."""
     for stack, names in (
         ("encoder", (ATTENTION, MLP)),
         ("decoder", (ATTENTION, "EncDecAttention", MLP)),
@@ -203,7 +199,7 @@ def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value
     repeats = 1 if names == _EVOLVED else attentions
     reading.set("model.num_decoder_layers", layers.value * repeats, layers.origin)
     if names == _SYNTHESIZER:
-        # Mesh's files bind the heads of SelfAttention; a Synthesizer has heads of its own.
+        # Mesh's files bind the heads of SelfAttention; a Synthesizer has its own.
         for path in ("model.num_heads", "model.head_dim"):
             reading.fields.pop(path, None)
     if "MoE1D" in names:
@@ -227,7 +223,7 @@ def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value
 
 
 def _norm(reading: Reading) -> Value:
-    """Returns the norm of the layers, which must also be the final norm."""
+    """Returns the layers' norm, which must also be the final norm."""
     layers, last = reading.facts.get("norm"), reading.facts.get("last_norm")
     norms = {
         NORMS[name]
@@ -310,7 +306,7 @@ def _set_lengths_and_rows(reading: Reading) -> None:
         )
     decoder_only = _value(reading, "model_type", "") == "lm"
     for side, size in sizes.items():
-        # Mesh requires a length of inputs for language models, which have no inputs.
+        # Mesh requires an input length even for language models, which lack inputs.
         if side == "targets" or not decoder_only:
             reading.set(f"lengths.{side}", size, lengths.origin)
     found = reading.facts.get(
@@ -334,13 +330,11 @@ def _set_lengths_and_rows(reading: Reading) -> None:
 
 
 def task(reading: Reading, named: bool) -> Value:
-    """Returns the task of ours with the corpus and the objective that files bind.
+    """Returns our task with the bound corpus and objective.
 
-    If there is none, the task's name in the files is returned, which may be one of seqio's. If
-    `named`, a flag names the task, and the objective that files bind does not matter.
-
-    Raises:
-      UserError: files name no task, or bind an objective that is not supported.
+    Without a counterpart, returns the files' own task name, possibly a seqio task. If `named`, a
+    flag names the task and the bound objective is ignored. Raises UserError if the files name no
+    task, or bind an unsupported objective.
     """
     name = reading.facts.get("task")
     if name is None:
@@ -376,7 +370,7 @@ def task(reading: Reading, named: bool) -> Value:
 
 
 def _objective(reading: Reading, steps: Value, known: Collection[str]) -> str:
-    """Returns the one of the `known` objectives that does what files bind; sets its settings."""
+    """Returns the one of the `known` objectives that matches the files, and sets its settings."""
     names = tuple(_short(each) for each in steps.value)
     if names == _LANGUAGE_MODEL:
         return "autoregressive_lm"
@@ -416,7 +410,7 @@ def _objective(reading: Reading, steps: Value, known: Collection[str]) -> str:
 
 
 def _denoising(reading: Reading, steps: Value) -> Denoising:
-    """Returns the objective whose mask, inputs and targets files bind."""
+    """Returns the objective with the bound mask, inputs and targets."""
     mask = reading.facts.get("noise_mask", Value(None, steps.origin))
     if _short(mask.value) not in _MASKS:
         raise UserError(
@@ -446,7 +440,7 @@ def _denoising(reading: Reading, steps: Value) -> Denoising:
 
 
 def _mask_settings(wanted: Denoising, like: Denoising) -> tuple[str, ...] | None:
-    """Returns the settings that turn `like` into `wanted`; None if it takes more than numbers."""
+    """Returns the settings that turn `like` into `wanted`; None if more than numbers differ."""
     if dataclasses.replace(wanted, mask=like.mask) != like:
         return None
     if type(wanted.mask) is not type(like.mask):

@@ -1,4 +1,4 @@
-"""Built-in descriptions of the T5 library's own gin files from before T5X.
+"""Built-in descriptions of the gin files of the T5 library before T5X.
 
 Source: google-research/text-to-text-transfer-transformer, `t5/models/gin/**.gin`; tensorflow/mesh,
 `transformer/gin/defaults.gin`.
@@ -80,7 +80,7 @@ _T5_1_1 = {
     "dropout_rate": 0.0,
     "Unitransformer.shared_embedding_and_softmax_weights": False,
 }
-# Sizes in the names of the files, then in older names, and the devices a model is divided among.
+# Sizes in file names, suffixes of older file names, and numbers of model-parallel devices.
 _1_0_SIZES = (
     ("small", "_small", 1),
     ("base", "", 1),
@@ -160,14 +160,14 @@ _FILES = {
     },
 }
 
-# Path of one of the T5 library's files -> its bindings.
+# Path of a file of the T5 library -> its bindings.
 DESCRIPTIONS: Mapping[str, list[Binding]] = MappingProxyType(
     {
         path: [binding(key, value, path) for key, value in settings.items()]
         for path, settings in _FILES.items()
     }
 )
-# Bindings that Mesh TensorFlow reads before all files.
+# Bindings that Mesh TensorFlow reads before any file.
 DEFAULTS = [
     binding(key, value, "Mesh TensorFlow's defaults.gin") for key, value in _DEFAULTS.items()
 ]

@@ -1,4 +1,4 @@
-"""The arguments of Mesh T5's and Primer's configurables, as fields of our configuration.
+"""Maps arguments of Mesh T5's and Primer's configurables to our configuration fields.
 
 Source: tensorflow/mesh `transformer/`; google-research/text-to-text-transfer-transformer; Primer,
 google-research/google-research `primer/`.

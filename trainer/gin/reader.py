@@ -1,7 +1,7 @@
-"""Reads gin files into bindings, each with its place. Nothing is imported or executed.
+"""Reads gin files into bindings with their places. Nothing is imported or executed.
 
-gin-config's parser knows the syntax; `trainer.gin.t5x` and `trainer.gin.mesh` know what a binding
-means. Values are literals, `@references` and `%MACROS`; an expression is an error.
+gin-config's parser handles the syntax; `trainer.gin.t5x` and `trainer.gin.mesh` give bindings their
+meaning. Values are literals, `@references` and `%MACROS`; an expression is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tasks.terminal.command_line import UserError, nearest
 
-# The macro of a value that another file or a flag must set.
+# Placeholder for a value that another file or a flag must set.
 REQUIRED = "gin.REQUIRED"
 _MAIN = "__main__."
 FLAXFORMER = (
@@ -24,7 +24,7 @@ FLAXFORMER = (
     "--preset=t5_1_1_base (--help=presets), umT5 with --model.position=relative_per_layer"
 )
 _EVALUATE = "python -m trainer.evaluate --model_dir=DIR"
-# Files of commands other than training, by their last name -> ours.
+# Files of commands other than training, by base name -> our commands.
 _OTHER_COMMANDS = {
     "eval.gin": f"evaluate a run with {_EVALUATE} --split=SPLIT",
     "perplexity_eval.gin": f"evaluate a run with {_EVALUATE} --checkpoints=all --split=validation",
@@ -37,7 +37,7 @@ _LIBRARY = "t5x/"
 
 
 class Reference(NamedTuple):
-    """`@scope/name`, with `()` if it is `called`; the name is expanded by the file's imports."""
+    """`@scope/name`, with `()` if `called`; the file's imports expand the name."""
 
     scope: str
     name: str
@@ -57,8 +57,8 @@ class Macro(NamedTuple):
 class Binding(NamedTuple):
     """`scope/selector.argument = value`; a macro has no argument.
 
-    `place` is FILE:LINE, the flag, or the name of a built-in include. `library` is True for
-    bindings of T5X's own files, which may go unused without a warning.
+    `place` is FILE:LINE, the flag, or the name of a built-in include. `library` marks bindings of
+    T5X's own files, which may go unused without a warning.
     """
 
     scope: str
@@ -70,14 +70,14 @@ class Binding(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The left side of the binding, as in a file."""
+        """The left side of the binding."""
         scope = f"{self.scope}/" if self.scope else ""
         argument = f".{self.argument}" if self.argument else ""
         return f"{scope}{self.selector}{argument}"
 
 
 class Import(NamedTuple):
-    """An import statement of a file; the module is not imported."""
+    """A file's import statement; the module is not imported."""
 
     module: str
     place: str
@@ -85,14 +85,14 @@ class Import(NamedTuple):
 
 @dataclasses.dataclass
 class Statements:
-    """The statements of files, in order."""
+    """The files' statements, in order."""
 
     bindings: list[Binding] = dataclasses.field(default_factory=list)
     imports: list[Import] = dataclasses.field(default_factory=list)
 
 
 class Value(NamedTuple):
-    """A value with its macros resolved, and its origin, as in "ro.gin:12 via BATCH_SIZE"."""
+    """A value with resolved macros, and an origin such as "ro.gin:12 via BATCH_SIZE"."""
 
     value: Any
     origin: str
@@ -106,11 +106,8 @@ def read(
 ) -> Statements:
     """Reads files in order, then flags of the form `NAME=VALUE`.
 
-    Args:
-      files: looked for in the working folder, then in `search_paths`.
-      search_paths: folders; includes are looked for there, then beside the file that includes them.
-      flags: each a binding.
-      built_in: path of an include -> its bindings, used if no such file exists.
+    Files are searched in the working folder, then in `search_paths`; includes also beside the
+    including file. `built_in` maps an include to its bindings, used if no such file exists.
 
     Raises:
       UserError: a file is missing, includes itself or cannot be parsed; names file and line.
@@ -130,7 +127,7 @@ class _Reader:
         self.found = Statements()
 
     def file(self, name: str, named_at: str, above: tuple[tuple[str, str], ...]) -> None:
-        """Reads a file; `above` holds (name, real path) of the files that include it."""
+        """Reads a file; `above` holds (name, real path) of the including files."""
         beside = [os.path.dirname(path) for _, path in above[-1:]]
         candidates = [os.path.join(folder, name) for folder in [*self._folders, *beside]]
         path = next((each for each in candidates if os.path.isfile(each)), None)
@@ -152,7 +149,7 @@ class _Reader:
             circle = " -> ".join([*(each for each, _ in above), name])
             raise UserError(f"{named_at}: files include one another in a circle: {circle}")
         try:
-            # Some editors begin a file with a mark of its byte order.
+            # Some editors write a byte order mark.
             with open(path, encoding="utf-8-sig") as lines:
                 text = lines.read()
         except UnicodeDecodeError as error:
@@ -172,8 +169,8 @@ class _Reader:
         """Reads the text of a file or, if `above` is empty, of a flag."""
         from gin import config_parser
 
-        # A file's own imports come first. Without one, a name is that of any file read before, as
-        # in gin, where T5X's files of sizes rely on the import of the file that they include.
+        # A file's own imports take precedence over those of files read before. As in gin, T5X's
+        # size files rely on the imports of the files that they include.
         modules: dict[str, str] = {} if above else self._modules
         seen = ChainMap(modules, self._modules)
         library = len(above) > 1 and name.startswith(_LIBRARY)
@@ -204,7 +201,7 @@ class _Reader:
             ) from error
 
 
-# Macros of T5X's and Mesh T5's files -> the flags that set the same.
+# Macros of T5X's and Mesh T5's files -> equivalent flags.
 OURS = {
     "MODEL_DIR": "model_dir",
     "MIXTURE_OR_TASK_NAME": "task",
@@ -222,7 +219,7 @@ def _flags(macro: str) -> str:
 
 
 def _failure(error: SyntaxError | tokenize.TokenError) -> tuple[Any, str]:
-    """Returns the line and the message of a parser's error."""
+    """Returns the line and message of a parser error."""
     if isinstance(error, SyntaxError):
         return error.lineno, str(error.msg).splitlines()[-1].strip().rstrip(".")
     message, (line, _) = error.args
@@ -244,7 +241,7 @@ def _delegate() -> Any:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Returns `change(value)` or, for a container, a copy with every element changed."""
+    """Applies `change` to a value or, in a copy, to every element of a container."""
     if isinstance(value, Reference | Macro):
         return change(value)
     if isinstance(value, dict):
@@ -261,21 +258,21 @@ def _with_modules(value: Any, modules: Mapping[str, str]) -> Any:
 
 
 def _spelled_out(selector: str, modules: Mapping[str, str]) -> str:
-    """Returns `t5x.utils.X` for `utils.X` after `from t5x import utils`."""
+    """Expands `utils.X` to `t5x.utils.X` after `from t5x import utils`."""
     first, dot, rest = selector.partition(".")
     full = f"{modules[first]}.{rest}" if dot and first in modules else selector
     return full.removeprefix(_MAIN)
 
 
 def references(value: Any) -> list[Reference]:
-    """Returns every reference in a value, including those inside containers."""
+    """Returns every reference in a value, including nested ones."""
     found: list[Reference] = []
     _each(value, lambda each: found.append(each) if isinstance(each, Reference) else None)
     return found
 
 
 class Macros:
-    """The values of macros; records which were read."""
+    """The values of macros, with a record of which were read."""
 
     def __init__(self, bindings: Iterable[Binding]):
         bindings = list(bindings)
@@ -296,15 +293,11 @@ class Macros:
         return [each for name, each in self._bound.items() if name not in self._read]
 
     def unset(self, binding: Binding) -> bool:
-        """Returns whether a binding's value is a macro that nothing sets."""
+        """Returns whether a binding's value is an undefined macro."""
         return isinstance(binding.value, Macro) and binding.value.name not in self._bound
 
     def resolve(self, binding: Binding) -> Value:
-        """Returns the value of a binding.
-
-        Raises:
-          UserError: a macro is unknown, refers to itself or was never set.
-        """
+        """Resolves a binding's macros; raises UserError if one is unknown, circular or unset."""
         return self._resolve(binding.value, binding.place, ())
 
     def _resolve(self, value: Any, place: str, through: tuple[str, ...]) -> Value:
@@ -325,7 +318,7 @@ class Macros:
             self._read.add(name)
             bound = self._bound[name]
             return self._resolve(bound.value, bound.place, (*through, name))
-        # The origin of a container is its own place, whatever macros are inside.
+        # A container's origin is its own place, regardless of macros inside.
         whole = _each(
             value,
             lambda each: (

@@ -1,4 +1,4 @@
-"""Gin files and flags of a T5X command -> configuration, origins, notes."""
+"""Translates gin files and flags of a T5X command into a configuration, origins and notes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from trainer.gin import includes, mesh, mesh_includes, mesh_tables, reader, t5x,
 from trainer.gin.meaning import Reading, typed
 from trainer.gin.reader import Binding, Macro, Value
 
-# Packages of T5X, of Mesh T5 and of their dependencies, whose modules hold no tasks.
+# Packages of T5X, Mesh T5 and their dependencies; their modules define no tasks.
 _LIBRARIES = ("__gin__", "__main__", "t5x", "seqio", "optax", "flax", "jax", "mesh_tensorflow")
 _WITHOUT_TASKS = ("t5.models.mesh_transformer", "t5_models")
 
 _REQUIRED = Macro(reader.REQUIRED)
 
-# Endings of origins that are not in a user's file.
+# Endings of origins outside the user's files.
 _DEFAULTS = ("(built in)", "DatasetConfig.use_cached", "DatasetConfig.pack")
 
 
@@ -43,17 +43,14 @@ def load(
     preset: str | None,
     overrides: Sequence[str],
 ) -> Recipe:
-    """Reads gin files and bindings given as flags.
+    """Reads gin files and bindings given as flags; errors name file and line.
 
     Args:
       gin_files: in order; later files override earlier ones.
-      search_paths: folders of these files and of the files they include.
-      flags: NAME=VALUE each; they override the files.
-      preset: the model if the files name none; a T5X model in the files is then ignored.
-      overrides: `--field=value` flags, which are not applied here; the task may be among them.
-
-    Raises:
-      UserError: a file cannot be read, or it binds something unknown; names file and line.
+      search_paths: folders of these files and of their includes.
+      flags: NAME=VALUE strings, which override the files.
+      preset: the model if the files name none; overrides a T5X model in the files.
+      overrides: `--field=value` flags, not applied here; may include the task.
     """
     described = {**includes.DESCRIPTIONS, **mesh_includes.DESCRIPTIONS}
     statements = reader.read(gin_files, search_paths, flags, described)
@@ -84,7 +81,7 @@ def load(
 
 
 def _given(bindings: Sequence[Binding], overrides: Sequence[str]) -> list[Binding]:
-    """Returns bindings of the macros that files leave to the command and flags of ours set."""
+    """Returns bindings for macros that the files leave unset and our flags set."""
     values = {each.name: each.value for each in bindings if not each.argument}
     given = []
     for macro, name in reader.OURS.items():
@@ -97,7 +94,7 @@ def _given(bindings: Sequence[Binding], overrides: Sequence[str]) -> list[Bindin
 
 
 def _set_microbatch_law(reading: Reading) -> None:
-    """Normalizes each microbatch by itself if files bind both, since T5X does."""
+    """Normalizes each microbatch by itself if the files bind both, as T5X does."""
     parts, normalizer = (reading.fields.get(name) for name in ("microbatches", "loss.normalizer"))
     if parts and normalizer and parts.value != 1 and normalizer.value != "sum":
         origin = f"T5X's law for num_microbatches ({parts.origin})"
@@ -133,7 +130,7 @@ def _set_seed(reading: Reading) -> None:
 
 
 def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
-    """Sets the task, and the settings that only seqio tasks have."""
+    """Sets the task and the settings that only seqio tasks have."""
     found = reading.facts["task"]
     known = registry.names(_flag(overrides, "task_module"))
     task = found.value if found.value in known else f"seqio:{found.value}"
@@ -173,7 +170,7 @@ def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
 
 
 def _flag(overrides: Sequence[str], name: str) -> str | None:
-    """Returns the last value of the flag --NAME among `overrides`; None if it is not given."""
+    """Returns the last value of the flag --NAME among `overrides`, or None."""
     value = None
     for place, flag in enumerate(overrides):
         key, equals, text = flag.removeprefix("--").partition("=")

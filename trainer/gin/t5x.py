@@ -1,4 +1,4 @@
-"""The arguments of T5X's runs, data, checkpoints and partitions, as fields of our configuration.
+"""Maps arguments of T5X's runs, data, checkpoints and partitions to our configuration fields.
 
 Source: google-research/t5x: signatures and defaults of `train.train`, `utils`, `partitioning` and
 `trainer`. Models and optimizers are in `trainer.gin.t5x_model`.
@@ -33,7 +33,7 @@ def _lengths(reading: m.Reading, found: Value) -> None:
 
 
 def _same(fact: str, what: str) -> m.Argument:
-    """Returns an argument of the evaluation's data that must have the training's value."""
+    """Returns an argument of the evaluation data that must equal the training's."""
 
     def check(reading: m.Reading, found: Value) -> None:
         trained = reading.facts.get(fact)
@@ -98,7 +98,7 @@ def _restore_path(reading: m.Reading, found: Value) -> None:
 
 
 def _restore_mode(reading: m.Reading, found: Value) -> None:
-    # --init_from accepts a checkpoint or a folder of checkpoints, of which it uses the newest.
+    # --init_from accepts a checkpoint, or a folder, whose newest checkpoint it uses.
     if found.value not in ("specific", "latest"):
         raise UserError(
             f"{found.origin}: mode = {m.shown(found.value)} must be 'specific' or 'latest': to "
@@ -249,7 +249,7 @@ _TRAINER = m.Configurable(
 
 _SUMMARY = m.Configurable(("t5x.gin_utils.summarize_gin_config",), {})
 
-# The trainer, with its schedule, precedes the model: an optimizer with its own rate overrides it.
+# The trainer, with its schedule, precedes the model, so that an optimizer's own rate overrides it.
 TRAIN = m.Configurable(
     ("t5x.train.train",),
     {
@@ -282,7 +282,7 @@ TRAIN = m.Configurable(
     },
 )
 
-# Configurables without a counterpart, which files may bind and refer to.
+# Configurables without counterpart, which files may bind and refer to.
 _IDLE = (
     m.Configurable(
         ("seqio.Evaluator",),

@@ -1,4 +1,4 @@
-"""The arguments of T5X's models, optimizers and schedules, as fields of our configuration.
+"""Maps arguments of T5X's models, optimizers and schedules to our configuration fields.
 
 Source: google-research/t5x: signatures and defaults of `models`, `adafactor`, `optimizers`, `utils`
 and the networks of `examples`; seqio for vocabularies, optax for its optimizers.
@@ -21,7 +21,7 @@ _OWN_CONVERTER = "the converter follows from the model's architecture"
 
 # flax.linen's names of activations -> ours.
 _ACTIVATIONS = {"gelu": "gelu", "linear": "linear", "relu": "relu", "silu": "silu", "swish": "silu"}
-# T5X's names of a layer's rematerialisation -> ours.
+# T5X's rematerialisation policies -> ours.
 _REMAT = {"none": "none", "minimal": "dots", "full": "full"}
 
 
@@ -125,7 +125,7 @@ _WARMUP_COSINE = m.Configurable(
 
 
 def _set_warmup_cosine(reading: m.Reading, found: Value) -> None:
-    """Sets the schedule of optax's `warmup_cosine_decay_schedule`, read before."""
+    """Sets the schedule from the arguments of optax's `warmup_cosine_decay_schedule`."""
     peak, end, steps = (reading.facts[name] for name in ("peak_value", "end_value", "decay_steps"))
     start, warmup = reading.facts["init_value"], reading.fields["optimizer.warmup_steps"]
     if not peak.value > 0 or type(warmup.value) is not int or steps.value <= warmup.value:
@@ -142,7 +142,7 @@ def _set_warmup_cosine(reading: m.Reading, found: Value) -> None:
 
 
 def check_cosine(reading: m.Reading) -> None:
-    """Refuses more updates than a cosine of optax has: it stays at its end, ours starts again."""
+    """Refuses runs longer than an optax cosine, which stays at its end while ours restarts."""
     steps, end = reading.fields.get("train_steps"), reading.facts.get("decay_steps")
     if steps and end and type(steps.value) is int and steps.value > end.value:
         raise UserError(
@@ -152,10 +152,7 @@ def check_cosine(reading: m.Reading) -> None:
 
 
 def _own_rate(reading: m.Reading, found: Value) -> None:
-    """Sets the learning rate of a wrapped optax optimizer.
-
-    For these optimizers, T5X only logs Trainer.learning_rate_fn.
-    """
+    """Sets the rate of a wrapped optax optimizer; T5X only logs Trainer.learning_rate_fn for it."""
     if isinstance(found.value, Reference):
         reading.follow("learning_rate", found, (SCHEDULE, _WARMUP_COSINE))
         if found.value.name.rpartition(".")[2] == _WARMUP_COSINE.short:
@@ -203,7 +200,7 @@ _CLIP_NORM = m.Configurable(
 
 
 def _transformations(reading: m.Reading, found: Value) -> None:
-    """Reads the parts of a chain: an optimizer, after one clipping of gradients at most."""
+    """Reads the parts of a chain: at most one gradient clipping, then an optimizer."""
     parts = found.value if isinstance(found.value, list | tuple) else ()
     if len(parts) not in (1, 2) or isinstance(found.value, Reference):
         raise UserError(

@@ -1,6 +1,6 @@
-"""Conversion of models from and to Hugging Face transformers.
+"""Converts models from and to Hugging Face transformers.
 
-`load` and `model_config` only need safetensors; `trainer.export` also needs torch and transformers.
+`load` and `model_config` need only safetensors; `trainer.export` also needs torch and transformers.
 """
 
 from __future__ import annotations
@@ -20,18 +20,14 @@ EXTRA = "pip install 'palimpsest[huggingface]'"
 
 
 def model_config(path: str) -> ModelConfig:
-    """Returns the configuration of a model folder of transformers or of our modelling file.
+    """Returns the configuration of a folder of T5, mT5, umT5, BERT, Llama, Gemma, GPT-2 or ours.
 
-    Supported are T5, mT5, umT5, BERT, Llama, Gemma and GPT-2.
-
-    Raises:
-      UserError: the folder does not exist, or the model is not supported; names the field.
+    Raises UserError if the folder does not exist or a field is not supported.
     """
     return _read(path)[0]
 
 
 def _read(path: str) -> tuple[ModelConfig, str]:
-    """Returns the configuration of a model folder, and its model_type."""
     from trainer.huggingface.config_readers import from_config
 
     where, written = _read_config(path)
@@ -40,7 +36,7 @@ def _read(path: str) -> tuple[ModelConfig, str]:
 
 
 def _read_config(path: str) -> tuple[str, dict[str, Any]]:
-    """Returns the path of a folder's config.json, and what it holds."""
+    """Returns the path and the contents of a folder's config.json."""
     folder = files.local_path(path)
     where = os.path.join(folder, CONFIG)
     if not os.path.isfile(where):
@@ -60,11 +56,10 @@ def _read_config(path: str) -> tuple[str, dict[str, Any]]:
 
 
 def load(path: str, config: ModelConfig) -> dict[str, Any]:
-    """Returns the float32 parameters in a model folder, as the tree of the unscanned model.
+    """Returns the float32 parameters of a model folder as an unscanned model's tree.
 
-    Args:
-      path: a local folder with config.json and safetensors, in one file or several.
-      config: the model to load them into; its dropout, dtype, scan and remat may differ.
+    The folder has config.json and safetensors, in one file or several. Its model may differ from
+    `config` in dropout, dtype, scan and remat.
 
     Raises:
       UserError: the folder's model differs from `config`, or a tensor is missing, unknown or has

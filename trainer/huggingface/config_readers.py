@@ -1,4 +1,4 @@
-"""Reads transformers' config.json, for each model_type with a counterpart here."""
+"""Reads transformers' config.json for each supported model_type."""
 
 from __future__ import annotations
 
@@ -22,22 +22,17 @@ from trainer.model.config import ModelConfig
 from trainer.model.parts import PER_LAYER
 from trainer.model.slots import Choice
 
-# transformers' other names for the same functions.
+# transformers' synonyms.
 _SYNONYMS = MappingProxyType({"gelu_pytorch_tanh": "gelu_new", "swish": "silu"})
 
 
 def from_config(
     written: Mapping[str, Any], where: str, tensors: Collection[str] = ()
 ) -> ModelConfig:
-    """Returns the model of a config.json, with the folder's sizes and dropout and our defaults.
+    """Returns the model of a config.json at `where`, with its sizes and dropout and our defaults.
 
-    Args:
-      where: its path, for messages.
-      tensors: names of the folder's tensors, if known: transformers 5 says of every T5 that its
-        logits are tied, and stores their kernel all the same if they are not.
-
-    Raises:
-      UserError: we do not support the model; names the field.
+    `tensors` are the folder's tensor names, if known: transformers 5 records every T5's logits as
+    tied, but stores the kernel of untied ones. A UserError names the unsupported field.
     """
     kind = str(written.get("model_type"))
     if kind not in _READERS:
@@ -57,7 +52,7 @@ def from_config(
 
 
 def _is_number(value: Any) -> bool:
-    """Returns whether a value is a text with a number, which no field of transformers is."""
+    """Returns whether a value is a number in quotes, which no transformers field is."""
     return isinstance(value, str) and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", value) is not None
 
 
@@ -79,13 +74,13 @@ class _Fields:
         return self._fields.get(name, default)
 
     def require(self, name: str, expected: Any, default: Any = None) -> None:
-        """Refuses a value that is not `expected`; `default` is transformers' if it is another."""
+        """Refuses a value other than `expected`; `default` is transformers', if different."""
         found = self._fields.get(name, expected if default is None else default)
         if found != expected:
             raise UserError(f"{self._where}: {name} is {found}; our models have {expected}")
 
     def named(self, name: str, known: Mapping[Any, str], default: Any = None) -> Any:
-        """Returns our name of a field's value."""
+        """Returns our name for a field's value."""
         found = self._fields.get(name, default)
         for ours, theirs in known.items():
             if theirs == _SYNONYMS.get(str(found), found):
@@ -94,7 +89,6 @@ class _Fields:
 
 
 def _norm(kind: str, epsilon: float, **others: Any) -> str:
-    """Returns the text of a norm."""
     return str(Choice(kind, _NORM_OPTIONS[kind](epsilon=float(epsilon), **others)))
 
 
@@ -109,13 +103,12 @@ def _from_t5(fields: _Fields) -> ModelConfig:
     )
     standard = "relu" if kind == "t5" else "gated-gelu"
     projection = fields.named("feed_forward_proj", T5_PROJECTIONS, standard)
-    # transformers derives these two, and obeys them where they say something else.
+    # transformers derives these two fields, but obeys explicit values.
     activation = ACTIVATIONS[projection[0]]
     fields.require("dense_act_fn", activation)
     fields.require("is_gated_act", len(projection) == 2)
-    # transformers 5 calls the logits of all of them tied, and stores their kernel all the same if
-    # they are not; the logits of mT5 are never scaled. Without `scale_decoder_outputs`, which T5
-    # alone has, tied logits are scaled.
+    # transformers 5 records all logits as tied, but stores the kernel of untied ones. mT5's logits
+    # are never scaled. Without `scale_decoder_outputs`, a field of T5 only, tied logits are scaled.
     tied = bool(fields.get("tie_word_embeddings", kind == "t5"))
     scaled = bool(fields.get("scale_decoder_outputs", tied)) and kind != "mt5"
     if kind != "t5" or not scaled:
@@ -162,7 +155,6 @@ def _from_decoder(
 
 
 def _rotary(fields: _Fields) -> str:
-    """Returns the text of a Llama's positions."""
     rope = {**fields.get("rope_scaling", {}), **fields.get("rope_parameters", {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
@@ -181,7 +173,7 @@ def _rotary(fields: _Fields) -> str:
     if kind != "default":
         values |= {"scaling": kind, "factor": needed("factor")}
     if kind == "llama3":
-        # As transformers does where the field is missing.
+        # transformers' fallback for a missing field.
         original = "original_max_position_embeddings"
         if rope.get(original) is None:
             rope[original] = fields.get("max_position_embeddings", None)
@@ -219,7 +211,7 @@ def _from_gemma(fields: _Fields) -> ModelConfig:
         tied_logits=fields.get("tie_word_embeddings", True),
     )
     if config.mlp_activations == ("gelu_erf", "linear"):
-        # Early folders say "gelu" and mean the approximation by tanh.
+        # Early folders write "gelu" for the tanh approximation.
         config = dataclasses.replace(config, mlp_activations=("gelu", "linear"))
     return config
 
@@ -250,7 +242,7 @@ def _from_gpt2(fields: _Fields) -> ModelConfig:
 
 
 def _from_custom(fields: _Fields) -> ModelConfig:
-    # Folders written before Primer was added have none of these; ModelConfig's None then stands.
+    # Folders written before Primer was added lack these; ModelConfig's None then applies.
     names = ("mixer", "norm", "norm_placement", "mlp_bias")
     pieces = {name: fields.get(name, None) for name in names}
     fields.require("num_key_value_heads", fields["num_attention_heads"])

@@ -1,7 +1,7 @@
-"""Writes transformers' config.json of a model, for each model_type.
+"""Writes a model's config.json of transformers, for each model_type.
 
-A writer raises KeyError for a model that the type cannot express; `configs.model_type` compares
-others with what is read back.
+A writer raises KeyError if its type cannot express the model; `configs.model_type` compares the
+rest with what is read back.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from trainer.model.config import ModelConfig
 
 # The model_type of modeling_palimpsest.py.
 CUSTOM = "palimpsest"
-# Values of our modelling file; a folder with other values holds another model.
+# Fixed in our modelling file; a folder with other values holds another model.
 OUR_BUCKETS, OUR_DISTANCE = 32, 128
 
-# Our activations by transformers' names.
+# Our activations -> transformers' names.
 ACTIVATIONS = MappingProxyType(
     {
         "gelu": "gelu_new",
@@ -72,7 +72,7 @@ def _to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:
         "layer_norm_epsilon": _epsilon(config),
         "dropout_rate": config.dropout_rate,
         "decoder_start_token_id": PAD_ID,
-        # transformers scales tied logits, and without this field reads "tied" as "scaled".
+        # Without this field, transformers scales tied logits.
         "scale_decoder_outputs": tied and config.logits_scale is None,
     }
 
@@ -172,7 +172,7 @@ def _to_custom(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 def _to_bert(config: ModelConfig, positions: int) -> dict[str, Any]:
     return {
-        # The file has both heads; BertForMaskedLM loads its own.
+        # The weights include both heads; BertForMaskedLM loads only its own.
         "architectures": ["BertForPreTraining"],
         "hidden_size": config.emb_dim,
         "intermediate_size": config.mlp_dim,

@@ -1,7 +1,7 @@
-"""Conversion of model configurations to transformers' config.json and back.
+"""Converts model configurations to transformers' config.json and back.
 
-Models without a counterpart in transformers are refused with the reason. For the decoder-only
-families "lm" and "primer" there is a modelling file of our own, which a folder can include.
+Models without a counterpart in transformers are refused with the reason. The decoder-only families
+"lm" and "primer" have a modelling file of our own, which a folder can include.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from trainer.huggingface.names import logits_are_tied
 from trainer.model.config import ModelConfig
 from trainer.model.spec import EncoderSpec, ModelSpec, model_spec
 
-# The families that modeling_palimpsest.py supports.
+# Families that modeling_palimpsest.py supports.
 OF_CUSTOM_CODE = ("lm", "primer")
 
-# Family -> candidates among model_types; the first one that computes the same is written.
+# Family -> candidate model_types; the first equivalent one is written.
 _KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "t5_1_0": ("t5", "umt5"),
@@ -58,11 +58,11 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
         return None
     if config.family in ("llama", "bert", "gpt2") and config.emb_dim % config.num_heads:
         return f"emb_dim {config.emb_dim} does not divide by {config.num_heads} heads"
-    # Activations, sizes of heads, or any other change of the family.
+    # The cause is the activations, head sizes or another change of the family.
     found = _plain(config)
     with contextlib.suppress(KeyError, UserError):
         found = _there_and_back(config, _KINDS[config.family][0])
-    # Multipliers can be folded away, and other fields define a family.
+    # Ignore multipliers, which can be folded away, and the family, which other fields define.
     changed = ", ".join(
         each for each in different_fields(found, folded(config)) if not each.startswith("family ")
     )
@@ -70,15 +70,12 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
 
 
 def model_type(config: ModelConfig) -> str | None:
-    """Returns the model_type with which transformers computes this model, or None."""
+    """Returns the model_type that computes this model in transformers, or None."""
     return exportable(config)[1]
 
 
 def exportable(config: ModelConfig) -> tuple[ModelConfig, str | None]:
-    """Returns the model as written, with multipliers folded away if necessary, and its model_type.
-
-    The type is None if transformers has no such model.
-    """
+    """Returns the model as written, multipliers folded if necessary, and its model_type or None."""
     for each in dict.fromkeys((config, folded(config))):
         for kind in _KINDS.get(config.family, ()):
             with contextlib.suppress(KeyError, UserError):
@@ -88,17 +85,17 @@ def exportable(config: ModelConfig) -> tuple[ModelConfig, str | None]:
 
 
 def _there_and_back(config: ModelConfig, kind: str) -> ModelConfig:
-    """Returns the model read back from what is written; KeyError if nothing can be written."""
+    """Returns the model read back from its config.json; KeyError if it cannot be written."""
     return from_config(_written(config, kind, positions=1), "config.json")
 
 
 def same_model(one: ModelConfig, other: ModelConfig) -> bool:
-    """Returns whether two configurations are the same function of parameters and batch."""
+    """Returns whether two configurations define the same function of parameters and batch."""
     return _function(one) == _function(other)
 
 
 def _function(config: ModelConfig) -> tuple[Any, ...]:
-    """Returns the spec without initial values, and the multipliers of its parametrisation."""
+    """Returns the spec without initial values, and the parametrisation's multipliers."""
     spec = model_spec(_inference(config))
     start = spec.shared.parametrisation
     multipliers = (
@@ -111,7 +108,7 @@ def _function(config: ModelConfig) -> tuple[Any, ...]:
 
 
 def _without_start(spec: ModelSpec | EncoderSpec) -> ModelSpec | EncoderSpec:
-    """Returns the spec without the values that `_function` compares."""
+    """Returns the spec without initial values and the logits' scale."""
     shared: Any = dataclasses.replace(spec.shared, parametrisation=None)  # type: ignore[arg-type]
     if isinstance(spec, EncoderSpec) or spec.decoder.logits is None:
         return dataclasses.replace(spec, shared=shared)
@@ -122,7 +119,7 @@ def _without_start(spec: ModelSpec | EncoderSpec) -> ModelSpec | EncoderSpec:
 
 
 def different_fields(one: ModelConfig, other: ModelConfig) -> list[str]:
-    """Returns the fields that differ between models, as "emb_dim 512" with the value of `other`."""
+    """Returns the fields that differ, with the values of `other`, such as "emb_dim 512"."""
     one, other = _explicit(one), _explicit(other)
     return [
         f"{field.name} {getattr(other, field.name)}"
@@ -134,7 +131,7 @@ def different_fields(one: ModelConfig, other: ModelConfig) -> list[str]:
 def _explicit(config: ModelConfig) -> ModelConfig:
     """Returns the model with exactly the fields set that it reads."""
     explicit = _inference(config).explicit()
-    # Initial values are not compared, and the multipliers that belong to them are fields, too.
+    # Initial values are not compared; the parametrisation's multipliers become explicit fields.
     start = model_spec(config).shared.parametrisation
     changed: dict[str, Any] = {"parametrisation": None, "zero_init": ()}
     if explicit.family_facts.changeable:
@@ -166,7 +163,7 @@ def _inference(config: ModelConfig) -> ModelConfig:
 
 
 def _plain(config: ModelConfig) -> ModelConfig:
-    """Returns the model with its family's own parts; in BERT, with heads as wide as the model."""
+    """Returns the model with its family's own parts; heads of BERT and GPT-2 fill the width."""
     fills = config.emb_dim // config.num_heads
     filled = config.family in ("bert", "gpt2")
     return ModelConfig(
@@ -188,10 +185,8 @@ def to_config(
 ) -> dict[str, Any]:
     """Returns the contents of config.json for a model that `refusal` accepts.
 
-    Args:
-      positions: the longest row of training, for models that record it.
-      mt5: call an untied T5 mT5, which differs only in its vocabulary.
-      special: special ids of the vocabulary.
+    `positions` is the length of the longest training row. `mt5` labels an untied T5 as mT5, which
+    differs only in its vocabulary.
     """
     config, kind = exportable(config)
     assert kind is not None, config.family
@@ -205,7 +200,7 @@ def _written(
     config: ModelConfig, kind: str, positions: int, special: SpecialIds = T5_IDS
 ) -> dict[str, Any]:
     written = WRITERS[kind](config, positions)
-    # What a decoder reads first in training.
+    # A decoder's first input in training.
     for name in ("bos_token_id", "decoder_start_token_id"):
         if name in written:
             written[name] = special.start

@@ -1,7 +1,7 @@
-"""Models with multipliers or gains that transformers lacks, as equal models without them.
+"""Rewrites models with multipliers or gains that transformers lacks as equal models without them.
 
-muP's multipliers and norms without gains are folded into kernels and gains: the function stays the
-same, while initial values and rates, which only training needs, are given up.
+muP's multipliers and norms without gains are folded into kernels and gains. The function is
+unchanged; initial values and learning rates, which only training needs, are lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Tree = dict[str, Any]
 
 
 def folded(config: ModelConfig) -> ModelConfig:
-    """Returns the model of `fold`'s parameters; `config` itself if nothing is to be folded."""
+    """Returns the model of `fold`'s parameters; `config` itself if there is nothing to fold."""
     norm = config.part("norm")
     changed: dict[str, Any] = {}
     if getattr(norm.options, "gain", "vector") in ("none", "scalar"):
@@ -31,13 +31,13 @@ def folded(config: ModelConfig) -> ModelConfig:
 
 
 def _foreign(config: ModelConfig) -> bool:
-    """Returns whether multipliers differ from transformers' for the family."""
+    """Returns whether multipliers differ from the family's in transformers."""
     named = config.attention_scale, config.logits_scale
     return config.part("parametrisation").name == "mup" or named != (None, None)
 
 
 def fold(params: Tree, config: ModelConfig) -> Tree:
-    """Returns parameters of `folded(config)`, given unscanned ones of `config`."""
+    """Converts unscanned parameters of `config` to parameters of `folded(config)`."""
     target = folded(config)
     if target == config:
         return params
@@ -74,7 +74,7 @@ def fold(params: Tree, config: ModelConfig) -> Tree:
 
 
 def _with_norms(params: Tree, config: ModelConfig) -> Tree:
-    """Returns parameters with an empty dict, for gains, for each norm without parameters."""
+    """Adds an empty dict for the gains of each norm without parameters."""
     norms: dict[str, tuple[str, ...]] = {
         "encoder": ("pre_attention_layer_norm", "pre_mlp_layer_norm"),
         "decoder": ("pre_self_attention_layer_norm", "pre_mlp_layer_norm"),

@@ -1,8 +1,7 @@
 """Uploads exported folders to a repository of the Hugging Face Hub.
 
-A step is a branch `step_N` of the repository, so that `from_pretrained(…, revision="step_N")` loads
-it, and `main` is the last upload. The token comes from HF_TOKEN or `hf auth login`. Complete files
-are not uploaded again.
+Each step is a branch `step_N`, loaded by `from_pretrained(…, revision="step_N")`; `main` is the
+last upload. The token comes from HF_TOKEN or `hf auth login`. Files already uploaded are skipped.
 """
 
 from __future__ import annotations
@@ -18,11 +17,7 @@ _DENIED = {401: "the token is not valid", 403: "the token has no permission to w
 
 
 def check(repository: str) -> None:
-    """Rejects an impossible name of a repository, and a missing token, before any work is done.
-
-    Raises:
-      UserError: says which.
-    """
+    """Raises UserError for an invalid repository name or a missing token."""
     import huggingface_hub
     from huggingface_hub.utils import validate_repo_id
 
@@ -44,27 +39,15 @@ def check(repository: str) -> None:
 def push(
     folder: str, repository: str, step: int, message: str, facts: str, main: bool = True
 ) -> str:
-    """Uploads a folder to the branch `step_N` of a repository, and to `main`.
+    """Uploads a folder to the branch `step_N` and, if `main`, to `main`; returns the branch's URL.
 
-    The repository and the branch are made if they do not exist.
-
-    Args:
-      folder: local folder.
-      repository: OWNER/NAME.
-      step: number of updates made.
-      message: first line of the commit's message.
-      facts: the rest of it.
-      main: False to leave `main` as it is.
-
-    Returns:
-      The address of the branch.
-
-    Raises:
-      UserError: the Hub refuses it, or the connection was lost.
+    Creates the repository OWNER/NAME and the branch if necessary. `message` is the first line of
+    the commit message, `facts` the rest. Raises UserError if the Hub refuses it or the connection
+    is lost.
     """
     from huggingface_hub import HfApi
 
-    # Retries are logged as warnings; the final error says enough.
+    # Hide warnings about retries; the final error is sufficient.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     api, branch = HfApi(), f"step_{step}"
     with _in_one_line(repository):
@@ -84,7 +67,7 @@ def push(
 
 @contextlib.contextmanager
 def _in_one_line(repository: str) -> Iterator[None]:
-    """Raises the errors of huggingface_hub as `UserError`."""
+    """Converts errors of huggingface_hub to `UserError`."""
     import httpx
     from huggingface_hub.errors import HfHubHTTPError
 

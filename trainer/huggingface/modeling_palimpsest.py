@@ -1,11 +1,11 @@
-"""Decoder-only models with T5's relative positions, Primer among them, for transformers.
+"""Decoder-only models with T5's relative positions, including Primer, for transformers.
 
-This file only needs torch and transformers. `trainer.export --custom_code` writes it beside the
-weights; then load the model with
+This file needs only torch and transformers. `trainer.export --custom_code` writes it beside the
+weights; load the model with
 
     AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
-Rows begin with id 0. `generate` keeps keys, values and the last inputs of convolutions in a
+Rows begin with id 0. `generate` caches keys, values and the last inputs of convolutions in a
 `PalimpsestCache`.
 
 Dimensions: B batch, L length, S length of the keys, D model, C channels, H heads, K head size,
@@ -23,11 +23,11 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
 class PalimpsestConfig(PretrainedConfig):
-    """Configuration with Llama's names for sizes, and T5's for relative positions.
+    """Configuration with Llama's names for sizes and T5's for relative positions.
 
     `mixer` is "attention", or Primer's "mdha" or "mdha_shared_qk"; `norm` is "rms_norm",
     "layer_norm" or "primer_norm"; `norm_placement` is "pre" or "primer_alternating". `family` is
-    Palimpsest's name of the model family.
+    Palimpsest's model family.
     """
 
     model_type = "palimpsest"
@@ -77,7 +77,7 @@ class PalimpsestConfig(PretrainedConfig):
 class PalimpsestCache(DynamicCache):
     """Keys and values of earlier positions, and the last inputs of convolutions.
 
-    `inputs` maps a layer's number and a projection's letter to [B, 2, C].
+    `inputs` maps (layer number, projection letter) to [B, 2, C].
     """
 
     def __init__(self):
@@ -121,10 +121,10 @@ class Norm(nn.Module):
 
 
 class Convolution(nn.Module):
-    """Causal convolution of each channel over three positions: the current one and two before it.
+    """Causal depthwise convolution over the current position and the two before it.
 
-    Maps [B, L, C] and the inputs before them, [B, 2, C] or None for zeros, to [B, L, C] and the
-    last two inputs. Padding, which may come before a row, counts as 0.
+    Maps [B, L, C] and the preceding inputs, [B, 2, C] or None for zeros, to [B, L, C] and the last
+    two inputs. Padding, which may precede a row, counts as 0.
     Source: So et al. 2021 (arXiv:2109.08668), section 3.1.
     """
 
@@ -184,7 +184,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """A projection, an activation, a product with a second projection if gated, a projection."""
+    """Projection, activation, product with a second projection if gated, projection."""
 
     def __init__(self, config):
         super().__init__()
@@ -222,7 +222,7 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Maps token ids [B, L] to normalised states [B, L, D].
 
-    With a cache the ids are those after its positions; masks are of all positions [B, S].
+    With a cache, the ids follow its positions; masks cover all positions [B, S].
     """
 
     def __init__(self, config):
@@ -257,7 +257,7 @@ class Decoder(nn.Module):
         return self.norm(x_BLD)
 
     def bucket(self, behind):
-        """Returns T5's bucket of a distance to a key, 0 for later keys (arXiv:1910.10683)."""
+        """Returns T5's bucket for a distance to a key, 0 for later keys (arXiv:1910.10683)."""
         buckets, distance = (
             self.config.relative_attention_num_buckets,
             self.config.relative_attention_max_distance,
@@ -270,7 +270,7 @@ class Decoder(nn.Module):
 
 
 class PalimpsestForCausalLM(PreTrainedModel, GenerationMixin):
-    """Language model that returns the next token's logits at every position."""
+    """Language model that returns next-token logits at every position."""
 
     config_class = PalimpsestConfig
     base_model_prefix = "model"
@@ -319,8 +319,8 @@ class PalimpsestForCausalLM(PreTrainedModel, GenerationMixin):
 
         `prefix_mask` [B, L] marks positions that attend to one another in both directions. `labels`
         [B, L] are input ids, -100 for positions without loss; they are shifted here.
-        `past_key_values` is None or the `PalimpsestCache` of an earlier call; the masks then
-        cover its positions, too. With `use_cache` one is returned for the next call.
+        `past_key_values` is None or the `PalimpsestCache` of an earlier call; the masks then also
+        cover its positions. With `use_cache`, returns a cache for the next call.
         """
         cache = past_key_values
         if use_cache and not isinstance(cache, PalimpsestCache):

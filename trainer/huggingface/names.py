@@ -1,7 +1,7 @@
 """Names of our parameters in transformers, and conversion of parameters in both directions.
 
-Our kernels are [in, out], torch's weights [out, in], except GPT-2's; our table of relative
-positions is [heads, buckets], theirs [buckets, heads]. No other tensor is transposed. GPT-2 joins
+Our kernels are [in, out]; torch's weights are [out, in], except GPT-2's. Our tables of relative
+positions are [heads, buckets], theirs [buckets, heads]. No other tensor is transposed. GPT-2 joins
 queries, keys and values in one tensor.
 
 Source: google-research/t5x and transformers' modeling_t5.py, modeling_umt5.py, modeling_bert.py,
@@ -35,18 +35,18 @@ _TRANSPOSED = ("kernel", "rel_embedding")
 
 
 def logits_are_tied(config: ModelConfig) -> bool:
-    """Returns whether logits are computed by the token embedding."""
+    """Returns whether the token embedding computes the logits."""
     return model_spec(config).output.tied
 
 
 def activations(config: ModelConfig) -> tuple[str, ...]:
-    """Returns our names of the feed-forward activations; () if the sublayer is of another kind."""
+    """Returns our names of the feed-forward activations; () for other kinds of sublayers."""
     last = [*model_spec(config).stacks.values()][-1]
     return last.layers[0].feed_forward.activations
 
 
 def _unsupported(config: ModelConfig) -> list[str]:
-    """Returns the parts without a counterpart in transformers and our modelling file."""
+    """Returns the parts without a counterpart in transformers or our modelling file."""
     known = TRANSFORMERS in config.mixer_facts.exports
     known |= config.part("mixer").name in t5_experiments.MIXERS
     parts = [] if known else [f"mixer {config.mixer}"]
@@ -63,14 +63,14 @@ def _unsupported(config: ModelConfig) -> list[str]:
 
 
 def decoder_layer(config: ModelConfig) -> LayerSpec:
-    """Returns the first layer of a decoder."""
+    """Returns a decoder's first layer."""
     spec = model_spec(config)
     assert isinstance(spec, ModelSpec)
     return spec.decoder.layers[0]
 
 
 class Place(NamedTuple):
-    """The place of a parameter: a tensor, or the `part`-th of several equal columns of it."""
+    """A parameter's place: a tensor, or the `part`-th of `parts` equal column blocks of it."""
 
     tensor: str
     transposed: bool
@@ -79,13 +79,10 @@ class Place(NamedTuple):
 
 
 def places(config: ModelConfig, kind: str) -> dict[str, Place]:
-    """Returns the place of each path in the unscanned tree, such as "encoder/encoder_norm/scale".
+    """Returns each parameter's place by path ("encoder/encoder_norm/scale") in the unscanned tree.
 
-    Args:
-      kind: the model_type with which transformers computes this model.
-
-    Raises:
-      UserError: transformers has no counterpart for a part of the model.
+    `kind` is the model_type that computes the model. Raises UserError if transformers lacks a part
+    of it.
     """
     if parts := _unsupported(config):
         raise UserError(f"transformers has no counterpart for {', '.join(parts)}")
@@ -100,13 +97,13 @@ def places(config: ModelConfig, kind: str) -> dict[str, Place]:
 
 
 def _tensor(path: str) -> str:
-    """Returns torch's name of the parameter within its module."""
+    """Returns a parameter's name within its torch module."""
     name = path.rsplit("/", 1)[-1]
     return name if name.startswith("tap_") else "bias" if name.endswith("bias") else "weight"
 
 
 def to_tensors(params: Tree, config: ModelConfig, kind: str) -> Tensors:
-    """Returns float32 arrays under transformers' names, from parameters in the unscanned tree."""
+    """Converts the unscanned tree to float32 arrays under transformers' names."""
     found, flat = places(config, kind), named(params)
     assert flat.keys() == found.keys(), sorted(flat.keys() ^ found.keys())
     columns: dict[str, dict[int, np.ndarray]] = {}
@@ -120,12 +117,12 @@ def to_tensors(params: Tree, config: ModelConfig, kind: str) -> Tensors:
         for name, parts in columns.items()
     }
     if kind == "bert" and not logits_are_tied(config):
-        # If logits have a kernel of their own, transformers reads the bias from beside it.
+        # For untied logits, transformers reads the bias stored beside their kernel.
         tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
     return tensors
 
 
-# The beginning of a tensor's name -> what a folder without such tensors is, and what to do.
+# Prefix of tensor names -> description of a folder without such tensors, and a remedy.
 _MISSING = {
     "decoder.": "an encoder alone, as T5EncoderModel saves it; name a folder of "
     "T5ForConditionalGeneration",
@@ -145,18 +142,11 @@ def _why_missing(name: str, tensors: Mapping[str, np.ndarray]) -> str:
 def from_tensors(
     tensors: Mapping[str, np.ndarray], config: ModelConfig, kind: str, where: str
 ) -> Tree:
-    """Returns float32 parameters in the unscanned tree, the inverse of `to_tensors`.
+    """Returns float32 parameters in the unscanned tree; the inverse of `to_tensors`.
 
-    Args:
-      tensors: the tensors of a model of `config`.
-      kind: the folder's model_type.
-      where: their name in error messages.
-
-    The head for the order of segments gets the initial values of key 0 if it is missing, and a line
-    on stderr says so.
-
-    Raises:
-      UserError: a tensor is missing, unknown, or of another shape.
+    `kind` is the folder's model_type, and `where` its name in messages. A missing head for the
+    order of segments gets the initial values of key 0, with a line on stderr. Raises UserError if
+    another tensor is missing, unknown or misshapen.
     """
     spec, found, rest = model_spec(config), places(config, kind), dict(tensors)
     tree: Tree = {}
@@ -207,9 +197,9 @@ def from_tensors(
     return tree
 
 
-# The module for the order of segments, which only pretraining needs.
+# The head for the order of segments, needed only in pretraining.
 _DRAWN = "order_head"
-# Tensors that some folders hold twice.
+# Tensors that some folders store twice.
 _COPIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "encoder.embed_tokens.weight": ("shared.weight",),
@@ -224,7 +214,7 @@ _COPIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-# Tensors that older releases saved though nothing reads them.
+# Unused tensors that older releases saved.
 _WITHOUT_EFFECT = (
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
     "bert.embeddings.position_ids",
@@ -275,7 +265,7 @@ def _kernel_and_bias(has_bias: object) -> tuple[str, ...]:
 
 
 def _decoder(config: ModelConfig) -> dict[str, str]:
-    """Names of LlamaForCausalLM, which Gemma and our own modelling file use too."""
+    """Returns names of LlamaForCausalLM, shared by Gemma and our modelling file."""
     layer = decoder_layer(config)
     mixer = cast(DotProductAttention, layer.mixer)  # the only one that can be exported
 

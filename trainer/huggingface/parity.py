@@ -1,4 +1,4 @@
-"""Compares the logits of a model in transformers with the trainer's."""
+"""Compares a model's logits in transformers with the trainer's."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from trainer.data.features import Batch, target_side, token_places
 from trainer.huggingface.configs import CUSTOM
 from trainer.model.config import ModelConfig
 
-# The order of float32 sums causes differences of 1e-6 to 1e-5; the smallest mistake causes 1e-3.
+# The order of float32 sums causes differences of 1e-6 to 1e-5; even small mistakes cause 1e-3.
 TOLERANCE = 1e-4
 
 Logits = list[np.ndarray]
-# Maps a batch to logits of tokens [B, L, V] and, for an encoder-only model, of rows [B, C].
+# Maps a batch to token logits [B, L, V] and, for an encoder-only model, row logits [B, C].
 Compute = Callable[[Batch], Logits]
 
 
 class Parity(NamedTuple):
-    """The result of a comparison of logits.
+    """A comparison of logits over `rows` rows.
 
     Attributes:
-      rows: number of rows compared.
-      positions: number of positions compared, padding left out.
-      difference: largest absolute difference of two logits.
+      positions: number of positions compared, without padding.
+      difference: largest absolute difference between logits.
       agreement: share of positions, 0 to 1, at which both models prefer the same token.
     """
 
@@ -67,7 +66,7 @@ def compare(ours: Compute, theirs: Compute, batches: Iterable[Batch]) -> Parity:
 
 
 def our_logits(config: ModelConfig, params: Any) -> Compute:
-    """Returns our model, computing in float32 whatever its dtype and attention in training."""
+    """Returns our model's computation in float32, regardless of its dtype and attention."""
     apply = _applied(dataclasses.replace(config, dtype="float32", attention="einsum"))
 
     def compute(batch: Batch) -> Logits:
@@ -79,7 +78,7 @@ def our_logits(config: ModelConfig, params: Any) -> Compute:
 
 @functools.cache
 def _applied(config: ModelConfig) -> Callable[[Any, Batch], Any]:
-    """Returns (parameters, batch) -> the model's output, compiled once for a configuration."""
+    """Returns the model's compiled (parameters, batch) -> output function."""
     import jax
 
     from trainer.model.spec import model_spec
@@ -96,14 +95,9 @@ def _applied(config: ModelConfig) -> Callable[[Any, Batch], Any]:
 
 
 def their_model(folder: str, written: Mapping[str, Any]) -> Any:
-    """Loads the model in `folder` in float32 on the CPU, as the class named in its config.json.
+    """Loads `folder` in float32 on the CPU, as the class named in `written`, its config.json.
 
-    Args:
-      folder: folder of transformers.
-      written: the contents of its config.json.
-
-    Raises:
-      UserError: transformers reports missing, unexpected or mismatched tensors.
+    Raises UserError if transformers reports missing, unexpected or mismatched tensors.
     """
     import transformers
 
@@ -123,14 +117,14 @@ def their_model(folder: str, written: Mapping[str, Any]) -> Any:
         if names:
             raise UserError(f"{folder}: transformers reports {word}: {', '.join(map(str, names))}")
     if written["model_type"] == "umt5" and not written["tie_word_embeddings"]:
-        # transformers 5 calls every umT5 tied, and scales logits that have a kernel of their own;
-        # transformers 4 and the authors' code do not.
+        # transformers 5 treats every umT5 as tied and scales even untied logits; transformers 4
+        # and the authors' code do not.
         model.config.tie_word_embeddings = False
     return model.eval()
 
 
 def their_logits(model: Any) -> Compute:
-    """Returns a model of transformers, taking our batches."""
+    """Returns a transformers model's computation on our batches."""
     import torch
 
     encoder_decoder = model.config.is_encoder_decoder
@@ -161,10 +155,7 @@ def their_logits(model: Any) -> Compute:
 
 
 def _first_segments(batch: Batch) -> Batch:
-    """Returns a packed batch with only the first example of each row; others unchanged.
-
-    Transformers does not support packed rows.
-    """
+    """Keeps only the first example of each packed row; transformers does not support packing."""
     if not any(name.endswith("_segment_ids") for name in batch):
         return batch
     kept = {}

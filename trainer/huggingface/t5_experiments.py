@@ -1,7 +1,7 @@
-"""Folders of t5-experiments: T5 and BERT under transformers' model_type with fields of its own.
+"""Reads folders of t5-experiments: T5 and BERT under transformers' model_type with extra fields.
 
-Its T5 can have other attention in the encoder (cdQ) and memory tokens, its BERT norms before the
-sublayers, relative or rotary positions. transformers would read such a folder as a plain model.
+Its T5 can have another encoder attention (cdQ) and memory tokens; its BERT, norms before the
+sublayers and relative or rotary positions. transformers would read such a folder as a plain model.
 
 Source: t5-experiments, `modeling_t5.py`, `modeling_bert.py`, `t5configs` and `bert_configs`, for
 the names of fields and tensors and the defaults.
@@ -31,15 +31,14 @@ class Fields(Protocol):
 
 
 _ATTENTION, _CDQ = "modeling_t5:T5Attention", "modeling_t5:T5CDQAttention"
-# Mixers of encoders, with theirs. The names of their tensors are known.
+# Our encoder mixers with known tensor names -> theirs.
 MIXERS = MappingProxyType({"attention": _ATTENTION, "cdq": _CDQ})
 
 
 def t5_parts(fields: Fields) -> dict[str, Any]:
     """Returns the fields of `ModelConfig` that such a T5 changes; none for a plain one.
 
-    Raises:
-      UserError: it has an attention that we do not; names the field.
+    Raises UserError if its attention is not supported.
     """
     if fields["model_type"] != "t5":
         for name in ("encoder_self_attention_layer", "num_cdq_heads", "num_memory_tokens"):
@@ -58,11 +57,7 @@ def t5_parts(fields: Fields) -> dict[str, Any]:
 
 
 def bert_parts(fields: Fields) -> dict[str, Any]:
-    """Returns the family and the position of a BERT.
-
-    Raises:
-      UserError: we have no such model; names the field.
-    """
+    """Returns a BERT's family and position; raises UserError if the model is not supported."""
     for name in ("sparse_config_cls", "sparse_attention"):
         fields.require(name, None)
     pre = bool(fields.get("pre_layer_norm", False))
@@ -73,7 +68,7 @@ def bert_parts(fields: Fields) -> dict[str, Any]:
 
 
 def warning(config: ModelConfig) -> str | None:
-    """Returns what to know about weights of a BERT with T5's positions; None of other models."""
+    """Returns a caveat about the weights of a BERT with T5's positions; None for other models."""
     if config.position_scheme != "relative" or config.architecture != "encoder":
         return None
     return (
@@ -104,7 +99,7 @@ _POSITION_OPTIONS: Mapping[str, Callable[[Fields], str]] = MappingProxyType(
 )
 
 MEMORY = "memory_tokens"
-# Of a stack that the parameter was also registered in.
+# The encoder may register the parameter a second time.
 MEMORY_COPY = f"encoder.{MEMORY}"
 
 _CONDITIONAL = MappingProxyType(
@@ -113,11 +108,7 @@ _CONDITIONAL = MappingProxyType(
 
 
 def encoder_projections(config: ModelConfig, plain: Mapping[str, str]) -> dict[str, str]:
-    """Returns our names of a T5 encoder's attention kernels, with theirs.
-
-    Args:
-      plain: those of T5's attention.
-    """
+    """Maps our attention kernels of a T5 encoder to theirs; `plain` is the mapping of plain T5."""
     mixer = model_spec(config).stacks["encoder"].layers[0].mixer
     if not isinstance(mixer, ConditionalQueryAttention):
         return dict(plain)

@@ -1,19 +1,16 @@
 """Writes a vocabulary as the tokenizer.json of Hugging Face's `tokenizers`.
 
-A tokenizer.json is kept, with the added EOS and sentinels. A SentencePiece model is converted;
-`tokenizers` differs from SentencePiece in these ways:
+An existing tokenizer.json is kept, plus EOS and sentinels. A SentencePiece model is converted.
+`compare` measures how many texts get equal ids, since `tokenizers` differs from SentencePiece:
 
-- It adds unigram scores in float64, without rounding to float32 after every piece. Where two
-  segmentations score almost the same, most often in a run of one character, it may choose the
-  other one.
-- It puts combining marks into canonical order, and composes marks after a ligature, such as ﬁ, with
-  the ligature's last letter.
+- It sums unigram scores in float64, without rounding to float32 after every piece, so it may choose
+  the other of two almost equal segmentations, most often in a run of one character.
+- It sorts combining marks into canonical order, and composes marks after a ligature, such as ﬁ,
+  with the ligature's last letter.
 - It recognises the special tokens `</s>`, `<pad>` and `<extra_id_0>` anywhere in a text.
 - It writes no space symbol before the first word of a text that begins with a user-defined symbol
-  or with a character that normalisation removes.
+  or a character that normalisation removes.
 - In BPE it orders merges that yield the same piece.
-
-Therefore `compare` measures how many texts have equal ids.
 """
 
 from __future__ import annotations
@@ -34,28 +31,27 @@ _SPACE = "\u2581"
 # TrainerSpec.ModelType in sentencepiece_model.proto. `tokenizers` has no word or char models.
 _UNIGRAM, _BPE = 1, 2
 _USER_DEFINED = 4
-# A noncharacter: it occurs in no text and no rule, and nothing is composed across it.
+# A noncharacter: absent from texts and rules, and a barrier to composition.
 _BREAK = "\ufdd0"
-# SentencePiece's nmt rules make all of NFKC's replacements except the fullwidth tilde's.
+# SentencePiece's nmt rules apply all NFKC replacements except that of the fullwidth tilde.
 _TILDE, _KEPT_TILDE = "\uff5e", "\ufdd1"
 # Characters that extend a grapheme: marks, joiners, skin tone modifiers.
 _EXTENDS = r"[\p{M}\x{200C}\x{200D}\x{1F3FB}-\x{1F3FF}]"
-# Canonical order sorts the marks after a letter by their class; SentencePiece does not sort them.
-# Only Arabic and Hebrew marks are commonly written in another order.
+# Canonical order sorts the marks after a letter by class; SentencePiece does not. Only Arabic and
+# Hebrew marks are commonly written in another order.
 _UNSORTED_MARKS = r"[\u0591-\u05C7\u0610-\u061A\u064B-\u065F\u0670\u06D6-\u06ED]"
 
-# Scores that differ by less are equal: SentencePiece rounds their sums to float32.
+# Scores closer than this count as equal, since SentencePiece rounds sums to float32.
 _TIE = 1e-3
 
 
 class Match(NamedTuple):
-    """A comparison of two tokenizers.
+    """A comparison of two tokenizers on a number of `texts`.
 
     Attributes:
-      texts: number of texts.
       different: the texts whose ids differ.
-      ties: how many of these have two segmentations of the same score, both of them right.
-      library: what encoded the texts in training.
+      ties: how many of these have two segmentations of equal score, both correct.
+      library: the library used in training.
     """
 
     texts: int
@@ -66,12 +62,12 @@ class Match(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """The pieces that are more than text to a model.
+    """The pieces with a role for the model.
 
     Attributes:
-      begins: the piece that begins every text; "" if none does.
-      ends: whether EOS ends every text, and in a pair the first one, too.
-      mask: the piece that stands for a masked word of an encoder-only model; "" if there is none.
+      begins: the piece that begins every text, or "".
+      ends: whether EOS ends every text, including the first of a pair.
+      mask: the mask piece of an encoder-only model, or "".
     """
 
     begins: str = ""
@@ -82,11 +78,8 @@ class Roles:
 def tokenizer_json(vocabulary: Vocabulary, roles: Roles = Roles()) -> str:
     """Returns the contents of tokenizer.json.
 
-    A sentinel absorbs the white space before it, as the span that it replaces would. A text begins
-    and ends as in training.
-
-    Raises:
-      UserError: `tokenizers` does not support the vocabulary's kind of model or of normalisation.
+    A sentinel absorbs preceding white space, as the span that it replaces would. Raises UserError
+    if `tokenizers` does not support the vocabulary's model or normalisation.
     """
     from tokenizers import AddedToken, Tokenizer, processors
 
@@ -99,7 +92,7 @@ def tokenizer_json(vocabulary: Vocabulary, roles: Roles = Roles()) -> str:
     special = vocabulary.special_pieces()
     sentinels = [sentinel_piece(number) for number in range(vocabulary.record.sentinels)]
     known = [] if vocabulary.is_sentencepiece else [*tokenizer.get_added_tokens_decoder().values()]
-    # Tokens keep their own rules, such as the spaces that BERT's [MASK] absorbs.
+    # Existing tokens keep their rules; for example, BERT's [MASK] absorbs spaces.
     new = dict.fromkeys(special.values(), None).keys() - {token.content for token in known}
     tokenizer.add_special_tokens(
         [AddedToken(name, normalized=False) for name in special.values() if name in new]
@@ -111,7 +104,7 @@ def tokenizer_json(vocabulary: Vocabulary, roles: Roles = Roles()) -> str:
     eos = special["eos"]
     first = f"{roles.begins} " if roles.begins else ""
     last = f" {eos}" if roles.ends else ""
-    # In an encoder-only model the segments of a pair have types of their own.
+    # Encoder-only models distinguish the segments of a pair by token type.
     second = f"$B:1{last}:1" if roles.mask else f"$B{last}"
     around = {eos, *filter(None, [roles.begins])}
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -145,9 +138,9 @@ def _model(proto: Any, pieces: list[tuple[str, float, int]], vocabulary: Vocabul
     added = [vocabulary.piece(token) for token in range(len(pieces), vocabulary.size)]
     kind = proto.trainer_spec.model_type
     if kind == _UNIGRAM:
-        # The cost of an unknown character derives from the least score: of all pieces in
-        # `tokenizers`, of normal pieces in SentencePiece. The least score also keeps `tokenizers`
-        # from choosing the other pieces in a text.
+        # The cost of an unknown character derives from the lowest score of all pieces in
+        # `tokenizers`, and of normal pieces in SentencePiece. The lowest score also keeps
+        # `tokenizers` from choosing special pieces.
         least = min(score for _, score, kind in pieces if kind == NORMAL)
         scores = [
             (piece, score if piece_kind == NORMAL else least) for piece, score, piece_kind in pieces
@@ -171,7 +164,7 @@ def _model(proto: Any, pieces: list[tuple[str, float, int]], vocabulary: Vocabul
 
 
 def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
-    """Returns every pair of pieces that makes a piece, best scores first."""
+    """Returns every pair of pieces that forms a piece, best scores first."""
     scores = {piece: score for piece, score, kind in pieces if kind == NORMAL}
     found = [
         (-score, cut, piece)
@@ -183,7 +176,7 @@ def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
 
 
 def _removed(processor: Any) -> str:
-    """Returns the characters that the normaliser removes, for a regular expression's class."""
+    """Returns the characters that the normaliser removes, escaped for a regex class."""
     every = [*range(1, 0xD800), *range(0xE000, 0x10000), *range(0xE0000, 0xE1000)]
     plain = processor.normalize("ab")
     found = [code for code in every if processor.normalize(f"a{chr(code)}b") == plain]
@@ -191,11 +184,11 @@ def _removed(processor: Any) -> str:
 
 
 def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
-    """Sets the tokenizer's normaliser, pre-tokenizer and decoder."""
+    """Sets the normaliser, pre-tokenizer and decoder."""
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     rules = proto.normalizer_spec
-    # T5, Llama, Gemma and vocab.train use no other combinations of SentencePiece's settings.
+    # T5, Llama, Gemma and vocab.train use only these combinations of SentencePiece's settings.
     keeps_spaces = not rules.remove_extra_whitespaces
     if not (rules.add_dummy_prefix or keeps_spaces) or not rules.escape_whitespaces:
         raise UserError(
@@ -206,9 +199,8 @@ def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
     if rules.precompiled_charsmap:
         # `Precompiled` looks up a grapheme of under 6 bytes as a whole, applies the shortest rule
         # for its beginning and drops the rest; SentencePiece applies the longest rule at each
-        # character. Therefore NFKC is applied separately, and every mark is separated from its
-        # letter before the other rules are looked up. `Precompiled` also panics if a text begins
-        # with a removed or an inserted character.
+        # character. Therefore NFKC runs separately, and marks are split from their letters before
+        # the other rules. `Precompiled` also panics on a leading removed or inserted character.
         form = normalizers.NFKC() if "nfkc" in rules.name else normalizers.NFC()
         removed = _removed(processor)
         if removed:
@@ -228,14 +220,14 @@ def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
             normalizers.Replace(Regex(rf"[ {_SPACE}]+\z"), ""),
         ]
     if rules.add_dummy_prefix and keeps_spaces:
-        # As Llama: a space symbol is added also before a space.
+        # As in Llama, a space symbol precedes even a leading space.
         steps += [normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)]
     elif rules.add_dummy_prefix:
-        # `Metaspace` mistakes a space symbol at the start of the text for its own.
+        # `Metaspace` mistakes a leading space symbol for its own.
         steps.append(normalizers.Replace(Regex(rf"\A{_SPACE}"), 2 * _SPACE))
     tokenizer.normalizer = normalizers.Sequence(steps)
     if not (rules.add_dummy_prefix and keeps_spaces):
-        # "first": text after a special token begins a word only if there is a space.
+        # "first": text after a special token begins a word only after a space.
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
             _SPACE, prepend_scheme="first" if rules.add_dummy_prefix else "never", split=False
         )
@@ -248,10 +240,10 @@ def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
 def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str, Any]:
     """Returns the contents of tokenizer_config.json.
 
-    The class is `PreTrainedTokenizerFast`, which transformers 4 and 5 have and which uses
-    tokenizer.json unchanged; their T5Tokenizer would replace its white space rules. A model whose
-    texts have no end is decoder-only: its padding token is EOS, since id 0 begins every text and
-    must not be masked, and it is padded on the left, so that a text goes on where it ends.
+    The class is `PreTrainedTokenizerFast`, which transformers 4 and 5 share and which uses
+    tokenizer.json unchanged; T5Tokenizer would replace its white space rules. A model whose texts
+    have no end is decoder-only. It pads with EOS, since id 0 begins every text and must not be
+    masked, and on the left, so that generation continues the text.
     """
     pieces = vocabulary.special_pieces()
     eos, pad = pieces["eos"], vocabulary.piece(vocabulary.special.pads(not roles.ends))
@@ -267,7 +259,7 @@ def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **named,
-        # transformers 5 calls them extra_special_tokens, and still reads this name.
+        # transformers 5 renamed this to extra_special_tokens, but still reads it.
         "additional_special_tokens": [piece for piece in sentinels if piece not in named.values()],
         "padding_side": "right" if roles.ends else "left",
         "clean_up_tokenization_spaces": False,
@@ -276,10 +268,10 @@ def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str
 
 
 def write(folder: str, vocabulary: Vocabulary, roles: Roles = Roles()) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and, if it is one, the SentencePiece model.
+    """Writes tokenizer.json, tokenizer_config.json and, if there is one, the SentencePiece model.
 
-    Of a user's class, it writes vocabulary.json, which has its pieces and special ids: no file of
-    transformers can say how it encodes.
+    For a user's class, writes only vocabulary.json, with its pieces and special ids, since
+    transformers has no format for its encoding.
     """
     if vocabulary.is_registered:
         with open(f"{folder}/{vocabulary.record.file_name}", "wb") as file:
@@ -296,10 +288,9 @@ def write(folder: str, vocabulary: Vocabulary, roles: Roles = Roles()) -> None:
 
 
 def compare(tokenizer: Any, vocabulary: Vocabulary, texts: Iterable[str]) -> Match:
-    """Compares a tokenizer of transformers with the vocabulary's library on texts.
+    """Compares a transformers tokenizer with the vocabulary's library on texts.
 
-    Raises:
-      UserError: a sentinel has another id than in training.
+    Raises UserError if a sentinel's id differs from training.
     """
     for number in range(vocabulary.record.sentinels):
         text, expected = sentinel_piece(number), vocabulary.size - 1 - number

@@ -1,4 +1,4 @@
-"""Reads and writes the tensors of a model folder: safetensors, one file or shards and an index."""
+"""Reads and writes a model folder's tensors: safetensors, one file or shards with an index."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def size(text: str) -> int:
-    """Returns the bytes of the value of --max_shard_size, such as "5GB".
-
-    Raises:
-      UserError: it is not a size.
-    """
+    """Parses --max_shard_size, such as "5GB", into bytes; raises UserError if it is invalid."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT])B", text.strip(), re.IGNORECASE)
     size = int(float(found[1]) * 1000 ** ("KMGT".index(found[2].upper()) + 1)) if found else 0
     if not size:
@@ -29,13 +25,7 @@ def size(text: str) -> int:
 
 
 def write(folder: str, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> None:
-    """Writes tensors into a local folder, in order, as files of at most `shard_bytes`.
-
-    Args:
-      folder: local folder.
-      tensors: arrays by name.
-      shard_bytes: largest size of a file; a larger tensor has its own file.
-    """
+    """Writes tensors in order as files of at most `shard_bytes`; a larger tensor gets its own."""
     from huggingface_hub import split_state_dict_into_shards_factory
     from safetensors.numpy import save_file
 
@@ -57,14 +47,14 @@ def write(folder: str, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> N
 
 
 def tensor_names(folder: str) -> frozenset[str]:
-    """Returns the names of the tensors of a local folder; none if it has no readable weights."""
+    """Returns the names of a local folder's tensors; none if it has no readable weights."""
     index, single = os.path.join(folder, INDEX), os.path.join(folder, WEIGHTS)
     try:
         if os.path.exists(index):
             with open(index, encoding="utf-8") as file:
                 return frozenset(json.load(file)["weight_map"])
         with open(single, "rb") as file:
-            # Source: the format of safetensors, a size of 8 bytes and a header of JSON.
+            # Source: the safetensors format, an 8-byte size and a JSON header.
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             return frozenset(header) - {"__metadata__"}
     except (OSError, ValueError, KeyError):
@@ -72,7 +62,7 @@ def tensor_names(folder: str) -> frozenset[str]:
 
 
 def read(folder: str) -> dict[str, np.ndarray]:
-    """Returns all tensors of a local folder, in their stored dtypes.
+    """Returns a local folder's tensors in their stored dtypes.
 
     Raises:
       UserError: there are no tensors, or a file named in the index is missing or damaged.

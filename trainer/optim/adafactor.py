@@ -36,11 +36,11 @@ def scale_by_factored_rms(
     epsilon: float = 1e-30,
     stacked: StackAxes = no_stack,
 ) -> optax.GradientTransformation:
-    """Divides gradients by the root of their mean squares, factored where a tensor is large.
+    """Divides gradients by their root mean squares, factored for large tensors.
 
-    The state is optax's `FactoredState`: float32 `v_row` and `v_col`, the moments averaged over
-    the largest and the second largest axis of a tensor, or `v` where either is shorter than
-    `min_dim_size_to_factor`; unused ones are [1]. Axes of a stack stay where they are.
+    The state is optax's `FactoredState`: float32 `v_row` and `v_col`, the moments averaged over the
+    largest and the second largest axis of a tensor, or `v` if either is shorter than
+    `min_dim_size_to_factor`; unused ones are [1]. Stack axes stay in place.
 
     Source: Shazeer and Stern 2018 (arXiv:1804.04235), algorithms 4 and 5; T5X, `adafactor.py`.
     Differences: T5X factors stacks by rules for logical axes, which ignore
@@ -100,7 +100,7 @@ def scale_by_factored_rms(
 def clip_by_tensor_rms(
     threshold: float, stacked: StackAxes = no_stack
 ) -> optax.GradientTransformation:
-    """Scales the update of each tensor down to a root mean square of `threshold`.
+    """Scales each tensor's update down to a root mean square of `threshold`.
 
     Source: Shazeer and Stern 2018 (arXiv:1804.04235), section 6; T5X, `adafactor.py`.
     """
@@ -115,7 +115,7 @@ def clip_by_tensor_rms(
 def _factored_axes(
     shape: tuple[int, ...], stack: tuple[int, ...], min_dim_size: int
 ) -> tuple[int, int] | None:
-    """Returns (second largest axis, largest axis) of a tensor; None if it is not factored.
+    """Returns a tensor's (second largest, largest) axis; None if unfactored.
 
     Of axes of equal size, the later counts as larger.
     """

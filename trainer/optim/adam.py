@@ -1,4 +1,4 @@
-"""Adam, without and with T5's parameter scale: optax's formulas."""
+"""Adam, with and without T5's parameter scale: optax's formulas."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from trainer.optim.stacked import StackAxes
 
 
 def direction(config: OptimizerConfig, stacked: StackAxes) -> list[optax.GradientTransformation]:
-    """Returns Adam's direction; every element is treated alone, so stacks need no care."""
+    """Returns Adam's direction; it is elementwise, so stacks need no care."""
     beta1, beta2 = config.value("beta1"), config.value("beta2")
     return [optax.scale_by_adam(beta1, beta2, config.value("epsilon"))]

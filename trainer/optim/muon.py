@@ -20,12 +20,12 @@ from trainer.optim.stacked import StackAxes
 
 Tree = Any
 
-# Root mean square of Adam's updates, to which Muon's are scaled. Source: Liu et al. 2025
+# # Root mean square of Adam's updates, to which Muon's are scaled. Source: Liu et al. 2025
 # (arXiv:2502.16982), section 2.2.
 _ADAM_RMS = 0.2
 # Newton-Schulz steps. Source: Jordan 2024, github.com/KellerJordan/Muon.
 _ORTHOGONALISATION_STEPS = 5
-# Matrices that Muon leaves to Adam: tables that are read by row, and the logits.
+# # Matrices left to Adam: embedding tables and the logits.
 _LEFT_TO_ADAM = re.compile("embedding$|logits_dense/kernel$")
 
 
@@ -36,18 +36,16 @@ def _is_matrix(path: str, own_axes: int) -> bool:
 def rate_exponent(path: str, own_axes: int) -> float:
     """Returns the power of muP's rate for Adam that a tensor needs: 1/2 for Muon's matrices.
 
-    The spectral norm of an update must not grow with width. Adam's, whose elements agree, is as
-    large as the width; that of an orthogonalised one of the same size only as its root.
+    The spectral norm of an update must not grow with width. Adam's, with aligned elements, grows
+    with the width; an orthogonalised one of the same size only with its square root.
+
     Source: Yang, Simon and Bernstein 2023 (arXiv:2310.17813), section 3.
     """
     return 0.5 if _is_matrix(path, own_axes) else 1.0
 
 
 def direction(config: OptimizerConfig, stacked: StackAxes) -> list[optax.GradientTransformation]:
-    """Returns Muon's direction for matrices and Adam's for all other tensors.
-
-    Muon's updates are scaled to the size of Adam's, so that both share a learning rate.
-    """
+    """Returns Muon's direction for matrices and Adam's for other tensors, at the same RMS."""
 
     def matrix(path: tuple, tensor: jax.Array) -> contrib.MuonDimensionNumbers | None:
         own = [axis for axis in range(tensor.ndim) if axis not in stacked(path)]

@@ -1,8 +1,8 @@
 """Makes the optimizer of a configuration; optax's parts, except for T5X and stacked layers.
 
-A tensor may be a stack: a scan over layers keeps the kernels of all layers as one array [D, layers,
-F]. Reductions over a tensor (root mean squares, factored moments, orthogonalisation) are then taken
-over each layer separately, so that scanned and unscanned models make the same updates.
+A tensor may be a stack: a scan over layers keeps all layers' kernels as one array [D, layers, F].
+Reductions (root mean squares, factored moments, orthogonalisation) are per layer, so that scanned
+and unscanned models make the same updates.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from trainer.optim.schedule import learning_rate_schedule as learning_rate_sched
 from trainer.optim.stacked import StackAxes, no_stack, over_tensor, stack_axes
 
 Tree = Any
-# The transformations of an optimizer that turn gradients into a direction, before the learning
-# rate, the parameter scale and weight decay, which all optimizers share.
+# # An optimizer's transformations from gradients to a direction; learning rate, parameter scale and
+# weight decay follow and are common to all.
 Direction = Callable[[OptimizerConfig, StackAxes], list[optax.GradientTransformation]]
 
 
@@ -43,21 +43,19 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """Returns the optimizer, its schedule included; its state is a plain pytree of arrays.
 
-    Update k, counted from 0, has the learning rate of step k. `logical_axes` is the tree of
-    `trainer.model.transformer.logical_axes`; only axes named in `stacked.STACK_AXES` matter, so a
-    model without such axes needs none. `decayed` is the tree of
-    `trainer.model.transformer.decayed`, or a function from parameters to such a tree; weight decay
-    follows it unless the configuration has `no_weight_decay`. `facts` is the tree of
-    `trainer.model.transformer.parameter_tree`, for the rates that muP gives to tensors; None: all
-    learn at the same rate. With `drops`, the schedule can be lowered by
-    `trainer.optim.plateau.set_rate_scale`.
+    Update k, counted from 0, has the learning rate of step k. `logical_axes`, `decayed` and `facts`
+    are trees of `trainer.model.transformer` (`logical_axes`, `decayed`, `parameter_tree`). Without
+    axes in `stacked.STACK_AXES`, `logical_axes` may be None. `decayed` may also map parameters to
+    its tree; weight decay follows it unless the configuration has `no_weight_decay`. `facts` give
+    muP's rates per tensor; None means a common rate. With `drops`,
+    `trainer.optim.plateau.set_rate_scale` can lower the schedule.
+
+    State is float32, counts are int32 scalars. Adafactor's second moments are `v_row` and `v_col`
+    for tensors whose two largest dimensions both reach `min_dim_size_to_factor`, and `v` for
+    others; unused ones are a float32 [1].
 
     Raises:
       ValueError: there is weight decay, and neither `decayed` nor `no_weight_decay`.
-
-    Adafactor's second moments are `v_row` and `v_col` for tensors whose two largest dimensions both
-    reach `min_dim_size_to_factor`, and `v` for others; unused ones are a float32 [1]. All state is
-    float32; counts are int32 scalars.
     """
     stacked = no_stack if logical_axes is None else stack_axes(logical_axes)
     schedule = learning_rate_schedule(config)
@@ -66,7 +64,7 @@ def make_optimizer(
         parts.insert(0, optax.clip(config.clip_value))
     factors = _factors(config, facts, stacked)
     if config.value("scale_epsilon") and factors:
-        # Adam with gradients / r and epsilon is Adam with gradients and epsilon * r.
+        # # Adam with gradients / r and epsilon is Adam with gradients and epsilon * r.
         parts.append(_scale_tensors({path: 1.0 / factor.rate for path, factor in factors.items()}))
     parts += _direction(config.name)(config, stacked)
 
@@ -80,7 +78,7 @@ def make_optimizer(
         parts.append(scale_by_parameter_rms(minimum, maximum, stacked))
     if OPTIMIZERS[config.name].averages_updates and config.value("beta1"):
         parts.append(optax.ema(config.value("beta1"), debias=False))
-    # Decay follows the rate of a tensor as it follows the learning rate: by its exponent.
+    # # Decay scales with a tensor's rate as with the learning rate: by its exponent.
     shared = 0.0
     if config.value("weight_decay") and not config.value("independent_weight_decay"):
         shared = config.value("weight_decay_rate_exponent")
@@ -108,7 +106,7 @@ def make_optimizer(
 def optimizer_of(
     config: OptimizerConfig, spec: ModelSpec | EncoderSpec
 ) -> optax.GradientTransformation:
-    """Returns the optimizer of a model with no fixed parameters; see `make_optimizer`."""
+    """Returns the optimizer of a model without fixed parameters; see `make_optimizer`."""
     return make_optimizer(config, logical_axes(spec), decayed(spec), parameter_tree(spec))
 
 
@@ -122,14 +120,14 @@ def _load(code: str) -> Any:
 
 
 class _Factor(NamedTuple):
-    """The factor of a tensor's learning rate, and of its updates by the run's optimizer."""
+    """Factors of a tensor's learning rate, and of its updates in the run's optimizer."""
 
     rate: float
     update: float
 
 
 def _factors(config: OptimizerConfig, facts: Tree | None, stacked: StackAxes) -> dict[str, _Factor]:
-    """Returns the factors of tensors by path; none if all tensors learn at the same rate."""
+    """Returns the factors of tensors by path; none if all share one rate."""
     leaves = jax.tree_util.tree_leaves_with_path(facts)
     if all(leaf.rates == UNCHANGED for _, leaf in leaves):
         return {}
@@ -146,8 +144,6 @@ def _factors(config: OptimizerConfig, facts: Tree | None, stacked: StackAxes) ->
 
 
 def _scale_tensors(factors: dict[str, float]) -> optax.GradientTransformation:
-    """Multiplies the update of each tensor by its factor."""
-
     def scale(path: tuple, update: jax.Array) -> jax.Array:
         return update * factors[path_name(path)]
 
@@ -155,10 +151,10 @@ def _scale_tensors(factors: dict[str, float]) -> optax.GradientTransformation:
 
 
 def weight_decay_mask(excluded: tuple[str, ...]) -> Callable[[Tree], Tree]:
-    """Returns tree -> a tree of the same structure of bools: True where weight decay applies.
+    """Returns tree -> tree of bools: True where weight decay applies.
 
-    It applies unless one of the regular expressions `excluded` matches anywhere in the tensor's
-    path, as in "decoder/layers_0/mlp/wo/kernel".
+    It applies unless a regular expression in `excluded` matches anywhere in the tensor's path, as
+    in "decoder/layers_0/mlp/wo/kernel".
     """
     patterns = [re.compile(pattern) for pattern in excluded]
 
@@ -174,7 +170,7 @@ def weight_decay_mask(excluded: tuple[str, ...]) -> Callable[[Tree], Tree]:
 def scale_by_parameter_rms(
     minimum: float, maximum: float = math.inf, stacked: StackAxes = no_stack
 ) -> optax.GradientTransformation:
-    """Multiplies the update of each tensor by its root mean square, kept in [minimum, maximum].
+    """Multiplies each tensor's update by the tensor's RMS, clipped to [minimum, maximum].
 
     Source: Shazeer and Stern 2018 (arXiv:1804.04235), section 8; T5X, `adafactor.py`.
     """

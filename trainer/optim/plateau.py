@@ -1,4 +1,4 @@
-"""Schedules that a run lowers at evaluations, by a factor in the optimizer's state."""
+"""Schedules lowered after evaluations, by a factor in the optimizer's state."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ Tree = Any
 
 
 class PlateauState(NamedTuple):
-    """The state of a transformation that follows a schedule.
+    """State of a transformation that follows a schedule.
 
-    Attributes:
-      inner: the transformation's own state.
-      rate_scale: float32 scalar that multiplies the schedule; updates leave it as it is.
+    `inner` is the transformation's own state; `rate_scale`, a float32 scalar, multiplies the
+    schedule; updates leave it unchanged.
     """
 
     inner: Any
@@ -30,7 +29,7 @@ class PlateauState(NamedTuple):
 def droppable(
     make: Callable[[Schedule], optax.GradientTransformation], schedule: Schedule
 ) -> optax.GradientTransformation:
-    """Returns `make(schedule)`, the schedule multiplied by a number in the state, 1 at first."""
+    """Returns `make(schedule)`, with the schedule scaled by a number in the state, 1 at first."""
 
     def init(params: Tree) -> PlateauState:
         return PlateauState(make(schedule).init(params), jnp.ones((), jnp.float32))
@@ -46,7 +45,7 @@ def droppable(
 
 
 def set_rate_scale(state: Any, scale: float) -> Any:
-    """Returns a TrainState whose schedules are multiplied by `scale`; itself if none can be."""
+    """Returns a TrainState with schedules scaled by `scale`; unchanged if none can be."""
     is_scaled = _is_plateau
     if not any(map(is_scaled, jax.tree.leaves(state.opt_state, is_leaf=is_scaled))):
         return state

@@ -16,8 +16,8 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 def learning_rate_schedule(config: OptimizerConfig) -> Schedule:
     """Returns the schedule: step, 0 for the first update -> learning rate, a float32 scalar.
 
-    A run of N steps makes N updates, the last at step N - 1; a decay over its N steps therefore
-    reaches its final value just after the last update.
+    A run of N steps makes its last update at step N - 1; a decay over N steps therefore reaches its
+    final value just after it.
     """
     factors = [FACTORS[name] for name in config.factors]
 
@@ -32,7 +32,6 @@ def learning_rate_schedule(config: OptimizerConfig) -> Schedule:
 
 
 def _constant(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """Returns the base learning rate."""
     return jnp.float32(config.value("learning_rate"))
 
 
@@ -43,7 +42,7 @@ def _linear_warmup(config: OptimizerConfig, step: jax.Array) -> jax.Array:
 
 
 def _linear_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """Warms the base learning rate up, then lowers it by the share `decay_factor` each step."""
+    """Warms up, then lowers the base learning rate by the share `decay_factor` each step."""
     decayed = 1.0 + config.value("decay_factor") * (config.warmup_steps - step)
     return config.value("learning_rate") * jnp.minimum(step / config.warmup_steps, decayed)
 
@@ -66,7 +65,7 @@ def _decay_every(config: OptimizerConfig, step: jax.Array) -> jax.Array:
 def _cosine_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     """Falls from 1 to `final_fraction` along half a cosine of `steps_per_cycle` after the warm-up.
 
-    It then restarts at 1, as in T5X: at step `warmup_steps + steps_per_cycle` it is 1.
+    It then restarts, as in T5X: at step `warmup_steps + steps_per_cycle` it is 1.
     """
     progress = jnp.maximum(0.0, (step - config.warmup_steps) / config.value("steps_per_cycle"))
     return _towards(config, 0.5 * (1.0 + jnp.cos(jnp.pi * (progress % 1.0))))
@@ -85,8 +84,8 @@ def _polynomial_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
 def _linear_cooldown(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     """Stays 1 until `cooldown_start`, then falls linearly to `final_fraction` and stays there.
 
-    If it starts at the end of the warm-up, this is the linear schedule; if later, combined with
-    "constant * linear_warmup", it is warm-up-stable-decay (Hu et al. 2024, arXiv:2404.06395).
+    Starting at the end of the warm-up, it is the linear schedule; later, with "constant *
+    linear_warmup", it is warm-up-stable-decay (Hu et al. 2024, arXiv:2404.06395).
     """
     return _towards(config, _cooldown_left(config, step))
 

@@ -1,4 +1,4 @@
-"""Tensors that stack the tensors of several layers, and the axes along which they do."""
+"""Tensors that stack several layers' tensors, and their stack axes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from jax.sharding import PartitionSpec
 
 from trainer.model.paths import named, path_name
 
-# Logical axes that count layers. Source: T5X, `adafactor.standard_logical_factor_rules`, the names
-# whose rule is BATCH.
+# # Logical axes that count layers. Source: T5X, `adafactor.standard_logical_factor_rules`, names
+# with rule BATCH.
 STACK_AXES = ("layers", "stack")
 
-# Path of a leaf, as in jax.tree_util -> the axes along which the leaf stacks layers.
+# # Leaf path, as in jax.tree_util -> axes along which the leaf stacks layers.
 StackAxes = Callable[[tuple], tuple[int, ...]]
 
 
@@ -36,6 +36,6 @@ def no_stack(path: tuple) -> tuple[int, ...]:
 def over_tensor(
     reduction: Callable[..., jax.Array], x: jax.Array, stack: tuple[int, ...]
 ) -> jax.Array:
-    """Reduces all axes except the stack's; reduced axes are kept with size 1."""
+    """Reduces all axes except the stack's; reduced axes keep size 1."""
     own = tuple(axis for axis in range(x.ndim) if axis not in stack)
     return reduction(x, axis=own, keepdims=True)

@@ -28,12 +28,10 @@ from trainer.planning.timing import Timing, timing
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The devices of a plan.
+    """The devices of a plan, of all hosts.
 
     Attributes:
       name: the topology, as "v5e:4x4", or the platform of local devices.
-      devices: JAX's devices, of all hosts.
-      hosts: number of hosts.
       chip: facts about the chips; None if unknown.
       memory: bytes that a program may use on a device; None if unknown.
       schedules: kernel schedules of the last compiled program; None if the compiler writes none.
@@ -82,10 +80,7 @@ class TooLarge(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A compiled program: its memory on a device, timing and seconds of compilation.
-
-    `timing` is None where the backend estimates no time.
-    """
+    """A compiled program; `timing` is None where the backend estimates no time."""
 
     memory: Memory
     timing: Timing | None
@@ -189,11 +184,7 @@ def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> P
 
 
 def with_evaluation(plan: Plan) -> Plan:
-    """Returns the plan with its evaluation step compiled, if the run evaluates.
-
-    Raises:
-      TooLarge: the compiler refuses the evaluation step.
-    """
+    """Returns the plan with its evaluation step compiled, if any; may raise TooLarge."""
     config, target = plan.subject.config, plan.target
     if not config.evaluation.every_steps:
         return plan
@@ -224,11 +215,7 @@ def _batch(subject: Subject, program: Program, size: int) -> dict[str, jax.Shape
 
 
 def make_program(subject: Subject, target: Target) -> Program:
-    """Returns the program of a run on its target, not compiled.
-
-    Raises:
-      UserError: model, batch or mesh do not fit the devices.
-    """
+    """Returns a run's program, not compiled; raises UserError if it does not fit the devices."""
     # A Program reads only the configuration.
     return Program(cast(Run, subject), target.devices)
 

@@ -31,11 +31,7 @@ class Topology:
 
     @classmethod
     def named(cls, name: str) -> Topology:
-        """Parses the name of a topology.
-
-        Raises:
-          UserError: no such topology exists.
-        """
+        """Parses the name of a topology; raises UserError if there is no such topology."""
         found = _TOPOLOGY.fullmatch(name)
         if not found or found[2] not in CHIPS:
             raise UserError(
@@ -76,10 +72,9 @@ class Topology:
         return max(chips_in(self.shape) // chips_in(_HOST), 1) * self.slices
 
     def devices(self) -> list[Any]:
-        """Returns the devices; programs can be compiled for them but not run.
+        """Returns devices to compile programs for, not to run them.
 
-        Raises:
-          UserError: the TPU's compiler is not installed or knows no such slice.
+        Raises UserError if the TPU's compiler is not installed or knows no such slice.
         """
         from jax.experimental import topologies
 
@@ -100,10 +95,9 @@ class Topology:
 
 
 def prepare_compiler() -> None:
-    """Sets up the TPU's compiler on a machine without a TPU; call it before JAX starts.
+    """Sets up the TPU's compiler for machines without a TPU; call it before JAX starts.
 
-    Raises:
-      UserError: libtpu is not installed.
+    Raises UserError if libtpu is not installed.
     """
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(

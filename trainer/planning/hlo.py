@@ -52,14 +52,9 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """An instruction.
+    """An instruction; `attributes` is the text after the operands, `shape` the result's.
 
-    Attributes:
-      name: unique in the program.
-      opcode: as "fusion".
-      shape: text of the result's shape.
-      attributes: the text after the operands.
-      root: True for the result of its computation.
+    `name` is unique in the program. `root` marks the result of a computation.
     """
 
     name: str
@@ -100,12 +95,9 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A program.
+    """A program: computations by name, each in execution order.
 
-    Attributes:
-      computations: name -> instructions in execution order.
-      entry: name of the entry computation.
-      donated: indices of results written into the memory of arguments.
+    `donated` are indices of results written into the memory of arguments.
     """
 
     computations: Mapping[str, tuple[Instruction, ...]]
@@ -158,11 +150,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """Parses HLO text.
-
-    Raises:
-      ValueError: the text has no entry computation.
-    """
+    """Parses HLO text; raises ValueError if it has no entry computation."""
     computations: dict[str, tuple[Instruction, ...]] = {}
     entry, name = "", ""
     current: list[Instruction] = []

@@ -200,8 +200,8 @@ class Schedules:
     def read(self, module: Module) -> dict[str, Schedule]:
         """Returns the schedules of the last compiled program, by name of the custom call.
 
-        libtpu writes one schedule for equal kernels, such as those of all layers. A kernel without
-        a schedule gets the last equal kernel's, even from an earlier program.
+        libtpu writes one schedule for equal kernels, as in all layers. A kernel without a schedule
+        gets the last equal kernel's, even from an earlier program.
         """
         calls = {
             call.name: _body(call)

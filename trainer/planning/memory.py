@@ -50,11 +50,8 @@ class Memory:
 def memory(compiled: Any, module: Module, arguments: dict[str, Any], vocab_size: int) -> Memory:
     """Returns the memory of a compiled program.
 
-    Args:
-      compiled: the `jax.stages.Compiled`.
-      module: its parsed text.
-      arguments: part -> tree of sharded shapes, of the program's arguments.
-      vocab_size: tells logits from other arrays.
+    `compiled` is a `jax.stages.Compiled`, `arguments` maps part -> tree of sharded shapes, and
+    `vocab_size` tells logits from other arrays.
     """
     stats = compiled.memory_analysis()
     held = {part: sum(map(_bytes, jax.tree.leaves(tree))) for part, tree in arguments.items()}
@@ -95,10 +92,7 @@ def _scaled(shares: dict[str, int], total: int) -> dict[str, int]:
 
 
 class Liveness:
-    """Follows the arrays of a program through its instructions, in order.
-
-    Arrays with a dimension in `vocab_sizes` are logits.
-    """
+    """Follows the arrays of a program in order; a dimension in `vocab_sizes` means logits."""
 
     def __init__(self, module: Module, vocab_sizes: set[int]):
         self._module = module

@@ -19,10 +19,7 @@ _GB = 1e9
 
 
 def page(plan: Plan, price: float | None = None) -> str:
-    """Returns the plan as text of about one screen.
-
-    `price` is in dollars per chip and hour; by default, the table's.
-    """
+    """Returns the plan as text; `price` in dollars per chip-hour replaces the table's."""
     lines = [*_head(plan), ("fits", _fit(plan))]
     blocks = [_text(lines), _beside(*_tables(plan.train))]
     if plan.train.timing:
@@ -32,7 +29,7 @@ def page(plan: Plan, price: float | None = None) -> str:
 
 
 def as_json(value: Plan | TooLarge | list[Attempt], price: float | None = None) -> str:
-    """Returns a plan, a refusal or the attempts of a search as JSON; bytes, seconds and dollars."""
+    """Returns a plan, a refusal or a search's attempts as JSON; bytes, seconds and dollars."""
     if isinstance(value, Plan):
         return json.dumps(_values(value, price), indent=1)
     if isinstance(value, TooLarge):
@@ -51,7 +48,7 @@ def as_json(value: Plan | TooLarge | list[Attempt], price: float | None = None) 
 
 
 def ranking(attempts: list[Attempt], asked: Subject) -> str:
-    """Returns the attempts of a search as a table, the best that fit first, and its flags."""
+    """Returns the attempts of a search as a table, the best first, and the best one's flags."""
     header = ("", "ms a step", "MFU", "GB", "flags")
     rows = []
     for each in attempts:
@@ -211,7 +208,7 @@ def _cost(plan: Plan, price: float | None) -> list[tuple[str, str]]:
 
 
 def _bill(plan: Plan, price: float | None) -> tuple[float, float | None, str]:
-    """Returns (hours, dollars, where the price is from)."""
+    """Returns (hours, dollars, origin of the price)."""
     hours = (plan.step or 0.0) * plan.subject.config.train_steps / 3600
     chip = plan.target.chip
     if price is None and chip is None:

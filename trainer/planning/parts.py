@@ -1,4 +1,4 @@
-"""The parts of a step that times and bytes are booked under, by the names of operations."""
+"""The parts of a step for booking times and bytes, by the names of operations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ LOGITS = "logits and loss"
 EMBEDDING = "embedding and norms"
 OPTIMIZER = "optimizer"
 COLLECTIVES = "collectives"
-# Writing what each layer keeps for the backward pass into stacks, and reading it back.
+# Storing each layer's activations for the backward pass in stacks, and reading them back.
 SCAN = "stacks of the scan"
 REST = "rest"
 PARTS = (ATTENTION, FEED_FORWARD, LOGITS, EMBEDDING, OPTIMIZER, COLLECTIVES, SCAN, REST)
 
-# Names of modules, from the innermost component of a path that is in the table.
+# Parts by module; the innermost path component in this table decides.
 _MODULES = {
     "attention": ATTENTION,
     "self_attention": ATTENTION,
@@ -36,7 +36,7 @@ _STACKS = re.compile(r"/while/body/(jit\()?dynamic_(update_)?(index|slice)")
 # A path through the differentiated function: `jvp(Transformer)`, `transpose(jvp(Encoder))`.
 _OF_MODEL = re.compile(r"\bjvp\((\w[^)]*)\)")
 _OF_LOSS = re.compile(r"\bjvp\(\)")
-# In an evaluation nothing is differentiated: the model's class begins the path.
+# Evaluations do not differentiate: the path starts with the model's class.
 _CLASSES = ("Transformer", "Encoder")
 
 
@@ -56,7 +56,7 @@ def part_of(op_name: str) -> str:
         return LOGITS
     inside = any(each.partition(".")[0] in _CLASSES for each in components)
     if _OF_MODEL.search(op_name) or inside:
-        # Of the model, in no module above: casts, masks, what a scan moves. Logits
+        # In the model but in no module above: casts, masks, a scan's copies. Logits
         # that share the embedding's table are products in the stack itself.
         return REST
     if "jit(train_step)" in op_name:

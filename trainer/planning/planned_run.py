@@ -21,10 +21,7 @@ from trainer.setup import SEQIO, prepare
 class Subject:
     """A run known only by its shapes: enough to make a `Program`.
 
-    Attributes:
-      config: the complete configuration.
-      converter: gives the features and their lengths.
-      features: names of the features of the task's examples.
+    `config` is complete; `features` are names of the features of the task's examples.
     """
 
     config: Config
@@ -37,11 +34,7 @@ class Subject:
         return self.converter.encoder_length, self.converter.decoder_length
 
     def with_values(self, values: dict[str, Any]) -> Subject:
-        """Returns the subject with fields of its configuration set.
-
-        Raises:
-          UserError: the configuration rejects a value.
-        """
+        """Returns the subject with fields set; raises UserError if the configuration is invalid."""
         return dataclasses.replace(self, config=fields.replace_all(self.config, values))
 
     def row(self) -> Batch:
@@ -61,10 +54,8 @@ def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
     """Completes a configuration for a number of devices.
 
     With a cache, lengths and vocabulary are the cache's. Otherwise lengths come from the task or
-    flags, and the vocabulary from the preset or a flag.
-
-    Raises:
-      UserError: a setting is missing or does not fit; names the flag.
+    flags, and the vocabulary from the preset or a flag. Raises UserError for a missing or unfit
+    setting.
     """
     if config.engine != "palimpsest":
         raise UserError(f"--engine={config.engine}: only steps of this trainer can be planned")

@@ -40,13 +40,7 @@ Values = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """A configuration that a search tried.
-
-    Attributes:
-      values: field path -> value, where it differs from the requested configuration.
-      plan: None if the configuration was refused.
-      refused: the reason.
-    """
+    """A tried configuration: its changed values by field path, and its plan or the refusal."""
 
     values: Mapping[str, Any]
     plan: Plan | None
@@ -86,10 +80,7 @@ def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
 def evaluated(plan: Plan) -> Plan:
     """Returns the plan with an evaluation that fits, with fewer rows than requested if necessary.
 
-    The plan does not fit if one row per device is too many.
-
-    Raises:
-      TooLarge: the compiler refuses even one row per device.
+    If one row per device is too many, the plan does not fit, or TooLarge is raised.
     """
     config = plan.subject.config
     size = config.evaluation.batch_size or config.batch_size
@@ -127,10 +118,7 @@ def first_that_fits(
 
 
 def flags(plan: Plan, asked: Subject | None = None) -> str:
-    """Returns the flags of a plan's configuration that a search may set.
-
-    With `asked`, returns only flags that differ from the requested configuration.
-    """
+    """Returns the flags that a search may set; with `asked`, only those that differ from it."""
     config = plan.subject.config
     values = dict(fields.leaves(config)) | {
         f"mesh.{axis}": size for axis, size in plan.mesh.items()
@@ -162,10 +150,7 @@ def _report(attempt: Attempt) -> None:
 def _attempts(
     asked: Subject, target: Target, known: Plan | TooLarge | None = None
 ) -> Iterator[Attempt]:
-    """Yields attempts, the likeliest first; each depends on the outcomes of earlier ones.
-
-    `known` is the outcome of the requested configuration, if already compiled.
-    """
+    """Yields attempts, the likeliest first; `known` is the outcome of `asked`, if compiled."""
     scanned = _may_scan(asked)
     base: Values = {_SCAN: True} if scanned and not asked.config.model.scan_layers else {}
     best: Attempt | None = None

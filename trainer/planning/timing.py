@@ -1,8 +1,8 @@
 """The time of a compiled TPU step by part, from the compiler's own estimates.
 
-Fusions carry `estimated_cycles`, Pallas kernels have a schedule (`trainer.planning.kernels`), and
-collectives take their bytes over the links' bandwidth. Only the part of an asynchronous collective
-that is not hidden by work between its start and its end counts.
+Fusions carry `estimated_cycles`, Pallas kernels have a schedule (`trainer.planning.kernels`), and a
+collective's time is its bytes divided by the links' bandwidth. Asynchronous collectives count only
+the time that no work between their start and end hides.
 """
 
 from __future__ import annotations
@@ -36,12 +36,8 @@ _PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
 class Collective:
     """A collective in one computation.
 
-    Attributes:
-      kind: as "all-reduce".
-      sent: bytes that a device sends per run.
-      seconds: per run, at the bandwidth of the links.
-      times: runs per step.
-      hidden: seconds per run that other work hides.
+    `times` are runs per step. Per run, `sent` are bytes that a device sends, `seconds` assume the
+    links' bandwidth, and `hidden` are seconds that other work hides.
     """
 
     kind: str
@@ -55,12 +51,8 @@ class Collective:
 class PricedKernel:
     """A Pallas kernel that a step runs.
 
-    Attributes:
-      grid: () if unknown.
-      shapes: operands' shapes, then results', on one device; () if unknown.
-      cycles: per run; None without a schedule.
-      size: bytes moved per run.
-      times: runs per step.
+    `shapes` are operands' shapes, then results', on one device, or (); `grid` may be (), too.
+    `cycles` (None without a schedule) and `size`, in bytes, are per run, `times` runs per step.
     """
 
     name: str
@@ -73,11 +65,9 @@ class PricedKernel:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """The estimated time of a step.
+    """The estimated time of a step: seconds by part, which add up to the step.
 
-    Attributes:
-      seconds: by part; their sum is the step's.
-      unpriced: products outside fusions without an estimate.
+    `unpriced` counts products outside fusions without an estimate.
     """
 
     seconds: dict[str, float]
@@ -115,13 +105,9 @@ def timing(
 ) -> Timing:
     """Returns the estimated time of a step of a program.
 
-    Args:
-      module: the optimised program.
-      chip: the chips it is compiled for.
-      places: of the devices, in mesh order.
-      traced: Pallas kernels of the traced program.
-      schedules: known kernel schedules, by name of the custom call.
-      cores: cores of a device; they share the groups of a kernel's grid.
+    `module` is optimised; `traced` are the traced program's Pallas kernels. `places` are in mesh
+    order, `schedules` by name of the custom call. The `cores` of a device share the groups of a
+    kernel's grid.
     """
     seconds: dict[str, float] = dict.fromkeys(parts.PARTS, 0.0)
     collectives_found: list[Collective] = []
@@ -191,7 +177,6 @@ class Found:
 
     Attributes:
       key: identifies the collective within its computation; its pieces share it.
-      kind: as "all-reduce".
       size: bytes of the whole array on one device.
       group: numbers of the devices of one group; () means all.
       overlapped: True for a piece of an asynchronous collective.

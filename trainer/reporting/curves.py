@@ -9,7 +9,7 @@ from tasks.pages.chart import Chart, Series
 from trainer.reporting.history import TRAIN, VALIDATION, History
 
 AXES = {"steps": "updates", "tokens": "positions read", "hours": "hours of training"}
-# Metrics that describe the data, and those with charts of their own.
+# Metrics that describe the data; further below, metrics with their own charts.
 _STATISTICS = ("tokens", "mean_label", "max_targets_length", "unigram_entropy")
 _FILLED = {"inputs_full": "inputs", "targets_full": "targets"}
 _OWN = ("loss", "accuracy", "gradient_norm", "learning_rate", *_FILLED)
@@ -77,7 +77,7 @@ def _x(run: History, steps: Sequence[int]) -> dict[str, Sequence[float]]:
     tokens = run.tokens_per_step
     x: dict[str, Sequence[float]] = {"steps": steps, "tokens": [tokens * step for step in steps]}
     hours = run.hours(steps)
-    # Without a record of speed, all would be drawn at 0.
+    # Without recorded speed, all points would be at 0 hours.
     return {**x, "hours": hours} if hours and hours[-1] > 0 else x
 
 
@@ -91,7 +91,7 @@ def _of_tasks(runs: Sequence[History]) -> Iterable[Chart]:
 
 
 def _others(runs: Sequence[History], split: str) -> Iterable[Chart]:
-    """Yields a chart of each metric of a split that has none yet."""
+    """Yields charts of a split's remaining metrics."""
     skipped = {*_STATISTICS, *_OWN, "z_loss"} if split == TRAIN else {*_STATISTICS, *_OWN}
     if split != TRAIN:
         skipped.add("training_loss")
@@ -126,7 +126,7 @@ def _several(
     part: str,
     of: Any,
 ) -> Chart:
-    """Returns a chart of several metrics of training together, of values `of(value)`."""
+    """Returns one chart of several training metrics, with `of` applied to their values."""
     series = []
     for number, run in enumerate(runs):
         for place, (metric, label) in enumerate(names.items()):
@@ -146,5 +146,5 @@ def _several(
 
 
 def _key(name: str) -> str:
-    """Returns a name as an id of HTML."""
+    """Returns a name as an HTML id."""
     return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)

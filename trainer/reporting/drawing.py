@@ -1,4 +1,4 @@
-"""Matplotlib, imported only where a picture is drawn."""
+"""Matplotlib, imported only to draw a picture."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from trainer.reporting.history import TRAIN, VALIDATION, History
 
 
 def load_pyplot() -> Any:
-    """Returns matplotlib's pyplot, set up to write files without a display.
-
-    Raises:
-      UserError: matplotlib is not installed.
-    """
+    """Returns pyplot for files without a display; raises UserError without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:
@@ -29,12 +25,7 @@ def load_pyplot() -> Any:
 def draw_losses(runs: Sequence[History], picture: str) -> None:
     """Writes a PNG of training and validation loss against steps, and the unigram entropy.
 
-    Args:
-      runs: the runs, each in its colour if there are several.
-      picture: file to write, local or remote.
-
-    Raises:
-      UserError: matplotlib is not installed, or no run has a loss yet.
+    `picture` may be remote. Raises UserError without matplotlib, or if no run has a loss yet.
     """
     pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120, layout="constrained")
@@ -60,15 +51,9 @@ def draw_losses(runs: Sequence[History], picture: str) -> None:
 def draw_metrics(
     results: Mapping[int, Mapping[str, Mapping[str, float]]], picture: str, title: str
 ) -> None:
-    """Writes a PNG of metrics over steps: one panel per metric, one line per split or task.
+    """Writes a PNG with a panel per metric, a line per split or task; `picture` may be remote.
 
-    Args:
-      results: step -> split -> metric -> value.
-      picture: file to write, local or remote.
-      title: title of the picture.
-
-    Raises:
-      UserError: matplotlib is not installed.
+    `results` maps step -> split -> metric -> value. Raises UserError without matplotlib.
     """
     from trainer.engine.evaluator import TOKEN_METRICS
 
@@ -100,6 +85,6 @@ def _finish(pyplot: Any, figure: Any, panels: Iterable[Any], picture: str) -> No
         axes.grid(axis="y", alpha=0.3)
         axes.legend(frameon=False)
     with files.atomic_write(picture) as file:
-        # Without metadata, so that equal curves give equal files.
+        # No metadata: equal curves give equal files.
         figure.savefig(file, format="png", metadata={"Software": None})
     pyplot.close(figure)

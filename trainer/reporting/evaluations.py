@@ -8,11 +8,8 @@ from tasks.terminal.table import table
 def evaluation_table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
     """Returns a table with a row per checkpoint and, for a mixture, per checkpoint and task.
 
-    The row `all` is over all tokens, `mean` over tasks. Uninformative columns are left out, such
-    as the split if it is validation.
-
-    Args:
-      results: step -> split, or SPLIT/TASK -> metric -> value.
+    `results` maps step -> split or SPLIT/TASK -> metric -> value. The row `all` is over all tokens,
+    `mean` over tasks. Uninformative columns are left out.
     """
     from trainer.engine.evaluator import TOKEN_METRICS
 

@@ -22,10 +22,7 @@ TRAIN, VALIDATION = "train", "validation"
 
 @dataclasses.dataclass(frozen=True)
 class Points:
-    """Values of one metric of one split.
-
-    `steps` are updates made, ascending; `values` are NaN where training wrote NaN.
-    """
+    """Values of one metric of one split, by ascending step; NaN where training wrote NaN."""
 
     steps: list[int]
     values: list[float]
@@ -35,14 +32,9 @@ class Points:
 class History:
     """The records of a run.
 
-    Attributes:
-      name: the run's name in the report.
-      origins: origin of each field without a default value.
-      record: tasks and their rates, from `load_record`.
-      lines: the lines of metrics.jsonl.
-      evaluations: results of trainer.evaluate, step -> split -> metric -> value.
-      software: the record by `save_software`.
-      missing: sentences on missing records.
+    `name` is the run's name in the report, `origins` the origin of each field without a default
+    value, `record` from `load_record`, `lines` from metrics.jsonl, `evaluations` step -> split ->
+    metric -> value from trainer.evaluate, and `missing` sentences on missing records.
     """
 
     name: str
@@ -111,10 +103,10 @@ class History:
         return round(statistics.median(rates)) if rates else planned
 
     def hours(self, steps: Sequence[int]) -> list[float]:
-        """Returns the hours of training before each of the ascending steps.
+        """Returns the hours of training before each of the ascending steps, by the recorded speed.
 
-        Computed from the recorded speed, without compilation and evaluation. Updates before the
-        first record are assumed to be as fast as those after it.
+        Compilation and evaluation do not count. Updates before the first record are assumed to be
+        as fast as those after it.
         """
         known = self._clock
         return [_between(known, step) / 3600 for step in steps]
@@ -137,11 +129,7 @@ class History:
 
 
 def load(folder: str, name: str) -> History:
-    """Returns the records of the run in `folder`.
-
-    Raises:
-      UserError: the run does not exist, or one of its files is damaged.
-    """
+    """Returns a run's records; raises UserError if the run is missing or a file is damaged."""
     config, origins = load_config(folder)
     lines = read_metrics(folder)
     evaluations = _evaluations(files.join(folder, EVALUATION_FILE))
@@ -162,11 +150,7 @@ def load(folder: str, name: str) -> History:
 
 
 def _evaluations(path: str) -> dict[int, Any]:
-    """Returns trainer.evaluate's results as step -> results by split; {} without a file.
-
-    Raises:
-      UserError: the file is malformed.
-    """
+    """Returns trainer.evaluate's results as step -> results by split; {} without a file."""
     if not files.exists(path):
         return {}
     value = files.read_json(path)
@@ -179,8 +163,7 @@ def _evaluations(path: str) -> dict[int, Any]:
 def load_all(folders: Sequence[str]) -> list[History]:
     """Returns the records of runs, each named by the distinguishing part of its path.
 
-    Raises:
-      UserError: a run is missing, damaged, or named twice.
+    Raises UserError if a run is missing, damaged, or named twice.
     """
     parts = [folder.rstrip("/").split("/") for folder in folders]
     for one, other in itertools.combinations(parts, 2):
@@ -196,10 +179,7 @@ def load_all(folders: Sequence[str]) -> list[History]:
 
 
 def differences(histories: Sequence[History]) -> list[tuple[str, list[Any]]]:
-    """Returns (field path, value in each run) for fields that differ, except model_dir.
-
-    A value is "–" where a run does not have the field.
-    """
+    """Returns (field path, value or "–" in each run) for differing fields, except model_dir."""
     leaves = [dict(fields.leaves(each.config)) for each in histories]
     paths = dict.fromkeys(path for each in leaves for path in each)
     rows = [(path, [each.get(path, "–") for each in leaves]) for path in paths]

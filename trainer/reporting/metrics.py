@@ -13,25 +13,23 @@ from trainer.config import Config
 METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.json"
 WANDB_FILE = "wandb.json"
-# The split of training's norms, which are written beside its metrics.
+# The split of training's norms, written next to its metrics.
 NORMS = "norms"
 
 
 class MetricsWriter:
     """Writes metrics to `metrics.jsonl`, TensorBoard events and Weights & Biases.
 
-    A line of metrics.jsonl is {"step", "split", "metrics": {...}} and, for training, "speed":
-    {...}, which has rates and memory; everything but "speed" is determined by the configuration. In
-    a remote model directory, files are replaced atomically, with a delay of seconds.
+    A line of metrics.jsonl is {"step", "split", "metrics": {...}} and, for training, "speed": {...}
+    with rates and memory; the configuration determines everything but "speed". In a remote model
+    directory, files are replaced atomically, with a delay of seconds. Raises UserError if Weights &
+    Biases does not start.
 
     Args:
       config: read for `model_dir` and `metrics`.
       resume_step: lines of later steps, left by a killed run, are removed.
-      writing: False to do nothing, as in all processes but one.
-      evaluated: False to also remove the evaluation of `resume_step`, which will be made again.
-
-    Raises:
-      UserError: Weights & Biases is configured but does not start.
+      writing: False in all processes but one; then nothing is written.
+      evaluated: False also removes the evaluation of `resume_step`, which will be repeated.
     """
 
     def __init__(
@@ -91,10 +89,7 @@ class MetricsWriter:
             )
 
     def flush(self) -> None:
-        """Waits until everything written has reached a remote model_dir.
-
-        It is called before a checkpoint, which implies that the metrics up to its step are written.
-        """
+        """Waits until all lines are in a remote model_dir; call it before saving a checkpoint."""
         if self._writing and self._mirror:
             self._mirror.finish()
 
@@ -117,7 +112,7 @@ class MetricsWriter:
 
 
 def _start_wandb(config: Config) -> Any:
-    """Returns the run of Weights & Biases of the model directory; a resumed run continues it."""
+    """Returns the model directory's Weights & Biases run; a resumed run continues it."""
     try:
         import wandb
     except ImportError as error:
@@ -138,16 +133,15 @@ def _start_wandb(config: Config) -> Any:
         )
     except wandb.Error as error:
         raise UserError(f"Weights & Biases does not start: {error}") from error
-    # By default W&B rejects steps that it already has, which a resumed run writes again.
+    # A resumed run repeats steps, which W&B rejects by default.
     run.define_metric("*", step_metric="step")
     return run
 
 
 def read_metrics(model_dir: str) -> list[dict[str, Any]]:
-    """Returns the lines of metrics.jsonl, without a last line that was cut short by a kill.
+    """Returns the lines of metrics.jsonl, without a last line cut short by a kill.
 
-    Raises:
-      UserError: another line is damaged.
+    Raises UserError if another line is damaged.
     """
     path = files.join(model_dir, METRICS_FILE)
     if not files.exists(path):

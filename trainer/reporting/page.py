@@ -12,17 +12,12 @@ from trainer.reporting import curves
 from trainer.reporting.history import TRAIN, VALIDATION, History, differences
 
 _GB = 1e9
-# Origins of fields that say nothing about this run.
+# Origins of fields that are not specific to this run.
 _DEFAULT = ("default", "preset ")
 
 
 def page(runs: Sequence[History], examined: Mapping[str, str] | None = None) -> str:
-    """Returns the report as HTML.
-
-    Args:
-      runs: the runs, in the order of their colours.
-      examined: HTML of further sections by name, which needed the models.
-    """
+    """Returns the report as HTML; `examined` maps names of further sections to HTML."""
     drawn = curves.charts(runs)
     axes = {
         name: unit

@@ -22,9 +22,8 @@ from trainer.engine.step import TrainState
 class Profile:
     """Traces the updates in `config.profile_steps` into `model_dir/profile`, local or remote.
 
-    Each process writes its own trace, `plugins/profile/TIME/HOST.xplane.pb` in that folder; TIME
-    is the same for all, so that XProf shows them as one session. A trace that fails is a warning:
-    training continues.
+    Each process writes `plugins/profile/TIME/HOST.xplane.pb` there; all share TIME, so that XProf
+    shows one session. A failing trace only prints a warning.
     """
 
     def __init__(self, config: Config):
@@ -34,7 +33,7 @@ class Profile:
         self._local: tempfile.TemporaryDirectory | None = None
 
     def update(self, step: int) -> AbstractContextManager:
-        """Returns a context for making an update; the trace begins before the first of them."""
+        """Returns a context for an update; the trace begins before the first traced one."""
         if not self._session and step in self._updates:
             # The processes agree on a name even if one of them cannot trace.
             self._session = processes.gathered(time.strftime("%Y_%m_%d_%H_%M_%S"))[0]
@@ -64,11 +63,11 @@ class Profile:
             try:
                 jax.profiler.stop_trace()
             finally:
-                # The file for Perfetto comes last and may fail alone.
+                # Perfetto's file comes last and may fail alone.
                 self._copy(local.name)
 
     def _copy(self, local: str) -> None:
-        # Several processes may share a host, after which the profiler names its files.
+        # The profiler names files after hosts, which several processes may share.
         alone = jax.process_count() == 1
         prefix = "" if alone else f"process_{jax.process_index()}_"
         for folder, _, names in os.walk(local):
@@ -80,7 +79,7 @@ class Profile:
 
     @contextlib.contextmanager
     def _warning(self) -> Iterator[None]:
-        """Prints an error as a warning: a run of days must not end with its profile."""
+        """Prints an error as a warning: a profile must not end a run of days."""
         try:
             yield
         except Exception as error:

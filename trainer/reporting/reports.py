@@ -44,11 +44,7 @@ class Reports:
     """Writes the metrics of a run, and stops the run where the guard rejects an update.
 
     Metrics are read one step late: the device is then busy with the next step and does not wait for
-    the host.
-
-    Attributes:
-      speed: speed of training since the last report.
-      note: the last report in a few words, for a progress bar.
+    the host. `note` is the last report in a few words, for a progress bar.
     """
 
     def __init__(
@@ -76,12 +72,10 @@ class Reports:
             self._norms = jax.block_until_ready(self._program.norms(state, batch))
 
     def after(self, step: int, state: TrainState) -> TrainState:
-        """Reports earlier metrics, and takes this step's if they are due.
+        """Reports earlier metrics, takes this step's if due, and returns the state to continue.
 
-        Returns the state to continue with, its metrics set to zero if they were taken.
-
-        Raises:
-          UserError: the guard rejected an update; the state before it is saved.
+        Metrics taken are zero in that state. Raises UserError if the guard rejected an update,
+        after saving the state before it.
         """
         self._report_pending(state)
         config = self._run.config
@@ -98,8 +92,7 @@ class Reports:
     def settle(self, step: int, state: TrainState) -> None:
         """Reports all metrics taken so far and checks the state after `step`, before it is used.
 
-        Raises:
-          UserError: the guard rejected an update; the state before it is saved.
+        Raises UserError like `after`.
         """
         self._report_pending(state)
         self._stop_if_rejected(_Pending(step, state.metrics, state.guard), state)

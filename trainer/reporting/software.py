@@ -1,4 +1,4 @@
-"""The software and hardware of a run, kept beside it: what its bits depend on besides its data."""
+"""A run's software and hardware, stored with it: besides the data, its results depend on them."""
 
 import os
 import platform
@@ -12,16 +12,12 @@ from trainer.engine import determinism
 
 _SOFTWARE_FILE = "software.json"
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "palimpsest")
-# The packages whose versions may change the results of a run.
+# Packages whose versions may change results.
 _COMPUTING = ("jax", "jaxlib", "flax", "optax", "palimpsest")
 
 
 def save_software(model_dir: str) -> list[str]:
-    """Writes the project's commit, the versions of its dependencies and the hardware.
-
-    Returns:
-      A message for each difference from the last start in `model_dir` that may change results.
-    """
+    """Writes commit, dependency versions and hardware; returns changes that may affect results."""
     path = files.join(model_dir, _SOFTWARE_FILE)
     before = read_software(model_dir)
     now: dict[str, Any] = {
@@ -42,7 +38,7 @@ def save_software(model_dir: str) -> list[str]:
 
 
 def read_software(model_dir: str) -> dict[str, Any]:
-    """Returns what the last start wrote; {} if there is nothing or it is damaged."""
+    """Returns the last start's record; {} if missing or damaged."""
     path = files.join(model_dir, _SOFTWARE_FILE)
     try:
         found = files.read_json(path) if files.exists(path) else {}

@@ -14,20 +14,19 @@ from trainer.data.prepared import Run
 from trainer.engine.cost import flops_per_step
 from trainer.engine.hardware import peak_flops
 
-# Seconds of waiting below which there was none: finding out that a batch is there takes time too.
+# Shorter waits, in seconds, are ignored: checking for a batch takes time too.
 _SHORTEST_WAIT = 0.05
 
 
 @dataclasses.dataclass
 class Speed:
-    """Measures speed between reports; compilation and evaluation are not counted.
+    """Measures speed between reports, without compilation and evaluation.
 
     Attributes:
-      tokens_per_step: positions per step, of both sides.
-      flops_per_step: by `cost.flops_per_step`.
-      peak_flops: of all devices together, per second; None if unknown.
-      blocked: seconds since the last report during which training waited for checkpoints.
-      waiting: seconds since the last report during which it waited for caches to be built.
+      tokens_per_step: encoder and decoder positions per step.
+      peak_flops: per second, of all devices together; None if unknown.
+      blocked: seconds that training waited for checkpoints since the last report.
+      waiting: seconds that it waited for caches to be built.
     """
 
     tokens_per_step: int
@@ -51,7 +50,7 @@ class Speed:
         )
 
     def restart(self, step: int) -> None:
-        """Starts measuring at `step`, so that the time before it is not counted."""
+        """Restarts the measurement at `step`; the time before is not counted."""
         self._time, self._step = time.monotonic(), step
 
     @contextlib.contextmanager
@@ -62,12 +61,11 @@ class Speed:
         self.blocked += time.monotonic() - begin
 
     def since_last(self, step: int) -> dict[str, float]:
-        """Returns the rates since the last call or `restart`; at the first call there are none.
+        """Returns the rates since the last call or `restart`; the first call has none.
 
-        Rates are `steps_per_second`, `tokens_per_second` (positions, of both sides) and `mfu`, the
-        fraction of peak FLOPs that `cost.flops_per_step` makes up. `checkpoint_blocking_seconds`
-        is added if a checkpoint was written, and `build_waiting_seconds` if the run waited for a
-        build, which the rates count as time.
+        `tokens_per_second` counts encoder and decoder positions, and `mfu` is the share of peak
+        FLOPs by `cost.flops_per_step`. The rates include the time of `checkpoint_blocking_seconds`
+        and `build_waiting_seconds`, which are present only after such waits.
         """
         blocked, self.blocked = self.blocked, 0.0
         rates = {"checkpoint_blocking_seconds": blocked} if blocked else {}

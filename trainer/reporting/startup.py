@@ -10,9 +10,9 @@ from trainer.model.device import AUTO, Device
 
 
 def startup_text(run: Run, program: Program, step: int, begins: str, changes: list[str]) -> str:
-    """Returns a line each on data, model, mesh and what the run will do.
+    """Returns a line each on data, model, mesh and the run.
 
-    `begins` says how the run begins, at `step`; `changes` are those of hardware and software since
+    `begins` describes the beginning at `step`; `changes` lists hardware and software changed since
     the last start.
     """
     config = run.config
@@ -48,7 +48,7 @@ def startup_text(run: Run, program: Program, step: int, begins: str, changes: li
 
 
 def _choices(model: ModelConfig, device_kind: str) -> list[tuple[str, str]]:
-    """Returns a line on what "auto" stands for on an accelerator; none on a CPU."""
+    """Returns a line on the attention that "auto" chooses on an accelerator; none on a CPU."""
     if device_kind == "cpu" or model.attention != AUTO:
         return []
     attention = model.attention_on(device_kind)

@@ -41,9 +41,9 @@ from trainer.t5x.layout import Parts
 from trainer.t5x.read import NO_STEP, Checkpoint, load
 from trainer.t5x.tensors import Tensor, held
 
-# Leaves of an optimizer's state that count updates.
+# # Leaves of an optimizer's state that count updates.
 _COUNT = re.compile(r"(.*/)?count")
-# Far above elements of parameters and of their moments, far below those with a flipped exponent.
+# # Far above elements of parameters and of their moments, far below those with a flipped exponent.
 _LARGEST = 1e30
 _NONE_STORED = "none is stored"
 _EMBEDDING = "token_embedder/embedding"
@@ -54,15 +54,15 @@ class StartingPoint:
     """Parameters and optimizer state to start from: checked, but not read yet.
 
     Attributes:
-      path: where they come from, for messages.
+      path: their source, for messages.
       step: number of updates made before.
       parameters: parameters by name.
-      optimizer_state: leaves of the optimizer's state by name; a leaf that is absent starts at 0.
-      reset: why the optimizer's moments start at 0; None if they are taken over.
+      optimizer_state: leaves of the optimizer's state by name; absent leaves start at 0.
+      reset: why the optimizer's moments start at 0; None if they are loaded.
       vocabulary_checked: True if the vocabulary of the parameters is known.
-      other_fields: fields of the model it was trained with, as "emb_dim 512", that make of it
-        another function of the same parameters than this run's model.
-      rows: how rows of another vocabulary were mapped to this run's; None: unchanged.
+      other_fields: fields of its own model, as "emb_dim 512", for which the same parameters compute
+      another function in this run's model.
+      rows: how rows of another vocabulary map to this run's; None means unchanged.
     """
 
     path: str
@@ -75,7 +75,7 @@ class StartingPoint:
     rows: Rows | None = None
 
     def describe(self) -> str:
-        """Returns where the run starts, and with what optimizer state."""
+        """Returns the run's starting point and optimizer state, as text."""
         state = f"a new optimizer state ({self.reset})" if self.reset else "the optimizer state"
         text = f"starts from {self.path}, after step {self.step}, with {state}"
         if self.other_fields:
@@ -103,7 +103,7 @@ def start(run: Run) -> StartingPoint:
     """Opens `config.init_from` and checks it against the run's model and vocabulary.
 
     Raises:
-      UserError: it cannot be read or does not fit the model; names the tensor or the difference.
+      UserError: it is unreadable or does not fit the model; names the tensor or the difference.
     """
     config = run.config
     flag = f"--init_from={config.init_from}"
@@ -148,7 +148,7 @@ def start(run: Run) -> StartingPoint:
 def _rows(
     run: Run, checkpoint: Checkpoint | None, found: dict[str, Parts]
 ) -> tuple[Rows | None, bool]:
-    """Returns `vocabulary_change.rows_for` the table of embeddings among the parameters."""
+    """Returns `vocabulary_change.rows_for` the embedding table among the parameters."""
     tables = [parts["value"] for name, parts in found.items() if name.endswith(_EMBEDDING)]
     rows = {table.shape[:1] for table in tables}
     if len(rows) != 1 or rows == {()}:
@@ -157,7 +157,7 @@ def _rows(
 
 
 def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str]:
-    """Returns the fields of a checkpoint's own model that make of it another function than ours."""
+    """Returns the fields of a checkpoint's model that make its function differ from ours."""
     if checkpoint is None or checkpoint.run is None:
         return []
     stored = checkpoint.run["config"]["model"]
@@ -169,14 +169,10 @@ def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str
 def fitted(
     flag: str, found: dict[str, Parts], model: ModelConfig, ids: int, scanned: bool
 ) -> dict[str, Parts]:
-    """Returns parameters by the model's names, after a check of all names and shapes.
+    """Returns parameters by the model's names, after checking all names and shapes.
 
-    Args:
-      flag: where they come from, for messages.
-      found: the parameters, each layer apart.
-      model: the model that they must be of.
-      ids: size of the vocabulary.
-      scanned: whether the checkpoint joins layers, so that messages name them as it does.
+    `flag` is their source, for messages; `found` has unstacked layers; `ids` is the vocabulary
+    size; `scanned` is whether the checkpoint stacks layers, for the names in messages.
 
     Raises:
       UserError: a parameter is missing, left over, or of another shape; names it.
@@ -201,11 +197,11 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
     if not path.startswith(from_transformers.PREFIX):
         checkpoint = load(path)
         return layout.read_parts(checkpoint), checkpoint
-    # Imported here because it needs packages that the trainer does not depend on otherwise.
+    # # Imported here because it needs packages that the trainer otherwise does not.
     from trainer import huggingface
 
     folder = path.removeprefix(from_transformers.PREFIX)
-    # The number of rows is compared later: another vocabulary's rows are mapped to this run's.
+    # # The number of rows is compared later: another vocabulary's rows are mapped to this run's.
     size = huggingface.model_config(folder).vocab_size
     tree = huggingface.load(folder, replace(config.model, vocab_size=size))
     return {path: {"value": held(leaf)} for path, leaf in named(tree).items()}, None
@@ -214,7 +210,7 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
 def _check_names(
     flag: str, found: dict[str, Parts], expected: dict[str, Any], scanned: bool
 ) -> None:
-    """Rejects missing and unexpected parameters; names a scanned checkpoint's as it does."""
+    """Rejects missing and unexpected parameters, with a scanned checkpoint's own names."""
 
     def shown(names: Iterable[str]) -> list[str]:
         stack = (lambda name: re.sub(r"(\w+)/layers_\d+/", r"\1/\1/", name)) if scanned else str
@@ -239,8 +235,8 @@ def _check_names(
 def _check_shapes(
     flag: str, found: dict[str, Parts], expected: dict[str, tuple[int, ...]], ids: int
 ) -> None:
-    """Rejects parameters of another shape or kind; `ids` is the size of the run's vocabulary."""
-    # Embeddings first: a wrong number of rows is the most common mistake, and the easiest to fix.
+    """Rejects parameters of another shape or kind; `ids` is the run's vocabulary size."""
+    # # Embeddings first: a wrong number of rows is the most common mistake, and the easiest to fix.
     embeddings = [name for name in expected if name.endswith(_EMBEDDING)]
     for name in dict.fromkeys([*embeddings, *expected]):
         shape = expected[name]
@@ -264,7 +260,7 @@ def _check_shapes(
 def optimizer_state(
     config: Config, checkpoint: Checkpoint | None, found: dict[str, Parts]
 ) -> tuple[dict[str, Tensor], str | None]:
-    """Returns the leaves of the optimizer's state by name, and why moments start at 0, if so."""
+    """Returns the optimizer state's leaves by name, and why moments start at 0, if so."""
     abstract = _abstract_state(config)
     shapes = {
         path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(abstract)
@@ -284,7 +280,7 @@ def optimizer_state(
         places = {name: leaves[name.partition("/")[2]] for name in shapes if name not in counts}
         return places | dict.fromkeys(counts, held(np.int32(step))), None
     of_schedules = _schedule_counts(abstract)
-    # Schedules continue at `step`; Adafactor's decay restarts, at `step_offset`.
+    # # Schedules continue at `step`; Adafactor's decay restarts, at `step_offset`.
     offset = config.optimizer.value("step_offset") or 0
     values = {name: step if name in of_schedules else offset for name in counts}
     return {name: held(np.int32(value)) for name, value in values.items()}, reason
@@ -293,7 +289,7 @@ def optimizer_state(
 def _adafactor_leaves(
     config: Config, found: dict[str, Parts]
 ) -> tuple[dict[str, Tensor] | None, str | None]:
-    """Returns the checkpoint's Adafactor moments, or None and why they cannot be used.
+    """Returns the checkpoint's Adafactor moments, or None and why they are unusable.
 
     Names are our Adafactor's leaf names, without the leading index in optax's chain.
     """
@@ -333,9 +329,9 @@ def _abstract_state(config: Config) -> Any:
 
 
 def _schedule_counts(state: Any) -> set[str]:
-    """Returns the names of counts that learning rate schedules read.
+    """Returns the names of counts read by learning rate schedules.
 
-    They are the only field of their state; a count of moments has the moments beside it.
+    Each is the only field of its state; a count of moments has the moments beside it.
     """
 
     def is_schedule(node: Any) -> bool:
@@ -346,10 +342,9 @@ def _schedule_counts(state: Any) -> set[str]:
 
 
 def sound(name: str, value: np.ndarray, flag: str = "--init_from") -> np.ndarray:
-    """Returns `value`.
+    """Returns `value`; a UserError if it has NaN, infinite or absurd elements.
 
-    Raises:
-      UserError: it has NaN, infinite or absurd elements, as damaged files and failed runs have.
+    Damaged files and failed runs have these.
     """
     if not np.issubdtype(value.dtype, np.floating) or not value.size:
         return value
@@ -376,7 +371,7 @@ def placed(tensors: dict[str, Tensor], tree: Any) -> Any:
             lambda index: sound(name, np.asarray(tensor.read(index or ()), like.dtype)),
         )
 
-    # Sorted so that all layers of one stacked array are read in a row, while its chunks are cached.
+    # # Sorted so that all layers of a stacked array are read in a row, while its chunks are cached.
     read_leaves = {
         name: read(name, leaf) if name in tensors else leaf
         for name, (_, leaf) in sorted(

@@ -1,4 +1,4 @@
-"""The beginning of a run: initial parameters, its own newest checkpoint, or --init_from."""
+"""How a run begins: initial parameters, its own newest checkpoint, or --init_from."""
 
 from __future__ import annotations
 
@@ -26,28 +26,24 @@ class Beginning(Protocol):
         """Number of updates made before."""
 
     def describe(self) -> str:
-        """Returns what the run begins with, as in "resumes from checkpoint 1000"."""
+        """Returns a description, as in "resumes from checkpoint 1000"."""
 
 
 class Start(Beginning, Protocol):
-    """The beginning of a run that has no checkpoint of its own."""
+    """The beginning of a run without checkpoints of its own."""
 
     def state(self, program: Program) -> TrainState:
-        """Returns the state, on the program's devices.
-
-        Raises:
-          UserError: --init_from cannot be read.
-        """
+        """Returns the state, on the program's devices; a UserError if --init_from is unreadable."""
 
 
 def begin(
     run: Run, checkpoints: Checkpoints, program: Program
 ) -> tuple[Beginning, TrainState | None]:
-    """Returns what the run begins with, and its state; None if training is finished.
+    """Returns the run's beginning, and its state; None if training is finished.
 
-    A run that has checkpoints of its own resumes from the newest. If that is damaged,
-    `checkpoint.on_damage` says whether it is set aside and an older one taken. Training is not
-    finished while the evaluation of the last update is due.
+    A run with checkpoints resumes from its newest. If that is damaged, `checkpoint.on_damage` says
+    whether to set it aside and use an older one. Training is not finished while the evaluation of
+    the last update is due.
 
     Raises:
       UserError: the newest checkpoint is damaged, or of a run with other settings; or see `start`.
@@ -60,12 +56,12 @@ def begin(
     newest = steps[-1]
     try:
         checkpoints.check_resumable(newest, run)
-        # Also read if training is finished, since nobody may look at its checkpoint for long.
+        # # Read even if training is finished: its checkpoint may not be read again for long.
         state = checkpoints.restore(newest, program.abstract_state())
         evaluated = checkpoints.evaluated or not run.config.evaluation.every_steps
         over = newest >= run.config.train_steps or checkpoints.watch.exhausted
         finished = over and evaluated
-        # The evaluation that dropped the rate may have been made after the checkpoint was saved.
+        # # The evaluation that lowered the rate may be later than the checkpoint.
         state = program.with_rate_scale(state, checkpoints.watch.rate_scale)
         return _Resumed(newest), None if finished else state
     except Damaged as error:
@@ -76,10 +72,10 @@ def begin(
 def _fall_back(
     run: Run, checkpoints: Checkpoints, program: Program, damage: Damaged, sound: int | None
 ) -> tuple[Beginning, TrainState]:
-    """Sets damaged checkpoints aside if the user wants that, and returns the newest sound one.
+    """Sets damaged checkpoints aside if allowed, and returns the newest sound one.
 
     Raises:
-      UserError: the user does not want that, or there is no sound one; nothing is changed.
+      UserError: it is not allowed, or there is no sound one; nothing is changed.
     """
     said = f"checkpoint {damage.path} is damaged ({damage.reason})"
     if sound is None:
@@ -107,11 +103,11 @@ def start(run: Run) -> Start:
     """Returns the beginning of a run without checkpoints: --init_from or initial parameters.
 
     Raises:
-      UserError: --init_from cannot be read or does not fit the model.
+      UserError: --init_from is unreadable or does not fit the model.
     """
     if not run.config.init_from:
         return _Fresh()
-    # Imported only here, since it reads the formats of other programs.
+    # # Imported here because it reads other programs' formats.
     module, _, name = _INIT_FROM.partition(":")
     return getattr(importlib.import_module(module), name)(run)
 

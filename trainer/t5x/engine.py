@@ -80,10 +80,7 @@ def train(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> int
     """Trains to `config.train_steps` with T5X and returns the exit code, 0.
 
     Resumes from T5X's newest checkpoint in model_dir, or starts from the same initial state as the
-    default engine. `start` is `beginning.start`.
-
-    Raises:
-      UserError: T5X is not installed, or does not support some settings; names all of them.
+    default engine. `start` is `beginning.start`. A UserError names all unsupported settings.
     """
     config = run.config
     if problems := unsupported(config):

@@ -78,8 +78,7 @@ def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
 def with_shared_positions(path: str, parameters: Mapping[str, Parts]) -> dict[str, Parts]:
     """Merges equal per-layer tables of relative positions into one per stack.
 
-    Raises:
-      UserError: layers of a stack have different tables; says how to keep them.
+    Raises UserError if the tables of a stack differ; says how to keep them.
     """
     out = dict(parameters)
     for name, parts in parameters.items():
@@ -107,21 +106,16 @@ def adafactor_parts(
 ) -> tuple[Parts, str | None]:
     """Returns a parameter's value with exactly the moments that an Adafactor needs.
 
-    Args:
-      name: the parameter's name, for the message.
-      parts: its value and moments.
-      factors: the axes that Adafactor averages over.
-      momentum: whether Adafactor has momentum.
+    `factors` are the axes that it averages over; `momentum` says whether it has momentum.
 
-    Returns:
-      (parts, None), or (incomplete parts, a message) if a moment is missing or superfluous.
+    Returns (parts, None), or (incomplete parts, a message) if a moment is missing or superfluous.
     """
     wanted = ["v"] if factors is None else [f"over {axis}" for axis in sorted(factors)]
     out = {"value": parts["value"]}
     for part in [*wanted, "m"] if momentum else wanted:
         tensor = parts.get(part)
         if tensor is None and part.startswith("over") and "v" in parts:
-            # Exact, because moments are linear: the average of moments is the moment of averages.
+            # Exact, since averaging over an axis commutes with the moving average.
             tensor = mean(parts["v"], int(part[-1]))
         if tensor is None:
             return out, f"it has no {_described(part, name)}"

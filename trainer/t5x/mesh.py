@@ -27,7 +27,7 @@ _SLOT = re.compile(r"(.+)_slot_(vr|vc|v|m)")
 _MOMENTS = {"vr": "v_row", "vc": "v_col", "v": "v", "m": "m"}
 # State of Mesh's other optimizers, which is ignored.
 _OF_OTHER_OPTIMIZERS = ("/adam_m", "/adam_v", "_momentum_v")
-# Names of norms; the first two are one norm, called "layer_norm" in older files.
+# Names of norms; "layer_norm" is the older name of "rms_norm".
 _NORM = (
     r"(?:(?:layer_norm|rms_norm|final_layer_norm)/|"
     r"true_layer_norm/layer_prepostprocess/layer_norm/layer_norm_|"
@@ -39,12 +39,10 @@ _TABLE = "relpos_bias/rel_embedding"
 
 
 class Found(NamedTuple):
-    """A Mesh TensorFlow checkpoint under T5X's names.
+    """A Mesh TensorFlow checkpoint under T5X's names, layers unstacked.
 
-    Attributes:
-      step: number of updates made; None if not recorded.
-      parameters: by T5X's names, layers unstacked.
-      moments: T5X's Adafactor state: parameter -> "m", "v", "v_row" or "v_col" -> tensor.
+    `step` is None if it is not recorded. `moments` is T5X's Adafactor state: parameter -> "m", "v",
+    "v_row" or "v_col" -> tensor.
     """
 
     step: int | None
@@ -69,8 +67,7 @@ def prefixes(folder: str) -> dict[int, str]:
 def load(prefix: str) -> Found:
     """Opens a checkpoint and reads names, shapes and dtypes.
 
-    Raises:
-      UserError: it cannot be read, or has a variable unknown to our models.
+    Raises UserError if it cannot be read, or has a variable unknown to our models.
     """
     variables = tensor_bundle.load(prefix)
     stored = variables.pop(_STEP, None)

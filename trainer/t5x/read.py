@@ -68,10 +68,9 @@ class Checkpoint:
 
 
 def find(path: str) -> str:
-    """Returns the checkpoint at `path` or the newest in it; for Mesh, its prefix.
+    """Returns the checkpoint at `path` or the newest in it; raises UserError if there is none.
 
-    Raises:
-      UserError: there is no checkpoint.
+    For Mesh TensorFlow, returns the prefix of its files.
     """
     if is_checkpoint(path):
         return mesh.prefix_of(path) or path
@@ -113,10 +112,8 @@ def of_step(folder: str, step: int) -> str:
 def load(path: str) -> Checkpoint:
     """Opens the checkpoint at `path` or the newest in it; reads names, shapes and dtypes.
 
-    LoRA's products are merged into their kernels.
-
-    Raises:
-      UserError: there is no checkpoint, or it cannot be read.
+    LoRA's products are merged into their kernels. Raises UserError if there is no readable
+    checkpoint.
     """
     path = find(path)
     folder = _tree_folder(path)
@@ -164,8 +161,7 @@ def load(path: str) -> Checkpoint:
 def raw_tensors(path: str) -> dict[str, Tensor]:
     """Returns all arrays of one of our checkpoints by path, without comparing checksums.
 
-    Raises:
-      UserError: it cannot be read.
+    Raises UserError if it cannot be read.
     """
     folder = _tree_folder(path)
     try:
@@ -177,10 +173,7 @@ def raw_tensors(path: str) -> dict[str, Tensor]:
 
 
 def _checked(path: str, name: str, stored: dict[str, str], tensor: Tensor) -> Tensor:
-    """Returns a tensor whose first read compares it with its stored checksum, if any.
-
-    If that read is partial, the whole tensor is also read, in pieces.
-    """
+    """Returns a tensor whose first read compares all of it with its stored checksum, if any."""
     if name not in stored:
         return tensor
     sound = False

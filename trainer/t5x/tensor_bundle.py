@@ -55,8 +55,7 @@ class _Entry(NamedTuple):
 def load(prefix: str) -> dict[str, Tensor]:
     """Returns a checkpoint's numeric variables by name, read lazily.
 
-    Raises:
-      UserError: the index cannot be read, or divides a variable into slices.
+    Raises UserError if the index cannot be read, or divides a variable into slices.
     """
     path = prefix + SUFFIX
     try:

@@ -43,17 +43,11 @@ class OtherMoments(UserError):
 def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = False) -> str:
     """Writes one of our checkpoints atomically to `output/checkpoint_STEP` and returns that path.
 
-    Adafactor's moments are written too; 0 if another optimizer trained the model.
+    Adafactor's moments are written too; 0 if another optimizer trained the model. `scanned` chooses
+    the layout of T5X's `scalable_t5`, which stacks all layers in one array and repeats the table of
+    relative positions in every layer.
 
-    Args:
-      checkpoint: one of our checkpoints.
-      config: its run's configuration.
-      output: local or remote folder.
-      scanned: whether to write the layout of T5X's `scalable_t5`, which stacks all layers in one
-        array and repeats the table of relative positions in every layer.
-
-    Raises:
-      UserError: T5X does not support the model, or `output` has a checkpoint of this step.
+    Raises UserError if T5X does not support the model, or `output` has a checkpoint of this step.
     """
     path = files.join(output, f"checkpoint_{checkpoint.step}")
     if files.exists(path):
@@ -76,7 +70,6 @@ def write_parts(
 
     Args:
       parameters: values and Adafactor's moments, layers unstacked; missing moments become 0.
-      output: local or remote folder.
       scanned: see `write`.
       least: T5X's `min_dim_size_to_factor`.
       dtype: dtype of the stored values; moments are float32.

@@ -18,9 +18,8 @@ from trainer.trained import text, trained_run
 class PromptForm(NamedTuple):
     """The form of prompts in training.
 
-    Attributes:
-      ends: EOS ends them.
-      prefix: their tokens see one another, in a decoder-only model.
+    `ends`: they end with EOS; `prefix`: their tokens attend in both directions (decoder-only
+    models).
     """
 
     ends: bool
@@ -28,7 +27,7 @@ class PromptForm(NamedTuple):
 
 
 def prompt_form(run: Run) -> PromptForm:
-    """Returns the form of a run's prompts: that of inputs, if its tasks have any."""
+    """Returns the form of a run's prompts; if its tasks have inputs, prompts are inputs."""
     decoder_only = run.config.model.architecture == "decoder"
     if not decoder_only or run.lengths.inputs:
         return PromptForm(ends=True, prefix=decoder_only)
@@ -39,23 +38,14 @@ def prompt_form(run: Run) -> PromptForm:
 
 
 class Generator:
-    """Generates text after prompts by a checkpoint of a run.
+    """Generates text after prompts with a checkpoint of a run.
 
-    Args:
-      model_dir: folder of the run.
-      decoding: the choices; `prefix` is set as in training.
-      step: step of the checkpoint; the newest if None.
-      cache_dir: folder of caches by task, if they were moved after training.
-      vocabulary: as `tasks.vocabulary.load` takes it; the cache's if None.
+    `prefix` of `decoding` is set as in training. `step` None is the newest, `vocabulary` None the
+    cache's; `cache_dir` is a folder of caches by task, if moved. Raises UserError if run,
+    checkpoint or vocabulary does not exist, or the model has no decoder.
 
     Attributes:
-      step: step of the checkpoint.
-      decoder: the decoder.
-      vocabulary: the vocabulary.
-      modes: pieces with which inputs begin in training, such as UL2's.
-
-    Raises:
-      UserError: run, checkpoint or vocabulary does not exist, or the model has no decoder.
+      modes: pieces that start inputs in training, such as UL2's.
     """
 
     def __init__(
@@ -79,18 +69,14 @@ class Generator:
         self.step, self._params = trained_run.restore(run, step, self.vocabulary)
 
     def ids(self, prompt: str) -> np.ndarray:
-        """Returns a prompt's ids as the model saw them in training.
-
-        Raises:
-          UserError: the prompt names a sentinel that there is not.
-        """
+        """Returns a prompt's ids in training's form; raises UserError for a missing sentinel."""
         ids = text.encode(self.vocabulary, prompt)
         return np.append(ids, np.int32(self.vocabulary.special.eos)) if self._form.ends else ids
 
     def __call__(
         self, prompts: Sequence[np.ndarray], example_ids: Sequence[int] | None = None
     ) -> list[Decoded]:
-        """Returns what `Decoder.__call__` does, for prompts of `ids`."""
+        """Calls the decoder with prompts from `ids`; see `Decoder.__call__`."""
         return self.decoder(self._params, prompts, example_ids)
 
     def text(self, ids: np.ndarray) -> str:

@@ -1,4 +1,4 @@
-"""Files of prompts, and files of their results that a killed command continues."""
+"""Files of prompts, and files of results that a killed command continues."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from trainer.config.decoding import Decoding, TrainedFlags
 from trainer.engine import processes
 from trainer.trained.generator import Generator
 
-# Batches between two writes; also what a killed command loses at most.
+# Batches between two writes; a killed command loses at most these.
 _BATCHES = 8
 _SETTINGS = "settings.json"
 
 
 def generator_of(flags: TrainedFlags, decoding: Decoding) -> Generator:
-    """Returns the generator that flags name; says on stderr if it has no cache."""
+    """Returns the generator that the flags name; notes on stderr if it has no cache."""
     if flags.task_module:
         registry.load(flags.task_module)
     made = Generator(
@@ -43,9 +43,8 @@ def generator_of(flags: TrainedFlags, decoding: Decoding) -> Generator:
 def read_prompts(path: str, column: str) -> list[str]:
     """Returns the prompts in a file.
 
-    Raises:
-      UserError: a line is no JSON object with a text in `column`, there are no lines, or the file
-        cannot be read.
+    Raises UserError if the file cannot be read or is empty, or if a line is not a JSON object with
+    a text in `column`.
     """
     try:
         lines = list(files.read_lines(path))
@@ -77,10 +76,7 @@ def read_prompts(path: str, column: str) -> list[str]:
 
 
 def results(generator: Generator, prompts: list[str], first: int, count: int) -> list[str]:
-    """Returns a JSON line for each prompt, of which the first has number `first`.
-
-    `count` is the number of results of a prompt.
-    """
+    """Returns a JSON line of `count` results for each prompt; the first has number `first`."""
     ids = [generator.ids(prompt) for prompt in prompts]
     found = generator(ids, range(first, first + len(prompts)))
     lines = []
@@ -102,8 +98,8 @@ def results(generator: Generator, prompts: list[str], first: int, count: int) ->
 class _Output:
     """A file of lines, local or remote, that a killed command continues.
 
-    Until it is complete, its lines are in the folder `path`.partial: a file for each block, and one
-    that says what they are of.
+    Until it is complete, the folder `path`.partial holds one file per block and one with the
+    settings.
     """
 
     def __init__(self, path: str, settings: dict[str, Any]):
@@ -113,7 +109,7 @@ class _Output:
         self._settings = settings
 
     def begin(self) -> int:
-        """Returns how many blocks are there."""
+        """Returns the number of finished blocks."""
         files.make_folder(self._partial)
         files.remove_partial(self._partial)
         names, place = files.list_names(self._partial), files.join(self._partial, _SETTINGS)
@@ -127,11 +123,11 @@ class _Output:
         return next(block for block in itertools.count() if _name(block) not in names)
 
     def add(self, block: int, lines: list[str]) -> None:
-        """Writes the lines of a block, so that they are there after a kill."""
+        """Writes the lines of a block; they survive a kill."""
         files.write_bytes(files.join(self._partial, _name(block)), "".join(lines).encode())
 
     def end(self, blocks: int) -> None:
-        """Joins the blocks under the file's own name."""
+        """Joins the blocks into the final file."""
         with files.atomic_write(self._path) as whole:
             for block in range(blocks):
                 with files.open_read(files.join(self._partial, _name(block))) as part:
@@ -149,10 +145,9 @@ def _name(block: int) -> str:
 def write_all(
     flags: TrainedFlags, decoding: Decoding, prompts_path: str, column: str, output_path: str
 ) -> None:
-    """Writes the results of a file of prompts, or goes on where a killed command stopped.
+    """Writes the results of a file of prompts, or continues a killed command's output.
 
-    Raises:
-      UserError: the prompts cannot be read, or the output exists or is another command's.
+    Raises UserError for unreadable prompts, or if the output exists or is another command's.
     """
     with processes.failing_together():
         prompts = read_prompts(prompts_path, column)

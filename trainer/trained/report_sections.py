@@ -1,4 +1,4 @@
-"""Sections of a report that need the model: rows by their loss, and what the model writes."""
+"""Sections of a report that need the model: rows by loss, and generated text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from trainer.trained import text, trained_run
 if TYPE_CHECKING:
     from trainer.trained.generator import Generator
 
-# Rows of a task whose losses are computed, spread evenly over its validation split.
+# Rows per task whose losses are computed, spread evenly over the validation split.
 EXAMINED = 256
 _BATCH = 16
 _COLOURS = 8
@@ -51,16 +51,11 @@ class _Row(NamedTuple):
 def examine(
     runs: Sequence[History], count: int | None, samples: int | None, cache_dir: str | None = None
 ) -> dict[str, str]:
-    """Returns the sections as HTML by name.
+    """Returns HTML sections by name, from the newest checkpoint of each run.
 
-    Args:
-      runs: the runs; the newest checkpoint of each is used.
-      count: number of rows with the highest and with the lowest loss; None for no such section.
-      samples: number of rows to complete; None for no such section.
-      cache_dir: folder of caches by task, if they were moved after training.
-
-    Raises:
-      UserError: a run has no checkpoint, or its caches are not there.
+    `count` is the number of rows with the highest and with the lowest loss, `samples` the number of
+    rows to complete; None leaves out the section. `cache_dir` is a folder of caches by task, if
+    moved. Raises UserError if a run has no checkpoint, or caches are missing.
     """
     lines, written = [], []
     for number, history in enumerate(runs):
@@ -93,7 +88,7 @@ def _makers(data: CachedData) -> Iterator[tuple[CachedTask, BatchMaker]]:
 
 
 def _spread(count: int, most: int) -> np.ndarray:
-    """Returns at most `most` of the indices below `count`, ascending and evenly spread, int64."""
+    """Returns at most `most` evenly spread indices below `count`, ascending, int64."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
@@ -101,7 +96,7 @@ def _spread(count: int, most: int) -> np.ndarray:
 
 
 def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
-    """Returns the rows with the highest and lowest loss, and the documents behind them."""
+    """Returns the rows with the highest and lowest loss, and their documents."""
     step, params = trained_run.restore(run, None, trained_run.vocabulary_of(run, None))
     losses_of = _losses(Program(run))
     found: list[_Row] = []
@@ -135,9 +130,9 @@ def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
 
 
 def _losses(program: Program) -> Any:
-    """Returns (params, maker, windows, seed) -> mean loss of each window's targets, float64 [W].
+    """Returns (params, maker, windows, seed) -> mean target loss of each window, float64 [W].
 
-    It is NaN where a row has no targets. Noise is drawn as in evaluations.
+    NaN for rows without targets. Noise is drawn as in evaluations.
     """
     model, mesh = build_model(program.spec), program.mesh
 
@@ -170,7 +165,7 @@ def _losses(program: Program) -> Any:
 
 
 def _lineage(row: _Row) -> tuple[Any, Any, str]:
-    """Returns where a row is in its cache, its documents, and the word for these."""
+    """Returns the places of a row in its cache, its documents, and the word for them."""
     lineage = Lineage(row.task.cache, row.task.manifest, _SPLIT)
     places = row.maker.windows.where(row.window)
     return places, lineage.parts(places), lineage.unit
@@ -204,7 +199,7 @@ def _sample(row: _Row, name: str, place: int, run: Run) -> show.Sample:
 
 
 def _completed(run: Run, data: CachedData, count: int, cache_dir: str | None) -> str:
-    """Returns rows of validation with what the model writes, beside what the text says."""
+    """Returns validation rows with the model's text next to the original."""
     from trainer.trained.generator import Generator
 
     if run.config.model.architecture == "encoder":
@@ -263,10 +258,10 @@ def _feature(made: Any, name: str, place: int) -> np.ndarray:
 
 
 def _filled(ids: TokenIds, prompt: np.ndarray, answer: np.ndarray) -> str:
-    """Returns a prompt with an answer's spans in its gaps, or the answer after it, as HTML."""
+    """Returns, as HTML, a prompt with an answer's spans in its gaps, or followed by the answer."""
     spans = text.span_ids(ids, answer)
     tokens: list[int] = []
-    places: list[int] = []  # of each token, the number of its gap; -1 in the prompt
+    places: list[int] = []  # gap number of each token; -1 in the prompt
 
     def add(more: Sequence[int], place: int) -> None:
         tokens.extend(more)
@@ -284,7 +279,7 @@ def _filled(ids: TokenIds, prompt: np.ndarray, answer: np.ndarray) -> str:
         add(answer[answer < ids.size].tolist(), 0)
     out = []
     said = [
-        # A gap that the answer leaves out keeps its sentinel.
+        # A gap missing in the answer keeps its sentinel.
         one if text.sentinel_number(ids, token) is None else decode.piece(token, ids)
         for token, one in zip(tokens, decode.texts(tokens, ids), strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Text in and out of a model: prompts as it saw them in training, and spans in their places."""
+"""Text into and out of a model: prompts in training's form, and spans in their gaps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ _SPACE = "\u2581"
 def encode(vocabulary: Vocabulary, text: str) -> np.ndarray:
     """Returns the ids of a text, int32 [tokens], without EOS; <extra_id_k> becomes a sentinel.
 
-    A space before a sentinel is dropped, since it belongs to the span's first token. Text that
-    follows a sentinel without a space goes on with the word, where the vocabulary has the piece.
-
-    Raises:
-      UserError: the vocabulary has no such sentinel.
+    Drops the space before a sentinel, which belongs to the span's first token. Text after a
+    sentinel without a space continues the word, if the vocabulary has the piece. Raises UserError
+    if the vocabulary lacks the sentinel.
     """
-    # Texts and, at odd places, numbers of sentinels.
+    # Texts at even places, sentinel numbers at odd ones.
     parts = _SENTINEL.split(text)
     ids: list[int] = []
     for place, part in enumerate(parts):
@@ -49,7 +47,7 @@ def _sentinel(vocabulary: Vocabulary, number: int) -> int:
 
 
 def _without_space(vocabulary: Vocabulary, ids: list[int]) -> list[int]:
-    """Returns ids of a text without the space that SentencePiece writes before it."""
+    """Returns ids without the space that SentencePiece puts before a text."""
     first = vocabulary.piece(ids[0])
     if first == _SPACE:
         return ids[1:]
@@ -63,20 +61,17 @@ def decode(vocabulary: Vocabulary, ids: np.ndarray) -> str:
 
 
 def sentinels(text: str) -> list[int]:
-    """Returns the numbers of the sentinels in a text, in their order."""
+    """Returns the numbers of a text's sentinels, in order."""
     return [int(number) for number in _SENTINEL.findall(text)]
 
 
 def sentinel_number(ids: TokenIds, token: int) -> int | None:
-    """Returns k if a token is the sentinel <extra_id_k>, else None."""
+    """Returns k for the sentinel <extra_id_k>, else None."""
     return ids.size - 1 - token if ids.first_sentinel <= token < ids.size else None
 
 
 def span_ids(ids: TokenIds, answer: np.ndarray) -> dict[int, list[int]]:
-    """Returns the tokens after each sentinel of a model's output, by the sentinel's number.
-
-    The first one counts if a sentinel comes twice.
-    """
+    """Returns the tokens after each sentinel, by its number; a sentinel's first span counts."""
     found: dict[int, list[int]] = {}
     current: list[int] = []
     for token in map(int, answer):
@@ -92,16 +87,13 @@ def span_ids(ids: TokenIds, answer: np.ndarray) -> dict[int, list[int]]:
 
 
 def spans(vocabulary: Vocabulary, answer: np.ndarray) -> dict[int, str]:
-    """Returns the text after each sentinel of a model's output, as `span_ids`."""
+    """Returns the text after each sentinel of a model's output; see `span_ids`."""
     found = span_ids(vocabulary.ids, answer)
     return {number: decode(vocabulary, np.asarray(span)) for number, span in found.items()}
 
 
 def filled(text: str, span_of: Mapping[int, str]) -> str:
-    """Returns a text with sentinels replaced by their spans in brackets.
-
-    Sentinels without a span stay.
-    """
+    """Replaces sentinels in a text by their spans in brackets; keeps those without a span."""
 
     def span(match: re.Match[str]) -> str:
         number = int(match[1])

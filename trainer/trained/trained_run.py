@@ -1,4 +1,4 @@
-"""A trained run, opened to be used: its parameters on this machine, and its vocabulary."""
+"""A trained run, opened for use: its parameters on this machine, and its vocabulary."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class NoData:
-    """The data of a run that was converted without a task.
-
-    Attributes:
-      lengths: lengths of the features that the model reads.
-    """
+    """The data of a run converted without a task; `lengths` are the model's feature lengths."""
 
     lengths: Lengths
     vocabulary_sha256: str | None = None
@@ -38,14 +34,9 @@ def without_data(config: Config) -> Run:
 
 
 def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
-    """Returns the run in `model_dir`, prepared for this machine, with `NoData` if it has no task.
+    """Returns a run, prepared for this machine, with `NoData` if it has no task.
 
-    Args:
-      model_dir: folder of the run.
-      cache_dir: folder of caches by task, if they were moved after training.
-
-    Raises:
-      UserError: the run or its cache does not exist.
+    `cache_dir` is a folder of caches by task, if moved. Raises UserError without run or cache.
     """
     from trainer.config import fields, load_config
     from trainer.config.this_machine import on_this_machine
@@ -64,12 +55,10 @@ def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
 
 
 def restore(run: Run, step: int | None, vocabulary: Vocabulary) -> tuple[int, Any]:
-    """Returns the step and the parameters of a checkpoint, the newest if `step` is None.
+    """Returns the step and the parameters of a checkpoint; None means the newest.
 
-    They are the model's own: LoRA's products are added to their kernels.
-
-    Raises:
-      UserError: the checkpoint does not exist, or records another vocabulary.
+    LoRA's products are added to the kernels. Raises UserError if the checkpoint does not exist or
+    records another vocabulary.
     """
     from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
     from trainer.engine.program import Program
@@ -85,10 +74,9 @@ def restore(run: Run, step: int | None, vocabulary: Vocabulary) -> tuple[int, An
 
 
 def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
-    """Returns the vocabulary at `path`, or the cache's, or what a run without data has beside it.
+    """Returns the vocabulary at `path`, the cache's, or the file next to a run without data.
 
-    Raises:
-      UserError: there is none, or it has another number of ids than the run's.
+    Raises UserError if there is none, or if its number of ids is not the run's.
     """
     from tasks import vocabulary
     from trainer.data.cached import CachedData
@@ -119,7 +107,7 @@ def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
 
 
 def _converted_vocabulary(run: Run, path: str | None) -> Vocabulary:
-    """Returns the vocabulary at `path`, or beside the checkpoints that trainer.convert wrote."""
+    """Returns the vocabulary at `path`, or the one next to trainer.convert's checkpoints."""
     from tasks import vocabulary
 
     config = run.config
@@ -142,11 +130,7 @@ def _converted_vocabulary(run: Run, path: str | None) -> Vocabulary:
 
 
 def _check_vocabulary(checkpoint: str, loaded: Vocabulary) -> None:
-    """Checks a vocabulary against the one that a checkpoint records, if it records one.
-
-    Raises:
-      UserError: they differ.
-    """
+    """Rejects a vocabulary other than the one that the checkpoint records, if any."""
     from trainer.checkpoints import metadata
 
     trained_on = metadata.read(checkpoint).get("vocabulary_sha256")

@@ -1,8 +1,7 @@
 """Arrow's own files: IPC files (Feather), and the IPC streams that `datasets` writes.
 
-A file is cut between record batches. The footer of an IPC file says where they are; in a stream,
-each message header leads to the next. Listing a corpus reads only these headers, a few hundred
-bytes per record batch.
+Files are cut between record batches. An IPC file's footer locates them; in a stream, each message
+header leads to the next. Listing reads only these headers, a few hundred bytes per record batch.
 
 Source: the Arrow columnar format, "Serialization and Interprocess Communication (IPC)", the tables
 Message and RecordBatch of its `Message.fbs`, and Footer and Block of its `File.fbs`.
@@ -25,20 +24,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _MAGIC, _PARQUET, _FEATHER_1 = b"ARROW1", b"PAR1", b"FEA1"
-_CONTINUED = 0xFFFFFFFF  # before the length of a message's header; missing until Arrow 0.15
-_RECORD_BATCH = 3  # of the union MessageHeader
+_CONTINUED = 0xFFFFFFFF  # precedes the length of a message's header; missing before Arrow 0.15
+_RECORD_BATCH = 3  # in the union MessageHeader
 _PADDING = 64  # most bytes that may follow the end
 _LONGEST_HEADER_BYTES = 256 << 20
-# Read at once from a remote file: a header, and the next ones if record batches are small.
+# Bytes per remote request: one header, and the next ones if record batches are small.
 _AHEAD_BYTES = 64 << 10
-# Least distance between two places where a file can be cut.
+# Least distance between two cuts.
 _CUT_BYTES = 256 << 10
 
 
 class Arrow:
-    """The format `arrow`; a document without an id gets the number of its row.
+    """The format `arrow`; a document without an id gets its row number.
 
-    Ranges are bytes of whole record batches. A record batch is held in memory.
+    Ranges are bytes of whole record batches. One record batch is held in memory.
     """
 
     options = COLUMN_OPTIONS
@@ -78,7 +77,6 @@ class Arrow:
 
 
 def _of_file(handle: IO[bytes], spec: CorpusSpec, part: FilePart) -> Iterator["pa.RecordBatch"]:
-    """Yields the record batches of a part of an IPC file, with the columns that are used."""
     import pyarrow as pa
 
     assert part.stop is not None
@@ -90,7 +88,6 @@ def _of_file(handle: IO[bytes], spec: CorpusSpec, part: FilePart) -> Iterator["p
 
 
 def _of_stream(handle: IO[bytes], spec: CorpusSpec, part: FilePart) -> Iterator["pa.RecordBatch"]:
-    """Yields the record batches of a part of an IPC stream, with the columns that are used."""
     import pyarrow as pa
 
     assert part.stop is not None
@@ -116,7 +113,7 @@ class _Message:
 
 
 class _Block(NamedTuple):
-    """The place of a message: bytes [begin, end) of a file, beginning with `head` bytes."""
+    """A message in bytes [begin, end) of a file, with a header of `head` bytes."""
 
     begin: int
     head: int
@@ -124,25 +121,20 @@ class _Block(NamedTuple):
 
 
 class _Footer(NamedTuple):
-    """The places of the messages of an IPC file, except its schema."""
+    """Places of an IPC file's messages, except its schema."""
 
     dictionaries: list[_Block]
     batches: list[_Block]
 
 
 def _is_file(handle: IO[bytes]) -> bool:
-    """Returns whether this is an IPC file; otherwise it is a stream."""
+    """Returns True for an IPC file, False for a stream."""
     handle.seek(0)
     return handle.read(len(_MAGIC)) == _MAGIC
 
 
 def _messages(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
-    """Yields the messages of a file by offset: all of a stream, all but the schema of an IPC file.
-
-    Raises:
-      UserError: it is Parquet, or Feather in version 1.
-      ValueError: it is cut short or corrupt.
-    """
+    """Yields a file's messages by offset, without the schema of an IPC file."""
     handle.seek(0)
     head = handle.read(len(_MAGIC))
     if head.startswith((_PARQUET, _FEATHER_1)):
@@ -155,7 +147,6 @@ def _messages(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
 
 
 def _in_file(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
-    """Yields the messages that the footer of an IPC file names."""
     for block in sorted(itertools.chain(*_footer(handle, file))):
         handle.seek(block.begin)
         head = handle.read(block.head)
@@ -170,11 +161,7 @@ def _in_file(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
 
 
 def _footer(handle: IO[bytes], file: SourceFile) -> _Footer:
-    """Returns the places that the footer of an IPC file names.
-
-    Raises:
-      ValueError: it is cut short or corrupt.
-    """
+    """Parses the footer of an IPC file."""
     import pyarrow as pa
 
     end = file.bytes - len(_MAGIC) - 4
@@ -186,7 +173,7 @@ def _footer(handle: IO[bytes], file: SourceFile) -> _Footer:
     begin = end - size
     if begin < len(_MAGIC):
         raise ValueError("it is cut short, or its footer corrupt")
-    pa.ipc.open_file(handle)  # which checks the flatbuffer
+    pa.ipc.open_file(handle)  # checks the flatbuffer
     handle.seek(begin)
     data = handle.read(size)
     try:
@@ -198,13 +185,13 @@ def _footer(handle: IO[bytes], file: SourceFile) -> _Footer:
         if not len(_MAGIC) <= block.begin < block.begin + block.head <= block.end <= begin:
             raise ValueError("its footer is corrupt: a message lies elsewhere")
     last = max((block.end for block in itertools.chain(*footer)), default=begin)
-    if last + 8 + _PADDING < begin:  # two files joined: the footer is that of the second
+    if last + 8 + _PADDING < begin:  # two joined files: the footer belongs to the second
         raise ValueError(f"it goes on after its end at byte {last:,}")
     return footer
 
 
 def _blocks(data: bytes, table: int, number: int) -> list[_Block]:
-    """Returns a field of a footer's flatbuffer, a list of Block."""
+    """Returns a footer field that is a list of Block."""
     place = _field(data, table, number)
     if not place:
         return []
@@ -215,7 +202,7 @@ def _blocks(data: bytes, table: int, number: int) -> list[_Block]:
 
 
 def _in_stream(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
-    """Yields the messages of an IPC stream, which follow each other, the schema's first."""
+    """Yields the messages of an IPC stream, the schema first."""
     begin, stop = 0, file.bytes
     while begin < stop:
         handle.seek(begin)
@@ -246,7 +233,7 @@ def _in_stream(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
 
 
 def _header(data: bytes) -> tuple[int | None, int]:
-    """Returns (rows of a record batch or None, bytes of the body) of a message's flatbuffer."""
+    """Returns (rows of a record batch or None, bytes of the body) from a message's flatbuffer."""
     (message,) = struct.unpack_from("<I", data)
     kind, length = _field(data, message, 1), _field(data, message, 3)
     body = struct.unpack_from("<q", data, length)[0] if length else 0
@@ -259,7 +246,7 @@ def _header(data: bytes) -> tuple[int | None, int]:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Returns the place of a field of a flatbuffer's table; 0 if it is missing."""
+    """Returns the offset of a field in a flatbuffer table; 0 if it is missing."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     (size,) = struct.unpack_from("<H", data, vtable)
     place = 4 + 2 * number
@@ -275,23 +262,19 @@ def _schema(handle: IO[bytes], stop: int) -> "pa.Schema":
 
 
 def _validate(rows: "pa.RecordBatch") -> None:
-    """Checks that all offsets lie in their buffers; Arrow does not check them when it reads.
-
-    Raises:
-      ValueError: they do not.
-    """
+    """Checks that all offsets lie in their buffers, which Arrow does not check on reading."""
     import pyarrow as pa
 
     for column in rows.columns:
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
-            if "UTF8" not in str(error):  # which is one row's problem
+            if "UTF8" not in str(error):  # only one row's problem
                 raise
 
 
 def _spliced(handle: IO[bytes], stretches: Sequence[tuple[int, int]]) -> IO[bytes]:
-    """Returns stretches of a file, each (begin, end), as one file."""
+    """Returns the stretches (begin, end) of a file as one file."""
     return io.BufferedReader(_Spliced(handle, stretches), 1 << 20)
 
 

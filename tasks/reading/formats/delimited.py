@@ -1,8 +1,8 @@
-"""CSV and TSV: one document a row of delimited fields, named by a header.
+"""CSV and TSV: one document per row of delimited fields, named by a header.
 
-A row whose fields cannot be told apart, or whose field count differs from the header's, is one bad
-document. Without quotes every line is a row. With quotes a field may hold line ends, so where a
-row begins is known only from the file's start: one worker reads such a file.
+A row that cannot be parsed, or has a wrong number of fields, is one bad document. Without quotes
+every line is a row. Quoted fields may contain line ends, so row starts are known only by reading
+from the file's start: one worker reads such a file.
 """
 
 import collections
@@ -31,9 +31,9 @@ _PEEK_BYTES = 256 << 10
 _INVALID_ROW, _FIELDS = "invalid CSV", "wrong number of fields"
 _OTHER_DELIMITERS = {"\t": "tab", ";": ";", "|": "|", ",": ","}
 
-# (offset in the file, the line with its end): None for a line that is too long.
+# (offset in the file, line with its end); the line is None if it is too long.
 _Line = tuple[int, bytes | None]
-# (offset, fields, problem): the characters of a field are its bytes, as in Latin-1.
+# (offset, fields, problem). A field holds one character per byte, as in Latin-1.
 _Row = tuple[int, list[str], str | None]
 
 
@@ -69,11 +69,7 @@ class Delimited:
 
 
 def _check_columns(spec: CorpusSpec, file: SourceFile) -> bool:
-    """Checks that a file has the columns; returns whether it has more than a header.
-
-    Raises:
-      UserError: it lacks a column, or has it twice.
-    """
+    """Checks a file's columns; returns True if it has more than a header."""
     _, head, is_all = _head(file)
     _, names = _header(spec, file)
     if is_all and not names:
@@ -90,7 +86,6 @@ def _check_columns(spec: CorpusSpec, file: SourceFile) -> bool:
 
 
 def _missing(spec: CorpusSpec, path: str, column: str, names: list[str]) -> UserError:
-    """Returns the error of a file without a column."""
     if spec.columns:
         return UserError(f"{path}: ?columns={spec.columns} does not name the column {column}")
     for delimiter, word in _OTHER_DELIMITERS.items():
@@ -105,11 +100,7 @@ def _missing(spec: CorpusSpec, path: str, column: str, names: list[str]) -> User
 
 
 def _head(file: SourceFile) -> tuple[int, bytes, bool]:
-    """Returns (size of the byte order mark, the file's beginning after it, whether this is all).
-
-    Raises:
-      ValueError: it is UTF-16.
-    """
+    """Returns (size of the byte order mark, the bytes after it, whether the file ends there)."""
     with (
         opening.open_file(file, _PEEK_BYTES) as handle,
         opening.decompress(handle, file.path) as stream,
@@ -122,11 +113,7 @@ def _head(file: SourceFile) -> tuple[int, bytes, bool]:
 
 
 def _header(spec: CorpusSpec, file: SourceFile) -> tuple[int, list[str]]:
-    """Returns (offset of the header's line, -1 if the file has none; names of the columns).
-
-    Raises:
-      ValueError: the header is no row of CSV, or not UTF-8.
-    """
+    """Returns (offset of the header's line, or -1 without a header; column names)."""
     if spec.columns:
         return -1, spec.columns.split(",")
     mark, head, _ = _head(file)
@@ -139,7 +126,7 @@ def _header(spec: CorpusSpec, file: SourceFile) -> tuple[int, list[str]]:
 
 
 def _rows(spec: CorpusSpec, found: lines.Lines) -> Iterator[_Row]:
-    """Yields the rows of whole lines, without blank lines."""
+    """Yields the non-blank rows of whole lines."""
     if spec.quote != NO_QUOTE:
         yield from _Quoted(spec, found).rows()
         return
@@ -152,7 +139,6 @@ def _rows(spec: CorpusSpec, found: lines.Lines) -> Iterator[_Row]:
 
 
 def _single(found: lines.Lines) -> Iterator[_Line]:
-    """Yields every line by itself."""
     for offset, data in found:
         if isinstance(data, bytes):
             for line in io.BytesIO(data):
@@ -164,14 +150,14 @@ def _single(found: lines.Lines) -> Iterator[_Line]:
 
 
 class _TooLong(Exception):
-    """A row that is not held whole."""
+    """A row that is too long to hold."""
 
 
 class _Quoted:
-    """The rows of lines whose fields may have quotes, by Python's `csv` in its strict mode.
+    """Rows of lines with quoted fields, parsed by Python's `csv` in strict mode.
 
-    A row that is not CSV ends with its first line, and the next row begins after it. So a quote
-    that is never closed costs one row.
+    A row that is not CSV ends with its first line, and the next row begins after it, so an unclosed
+    quote costs one row.
     """
 
     def __init__(self, spec: CorpusSpec, found: lines.Lines):
@@ -179,11 +165,11 @@ class _Quoted:
         self._reader = csv.reader(self, delimiter=spec.delimiter, quotechar=spec.quote, strict=True)
         self._lines = _single(found)
         self._ahead: collections.deque[_Line] = collections.deque()
-        self._taken: list[_Line] = []  # lines of the row that is being parsed
+        self._taken: list[_Line] = []  # lines of the row being parsed
         self._size = 0
 
     def rows(self) -> Iterator[_Row]:
-        """Yields the rows without blank lines."""
+        """Yields the non-blank rows."""
         while True:
             if not self._ahead:
                 line = next(self._lines, None)
@@ -207,12 +193,7 @@ class _Quoted:
         return self
 
     def __next__(self) -> str:
-        """Returns the next line to the parser.
-
-        Raises:
-          StopIteration: there is none.
-          _TooLong: the row is too long.
-        """
+        """Returns the next line to the parser; raises `_TooLong` if the row is too long."""
         offset, line = self._ahead.popleft() if self._ahead else next(self._lines)
         self._taken.append((offset, line))
         self._size += len(line or b"")

@@ -10,20 +10,20 @@ from tasks.unit import Unit
 
 
 class Format(Protocol):
-    """A file format: how its files are checked, divided into ranges, and read.
+    """A file format: checks files, divides them into ranges, and reads them.
 
-    Both methods may raise what their libraries raise for a broken file (OSError, EOFError,
-    ValueError, …): the caller turns it into one line that names the file.
+    Both methods may raise their libraries' errors for a broken file (OSError, EOFError, ValueError,
+    …); the caller turns them into one line that names the file.
     """
 
     @property
     def options(self) -> Collection[str]:
-        """Options of a SPEC that the format reads: COLUMN_OPTIONS if documents have columns."""
+        """SPEC options that the format reads: COLUMN_OPTIONS if documents have columns."""
         ...
 
     @property
     def ranges_are_rows(self) -> bool:
-        """True if ranges count rows: the bytes of a part are then an estimate."""
+        """True if ranges count rows; the bytes of a part are then an estimate."""
         ...
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
@@ -33,20 +33,20 @@ class Format(Protocol):
         must accept any start and stop within them. A file without documents has no ranges.
 
         Raises:
-          UserError: the file lacks a column, or its column is not text.
+          UserError: a column is missing or does not hold text.
         """
         ...
 
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         """Yields batches of at most `batch_documents` documents; see `sources.read`.
 
-        `batches.collect` makes such batches of documents that come one by one.
+        `batches.collect` batches single documents.
         """
         ...
 
 
 def missing_column(path: str, column: str, known: list[str], spec: CorpusSpec) -> UserError:
-    """Returns the error of a file that has the columns `known` but lacks `column`."""
+    """Returns the error for a file whose columns `known` lack `column`."""
     outer = column.partition(".")[0]
     if outer != column and outer in known:
         return UserError(

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, whose members are the columns."""
+"""JSON lines: one object per line; its members are the columns."""
 
 import contextlib
 import json
@@ -50,11 +50,7 @@ class JsonLines:
 
 
 def _check_columns(spec: CorpusSpec, file: SourceFile) -> None:
-    """Checks the first lines of a file for its columns, and that they hold text.
-
-    Raises:
-      UserError: they are not JSON objects, lack a column, or hold no text.
-    """
+    """Checks that a file's first lines have the columns, and that they hold text."""
     with (
         opening.open_file(file, _PEEK_BYTES) as handle,
         opening.decompress(handle, file.path) as stream,
@@ -63,7 +59,7 @@ def _check_columns(spec: CorpusSpec, file: SourceFile) -> None:
         cut_short = len(head) == _PEEK_BYTES or stream.read(1)
     found = head.removeprefix(lines.MARK).split(b"\n")
     found = [line for line in (found[:-1] if cut_short else found) if line.strip()]
-    if not found:  # or one long line, which is checked when it is read
+    if not found:  # or one long line, checked when it is read
         return
     rows = []
     for line in found[:_PEEK_LINES]:
@@ -106,7 +102,7 @@ def _document(columns: Columns, id_column: str, line: bytes, place: str) -> Docu
     try:
         text = line.decode()
     except UnicodeDecodeError:
-        # Invalid bytes lie inside strings, so most such lines can be parsed for their ids.
+        # Invalid bytes lie inside strings, so the id of most such lines can still be parsed.
         text, broken = line.decode(errors="replace"), True
     try:
         value = json.loads(text)

@@ -1,4 +1,4 @@
-"""Reading files of one document a line, from any byte to any other."""
+"""Reading byte ranges of files with one document per line."""
 
 import codecs
 import contextlib
@@ -14,7 +14,7 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _BLOCK_BYTES = 1 << 20
 # Longer lines are not read as part of a block.
 _LONG_LINE_BYTES = 4 << 20
-# A longer line of JSON or CSV is a bad document: it is not parsed.
+# A longer line of JSON or CSV is a bad document and is not parsed.
 LONGEST_BYTES = 64 << 20
 TOO_LONG = f"a line longer than {LONGEST_BYTES >> 20} MiB"
 
@@ -26,7 +26,7 @@ def ranges(file: SourceFile) -> list[FileRange]:
 
 
 def check_encoding(head: bytes) -> None:
-    """Raises a ValueError if a file that begins with `head` is UTF-16."""
+    """Raises ValueError if a file that begins with `head` is UTF-16."""
     if head.startswith(_UTF_16):
         raise ValueError("it is UTF-16: convert it to UTF-8, as by iconv -f utf-16 -t utf-8")
 
@@ -36,9 +36,9 @@ class LongLine:
 
     def __init__(self, file: IO[bytes], head: bytes, mark: int):
         self._file, self._head = file, head[mark:]
-        self.size = mark  # with its newline; complete after the iteration
+        self.size = mark  # includes the newline; complete after the iteration
         self.ended = False  # whether it has a newline
-        self.after = b""  # what was read of the following lines
+        self.after = b""  # bytes already read of the following lines
 
     def __iter__(self) -> Iterator[bytes]:
         block, self._head = self._head, b""
@@ -53,7 +53,7 @@ class LongLine:
 
 
 def whole(line: LongLine) -> bytes | None:
-    """Returns a long line without its newline; None if it has more than LONGEST_BYTES."""
+    """Returns a long line without its newline, or None if it exceeds LONGEST_BYTES."""
     data = bytearray()
     for chunk in line:
         if line.size <= LONGEST_BYTES:
@@ -68,10 +68,7 @@ Lines = Iterable[tuple[int, bytes | LongLine]]
 
 @contextlib.contextmanager
 def open_part(part: FilePart, to_the_end: bool = False) -> Iterator[Lines]:
-    """Yields the part's lines as (offset in the file, data); see `_lines`.
-
-    `to_the_end`: whether to go on to the file's last line.
-    """
+    """Yields (offset, data) as `_lines` does; `to_the_end` continues to the file's last line."""
     with (
         opening.open_file(part.file) as handle,
         opening.decompress(handle, part.file.path) as file,
@@ -82,11 +79,11 @@ def open_part(part: FilePart, to_the_end: bool = False) -> Iterator[Lines]:
 def _lines(file: IO[bytes], start: int, stop: int | None) -> Iterator[tuple[int, bytes | LongLine]]:
     """Yields (offset, data) of the lines that begin in [start, stop).
 
-    `data` is either some whole lines, of which only the file's last may lack its newline, or one
-    long line. The byte order mark is left out.
+    `data` is either whole lines (only the file's last line may lack its newline) or one long line.
+    The byte order mark is left out.
     """
     position, pending = 0, b""
-    if start:  # from one byte earlier: a line that begins at `start` itself belongs to this range
+    if start:  # one byte earlier: a line that begins at `start` itself belongs to this range
         file.seek(start - 1)
         position = start - 1
         newline = b""
@@ -102,7 +99,8 @@ def _lines(file: IO[bytes], start: int, stop: int | None) -> Iterator[tuple[int,
         if position == 0:
             check_encoding(pending)
         marked = position == 0 and pending.startswith(MARK)
-        # A marked first line is yielded alone: its offsets in the file are not those in `data`.
+        # A line with a byte order mark is yielded alone: its offsets in the file differ from those
+        # in `data`.
         cut = 1 + (pending.find(b"\n") if marked else pending.rfind(b"\n"))
         if cut:
             data, pending = pending[:cut], pending[cut:]

@@ -1,4 +1,4 @@
-"""Parquet: one document a row."""
+"""Parquet: one document per row."""
 
 from collections.abc import Collection
 from typing import IO, Any
@@ -10,12 +10,12 @@ from tasks.reading.corpus import COLUMN_OPTIONS, Corpus, CorpusSpec, FilePart, F
 from tasks.reading.formats import tables
 from tasks.storage import files, store
 
-# Read ahead of each column of a local file.
+# Read-ahead per column of a local file.
 _COLUMN_BYTES = 1 << 20
 
 
 class Parquet:
-    """The format `parquet`; a document without an id gets the number of its row.
+    """The format `parquet`; a document without an id gets its row number.
 
     Ranges are in rows. A part that begins inside a row group decodes the group's earlier rows to
     skip them.
@@ -50,7 +50,7 @@ class Parquet:
                 row, following = following, following + group.num_rows
                 if not group.num_rows or following <= part.start or row >= stop:
                     continue
-                # Arrow decodes these rows at once: about one batch if they are alike.
+                # Arrow decodes this many rows at once: about one batch if rows are alike.
                 average = _column_bytes(group, texts) / group.num_rows
                 rows = int(min(batch_documents, max(1, batches.BATCH_BYTES / max(average, 1))))
                 for batch in parquet.iter_batches(rows, [index], wanted, use_threads=False):
@@ -66,10 +66,7 @@ class Parquet:
 
 
 def _open(handle: IO[bytes], path: str) -> Any:
-    """Returns the pyarrow.parquet.ParquetFile of an unbuffered handle.
-
-    It reads a little of each column at a time, not the whole row group.
-    """
+    """Opens a ParquetFile that reads a little of each column at a time, not whole row groups."""
     import pyarrow.parquet as pq
 
     ahead = store.REQUEST_BYTES if files.is_remote(path) else _COLUMN_BYTES
@@ -77,6 +74,6 @@ def _open(handle: IO[bytes], path: str) -> Any:
 
 
 def _column_bytes(group: Any, names: Collection[str]) -> int:
-    """Returns the uncompressed size of columns of a row group, from its metadata."""
+    """Returns the uncompressed size of a row group's columns, from its metadata."""
     columns = map(group.column, range(group.num_columns))
     return sum(each.total_uncompressed_size for each in columns if each.path_in_schema in names)

@@ -1,7 +1,4 @@
-"""The file formats, by the kind that names them in a SPEC.
-
-A data set of the Hugging Face Hub is read with the format that `datasets` names its builder after.
-"""
+"""File formats by the kind in a SPEC; data sets of the Hub use the builder's name in `datasets`."""
 
 import importlib
 
@@ -29,12 +26,12 @@ FORMATS: dict[str, Format] = {
 
 
 def register_format(kind: str, form: Format) -> None:
-    """Makes `KIND:GLOB` a corpus whose files have this format.
+    """Makes `KIND:GLOB` a corpus with files of this format.
 
-    Call it when the module that defines the format's class is imported: workers import that module.
+    Call it when the module that defines the format is imported: workers import that module.
 
     Raises:
-      ValueError: another class has the kind already.
+      ValueError: the kind belongs to another class.
     """
     known = FORMATS.get(kind)
     if known is not None and type(known).__qualname__ != type(form).__qualname__:
@@ -43,7 +40,7 @@ def register_format(kind: str, form: Format) -> None:
 
 
 def format_of(kind: str, module: str = "") -> Format:
-    """Returns a format; if it is not registered yet, imports the `module` that registers it.
+    """Returns a format, importing `module` to register it if needed.
 
     Raises:
       UserError: the module cannot be imported.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def wanted(spec: CorpusSpec, schema: "pa.Schema") -> list[str]:
-    """Returns the columns to read, each once."""
+    """Returns the distinct columns to read."""
     return list(dict.fromkeys((*Columns(spec).names, *filter(None, [_id_column(spec, schema)]))))
 
 
@@ -24,10 +24,10 @@ def _id_column(spec: CorpusSpec, schema: "pa.Schema") -> str:
 
 
 def check(spec: CorpusSpec, path: str, schema: "pa.Schema") -> None:
-    """Checks that a file has the columns of a corpus, and that they hold text.
+    """Checks that a file has a corpus's columns, and that they hold text.
 
     Raises:
-      UserError: they do not.
+      UserError: a column is missing or does not hold text.
     """
     import pyarrow as pa
 
@@ -55,14 +55,9 @@ def _is_text(kind: "pa.DataType") -> bool:
 def documents(
     corpus: Corpus, file: str, rows: "pa.RecordBatch", first_row: int, count: int
 ) -> Batches:
-    """Yields the documents of consecutive rows in batches of at most `count`.
+    """Yields the documents of rows with the `wanted` columns, at most `count` per batch.
 
-    Args:
-      corpus: the corpus.
-      file: name of the file.
-      rows: rows with the `wanted` columns.
-      first_row: number in the file of the first row.
-      count: most documents of a batch.
+    `first_row` is the number of the first row in the file.
     """
     import numpy as np
 
@@ -78,7 +73,7 @@ def documents(
 
 
 def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.StringArray":
-    """Returns the ids of rows; nulls get the places of their rows."""
+    """Returns the ids of rows; nulls become places."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -103,7 +98,7 @@ def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.
 
 
 def _split_long(batch: "pa.RecordBatch", count: int, longest: int) -> Batches:
-    """Yields a batch of texts in bounded ones; splits those of more than `longest` bytes."""
+    """Yields bounded batches of a batch; splits texts of more than `longest` bytes."""
     import numpy as np
     import pyarrow.compute as pc
 

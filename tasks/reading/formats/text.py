@@ -1,4 +1,4 @@
-"""Plain text: a document is a line, a file, or a block of lines between blank ones."""
+"""Plain text: a document is a line, a file, or a block of lines between blank lines."""
 
 import collections
 import itertools
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 class Text:
     """The format `text`; a document's id is the offset of its first byte.
 
-    Blank lines are skipped if a document is a line or a block; a file with only blank lines is an
-    empty document.
+    Lines and blocks that are blank are skipped; a blank file is an empty document.
     """
 
     options = ("document",)
@@ -43,7 +42,7 @@ class Text:
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         longest, document = corpus.max_document_bytes, corpus.spec.document
         if document != LINE:
-            # The block that begins before the end of a part may go on after it.
+            # A block that begins before the end of a part may continue after it.
             with lines.open_part(part, to_the_end=document == BLOCK) as found:
                 texts = _blocks(found, part) if document == BLOCK else [(0, _chunks(found))]
                 documents = (
@@ -64,7 +63,7 @@ class Text:
 
 
 def _without_return(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Drops a carriage return from the end of a line that comes in chunks."""
+    """Drops a carriage return from the end of a chunked line."""
     held = b""
     for chunk in chunks:
         chunk = held + chunk
@@ -73,7 +72,7 @@ def _without_return(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _batches(data: bytes, offset: int, file: str, count: int, longest: int) -> Batches:
-    """Yields the documents of whole lines, the first of which begins at `offset` of the file."""
+    """Yields the documents of whole lines; the first line begins at `offset` in the file."""
     import numpy as np
 
     data = data if data.endswith(b"\n") else data + b"\n"
@@ -96,9 +95,9 @@ def _batches(data: bytes, offset: int, file: str, count: int, longest: int) -> B
 def _parts(
     name: str, chunks: Iterable[bytes], longest: int, document: str = LINE
 ) -> Iterator[Document]:
-    """Yields the parts of a document as `long_documents.parts` does, without blank ones.
+    """Yields the non-blank parts of a document, as `long_documents.parts` does.
 
-    A blank file stays, and counts as an empty document.
+    A blank file counts as an empty document.
     """
     for part in long_documents.parts(name, chunks, longest, name):
         blank = isinstance(part[1], bytes) and not part[1].strip()
@@ -107,7 +106,6 @@ def _parts(
 
 
 def _chunks(found: lines.Lines) -> Iterator[bytes]:
-    """Yields the bytes of lines, with their newlines."""
     for _, data in found:
         if isinstance(data, bytes):
             yield data
@@ -118,7 +116,7 @@ def _chunks(found: lines.Lines) -> Iterator[bytes]:
 
 
 def _without_end(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Drops the line ends at the end of a text that comes in chunks."""
+    """Drops line ends from the end of a chunked text."""
     held = b""
     for chunk in chunks:
         chunk = held + chunk
@@ -128,7 +126,7 @@ def _without_end(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _single_lines(found: lines.Lines) -> Iterator[tuple[int, Iterable[bytes]]]:
-    """Yields (offset, bytes in chunks) of every line, with its newline."""
+    """Yields (offset, chunks with the newline) per line."""
     for offset, data in found:
         if isinstance(data, bytes):
             for line in data.splitlines(keepends=True) if b"\r" not in data else _cut(data):
@@ -148,9 +146,9 @@ def _cut(data: bytes) -> Iterator[bytes]:
 
 
 def _blocks(found: lines.Lines, part: FilePart) -> Iterator[tuple[int, Iterable[bytes]]]:
-    """Yields (offset, bytes in chunks) of the part's blocks; read each one before the next.
+    """Yields (offset, chunks) of a part's blocks; read each one before the next.
 
-    A block belongs to the part that the last blank line before it begins in.
+    A block belongs to the part that contains the start of the last blank line before it.
     """
     inside = part.start == 0
     for blank, group in itertools.groupby(map(_marked, _single_lines(found)), lambda line: line[0]):
@@ -170,7 +168,7 @@ def _blocks(found: lines.Lines, part: FilePart) -> Iterator[tuple[int, Iterable[
 
 
 def _marked(line: tuple[int, Iterable[bytes]]) -> tuple[bool, int, Iterable[bytes]]:
-    """Returns (whether it is blank, offset, chunks) of a line."""
+    """Returns (whether a line is blank, offset, chunks)."""
     offset, chunks = line
     blank = isinstance(chunks, list) and not chunks[0].strip()
     return blank, offset, chunks

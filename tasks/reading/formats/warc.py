@@ -1,14 +1,14 @@
-"""WARC and WET: one document a record that holds text, as the WET files of Common Crawl do.
+"""WARC and WET: one document per text record, such as the WET files of Common Crawl.
 
 The columns are `text`, the record's block, and the names of its headers, such as WARC-Target-URI.
-Records of the type `conversion`, and `resource` records of plain text, are documents. Requests and
-metadata are passed over; a response is HTML and no document of ours.
+`conversion` records, and `resource` records of plain text, are documents. Requests, metadata and
+responses (HTML) are not.
 
-FastWARC parses the records. It stops at what it cannot parse, so this module finds where the damage
-begins and where the next record does: what lies between is one bad document. In a .gz file every
-record is usually a gzip member with a checksum of its own, and reading goes on at the next member
-that begins a record; elsewhere at the next line that begins with `WARC/`. A .gz file that was
-compressed as a whole cannot be read beyond its first fault, which is an error.
+FastWARC parses the records and stops at damage. This module finds where the damage begins and where
+the next record does; the bytes in between are one bad document. In a .gz file every record is
+usually a gzip member with its own checksum, and reading resumes at the next member that begins a
+record; in other files at the next line that begins with `WARC/`. A .gz file compressed as a whole
+cannot be read beyond its first fault, which is an error.
 
 Source: ISO 28500 (WARC 1.0 and 1.1); the WET files of Common Crawl.
 """
@@ -41,7 +41,7 @@ TEXT = "text"
 _ID = "warc-record-id"
 _CONVERSION, _RESOURCE, _RESPONSES = "conversion", "resource", ("response", "revisit")
 _CORRUPT, _SHORT, _NOT_PLAIN = "corrupt record", "record cut short", "not plain text"
-# Problems of a record by its type.
+# Problems by record type.
 _PROBLEMS = {
     **dict.fromkeys(_RESPONSES, "a response, not text"),
     "continuation": "continuation of another record",
@@ -57,7 +57,7 @@ _PEEK_RECORDS = 16
 
 
 class _Record(NamedTuple):
-    """A record at byte `offset`: headers by lower-case name and a block, or its problem."""
+    """A record at byte `offset`: headers by lower-case name and a block, or a problem."""
 
     offset: int
     headers: dict[str, str]
@@ -66,9 +66,9 @@ class _Record(NamedTuple):
 
 
 class Warc:
-    """The formats `warc` and `wet`; a file is not cut.
+    """The formats `warc` and `wet`; files are not cut.
 
-    A document's id is its WARC-Record-ID unless another header is named. Its place is the byte of
+    A document's id is its WARC-Record-ID unless another header is named. Its place is the offset of
     its record, or of its member in a .gz file.
     """
 
@@ -94,11 +94,7 @@ class Warc:
 
 
 def _check(spec: CorpusSpec, file: SourceFile) -> None:
-    """Checks the first records of a file.
-
-    Raises:
-      UserError: they are no records, hold responses, or lack a header that is used as a column.
-    """
+    """Checks the first records of a file."""
     kinds: list[str] = []
     headers: dict[str, str] = {}
     with opening.open_file(file, _BLOCK_BYTES) as handle:
@@ -151,7 +147,7 @@ def _documents(spec: CorpusSpec, file: str, records: Iterator[_Record]) -> Itera
 
 
 def _records(handle: IO[bytes], file: SourceFile) -> Iterator[_Record]:
-    """Yields the records of a file, and a bad one for each damaged place."""
+    """Yields a file's records, and one bad record per damaged place."""
     if file.name.endswith(".gz") and not _is_one_member(handle):
         yield from _resynchronised(_Members(handle))
         return
@@ -164,7 +160,7 @@ def _is_one_member(handle: IO[bytes]) -> bool:
     """Returns True if the first gzip member holds several records."""
     expander, content = zlib.decompressobj(31), bytearray()
     handle.seek(0)
-    with contextlib.suppress(zlib.error):  # what precedes a fault is enough
+    with contextlib.suppress(zlib.error):  # the bytes before a fault are enough
         while len(content) < _BLOCK_BYTES and not expander.eof:
             if not (step := handle.read(_STEP_BYTES)):
                 break
@@ -175,7 +171,7 @@ def _is_one_member(handle: IO[bytes]) -> bool:
 def _resynchronised(source: "_Lines") -> Iterator[_Record]:
     begin: int | None = 0
     while begin is not None:
-        last = None  # held back: a wrong length of it would hide the records after it
+        last = None  # held back: if its length is wrong, it hides the records after it
         for record in _parsed(source.file, begin):
             if last:
                 yield last
@@ -221,9 +217,9 @@ class _Lines:
         self.file = file
 
     def end(self, offset: int) -> float | None:
-        """Returns where a record and the blank lines after it end.
+        """Returns the end of a record and the blank lines after it.
 
-        Returns None if something else follows its block, and infinity if the file ends before it.
+        Returns None if something else follows the block, infinity if the file ends inside it.
         """
         self.file.seek(offset)
         length = b""
@@ -250,7 +246,7 @@ class _Lines:
         return not self.file.read(1)
 
     def following(self, begin: int) -> int | None:
-        """Returns the offset of the first record from `begin` on, None if there is none."""
+        """Returns the offset of the first record from `begin` on, or None."""
         self.file.seek(begin)
         position, tail = begin, b""
         while data := self.file.read(_BLOCK_BYTES):
@@ -262,7 +258,7 @@ class _Lines:
         return None
 
     def problem(self, offset: int) -> str:
-        """Returns the problem of what lies at `offset`, where no record can be parsed."""
+        """Returns the problem at `offset`, where no record can be parsed."""
         return _CORRUPT
 
 
@@ -292,7 +288,7 @@ class _Members(_Lines):
     def is_end(self, offset: int) -> bool:
         self.file.seek(offset)
         blocks = iter(lambda: self.file.read(_BLOCK_BYTES), b"")
-        return not any(block.strip(b"\0") for block in blocks)  # padding, as tar has
+        return not any(block.strip(b"\0") for block in blocks)  # padding, as in tar
 
     def following(self, begin: int) -> int | None:
         position, tail = begin, b""
