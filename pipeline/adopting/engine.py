@@ -122,7 +122,6 @@ def survey(options: Options) -> Found:
 
 
 def _check_target(target: str, vocabulary: Vocabulary | None) -> None:
-    """Checks that no other files would be overwritten."""
     path = files.join(target, MANIFEST)
     model = files.join(target, vocabulary.record.file_name) if vocabulary else ""
     if files.exists(path):
@@ -212,7 +211,6 @@ def _adopted(
 
 
 def _in_order(jobs: list[_Job], workers: int) -> Iterator[Shard]:
-    """Yields each job's shard, in order."""
     if workers == 1:
         yield from map(_shard, jobs)
         return
@@ -233,7 +231,6 @@ def _start() -> None:
 
 
 def _shard(job: _Job) -> Shard:
-    """Returns a finished shard, or scans its file and writes index and receipt."""
     kept = _finished(job)
     if kept:
         return kept

@@ -78,7 +78,6 @@ def survey(folder: str, names: list[str], validation: str | None) -> Found:
 
 
 def _kind(path: str) -> str:
-    """Returns the NumPy name of an index's token type."""
     with files.open_read(path) as file:
         head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or not head.startswith(_MAGIC):

@@ -104,7 +104,6 @@ class Collector:
         return self._rows
 
     def refused(self, row: int, why: str) -> UserError:
-        """Returns an error about a row of the current block."""
         return UserError(f"{self._path}, row {self._rows + row:,}: {why}")
 
     def finish(self, entry: FileEntry, documents: int = 0) -> Scan:

@@ -87,7 +87,6 @@ def scan(folder: str, is_pairs: bool, inputs_refused: bool, name: str, ids: int,
 
 
 def _shards(folder: str, names: list[str]) -> dict[str, tuple[str, ...]]:
-    """Returns the ordered record files of each split."""
     found: dict[str, dict[int, str]] = {}
     counts: dict[str, int] = {}
     for name in names:
@@ -121,7 +120,6 @@ def _shards(folder: str, names: list[str]) -> dict[str, tuple[str, ...]]:
 
 
 def _json(folder: str, name: str, names: list[str]) -> dict[str, Any]:
-    """Returns a JSON object; {} if the file is missing."""
     path = files.join(folder, name)
     value = files.read_json(path) if name in names else {}
     if not isinstance(value, dict):

@@ -49,6 +49,5 @@ def pretrain(task: TaskSpec, options: Options, held_out: bool) -> str:
 
 
 def _has_accelerator() -> bool:
-    """Returns whether this machine has a GPU or TPU that JAX may use."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     return platforms != "cpu" and any(map(glob.glob, _DEVICES))

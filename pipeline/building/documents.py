@@ -63,7 +63,6 @@ class Limits:
 
 
 def _spelt_reason(vocabulary: Vocabulary) -> str:
-    """Returns the reason to quarantine a text that contains one of `Vocabulary.reserved`."""
     if vocabulary.is_sentencepiece:
         return SENTINEL
     return SPECIAL.format(vocabulary.piece(vocabulary.special.eos))
@@ -91,7 +90,6 @@ class _Column(NamedTuple):
 
     @property
     def totals(self) -> np.ndarray:
-        """Tokens per document, int64 [documents]."""
         return _sums(self.lengths, self.stretches)
 
 
@@ -183,7 +181,6 @@ def _unlisted(
 def _of_rows(
     tokens: np.ndarray, lengths: np.ndarray, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens and lengths of the selected rows, bool [rows]."""
     if rows.all():
         return tokens, lengths
     return tokens[np.repeat(rows, lengths)], lengths[rows]

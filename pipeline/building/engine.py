@@ -162,7 +162,6 @@ def _planned(
 
 
 def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> PairLimits | None:
-    """Returns the limits of pairs, or None for a task that reads texts."""
     reads = task.objective.unit
     if reads is not spec.unit and reads is Unit.TEXT:
         raise UserError(
@@ -232,7 +231,6 @@ def _separator(options: Options, task: TaskSpec) -> str:
 def _kept(
     assignments: list[graph.Assignment], found: Mapping[lifecycle.ShardKey, Shard | None]
 ) -> tuple[dict[graph.Assignment, list[Shard]], list[graph.Assignment]]:
-    """Returns (finished pieces with their shards, unfinished pieces)."""
     kept: dict[graph.Assignment, list[Shard]] = {}
     to_do: list[graph.Assignment] = []
     for assignment in assignments:
@@ -296,7 +294,6 @@ def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
 
 
 def _all_shards(folder: str, plan: Plan) -> dict[lifecycle.ShardKey, Shard]:
-    """Returns the receipts of all shards after the runner reports success."""
     found = lifecycle.survey(folder, plan, check=False)
     missing = [key for key, shard in found.items() if shard is None]
     if missing:
@@ -339,7 +336,6 @@ def _print_estimate(
     loaded: Vocabulary,
     lists: list[Given],
 ) -> None:
-    """Prints the estimated size and time of the build without writing to the cache's folder."""
     from pipeline.building import estimate
 
     job, assignments = planned

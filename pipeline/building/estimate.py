@@ -67,7 +67,6 @@ class Quantity:
         return Quantity(self.value / unit, self.variance / unit**2)
 
     def __str__(self) -> str:
-        """Returns the value and, if not 0, its standard error in percent."""
         value = (
             f"{self.value:,.0f}" if self.value % 1 == 0 or self.value > 100 else f"{self.value:.2f}"
         )
@@ -234,7 +233,6 @@ def _cut_parts(piece: Piece, size: int) -> Iterator[tuple[int, int, FilePart]]:
 
 
 def _build(job: graph.Job, pieces: list[Piece], workers: int) -> list[_Built]:
-    """Builds the pieces in order, in as many processes as the build will use."""
     sizes = list(itertools.accumulate(piece.bytes for piece in pieces))
     built = []
     results: Iterator[_Built]

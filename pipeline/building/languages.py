@@ -56,7 +56,6 @@ def build(options: Options, beam_arguments: list[str]) -> None:
 
 
 def _task(options: Options) -> str:
-    """Returns the name of the multilingual task."""
     if options.name is None or options.task not in OBJECTIVES:
         raise UserError(
             "several languages need --name=NAME and, as --task, one of the objectives "
@@ -91,7 +90,6 @@ def _all_languages(options: Options, task: str, given: list[str]) -> list[str]:
 
 
 def _report(options: Options, task: str, names: list[str]) -> None:
-    """Prints a row per language and the total."""
     cells = [language_set.cache_of(task, name) for name in names]
     manifests = [CacheManifest.load(files.join(options.cache_dir, each)) for each in cells]
     counts = [

@@ -242,7 +242,6 @@ def _differing_files(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> st
 
 
 def _without_files(plan: Plan) -> Plan:
-    """Returns the plan without what an extension may change."""
     changing = {"files", "generations", "left_out"}
     kept = {key: plan.corpus[key] for key in plan.corpus.keys() - changing}
     if "files" in plan.corpus:

@@ -58,7 +58,6 @@ class Monitor:
 
     @property
     def unseen(self) -> float:
-        """Share of the corpus in no finished shard."""
         return 1 - self._finished / self.total if self.total else 0.0
 
     @property
@@ -92,7 +91,6 @@ class Monitor:
         }
 
     def _read(self, done: list[Assignment], sizes: Mapping[str, int]) -> None:
-        """Counts finished pieces and reads their receipts."""
         for assignment in done:
             self._finished += assignment.piece.bytes
             self._seen += assignment.piece.bytes

@@ -64,7 +64,6 @@ def _checksums(out: np.ndarray, bounds: np.ndarray) -> None:
 
 @compiled(inline="always")
 def _put(out: np.ndarray, at: int, value: int) -> int:
-    """Writes a varint; returns its end."""
     while value >= 0x80:
         out[at] = value & 0x7F | 0x80
         value >>= 7
@@ -75,7 +74,6 @@ def _put(out: np.ndarray, at: int, value: int) -> int:
 
 @compiled(inline="always")
 def _width(value: int) -> int:
-    """Returns the number of bytes of a varint."""
     width = 1
     while value >= 0x80:
         value >>= 7
@@ -85,7 +83,6 @@ def _width(value: int) -> int:
 
 @compiled
 def _packed(values: np.ndarray, begin: int, end: int) -> int:
-    """Returns the size of values[begin:end] as varints."""
     size = 0
     for index in range(begin, end):
         value = values[index]
@@ -95,7 +92,6 @@ def _packed(values: np.ndarray, begin: int, end: int) -> int:
 
 @compiled
 def _feature_size(packed: int, name: int) -> tuple[int, int, int]:
-    """Returns the sizes of (Int64List, Feature, map entry) for `packed` bytes of varints."""
     values = 1 + _width(packed) + packed if packed else 0
     feature = 1 + _width(values) + values
     return values, feature, 2 + name + 1 + _width(feature) + feature

@@ -52,8 +52,6 @@ def show(
 
 
 def _rows(columns: list[list[Shard]]) -> Iterator[tuple[str, ...]]:
-    """Yields the table's rows, with one cell per split."""
-
     def row(name: str, cells: Iterable[float], form: str = ",.0f") -> tuple[str, ...]:
         return (name, *(format(cell, form) for cell in cells))
 
@@ -91,7 +89,6 @@ def dropped(shards: list[Shard]) -> Counter[str]:
 
 
 def _edits(shards: list[Shard]) -> Counter[str]:
-    """Returns the number of filter edits by kind."""
     return sum((Counter(shard.edits) for shard in shards), Counter())
 
 

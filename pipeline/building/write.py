@@ -214,7 +214,6 @@ class ShardWriter:
         self._write_lineage(at_least=_LINEAGE_GROUP)
 
     def _write_lineage(self, at_least: int) -> None:
-        """Writes row groups while at least `at_least` lineage rows are buffered."""
         if sum(map(len, self._lineage)) < at_least:
             return
         waiting = pa.concat_tables(self._lineage).combine_chunks()
@@ -244,7 +243,6 @@ class _HashedFile(io.RawIOBase):
         return view.nbytes
 
     def discard(self) -> None:
-        """Ignores all later writes."""
         self._file = None
 
     def entry(self) -> FileEntry:

@@ -183,7 +183,6 @@ class _Clusters:
         result.counts.update(dict(zip(COUNTS, of_piece, strict=True)))
 
     def _names(self, units: np.ndarray) -> list[str]:
-        """Returns document ids of units in any piece."""
         found = [""] * len(units)
         for number, places, rows in self.pieces.grouped(units):
             opened = self.pieces.opened[number]
@@ -199,7 +198,6 @@ class _Clusters:
 
 
 def _has(pairs: np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """Returns bool, which (high, low) are in the sorted `pairs`."""
     if not len(pairs) or not len(high):
         return np.zeros(len(high), bool)
     kind = np.dtype([("high", "<u8"), ("low", "<u8")])

@@ -45,11 +45,9 @@ class Grams:
 
     @classmethod
     def open(cls, folder: str) -> "Grams":
-        """Returns the n-grams in a search's folder."""
         return cls(arrays.Arrays(files.join(folder, GRAMS)))
 
     def name(self, example: int) -> str:
-        """Returns an example's id, prefixed with its evaluation set."""
         begin, end = self._name_bounds[example : example + 2]
         return self._names[begin:end].tobytes().decode()
 

@@ -136,7 +136,6 @@ def _pairs(
 
 
 def _repeated(pieces: Pieces, prefixes: tuple[int, int]) -> np.ndarray:
-    """Returns uint64[ids, 2], digests of ids shared by several documents."""
     (*columns,), rows = _gathered(pieces, "id", 0, prefixes)
     members, bounds = _groups(columns, rows)
     if not len(members):

@@ -147,7 +147,6 @@ def _search(
 
 
 def _for_workers(job: Job) -> Job:
-    """Returns the job without pieces and file list, maybe a million."""
     record = {key: value for key, value in job.corpus.record.items() if key != "files"}
     corpus = dataclasses.replace(job.corpus, record=record, pieces=(), notes=())
     return dataclasses.replace(job, corpus=corpus)
@@ -197,7 +196,6 @@ def _begin(job: Job, plan: dict[str, Any]) -> None:
 
 
 def _missing(job: Job, stage: str, count: int) -> list[int]:
-    """Returns the numbers of the stage's missing or incomplete files."""
     there = files.list_sizes(job.folder, f"{stage}-")
     missing = [
         number
@@ -212,7 +210,6 @@ def _missing(job: Job, stage: str, count: int) -> list[int]:
 
 @contextlib.contextmanager
 def _progress(job: Job, stage: str, words: str, sizes: Sequence[int]) -> Iterator[None]:
-    """Shows how many of the stage's files are finished during the block."""
     names = [job.path(stage, number).rpartition("/")[2] for number in range(len(sizes))]
 
     def done() -> int:

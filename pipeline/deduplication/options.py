@@ -83,7 +83,6 @@ class Options:
 
     @property
     def rules(self) -> Rules:
-        """Returns the criteria for duplicates."""
         return Rules(
             unit=self.unit,
             duplicates=self.duplicates,

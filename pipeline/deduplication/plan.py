@@ -60,12 +60,10 @@ class Rules:
 
     @property
     def near(self) -> bool:
-        """Whether to find near duplicates besides exact ones."""
         return self.duplicates == NEAR
 
     @property
     def hashes(self) -> int:
-        """Number of MinHash values per unit."""
         return self.bands * self.rows
 
     @property
@@ -114,7 +112,6 @@ class Rules:
 
 
 def _equal(similarity: float) -> float:
-    """Returns the expected share of equal signature values of a pair."""
     return similarity + (1 - similarity) * _CHANCE
 
 

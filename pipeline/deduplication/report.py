@@ -79,7 +79,6 @@ def text(job: Job, result: Result, summaries: list[Summary]) -> str:
 
 
 def _half(job: Job) -> str:
-    """Returns the similarity at which half of the pairs share a band."""
     rules = job.rules
     return f"{(1 - 0.5 ** (1 / rules.bands)) ** (1 / rules.rows):.2f}"
 

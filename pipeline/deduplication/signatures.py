@@ -62,7 +62,6 @@ class Reader:
         self._hashes = kernels.multipliers(rules.hashes)
 
     def units(self, batch: pa.RecordBatch) -> Found:
-        """Returns the units of a batch from `sources.read`."""
         rules = self._rules
         data, bounds = text_bytes(batch)
         parts = batch.column("part").to_numpy()

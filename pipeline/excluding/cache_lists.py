@@ -163,7 +163,6 @@ def affected(
 def _touches(
     filter_: Filter, folder: str, split: str, index: int, count: int, shard: Shard
 ) -> bool:
-    """Returns whether a shard has a listed document."""
     from pyarrow import parquet
 
     parts = shard.split_documents > 0

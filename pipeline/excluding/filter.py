@@ -51,7 +51,6 @@ class Filter:
 
     @classmethod
     def of_files(cls, paths: Iterable[str]) -> "Filter":
-        """Returns the filter of local or remote lists."""
         return cls(map(_opened, paths))
 
     def __bool__(self) -> bool:
@@ -90,7 +89,6 @@ class Filter:
         return batch if kept.all() else batch.filter(kept)
 
     def without(self, batch: "pa.RecordBatch") -> "pa.RecordBatch":
-        """Returns a batch from `sources.read` without documents listed as a whole."""
         if not self._lists:
             return batch
         names = [name or "" for name in batch.column("id").to_pylist()]
@@ -103,7 +101,6 @@ class Filter:
     def _found(
         self, names: list[str], parts: list[int], batch: "pa.RecordBatch"
     ) -> dict[int, list[Entry]]:
-        """Returns the entries of each listed row, in list order."""
         bases = [base_id(name, part) for name, part in zip(names, parts, strict=True)]
         digests = id_digests(bases)
         later = [row for row, part in enumerate(parts) if part > 1]

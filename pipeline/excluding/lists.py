@@ -97,7 +97,6 @@ class Writer:
         self._hash = hashlib.sha256(text)
 
     def add(self, columns: dict[str, Any]) -> None:
-        """Writes entries, given as columns by name."""
         arrays = [pa.array(columns[name], kind) for name, kind in zip(
             _SCHEMA.names, _SCHEMA.types, strict=True)]  # fmt: skip
         batch = pa.record_batch(arrays, schema=self._schema)
@@ -105,7 +104,6 @@ class Writer:
         self._writer.write_batch(batch)
 
     def close(self) -> None:
-        """Writes the seal and closes the Arrow stream."""
         nothing = pa.record_batch([[]] * len(self._schema), schema=self._schema)
         self._writer.write_batch(nothing, custom_metadata={_SEAL: self._hash.hexdigest()})
         self._writer.close()
@@ -187,7 +185,6 @@ class ExcludeList:
 
     @property
     def has_paragraphs(self) -> bool:
-        """Whether entries are paragraphs of documents."""
         return bool(self.header["counts"]["paragraphs"])
 
     @property
@@ -297,7 +294,6 @@ def ids_in(path: str) -> list[str]:
 
 
 def _of_ids(path: str) -> bytes:
-    """Returns the exclude list made from a text file of ids."""
     names = ids_in(path)
     if not names:
         raise UserError(f"--exclude={path} names no document: give the ids, one a line")

@@ -214,7 +214,6 @@ def measure_of(setting: str) -> Measure | None:
 
 
 def _is_rule(setting: str) -> bool:
-    """Returns whether a setting is a rule that the value none turns off."""
     return setting in RATIOS or measure_of(setting) is not None
 
 
@@ -344,7 +343,6 @@ def _record(
 
 
 def _side(text: str, name: str, given: Any, unit: Unit) -> str:
-    """Returns the setting "side"; "" for a corpus of texts."""
     if unit is Unit.TEXT:
         if name == PAIRS or given is not None:
             what = f"{name} compares the sides of pairs" if name == PAIRS else "side is for pairs"
@@ -357,7 +355,6 @@ def _side(text: str, name: str, given: Any, unit: Unit) -> str:
 
 
 def _value(key: str, value: Any, default: Any) -> Any:
-    """Converts a setting's value from text or TOML."""
     if isinstance(default, tuple):
         return _texts(value)
     if isinstance(default, bool):
@@ -398,7 +395,6 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 
 def _check(text: str, name: str, settings: dict[str, Any]) -> None:
-    """Checks set-specific settings; raises a UserError."""
     if unknown := [each for each in settings.get("scripts", ()) if each not in kernels.scripts()]:
         close = nearest(unknown[0], kernels.scripts())
         raise UserError(f"--filter={text}: there is no script {unknown[0]}{close}")

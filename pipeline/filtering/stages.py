@@ -78,7 +78,6 @@ def verdicts_of(record: FilterRecord, columns: Mapping[str, Statistics]) -> Iter
 
 
 def _of(side: str) -> str:
-    """Returns the suffix of a rule's or edit's name; "" for texts."""
     return "" if side == "text" else f" of {side}"
 
 
@@ -271,7 +270,6 @@ class Filters:
 def _edited(
     edit: Edit, texts: pa.LargeStringArray, usable: pa.BooleanArray, settings: dict[str, Any]
 ) -> Edited:
-    """Edits the usable texts; returns all texts and the edit's counts."""
     if usable.true_count == len(usable):
         return edit(texts, settings)
     edited, counts = edit(texts.filter(usable), settings)

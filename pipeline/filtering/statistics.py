@@ -68,7 +68,6 @@ class Statistics:
 
     @functools.cached_property
     def lines(self) -> np.ndarray:
-        """All lines, see `kernels.lines_of`."""
         return kernels.lines_of(self._data, self._bounds, kernels.properties()[0])
 
     @functools.cached_property
@@ -80,7 +79,6 @@ class Statistics:
 
     @functools.cached_property
     def _paragraphs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Text, characters and hash of each paragraph."""
         lines = self.lines
         begins = np.flatnonzero(np.diff(lines["paragraph"], prepend=-1))
         sizes = np.add.reduceat(lines["characters"], begins) if len(begins) else begins
@@ -155,7 +153,6 @@ class Statistics:
         return self._sum(text[self._repeated_paragraphs], sizes[self._repeated_paragraphs])
 
     def bullet_lines(self, bullets: str) -> np.ndarray:
-        """Returns the number of lines that begin with one of the characters `bullets`."""
         codes = np.array([ord(each) for each in bullets], np.uint32)
         return self._of_lines(np.isin(self.lines["first"], codes))
 
@@ -170,7 +167,6 @@ class Statistics:
         return out
 
     def script_letters(self, scripts: tuple[str, ...]) -> np.ndarray:
-        """Returns the number of letters of these scripts, named as in `kernels.scripts`."""
         table = np.zeros(len(kernels.properties()[0]), bool)
         for name in scripts:
             table[kernels.scripts()[name]] = True
@@ -222,7 +218,6 @@ class Statistics:
         )
 
     def with_lines(self, kept: np.ndarray) -> pa.LargeStringArray:
-        """Returns the texts of the lines selected by `kept`."""
         text, begin, end = map(
             np.ascontiguousarray, (self.lines[name] for name in ("text", "begin", "end"))
         )

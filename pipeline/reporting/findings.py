@@ -76,7 +76,6 @@ class ShardContent:
     ids: list[str]
 
     def documents(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields (id, tokens) of each document, joining its parts."""
         cut = {self.ids[number] for number in np.flatnonzero(self.offsets).tolist()}
         parts: dict[str, list[tuple[int, np.ndarray]]] = {}
         for number, name in enumerate(self.ids):
@@ -200,7 +199,6 @@ def _quarantine(
 
 
 def _sample_row(loaded: Vocabulary, content: ShardContent, split: str, index: int) -> SampleRow:
-    """Returns the shard's middle row."""
     number = len(content.row_begins) // 2
     begin = int(content.row_begins[number])
     after = content.row_begins[number + 1 : number + 2]

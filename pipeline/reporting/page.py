@@ -101,7 +101,6 @@ def _splits(manifest: CacheManifest) -> str:
 
 
 def _pairs(manifest: CacheManifest) -> str:
-    """Returns a table of the sides of pairs."""
     rows = []
     for split, shards in manifest.splits.items():
         counts = [shard.pairs for shard in shards if shard.pairs]
@@ -161,7 +160,6 @@ def _charts(found: Findings) -> list[chart.Chart]:
 
 
 def _histogram(lengths: np.ndarray) -> chart.Chart:
-    """Returns a histogram with logarithmic bins."""
     bins = np.floor(np.log2(np.maximum(lengths, 1)) * _BINS_PER_OCTAVE).astype(int)
     low = int(bins.min())
     counts = np.bincount(bins - low, minlength=_MIN_BINS).tolist()

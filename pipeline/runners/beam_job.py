@@ -132,7 +132,6 @@ def run(
 
 
 def _service(arguments: list[str]) -> Any:
-    """Returns the module of the service that runs the job; None for this process."""
     from pipeline.runners import dataflow, portable
 
     (runner,) = [each.partition("=")[2] for each in arguments if each.startswith("--runner=")]
@@ -190,7 +189,6 @@ def _sendable(chunks: list[bytes], folder: str) -> Iterator[list[Any]]:
 
 
 def _wait(result: Any, service: Any, arguments: list[str]) -> None:
-    """Waits for the job; cancels it when interrupted."""
     try:
         if service:
             service.announce(result, arguments)

@@ -34,7 +34,6 @@ class Interruptible:
         self._arrived, self._over = threading.Event(), threading.Event()
 
     def handle(self, *arguments: Any) -> None:
-        """Handles SIGINT: raises KeyboardInterrupt once."""
         if self.happened:
             return  # another exception would break the clean-up
         self.happened = True

@@ -63,7 +63,6 @@ class Workers:
                 process.kill()
 
     def end(self, process: subprocess.Popen) -> None:
-        """Waits for a worker to end; kills it after a timeout."""
         self._over = True
         try:
             process.wait(_STOP_SECONDS)

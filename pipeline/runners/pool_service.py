@@ -59,7 +59,6 @@ class _Connection(worker_handlers.ControlConnection):
         return future
 
     def end(self, error: Exception) -> None:
-        """Fails all pending and later requests with `error`."""
         self._error = error
         for future in list(self._futures_by_id.values()):
             future.abort(error)
@@ -81,7 +80,6 @@ class _PoolWorker(worker_handlers.ExternalWorkerHandler):
         return self.host or super().host_from_worker()
 
     def start_worker(self) -> None:
-        """Starts the worker in the next pool that answers."""
         urls = self._external_payload.endpoint.url.split(",")
         first, reasons = next(_started), []
         for number in range(len(urls)):

@@ -139,7 +139,6 @@ def pair_table(lefts, rights, ids):
 
 @compiled(inline="always")
 def _merge(pairs, left, right):
-    """Returns rank << 32 | id of a merge, -1 if there is none."""
     key = np.int64(left) << 32 | np.int64(right)
     slot = _slot(np.uint64(key), np.uint64(key), len(pairs))
     while pairs[slot, 0] != key:
@@ -151,7 +150,6 @@ def _merge(pairs, left, right):
 
 @compiled(inline="always")
 def _push(heap, size, value):
-    """Pushes a value onto a binary min-heap of `size` values."""
     at = size
     while at > 0:
         above = (at - 1) >> 1
@@ -164,7 +162,6 @@ def _push(heap, size, value):
 
 @compiled(inline="always")
 def _pop(heap, size):
-    """Pops the least of `size` values."""
     value = heap[size - 1]
     size -= 1
     at = 0

@@ -21,7 +21,6 @@ _OVERLAY, _IOTA = "\u0334", "\u0345"
 
 
 def _all() -> list[str]:
-    """Returns every valid character except _BORDER."""
     surrogates = range(0xD800, 0xE000)
     return [
         chr(point) for point in range(POINTS) if point not in surrogates and chr(point) != _BORDER
@@ -48,7 +47,6 @@ def kinds() -> np.ndarray:
 
 
 def _matches(pattern: str, text: str) -> list[tuple[int, int]]:
-    """Returns (begin, end) of each match."""
     from tokenizers import Regex, pre_tokenizers
 
     rule = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)

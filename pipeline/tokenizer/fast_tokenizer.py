@@ -242,7 +242,6 @@ def _pieces(proto: Any) -> Pieces:
 
 
 def _adjacent(keys: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns Pieces.ascii_pairs and Pieces.pairs."""
     text = np.frombuffer("\n".join(key.decode() for key in keys).encode("utf-32-le"), np.uint32)
     pairs = np.unique(text[:-1].astype(np.uint64) << np.uint64(32) | text[1:].astype(np.uint64))
     left, right = (

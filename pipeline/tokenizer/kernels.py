@@ -652,7 +652,6 @@ def _merged_path(pieces, text, at, end, work):
 
 @compiled
 def _find(trie, text, at, end):
-    """Returns the value of the key text[at:end], or -1."""
     node = trie[0]
     for position in range(at, end):
         byte = np.int64(text[position])

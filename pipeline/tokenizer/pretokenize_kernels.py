@@ -130,14 +130,12 @@ def _point(text, at):
 
 @compiled
 def _kind(kinds, text, at):
-    """Returns (kind without CHANGES, number of bytes) of the character at `at`."""
     point, width = _point(text, at)
     return np.int64(kinds[point]) & ~CHANGES, width
 
 
 @compiled
 def _run(kinds, text, at, end, kind):
-    """Returns the end of the run of `kind` that begins before `at`."""
     while at < end:
         found, width = _kind(kinds, text, at)
         if found != kind:
@@ -168,7 +166,6 @@ def _contraction(text, at, end, any_case):
 
 @compiled
 def _white_space(words, text, at, end):
-    """Returns the end of the word that begins with white space at `at`."""
     kinds = words.kinds
     last = position = at  # `last`: the last character of the run
     after_lines = np.int64(-1)
@@ -189,7 +186,6 @@ def _white_space(words, text, at, end):
 
 @compiled
 def _word(words, text, at, end):
-    """Returns the end of the word that begins at `at`."""
     kinds = words.kinds
     kind, width = _kind(kinds, text, at)
     byte = text[at]

@@ -228,7 +228,6 @@ def text_bytes(texts: pa.Array) -> np.ndarray:
 
 
 def _chunks(texts: pa.Array) -> Iterator[pa.Array]:
-    """Yields chunks of at most _CHUNK_BYTES; a longer text is a chunk by itself."""
     ends = np.cumsum(text_bytes(texts))
     begin = 0
     while begin < len(texts):

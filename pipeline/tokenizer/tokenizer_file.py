@@ -59,7 +59,6 @@ class Rules(NamedTuple):
 
     @property
     def is_bytes(self) -> bool:
-        """Whether each byte is an id, however words are cut."""
         model = self.value["model"]
         plain = self.places is not None and not self.places["prefix"]
         apart = self.steps or self.value.get("added_tokens") or model.get("ignore_merges")
@@ -95,7 +94,6 @@ def rules(value: Mapping[str, Any], normaliser: Any) -> Rules:
 
 
 def _steps(part: Any, key: str) -> Iterator[Mapping[str, Any]]:
-    """Yields the steps of a normalizer or pre-tokenizer, with sequences flattened."""
     if part and part["type"] == "Sequence":
         for each in part[key]:
             yield from _steps(each, key)

@@ -184,7 +184,6 @@ class WordTokenizer:
 
 
 def _readable(text: bytes) -> np.ndarray:
-    """Returns the bytes as a read-only array, like Arrow's."""
     return np.frombuffer(text + b"\0", np.uint8)
 
 

@@ -104,7 +104,6 @@ _Lists = tuple[Sequence[str], Sequence[str]]
 def _checked(
     folder: str, plan: Plan, jobs: list[_Job], workers: int, lists: _Lists
 ) -> Iterator[Checked]:
-    """Yields each job's result in order, holding only some chunks at a time."""
     if workers == 1:
         yield from itertools.starmap(_checker_of(folder, plan, lists), jobs)
         return
@@ -194,7 +193,6 @@ def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -
 
 
 def _own_lists(folder: str, plan: Plan) -> tuple[list[str], list[Fault]]:
-    """Returns the paths of a cache's sound exclude lists, and faults of the others."""
     sound, faults = [], []
     for record in plan.exclude or ():
         name = copy_name(record.sha256)

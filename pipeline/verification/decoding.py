@@ -86,7 +86,6 @@ def blocks(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes, np.ndarra
 
 
 def _bounds(data: bytes) -> list[int]:
-    """Returns bounds of whole records, from their length fields."""
     bounds, place = [0], 0
     while place + _LENGTH.size <= len(data):
         place += _LENGTH.unpack_from(data, place)[0] + records.FRAMING_BYTES
@@ -149,7 +148,6 @@ def _as_we_write(data: bytes, bounds: np.ndarray, plan: Plan) -> _Lists | None:
 
 
 def _one_by_one(data: bytes, bounds: np.ndarray, plan: Plan) -> _Lists:
-    """Returns the same as `_as_we_write`, for records in any form."""
     targets, others = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
     view = memoryview(data)
     for record, (begin, end) in enumerate(itertools.pairwise(bounds)):

@@ -229,7 +229,6 @@ class _Hashing:
         self.bytes = 0
 
     def read(self, count: int) -> bytes:
-        """Returns the next `count` bytes, fewer only at the end."""
         data = self._file.read(count)
         self._hash.update(data)
         self.bytes += len(data)
@@ -360,7 +359,6 @@ def _lineage(data: bytes, require: _Require) -> "pa.Table | None":
 
 
 def _check_lineage(lineage: "pa.Table", rows: Rows, plan: Plan, require: _Require) -> int:
-    """Checks the lineage against the rows; returns the number of documents."""
     row, position, tokens, offset = (
         lineage.column(name).to_numpy().astype(np.int64) for name in LINEAGE_COLUMNS[1:]
     )
@@ -432,7 +430,6 @@ def _ends_of_documents(
 
 
 def _quarantined(data: bytes, require: _Require) -> list[dict[str, Any]]:
-    """Returns the lines, each with at least an id and a reason."""
     found = []
     for number, line in enumerate(data.splitlines(), 1):
         try:

@@ -301,7 +301,7 @@ def _of_t5x(path: str) -> bool:
     """Returns whether another program, perhaps T5X, wrote the checkpoint."""
     if files.exists(files.join(path, "run")):
         return False
-    # The file of T5X's own format; without it, the arrays are named as in T5X's Orbax format.
+    # T5X's own format has this file; its Orbax format has other array names.
     return files.exists(files.join(path, "checkpoint")) or not any(
         name.startswith("params/") for name in metadata.array_names(path)
     )

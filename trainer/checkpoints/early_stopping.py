@@ -150,7 +150,7 @@ class Watch:
         return {"best": self.best and self.best._asdict(), "watch": watch}
 
     def recall(self, stored: Mapping[str, Any]) -> None:
-        """Replaces the state by a checkpoint's, for the metrics that the checkpoint watched too."""
+        """Restores a checkpoint's state for metrics that it also watched; resets the rest."""
         best, watch = stored.get("best"), stored.get("watch") or {}
         self.best = Best(**best) if best and best["metric"] == self._metric else None
         self._stopping.recall(watch.get("stopping"))

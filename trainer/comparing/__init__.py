@@ -1,1 +1,1 @@
-"""The first difference of two runs: configuration, data, step, tensor."""
+"""The first difference between two runs: configuration, data, step, tensor."""

@@ -137,7 +137,7 @@ class Batches:
         """Returns the first difference between the batches of updates `first` to `last`."""
         with progress.shown("comparing batches", last - first + 1) as bar:
             for number, step in enumerate(range(first, last + 1), 1):
-                # Update k is made from batch k - 1.
+                # Update k uses batch k - 1.
                 one, other = (each[step - 1] for each in self._batches)
                 found = self._compare(step, one, other)
                 if found:

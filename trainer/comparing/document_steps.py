@@ -111,7 +111,7 @@ class Sightings:
         found: dict[int, dict[str, None]] = {}
         for shard, path in enumerate(self._paths[number]):
             table = _lineage(path)
-            # Arrow drops all but a few of up to a billion ids.
+            # Filter in Arrow: there may be a billion ids.
             ids = table.column("id")
             table = table.filter(pc.or_(pc.is_in(ids, listed), pc.match_substring(ids, _PART)))
             for name, *place in zip(*(each.to_pylist() for each in table.columns), strict=True):

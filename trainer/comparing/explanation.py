@@ -78,7 +78,7 @@ class Explanation:
                 )
         self.step = step
         self._data = run.data
-        # Update k is made from batch k - 1.
+        # Update k uses batch k - 1.
         rows_E, self._places, self._members = self._data.batches().examples(step - 1)
         # Row -> indices of its examples.
         starts = np.searchsorted(rows_E, np.arange(config.batch_size + 1))
@@ -89,7 +89,7 @@ class Explanation:
         return len(self._examples)
 
     def examples(self, row: int) -> int:
-        """Returns the number of examples of a row; raises UserError if it does not exist."""
+        """Returns the number of examples of a row; raises UserError if there is no such row."""
         if not 0 <= row < len(self):
             raise UserError(f"--row={row}: the batch has rows 0 to {len(self) - 1}")
         return len(self._examples[row])
@@ -100,7 +100,7 @@ class Explanation:
         return self._data.tasks[0].ids
 
     def row(self, row: int, example: int = 0) -> Row:
-        """Returns the origin of an example of a row; raises UserError if the row does not exist."""
+        """Returns the origin of an example; raises UserError if there is no such row."""
         self.examples(row)
         index = self._examples[row][example]
         places = self._places

@@ -1,4 +1,4 @@
-"""Differences of two runs' configurations and software, by their effect on results."""
+"""Differences between two runs' configurations and software, by effect on results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.config import changes
 from trainer.config.unused_fields import unread_fields
 from trainer.reporting.history import History, differences
 
-# Effects of a field: other results, results that differ by rounding, the same bits.
+# A field changes results, changes them only by rounding, or leaves the same bits.
 RESULTS, ROUNDING, NONE = "results", "rounding", "none"
 # Effect by what a field changes; "later" fields change results of whole runs.
 _EFFECTS: dict[Changes, str] = {

@@ -247,5 +247,5 @@ def _kind(tensor: Tensor) -> str:
 def _rank(name: str) -> tuple[int, list[Any]]:
     part = name.split("/")[0]
     place = _ORDER.index(part) if part in _ORDER else len(_ORDER)
-    # Layer 10 after layer 9.
+    # Numeric order: layer 10 comes after layer 9.
     return place, [int(one) if one.isdigit() else one for one in re.split(r"(\d+)", name)]

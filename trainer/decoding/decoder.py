@@ -209,7 +209,7 @@ class Decoder:
                 yield places, made, id_B2
 
     def _rows(self, count: int) -> int:
-        """Returns the rows for `count` prompts: the next power of two that the mesh divides."""
+        """Returns the rows for `count` prompts: the next power of two, rounded up for the mesh."""
         number = 1 << (count - 1).bit_length()
         parts = 1
         if self._mesh is not None:

@@ -21,9 +21,9 @@ from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.evaluating.likelihood import Likelihood
 
-# Folder of the files in model_dir.
+# Folder of predictions in model_dir.
 PREDICTIONS = "predictions"
-# Batches decoded between two checks whether the run should stop.
+# Batches decoded between checks for a stop.
 _BATCHES_AT_ONCE = 4
 
 

@@ -111,7 +111,7 @@ def _on_another_task(config: Config, origins: dict[str, str], task: str) -> Conf
         if origins.get(path, "").startswith("task "):
             del origins[path]
             config = fields.replace(config, path, None)
-    # Checks against the old task's data do not apply to another task.
+    # The old task's objective and mixing do not apply to another task.
     config = fields.replace(config, "objective", ())
     config = fields.replace(config, "mixing", MixingConfig())
     origins.setdefault("model.vocab_size", config.model_dir)

@@ -63,7 +63,7 @@ class Topology:
 
     @property
     def chip(self) -> Chip:
-        """The chips."""
+        """The generation's chip."""
         return CHIPS[self.generation]
 
     @property

@@ -56,10 +56,10 @@ class Schedule(NamedTuple):
 def parse_schedule(text: str) -> Schedule:
     """Parses the text of a file of final bundles."""
     address = -1
-    first: dict[str, int] = {}  # of each region
-    jumps: list[tuple[int, str]] = []  # from an address to a region
-    conditions: dict[int, str] = {}  # of jumps
-    limits: dict[str, int] = {}  # of loops, by the condition that ends them
+    first: dict[str, int] = {}  # region -> its first address
+    jumps: list[tuple[int, str]] = []  # (address, region)
+    conditions: dict[int, str] = {}  # address of a jump -> its condition
+    limits: dict[str, int] = {}  # condition that ends a loop -> the loop's limit
     pipelined: set[int] = set()  # addresses that mention a stage of the grid's pipeline
     for line in text.splitlines():
         found = re.match(r"\s*(?:0x)?([0-9a-f]+)\s.*?:\s", line)

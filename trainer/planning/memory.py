@@ -238,7 +238,7 @@ class _Run:
         """Returns the memory of an asynchronous start, whose result also holds its operands."""
         joined = [buffer for buffers in operands for buffer in buffers]
         new = self._new(each, set())
-        # A copy lists its result first, all others their operands.
+        # A copy-start lists its result first; other starts list their operands first.
         first = 1 if each.opcode == "copy-start" else 0
         for index, buffer in enumerate(joined, first):
             if index < len(new):

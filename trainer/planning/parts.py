@@ -1,4 +1,4 @@
-"""The parts of a step for booking times and bytes, by the names of operations."""
+"""The parts of a step that times and bytes are assigned to, by operation name."""
 
 from __future__ import annotations
 

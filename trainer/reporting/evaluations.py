@@ -1,4 +1,4 @@
-"""The table of evaluations: a row for each checkpoint and, of a mixture, for each task."""
+"""The table of evaluations: a row per checkpoint and, for a mixture, per task."""
 
 from collections.abc import Mapping
 
@@ -6,10 +6,9 @@ from tasks.terminal.table import table
 
 
 def evaluation_table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
-    """Returns a table with a row per checkpoint and, for a mixture, per checkpoint and task.
+    """Returns a table of evaluations; `results` maps step -> split or SPLIT/TASK -> values.
 
-    `results` maps step -> split or SPLIT/TASK -> metric -> value. The row `all` is over all tokens,
-    `mean` over tasks. Uninformative columns are left out.
+    The row `all` is over all tokens, `mean` over tasks. Uninformative columns are left out.
     """
     from trainer.engine.evaluator import TOKEN_METRICS
 

@@ -72,7 +72,7 @@ class Reports:
             self._norms = jax.block_until_ready(self._program.norms(state, batch))
 
     def after(self, step: int, state: TrainState) -> TrainState:
-        """Reports earlier metrics, takes this step's if due, and returns the state to continue.
+        """Reports earlier metrics and takes this step's if due; returns the state to continue with.
 
         Metrics taken are zero in that state. Raises UserError if the guard rejected an update,
         after saving the state before it.

@@ -1,1 +1,1 @@
-"""Trained runs, opened to be used: their text, their samples, and the functions that they are."""
+"""Trained runs, opened for use: as functions from text to text, and for reports."""
