@@ -14,6 +14,7 @@ from tests.support.processes import completed
 from tests.trainer.conftest import built
 from trainer.config.fields import override
 from trainer.config.from_flags import build_config
+from trainer.config.from_flags import given as flags_given
 from trainer.data.features import target_side
 from trainer.engine.metrics import means
 from trainer.engine.program import Program
@@ -56,7 +57,7 @@ def run_of(name, cache, tmp_path, preset=None):
         "lengths.targets": inputs if masked else targets,
     }
     arguments = [f"--{field}={value}" for field, value in flags.items()]
-    return prepare(override(config, origins, arguments), origins)
+    return prepare(override(config, origins, flags_given(arguments)), origins)
 
 
 PROGRAMS: dict[str, Program] = {}
@@ -137,9 +138,11 @@ def test_token_dropping_without_an_effect_is_refused(text_cache, tmp_path):
         "--lengths.inputs=64",
         "--lengths.targets=20",
     ]
-    run = prepare(override(config, dict(origins), [*flags, "--model.token_dropping=32"]), {})
+    run = prepare(
+        override(config, dict(origins), flags_given([*flags, "--model.token_dropping=32"])), {}
+    )
     assert run.config.model.token_dropping == 32
-    config = override(config, dict(origins), [*flags, "--model.token_dropping=33"])
+    config = override(config, dict(origins), flags_given([*flags, "--model.token_dropping=33"]))
     with pytest.raises(UserError, match="token_dropping=33 has no effect on rows of 64 inputs"):
         prepare(config, {})
 
@@ -212,7 +215,7 @@ def test_tasks_with_and_without_inputs_do_not_mix_in_a_decoder(text_cache, tmp_p
         config, origins = build_config("lm_tiny", [])
         given = [f"--task={task}", f"--cache_dir={text_cache.parent}", f"--model_dir={tmp_path}"]
         lengths = ["--lengths.inputs=64", "--lengths.targets=64", "--batch_size=4"]
-        return prepare(override(config, origins, [*given, *lengths, *flags]), origins)
+        return prepare(override(config, origins, flags_given([*given, *lengths, *flags])), origins)
 
     says = "python_docs_decoder_prefix_lm has no inputs, and python_docs_span_corruption has"
     with pytest.raises(UserError, match=says):

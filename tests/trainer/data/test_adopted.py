@@ -18,7 +18,7 @@ from tasks.vocabulary import EOS_ID, PAIR_BORDER
 from tests.support import foreign_caches
 from tests.trainer.conftest import ROOT, built, command, training_metrics
 from trainer.config.fields import override
-from trainer.config.from_flags import build_config
+from trainer.config.from_flags import build_config, given
 from trainer.setup import prepare
 
 SPANS, PAIRS = "python_docs_span_corruption", "qa_supervised"
@@ -87,7 +87,7 @@ def data_of(folder, task, *more, preset="t5_1_1_tiny"):
     preset, *flags = flags_of(folder, task, preset)
     config, origins = build_config(preset.partition("=")[2], [])
     flags = [*flags, "--model_dir=nowhere", *more]
-    return prepare(override(config, origins, flags), origins).data
+    return prepare(override(config, origins, given(flags)), origins).data
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tests.support import published as published_caches
 from tests.support.published import Published
 from trainer.config.fields import override
 from trainer.config.from_flags import build_config
+from trainer.config.from_flags import given as flags_given
 from trainer.config.unused_fields import refuse_unread
 from trainer.data.interface import Waiting
 from trainer.data.order import GlobalOrder
@@ -58,7 +59,7 @@ def run_of(cache, *flags, task=SPANS, training=False, preset="t5_1_1_tiny"):
         *("--lengths.inputs=64", "--lengths.targets=18", "--data.follow=true"),
         *(f"--data.follow_shards={BLOCK}", *flags),
     ]
-    return prepare(override(config, origins, given), origins, training)
+    return prepare(override(config, origins, flags_given(given)), origins, training)
 
 
 def equal(one, other):

@@ -16,7 +16,7 @@ from tasks.terminal.command_line import UserError
 from tests.support.processes import completed
 from tests.trainer.conftest import built
 from trainer.config.fields import override
-from trainer.config.from_flags import build_config
+from trainer.config.from_flags import build_config, given
 from trainer.data.order import BlockOrder
 from trainer.data.padding import better_lengths
 from trainer.reporting.metrics import read_metrics
@@ -37,7 +37,7 @@ def run_of(cache, task, *flags, preset="t5_1_1_tiny", inputs=64):
         "--lengths.targets=64",
         *flags,
     ]
-    return prepare(override(config, origins, arguments), origins)
+    return prepare(override(config, origins, given(arguments)), origins)
 
 
 def places(run, steps):

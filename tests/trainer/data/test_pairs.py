@@ -12,7 +12,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
 from tests.trainer.conftest import built, command, training_metrics
 from trainer.config.fields import override
-from trainer.config.from_flags import build_config
+from trainer.config.from_flags import build_config, given
 from trainer.setup import prepare
 
 SPANS, PAIRS = "python_docs_span_corruption", "qa_supervised"
@@ -56,7 +56,7 @@ def run_of(folder, task, *flags, preset="t5_1_1_tiny"):
         *(["--objective=too_long=cut"] if task == PAIRS else []),
         *flags,
     ]
-    return prepare(override(config, origins, arguments), origins)
+    return prepare(override(config, origins, given(arguments)), origins)
 
 
 def pairs_of(folder, split="train", most=(63, 23)):

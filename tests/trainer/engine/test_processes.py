@@ -17,7 +17,7 @@ from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
 from tests.support.processes import completed
 from trainer.config.fields import override
-from trainer.config.from_flags import build_config
+from trainer.config.from_flags import build_config, given
 from trainer.engine.processes import EXIT_LOST
 from trainer.engine.stopping import EXIT_PREEMPTED
 
@@ -279,7 +279,7 @@ def test_the_coordinator_or_a_failing_process_ends_the_other(end):
 def test_wrong_flags_are_rejected(flags, says):
     config, origins = build_config("t5_1_1_tiny", [])
     with pytest.raises(UserError, match=says):
-        override(config, origins, [f"--processes.{flag}" for flag in flags])
+        override(config, origins, given([f"--processes.{flag}" for flag in flags]))
 
 
 def test_auto_on_a_single_machine_is_an_error(text_cache, tmp_path):

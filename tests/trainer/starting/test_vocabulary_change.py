@@ -203,7 +203,7 @@ def test_mistakes_are_named(folder, tmp_path, monkeypatch):
     ):
         with pytest.raises(UserError, match=words):
             run_of(folder, *flags)
-    with pytest.raises(UserError, match="left out without --init_from"):
+    with pytest.raises(UserError, match="has no effect without --init_from"):
         build_config("t5_1_1_tiny", [f"{flag}.path=a"])
 
 
