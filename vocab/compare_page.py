@@ -29,10 +29,8 @@ class Subject:
 class RoundTrip:
     """The outcome of encoding and decoding texts.
 
-    Attributes:
-      documents: share of documents restored exactly.
-      lines: share of distinct lines, each encoded by itself, restored exactly.
-      example: (text, decoded text) around the first difference, or None.
+    `documents` and `lines` are the shares restored exactly, of documents and of distinct lines
+    encoded by themselves. `example` is (text, decoded text) around the first difference, or None.
     """
 
     documents: float

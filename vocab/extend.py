@@ -23,8 +23,7 @@ from tasks.terminal.command_line import UserError
 def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
     """Returns the options of vocab.train that an extended vocabulary inherits.
 
-    Raises:
-      UserError: it is not a unigram model of SentencePiece with T5's ids.
+    Raises UserError unless it is a unigram model of SentencePiece with T5's ids.
     """
     if not (base.is_sentencepiece and base.special == vocabulary.T5_IDS):
         raise UserError(
@@ -53,8 +52,7 @@ def symbols(model: bytes) -> tuple[str, ...]:
 def with_symbols(model: bytes, more: tuple[str, ...]) -> bytes:
     """Appends `more` to the model as user-defined pieces.
 
-    Raises:
-      UserError: one of them is already a piece.
+    Raises UserError if one is already a piece.
     """
     proto = _proto(model)
     present = {piece.piece for piece in proto.pieces}

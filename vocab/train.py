@@ -117,7 +117,6 @@ def _write(
     corpora: Corpora,
     base: vocabulary.Vocabulary | None,
 ) -> None:
-    """Writes every file except the manifest."""
     measured = {name: fit.measure(loaded, each) for name, each in corpora.parts.items()}
     # Written first, it marks an unfinished folder as this command's (see `_claimed`).
     files.write_json(files.join(output, _REPORT), fit.as_json(measured))
@@ -194,10 +193,7 @@ def _counted(counts: count.Counts) -> str:
 def _finished(
     options: Options, record: dict[str, Any], output: str
 ) -> vocabulary.Vocabulary | None:
-    """Returns the vocabulary in `output`, or None. `record` describes its corpora.
-
-    Raises UserError for another vocabulary, or a changed model.
-    """
+    """Returns the vocabulary in `output`, or None; raises UserError for a different one."""
     path = files.join(output, MANIFEST)
     if not files.exists(path):
         return None
@@ -247,11 +243,7 @@ def _claimed(output: str, *keys: str) -> Iterator[lock.Lock]:
 
 
 def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes:
-    """Returns the model with the rules of `normaliser` and with `symbols` inserted after <unk>.
-
-    Raises:
-      UserError: a symbol is already a piece.
-    """
+    """Returns the model with the rules of `normaliser` and with `symbols` inserted after <unk>."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(learned)
@@ -292,7 +284,6 @@ def add_sentinels(model: bytes, count: int) -> bytes:
 
 
 def _verify(loaded: vocabulary.Vocabulary, options: Options) -> None:
-    """Asserts the properties required by every later stage."""
     processor = loaded.processor
     assert loaded.size == options.vocab_size + options.extra_ids
     assert loaded.record.sentinels == options.extra_ids
@@ -304,7 +295,6 @@ def _verify(loaded: vocabulary.Vocabulary, options: Options) -> None:
 
 
 def _pieces_text(loaded: vocabulary.Vocabulary) -> bytes:
-    """Returns the pieces and their scores in SentencePiece's .vocab format."""
     processor = loaded.processor
     lines = (
         f"{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n" for i in range(loaded.size)

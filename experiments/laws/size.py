@@ -77,10 +77,8 @@ FORMS: Mapping[str, Form] = {
 class SizeFit:
     """A fit of a form.
 
-    Attributes:
-      form: its name in FORMS.
-      theta: float64, the fitted constants, some of them as logarithms.
-      draws: float64 [draws, constants], one fit per draw of the bootstrap over runs.
+    `theta` holds the fitted constants, some of them as logarithms; `draws`, float64 [draws,
+    constants], one fit per draw of the bootstrap over runs.
     """
 
     form: str
@@ -130,9 +128,7 @@ def fit(
 ) -> SizeFit:
     """Fits a form of FORMS to runs, given each run's parameters, tokens and loss in nats.
 
-    Raises:
-      UserError: a value is not above 0, or there are too few runs, or too few different numbers of
-        parameters or tokens.
+    Raises UserError for values that are not above 0, and for too few runs, sizes or token counts.
     """
     columns = {"parameters": parameters, "tokens": tokens, "loss": losses}
     for name, values in columns.items():

@@ -64,11 +64,7 @@ class Template:
 
 @functools.lru_cache(maxsize=64)
 def parse(text: str) -> Template:
-    """Parses a template.
-
-    Raises:
-      ValueError: unmatched braces, or no column.
-    """
+    """Parses a template; raises ValueError for unmatched braces or no column."""
     if "{" not in text and "}" not in text:
         return Template((("", text),))
     parts = []

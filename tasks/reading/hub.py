@@ -249,7 +249,6 @@ def fetch_from_hub(path: str, size: int, etag: str) -> store.Fetch:
 
 
 def _check_answer(path: str, size: int, etag: str, answer: Any) -> None:
-    """Checks that a response succeeded and comes from the listed file."""
     status = answer.status_code
     if status in (401, 403):
         raise UserError(

@@ -58,7 +58,6 @@ def specs(texts: Sequence[str], names: str | None, unnamed: bool = False) -> dic
 
 
 def _named(texts: Sequence[str], names: str | None) -> dict[str, CorpusSpec]:
-    """Returns the corpora of --corpus=NAME=SPEC."""
     if names is not None:
         raise UserError(f"--languages={names} goes with one --corpus that has {PLACE} in it")
     found = []

@@ -99,7 +99,6 @@ def _relative(pattern: str) -> str:
 
 
 def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Found]:
-    """Yields all matches of a pattern, in any order."""
     try:
         if is_remote:
             found = [
@@ -197,7 +196,6 @@ def _entries(folder: str, part: str) -> Iterator[tuple[str, bool, bool]]:
 
 
 def _local(path: str, state: os.stat_result) -> _Found:
-    """Describes `path`, following links."""
     if stat.S_ISLNK(state.st_mode):
         try:
             state = os.stat(path)
@@ -212,11 +210,7 @@ def _local(path: str, state: os.stat_result) -> _Found:
 
 
 def pinned_state(file: SourceFile) -> dict[str, str]:
-    """Returns the identity of a file's content: the store's etag, or a local file's checksum.
-
-    Raises:
-      UserError: a local file cannot be read.
-    """
+    """Returns the identity of a file's content: the store's etag, or a local file's checksum."""
     if file.state:
         return file.state
     if files.is_remote(file.path):

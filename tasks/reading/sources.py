@@ -73,11 +73,7 @@ _LEAST_DOCUMENT_BYTES = 4  # the longest character
 
 
 def check_record(folder: str, record: dict[str, Any]) -> None:
-    """Checks that an existing cache's corpus was cut by the current rules.
-
-    Raises:
-      UserError: a version before 0.2.0 built it.
-    """
+    """Raises UserError if a version before 0.2.0, with other rules, built an existing cache."""
     if "files" in record and "rules" not in record:
         raise UserError(f"{folder} was built before version 0.2.0: build it in another folder")
 

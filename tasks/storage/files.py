@@ -27,9 +27,7 @@ _STORE_THREADS = 64
 def open_read(path: str) -> IO[bytes]:
     """Opens `path` for reading bytes; a URL is read in ranges, on demand.
 
-    Raises:
-      FileNotFoundError: the file does not exist.
-      UserError: the store cannot be read; also raised while reading.
+    Raises FileNotFoundError, or (also while reading) UserError if the store cannot be read.
     """
     if not is_remote(path):
         return open(local_path(path), "rb")
@@ -108,9 +106,7 @@ def threads(folder: str) -> int:
 def make_folder(path: str) -> None:
     """Makes the folder and its parents; object stores need none.
 
-    Raises:
-      UserError: the file system does not allow folders there, as in /proc.
-      OSError: the folder cannot be made.
+    Raises UserError if the file system does not allow folders there, as in /proc.
     """
     if is_remote(path):
         return
@@ -195,11 +191,7 @@ def write_bytes(path: str, data: bytes) -> None:
 
 
 def read_json(path: str) -> Any:
-    """Parses a JSON file.
-
-    Raises:
-      UserError: it is not valid JSON (for example truncated).
-    """
+    """Parses a JSON file; raises UserError if it is invalid, for example truncated."""
     try:
         return json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:

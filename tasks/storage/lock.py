@@ -99,7 +99,6 @@ def _local(folder: str, what: str, flag: str) -> Iterator[None]:
 
 
 def _open_current(path: str, folder: str, what: str, flag: str) -> int:
-    """Returns a descriptor of the locked lock file."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -263,14 +262,12 @@ def _has_locks(folder: str) -> bool:
 
 
 def _is_here(content: bytes) -> bool:
-    """Returns whether the holder is, or was, a process of this machine."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return json.loads(content)["machine"] == _machine() != ""
     return False
 
 
 def _holder() -> dict[str, Any]:
-    """Describes this process for a lock."""
     since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     machine = _machine()
     return {
@@ -295,7 +292,6 @@ def _machine() -> str:
 
 
 def _ended_here(content: bytes) -> bool:
-    """Returns whether the holder was a process of this machine that has ended."""
     with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
         holder = json.loads(content)
         if holder["machine"] == _machine() != "":
@@ -320,7 +316,6 @@ def _began(pid: int) -> str:
 
 
 def _named(content: bytes) -> str:
-    """Describes a lock's holder in words."""
     try:
         holder = json.loads(content)
         return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"

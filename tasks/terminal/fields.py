@@ -99,10 +99,8 @@ def field(
 class Rejected(ValueError):
     """A configuration rejects the value of a field.
 
-    Attributes:
-      field: path of the field within the dataclass that rejects it, without the class.
-      value: the rejected value.
-      rule: the allowed values, such as "0 or more".
+    `field` is its path within the rejecting dataclass; `rule` says what is allowed, as in "0 or
+    more".
     """
 
     def __init__(self, field: str, value: object, rule: str):
