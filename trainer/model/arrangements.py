@@ -1,6 +1,6 @@
-"""The ways in which the sublayers of a layer follow one another.
+"""How the sublayers of a layer follow one another.
 
-Dimensions: B batch, L length, M positions that are left, D model.
+Dimensions: B batch, L length, M kept positions, D model.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ class Sublayer(NamedTuple):
     """A sublayer of a layer.
 
     Attributes:
-      norm_name: T5X's name of its norm, without the prefix of the placement.
-      placement: the place of its norm.
-      run: maps (y_BLD, rows) to [B, L, D]; it has rows as a keyword.
-      kept: maps rows, after the sublayer has run, to the indices [B, M] with which the next one
-        goes on; None: all.
+      norm_name: T5X's name of its norm, without the placement's prefix.
+      run: maps (y_BLD, rows) to [B, L, D]; `rows` is a keyword.
+      kept: called with the rows after the sublayer has run; returns the indices [B, M] of the
+        positions that later sublayers keep, or None for all.
     """
 
     norm_name: str
@@ -40,12 +39,7 @@ class Sublayer(NamedTuple):
 
 
 class Arrangement(Protocol):
-    """The arrangement slot: runs the sublayers of a layer.
-
-    Args:
-      norm: builds the norm of a sublayer.
-      dropout: applied to what a sublayer returns.
-    """
+    """The arrangement slot: runs the sublayers of a layer, with dropout on their outputs."""
 
     def __call__(
         self,
@@ -59,7 +53,7 @@ class Arrangement(Protocol):
 
 @dataclass(frozen=True)
 class Sequential:
-    """Each sublayer reads the states after the one before, as in the first Transformer."""
+    """Each sublayer reads the previous one's output, as in the first Transformer."""
 
     def __call__(
         self,
@@ -81,7 +75,7 @@ class Sequential:
 class Parallel:
     """All sublayers read the same states, and their outputs are added to these.
 
-    `one_norm`: they share the norm of the first one, as in GPT-J and PaLM; or else each has its
+    With `one_norm` they share the first one's norm, as in GPT-J and PaLM; otherwise each has its
     own, as in GPT-NeoX.
     """
 
@@ -105,15 +99,15 @@ class Parallel:
 
 
 def sequential(config: Any, options: Any) -> Arrangement:
-    """Returns one sublayer after the other."""
+    """Returns sequential sublayers."""
     return Sequential()
 
 
 def parallel(config: Any, options: Any) -> Arrangement:
-    """Returns sublayers beside one another, each with its norm."""
+    """Returns parallel sublayers, each with its own norm."""
     return Parallel()
 
 
 def parallel_with_one_norm(config: Any, options: Any) -> Arrangement:
-    """Returns sublayers beside one another, with one norm."""
+    """Returns parallel sublayers with one norm."""
     return Parallel(one_norm=True)

@@ -1,7 +1,7 @@
 """Slots of a model, and the parts that fill them by name: "rotary", or "rotary:base=500000".
 
-A part stands in one place: a row of its slot, which a user's module can add, too. Plain data, no
-JAX: the module of a builder is imported when the part is built.
+A part is one row of its slot; user modules can add rows. Plain data, no JAX: a builder's module is
+imported only when the part is built.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Part"]
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """The options of a part that has none."""
+    """Options of a part that has none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +29,10 @@ class Part:
     """A part of a model.
 
     Attributes:
-      builder: makes the part from a `ModelConfig`, an instance of `options` and what else its slot
-        says; a function, or "module:function".
-      facts: what configuration, cost and exports need to know; None: the slot's default.
-      options: a frozen dataclass whose fields carry their words and rules (`tasks.terminal.fields`)
-        and have defaults.
+      builder: function or "module:function" that makes the part from a `ModelConfig`, an instance
+        of `options` and the slot's further arguments.
+      facts: for configuration, cost and exports; None means the slot's default.
+      options: frozen dataclass whose fields have defaults, words and rules (`terminal.fields`).
       check: called with a `ModelConfig` and the options; raises `Rejected` if they do not fit.
     """
 
@@ -43,7 +42,6 @@ class Part:
     check: Callable[[Any, Any], None] | None = None
 
     def build(self, *arguments: Any) -> Any:
-        """Returns what the builder makes of a configuration, options and further arguments."""
         if isinstance(self.builder, str):
             module, _, name = self.builder.partition(":")
             return getattr(importlib.import_module(module), name)(*arguments)
@@ -51,7 +49,7 @@ class Part:
 
 
 class Choice(NamedTuple):
-    """The name of a part and its options."""
+    """A part's name and options."""
 
     name: str
     options: Any
@@ -70,7 +68,7 @@ class Slot(Mapping[str, Part]):
     """The parts that a field of `ModelConfig` can name."""
 
     def __init__(self, field: str, parts: Mapping[str, Part], facts: Callable[[], Any] = NoOptions):
-        """`facts` makes the facts of a part that gives none."""
+        """`facts` makes the default facts of a part."""
         self.field, self._facts, self._parts = field, facts, dict[str, Part]()
         for name, part in parts.items():
             self.register(name, part)
@@ -88,7 +86,7 @@ class Slot(Mapping[str, Part]):
         """Adds a part, in this process.
 
         Raises:
-          ValueError: the slot has a part of this name.
+          ValueError: the name is taken.
         """
         if name in self._parts:
             raise ValueError(f"there is a {self.field} called {name!r} already")
@@ -101,10 +99,10 @@ class Slot(Mapping[str, Part]):
         del self._parts[name]
 
     def parse(self, text: str) -> Choice:
-        """Returns the choice that a text names.
+        """Parses a choice.
 
         Raises:
-          Rejected: there is no such part or option, or the option rejects its value.
+          Rejected: no such part or option, or the option rejects its value.
         """
         name, _, rest = text.partition(":")
         if name not in self:
@@ -155,7 +153,7 @@ def _text(value: Any) -> str:
 
 
 def reject_changed(options: Any, when: str, *names: str) -> None:
-    """Rejects options that differ from their defaults though nothing reads them.
+    """Rejects options that differ from their defaults although nothing reads them.
 
     Raises:
       Rejected: "it must be left out `when`".

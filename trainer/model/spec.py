@@ -1,8 +1,7 @@
 """Model specs: every slot of a model filled with frozen data.
 
-`model_spec` makes a `ModelSpec` of a `ModelConfig`: the configuration and its family name a part
-for each slot, and the part's builder makes it. A new variant is a row of a slot (`parts`); the
-modules that run a spec do not change.
+`model_spec` makes a `ModelSpec` from a `ModelConfig`, which names a part for each slot. A new
+variant is a row of a slot (`parts`); the modules that run a spec do not change.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ from trainer.model.switch import Switch
 class LayerSpec:
     """The slots of one layer.
 
-    `cross_mixer` is None if there is no encoder, or if no sublayer looks at it.
-    `mixer_norm_placement` and `feed_forward_norm_placement` are None if they are `norm_placement`.
+    `cross_mixer` is None if no sublayer attends to an encoder. The two other placements default to
+    `norm_placement`.
     """
 
     norm: Norm
@@ -60,9 +59,8 @@ class LayerSpec:
 class StackSpec:
     """The slots of a stack.
 
-    `cross_mask` is set if layers look at an encoder; `logits` is None in an encoder.
-    `output_dropout`: units of the last states are dropped too, as in T5. A scan needs equal
-    layers.
+    `cross_mask` is set if layers attend to an encoder; `logits` is None in an encoder.
+    `output_dropout` also drops units of the last states, as in T5. A scan needs equal layers.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -78,10 +76,7 @@ class StackSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model with a decoder. Hashable: equal specs are the same program.
-
-    `encoder` is None in a decoder-only model.
-    """
+    """A model with a decoder and perhaps an encoder. Hashable: equal specs are the same program."""
 
     shared: Shared
     decoder: StackSpec
@@ -89,7 +84,7 @@ class ModelSpec:
 
     @property
     def stacks(self) -> dict[str, StackSpec]:
-        """The stacks by their names in paths; the last one makes the logits."""
+        """The stacks by name in paths; the last one computes the logits."""
         encoder = {"encoder": self.encoder} if self.encoder else {}
         return {**encoder, "decoder": self.decoder}
 
@@ -100,13 +95,12 @@ class ModelSpec:
 
     @property
     def output(self) -> Logits:
-        """The logits slot."""
         assert self.decoder.logits is not None
         return self.decoder.logits
 
     @property
     def routed(self) -> bool:
-        """True if tokens choose among experts in some layer."""
+        """Whether some layer routes tokens to experts."""
         layers = [layer for stack in self.stacks.values() for layer in stack.layers]
         return any(layer.feed_forward.routes for layer in layers)
 
@@ -122,12 +116,10 @@ class EncoderSpec:
 
     @property
     def stacks(self) -> dict[str, StackSpec]:
-        """The stack by its name in paths."""
         return {"encoder": self.encoder}
 
     @property
     def output(self) -> Logits:
-        """The logits slot."""
         return self.logits
 
 
@@ -150,9 +142,9 @@ def _encoder_decoder(config: ModelConfig) -> ModelSpec:
 
 
 def _decoder_only(config: ModelConfig) -> ModelSpec:
-    """Returns a decoder whose mask serves causal and prefix batches.
+    """Returns a decoder with a mask for both causal and prefix batches.
 
-    A prefix is seen in both directions where the batch marks one (`decoder_causal_attention`).
+    A prefix that the batch marks (`decoder_causal_attention`) is visible in both directions.
     """
     decoder = _stack(config, config.num_decoder_layers, DECODER)
     if config.family_facts.layers is not None:
@@ -183,13 +175,12 @@ _ARCHITECTURES: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] =
 def _stack(
     config: ModelConfig, count: int, role: str, hook: LayerHook | None = None, **slots: Any
 ) -> StackSpec:
-    """Returns a stack of layers.
+    """Returns a stack of `count` layers.
 
     Args:
-      count: its layers.
       role: ENCODER or DECODER.
-      hook: what cross-attention does in its layers.
-      slots: slots of each layer in which it differs from other stacks.
+      hook: cross-attention's hook in its layers.
+      slots: layer slots in which it differs from other stacks.
     """
     parts = tuple(
         part
@@ -212,7 +203,7 @@ def _stack(
 
 
 def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, ...]:
-    """Returns the layers of a stack; the last of every `switch_every` has experts, if any."""
+    """Returns the layers of a stack; every `switch_every`-th has experts, if any."""
     placements = config.build("norm_placement")
     layer = LayerSpec(
         norm=config.build("norm"),
