@@ -25,11 +25,8 @@ def _keeps_all(rows: Rows) -> None:
 class Sublayer(NamedTuple):
     """A sublayer of a layer.
 
-    Attributes:
-      norm_name: T5X's name of its norm, without the placement's prefix.
-      run: maps (y_BLD, rows) to [B, L, D]; `rows` is a keyword.
-      kept: called with the rows after the sublayer has run; returns the indices [B, M] of the
-        positions that later sublayers keep, or None for all.
+    `norm_name` lacks the placement's prefix. `run` maps (y_BLD, rows=rows) to [B, L, D]. After it,
+    `kept` maps rows to the indices [B, M] that later sublayers keep; None means all.
     """
 
     norm_name: str

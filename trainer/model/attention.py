@@ -46,8 +46,7 @@ class ValuePart(Protocol):
 class MixedPart(Protocol):
     """A change of mixed values before the last projection; maps (mixed_BLJ, x_BLD) to [B, L, M].
 
-    `x_BLD` are the querying states. `value_deviation` multiplies the standard deviation of the
-    initial value kernel.
+    `value_deviation` multiplies the standard deviation of the initial value kernel.
     """
 
     @property
@@ -65,15 +64,11 @@ class DotProductAttention:
     operands of products have the model's dtype. Fused kernels never write logits to memory.
 
     Attributes:
-      convolution: applied to projected queries, keys and values.
       shared_query_key: queries are projected from keys, by a kernel that mixes heads.
-      learned_logits: added to the products.
       num_kv_heads: heads of keys and values, each serving several query heads (Ainslie et al. 2023,
         arXiv:2305.13245). None means `num_heads`.
       query_key_norm: normalises each head's queries and keys, before rotation (Dehghani et al.
         2023, arXiv:2302.05442).
-      value_part: changes projected values.
-      mixed_part: changes mixed values before the last projection.
       pattern: key blocks that each query block sees, in self-attention. None means all.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.
@@ -176,7 +171,6 @@ class _DotProductAttention(nn.Module):
         return q_BLJ, k_BSJ, self._convolve(v_BSJ, "value", view.source_rows, view)
 
     def _projections(self) -> tuple[Dense, Dense, Dense]:
-        """Returns the projections to queries, keys and values."""
         spec, parametrisation = self.spec, self.shared.parametrisation
         project = partial(self.shared.dense, axes=("embed", "joined_kv"))
         width, start = spec.num_heads * spec.head_dim, parametrisation.query(spec.head_dim)

@@ -31,10 +31,8 @@ from trainer.model.sparsity import Pattern, visited
 class Attending(NamedTuple):
     """An attention as its cores see it.
 
-    Attributes:
-      module: keeps keys and values in a cache and draws dropout.
-      pattern: key blocks that query blocks see; None means all.
-      added_logits: added to the products; None means nothing. Only einsum supports it.
+    `module` keeps the cache and draws dropout. `pattern` is None if all keys are visible.
+    `added_logits` are added to the products; only einsum supports them.
     """
 
     module: nn.Module
@@ -54,7 +52,6 @@ class Attending(NamedTuple):
         return self.shared.parametrisation.attention_scale(self.head_dim)
 
     def heads(self, joined: jax.Array) -> jax.Array:
-        """Reshapes [B, L, J] to [B, L, H, K]."""
         return joined.reshape(*joined.shape[:2], -1, self.head_dim)
 
     def repeated(self, joined: jax.Array) -> jax.Array:
@@ -109,7 +106,6 @@ def _tiles(attending: Attending, pattern: Pattern) -> bool:
 
 
 def _angles(view: View) -> tuple[jax.Array, jax.Array] | None:
-    """Returns the angles of queries and keys; None if they are not rotated."""
     angle_BLC, source_angle_BSC = view.positions.angle_BLC, view.positions.source_angle_BSC
     if angle_BLC is None:
         return None
@@ -119,7 +115,6 @@ def _angles(view: View) -> tuple[jax.Array, jax.Array] | None:
 def _rotated(
     attending: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, view: View
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns rotated queries [B, L, H, K] and keys [B, S, G, K]."""
     q_BLHK, k_BSGK = attending.heads(q_BLJ), attending.heads(k_BSJ)
     if (angles := _angles(view)) is not None:
         q_BLHK, k_BSGK = rotate(q_BLHK, angles[0]), rotate(k_BSGK, angles[1])
@@ -149,7 +144,6 @@ def _einsum(
 def _cached(
     attending: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array, view: View
 ) -> jax.Array:
-    """Stores keys and values, and attends to all stored ones."""
     assert view.cache is not None
     q_BLHK, k_BSGK = _rotated(attending, q_BLJ, k_BSJ, view)
     kept = view.cache.keys_and_values(attending.module, k_BSGK, attending.heads(v_BSJ))
@@ -169,10 +163,7 @@ def _weighed(
 
 
 def _visited(attending: Attending, pattern: Pattern, view: View) -> jax.Array:
-    """Returns where a pattern visits pairs of positions, bool [B, H or 1, L, S].
-
-    For a cache, whose slots differ from positions in the row.
-    """
+    """Returns where a pattern visits pairs, bool [B, H or 1, L, S], for a cache's slots."""
     known = _known(view)
     length = view.cache.slots if view.cache else view.rows.segment_BL.shape[1]
     prefix = known.prefix and view.rows.prefix_BL is not None
@@ -185,7 +176,6 @@ def _visited(attending: Attending, pattern: Pattern, view: View) -> jax.Array:
 
 
 def _known(view: View) -> Predicate:
-    """Returns a view's mask, to be combined with a pattern."""
     if view.predicate is None:
         raise ValueError("a pattern needs a mask that kernels know")
     return view.predicate
@@ -194,7 +184,6 @@ def _known(view: View) -> Predicate:
 def _sparse(
     attending: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array, view: View
 ) -> jax.Array:
-    """Computes only the blocks that the pattern visits."""
     shared, pattern, dropping = attending.shared, attending.pattern, None
     assert pattern is not None
     if view.rows is not view.source_rows:
@@ -227,7 +216,6 @@ def _library(
     v_BSJ: jax.Array,
     view: View,
 ) -> jax.Array:
-    """Calls `jax.nn.dot_product_attention`."""
     q_BLHK, k_BSGK = _rotated(attending, q_BLJ, k_BSJ, view)
     # JAX adds the bias after scaling the logits.
     bias_BHLS = None
@@ -284,7 +272,6 @@ def _fused(
 
 
 def _tables(attending: Attending, pattern: Pattern, length: int, view: View) -> Any:
-    """Returns `tables_of` a pattern."""
     known = _known(view)
     known = known._replace(prefix=known.prefix and view.rows.prefix_BL is not None)
     biased_dim = attending.head_dim if view.positions.relative else None

@@ -24,13 +24,9 @@ CACHE, FIXED = "cache", "fixed"
 class Cache(NamedTuple):
     """The place of a call in the rows being decoded.
 
-    A row has `slots` slots. The prompt ends at the same slot in every row, with padding before it,
-    so the next token of every row has the same slot.
-
-    Attributes:
-      slot: slot of the first querying position.
-      seen_BS: bool, slots visible to the next token; None while the prompt fills the cache.
-      fixed: the keys and values are an encoder's.
+    A row has `slots` slots. The prompt ends at the same slot in every row, with padding before it.
+    `slot` is that of the first querying position; `seen_BS`, bool, marks the slots visible to the
+    next token, None while the prompt fills the cache. `fixed` marks an encoder's keys and values.
     """
 
     slots: int
@@ -44,7 +40,7 @@ class Cache(NamedTuple):
         return self.seen_BS is None
 
     def source_rows(self) -> Rows:
-        """Returns facts about all slots for the next token; unseen slots have arbitrary positions."""
+        """Returns facts about all slots for the next token; ignore positions of unseen slots."""
         assert self.seen_BS is not None
         first_B1 = jnp.argmax(self.seen_BS, axis=1)[:, None]
         position_BS = jnp.maximum(jnp.arange(self.slots) - first_B1, 0)
@@ -78,10 +74,7 @@ class Cache(NamedTuple):
         return kept_BGSK.swapaxes(1, 2)
 
     def last_inputs(self, module: nn.Module, x_BLC: jax.Array, width: int) -> jax.Array:
-        """Returns a convolution's inputs [B, W - 1 + L, C], `width` W, and stores the last W - 1.
-
-        `x_BLC` are the inputs of this call, 0 where there is no token.
-        """
+        """Prepends the stored inputs of a convolution of `width` W, and stores the last W - 1."""
         if self.filling:
             before = jnp.zeros((len(x_BLC), width - 1, x_BLC.shape[-1]), x_BLC.dtype)
         else:

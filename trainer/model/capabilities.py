@@ -25,7 +25,6 @@ class FamilyFacts:
       positions: position schemes it supports; None means all.
       rotary_fraction: share of a head's channels that rotary positions rotate.
       changeable: its parts can be chosen; if not, only positions and activations can.
-      convolves: its layers convolve over positions.
       skips_zero: id 0 marks the beginning of a text.
       layers: "module:function" that makes the decoder's layers from a configuration and a plain
         layer; None means `num_decoder_layers` equal layers.
@@ -66,7 +65,6 @@ class MixerFacts:
       counts_positions: its parameters have an axis of `ModelConfig.max_positions`.
       selects: its softmax can run over some positions of a row, or over several rows.
       decodes: can be causal. If not, only encoders use it; their decoder uses attention.
-      caches: can keep earlier positions (`cache`).
     """
 
     attentions: tuple[str, ...] = (AUTO, "einsum")
@@ -103,8 +101,7 @@ class PositionFacts:
 class FeedForwardFacts:
     """Facts about a feed-forward sublayer.
 
-    `reads` names the fields it uses of "mlp_activations", "mlp_bias" and "num_experts"; changing
-    the others is refused.
+    Of "mlp_activations", "mlp_bias" and "num_experts" it `reads` these; changing others is refused.
     """
 
     reads: tuple[str, ...] = ()
@@ -114,9 +111,8 @@ class FeedForwardFacts:
 class PlacementFacts:
     """Facts about a norm placement.
 
-    Attributes:
-      parallel: a layer's sublayers can run in parallel.
-      ends_normalised: a layer's output is normalised, so the stack needs no last norm.
+    With `parallel` a layer's sublayers can run in parallel; with `ends_normalised` a layer's output
+    is normalised, so the stack needs no last norm.
     """
 
     parallel: bool = False
@@ -127,9 +123,8 @@ class PlacementFacts:
 class CrossFacts:
     """Facts about cross-attention.
 
-    Attributes:
-      last_states: reads the encoder's last states.
-      merges: shares self-attention's softmax; kernels do not know its mask.
+    `last_states`: it reads the encoder's last states. `merges`: it shares self-attention's softmax,
+    with a mask that kernels do not know.
     """
 
     last_states: bool = True

@@ -279,18 +279,13 @@ class ModelConfig:
         return getattr(self.family_facts, name) if own is None else own
 
     def part(self, slot: str) -> Choice:
-        """Returns the part in a slot, one of SLOTS, with its options.
-
-        Raises:
-          Rejected: the field names no part, or options that the part lacks.
-        """
+        """Returns the part and options that fill one of SLOTS; raises `Rejected` if invalid."""
         return SLOTS[slot].parse(self.value(slot))
 
     def facts(self, slot: str) -> Any:
         return SLOTS[slot][self.part(slot).name].facts
 
     def build(self, slot: str, *arguments: Any) -> Any:
-        """Builds the part in a slot."""
         name, options = self.part(slot)
         return SLOTS[slot][name].build(self, options, *arguments)
 
@@ -301,7 +296,6 @@ class ModelConfig:
 
     @property
     def lengthening(self) -> int:
-        """Positions that parts add to an encoder's rows."""
         return sum(getattr(self, n) for n, facts in self.stack_parts.items() if facts.lengthens)
 
     @property
@@ -320,8 +314,7 @@ class ModelConfig:
     def explicit(self) -> ModelConfig:
         """Returns the same model with the family's values in the fields that are None.
 
-        Parts list only options that differ from their defaults, in a fixed order: equal parts are
-        equal texts.
+        Parts list only changed options, in a fixed order: equal parts are equal texts.
         """
         family = {field.name for field in fields(FamilyFacts)}
         values = {
@@ -338,12 +331,10 @@ class ModelConfig:
 
     @property
     def architecture(self) -> str:
-        """The model's stacks: "encoder_decoder", "decoder" or "encoder"."""
         return self.family_facts.architecture
 
     @property
     def position_scheme(self) -> str:
-        """The name of the position scheme, without options."""
         return self.part("position").name
 
     @property
@@ -362,10 +353,7 @@ class ModelConfig:
         return self.facts("position").counts_positions or self.mixer_facts.counts_positions
 
     def attention_on(self, device_kind: str) -> str:
-        """Returns the attention implementation for training on a device kind, in JAX's name for it.
-
-        "einsum" if `attention` is "auto" and kernels cannot compute this model's attention.
-        """
+        """Returns the attention implementation for training on JAX's `device_kind`."""
         fits = "pallas" in self.attentions and not self.drops_by_query
         if self.attention == AUTO and not fits:
             return "einsum"
@@ -378,7 +366,6 @@ class ModelConfig:
 
     @property
     def attentions(self) -> tuple[str, ...]:
-        """The attention implementations that can compute this model's attention."""
         fitting = self.mixer_facts.attentions
         without: set[str] = set()
         if self.facts("cross_attention").merges or not self.facts("position").fuses:

@@ -30,11 +30,7 @@ _OF_ALL = (
 
 
 def check(config: Any) -> None:
-    """Checks the values of a `ModelConfig`, alone and in combination.
-
-    Raises:
-      Rejected: a field is invalid, or has no effect in combination with the others.
-    """
+    """Checks the values of a `ModelConfig`, alone and in combination; raises `Rejected`."""
     _check_sizes(config)
     _check_changes(config)
     _check_layers(config)

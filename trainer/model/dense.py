@@ -57,19 +57,13 @@ class Shared:
         return Dense(features, axes, initializer, self.dtype, float32_output, bias, use, name=name)
 
     def dropout(self, broadcast_length: bool = True) -> Dropout:
-        """Returns dropout; with `broadcast_length` a row's positions share a draw, as in T5X.
-
-        Without `broadcast_dropout` every element gets its own draw.
-        """
+        """Returns dropout; positions share a draw if both `broadcast_` flags are set."""
         broadcast = broadcast_length and self.broadcast_dropout
         return Dropout(self.dropout_rate, broadcast)
 
 
 def tracing_device() -> Device:
-    """Returns the device for which a model is being traced.
-
-    The device of `sharding.tracing_on`'s mesh, which need not be present, or the default device.
-    """
+    """Returns the device to trace for: that of `tracing_on`'s mesh, or the default."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return Device(device.device_kind if device else jax.devices()[0].device_kind)
 
@@ -114,8 +108,8 @@ einsum_float32.defvjp(_einsum_forward, _einsum_backward)
 def sum_leading(x: jax.Array, axes: int) -> jax.Array:
     """Returns the float32 sum over the first `axes` axes.
 
-    On a CPU it is a product with ones (0.5 ns an element). XLA's own sum takes 5 to 10 ns if it
-    sums few elements or the operand is fused into it (docs/LOG.md).
+    On a CPU it is a product with ones (0.5 ns an element; XLA's own sum takes 5 to 10,
+    docs/LOG.md).
     """
     ones = jnp.ones(x.shape[:axes], x.dtype)
     return jax.lax.platform_dependent(

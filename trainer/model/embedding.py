@@ -48,7 +48,7 @@ class TokenEmbedder(nn.Module):
         return rows_BLD
 
     def attend(self, y_BLD: jax.Array) -> jax.Array:
-        """Returns inner products with every row of the table, float32 [B, L, V]."""
+        """Returns inner products with all rows of the table, float32 [B, L, V]."""
         dtype = self.shared.dtype
         table_VD = self.embedding.astype(dtype)
         return einsum_float32("bld,vd->blv", y_BLD.astype(dtype), table_VD)
@@ -109,10 +109,7 @@ class _TypeEmbedder(nn.Module):
 
 
 class Logits(Protocol):
-    """The logits slot: maps [B, L, D] to float32 [B, L, V] in the caller's scope.
-
-    `tied` tells whether logits are products with the token embedding.
-    """
+    """The logits slot: maps [B, L, D] to float32 [B, L, V] in the caller's scope."""
 
     @property
     def tied(self) -> bool: ...

@@ -45,13 +45,10 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
 class FeedForward(Protocol):
     """The feed-forward slot. Its module maps (x_BLD, rows, deterministic) to [B, L, D].
 
-    `build` returns None if layers have neither such a sublayer nor its norm.
-
-    Attributes:
-      activations: keys of ACTIVATIONS; () for other kinds.
-      bias: projections add biases; None means as in the rest of the model.
-      routes: tokens choose among experts, counted in `switch.ROUTING`.
-      pointwise: no position reads another. If False, the module also gets `cache`.
+    `build` returns None if layers have neither such a sublayer nor its norm. `bias` None means as
+    in the rest of the model. With `routes` tokens choose among experts, counted in
+    `switch.ROUTING`. If `pointwise` is False, positions read others and the module also gets
+    `cache`.
     """
 
     @property

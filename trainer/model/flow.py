@@ -22,7 +22,6 @@ class Flow(NamedTuple):
     index_BL: jax.Array | None = None
 
     def keep(self, index_BM: jax.Array) -> Flow:
-        """Returns the states of the chosen positions."""
         kept_BM = index_BM if self.index_BL is None else take(self.index_BL, index_BM)
         return Flow(take(self.x_BLD, index_BM), kept_BM)
 

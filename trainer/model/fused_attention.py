@@ -72,8 +72,6 @@ def fused_attention(
     to the operands' dtype before the products.
 
     Args:
-      query: rows of the queries; the mask reads segments and prefix.
-      key: rows of the keys.
       block: queries and keys per tile, a power of two; None chooses by lengths and memory.
       vmem_bytes: core memory that a kernel may use.
       interpret: run the kernels without a TPU, for tests.
@@ -116,9 +114,9 @@ def fused_attention(
 
 
 def _ids(rows: Rows, predicate: Predicate, length: int, none: int) -> jax.Array:
-    """Returns int32 ids [B, I, length]; a key is visible if one of its ids equals the query's.
+    """Returns int32 ids [B, I, length]: the segment and, with a prefix, the segment within it.
 
-    The first id is the segment. With a prefix, the second is the segment within the prefix only.
+    A key is visible if one of its ids equals the query's.
     """
     segment_BL = jnp.where(rows.segment_BL > 0, rows.segment_BL, none).astype(jnp.int32)
     ids = [segment_BL]

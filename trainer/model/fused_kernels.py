@@ -43,7 +43,6 @@ def forward_kernel(
     heads, group = range(plan.heads), pl.program_id(0)
 
     def values(row: Any, j: Any) -> list[jax.Array]:
-        """Returns transposed values per head, [K, k]."""
         v_Pk = _block_of(at.v_BSJ, row, j, plan.block_k, plan.source_length).T
         return [v_Pk[_lanes_of(plan, head)] for head in heads]
 
@@ -273,7 +272,6 @@ def _visited_keys(plan: Plan, at: Operands, group: Any, i: Any) -> _Loop:
 
 
 def _visiting_queries(plan: Plan, at: Operands, group: Any, j: Any) -> _Loop:
-    """Returns the query blocks that visit a key block."""
     if plan.visits is None:
         return lambda i: i, j if plan.skips else 0, plan.query_blocks
     own = j + group * plan.key_blocks if plan.visits.by_group else j
@@ -427,10 +425,7 @@ _Result = TypeVar("_Result")
 def _one_ahead(
     work: list[_Item], products: Callable[..., _Result]
 ) -> Iterator[tuple[_Item, _Result]]:
-    """Yields each item with its products, after issuing the products of the next.
-
-    This gives the matrix unit work while the vector unit uses the results.
-    """
+    """Yields items with their products, one product ahead to keep the matrix unit busy."""
     upcoming = products(*work[0])
     for number, item in enumerate(work):
         current = upcoming

@@ -26,13 +26,9 @@ _PARTS = 32
 class Tables(NamedTuple):
     """Tables for kernels, int32; each group has its own tables, or all share one.
 
-    Attributes:
-      keys: key blocks that each query block visits, `Visits.most_keys` entries each, flat.
-      key_counts: number of valid entries for each query block.
-      queries: query blocks that visit each key block, `Visits.most_queries` entries each, flat.
-      query_counts: number of valid entries for each key block.
-      bits: [N, heads * key blocks, U], rows padded to a multiple of SUBLANES; None if visited tiles
-        are fully visible.
+    `keys` are the key blocks that each query block visits, flat, `Visits.most_keys` entries each,
+    of which `key_counts` are valid; `queries` likewise for key blocks. `bits`: [N, heads * key
+    blocks, U], rows padded to a multiple of SUBLANES; None if visited tiles are fully visible.
     """
 
     keys: Any
@@ -53,9 +49,8 @@ def tables_of(
 ) -> tuple[Visits, Tables]:
     """Returns the tables of a layout.
 
-    Args:
-      fits: whether memory suffices for tiles of this length.
-      tile: length of tiles; None chooses the one with the least work.
+    `fits` tells whether memory suffices for tiles of a length; `tile` None chooses the one with
+    the least work.
     """
     skips = predicate.causal and not predicate.prefix
     layout_PNN = visited(pattern, num_heads, length, predicate.causal, predicate.prefix)

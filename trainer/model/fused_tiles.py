@@ -44,8 +44,7 @@ class Visits:
     Attributes:
       tile: queries and keys per tile.
       part: tokens per part of a tile; one bit per part.
-      most_keys: maximum key blocks that a query block visits.
-      most_queries: maximum query blocks that visit a key block.
+      most_keys: maximum key blocks per query block; `most_queries` the reverse.
       by_group: each group of heads has its own tables.
       tiles: mean number of tiles per group.
     """
@@ -62,13 +61,9 @@ class Visits:
 class Plan:
     """The static part of a call. L is `length`, S `source_length` and K `head_dim`.
 
-    Attributes:
-      head_dim: divides 128 or is a multiple of it.
-      bias: how distances share the bias table; None means no bias.
-      scale: factor of query-key products.
-      vmem_bytes: core memory that a kernel may use.
-      interpret: run without a TPU.
-      visits: tiles to visit, by tables; None means all.
+    `head_dim` divides 128 or is a multiple of it. `bias` tells how distances share the bias table.
+    `scale` multiplies query-key products. Kernels may use `vmem_bytes` of core memory. `interpret`
+    runs without a TPU. `visits` None means all tiles.
     """
 
     length: int
@@ -212,10 +207,9 @@ def blocks_of(
     vmem_bytes: int,
     block: int | None,
 ) -> tuple[int, int]:
-    """Returns the lengths of query and key blocks.
+    """Returns the lengths of query and key blocks; `head_dim` is None without a bias.
 
-    They are equal with a bias or causal mask, whose tiles follow the diagonal. `head_dim` is None
-    without a bias.
+    They are equal with a bias or causal mask, whose tiles follow the diagonal.
     """
     if block:
         return block, block
@@ -227,10 +221,7 @@ def blocks_of(
 
 
 def bias_fits(length: int, skips: bool, head_dim: int | None, vmem_bytes: int, block: int) -> bool:
-    """Returns whether the bias tiles and their gradients fit in memory.
-
-    `head_dim` is None without a bias; for `skips` see `Plan.skips`.
-    """
+    """Returns whether the bias tiles and their gradients fit; `head_dim` is None without a bias."""
     if head_dim is None:
         return True
     distances = min(pl.cdiv(length, block) - 1, 2)

@@ -28,10 +28,7 @@ CROSS_ATTENTION = "encoder_decoder_attention"
 
 
 class Names(NamedTuple):
-    """T5X's names of a layer's first sublayer, which differ between encoder and decoder.
-
-    The norm's name gets the placement's prefix, "pre" in T5X.
-    """
+    """T5X's names of the first sublayer; placements prefix the norm's name ("pre" in T5X)."""
 
     mixer_norm: str
     mixer: str
@@ -48,11 +45,8 @@ NAMES = MappingProxyType(
 class Surroundings(NamedTuple):
     """What a layer reads besides its states.
 
-    Attributes:
-      source: input of the cross mixer.
-      view: view of all positions of the stack's rows.
-      cross_view: their view of the encoder, if there is one.
-      sources: what the stack's parts provide to its layers, by name.
+    `source` is the cross mixer's input, `view` that of all the stack's positions, `cross_view`
+    their view of the encoder; `sources` holds what the stack's parts provide, by name.
     """
 
     source: Any
@@ -62,10 +56,7 @@ class Surroundings(NamedTuple):
 
 
 class Layer(nn.Module):
-    """One layer: mixer, then the spec's cross mixer, sublayers of parts and feed-forward.
-
-    `position` is the layer's own position scheme; None if a stack's layers share one.
-    """
+    """One layer: mixer, then the spec's cross mixer, sublayers of parts and feed-forward."""
 
     spec: LayerSpec
     shared: Shared
@@ -94,7 +85,6 @@ class Layer(nn.Module):
         return flow, next((each for each in left if each is not None), None)
 
     def _views(self, flow: Flow, surroundings: Surroundings) -> tuple[View, Rows]:
-        """Returns the mixer's view and the remaining rows."""
         spec, view = self.spec, surroundings.view
         if self.position is not None:
             own = self.position.build(self.shared, spec.mixer.num_heads or 1, self.position.name)

@@ -55,10 +55,7 @@ def rematerialised(run: _RunLayer, remat: str, scanned: bool) -> _RunLayer:
 
 
 def scan(run: _RunLayer, layer: nn.Module, states: Any, length: int) -> Any:
-    """Applies `run(layer, states)` `length` times, each with the next parameters.
-
-    Each layer draws its own dropout, different from an unscanned stack's.
-    """
+    """Applies `run` to the states `length` times, each with its own parameters and dropout."""
     run_all = nn.scan(
         run,
         variable_axes={"params": LAYERS_AXIS, ROUTING: 0},
@@ -71,11 +68,8 @@ def scan(run: _RunLayer, layer: nn.Module, states: Any, length: int) -> Any:
 def stack_layers(tree: Tree) -> Tree:
     """Stacks an unscanned model's parameters into the scanned model's, with the same values.
 
-    `tree` is a tree of `init_params`, or one with leaves of the same shapes (gradients, Adam's
-    moments). Parameters outside of layers are unchanged.
-
-    Raises:
-        ValueError: if a stack's layers have parameters of different names or shapes.
+    `tree` has the leaves of `init_params` or leaves of their shapes (gradients, Adam's moments).
+    Parameters outside of layers are unchanged. Raises ValueError if layers of a stack differ.
     """
     return _joined(tree, lambda *leaves: jnp.stack(leaves, LAYERS_AXIS))
 

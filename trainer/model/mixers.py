@@ -44,12 +44,10 @@ add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 class View(NamedTuple):
     """The masks, positions and rows that a sublayer reads.
 
-    Attributes:
-      mask_BLS: bool, True where a query may see a key; broadcastable to [B, L, S].
-      predicate: the mask as kernels compute it; None if they do not know it.
-      watched: a dict that attention fills for other parts, for the names in it: `weights_BHLS`
-        before dropout, `key_BSJ` before rotation, `value_BSJ`.
-      cache: set if the mixer caches these positions.
+    `mask_BLS` is broadcastable bool, True where a query may see a key; `predicate` is the same mask
+    for kernels, None if they do not know it. `watched` names the arrays that attention stores in it
+    for other parts: `weights_BHLS` before dropout, `key_BSJ` before rotation, `value_BSJ`. `cache`
+    is set if the mixer caches these positions.
     """
 
     mask_BLS: jax.Array
@@ -117,10 +115,7 @@ def _softmax(logits_BHLS: jax.Array, mask_B1LS: jax.Array) -> jax.Array:
 def _positive(
     function: Callable[[jax.Array], jax.Array], normalised: bool
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Returns a function that computes weights by a nonnegative function instead of softmax.
-
-    Weights are divided by the number of keys that a query sees or, if `normalised`, by their sum.
-    """
+    """Returns weights by a nonnegative function, divided by their sum or number of visible keys."""
 
     def weigh(logits_BHLS: jax.Array, mask_B1LS: jax.Array) -> jax.Array:
         weights_BHLS = jnp.where(mask_B1LS, function(logits_BHLS), 0)

@@ -24,8 +24,8 @@ Sublayer = Callable[[jax.Array], jax.Array]
 class Norm(Protocol):
     """The norm slot. Its module maps [B, L, D] to [B, L, D].
 
-    `gain` is one of `parts.GAINS`; with "none" there is no parameter `scale`. `has_bias` tells
-    whether there is a parameter `bias`.
+    Parameters are `scale` unless `gain`, one of `parts.GAINS`, is "none", and `bias` with
+    `has_bias`.
     """
 
     @property
@@ -110,8 +110,6 @@ class LayerNorm(ScaledNorm):
 
 
 class _Norm(nn.Module):
-    """A norm in float32 with its learned scale and bias."""
-
     spec: ScaledNorm
     shared: Shared
     axis: str

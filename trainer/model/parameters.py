@@ -22,11 +22,9 @@ POSITION, SOURCE, ROW = "position", "source", "row"
 class Use(NamedTuple):
     """How the model uses a parameter.
 
-    Attributes:
-      multiplied_per: unit for which each element is multiplied once: POSITION, SOURCE (a position
-        that attention reads), ROW, or None if it is looked up or added. FLOPs are counted from it.
-      decays: weight decay applies to it by default.
-      exact: used in float32 whatever the model's dtype is.
+    Each element is multiplied once per `multiplied_per`, for counting FLOPs: POSITION, SOURCE (a
+    position that attention reads) or ROW; None if it is looked up or added. `exact` parameters are
+    used in float32 whatever the model's dtype.
     """
 
     multiplied_per: str | None
@@ -35,7 +33,6 @@ class Use(NamedTuple):
 
     @property
     def rounded(self) -> bool:
-        """Whether every use rounds it to the model's dtype."""
         return self.multiplied_per is not None and not self.exact
 
 
@@ -67,9 +64,7 @@ def parameter(
 ) -> jax.Array:
     """Returns a parameter of `module`: float32, or in a step, if `use.rounded`, the model's dtype.
 
-    Args:
-      use: what the module does with it, such as KERNEL or TABLE.
-      axes: T5X's logical names of its axes.
+    `use` is such as KERNEL or TABLE; `axes` are T5X's logical axis names.
     """
     rates = initializer.rates(shape) if isinstance(initializer, Start) else UNCHANGED
 

@@ -16,11 +16,8 @@ Shape = tuple[int, ...]
 class Rates(NamedTuple):
     """A tensor's learning rate and initial size relative to the base model's.
 
-    Attributes:
-      rate: learning-rate factor for optimizers whose updates do not grow with the gradient (Adam,
-        Lion).
-      size: ratio of initial standard deviations. Optimizers whose updates scale with it need only
-        `rate / size`.
+    `rate` is the learning-rate factor for optimizers whose updates do not grow with the gradient
+    (Adam, Lion). Optimizers whose updates grow with the initial deviation need only `rate / size`.
     """
 
     rate: float = 1.0

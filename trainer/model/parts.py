@@ -330,11 +330,7 @@ STACK_PARTS = Slot("stack part", {}, StackPartFacts)
 
 
 def register(slot: str, name: str, part: Part) -> None:
-    """Makes `name` a value of the `ModelConfig` field `slot`, one of SLOTS, in this process.
-
-    Raises:
-      ValueError: the name is taken.
-    """
+    """Makes `name` a value of `ModelConfig`'s field `slot`; raises ValueError if it is taken."""
     SLOTS[slot].register(name, part)
 
 

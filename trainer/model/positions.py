@@ -254,7 +254,7 @@ def _angles(frequency_C: np.ndarray, query_length: int, position_BL: jax.Array |
 class AlibiPosition:
     """A fixed bias of -slope * |distance| on the scaled logits, with one slope per head.
 
-    The bias is divided by the logit scale for `head_dim`, which is applied after it is added.
+    The logits are scaled after adding the bias, which is divided by the scale for `head_dim`.
 
     Source: Press et al. 2021 (arXiv:2108.12409), section 3. For head counts that are not powers
     of 2, its code: the slopes for the power below, then every second slope for the power above.
@@ -294,7 +294,7 @@ class _AlibiPosition(nn.Module):
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """Slower rotation for rows longer than in pretraining; see `options.Rotary`.
+    """Slower rotation for rows longer than in pretraining; see `parts.Rotary`.
 
     Source: Chen et al. 2023 (arXiv:2306.15595) for "linear"; Llama 3.1's `apply_scaling` for
     "llama3": pairs that turn often in `original_positions` keep their frequency, pairs that turn
@@ -355,10 +355,7 @@ class _RotaryPosition(nn.Module):
 
 
 def rotate_joined(x_BLJ: jax.Array, angle_BLC: jax.Array, head_dim: int) -> jax.Array:
-    """Like `rotate`, for heads joined in one axis; keeps that layout.
-
-    On a TPU a separate axis of heads costs copies around a kernel that reads joined heads.
-    """
+    """Like `rotate`, for joined heads: on a TPU separating them costs copies around kernels."""
     pairs, heads = angle_BLC.shape[-1], x_BLJ.shape[-1] // head_dim
     channel_J = np.arange(x_BLJ.shape[-1]) % head_dim
     rest = head_dim - 2 * pairs

@@ -29,11 +29,10 @@ class Part:
     """A part of a model.
 
     Attributes:
-      builder: function or "module:function" that makes the part from a `ModelConfig`, an instance
-        of `options` and the slot's further arguments.
+      builder: function or "module:function" of a `ModelConfig`, `options` and slot arguments.
       facts: for configuration, cost and exports; None means the slot's default.
       options: frozen dataclass whose fields have defaults, words and rules (`terminal.fields`).
-      check: called with a `ModelConfig` and the options; raises `Rejected` if they do not fit.
+      check: of a `ModelConfig` and options; raises `Rejected` if they do not fit.
     """
 
     builder: str | Callable[..., Any]
@@ -83,11 +82,7 @@ class Slot(Mapping[str, Part]):
         return len(self._parts)
 
     def register(self, name: str, part: Part) -> None:
-        """Adds a part, in this process.
-
-        Raises:
-          ValueError: the name is taken.
-        """
+        """Adds a part, in this process; raises ValueError if the name is taken."""
         if name in self._parts:
             raise ValueError(f"there is a {self.field} called {name!r} already")
         if part.facts is None:
@@ -99,11 +94,7 @@ class Slot(Mapping[str, Part]):
         del self._parts[name]
 
     def parse(self, text: str) -> Choice:
-        """Parses a choice.
-
-        Raises:
-          Rejected: no such part or option, or the option rejects its value.
-        """
+        """Parses a choice; raises `Rejected` if a part, option or value is invalid."""
         name, _, rest = text.partition(":")
         if name not in self:
             raise Rejected(self.field, text, one_of(self))
@@ -153,11 +144,7 @@ def _text(value: Any) -> str:
 
 
 def reject_changed(options: Any, when: str, *names: str) -> None:
-    """Rejects options that differ from their defaults although nothing reads them.
-
-    Raises:
-      Rejected: "it must be left out `when`".
-    """
+    """Rejects options that nothing reads but that differ from their defaults."""
     defaults = {each.name: each.default for each in dataclasses.fields(options)}
     for name in names:
         if getattr(options, name) != defaults[name]:

@@ -49,15 +49,9 @@ def block_sparse_attention(
 ) -> jax.Array:
     """Returns values weighted by `softmax((q k + bias) * scale)` over visited keys: [B, L, H, K].
 
-    The result has the values' dtype. A query that sees no key gets zeros.
-
-    Args:
-      k_BLGK: keys, each head for H / G query heads.
-      rows: segments and prefixes, for queries and keys alike.
-      predicate: the mask within visited blocks.
-      bias_HC: by distance from key to query, 1 - L to L - 1; None means no bias.
-      scale: factor of products and bias.
-      dropping: None unless each query drops its own weights.
+    The result has the values' dtype. A query that sees no key gets zeros. `rows` serve queries and
+    keys alike. `bias_HC` is indexed by distance from key to query, 1 - L to L - 1. `dropping` is
+    set if each query drops its own weights.
     """
     length, num_heads, num_sources = q_BLHK.shape[1], q_BLHK.shape[2], k_BLGK.shape[2]
     prefix = predicate.prefix and rows.prefix_BL is not None
@@ -164,10 +158,7 @@ def _attend(
 def _tiles(
     group: Group, bias_HC: jax.Array, length: int, block: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the bias tile index per visited block, int32 [P, n, M], and the tiles, [H, T, q, k].
-
-    The bias depends only on distance, so equally distant blocks share a tile.
-    """
+    """Returns an index int32 [P, n, M] of bias tiles, and a tile per distance, [H, T, q, k]."""
     distance_PnM = np.where(group.real_PnM, group.key_PnM - group.query_n[:, None], 0)
     distance_T, tile = np.unique(distance_PnM, return_inverse=True)
     # Tokens in partly empty blocks are farther apart than any two of a row.

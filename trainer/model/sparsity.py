@@ -38,10 +38,8 @@ def visited(
 ) -> np.ndarray:
     """Returns the blocks to compute, read-only bool [P, N, N].
 
-    Args:
-      length: tokens of a row; the last block may be partly empty.
-      causal: a query sees no key after it.
-      prefix: except that queries in the prefix see all of its keys.
+    The last block of a row of `length` tokens may be partly empty. With `causal` a query sees no
+    key after it, except with `prefix`, where queries in the prefix see all of its keys.
     """
     layout_PNN = pattern.layout(num_heads, -(-length // pattern.block), causal)
     if causal and not prefix:
@@ -63,10 +61,8 @@ def visited_pairs(pattern: Pattern, num_heads: int, length: int, causal: bool) -
 class Group(NamedTuple):
     """Query blocks that visit about as many key blocks.
 
-    Attributes:
-      query_n: query blocks, int32 [n].
-      key_PnM: key blocks that each visits, int32; padded with 0.
-      real_PnM: bool, False at that padding.
+    `key_PnM` are the key blocks, int32, that each of `query_n` visits, padded with 0; `real_PnM`,
+    bool, is False at the padding.
     """
 
     query_n: np.ndarray

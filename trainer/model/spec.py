@@ -57,10 +57,10 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class StackSpec:
-    """The slots of a stack.
+    """The slots of a stack; a scan needs equal layers.
 
     `cross_mask` is set if layers attend to an encoder; `logits` is None in an encoder.
-    `output_dropout` also drops units of the last states, as in T5. A scan needs equal layers.
+    `output_dropout` also drops units of the last states, as in T5.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -84,13 +84,11 @@ class ModelSpec:
 
     @property
     def stacks(self) -> dict[str, StackSpec]:
-        """The stacks by name in paths; the last one computes the logits."""
         encoder = {"encoder": self.encoder} if self.encoder else {}
         return {**encoder, "decoder": self.decoder}
 
     @property
     def lengthening(self) -> int:
-        """Positions that parts add to the encoder's rows."""
         return sum(part.lengthening for part in self.encoder.parts) if self.encoder else 0
 
     @property
@@ -100,7 +98,6 @@ class ModelSpec:
 
     @property
     def routed(self) -> bool:
-        """Whether some layer routes tokens to experts."""
         layers = [layer for stack in self.stacks.values() for layer in stack.layers]
         return any(layer.feed_forward.routes for layer in layers)
 
@@ -142,10 +139,7 @@ def _encoder_decoder(config: ModelConfig) -> ModelSpec:
 
 
 def _decoder_only(config: ModelConfig) -> ModelSpec:
-    """Returns a decoder with a mask for both causal and prefix batches.
-
-    A prefix that the batch marks (`decoder_causal_attention`) is visible in both directions.
-    """
+    """Returns a decoder that sees marked prefixes (`decoder_causal_attention`) both ways."""
     decoder = _stack(config, config.num_decoder_layers, DECODER)
     if config.family_facts.layers is not None:
         module, _, name = config.family_facts.layers.partition(":")
@@ -175,13 +169,7 @@ _ARCHITECTURES: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] =
 def _stack(
     config: ModelConfig, count: int, role: str, hook: LayerHook | None = None, **slots: Any
 ) -> StackSpec:
-    """Returns a stack of `count` layers.
-
-    Args:
-      role: ENCODER or DECODER.
-      hook: cross-attention's hook in its layers.
-      slots: layer slots in which it differs from other stacks.
-    """
+    """Returns a stack of `count` layers, with `slots` of their own and cross-attention's `hook`."""
     parts = tuple(
         part
         for name in config.stack_parts

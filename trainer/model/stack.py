@@ -24,12 +24,7 @@ from trainer.model.spec import StackSpec
 
 
 class Memory(NamedTuple):
-    """An encoder's output.
-
-    Attributes:
-      states_BSD: its last states, normalised.
-      layers: what each layer leaves, if the decoder's layers read it.
-    """
+    """An encoder's normalised last states and, if the decoder reads them, what its layers leave."""
 
     states_BSD: jax.Array
     rows: Rows
@@ -94,10 +89,7 @@ class Stack(nn.Module):
         return Memory(y_BLD, rows, tuple(left))
 
     def _views(self, rows: Rows, cache: Cache | None) -> dict[int, View]:
-        """Returns the layers' view by number of heads, largest first.
-
-        Layers share masks and positions, built once in their smallest shapes.
-        """
+        """Returns views by number of heads, largest first; they share masks and positions."""
         spec = self.spec
         if cache is None or cache.seen_BS is None:
             source_rows, mask_BLS = rows, spec.mask(rows, rows)
@@ -149,7 +141,6 @@ class Stack(nn.Module):
         return rows_divided(self.shared.dropout()(x_BLD, deterministic))
 
     def _run_layers(self, run: Any, flow: Flow, memory: Memory | None) -> tuple[Flow, list[Any]]:
-        """Returns the states after all layers, and what each leaves."""
         spec, shared = self.spec, self.shared
         position = spec.position if spec.position.per_layer else None
         run = rematerialised(run, shared.remat, shared.scan_layers)
@@ -168,7 +159,6 @@ class Stack(nn.Module):
         return flow, left
 
     def _last_states(self, flow: Flow, deterministic: bool) -> tuple[jax.Array, Function]:
-        """Returns the states after the last norm, and the norm."""
         spec, shared = self.spec, self.shared
         last_norm = spec.norm.build(shared, f"{self.role}_norm")
         y_BLD = last_norm(flow.x_BLD)

@@ -23,12 +23,11 @@ Watched = dict[str, Any]
 
 
 class LayerHook:
-    """A part's work in a layer. A subclass, a frozen dataclass, defines the hooks it needs.
+    """A part's work in a layer; a subclass, a frozen dataclass, defines the hooks it needs.
 
-    Attributes:
-      watches: names in `View.watched` that it reads.
-      reads_memory: the mixer also attends to the encoder's states.
-      products_per_position: channels multiplied per position, besides those of kernels.
+    It reads the names `watches` in `View.watched`. With `reads_memory` the mixer also attends to
+    the encoder's states. `products_per_position` counts channels multiplied besides those of
+    kernels.
     """
 
     watches: tuple[str, ...] = ()
@@ -39,7 +38,6 @@ class LayerHook:
         return 0
 
     def view(self, view: View, cross_view: View | None) -> View:
-        """Returns the mixer's view."""
         return view
 
     def looked_at(self, y_BLD: jax.Array, source: Any, view: View) -> jax.Array:
@@ -89,13 +87,9 @@ class Front(Protocol):
 class StackPart:
     """A part in every layer of a stack; None means that a field is unused.
 
-    Attributes:
-      name: name of its module.
-      hook: its work in each layer.
-      source: builds a module of the stack; it maps the number of rows to `sources[name]` for hooks.
-      front: builds a module of the model; it maps an encoder's embedded tokens and rows to longer
-        ones, with `lengthening` more positions.
-      encoder_only: decoders do without it.
+    `source` builds a module of the stack, which maps the number of rows to `sources[name]` for
+    hooks. `front` builds a module of the model, which maps an encoder's embedded tokens and rows to
+    longer ones, with `lengthening` more positions.
     """
 
     name: str

@@ -27,12 +27,9 @@ _SMALLEST_CAPACITY = 4
 
 
 class Routing(NamedTuple):
-    """Sums over a model's Switch layers, float32 scalars.
+    """Sums over a model's Switch layers, float32: load-balancing loss, dropped and all tokens.
 
-    Attributes:
-      auxiliary: load-balancing loss; it counts padding like tokens.
-      dropped: tokens whose expert was full.
-      routed: all tokens.
+    Padding counts in the loss. A token is dropped if its expert is full.
     """
 
     auxiliary: jax.Array
@@ -71,7 +68,6 @@ class Switch:
         return _Switch(self, shared, name=name)
 
     def group_size(self, tokens: int) -> int:
-        """Returns the largest divisor of `tokens` up to `largest_group`."""
         sizes = range(min(self.largest_group, tokens), 0, -1)
         return next(size for size in sizes if tokens % size == 0)
 
@@ -189,7 +185,6 @@ _rearranged.defvjp(_rearranged_forward, _rearranged_backward)
 
 
 def _at_tokens(x_EGCD: jax.Array) -> jax.Array:
-    """Places an array on the devices of the groups' rows."""
     return _placed(x_EGCD, None)
 
 

@@ -90,11 +90,9 @@ class Transformer(nn.Module):
     ) -> jax.Array:
         """Returns float32 logits [B, V] of the token after position `last_B` of each row.
 
-        Args:
-          memory: output of `remember`; None in a decoder-only model.
-          last_B: index into `tokens_BL` per row.
-          cache: None if `tokens_BL` are whole rows. Otherwise pass `mutable=[CACHE, FIXED]` to fill
-            the cache from a prompt, then `mutable=[CACHE]` for each next token.
+        `memory` comes from `remember`. Without `cache`, `tokens_BL` are whole rows; otherwise pass
+        `mutable=[CACHE, FIXED]` to fill it from a prompt, then `mutable=[CACHE]` for each next
+        token.
         """
         embedder = None if self.spec.encoder is None else self.token_embedder
         logits_B1V = self.decoder(
@@ -105,7 +103,6 @@ class Transformer(nn.Module):
     def _memory(
         self, batch: Batch, deterministic: bool, embedded_BSD: jax.Array | None = None
     ) -> Memory:
-        """Returns the encoder's output; embeds the tokens unless `embedded_BSD` is given."""
         tokens_BS, rows = batch["encoder_input_tokens"], encoder_rows(batch)
         embedder = self.token_embedder
         assert self.spec.encoder is not None
@@ -166,10 +163,7 @@ class RoutedLogits(NamedTuple):
 def run_model(
     model: Transformer | Encoder, params: Tree, batch: Batch, training_key: jax.Array | None = None
 ) -> jax.Array | RoutedLogits | Predictions:
-    """Returns logits, `RoutedLogits` or `Predictions` of a batch.
-
-    `training_key` seeds dropout and router jitter, and selects the training capacity of experts.
-    """
+    """Returns a batch's output; `training_key` turns on dropout, jitter and training capacity."""
     routed = isinstance(model, Transformer) and model.spec.routed
     random = training_key is not None and (model.spec.shared.dropout_rate > 0 or routed)
     arguments: dict[str, Any] = {"deterministic": not random}

@@ -89,7 +89,6 @@ class _ConditionalQueryAttention(nn.Module):
         return mix_heads(shared, logits_BHLS, v_BSGK, view, deterministic)
 
     def _conditional(self, x_BLD: jax.Array, rows: Rows, deterministic: bool) -> jax.Array:
-        """Returns the conditional queries, [B, L, H, K]."""
         spec, shared = self.spec, self.shared
         width, start = x_BLD.shape[-1], shared.parametrisation.conditional_query()
         dense = partial(shared.dense, initializer=start, bias=False)

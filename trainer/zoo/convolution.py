@@ -78,10 +78,7 @@ def _over_rows(
     reset: bool,
     cache: Cache | None,
 ) -> jax.Array:
-    """Applies `depthwise` to whole rows or, with a cache, to its positions and earlier ones.
-
-    With `reset` packed examples do not see one another.
-    """
+    """Applies `depthwise`, including earlier positions in a cache; `reset` separates examples."""
     if cache is None:
         return depthwise(x_BLC, kernel_WC, rows.segment_BL if reset else None)
     x_BLC *= (rows.segment_BL > 0)[..., None].astype(x_BLC.dtype)  # padding before the prompt
@@ -124,10 +121,7 @@ class _HeadConvolution(nn.Module):
 
 
 class _SeparableConvolution(nn.Module):
-    """A depthwise convolution, then a projection, both with biases: [B, L, C] to [B, L, features].
-
-    Kernel [W, C] holds the current position last.
-    """
+    """Depthwise convolution [W, C], current position last, then a projection, both with biases."""
 
     width: int
     features: int
@@ -214,8 +208,7 @@ def with_shared_queries(config: Any, options: Any) -> DotProductAttention:
 def evolved_layers(config: Any, second: LayerSpec) -> tuple[LayerSpec, ...]:
     """Returns the Evolved Transformer's layers, two per block.
 
-    The first has twice as many heads of half the size, and convolutions; `second` has attention and
-    feed-forward.
+    The first has convolutions and twice as many heads of half the size; `second` is given.
     """
     first = replace(
         second,

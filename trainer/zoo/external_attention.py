@@ -123,7 +123,6 @@ class LookAtDatabase(LayerHook):
 
 
 def _entries_view(entries: KeysAndValues, rows: Rows) -> View:
-    """Returns the view of all database entries by `rows`."""
     ones_BN = jnp.ones(entries.key_BSJ.shape[:2], jnp.int32)
     return View(ones_BN[:1, None] > 0, Positions(), rows, Rows(ones_BN))
 

@@ -162,9 +162,7 @@ def without_mixer_residual(config: Any, options: Any) -> Placements:
 
 
 def halves(config: Any, options: Any, layer: LayerSpec, count: int) -> tuple[LayerSpec, ...]:
-    """Returns copies of `layer` with different numbers of heads in the halves of a stack.
-
-    The first half is the shorter one if `count` is odd.
+    """Returns copies of `layer` with a number of heads per half; an odd layer is in the second.
 
     Source: "scaling_heads" of MARCH (2023).
     """

@@ -192,7 +192,6 @@ class Variable(_Blocks):
 
 
 def _check_draws(options: BigBird | Variable) -> None:
-    """Rejects options of random blocks if there are none."""
     if options.random_blocks:
         return
     if options.per_head:

@@ -50,9 +50,9 @@ class _LearnedLogits(nn.Module):
 
     @nn.compact
     def __call__(self, rows: Rows, source_rows: Rows, cached: bool = False) -> jax.Array:
-        """Returns logits: float32, broadcastable to [B, H, L, S].
+        """Returns float32 logits, broadcastable to [B, H, L, S].
 
-        `cached`: rows hold one example each, in the slots of a `Cache`.
+        With `cached` rows hold one example each, in the slots of a `Cache`.
         """
         places = self.spec.max_positions
         lengths = [side.segment_BL.shape[1] for side in (rows, source_rows)]

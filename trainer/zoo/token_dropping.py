@@ -30,7 +30,6 @@ class TokenDropping(LayerHook):
     watches = ("weights_BHLS",)
 
     def length_after(self, length: int) -> int:
-        """Returns how many positions of a row a layer keeps."""
         return length if 2 * self.count > length else length - self.count
 
     def kept(self, watched: Watched, rows: Rows) -> jax.Array | None:
@@ -39,10 +38,7 @@ class TokenDropping(LayerHook):
         return None if kept_BM.shape == rows.segment_BL.shape else kept_BM
 
     def most_watched(self, weights_BHLL: jax.Array, token_BL: jax.Array) -> jax.Array:
-        """Returns the kept indices, int [B, M], ascending.
-
-        `weights_BHLL` are attention weights by query and key; `token_BL` is True at tokens.
-        """
+        """Returns the kept indices, int [B, M], ascending; `token_BL` is True at tokens."""
         mask_BL = token_BL.astype(jnp.float32)
         received_BL = jnp.einsum("bhls,bl->bs", weights_BHLL.astype(jnp.float32), mask_BL)
         worth_BL = jax.lax.stop_gradient(jnp.where(token_BL, received_BL, -1.0))
