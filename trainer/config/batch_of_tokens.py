@@ -18,12 +18,10 @@ def batch_of_tokens(
 ) -> Config:
     """Returns `config` with `batch_size` and `microbatches` computed from tokens, if given.
 
-    `devices` is the number of devices of the run; None means those present.
+    `devices` is the run's number of devices; None means those present. Raises a UserError if both
+    fields of a pair are set, or the tokens do not divide into rows.
 
     Source: Mesh TensorFlow, `utils.compute_batch_size` and `serialize_num_microbatches`.
-
-    Raises:
-      UserError: both fields of a pair are set, or the tokens do not divide into rows.
     """
     length = max(lengths.inputs, lengths.targets)
     for tokens, implied in _IMPLIED_BY_TOKENS.items():

@@ -257,11 +257,7 @@ def check_watched(
     task: str,
     task_module: str | None,
 ) -> None:
-    """Checks, as far as possible without data, that watched metrics are evaluated.
-
-    Raises:
-      Rejected: there are no evaluations, or no metric of this name.
-    """
+    """Rejects watched metrics that are never evaluated, as far as is known without data."""
     # # Metrics of tasks, user modules and probes are known once these are loaded.
     others = task.startswith("seqio:") or task_module is not None or evaluation.probes is not None
     others |= evaluation.supervised is not None

@@ -125,13 +125,10 @@ def build_config(
     optimizer_preset: str | None = None,
     settings: Settings | None = None,
 ) -> tuple[Config, dict[str, str]]:
-    """Returns (the configuration, field path -> origin).
+    """Returns (the configuration, field path -> origin); a UserError if flags are rejected.
 
     Applies the model `preset`, the recipe `optimizer_preset`, a command's `settings`, then the
     flags in `overrides`.
-
-    Raises:
-      UserError: an unknown preset or field, a value of the wrong type, or a rejected value.
     """
     if not isinstance(overrides, Given):
         overrides = given(overrides)
@@ -164,8 +161,7 @@ def build_from_gin(
 ) -> tuple[Config, dict[str, str], list[tuple[str, str]]]:
     """Returns (the configuration, field path -> origin, (subject, text) lines to print).
 
-    Raises:
-      UserError: see `build_config`; or an error in a gin file, with file and line.
+    Raises a UserError like `build_config`, or with file and line of a gin error.
     """
     if not isinstance(overrides, Given):
         overrides = given(overrides)
@@ -184,12 +180,9 @@ def _import_task_module(overrides: Given) -> None:
 
 
 def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Config, dict[str, str]]:
-    """Returns (the configuration, field path -> origin); prints the report of gin files.
+    """Returns `build_config` of the flags; prints the report of gin files.
 
-    `settings` are those of `build_config`.
-
-    Raises:
-      UserError: flags are missing, contradict one another, or have no effect.
+    Raises a UserError if flags are missing, contradict one another, or have no effect.
     """
     preset = flags.run.values.get("preset")
     gin = getattr(flags, "gin", Gin())
@@ -222,10 +215,8 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
 def model_of_run(source: str, own: str | None) -> ModelConfig:
     """Returns the model of one of our runs, given by its folder or a checkpoint.
 
-    For resuming, `own`, the folder of the run that starts from it, suffices.
-
-    Raises:
-      UserError: the folder has no configuration of a run.
+    For resuming, `own`, the folder of the run that starts from it, suffices. Raises a UserError if
+    there is no configuration.
     """
     folder = source.rstrip("/")
     for path in (folder, re.sub(r"/checkpoint_\d+$", "", folder), *([own] if own else ())):

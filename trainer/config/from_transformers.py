@@ -28,11 +28,7 @@ def named_folder(given: Given) -> str | None:
 
 
 def folder_model(given: Given) -> ModelConfig:
-    """Returns the model of `named_folder(given)`, without dropout, like our presets.
-
-    Raises:
-      UserError: the folder does not exist, or its model is unsupported.
-    """
+    """Returns the model of `named_folder(given)`, without dropout; a UserError if unsupported."""
     model = _model(named_folder(given) or "", given.values.get("model_dir") or "")
     return dataclasses.replace(model, dropout_rate=0.0)
 
@@ -41,11 +37,8 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
     """Returns `config` with the model of the folder named by --init_from, if any.
 
     Keeps fields set on the command line and fields that a folder does not determine; records
-    origins. A run that has begun no longer needs the folder: its own record has the model.
-
-    Raises:
-      UserError: the folder does not exist, its model is unsupported, or the preset has another
-      architecture.
+    origins. A run that has begun no longer needs the folder: its own record has the model. Raises a
+    UserError if the folder is missing, or its model is unsupported or of another architecture.
     """
     source = config.init_from or ""
     if not source.startswith(PREFIX):

@@ -41,13 +41,12 @@ class Optimizer:
     """An optimizer: its code, the fields it reads, and its defaults.
 
     Attributes:
-      code: "module:function", its `trainer.optim.optimizer.Direction`; imported lazily, so that the
-      configuration needs no JAX.
+      code: "module:function", its `trainer.optim.optimizer.Direction`; imported lazily (no JAX).
       defaults: every field the optimizer reads -> its value when unset.
       learning_rate: the learning rate when unset; None means it must be set.
       schedule: the schedule when unset.
       rate_exponent: "module:function", (path, number of axes without stacks) of a tensor -> the
-      power of muP's rate for Adam that this optimizer needs; None means 1.
+        power of muP's rate for Adam that this optimizer needs; None means 1.
       averages_updates: whether `beta1` averages scaled updates rather than gradients.
     """
 

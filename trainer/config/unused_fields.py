@@ -1,7 +1,6 @@
 """Rejects typed fields that have no effect beside the others, by their `read_if`.
 
-Only typed values are rejected: a stored configuration stays readable, and presets and gin files may
-set fields that their model or task does not use. Resuming ignores such fields
+Stored configurations, presets and gin files may set such fields; resuming ignores them
 (`resuming.config_changes`).
 """
 

@@ -103,10 +103,8 @@ class BatchMaker:
 class Source:
     """A task of a run: how its rows are made, and in what order.
 
-    `seed` is the run's; `packed` is the layout of packed rows, None for one example per row.
-
-    Raises:
-      UserError: at construction, if there is no window.
+    `seed` is the run's; `packed` is the layout of packed rows, None for one example per row. Raises
+    a UserError at construction if there is no window.
     """
 
     task: str
@@ -162,11 +160,8 @@ class Source:
 class Places(NamedTuple):
     """Origins of a batch's examples in row order, int64 [E] each.
 
-    Attributes:
-      sources: indices in the run's list of sources.
-      epochs: earlier complete passes over the source.
-      ranks: windows of the source read earlier in the same epoch.
-      windows: indices in the source's `Windows`.
+    `sources` indexes the run's sources, `windows` the source's `Windows`; `epochs` counts earlier
+    passes over the source, `ranks` windows read earlier in the same epoch.
     """
 
     sources: np.ndarray
@@ -178,8 +173,7 @@ class Places(NamedTuple):
 class TrainingBatches:
     """An endless sequence of training batches with random access: `batches[k]` is step k's.
 
-    Host `host` of `hosts` gets its share of the global batch of `batch_size` rows; a UserError says
-    that they do not divide.
+    Host `host` of `hosts` gets its share of the `batch_size` rows, which must divide among them.
     """
 
     def __init__(
@@ -268,8 +262,7 @@ class TrainingBatches:
 def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterator[Batch]:
     """Yields every window of the split once, in order, with noise that depends only on `seed`.
 
-    Padding rows complete the last batch. They have no weight in the loss, so sums over the split do
-    not depend on the batch size.
+    Padding rows, without weight in the loss, complete the last batch.
     """
     count = len(maker.windows)
     for first in range(0, count, batch_size):

@@ -349,8 +349,7 @@ class CachedData:
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Returns every window of the split by task, including the unfinished last one.
 
-        Skips, with a message, a mixture's tasks without text in the split; a UserError if all lack
-        text.
+        Skips, with a message, tasks without text in the split; a UserError if none has text.
         """
         sets, empty = [], []
         for each in self.tasks:

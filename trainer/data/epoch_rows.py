@@ -32,7 +32,6 @@ class Members(NamedTuple):
       rows_E: index of each example's row among the requested rows, ascending.
       epochs_E: earlier complete passes over the windows.
       ranks_E: windows read earlier in the same epoch.
-      windows_E: indices of windows.
       partners_E: the example whose key each uses: itself unless it mirrors another.
       slots: how the windows become examples; None means the objective's own draws.
     """
@@ -127,18 +126,14 @@ class PackedPairs:
 
     Rows are planned at construction from the lengths in the cache's index: neighbouring pairs are
     packed together, best fit decreasing. This takes about a microsecond and 12 bytes of memory per
-    pair.
+    pair. Raises a UserError if a pair does not fit into a row.
 
     Args:
       windows: the pairs.
       ends: tokens that each side adds to the cache's: its EOS.
       rows: lengths of a row.
       together: whether both sides share one sequence, as in a decoder.
-      blocks: int64 [B + 1], from `tasks.cache.windows.Windows.blocks`: the first pair of each block
-      of pairs read together; no row spans two blocks.
-
-    Raises:
-      UserError: a pair does not fit into a row.
+      blocks: int64 [B + 1], from `tasks.cache.windows.Windows.blocks`; no row spans two blocks.
     """
 
     def __init__(

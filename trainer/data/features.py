@@ -62,8 +62,7 @@ FILLING = MappingProxyType(
 def token_places(batch: Mapping[str, Any], side: str) -> Any:
     """Returns an array [W, L] that is positive at tokens and 0 at padding.
 
-    These are the side's segment ids, present if rows are packed or id 0 is a piece; else its
-    tokens.
+    It is the side's segment ids (rows are packed or id 0 is a piece) or else its tokens.
     """
     tokens = "encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"
     return batch.get(f"{side}_segment_ids", batch[tokens])

@@ -33,13 +33,9 @@ _SPLIT = "train"
 class FollowedOrder:
     """The order of a cache's windows in a run that may follow its build.
 
-    Args:
-      windows: windows of the known shards; only this object grows them.
-      task: the task and its cache, finished or not.
-      reading: shards per block, and whether a block's windows are permuted.
-      wanted: amount taken of the split; None means all.
-      seed: seed of the order.
-      later: makes the order of epochs after the first, once all windows are known.
+    Only this object grows `windows`, the known ones. `reading` holds the shards per block and the
+    shuffling within it; `wanted` is the amount taken, None means all; `later` makes the order of
+    epochs after the first, once all windows are known.
     """
 
     def __init__(
@@ -64,11 +60,7 @@ class FollowedOrder:
 
     @property
     def windows(self) -> int:
-        """Number of windows per epoch.
-
-        Raises:
-          UserError: the cache is not finished.
-        """
+        """Number of windows per epoch; a UserError if the cache is not finished."""
         if not self.complete:
             assert self._following
             raise self._following.refuse(_SPLIT, self._of)
@@ -144,8 +136,7 @@ class FollowedOrder:
     def wait(self, rank: int, timeout_seconds: float | None, stopping: Callable[[], bool]) -> bool:
         """Waits until the window at a rank is known; returns False if `stopping()` came first.
 
-        Raises:
-          UserError: see `tasks.cache.following.wait`; or this run does not wait.
+        Raises a UserError like `tasks.cache.following.wait`, or if this run does not wait.
         """
         if self.knows(rank):
             return True
@@ -166,11 +157,7 @@ class FollowedOrder:
         return self._following.missing(_SPLIT, self._border(self._shards))
 
     def __call__(self, ranks_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Implements `order.Reading`; waits for unknown windows if the cache allows it.
-
-        Raises:
-          UserError: a shard is not finished, and this run does not wait.
-        """
+        """Implements `order.Reading`; waits for unknown windows, or raises a UserError."""
         highest = int(ranks_W.max(initial=0))
         while not self.knows(highest):
             assert self._following
@@ -216,11 +203,7 @@ def reading(order: Order | FollowedOrder, windows: int) -> Reading:
 
 
 def without_shards(manifest: CacheManifest, split: str) -> CacheManifest:
-    """Returns a manifest without the shards of a split.
-
-    Raises:
-      UserError: the cache will not have such a split.
-    """
+    """Returns a manifest without a split's shards; a UserError if there is no such split."""
     known = {split: []} if split in manifest.plan.shards else manifest.splits
     return CacheManifest(manifest.plan, known, manifest.software)
 

@@ -61,10 +61,9 @@ class Interleave:
 
 
 class MixingSchedule:
-    """Rates that change at given positions.
+    """Rates that change at given positions; every source continues, so no window repeats.
 
-    Every source continues where it was at a change, so no window repeats. `changes` holds
-    (position, rates of all sources), ascending, the first at position 0.
+    `changes` holds (position, rates of all sources), ascending, the first at position 0.
     """
 
     def __init__(self, changes: Sequence[tuple[int, Sequence[float]]]):

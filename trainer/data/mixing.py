@@ -64,10 +64,7 @@ def rates(
 ) -> list[tuple[int, list[float]]]:
     """Returns (updates made before, share of each source) for the first mixture and each change.
 
-    `manifests` are those of the sources' caches, by task.
-
-    Raises:
-      UserError: `mixing.max_epochs` leaves too little to read.
+    `manifests` are by task. Raises a UserError if `mixing.max_epochs` leaves too little to read.
     """
     changes = []
     for step, spec in mixtures_of(config):

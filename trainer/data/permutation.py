@@ -21,9 +21,8 @@ def permuted(ranks_W: np.ndarray, count: int, seed: int, rounds: int) -> np.ndar
     """Returns the numbers at `ranks_W` in a permutation of 0 to `count` - 1, int64 [W].
 
     The permutation is grain's `index_shuffle(rank, count - 1, seed, rounds)`: a cipher with an even
-    number of bits, at least 16, is repeated until the result is below `count`. One numpy pass
-    permutes a stretch of ranks, which is cached because a batch's ranks are neighbours. `seed` has
-    32 bits; `rounds` is even and at least 4.
+    number of bits, at least 16, is repeated until the result is below `count`. `seed` has 32 bits;
+    `rounds` is even and at least 4. Stretches of ranks are cached, since a batch's are neighbours.
 
     Differences: grain 0.2.18 uses two bits too few if `count - 1` is 2**16, 2**18, …: one number
     then appears twice and another never.

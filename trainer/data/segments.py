@@ -45,12 +45,8 @@ def documents_of(
 ) -> dict[str, np.ndarray]:
     """Returns the document of each position of "inputs" and "targets", from 1; 0 at padding.
 
-    Args:
-      make: makes examples from windows.
-      examples: its result for the windows' tokens.
-      documents_WN: int32 [W, N], each token's document number, from 0.
-      lengths_W: int64 [W], lengths of the windows.
-      ids: the vocabulary.
+    `examples` is the result of `make` for the windows' tokens. `documents_WN`, int32 [W, N], holds
+    each token's document number, from 0; `lengths_W`, int64 [W], the windows' lengths.
     """
     within_WN = noise.within(lengths_W, documents_WN.shape[1])
     marked = make(np.where(within_WN, ids.size + documents_WN, 0).astype(np.int32))

@@ -34,13 +34,9 @@ def task_record(
 ) -> dict[str, Any]:
     """Returns what determines the examples of a task, as JSON values.
 
-    Args:
-      task: the task, with the run's settings of its objective.
-      lengths: lengths of an example's features.
-      ids: the vocabulary.
-      separator: what ends a document in the cache.
-      rows: lengths of packed rows; None for one example per row.
-      by_document: whether the documents of a row are segments.
+    `task` has the run's settings of its objective; `separator` ends a document in the cache; `rows`
+    are lengths of packed rows, None for one example per row; `by_document` is whether a row's
+    documents are segments.
     """
     segments = {"segments": {"by": "document", "version": 1}} if by_document else {}
     packed = {"packed": {"rows": dataclasses.asdict(rows), "version": 1}} if rows else {}
@@ -87,12 +83,10 @@ def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> list[str]:
-    """Returns one message per difference between two records that matters up to `step`.
+    """Returns one message per difference between two records that matters after `step` updates.
 
-    Args:
-      before, now: "tasks", name -> record, and "rates", [updates made before, [[name, share], …]]
-      of the first mixture and each change; entries missing from either are not compared.
-      step: number of updates made.
+    `before` and `now` hold "tasks", name -> record, and "rates", [updates made before, [[name,
+    share], …]] of each mixture; entries missing from either are not compared.
     """
     found: list[str] = []
     known = now.get("tasks", {})

@@ -28,8 +28,7 @@ def set_flags(deterministic: bool) -> None:
 def xla_flags(environment: Mapping[str, str], plugins: Iterable[str], deterministic: bool) -> str:
     """Returns XLA_FLAGS for a run, given the environment and JAX's installed plugins.
 
-    Adds GPU_FLAG to the environment's if the run is to be deterministic and JAX may find GPUs,
-    unless the environment already decides it.
+    Adds GPU_FLAG if the run is deterministic and may find GPUs, unless already decided.
     """
     flags = environment.get("XLA_FLAGS", "")
     platforms = environment.get("JAX_PLATFORMS", "")

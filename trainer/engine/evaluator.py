@@ -52,8 +52,7 @@ def _mean(results: list[dict[str, float]]) -> dict[str, float]:
 class Evaluator:
     """Runs the evaluation step over a split: every row, or `evaluation.batches` of each task.
 
-    Raises:
-      UserError: at construction, if the split is empty or a batch does not divide among devices.
+    Raises a UserError at construction if the split is empty or a batch does not divide.
     """
 
     def __init__(self, run: Run, split: str, evaluation_step: Callable, mesh: Mesh):
@@ -175,9 +174,8 @@ class _Sums:
     Attributes:
       counts: frequency of each id as a target, int64 [V].
       rows: number of rows with targets.
-      text_bytes: UTF-8 bytes of the corpus that the targets code; None if they do not code text.
+      text_bytes, word_count: UTF-8 bytes and words of the corpus that the targets code, or None.
       words: counts words in the targets; None leaves them uncounted.
-      word_count: corpus words that the targets code; None if they do not code text.
       positions: target positions of those rows, padding included.
       longest: largest number of targets in a row.
       metrics: (sum, weight) by name.

@@ -29,13 +29,12 @@ class Guard:
 
     Attributes:
       cause: int32 scalar, why updates are rejected: SPIKE, or the index of the first non-finite
-      gradient (one past the last gradient if only the loss is not finite); NONE while updates are
-      applied.
+        gradient (one past the last if only the loss is not finite); NONE while updates are applied.
       skipped: int32 scalar, number of updates skipped since step 0.
       mean_loss: float32 scalar, mean loss of the applied updates in nats per token: a plain mean
-      for the first `_MEMORY`, then an exponential moving average.
-      updates: int32 scalar, number of updates in that mean. It differs from the step: a run started
-      from another's checkpoint has its step but a new guard, and skipped updates count as steps.
+        for the first `_MEMORY`, then an exponential moving average.
+      updates: int32 scalar, number of updates in that mean; not the step, since a run started from
+        another's checkpoint has a new guard, and skipped updates count as steps.
     """
 
     cause: jax.Array
@@ -120,10 +119,9 @@ def cleared(guard: Guard) -> Guard:
 
 
 def first_nonfinite(tree: Any) -> jax.Array:
-    """Returns the index of the first leaf with a NaN or an infinity, int32; -1 if none.
+    """Returns the int32 index in `jax.tree.leaves` of the first leaf with NaN or infinity, or -1.
 
-    Leaves are in the order of `jax.tree.leaves`. Traceable; `leaf_name` turns the index into a name
-    on the host.
+    Traceable; `leaf_name` turns the index into a name on the host.
     """
     leaves = jax.tree.leaves(tree)
     if not leaves:

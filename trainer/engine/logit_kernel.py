@@ -30,8 +30,7 @@ _UNROLLED = 8
 class Statistics(NamedTuple):
     """Statistics of rows of logits, float32 [B, L] each.
 
-    `log_z` is log(sum(exp(logits))), `target` the target's logit, `rival` the highest other logit,
-    `total` the sum of the logits.
+    `log_z` is log(sum(exp(logits))); `rival` is the highest logit except the target's.
     """
 
     log_z: jax.Array

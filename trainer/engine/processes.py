@@ -137,11 +137,7 @@ def check_shared(folder: str) -> None:
 
 
 def check_equal(what: str, text: str) -> None:
-    """Checks that `text` is the same in every process, such as a list of checkpoints.
-
-    Raises:
-      UserError: in every process, if they differ.
-    """
+    """Checks that `text` is the same in every process; otherwise all raise a UserError."""
     texts = gathered(text)
     for index, other in enumerate(texts):
         if other != texts[0]:
@@ -157,9 +153,7 @@ def joined(config: ProcessesConfig) -> Iterator[None]:
 
     Must be entered before JAX looks for devices. If another process fails, is killed or is
     unreachable for `timeout_seconds`, this one prints a line and exits at once with EXIT_LOST.
-
-    Raises:
-      UserError: the other processes cannot be found.
+    Raises a UserError if the other processes cannot be found.
     """
     if config.coordinator is None:
         yield

@@ -42,21 +42,17 @@ class Program:
     """The compiled program of a run, made once from its configuration.
 
     It is for all devices of all processes, or for `devices`: those of an absent slice, for which
-    programs can be compiled but not run.
+    programs can be compiled but not run. Raises a UserError if the devices do not support the
+    model's attention, or mesh, model or batch do not fit them.
 
     Attributes:
       host_part: the part of each batch's rows that this process makes.
       shardings: TrainState with the sharding of each array.
-      train_step: see `make_train_step`.
-      evaluation_step: see `make_evaluation_step`.
+      train_step, evaluation_step: see `make_train_step` and `make_evaluation_step`.
       norms: layer-wise norms of an update.
       rules: name of one of `config.mesh.RULES`.
       tuning: what learns.
       model_shardings: the sharding of each of the model's own parameters.
-
-    Raises:
-      UserError: the devices do not support the model's attention, the mesh does not fit them, or
-      model or batch do not divide over the mesh.
     """
 
     def __init__(self, run: Run, devices: Sequence[jax.Device] | None = None):

@@ -24,10 +24,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     """Returns the mesh of all processes' devices, with axes "data", "fsdp" and "tensor".
 
     The devices of several TPU slices lie along "data", the axis with the least communication.
-    `devices` defaults to all.
-
-    Raises:
-      UserError: the sizes do not fit the number of devices or slices.
+    Raises a UserError if the sizes do not fit the number of devices or slices.
     """
     devices = list(devices or jax.devices())
     sizes = config.sizes(len(devices))
@@ -75,13 +72,10 @@ def rows(mesh: Mesh) -> NamedSharding:
 
 
 def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree) -> Tree:
-    """Returns the sharding of each parameter.
+    """Returns the sharding of each parameter; a UserError names one that does not divide.
 
     `rules` names one of RULES; `params` is a tree of arrays or shapes; `logical_axes` comes from
     `trainer.model.transformer.logical_axes`.
-
-    Raises:
-      UserError: a dimension does not divide among its devices; names the parameter.
     """
 
     def sharding_of(path: tuple, param: Any, names: PartitionSpec) -> NamedSharding:

@@ -27,11 +27,8 @@ Batch = dict[str, Any]
 class TrainState:
     """The training state, as stored in checkpoints.
 
-    Attributes:
-      step: int32 scalar, number of updates made.
-      metrics: (sum, weight) float32 scalars, summed since last written; part of the state so that a
-      resumed run writes the same numbers.
-      guard: the guard against bad updates.
+    `step`, an int32 scalar, counts updates. `metrics` are (sum, weight) float32 scalars, summed
+    since last written; they are stored so that a resumed run writes the same numbers.
     """
 
     step: jax.Array
@@ -42,10 +39,10 @@ class TrainState:
 
 
 def zero_metrics(model: Transformer | Encoder) -> Metrics:
-    """Returns the metrics of a training step, all zero.
+    """Returns a training step's metrics, all zero.
 
-    They are the loss's metrics, `gradient_norm`, and `inputs_full` and `targets_full`, the
-    fractions of positions that are not padding.
+    These are the loss's, `gradient_norm`, and `inputs_full` and `targets_full`, the fractions of
+    positions that are not padding.
     """
     has_encoder = isinstance(model, Encoder) or model.spec.encoder is not None
     names = [*model_loss(model).metrics, "gradient_norm"]

@@ -28,10 +28,8 @@ class Stop:
     A second Ctrl-C has its previous effect. With several processes, JAX handles SIGTERM and makes
     all of them stop, and Ctrl-C ends them at once.
 
-    Attributes:
-      cause: the signal that asked the run to stop.
-      error: the error that ends the run once its state is saved.
-      early: why training ends before its last step, if it does.
+    `cause` is the signal, `error` the error that ends the run once its state is saved, `early` the
+    reason why training ends before its last step.
     """
 
     def __init__(self) -> None:
@@ -77,10 +75,9 @@ class Stop:
         return result
 
     def exit_code(self, step: int, complete: bool) -> int:
-        """Returns the exit code of a run that ends after `step`, and prints why it ends.
+        """Returns the exit code after `step`, and prints why the run ends, or raises its error.
 
-        `complete`: whether nothing is left to do. Raises the UserError that stopped the run, if
-        any.
+        `complete`: whether nothing is left to do.
         """
         if self.error:
             raise self.error

@@ -32,13 +32,9 @@ Tree = Any
 
 
 class Tuning:
-    """The trainable parameters of a run, and their optimizer.
+    """The trainable parameters of a run, and their optimizer; `axes` include LoRA's.
 
-    `axes` are the logical axes of each parameter, LoRA's included; `all_learn` is True if every
-    parameter learns.
-
-    Raises:
-      UserError: a pattern matches nothing, or a kernel cannot have a low-rank addition.
+    Raises a UserError if a pattern matches nothing, or a kernel cannot have a low-rank addition.
     """
 
     def __init__(self, config: Config, spec: ModelSpec | EncoderSpec):

@@ -46,16 +46,12 @@ def make_optimizer(
     Update k, counted from 0, has the learning rate of step k. `logical_axes`, `decayed` and `facts`
     are trees of `trainer.model.transformer` (`logical_axes`, `decayed`, `parameter_tree`). Without
     axes in `stacked.STACK_AXES`, `logical_axes` may be None. `decayed` may also map parameters to
-    its tree; weight decay follows it unless the configuration has `no_weight_decay`. `facts` give
-    muP's rates per tensor; None means a common rate. With `drops`,
-    `trainer.optim.plateau.set_rate_scale` can lower the schedule.
+    its tree; weight decay follows it unless the configuration has `no_weight_decay` (a ValueError
+    if both are missing). `facts` give muP's rates per tensor; None means a common rate. With
+    `drops`, `trainer.optim.plateau.set_rate_scale` can lower the schedule.
 
-    State is float32, counts are int32 scalars. Adafactor's second moments are `v_row` and `v_col`
-    for tensors whose two largest dimensions both reach `min_dim_size_to_factor`, and `v` for
-    others; unused ones are a float32 [1].
-
-    Raises:
-      ValueError: there is weight decay, and neither `decayed` nor `no_weight_decay`.
+    State is float32, counts are int32 scalars; for Adafactor's second moments see
+    `trainer.optim.adafactor.scale_by_factored_rms`.
     """
     stacked = no_stack if logical_axes is None else stack_axes(logical_axes)
     schedule = learning_rate_schedule(config)

@@ -56,12 +56,10 @@ class StartingPoint:
     Attributes:
       path: their source, for messages.
       step: number of updates made before.
-      parameters: parameters by name.
       optimizer_state: leaves of the optimizer's state by name; absent leaves start at 0.
       reset: why the optimizer's moments start at 0; None if they are loaded.
       vocabulary_checked: True if the vocabulary of the parameters is known.
-      other_fields: fields of its own model, as "emb_dim 512", for which the same parameters compute
-      another function in this run's model.
+      other_fields: fields of their own model, as "emb_dim 512", that change its function here.
       rows: how rows of another vocabulary map to this run's; None means unchanged.
     """
 
@@ -102,8 +100,7 @@ class StartingPoint:
 def start(run: Run) -> StartingPoint:
     """Opens `config.init_from` and checks it against the run's model and vocabulary.
 
-    Raises:
-      UserError: it is unreadable or does not fit the model; names the tensor or the difference.
+    Raises a UserError, with the tensor or the difference, if it is unreadable or does not fit.
     """
     config = run.config
     flag = f"--init_from={config.init_from}"
@@ -169,13 +166,10 @@ def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str
 def fitted(
     flag: str, found: dict[str, Parts], model: ModelConfig, ids: int, scanned: bool
 ) -> dict[str, Parts]:
-    """Returns parameters by the model's names, after checking all names and shapes.
+    """Returns parameters by the model's names; a UserError names one that does not fit.
 
     `flag` is their source, for messages; `found` has unstacked layers; `ids` is the vocabulary
     size; `scanned` is whether the checkpoint stacks layers, for the names in messages.
-
-    Raises:
-      UserError: a parameter is missing, left over, or of another shape; names it.
     """
     spec = model_spec(replace(model, scan_layers=False))
     expected = {path: facts.shape for path, facts in parameter_facts(spec).items()}

@@ -43,10 +43,7 @@ def begin(
 
     A run with checkpoints resumes from its newest. If that is damaged, `checkpoint.on_damage` says
     whether to set it aside and use an older one. Training is not finished while the evaluation of
-    the last update is due.
-
-    Raises:
-      UserError: the newest checkpoint is damaged, or of a run with other settings; or see `start`.
+    the last update is due. Raises a UserError for damage or other settings; see also `start`.
     """
     steps = checkpoints.steps()
     processes.check_equal(f"checkpoints in {run.config.model_dir}", " ".join(map(str, steps)))
@@ -72,10 +69,9 @@ def begin(
 def _fall_back(
     run: Run, checkpoints: Checkpoints, program: Program, damage: Damaged, sound: int | None
 ) -> tuple[Beginning, TrainState]:
-    """Sets damaged checkpoints aside if allowed, and returns the newest sound one.
+    """Sets damaged checkpoints aside and returns the newest sound one.
 
-    Raises:
-      UserError: it is not allowed, or there is no sound one; nothing is changed.
+    Raises a UserError, changing nothing, if that is not allowed or none is sound.
     """
     said = f"checkpoint {damage.path} is damaged ({damage.reason})"
     if sound is None:
@@ -102,8 +98,7 @@ def _fall_back(
 def start(run: Run) -> Start:
     """Returns the beginning of a run without checkpoints: --init_from or initial parameters.
 
-    Raises:
-      UserError: --init_from is unreadable or does not fit the model.
+    Raises a UserError if --init_from is unreadable or does not fit the model.
     """
     if not run.config.init_from:
         return _Fresh()
