@@ -65,12 +65,9 @@ class Following:
         self._lock, self._closed = threading.Lock(), threading.Event()
 
     def look(self, split: str, count: int) -> bool:
-        """Returns whether the first `count` shards of a split are finished, and makes them known.
+        """Finds out whether the first `count` shards of a split are finished; polls at intervals.
 
-        Polls storage at intervals only.
-
-        Raises:
-          UserError: the folder now holds another cache, or none.
+        Raises UserError if the folder now holds another cache, or none.
         """
         with self._lock:
             if len(self._shards[split]) >= count:
@@ -119,7 +116,6 @@ class Following:
         return True
 
     def _check_plan(self) -> None:
-        """Raises UserError unless the folder still has the followed plan."""
         if self._plan_check.marked:
             return
         plan = _planned(self.folder)
@@ -137,11 +133,7 @@ class Following:
         return len(names), sum(shards.values())
 
     def pause(self) -> None:
-        """Waits a moment.
-
-        Raises:
-          Closed: `close` was called.
-        """
+        """Waits a moment; raises Closed after `close`."""
         if self._closed.wait(_PAUSE_SECONDS):
             raise Closed(self.folder)
 
@@ -150,11 +142,7 @@ class Following:
         self._closed.set()
 
     def wait(self, split: str, count: int, timeout_seconds: float | None) -> None:
-        """Waits until the first `count` shards of a split are known.
-
-        Raises:
-          UserError: as the function `wait`, or waiting is not allowed.
-        """
+        """Waits until the first `count` shards are known; raises UserError like the function."""
         if self.look(split, count):
             return
         if not self.patient:
@@ -172,7 +160,6 @@ class Following:
         return f"{split} {some} of {of:,} of {self.folder}"
 
     def refuse(self, split: str, count: int) -> UserError:
-        """Returns the error for a reader that may not wait."""
         return UserError(
             f"{self.missing(split, count)} are not built yet: {resume(self.folder, self.manifest)}"
         )
@@ -279,10 +266,7 @@ def _is_cache(folder: str) -> bool:
 def opened(folder: str, patient: bool = False) -> Following | CacheManifest | None:
     """Returns the manifest of a finished cache, a `Following` of an unfinished one, or None.
 
-    A plan implies the vocabulary: a build writes the plan last.
-
-    Raises:
-      UserError: the plan or the manifest is damaged.
+    A plan implies the vocabulary: a build writes the plan last. Raises UserError on damage.
     """
     if manifest := _finished(folder):
         return manifest
@@ -297,19 +281,10 @@ def find(
     patient: bool,
     timeout_seconds: float | None,
 ) -> tuple[str, Following | CacheManifest] | None:
-    """Finds the cache that serves `task`, waiting for it if `patient`.
+    """Finds the cache that serves `task`: (its folder, the result of `opened`), or None.
 
-    Args:
-      cache_dir, task: as in `folder_of`.
-      relatives: tasks whose caches would also serve; named while waiting.
-      patient: whether to wait for the cache, and later for its shards.
-      timeout_seconds: as in `wait`.
-
-    Returns:
-      (its folder, the result of `opened`); None if there is none.
-
-    Raises:
-      UserError: as `opened` and `wait`.
+    If `patient`, waits for it, naming caches of `relatives` that would also serve. Raises UserError
+    as `opened` and `wait`.
     """
     found: list[tuple[str, Following | CacheManifest]] = []
 
@@ -345,7 +320,6 @@ def _finished(folder: str) -> CacheManifest | None:
 
 
 def _planned(folder: str) -> Plan | None:
-    """Returns the plan of an unfinished cache; None if there is none yet."""
     path = files.join(folder, PLAN)
     try:
         plan = plan_from_dict(files.read_json(path))

@@ -57,11 +57,7 @@ class SplitRows:
             self._check_sizes()
 
     def grow(self, shards: Sequence[Shard]) -> None:
-        """Adds the next shards of a split that is being built; other threads may be reading.
-
-        Raises:
-          UserError: as the constructor.
-        """
+        """Adds the next shards of a split that is being built; other threads may be reading."""
         tokens = np.array([shard.tokens for shard in shards], np.int64)
         rows = np.array([shard.rows for shard in shards], np.int64)
         if self.row_tokens and (-(-tokens // self.row_tokens) != rows).any():
@@ -75,11 +71,9 @@ class SplitRows:
         self.first = np.concatenate([self.first, self.first[-1] + np.cumsum(rows)])
 
     def name(self, number: int, kind: str) -> str:
-        """Returns the name of a shard's file of a kind, as `manifest.shard_file`."""
         return shard_file(self._split, kind, number, self._plan.shards[self._split])
 
     def shards_of(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the shards that contain rows of the split."""
         return np.searchsorted(self.first, rows, side="right") - 1
 
     def _shard_files(self, number: int, shard: Shard) -> ShardFiles:
@@ -127,10 +121,7 @@ class SplitRows:
         return found_P
 
     def sizes(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the token counts of rows [first, last) and, for pairs, their inputs' lengths.
-
-        int64 each, from the index alone.
-        """
+        """Returns the token counts of rows [first, last) and of their inputs (pairs), int64."""
         tokens, inputs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for shard in range(self.count):
             begin = max(first - int(self.first[shard]), 0)

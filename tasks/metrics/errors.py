@@ -22,7 +22,7 @@ def word_error_rate(targets: Sequence[Any], predictions: Sequence[str]) -> dict[
 def _rate(
     targets: Sequence[Any], predictions: Sequence[str], parts_of: Callable[[str], list[str]]
 ) -> float:
-    """Returns edits in percent of the parts of targets; of several targets, the nearest counts."""
+    """Returns edits in percent of the targets' parts, with the nearest of several targets."""
     distance = load_library("editdistance", "editdistance").eval
     edits = parts = 0
     for target, prediction in zip(targets, predictions, strict=True):

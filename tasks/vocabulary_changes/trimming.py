@@ -1,15 +1,14 @@
-"""Vocabularies cut to the pieces that a corpus needs; all others are left out.
+"""Trims vocabularies to the pieces that a corpus needs.
 
-Kept are the pieces that occur in the corpus, special ones, bytes, sentinels and user-defined ones,
-the single characters of kept pieces and of ASCII, and what those need:
+Kept are pieces that occur in the corpus, special, byte, sentinel and user-defined pieces, the
+single characters of kept pieces and of ASCII, and what those need:
 
-    unigram     the piece with the least score, from which the cost of an unknown character derives
-    BPE         the pieces that are merged to make a kept one
+    unigram     the piece with the lowest score, which sets the cost of an unknown character
+    BPE         the pieces that merge into a kept one
 
-Order and scores stay. Then a text whose pieces are all kept has the same pieces as before. Unigram:
-the best segmentation is still there, and no other one is new. BPE: the merges that make a piece
-within a text are those that make it alone, since no merge crosses its borders; they are all there,
-and so the best pair at any time is the same. WordPiece: the longest match is still there.
+Order and scores stay, so a text whose pieces are all kept is segmented as before. Unigram: the
+best segmentation remains, and none is new. BPE: merges within a piece do not cross its borders and
+are all kept, so the best pair is the same at every step. WordPiece: the longest match remains.
 """
 
 from __future__ import annotations
@@ -34,11 +33,9 @@ _SPACE, _BYTE_SPACE = "\u2581", "\u0120"
 
 
 class Trimmed(NamedTuple):
-    """A vocabulary that was cut.
+    """A trimmed vocabulary.
 
-    Attributes:
-      vocabulary: what is left of it.
-      id_map: the new id of each old id; None if it was left out.
+    `id_map` holds the new id of each old id; None if dropped.
     """
 
     vocabulary: Vocabulary
@@ -48,23 +45,23 @@ class Trimmed(NamedTuple):
 def trim(
     base: Vocabulary, counts: np.ndarray, min_count: int = 1, vocab_size: int | None = None
 ) -> Trimmed:
-    """Returns the vocabulary that is left of `base`.
+    """Trims `base`.
 
     Args:
-      base: the vocabulary to cut.
-      counts: how often each of its ids occurs, int64 [size].
-      min_count: least number of occurrences of a piece that is kept for them.
-      vocab_size: most pieces to keep, the most frequent, sentinels not counted; None: no limit.
+      base: the vocabulary to trim.
+      counts: occurrences of each id, int64 [size].
+      min_count: minimum occurrences of a kept piece.
+      vocab_size: maximum pieces to keep, the most frequent, without sentinels; None: no limit.
 
     Raises:
-      UserError: the vocabulary is of a kind that cannot be cut, `vocab_size` is too small, or no
-        piece is left out or kept for its occurrences.
+      UserError: the vocabulary is of an unsupported kind, `vocab_size` is too small, or no piece is
+        dropped or kept for its occurrences.
     """
     rules = _rules(base)
     kept = set(_always(base, rules))
     kinds = base.ids.kinds
     found = [token for token in np.flatnonzero(counts).tolist() if token < len(kinds)]
-    # Often used pieces first; of equally frequent ones, that with the lower id.
+    # Frequent pieces first; ties by lower id.
     wanted = sorted(
         (token for token in found if counts[token] >= min_count and kinds[token] == NORMAL),
         key=lambda token: (-counts[token], token),
@@ -98,7 +95,7 @@ def _own_sentinels(base: Vocabulary) -> int:
 
 
 def _opened(base: Vocabulary, model: bytes, new_ids: dict[int, int]) -> Vocabulary:
-    """Returns the vocabulary of a cut model, with the special ids of `base`."""
+    """Returns the vocabulary of a trimmed model, with the special ids of `base`."""
     opened = from_bytes(model, base.record.added_sentinels, base.name)
     roles = dataclasses.asdict(base.special).items()
     special = dataclasses.replace(
@@ -117,8 +114,8 @@ class _Rules(NamedTuple):
     """Rules of a kind of vocabulary.
 
     Attributes:
-      always: ids that are kept whatever the corpus has.
-      needs: id -> the ids without which its piece would not be found in a text.
+      always: ids kept whatever the corpus.
+      needs: id -> the ids required to find its piece in a text.
       cut: {old id: new id} of kept pieces -> the bytes of the file with these alone.
     """
 
@@ -143,7 +140,7 @@ def _always(base: Vocabulary, rules: _Rules) -> Iterable[int]:
 
 
 def _characters(name: str, ids: dict[str, int], inner: str = "") -> set[int]:
-    """Returns the ids of the single characters of a piece, and of those within a word."""
+    """Returns the ids of a piece's single characters, at the start of and within a word."""
     plain = name.removeprefix(inner) if inner else name
     made = {*plain, *(inner + each for each in plain)} if inner else set(plain)
     return {ids[each] for each in made if each in ids}
@@ -152,7 +149,7 @@ def _characters(name: str, ids: dict[str, int], inner: str = "") -> set[int]:
 def _merged(
     symbols: list[str], rank: Callable[[str, str], float | None]
 ) -> tuple[list[str], list[str]]:
-    """Returns (what is left after all merges, every piece made on the way)."""
+    """Returns (symbols after all merges, every piece made on the way)."""
     made = []
     while len(symbols) > 1:
         ranks = [
@@ -268,7 +265,6 @@ def _tokenizer_json(base: Vocabulary) -> _Rules:
 
 
 def _in_templates(part: Any) -> set[int]:
-    """Returns the ids that a post-processor names."""
     if not isinstance(part, dict):
         return set()
     found = {number for step in part.get("processors") or () for number in _in_templates(step)}
@@ -278,7 +274,7 @@ def _in_templates(part: Any) -> set[int]:
 
 
 def _renumber(part: Any, new_ids: dict[int, int]) -> None:
-    """Changes the ids in a post-processor: a template, BERT's or RoBERTa's."""
+    """Renumbers the ids in a post-processor: a template, BERT's or RoBERTa's."""
     if not isinstance(part, dict):
         return
     for step in part.get("processors") or ():
@@ -291,7 +287,7 @@ def _renumber(part: Any, new_ids: dict[int, int]) -> None:
 
 
 def described(base: Vocabulary, made: Trimmed, counts: np.ndarray) -> str:
-    """Returns how many ids are left, and the share of the corpus's tokens that have them."""
+    """Describes the number of kept ids and their share of the corpus's tokens."""
     kept = np.array([number is not None for number in made.id_map])
     share = counts[kept].sum() / counts.sum()
     return (
