@@ -18,7 +18,7 @@ from trainer.config.run import CONFIG_FILE, Config
 from trainer.config.unused_fields import refuse_unread
 from trainer.model.config import ModelConfig
 
-# # The gin reader, imported only if needed.
+# The gin reader, imported only if needed.
 _GIN = "trainer.gin.recipe:load"
 # The preset whose values --help shows as defaults.
 _SHOWN = "t5_1_1_small"
@@ -233,7 +233,7 @@ def model_of_run(source: str, own: str | None) -> ModelConfig:
     )
 
 
-# # Flags of T5X and Mesh T5 used beside gin files, and their replacements.
+# Flags of T5X and Mesh T5 used beside gin files, and their replacements.
 _FOREIGN = {
     "alsologtostderr": "messages go to stderr",
     "logtostderr": "messages go to stderr",

@@ -12,7 +12,7 @@ from trainer.model.config import ModelConfig
 
 PREFIX = "hf:"
 _READER = "trainer.huggingface"
-# # Fields that a folder does not determine: how the model is trained and computed.
+# Fields that a folder does not determine: how the model is trained and computed.
 _OURS = ("dropout_rate", "dtype", "scan_layers", "remat", "attention", "softmax_dtype")
 
 
@@ -67,5 +67,5 @@ def _model(source: str, model_dir: str) -> ModelConfig:
         stored = files.read_json(path).get("config", {})
         if stored.get("init_from") == source:
             return fields.from_dict(ModelConfig, stored["model"], path)
-    # # Imported here because it reads another library's formats.
+    # Imported here because it reads another library's formats.
     return importlib.import_module(_READER).model_config(source.removeprefix(PREFIX))

@@ -5,7 +5,7 @@ import re
 
 from tasks.terminal.fields import ReadIf, Rejected, above, at_least, check, field
 
-# # Key of LoRA's parameters in a run's tree; below it are the kernels' own paths.
+# Key of LoRA's parameters in a run's tree; below it are the kernels' own paths.
 LORA = "lora"
 _ATTENTION = r"attention/(query|key|value|out)/kernel$"
 

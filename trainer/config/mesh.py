@@ -12,11 +12,11 @@ from tasks.terminal.fields import Rule, check, field
 from trainer.model.config import ModelConfig
 
 AXES = ("data", "fsdp", "tensor")
-# # Mesh axes that divide the rows of a batch.
+# Mesh axes that divide the rows of a batch.
 ROWS = ("data", "fsdp")
 
-# # Pairs of (array axis, mesh axis that divides it), in order of precedence: a mesh axis divides
-# one dimension of a tensor. Array axes without a rule are replicated. Sources: T5X,
+# Pairs of (array axis, mesh axis that divides it), in order of precedence: a mesh axis divides one
+# dimension of a tensor. Array axes without a rule are replicated. Sources: T5X,
 # `partitioning.standard_logical_axis_rules` ("model" is our "tensor", parameter_partitioning_dims=2
 # our fsdp above 1); mu-transformer, "2D finalized" (Xu et al. 2021, arXiv:2105.04663, section 5.1),
 # like T5X's two 2s but with a replicated vocabulary. Experts lie along the rows that they serve, as
@@ -117,7 +117,7 @@ def check_dimensions(
     """Rejects dimensions that a mesh cannot divide evenly; sizes not yet known (-1) count as 1."""
     size = {axis: max(sizes[axis], 1) for axis in AXES}
     flag = {axis: f"--mesh.{axis}={sizes[axis]}" for axis in AXES}
-    # # Heads stay whole: a divided head would have to be gathered for every product.
+    # Heads stay whole: a divided head would have to be gathered for every product.
     heads = ("num_heads", model.num_heads)
     if conditional := getattr(model.part("mixer").options, "conditional_heads", None):
         heads = ("conditional_heads", conditional)

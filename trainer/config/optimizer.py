@@ -27,7 +27,7 @@ from tasks.terminal.fields import (
     require,
 )
 
-# # Fields of several optimizers, with the same defaults.
+# Fields of several optimizers, with the same defaults.
 _SCALE = {"minimum_parameter_scale": 1e-3, "maximum_parameter_scale": math.inf}
 _DECAY = {
     "weight_decay_rate_exponent": 1.0,
@@ -58,7 +58,7 @@ class Optimizer:
     averages_updates: bool = False
 
 
-# # One entry per optimizer; external code may add its own. Sources of the defaults: adafactor T5X,
+# One entry per optimizer; external code may add its own. Sources of the defaults: adafactor T5X,
 # `adafactor.py`, its learning rate and schedule `configs/runs/pretrain.gin`; adamw and lion optax
 # 0.2.8; adamw_rms nanoT5, `copied_utils.AdamWScale`; muon's momentum and its Adam's betas Liu et
 # al. 2025 (arXiv:2502.16982), the parameter scale measured (docs/LOG.md, 2026-11-21).
@@ -138,8 +138,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
 # The default of a field that must be set.
 REQUIRED = object()
 
-# # Keys of `schedule.FACTORS` -> the fields that only the factor reads, with their defaults.
-# Source: T5X, `utils.create_learning_rate_scheduler`.
+# Keys of `schedule.FACTORS` -> the fields that only the factor reads, with their defaults. Source:
+# T5X, `utils.create_learning_rate_scheduler`.
 SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "constant": {"learning_rate": REQUIRED},
@@ -165,7 +165,7 @@ SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-# # Fields that matter only if the switch is neither 0 nor False.
+# Fields that matter only if the switch is neither 0 nor False.
 _SWITCHES = {
     "weight_decay": (
         "weight_decay_rate_exponent",
@@ -429,8 +429,8 @@ def _fields_in(tables: Iterable[Mapping[str, Any]]) -> list[str]:
     return sorted({name for table in tables for name in table})
 
 
-# # Source: nanoT5, `configs/default.yaml` and `utils/model_utils.py`: T5 1.1 base, 2^16 steps of
-# 128 rows, 1.953 nats on held-out C4, with its Adafactor 1.995 (README). `steps_per_cycle` is the
+# Source: nanoT5, `configs/default.yaml` and `utils/model_utils.py`: T5 1.1 base, 2^16 steps of 128
+# rows, 1.953 nats on held-out C4, with its Adafactor 1.995 (README). `steps_per_cycle` is the
 # number of updates less the warm-up: set both for a run of another length. Differences: AdamWScale
 # adds its epsilon before the bias correction, optax after it.
 _NANOT5 = OptimizerConfig(
@@ -456,7 +456,7 @@ OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = MappingProxyType(
     }
 )
 
-# # The loss of a preset, if not the default. nanoT5 clips the gradient of the mean loss; the summed
+# The loss of a preset, if not the default. nanoT5 clips the gradient of the mean loss; the summed
 # loss's would be clipped at every update. Mesh TensorFlow divides by all positions.
 _LOSS_OF_PRESETS = {
     "nanot5": {"loss.normalizer": "num_real_target_tokens"},

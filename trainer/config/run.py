@@ -47,7 +47,7 @@ from trainer.config.processes import ProcessesConfig
 from trainer.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
-# # Prefix of task names registered with seqio.
+# Prefix of task names registered with seqio.
 SEQIO = "seqio:"
 
 _ENGINES = ("palimpsest", "t5x")

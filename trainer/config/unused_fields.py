@@ -1,4 +1,4 @@
-"""Rejects typed fields that have no effect beside the others, by their `read_if`.
+"""Rejects typed fields that have no effect given the others, according to `read_if`.
 
 Stored configurations, presets and gin files may set such fields; resuming ignores them
 (`resuming.config_changes`).

@@ -33,8 +33,8 @@ from trainer.data.order import BlockOrder, Order
 class BatchMaker:
     """Makes features from windows, given their indices and noise keys.
 
-    `lengths` are those of an example in packed rows, None means the converter's. If `by_document`,
-    a window's documents are segments (`trainer.data.segments`).
+    `lengths` are an example's in packed rows; None means the converter's. If `by_document`, a
+    window's documents are segments (`trainer.data.segments`).
     """
 
     windows: Windows
@@ -190,8 +190,8 @@ class TrainingBatches:
         self._schedule = schedule or MixingSchedule([(0, [1.0] * len(sources))])
         self._rows = batch_size // hosts
         self._first_row = host * self._rows
-        # # One row of each feature of any source. Sources may lack only the prefix with
-        # bidirectional attention, where zeros mean no prefix.
+        # One row of each feature of any source. Sources may lack only the prefix with bidirectional
+        # attention, where zeros mean no prefix.
         blanks = [source.maker.blank() for source in self._sources]
         self._features = {name: row for blank in blanks for name, row in blank.items()}
 

@@ -32,7 +32,7 @@ from trainer.data.interleave import MixingSchedule
 from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, Order
 
 _TRAIN = "train"
-# # Rows per batch for examples.
+# Rows per batch for examples.
 _EXAMPLE_ROWS = 64
 
 

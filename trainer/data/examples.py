@@ -130,7 +130,7 @@ def of_batches(
         return decode.decode([int(token) for token in tokens], ids)
 
     def target_of(tokens: np.ndarray) -> str:
-        # # An unknown piece of a prediction must not equal the target's.
+        # An unknown piece of a prediction must not equal the target's.
         parts = zip(tokens.tolist(), decode.texts(tokens.tolist(), ids), strict=True)
         unknown = ids.special.unk
         found = [decode.REPLACEMENT if token == unknown else text for token, text in parts]

@@ -195,7 +195,7 @@ class FeatureConverter:
             batch["decoder_causal_attention"] = _laid(both_ways, place, rows, length)
             batch["decoder_segment_ids"] = _laid(segment, place, rows, length)
             batch["decoder_positions"] = _laid(position, place, rows, length)
-        # # An example's first input must not be the previous example's last token.
+        # An example's first input must not be the previous example's last token.
         first_WL = batch["decoder_positions"] == 0
         batch["decoder_input_tokens"][first_WL] = self.special.start
         return batch

@@ -51,7 +51,7 @@ class FollowedOrder:
         self._following, self._wanted, self._later = task.following, wanted, later
         self._block_shards, self._seed = reading.follow_shards, seed
         self._shuffled = reading.shuffle != "none"
-        # # (first window of each known block, then the number of their windows; the order of later
+        # (first window of each known block, then the number of their windows; the order of later
         # epochs, once all windows are known). One value, because threads read both.
         self._state: tuple[np.ndarray, Order | None] = np.zeros(1, np.int64), None
         self._shards, self._held = 0, 0  # of these blocks: shards, and what `wanted` counts
@@ -103,14 +103,14 @@ class FollowedOrder:
         plan, wanted, firsts = self._manifest.plan, self._wanted, self._state[0]
         known = self._manifest.splits[_SPLIT][: borders[-1]]
         added = known[self._shards :]
-        # # All at once, since each addition copies the data of all shards.
+        # All at once, since each addition copies the data of all shards.
         self._windows.grow(added)
         ends = [self._windows.ending(border) for border in borders]
         last = borders[-1] == self._of
         if wanted:
             self._held += subset.held(plan, added, wanted.unit)
             if last or self._held >= wanted.amount:
-                # # Later shards do not affect this count.
+                # Later shards do not affect this count.
                 part = CacheManifest(plan, {_SPLIT: known}, {})
                 ends[-1] = subset.count(self._windows, self._folder, part, _SPLIT, wanted)
                 last = True

@@ -34,10 +34,10 @@ class Interleave:
 
     def _just_before(self, position: int) -> tuple[np.ndarray, int]:
         """Returns (windows due of each source [S], how many fewer than `position` they are)."""
-        # # Counts are rounded due shares, so S sources together are at most S / 2 ahead.
+        # Counts are rounded due shares, so S sources together are at most S / 2 ahead.
         time = max(0.0, float(position - len(self._rates_S)))
         counts_S = np.ceil(time * self._rates_S - 0.5).astype(np.int64)
-        # # The division in `_due` may round differently from this product.
+        # The division in `_due` may round differently from this product.
         counts_S -= (counts_S > 0) & (self._due(counts_S - 1) >= time)
         counts_S += self._due(counts_S) < time
         return counts_S, position - int(counts_S.sum())

@@ -12,9 +12,9 @@ from tasks.terminal.command_line import UserError
 from trainer.config import CONFIG_FILE, Config, load_record
 from trainer.data.batches import Source
 
-# # Settings of `config.mixing` that replace the mixture's own.
+# Settings of `config.mixing` that replace the mixture's own.
 _OF_MIXTURE = ("maximum", "temperature", "alpha", "size", "max_epochs")
-# # Size measure of tasks -> count in manifests.
+# Size measure of tasks -> count in manifests.
 _COUNTS = {"documents": "documents", "tokens": "tokens", "bytes": "text_bytes"}
 
 
@@ -68,7 +68,7 @@ def rates(
     """
     changes = []
     for step, spec in mixtures_of(config):
-        # # A run that follows a build does not know sizes; rates that depend on them are rejected.
+        # A run that follows a build does not know sizes; rates that depend on them are rejected.
         sizes = dict.fromkeys(spec.names, 1.0)
         if not config.data.follow:
             sizes = _sizes(spec.size, sources, manifests)

@@ -95,7 +95,7 @@ class SeqioData:
         # Only SentencePiece vocabularies have a model.
         model = getattr(vocabulary, "sp_model", None)
         self.model_sha256 = model and hashlib.sha256(model).hexdigest()
-        # # Special ids for the model; seqio itself pads with 0.
+        # Special ids for the model; seqio itself pads with 0.
         self.special = seqio_padding.special_of(vocabulary)
         self._feature_lengths = {
             side: length
@@ -104,7 +104,7 @@ class SeqioData:
         }
         by_length = {} if self.special.zero_pads else {"padding": "lengths"}
         self.tasks_record = {task.name: _record(task) | by_length for task in self._tasks()}
-        # # seqio's caches record neither a fingerprint nor their vocabulary.
+        # seqio's caches record neither a fingerprint nor their vocabulary.
         self.fingerprints: dict[str, str] = {}
         self.vocabulary_sha256 = None
         self._cached = False

@@ -16,7 +16,7 @@ from trainer.config import Config
 from trainer.config.evaluation import TASK_METRICS
 from trainer.data.examples import Example, ExampleSet, OutputMetric, Outputs, named_metrics
 
-# # Names of the supported seqio `ModelOutputType`s.
+# Names of the supported seqio `ModelOutputType`s.
 _PREDICTION, _WITH_SCORES, _SCORE = "PREDICTION", "PREDICTION_WITH_AUX", "SCORE"
 
 

@@ -20,7 +20,7 @@ from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.config import load_record
 
-# # Number of windows in an objective's digest, and the seed of their tokens.
+# Number of windows in an objective's digest, and the seed of their tokens.
 _PROBES, _PROBE_SEED = 16, 0x9E0B
 
 
@@ -143,7 +143,7 @@ def _examples_sha256(objective: Objective, lengths: Lengths, ids: TokenIds) -> s
     lengths_W[1::4] = generator.integers(1, width + 1, len(lengths_W[1::4]))
     pieces = max(ids.first_sentinel, UNK_ID + 2)
     tokens_WN = generator.integers(UNK_ID + 1, pieces, (_PROBES, width), dtype=np.int32)
-    # # Windows also hold separators and unknown characters.
+    # Windows also hold separators and unknown characters.
     rare_WN = generator.random((_PROBES, width))
     tokens_WN[rare_WN < 2 / 16] = UNK_ID
     tokens_WN[rare_WN < 1 / 16] = ids.special.eos

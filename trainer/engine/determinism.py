@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-# # Excludes kernels whose results vary between runs (scatter by atomics, some GEMMs and fused
+# Excludes kernels whose results vary between runs (scatter by atomics, some GEMMs and fused
 # attentions) and chooses kernels without timing them, since the fastest may differ next time.
 # Source: openxla/xla, `docs/determinism.md` and `GetConfigAssignerOptions`.
 GPU_FLAG = "--xla_gpu_deterministic_ops"
-# # Both make a program deterministic. If the user's XLA_FLAGS have one, nothing is added.
+# Both make a program deterministic. If the user's XLA_FLAGS have one, nothing is added.
 _GPU_FLAGS = (GPU_FLAG, "--xla_gpu_exclude_nondeterministic_ops")
-# # Platforms in JAX_PLATFORMS and parts of the names of JAX's plugins.
+# Platforms in JAX_PLATFORMS and parts of the names of JAX's plugins.
 _GPUS = ("gpu", "cuda", "rocm")
 
 

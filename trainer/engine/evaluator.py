@@ -21,10 +21,10 @@ from trainer.data.prepared import Run
 from trainer.engine.metrics import Metrics, means, perplexity
 from trainer.engine.sharding import put_batch
 
-# # Metrics of the evaluation step that are reported as means under their own names.
+# Metrics of the evaluation step that are reported as means under their own names.
 _REPORTED_AS_MEANS = ("order_", "sequence_accuracy", "auxiliary_loss", "dropped_tokens")
 
-# # All metrics of an `Evaluator`; metrics of text and probes have other names.
+# All metrics of an `Evaluator`; metrics of text and probes have other names.
 TOKEN_METRICS = frozenset(
     {
         *("loss", "perplexity", "accuracy", "unigram_entropy", "bits_per_byte", "word_perplexity"),
@@ -34,7 +34,7 @@ TOKEN_METRICS = frozenset(
 )
 
 
-# # Name of the row of unweighted means over a mixture's tasks.
+# Name of the row of unweighted means over a mixture's tasks.
 MEAN = "mean"
 _AVERAGED = ("loss", "accuracy", "unigram_entropy", "bits_per_byte")
 

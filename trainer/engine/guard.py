@@ -13,10 +13,10 @@ import optax
 from trainer.config import Config
 from trainer.model.paths import path_name
 
-# # Values of `Guard.cause` that are not a gradient's index.
+# Values of `Guard.cause` that are not a gradient's index.
 NONE, SPIKE = -1, -2
 
-# # Approximate number of updates in the running mean of the loss. Until it has that many, no loss
+# Approximate number of updates in the running mean of the loss. Until it has that many, no loss
 # counts as a spike.
 _MEMORY = 100
 
@@ -67,7 +67,7 @@ def checked(
     """
     guard, step = before.guard, before.step  # type: ignore[attr-defined]
     mean_loss = loss[0] / jnp.maximum(loss[1], 1e-30)
-    # # The step computes gradient norms anyway: no gradient is read a second time.
+    # The step computes gradient norms anyway: no gradient is read a second time.
     bad = first_nonfinite({"gradients": jax.tree.map(optax.tree.norm, gradients), "loss": loss[0]})
     spike = jnp.asarray(False)
     if config.spike_factor is not None:
@@ -114,7 +114,7 @@ def explain(guard: Guard, params: Any, factor: float | None, learned: Any = None
 
 def cleared(guard: Guard) -> Guard:
     """Returns the guard without its cause, so that training can continue."""
-    # # `full_like` keeps the sharding, which may span several processes.
+    # `full_like` keeps the sharding, which may span several processes.
     return dataclasses.replace(guard, cause=jnp.full_like(guard.cause, NONE))
 
 

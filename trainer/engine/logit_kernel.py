@@ -19,11 +19,11 @@ from jax.experimental.pallas import tpu as pltpu
 
 from trainer.model.device import LANES
 
-# # Rows of a float32 register.
+# Rows of a float32 register.
 _SUBLANES = 8
-# # Rows of a block: enough to pipeline the additions of one column of registers.
+# Rows of a block: enough to pipeline the additions of one column of registers.
 _MOST_ROWS = 64
-# # Columns of registers per loop iteration.
+# Columns of registers per loop iteration.
 _UNROLLED = 8
 
 
@@ -84,7 +84,7 @@ def _kernel(vocab_size: int, logits_ref: Any, targets_ref: Any, out_ref: Any) ->
     rows = logits_ref.shape[0]
     whole, rest = divmod(vocab_size, LANES)
     lane_lV = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
-    # # The target is where this equals the index of the first column.
+    # The target is where this equals the index of the first column.
     distance_lV = targets_ref[...] - lane_lV
 
     def columns(number: Any) -> jax.Array:

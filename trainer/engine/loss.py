@@ -220,7 +220,7 @@ def loss_and_metrics(
         confidence = 1.0 - config.label_smoothing
         rest = config.label_smoothing / (vocab_size - 1)
         loss_BL = log_z_BL - (confidence - rest) * target_logit_BL - rest * logit_sum_BL
-        # # Subtract the entropy of the smoothed targets, so that a perfect model's loss is 0.
+        # Subtract the entropy of the smoothed targets, so that a perfect model's loss is 0.
         loss_BL -= -confidence * math.log(confidence) - config.label_smoothing * math.log(rest)
 
     loss_weights_BL, own_divisor = _normalise(weights_BL, config, segment_ids_BL)

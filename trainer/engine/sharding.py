@@ -29,13 +29,13 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     devices = list(devices or jax.devices())
     sizes = config.sizes(len(devices))
     shape = tuple(sizes[axis] for axis in AXES)
-    # # Auto: the compiler propagates shardings from parameters and batch, outside of types.
+    # Auto: the compiler propagates shardings from parameters and batch, outside of types.
     types = (AxisType.Auto,) * len(AXES)
-    # # On GPUs JAX calls every machine a slice.
+    # On GPUs JAX calls every machine a slice.
     on_tpu = devices[0].platform == "tpu"
     slices = len({getattr(device, "slice_index", 0) for device in devices if on_tpu})
     if slices < 2:
-        # # Allows half of a physical axis, as for 8 of 4 x 4 x 4 chips, where no whole axes fit.
+        # Allows half of a physical axis, as for 8 of 4 x 4 x 4 chips, where no whole axes fit.
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
         return Mesh(grid, AXES, axis_types=types)
     if sizes["data"] % slices:
@@ -146,7 +146,7 @@ def host_part(mesh: Mesh, process: int | None = None) -> HostPart:
     processes overlap partially, each process makes the whole batch.
     """
     process = jax.process_index() if process is None else process
-    # # By process, the indices of the batch parts that its devices hold.
+    # By process, the indices of the batch parts that its devices hold.
     parts: dict[int, set[int]] = {}
     for index, device in np.ndenumerate(mesh.devices):
         row_part = index[0] * mesh.devices.shape[1] + index[1]

@@ -76,7 +76,7 @@ def make_update(parts: Parts) -> Callable[[TrainState, Batch], tuple[TrainState,
     gradients_of = make_gradients(parts.model, config, tuning)
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Any, Any]:
-        # # The key is derived from the step, so that a resumed run drops the same units.
+        # The key is derived from the step, so that a resumed run drops the same units.
         dropout_key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         with tracing_on(parts.mesh, config.mesh.rules):
             gradients, metrics = gradients_of(state.params, batch, dropout_key)

@@ -13,7 +13,7 @@ import jax
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
 from trainer.engine import processes
 
-# # Exit code after SIGTERM, once the state is saved: EX_TEMPFAIL, "run the same command again".
+# Exit code after SIGTERM, once the state is saved: EX_TEMPFAIL, "run the same command again".
 EXIT_PREEMPTED = 75
 
 _SIGTERM, _CTRL_C = "SIGTERM", "Ctrl-C"
@@ -92,7 +92,7 @@ class Stop:
     def __enter__(self) -> Stop:
         if self._alone:
             self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._terminated)
-            # # A shell that starts a command with & makes it ignore Ctrl-C.
+            # A shell that starts a command with & makes it ignore Ctrl-C.
             if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
                 self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupted)
         return self

@@ -105,7 +105,7 @@ class Tuning:
             name = path_name(path)
             if name not in self._kernels:
                 return param
-            # # Axes between the first and the last count layers.
+            # Axes between the first and the last count layers.
             product = jnp.einsum("d...r,r...f->d...f", added[f"{name}/a"], added[f"{name}/b"])
             return param + self._lora.scale * product
 
@@ -154,7 +154,7 @@ class Tuning:
                 leaf if self._learns[path_name(path)] == kept else optax.MaskedNode()
             ),
             tree,
-            # # Other nodes, such as PartitionSpecs, are trees themselves.
+            # Other nodes, such as PartitionSpecs, are trees themselves.
             is_leaf=lambda node: not isinstance(node, dict),
         )
 

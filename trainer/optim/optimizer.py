@@ -29,7 +29,7 @@ from trainer.optim.schedule import learning_rate_schedule as learning_rate_sched
 from trainer.optim.stacked import StackAxes, no_stack, over_tensor, stack_axes
 
 Tree = Any
-# # An optimizer's transformations from gradients to a direction; learning rate, parameter scale and
+# An optimizer's transformations from gradients to a direction; learning rate, parameter scale and
 # weight decay follow and are common to all.
 Direction = Callable[[OptimizerConfig, StackAxes], list[optax.GradientTransformation]]
 
@@ -60,7 +60,7 @@ def make_optimizer(
         parts.insert(0, optax.clip(config.clip_value))
     factors = _factors(config, facts, stacked)
     if config.value("scale_epsilon") and factors:
-        # # Adam with gradients / r and epsilon is Adam with gradients and epsilon * r.
+        # Adam with gradients / r and epsilon is Adam with gradients and epsilon * r.
         parts.append(_scale_tensors({path: 1.0 / factor.rate for path, factor in factors.items()}))
     parts += _direction(config.name)(config, stacked)
 
@@ -74,7 +74,7 @@ def make_optimizer(
         parts.append(scale_by_parameter_rms(minimum, maximum, stacked))
     if OPTIMIZERS[config.name].averages_updates and config.value("beta1"):
         parts.append(optax.ema(config.value("beta1"), debias=False))
-    # # Decay scales with a tensor's rate as with the learning rate: by its exponent.
+    # Decay scales with a tensor's rate as with the learning rate: by its exponent.
     shared = 0.0
     if config.value("weight_decay") and not config.value("independent_weight_decay"):
         shared = config.value("weight_decay_rate_exponent")

@@ -41,9 +41,9 @@ from trainer.t5x.layout import Parts
 from trainer.t5x.read import NO_STEP, Checkpoint, load
 from trainer.t5x.tensors import Tensor, held
 
-# # Leaves of an optimizer's state that count updates.
+# Leaves of an optimizer's state that count updates.
 _COUNT = re.compile(r"(.*/)?count")
-# # Far above elements of parameters and of their moments, far below those with a flipped exponent.
+# Far above elements of parameters and of their moments, far below those with a flipped exponent.
 _LARGEST = 1e30
 _NONE_STORED = "none is stored"
 _EMBEDDING = "token_embedder/embedding"
@@ -191,11 +191,11 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
     if not path.startswith(from_transformers.PREFIX):
         checkpoint = load(path)
         return layout.read_parts(checkpoint), checkpoint
-    # # Imported here because it needs packages that the trainer otherwise does not.
+    # Imported here because it needs packages that the trainer otherwise does not.
     from trainer import huggingface
 
     folder = path.removeprefix(from_transformers.PREFIX)
-    # # The number of rows is compared later: another vocabulary's rows are mapped to this run's.
+    # The number of rows is compared later: another vocabulary's rows are mapped to this run's.
     size = huggingface.model_config(folder).vocab_size
     tree = huggingface.load(folder, replace(config.model, vocab_size=size))
     return {path: {"value": held(leaf)} for path, leaf in named(tree).items()}, None
@@ -230,7 +230,7 @@ def _check_shapes(
     flag: str, found: dict[str, Parts], expected: dict[str, tuple[int, ...]], ids: int
 ) -> None:
     """Rejects parameters of another shape or kind; `ids` is the run's vocabulary size."""
-    # # Embeddings first: a wrong number of rows is the most common mistake, and the easiest to fix.
+    # Embeddings first: a wrong number of rows is the most common mistake, and the easiest to fix.
     embeddings = [name for name in expected if name.endswith(_EMBEDDING)]
     for name in dict.fromkeys([*embeddings, *expected]):
         shape = expected[name]
@@ -274,7 +274,7 @@ def optimizer_state(
         places = {name: leaves[name.partition("/")[2]] for name in shapes if name not in counts}
         return places | dict.fromkeys(counts, held(np.int32(step))), None
     of_schedules = _schedule_counts(abstract)
-    # # Schedules continue at `step`; Adafactor's decay restarts, at `step_offset`.
+    # Schedules continue at `step`; Adafactor's decay restarts, at `step_offset`.
     offset = config.optimizer.value("step_offset") or 0
     values = {name: step if name in of_schedules else offset for name in counts}
     return {name: held(np.int32(value)) for name, value in values.items()}, reason
@@ -365,7 +365,7 @@ def placed(tensors: dict[str, Tensor], tree: Any) -> Any:
             lambda index: sound(name, np.asarray(tensor.read(index or ()), like.dtype)),
         )
 
-    # # Sorted so that all layers of a stacked array are read in a row, while its chunks are cached.
+    # Sorted so that all layers of a stacked array are read in a row, while its chunks are cached.
     read_leaves = {
         name: read(name, leaf) if name in tensors else leaf
         for name, (_, leaf) in sorted(

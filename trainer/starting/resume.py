@@ -53,12 +53,12 @@ def begin(
     newest = steps[-1]
     try:
         checkpoints.check_resumable(newest, run)
-        # # Read even if training is finished: its checkpoint may not be read again for long.
+        # Read even if training is finished: its checkpoint may not be read again for long.
         state = checkpoints.restore(newest, program.abstract_state())
         evaluated = checkpoints.evaluated or not run.config.evaluation.every_steps
         over = newest >= run.config.train_steps or checkpoints.watch.exhausted
         finished = over and evaluated
-        # # The evaluation that lowered the rate may be later than the checkpoint.
+        # The evaluation that lowered the rate may be later than the checkpoint.
         state = program.with_rate_scale(state, checkpoints.watch.rate_scale)
         return _Resumed(newest), None if finished else state
     except Damaged as error:
@@ -102,7 +102,7 @@ def start(run: Run) -> Start:
     """
     if not run.config.init_from:
         return _Fresh()
-    # # Imported here because it reads other programs' formats.
+    # Imported here because it reads other programs' formats.
     module, _, name = _INIT_FROM.partition(":")
     return getattr(importlib.import_module(module), name)(run)
 
