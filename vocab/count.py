@@ -217,10 +217,8 @@ def add_up(
 ) -> Counts:
     """Adds up the counts of all pieces; keeps at most `limit_words` words and `limit_bytes` bytes.
 
-    Counts of a job are multiplied by its factor, and rounded to whole numbers word by word.
-
-    Raises:
-      UserError: the corpus has no text in train.
+    Counts of a job are multiplied by its factor, and rounded to whole numbers word by word. Raises
+    UserError for a corpus without text in train.
     """
     jobs = [jobs] if isinstance(jobs, Job) else jobs
     totals: Counter[str] = Counter()

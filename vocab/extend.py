@@ -68,10 +68,8 @@ def extend(
 ) -> bytes:
     """Returns a model of `size` pieces: those of `base`, `user_defined`, the best of `learned`.
 
-    The sentinels of `base` are left out; vocab.train adds them again at the end.
-
-    Raises:
-      UserError: `learned` has too few pieces that are not in `base`, or `size` is too small.
+    The sentinels of `base` are left out; vocab.train adds them again at the end. Raises UserError
+    if `learned` has too few new pieces, or `size` is too small.
     """
     proto = _proto(base.model)
     del proto.pieces[base.record.pieces - own_sentinels(base) :]

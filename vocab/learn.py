@@ -52,10 +52,7 @@ def learn(settings: Settings, counts: Counts, symbols: int = 0) -> bytes:
     `symbols` is the number of pieces that the user's vocab_size has beyond those of `settings`.
 
     Training runs in a child process: SentencePiece holds the interpreter lock throughout, writes to
-    stderr, and exits on unexpected input.
-
-    Raises:
-      UserError: SentencePiece failed (with its reason) or its process died.
+    stderr, and exits on unexpected input. Raises UserError with its reason, or if the process died.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "words.tsv")

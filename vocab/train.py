@@ -67,9 +67,9 @@ def train(
       work: how words are counted.
 
     Raises:
-      UserError: `output` holds another vocabulary, is being written, or cannot be written; the
-        corpus has no text; or SentencePiece fails, for instance because `vocab_size` is too large
-        for the corpus. The word counts are kept for the next run, even with other options.
+      UserError: `output` holds another vocabulary or is not writable, the corpus has no text, or
+        SentencePiece fails, for instance because `vocab_size` is too large for the corpus. The word
+        counts are kept for the next run, even with other options.
     """
     corpora = as_corpora(corpus)
     if kept := _finished(options, corpora.record, output):
@@ -265,10 +265,8 @@ def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes
 def add_sentinels(model: bytes, count: int) -> bytes:
     """Returns the model with <extra_id_{count-1}> … <extra_id_0> as its last pieces.
 
-    They are user-defined pieces: they are never split or merged with the text around them.
-
-    Raises:
-      UserError: a sentinel is already a piece, because the corpus contains its text.
+    As user-defined pieces they are never split or merged with the text around them. Raises
+    UserError if a sentinel is already a piece, because the corpus contains its text.
     """
     from sentencepiece import sentencepiece_model_pb2
 

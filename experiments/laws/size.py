@@ -30,8 +30,7 @@ class Form:
     """A law of N and D.
 
     Attributes:
-      names: its constants.
-      exponents: the constants that describe the fall of the loss.
+      names: its constants; `exponents` describe the fall of the loss.
       log_loss: (θ, ln N, ln D) -> ln L, with θ the fitted constants.
       constants: θ -> the constants in the order of `names`.
       starts: values of each θ to start from, in all combinations.

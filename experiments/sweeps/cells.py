@@ -26,7 +26,7 @@ _PLACES = ("model_dir", "cache_dir", "init_from", "data.local_dir")
 # Fields that the runner sets.
 _OWN = ("model_dir", "seed", "init_from")
 _EVALUATIONS = 10
-# The parameters for the number of vocab.train's pieces, and for its sentinels.
+# The parameter for vocab.train's number of pieces, and the number of sentinels that it adds.
 _PIECES, _SENTINELS = "vocab_size", 100
 
 

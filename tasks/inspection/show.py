@@ -61,11 +61,10 @@ class Token:
     Attributes:
       id, piece: as in the vocabulary.
       text: its printable share of the text.
-      mark: whether it is a special token: EOS, a sentinel or a mode token.
-      own: whether the objective added it.
-      span: number of its span, -1 for none.
-      place: position in the window, -1 if it is not from the window.
-      used: whether it is in the example.
+      mark: it is a special token: EOS, a sentinel or a mode token.
+      own: the objective added it.
+      span, place: its span and its position in the window; -1 for none.
+      used: it is in the example.
       note: the text that it replaces.
       label: name of the segment that begins here.
     """

@@ -32,9 +32,7 @@ def list_files(
 ) -> tuple[CorpusSpec, str, list[SourceFile]]:
     """Returns the spec with its revision pinned to a commit, the files' format, and the files.
 
-    Args:
-      spec: a SPEC of the kind hf.
-      formats: names of the readable formats.
+    `formats` are the readable formats.
 
     Raises:
       UserError: the Hub cannot be reached, the data set cannot be accessed (a private one without a

@@ -42,13 +42,12 @@ def list_files(spec: CorpusSpec, by_words: bool) -> tuple[CorpusSpec, list[Sourc
     With `by_words`, words in the paths name the splits; otherwise all files are train.
 
     Returns:
-      The spec with its pattern relative to the fixed folder, the files, and lines about other
-        matches,
-      which are not read.
+      The spec with its pattern relative to the fixed folder, the files, and lines about matches
+        that
+      are not read.
 
     Raises:
-      UserError: no file matches, a link is broken, a file name is not UTF-8, or the store cannot
-        list the files.
+      UserError: no file matches, a link is broken, a file name is not UTF-8, or the store fails.
     """
     is_remote = files.is_remote(spec.location)
     fs, pattern = store.filesystem(spec.location)

@@ -70,10 +70,7 @@ def list_names(folder: str) -> list[str]:
 
 
 def list_sizes(folder: str, prefix: str = "") -> dict[str, int]:
-    """Returns {name: bytes} of the files in `folder` that begin with `prefix`; {} without a folder.
-
-    A store filters by `prefix` itself.
-    """
+    """Returns {name: bytes} of files in `folder` that begin with `prefix`; {} without a folder."""
     if not is_remote(folder):
         return dict(_local_sizes(local_path(folder), prefix))
 
@@ -136,10 +133,7 @@ def rename(source: str, target: str) -> None:
 
 
 def rename_folder(source: str, target: str) -> None:
-    """Renames a folder to a free name; in a store, copies it and then deletes the old one.
-
-    An interrupted copy in a store leaves the old folder as it was.
-    """
+    """Renames a folder to a free name; in a store, copies it and then deletes the old one."""
     if not is_remote(source):
         os.rename(local_path(source), local_path(target))
         return
@@ -167,11 +161,8 @@ def read_lines(path: str) -> Iterator[str]:
     r"""Yields the lines of a UTF-8 file, one in memory at a time, without "\n" or "\r\n".
 
     A leading byte-order mark is dropped. Unicode's other line ends, such as U+2028, are text: JSON
-    does not escape them.
-
-    Raises:
-      FileNotFoundError: the file does not exist.
-      UserError: it is a folder or not UTF-8 text.
+    does not escape them. Raises FileNotFoundError, or UserError for a folder or text that is not
+    UTF-8.
     """
     try:
         with open_read(path) as file:

@@ -45,10 +45,7 @@ class Lock:
 def held(folder: str, what: str, flag: str) -> Iterator[Lock]:
     """Locks an existing folder for the duration of the block.
 
-    Args:
-      folder: local folder or URL.
-      what: the writer, for messages: "build" or "run".
-      flag: the flag that names the folder.
+    `what` names the writer in messages, "build" or "run", and `flag` the folder's flag.
 
     Raises:
       UserError: another writer holds the lock; names it.

@@ -79,12 +79,9 @@ class Store:
     def open(self, listed: tuple[int, str] | None = None, ahead: int = REQUEST_BYTES) -> IO[bytes]:
         """Opens a file for reading and seeking; ranges are requested on demand.
 
-        Args:
-          listed: size and etag of the file when it was listed; None accepts the current file.
-          ahead: fewest bytes to request; 0 requests exactly the bytes read.
-
-        Raises:
-          UserError: (also while reading) the file has changed.
+        `listed` is the size and etag when listed, None accepts the current file. A request has at
+        least `ahead` bytes; 0 requests exactly the bytes read. Opening and reading raise UserError
+        if the file has changed.
         """
         known = None
         if listed is None:

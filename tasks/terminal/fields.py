@@ -130,10 +130,7 @@ def check(config: Any) -> None:
     """Checks every field of a dataclass against its own rule, choices and `read_if`.
 
     None always passes. A dataclass may have a method `unread` that returns further fields without
-    an effect: name -> why.
-
-    Raises:
-      Rejected: names the class and the field.
+    an effect: name -> why. `Rejected` names the class and the field.
     """
     owner = type(config).__name__
     for each in dataclasses.fields(config):
@@ -179,12 +176,9 @@ def one_of(names: Iterable[str]) -> str:
 
 
 def parse_value(text: str, declared: Any, choices: Collection[Any] = ()) -> Any:
-    """Reads `text` as a value of a declared field type.
+    """Reads `text` as a value of a declared field type; raises ValueError if it has another type.
 
     One of the field's `choices` is taken literally, even "none", which otherwise means None.
-
-    Raises:
-      ValueError: the text does not have that type.
     """
     kinds = typing.get_args(declared)
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
