@@ -124,9 +124,6 @@ def estimate(
       runner_arguments: Beam's arguments, to time its runner on an empty job.
       copies: other files of the cache (exclude lists), by name.
       seed: seed of the sample.
-
-    Raises:
-      UserError: the corpus cannot be read.
     """
     generator = random.Random(seed)
     slices = _draw(job.corpus.pieces, generator)

@@ -56,7 +56,6 @@ def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None
     Raises:
       UserError: the corpus cannot be read, the cache's vocabulary is not the plan's, or the audit
         found the fast tokenizer to differ from the library.
-      OSError: the shards cannot be written.
     """
     secret.provide_hf_token(job.hf_token_secret)
     counts: Counter[str] = Counter()

@@ -36,11 +36,8 @@ def bad_share(shards: list[Shard], unseen: float = 0.0) -> float:
 class Monitor:
     """State of a running build.
 
-    Attributes:
-      shards: receipts of finished shards.
-      total: bytes of the corpus.
-      before: bytes finished before this build.
-      done: bytes finished, plus an estimate for pieces in progress from their file sizes.
+    `shards` are finished. Sizes are bytes of the corpus: `total`, finished `before` this build, and
+    `done` with an estimate for pieces in progress from their file sizes.
     """
 
     def __init__(

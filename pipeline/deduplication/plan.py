@@ -134,10 +134,9 @@ def _beta_cdf(at: float, trials: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Everything a worker needs.
+    """Everything a worker needs; `folder` holds the list and the stages' files.
 
     Attributes:
-      folder: folder of the list and the stages' files.
       contaminated: whether the folder has n-grams of evaluation sets.
       hf_token_secret: name of the secret with the Hub's token, or "".
       exclude: SHA-256 of lists, copied to the folder, whose documents are not read.

@@ -41,12 +41,7 @@ class Filter:
 
     @classmethod
     def of_cache(cls, folder: str, digests: Sequence[str]) -> "Filter":
-        """Returns the filter of the lists, by SHA-256, copied into a cache's folder.
-
-        Raises:
-          UserError: a copy is damaged.
-          OSError: a copy cannot be read.
-        """
+        """Returns the filter of the copied lists; a damaged copy raises a UserError."""
         return cls.of_files(files.join(folder, copy_name(sha256)) for sha256 in digests)
 
     @classmethod
@@ -59,10 +54,7 @@ class Filter:
     def __call__(
         self, batch: "pa.RecordBatch", quarantine: Callable[[str, str, str], None]
     ) -> "pa.RecordBatch":
-        """Returns a batch from `sources.read` without what is listed.
-
-        `quarantine` receives the id, place and reason of each omitted document.
-        """
+        """Removes listed content from a batch; quarantines (id, place, reason)."""
         names = [name or "" for name in batch.column("id").to_pylist()]
         parts = batch.column("part").to_pylist()
         found = self._found(names, parts, batch)
@@ -165,10 +157,7 @@ class Filter:
         return found
 
     def touches(self, names: Sequence[str], has_parts: bool) -> bool:
-        """Returns whether any entry is for one of the ids.
-
-        `has_parts`: whether the shard has parts of documents, which share the document's id.
-        """
+        """Returns whether any entry is for one of the ids, or, if `has_parts`, their documents."""
         bases = {base(name) for name in names} if has_parts else set()
         digests = id_digests([*names, *sorted(bases)])
         return any(

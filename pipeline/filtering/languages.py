@@ -33,10 +33,9 @@ def _detector() -> Any:
 
 
 def state(languages: Sequence[str]) -> dict[str, str]:
-    """Returns the versions that verdicts depend on, for the plan.
+    """Returns, for the plan, the versions that verdicts depend on.
 
-    Raises:
-      UserError: the identifier is not installed, or does not know a language.
+    Raises a UserError if the identifier is not installed or does not know a language.
     """
     # All probabilities exceed -1, so this returns every language.
     answers = _detector().detect("a", model="lite", k=1000, threshold=-1.0)
@@ -52,10 +51,7 @@ def state(languages: Sequence[str]) -> dict[str, str]:
 
 
 def detected(texts: pa.LargeStringArray) -> list[tuple[str, float]]:
-    """Returns each text's most probable language (ISO 639) and probability.
-
-    A text without letters gets ("", 0.0).
-    """
+    """Returns each text's most probable language (ISO 639) and probability, else ("", 0.0)."""
     found: list[tuple[str, float]] = []
     for text in texts.to_pylist():
         text = text.replace(_END, " ")

@@ -30,11 +30,9 @@ class Added(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """The added tokens of a tokenizer.json.
+    """A tokenizer.json's added tokens, found by successive searches (`passes`).
 
-    Attributes:
-      passes: successive searches that cut documents.
-      refused: tokens that only the library can find, as texts may be normalised first.
+    Only the library can find `refused` tokens, as texts may be normalised first.
     """
 
     passes: list[Added]

@@ -158,11 +158,7 @@ class _Again:
         self._codec, self._other = codec, codec.another()
 
     def check(self, text: str, found: np.ndarray | str) -> None:
-        """Compares the ids of a text, or its failure.
-
-        Raises:
-          UserError: they differ.
-        """
+        """Compares the ids of a text, or its failure; raises a UserError if they differ."""
         now = self._codec.try_encode(text, self._other)
         if type(now) is not type(found) or not np.array_equal(now, found):
             start = text[:60].replace("\n", " ")
@@ -173,11 +169,7 @@ class _Again:
 
 
 def fast(vocabulary: Vocabulary) -> Fast:
-    """Returns the fast tokenizer of a vocabulary.
-
-    Raises:
-      fast_tokenizer.Unsupported: there is none.
-    """
+    """Returns the fast tokenizer of a vocabulary; raises Unsupported if there is none."""
     if vocabulary.is_registered:
         raise fast_tokenizer.Unsupported(_CLASS)
     if vocabulary.is_sentencepiece:
@@ -207,8 +199,7 @@ def without_sentinels(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Removes the ids of texts that contain one of `Vocabulary.reserved`.
 
-    Returns:
-      (tokens, lengths) as from `Tokenizer.encode`, and bool[texts] for the texts removed.
+    Returns (tokens, lengths) as from `Tokenizer.encode`, and bool[texts] for the texts removed.
     """
     spelt = np.zeros(len(lengths), bool)
     if vocabulary.is_sentencepiece:  # no text spells its control pieces, and comparing is faster

@@ -43,13 +43,10 @@ class Actions(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """A supported tokenizer.json.
+    """A supported tokenizer.json, as returned by `tokenizer_json.parsed`.
 
-    Attributes:
-      value: its contents, as returned by `tokenizer_json.parsed`.
-      normaliser: its tokenizers.normalizers.Normalizer, or None.
-      steps: the normaliser's steps, with sequences flattened.
-      places: fields of `byte_level.Words` for byte-level BPE; None for WordPiece.
+    `steps` are those of its normaliser, with sequences flattened; `places` are fields of
+    `byte_level.Words` for byte-level BPE, None for WordPiece.
     """
 
     value: Mapping[str, Any]
@@ -66,11 +63,7 @@ class Rules(NamedTuple):
 
 
 def rules(value: Mapping[str, Any], normaliser: Any) -> Rules:
-    """Returns the rules of a tokenizer.json, given its parsed contents and normaliser.
-
-    Raises:
-      Unsupported: its text names the unsupported feature.
-    """
+    """Returns the rules of a tokenizer.json; raises Unsupported, naming what is not supported."""
     model = value["model"]
     kind = model.get("type", "BPE")
     steps = [*_steps(value.get("normalizer"), "normalizers")]

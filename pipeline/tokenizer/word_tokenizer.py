@@ -36,11 +36,7 @@ _EXCESS = 4
 
 
 def from_file(model: bytes, codec: TokenizersCodec) -> "WordTokenizer | ByteTokenizer":
-    """Makes a tokenizer from the bytes of a tokenizer.json; `codec` reads the same file.
-
-    Raises:
-      fast_tokenizer.Unsupported: its text names the unsupported feature.
-    """
+    """Makes a tokenizer from a tokenizer.json, also read by `codec`; may raise Unsupported."""
     rules = tokenizer_file.rules(tokenizer_json.parsed(model), codec.tokenizer.normalizer)
     tables = tokenizer_file.model(rules)
     if rules.is_bytes:
@@ -63,11 +59,7 @@ class ByteTokenizer:
 
 
 class WordTokenizer:
-    """Encoder with the ids of one tokenizer.json.
-
-    Attributes:
-      refused: number of documents left to the library so far, at least in part.
-    """
+    """Encoder with the ids of one tokenizer.json; `refused` counts documents left to it in part."""
 
     def __init__(
         self,

@@ -49,7 +49,6 @@ def verify(
 
     Raises:
       UserError: there is no cache, or it has pairs and a list has paragraphs.
-      OSError: the cache cannot be read.
     """
     if not files.exists(files.join(folder, MANIFEST)) and files.exists(files.join(folder, PLAN)):
         return {}, [Fault(MANIFEST, "missing: the cache is not finished", FINISH)]
@@ -225,10 +224,7 @@ class _Digests:
             begin += count
 
     def faults(self) -> Iterable[Fault]:
-        """Returns a fault if ids made by Palimpsest repeat.
-
-        Ids from the corpus may repeat, which is not a fault of the cache.
-        """
+        """Returns a fault if ids made by Palimpsest repeat; those from the corpus may."""
         twice = 0
         for path in filter(os.path.exists, self._paths):
             values = np.fromfile(path, "u8").reshape(-1, 2)
