@@ -257,7 +257,7 @@ def check_watched(
     task: str,
     task_module: str | None,
 ) -> None:
-    """Rejects watched metrics that are never evaluated, as far as is known without data."""
+    """Rejects watched metrics that are never evaluated, as far as is known without the data."""
     # Metrics of tasks, user modules and probes are known once these are loaded.
     others = task.startswith("seqio:") or task_module is not None or evaluation.probes is not None
     others |= evaluation.supervised is not None

@@ -115,7 +115,10 @@ class Settings(NamedTuple):
 
 
 def given(flags: Sequence[str]) -> Given:
-    """Returns the parsed flags of a run's fields; a UserError for unknown fields or wrong types."""
+    """Returns the parsed flags of a run's fields.
+
+    Raises a UserError for unknown fields and values of the wrong type.
+    """
     return parse(RunFlags, flags).below("run")
 
 
@@ -125,10 +128,10 @@ def build_config(
     optimizer_preset: str | None = None,
     settings: Settings | None = None,
 ) -> tuple[Config, dict[str, str]]:
-    """Returns (the configuration, field path -> origin); a UserError if flags are rejected.
+    """Returns (the configuration, field path -> origin).
 
     Applies the model `preset`, the recipe `optimizer_preset`, a command's `settings`, then the
-    flags in `overrides`.
+    flags in `overrides`. Raises a UserError for unknown or rejected fields and values.
     """
     if not isinstance(overrides, Given):
         overrides = given(overrides)

@@ -28,7 +28,10 @@ def named_folder(given: Given) -> str | None:
 
 
 def folder_model(given: Given) -> ModelConfig:
-    """Returns the model of `named_folder(given)`, without dropout; a UserError if unsupported."""
+    """Returns the model of `named_folder(given)`, without dropout.
+
+    Raises a UserError if the folder is missing or its model is unsupported.
+    """
     model = _model(named_folder(given) or "", given.values.get("model_dir") or "")
     return dataclasses.replace(model, dropout_rate=0.0)
 

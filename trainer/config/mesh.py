@@ -16,11 +16,11 @@ AXES = ("data", "fsdp", "tensor")
 ROWS = ("data", "fsdp")
 
 # Pairs of (array axis, mesh axis that divides it), in order of precedence: a mesh axis divides one
-# dimension of a tensor. Array axes without a rule are replicated. Sources: T5X,
-# `partitioning.standard_logical_axis_rules` ("model" is our "tensor", parameter_partitioning_dims=2
-# our fsdp above 1); mu-transformer, "2D finalized" (Xu et al. 2021, arXiv:2105.04663, section 5.1),
-# like T5X's two 2s but with a replicated vocabulary. Experts lie along the rows that they serve, as
-# in Primer's Mesh TensorFlow.
+# dimension of a tensor. Array axes without a rule are replicated.
+# Sources: T5X, `partitioning.standard_logical_axis_rules` ("model" is our "tensor",
+# parameter_partitioning_dims=2 our fsdp above 1); mu-transformer, "2D finalized" (Xu et al. 2021,
+# arXiv:2105.04663, section 5.1), like T5X's two 2s but with a replicated vocabulary. Experts lie
+# along the rows that they serve, as in Primer's Mesh TensorFlow.
 RULES: Mapping[str, tuple[tuple[str, str | None], ...]] = MappingProxyType(
     {
         "standard": (
@@ -84,7 +84,7 @@ class MeshConfig:
         check(self)
 
     def planned(self) -> dict[str, int]:
-        """Returns the sizes by axis; a UserError if more than one is -1."""
+        """Returns the sizes by axis, at most one of them -1 (else a UserError)."""
         sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
         open_axes = [name for name, size in sizes.items() if size == -1]
         if len(open_axes) > 1:
@@ -96,7 +96,7 @@ class MeshConfig:
         return sizes
 
     def sizes(self, devices: int) -> dict[str, int]:
-        """Returns the sizes by axis; a UserError if their product is not `devices`."""
+        """Returns the sizes by axis, with product `devices` (else a UserError)."""
         sizes = self.planned()
         fixed = math.prod(size for size in sizes.values() if size != -1)
         if -1 in sizes.values() and devices % fixed == 0:

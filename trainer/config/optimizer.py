@@ -58,10 +58,11 @@ class Optimizer:
     averages_updates: bool = False
 
 
-# One entry per optimizer; external code may add its own. Sources of the defaults: adafactor T5X,
-# `adafactor.py`, its learning rate and schedule `configs/runs/pretrain.gin`; adamw and lion optax
-# 0.2.8; adamw_rms nanoT5, `copied_utils.AdamWScale`; muon's momentum and its Adam's betas Liu et
-# al. 2025 (arXiv:2502.16982), the parameter scale measured (docs/LOG.md, 2026-11-21).
+# One entry per optimizer; external code may add its own.
+# Sources of the defaults: adafactor T5X, `adafactor.py`, its learning rate and schedule
+# `configs/runs/pretrain.gin`; adamw and lion optax 0.2.8; adamw_rms nanoT5,
+# `copied_utils.AdamWScale`; muon's momentum and its Adam's betas Liu et al. 2025
+# (arXiv:2502.16982), the parameter scale measured (docs/LOG.md, 2026-11-21).
 OPTIMIZERS: dict[str, Optimizer] = {
     "adafactor": Optimizer(
         "trainer.optim.adafactor:direction",
@@ -138,8 +139,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
 # The default of a field that must be set.
 REQUIRED = object()
 
-# Keys of `schedule.FACTORS` -> the fields that only the factor reads, with their defaults. Source:
-# T5X, `utils.create_learning_rate_scheduler`.
+# Keys of `schedule.FACTORS` -> the fields that only the factor reads, with their defaults.
+# Source: T5X, `utils.create_learning_rate_scheduler`.
 SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "constant": {"learning_rate": REQUIRED},
@@ -431,8 +432,8 @@ def _fields_in(tables: Iterable[Mapping[str, Any]]) -> list[str]:
 
 # Source: nanoT5, `configs/default.yaml` and `utils/model_utils.py`: T5 1.1 base, 2^16 steps of 128
 # rows, 1.953 nats on held-out C4, with its Adafactor 1.995 (README). `steps_per_cycle` is the
-# number of updates less the warm-up: set both for a run of another length. Differences: AdamWScale
-# adds its epsilon before the bias correction, optax after it.
+# number of updates less the warm-up: set both for a run of another length.
+# Differences: AdamWScale adds its epsilon before the bias correction, optax after it.
 _NANOT5 = OptimizerConfig(
     name="adamw_rms",
     learning_rate=0.02,
@@ -465,7 +466,7 @@ _LOSS_OF_PRESETS = {
 
 
 def recipe(name: str) -> dict[str, Any]:
-    """Returns a preset's field path -> value: its optimizer and loss; a UserError if unknown."""
+    """Returns field path -> value of a known preset: its optimizer, and its loss."""
     if name not in OPTIMIZER_PRESETS:
         raise UserError(
             f"unknown optimizer preset {name}{nearest(name, OPTIMIZER_PRESETS)}; known: "

@@ -64,9 +64,9 @@ _llama = partial(_model, "llama", LLAMA_VOCAB_SIZE)
 _bert = partial(_model, "bert", BERT_VOCAB_SIZE)
 
 
-# Columns: emb_dim, num_heads, head_dim, mlp_dim, layers per stack. Source: T5X,
-# `examples/t5/t5_1_0/*.gin` and `examples/t5/t5_1_1/*.gin`; 1.0's tiny is 1.1's. mini is ours: the
-# smallest that learns something on a CPU in minutes.
+# Columns: emb_dim, num_heads, head_dim, mlp_dim, layers per stack.
+# Source: T5X, `examples/t5/t5_1_0/*.gin` and `examples/t5/t5_1_1/*.gin`; 1.0's tiny is 1.1's. mini
+# is ours: the smallest that learns something on a CPU in minutes.
 _T5_1_0 = {
     "tiny": _t5_1_0(8, 4, 3, 16, 2),
     "small": _t5_1_0(512, 8, 64, 2048, 6),

@@ -33,7 +33,7 @@ def _unread(part: Any, config: Config, path: str) -> Iterator[tuple[str, str]]:
 
 
 def refuse_unread(config: Config, origins: Mapping[str, str]) -> None:
-    """Rejects unread fields set on the command line to other than the default, by a UserError."""
+    """Raises a UserError for unread fields set on the command line to other than the default."""
     values = dict(fields.leaves(config))
     defaults = dict(fields.leaves(Config(config.preset, config.model)))
     defaults |= {f"model.{each.name}": each.default for each in dataclasses.fields(ModelConfig)}

@@ -206,7 +206,7 @@ class TrainingBatches:
     def examples(self, step: int) -> tuple[np.ndarray, Places, list[tuple[Members, int]]]:
         """Returns the examples of this host's rows of batch `step`, in row order.
 
-        They are (each example's row, int64 [E]; their origins; per example, the members of its
+        The result is (each example's row, int64 [E]; origins; per example, the members of its
         source's rows and its index among them).
         """
         columns, members_of = [], []

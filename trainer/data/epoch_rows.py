@@ -19,8 +19,7 @@ from trainer.data.order import BlockOrder, Order, Reading
 _SHUFFLE = 0xDEC4  # separates the order of a deck's windows from other draws
 # Pairs packed together, largest first. With exponential lengths (means 60 and 15, rows of 512 and
 # 128), groups of 1,024 leave 8 and 5 % empty, groups of 4,096 leave 10 and 7 %; one group in cache
-# order with 64 open rows leaves 17 and 15 %. group in the cache's order with 64 open rows 17 and 15
-# %.
+# order with 64 open rows leaves 17 and 15 %.
 _GROUP = 1024
 _INDEX_ROWS = 1 << 20
 

@@ -203,7 +203,10 @@ def reading(order: Order | FollowedOrder, windows: int) -> Reading:
 
 
 def without_shards(manifest: CacheManifest, split: str) -> CacheManifest:
-    """Returns a manifest without a split's shards; a UserError if there is no such split."""
+    """Returns a manifest without the shards of a split.
+
+    Raises a UserError if the cache will not have such a split.
+    """
     known = {split: []} if split in manifest.plan.shards else manifest.splits
     return CacheManifest(manifest.plan, known, manifest.software)
 

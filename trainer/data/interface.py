@@ -82,10 +82,16 @@ class Data(Protocol):
         """Ends batch-making threads that are waiting."""
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
-        """Returns a split's rows by task, each once and with fixed noise; a UserError if none."""
+        """Returns a split's rows by task, each once and always with the same noise.
+
+        Raises a UserError if there are none.
+        """
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without EOS; a UserError without the vocabulary's library."""
+        """Returns the ids of a text, without EOS.
+
+        Raises a UserError if the vocabulary's library is not installed.
+        """
 
     def examples(self, split: str) -> list[ExampleSet]:
         """Returns the examples of a split by task, with the text metrics to compute.

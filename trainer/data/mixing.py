@@ -98,7 +98,10 @@ def _sizes(
 def _limited(
     config: Config, weights: Mapping[str, float], sources: Sequence[Source], max_epochs: float
 ) -> dict[str, float]:
-    """Returns shares that read no task more than `max_epochs` times; a UserError if too few."""
+    """Returns shares that read no task more than `max_epochs` times.
+
+    Raises a UserError if that is less than the run reads.
+    """
     epochs = {source.task: source.layout.rows_per_epoch for source in sources}
     limits = {name: max_epochs * epochs[name] for name in weights}
     try:

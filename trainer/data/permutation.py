@@ -13,7 +13,7 @@ import numpy as np
 
 # Ranks permuted together: 128 batches of 128 rows.
 _STRETCH = 1 << 14
-# The cipher's fewest bits. Smaller ranges are encrypted whole.
+# The cipher's fewest bits. Ranges this small are encrypted at once.
 _LEAST_BITS = 16
 
 

@@ -58,8 +58,8 @@ class SeqioData:
     """Batches of a seqio Task or Mixture; see trainer.data.cached.Data.
 
     Rows are packed as in T5X unless `data.pack` is false. They are read from the task's cache in
-    `cache_dir`, if there is one and `data.use_cached` is not false. Raises a UserError without
-    seqio, the task, or lengths.
+    `cache_dir`, if there is one and `data.use_cached` is not false. Raises a UserError if seqio,
+    the task or lengths are missing.
     """
 
     def __init__(self, config: Config, name: str):
@@ -141,7 +141,10 @@ class SeqioData:
         """Does nothing."""
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
-        """Returns a split's rows once, in order, the last batch padded; a UserError if missing."""
+        """Returns a split's rows once, in order, the last batch padded.
+
+        Raises a UserError if the split does not exist.
+        """
         if split not in self._mixture.splits:
             advice = ": --evaluation.every_steps=0 trains without" if split == "validation" else ""
             raise UserError(f"seqio:{self.name} has no split {split}{advice}")

@@ -125,12 +125,11 @@ def make_gradients(
 ) -> Callable[[Any, Batch, jax.Array], tuple[Any, Metrics]]:
     """Returns (params, batch, dropout key) -> (gradients of the batch's loss, metrics).
 
-    Gradients are of the parameters that learn by `tuning`, or of all. With `config.microbatches`
-    above 1 the batch is split into that many parts, processed one after the other; gradients and
-    metrics are float32 sums over the parts. The loss's divisor comes from the whole batch, so that
-    the parts' losses add up to the batch's loss whatever the distribution of tokens; with
-    `loss.normalize_over` "microbatch", from each part. Part i has the dropout key `fold_in(key,
-    i)`.
+    Gradients are of the parameters that learn by `tuning`, or of all. `config.microbatches` above 1
+    splits the batch into that many parts, processed in turn; part i has the dropout key
+    `fold_in(key, i)`. Gradients and metrics are float32 sums over the parts. The loss's divisor
+    comes from the whole batch, so that the parts' losses add up to the batch's loss whatever the
+    distribution of tokens; with `loss.normalize_over` "microbatch", from each part.
 
     Source: google-research/t5x, `trainer.accumulate_grads_microbatched`, for separately normalized
     parts.

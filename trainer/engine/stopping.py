@@ -75,9 +75,9 @@ class Stop:
         return result
 
     def exit_code(self, step: int, complete: bool) -> int:
-        """Returns the exit code after `step`, and prints why the run ends, or raises its error.
+        """Returns the exit code of a run that ends after `step`, and prints why it ends.
 
-        `complete`: whether nothing is left to do.
+        `complete`: whether nothing is left to do. Raises the run's error, if any.
         """
         if self.error:
             raise self.error

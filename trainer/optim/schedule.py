@@ -84,8 +84,8 @@ def _polynomial_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
 def _linear_cooldown(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     """Stays 1 until `cooldown_start`, then falls linearly to `final_fraction` and stays there.
 
-    Starting at the end of the warm-up, it is the linear schedule; later, with "constant *
-    linear_warmup", it is warm-up-stable-decay (Hu et al. 2024, arXiv:2404.06395).
+    Starting at the end of the warm-up, it is the linear schedule; later, combined with warm-up, it
+    is warm-up-stable-decay (Hu et al. 2024, arXiv:2404.06395).
     """
     return _towards(config, _cooldown_left(config, step))
 

@@ -166,10 +166,11 @@ def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str
 def fitted(
     flag: str, found: dict[str, Parts], model: ModelConfig, ids: int, scanned: bool
 ) -> dict[str, Parts]:
-    """Returns parameters by the model's names; a UserError names one that does not fit.
+    """Returns parameters by the model's names, after checking all names and shapes.
 
     `flag` is their source, for messages; `found` has unstacked layers; `ids` is the vocabulary
-    size; `scanned` is whether the checkpoint stacks layers, for the names in messages.
+    size; `scanned` is whether the checkpoint stacks layers, for the names in messages. Raises a
+    UserError, with the name, if a parameter does not fit.
     """
     spec = model_spec(replace(model, scan_layers=False))
     expected = {path: facts.shape for path, facts in parameter_facts(spec).items()}

@@ -33,7 +33,10 @@ class Start(Beginning, Protocol):
     """The beginning of a run without checkpoints of its own."""
 
     def state(self, program: Program) -> TrainState:
-        """Returns the state, on the program's devices; a UserError if --init_from is unreadable."""
+        """Returns the state, on the program's devices.
+
+        Raises a UserError if --init_from is unreadable.
+        """
 
 
 def begin(
