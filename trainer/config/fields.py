@@ -40,7 +40,7 @@ def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def replace(config: Any, path: str, value: Any) -> Any:
-    """Returns a copy of `config` with the field at `path` set; rejects bad values (UserError)."""
+    """Returns a copy of `config` with the field at `path` set; raises a UserError if rejected."""
     return replace_all(config, {path: value})
 
 
@@ -97,7 +97,10 @@ def metadata(config: Any, path: str) -> Mapping[str, Any]:
 
 
 def override(config: Any, origins: dict[str, str], given: Given) -> Any:
-    """Returns `config` with the given flags, and records their origin; rejects bad values."""
+    """Returns `config` with the given flags, and records their origin.
+
+    Raises a UserError if a field rejects its value.
+    """
     origins |= dict.fromkeys(given.values, "command line")
     try:
         return replace_all(config, given.values)

@@ -84,7 +84,7 @@ class MeshConfig:
         check(self)
 
     def planned(self) -> dict[str, int]:
-        """Returns the sizes by axis, at most one of them -1 (else a UserError)."""
+        """Returns the sizes by axis; raises a UserError if more than one is -1."""
         sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
         open_axes = [name for name, size in sizes.items() if size == -1]
         if len(open_axes) > 1:
@@ -96,7 +96,7 @@ class MeshConfig:
         return sizes
 
     def sizes(self, devices: int) -> dict[str, int]:
-        """Returns the sizes by axis, with product `devices` (else a UserError)."""
+        """Returns the sizes by axis; raises a UserError if their product is not `devices`."""
         sizes = self.planned()
         fixed = math.prod(size for size in sizes.values() if size != -1)
         if -1 in sizes.values() and devices % fixed == 0:

@@ -466,7 +466,10 @@ _LOSS_OF_PRESETS = {
 
 
 def recipe(name: str) -> dict[str, Any]:
-    """Returns field path -> value of a known preset: its optimizer, and its loss."""
+    """Returns field path -> value of a preset: its optimizer and its loss.
+
+    Raises a UserError if there is no such preset.
+    """
     if name not in OPTIMIZER_PRESETS:
         raise UserError(
             f"unknown optimizer preset {name}{nearest(name, OPTIMIZER_PRESETS)}; known: "

@@ -103,8 +103,8 @@ class BatchMaker:
 class Source:
     """A task of a run: how its rows are made, and in what order.
 
-    `seed` is the run's; `packed` is the layout of packed rows, None for one example per row. Raises
-    a UserError at construction if there is no window.
+    `packed` is the layout of packed rows, None for one example per row. Raises a UserError at
+    construction if there is no window.
     """
 
     task: str
@@ -173,7 +173,7 @@ class Places(NamedTuple):
 class TrainingBatches:
     """An endless sequence of training batches with random access: `batches[k]` is step k's.
 
-    Host `host` of `hosts` gets its share of the `batch_size` rows, which must divide among them.
+    Host `host` of `hosts` gets its share of the `batch_size` rows, which must be divisible.
     """
 
     def __init__(

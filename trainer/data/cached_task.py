@@ -29,7 +29,7 @@ class CachedTask:
 
     @property
     def model(self) -> bytes:
-        """Bytes of the vocabulary's model; a UserError if the vocabulary is unknown."""
+        """Bytes of the vocabulary's model; raises a UserError if the vocabulary is unknown."""
         if not self.ids.model:
             raise UserError(
                 f"the vocabulary of {self.cache} is not known, as it was adopted without one: run "

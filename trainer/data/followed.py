@@ -3,8 +3,8 @@
 The plan fixes the number and order of shards. A block is a fixed number of consecutive shards; a
 window belongs to the block in which it ends, so that later shards affect neither. The first epoch
 reads the blocks in the plan's order, permuting the windows of each; by its end all shards are
-known, and later epochs have the usual order. A batch's windows therefore depend on plan, seed and
-step, not on when a shard was finished (docs/decisions/021-train-while-it-builds.md).
+known, and later epochs have the usual order. A batch's windows thus depend on plan, seed and step,
+not on when a shard was finished (docs/decisions/021-train-while-it-builds.md).
 
 Dimensions: W requested windows.
 """
@@ -60,7 +60,7 @@ class FollowedOrder:
 
     @property
     def windows(self) -> int:
-        """Number of windows per epoch; a UserError if the cache is not finished."""
+        """Number of windows per epoch; raises a UserError if the cache is not finished."""
         if not self.complete:
             assert self._following
             raise self._following.refuse(_SPLIT, self._of)
@@ -157,7 +157,7 @@ class FollowedOrder:
         return self._following.missing(_SPLIT, self._border(self._shards))
 
     def __call__(self, ranks_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Implements `order.Reading`; waits for unknown windows, or raises a UserError."""
+        """Implements `order.Reading`: waits for unknown windows, or raises a UserError."""
         highest = int(ranks_W.max(initial=0))
         while not self.knows(highest):
             assert self._following
@@ -212,7 +212,7 @@ def without_shards(manifest: CacheManifest, split: str) -> CacheManifest:
 
 
 def check(config: Config, mixtures: list[MixtureSpec]) -> None:
-    """Rejects settings that need a finished cache, with a UserError that names the setting.
+    """Raises a UserError for a setting that needs a finished cache.
 
     Finished caches are no exception, so that a run does not depend on when it begins.
     """
@@ -233,7 +233,7 @@ def check_task(
     objective: Objective, folder: str, manifest: CacheManifest, sides: tuple[int, int] | None,
     packs: bool, wanted: Take | None,
 ) -> None:  # fmt: skip
-    """Rejects a task that needs a finished cache, with a UserError that names the setting.
+    """Raises a UserError for a task that needs a finished cache.
 
     `sides`: most ids of inputs and targets if pairs are not cut; None if any pair fits.
     """

@@ -1,7 +1,6 @@
 """Random access into a permutation of any size, equal to grain's, in numpy.
 
-grain's own function permutes one number per call, from Python.
-Dimensions: W requested ranks.
+grain's own function permutes one number per call. Dimensions: W requested ranks.
 """
 
 import functools

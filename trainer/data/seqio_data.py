@@ -177,7 +177,7 @@ class SeqioData:
         ]
 
     def _uncached(self) -> list[str]:
-        """Warns if a cache was requested and does not exist."""
+        """Returns a warning if a cache was requested and does not exist."""
         if self._cached or not self._config.data.use_cached:
             return []
         uncacheable = [task.name for task in self._tasks() if not task.supports_caching]
@@ -188,7 +188,7 @@ class SeqioData:
         ]
 
     def _colliding(self) -> list[str]:
-        """Warns if sentinel ids are also pieces of text."""
+        """Returns a warning if sentinel ids are also pieces of text."""
         vocabulary = self._mixture.output_features["targets"].vocabulary
         if not self.model_sha256 or self.extra_ids:
             return []
@@ -201,7 +201,7 @@ class SeqioData:
         ]
 
     def _unmeasured(self) -> list[str]:
-        """Warns if the tasks define metrics of a kind that is not computed."""
+        """Returns a warning if the tasks define metrics of a kind that is not computed."""
         names = {name for task in self._tasks() for name in unmeasured(task)}
         if not names:
             return []

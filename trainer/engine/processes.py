@@ -108,7 +108,7 @@ def failing_together() -> Iterator[None]:
 
 
 def check_shared(folder: str) -> None:
-    """Checks that every process sees files of process 0 in `folder`; else all raise a UserError."""
+    """Raises a UserError in every process unless all see process 0's files in `folder`."""
     import jax
 
     if jax.process_count() == 1:
@@ -133,7 +133,7 @@ def check_shared(folder: str) -> None:
 
 
 def check_equal(what: str, text: str) -> None:
-    """Checks that `text` is the same in every process; otherwise all raise a UserError."""
+    """Raises a UserError in every process unless `text` is the same in all."""
     texts = gathered(text)
     for index, other in enumerate(texts):
         if other != texts[0]:

@@ -72,7 +72,7 @@ def rows(mesh: Mesh) -> NamedSharding:
 
 
 def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree) -> Tree:
-    """Returns the sharding of each parameter; a UserError names one that does not divide.
+    """Returns the sharding of each parameter; raises a UserError for one that does not divide.
 
     `rules` names one of RULES; `params` is a tree of arrays or shapes; `logical_axes` comes from
     `trainer.model.transformer.logical_axes`.

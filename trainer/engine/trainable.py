@@ -159,7 +159,7 @@ class Tuning:
         )
 
     def _added(self, path: str, facts: ParameterFacts) -> dict[str, ParameterFacts]:
-        """Returns the facts of a kernel's A and B; a UserError if the kernel is not a matrix."""
+        """Returns the facts of a kernel's A and B; raises a UserError if it is not a matrix."""
         middle = tuple(facts.axes[1:-1])
         if len(facts.shape) < 2 or any(name not in STACK_AXES for name in middle):
             raise UserError(

@@ -312,7 +312,6 @@ def _adafactor_leaves(
 
 
 def _abstract_state(config: Config) -> Any:
-    """Returns the shapes and dtypes of the optimizer's state."""
     spec = model_spec(config.model)
     tuning = Tuning(config, spec)
     optimizer = tuning.optimizer()
@@ -337,10 +336,7 @@ def _schedule_counts(state: Any) -> set[str]:
 
 
 def sound(name: str, value: np.ndarray, flag: str = "--init_from") -> np.ndarray:
-    """Returns `value`; a UserError if it has NaN, infinite or absurd elements.
-
-    Damaged files and failed runs have these.
-    """
+    """Returns `value`; raises a UserError if it has NaN, infinite or absurd elements."""
     if not np.issubdtype(value.dtype, np.floating) or not value.size:
         return value
     largest = float(np.max(np.abs(value)))
