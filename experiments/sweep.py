@@ -48,7 +48,7 @@ _FILES = ", ".join(sorted(path.stem for path in definition.FILES.glob("*.toml"))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The command's own flags, and those of its cells."""
+    """Flags of the command and of its cells."""
 
     file: str | None = field(None, f"a .toml file, or one of {_FILES}", positional=True)
     output: str = field(REQUIRED, "folder for the cells and the results", metavar="DIR")

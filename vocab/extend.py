@@ -66,7 +66,7 @@ def with_symbols(model: bytes, more: tuple[str, ...]) -> bytes:
 def extend(
     base: vocabulary.Vocabulary, learned: bytes, size: int, user_defined: tuple[str, ...]
 ) -> bytes:
-    """Returns a model of `size` pieces: those of `base`, `user_defined`, the best of `learned`.
+    """Returns a model of `size` pieces: the base's, `user_defined`, and the best of `learned`.
 
     The sentinels of `base` are left out; vocab.train adds them again at the end. Raises UserError
     if `learned` has too few new pieces, or `size` is too small.

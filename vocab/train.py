@@ -41,10 +41,7 @@ _FORMAT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """How words are counted: by this process, or by Beam if there are `beam_arguments`.
-
-    The vocabulary does not depend on it.
-    """
+    """How words are counted: here, or by Beam with `beam_arguments`, with equal results."""
 
     beam_arguments: list[str] | None = None
     verbose: bool = False
@@ -309,7 +306,7 @@ def _corpus_flags(texts: Sequence[str], corpora: weighting.Corpora) -> list[str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(CorporaFlags, OptionFlags):
-    """The command's own flags, and Beam's."""
+    """Flags of the command and of Beam."""
 
     output: str = field(
         REQUIRED, "folder for the vocabulary, local or any fsspec URL", metavar="DIR"

@@ -187,7 +187,7 @@ def _replaced_spans(
 ) -> np.ndarray:
     """Returns the hidden span that each token added by the objective replaces, int64 [L], or -1.
 
-    Tokens and places are those of the inputs; `hidden_N` numbers the spans missing from the inputs.
+    `hidden_N` numbers the spans of the window that are missing from the inputs.
     """
     eos = ids.special.eos
     replaced_L = np.full(len(tokens_L), -1)

@@ -41,7 +41,7 @@ _DOCUMENTS = {
     BLOCK: "every block of lines between blank ones is a document",
 }
 
-# Versions of the rules for splits and pieces; cache records name them.
+# Version of the rules for splits and pieces; cache records name them.
 _RULES = 2
 
 

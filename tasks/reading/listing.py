@@ -17,7 +17,7 @@ from tasks.storage import files, store
 from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
 
-# Types that a pattern may match besides files.
+# Matches of a pattern that are not read.
 _HIDDEN = "hidden files"
 _FOLDERS = "folders"
 _SEEN = "links to folders with another name here"

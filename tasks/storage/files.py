@@ -1,7 +1,4 @@
-"""Reads, writes, lists and copies files and folders, local or in a store.
-
-Errors of a store are those of `store.Store`.
-"""
+"""Reads, writes, lists and copies files and folders, local or in a store; errors as in `Store`."""
 
 import contextlib
 import hashlib

@@ -123,8 +123,8 @@ def _open_current(path: str, folder: str, what: str, flag: str) -> int:
 class _InBucket(Lock):
     """A lock in a Cloud Storage bucket: an object, changed on condition of its generation.
 
-    A second writer takes over a lock that did not change while it watched, or that a process of
-    this machine wrote before it ended. The first writer notices at its next `check`.
+    A second writer takes over a lock that did not change while it watched, or whose holder was a
+    process of this machine and has ended. The first writer notices at its next `check`.
     """
 
     def __init__(self, folder: str, what: str, flag: str):

@@ -162,8 +162,8 @@ def above(bound: float) -> Rule:
     return Rule(f"above {bound}", lambda value: value > bound)
 
 
-# A share below 1: dropout rates, decay rates of moments.
 SEED = Rule("a 64-bit integer", lambda seed: -(2**63) <= seed < 2**63)
+# Shares such as dropout rates and decay rates of moments.
 BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
 
 

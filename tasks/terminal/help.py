@@ -33,7 +33,7 @@ def page(
 
     The dataclass `kind` may add topics, `help_topics()` (name -> function), and defaults to show,
     `help_defaults()` (path -> value). `topic` is "", `ALL`, a group of flags, or a further topic;
-    UserError if it is unknown.
+    an unknown one raises UserError.
     """
     topics = kind.help_topics() if hasattr(kind, "help_topics") else {}
     if topic in topics:

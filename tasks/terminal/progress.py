@@ -10,7 +10,7 @@ _LINE_SECONDS = 10.0
 
 
 class Progress:
-    """Shows how much of `total` (None: unknown) is done. Use `shown`, which closes it.
+    """Shows progress towards `total` (None if unknown). Use `shown`, which closes it.
 
     `unit` is "" for counts, "B" for bytes.
     """
