@@ -74,7 +74,7 @@ class Cache(NamedTuple):
         return kept_BGSK.swapaxes(1, 2)
 
     def last_inputs(self, module: nn.Module, x_BLC: jax.Array, width: int) -> jax.Array:
-        """Prepends the stored inputs of a convolution of `width` W, and stores the last W - 1."""
+        """Prepends the W - 1 stored inputs of a convolution, W = `width`, and stores the last."""
         if self.filling:
             before = jnp.zeros((len(x_BLC), width - 1, x_BLC.shape[-1]), x_BLC.dtype)
         else:

@@ -85,10 +85,8 @@ class MixerFacts:
 class PositionFacts:
     """Facts about a position scheme.
 
-    Attributes:
-      counts_positions: has a parameter for each of `ModelConfig.max_positions`.
-      fuses: has no logit bias, or one that kernels know.
-      any_width: the heads of a stack may differ in width.
+    `counts_positions`: it has a parameter for each of `ModelConfig.max_positions`. `fuses`: it has
+    no logit bias, or one that kernels know. `any_width`: the heads of a stack may differ in width.
     """
 
     counts_positions: bool = False
@@ -142,10 +140,9 @@ class HeadFacts:
 class StackPartFacts:
     """Facts about a part of whole stacks, enabled by a field of `ModelConfig` above 0.
 
-    Attributes:
-      lengthens: adds that many positions to an encoder's rows, which cannot be packed.
-      reads_weights: reads attention weights, which kernels do not write.
-      idle: from configuration and row length, returns why the part has no effect, or None.
+    With `lengthens` it adds that many positions to an encoder's rows, which cannot be packed.
+    `reads_weights`: of attention, which kernels do not write. `idle` returns why the part has no
+    effect, or None, from configuration and row length.
     """
 
     lengthens: bool = False

@@ -39,9 +39,7 @@ class ModelConfig:
 
     A part that is None is the family's own; `value` resolves it. A part may have options, as in
     "rotary:base=500000"; `part` reads them. Parameters are float32 whatever `dtype` is.
-
-    Raises:
-      Rejected: at construction, if a value is invalid or has no effect.
+    Construction raises `Rejected` if a value is invalid or has no effect.
     """
 
     family: str = field(

@@ -63,7 +63,7 @@ class Shared:
 
 
 def tracing_device() -> Device:
-    """Returns the device to trace for: that of `tracing_on`'s mesh, or the default."""
+    """Returns the device of `tracing_on`'s mesh, present or not; otherwise JAX's default."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return Device(device.device_kind if device else jax.devices()[0].device_kind)
 
@@ -108,8 +108,7 @@ einsum_float32.defvjp(_einsum_forward, _einsum_backward)
 def sum_leading(x: jax.Array, axes: int) -> jax.Array:
     """Returns the float32 sum over the first `axes` axes.
 
-    On a CPU it is a product with ones (0.5 ns an element; XLA's own sum takes 5 to 10,
-    docs/LOG.md).
+    On a CPU a product with ones: 0.5 ns an element; XLA's own sum takes 5 to 10 (docs/LOG.md).
     """
     ones = jnp.ones(x.shape[:axes], x.dtype)
     return jax.lax.platform_dependent(

@@ -37,8 +37,7 @@ class TokenEmbedder(nn.Module):
     def __call__(self, tokens_BL: jax.Array) -> jax.Array:
         """Returns rows of the table, [B, L, D] in the model's dtype; unknown ids give NaN.
 
-        Differences: T5X multiplies by one-hot vectors, for older TPUs, with equal values and
-        gradients.
+        Differences: T5X multiplies by one-hot vectors, for older TPUs; values and gradients agree.
         """
         rows_BLD = jnp.take(self.embedding, tokens_BL, axis=0, mode="fill", fill_value=jnp.nan)
         rows_BLD = rows_BLD.astype(self.shared.dtype)

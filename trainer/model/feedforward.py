@@ -45,10 +45,9 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
 class FeedForward(Protocol):
     """The feed-forward slot. Its module maps (x_BLD, rows, deterministic) to [B, L, D].
 
-    `build` returns None if layers have neither such a sublayer nor its norm. `bias` None means as
-    in the rest of the model. With `routes` tokens choose among experts, counted in
-    `switch.ROUTING`. If `pointwise` is False, positions read others and the module also gets
-    `cache`.
+    `build` returns None if layers have neither such a sublayer nor its norm. `bias` None uses the
+    model's setting. With `routes`, tokens choose among experts, counted in `switch.ROUTING`. If not
+    `pointwise`, positions read others and the module also gets `cache`.
     """
 
     @property

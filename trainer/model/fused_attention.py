@@ -69,16 +69,13 @@ def fused_attention(
     """Returns values weighted by `softmax((q k + bias) * scale)`: [B, L, J] in the dtype of q.
 
     A query that sees no key gets zeros. Bias, logits and all sums are float32; weights are rounded
-    to the operands' dtype before the products.
+    to the operands' dtype before the products. Raises ValueError if heads do not fill registers.
 
     Args:
       block: queries and keys per tile, a power of two; None chooses by lengths and memory.
       vmem_bytes: core memory that a kernel may use.
       interpret: run the kernels without a TPU, for tests.
       layout: `tables_of` a block-sparse layout; its tiles are the blocks. None: all pairs.
-
-    Raises:
-      ValueError: heads of this size do not fill registers.
     """
     if not fills_lanes(head_dim):
         raise ValueError(f"head_dim {head_dim} neither divides {LANES} nor is a multiple of it")

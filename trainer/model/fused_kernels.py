@@ -24,7 +24,7 @@ _LEAST = -1e20
 
 
 class Operands(NamedTuple):
-    """Operands of the kernels, or a grid step's blocks of them."""
+    """Kernel operands, or a grid step's blocks of them."""
 
     q_BLJ: Any
     k_BSJ: Any
@@ -411,7 +411,6 @@ def _fold(tile_kq: jax.Array) -> jax.Array:
 
 
 def _for_each(rows: int, together: int, some_rows: Callable[[Any], None]) -> None:
-    """Runs `some_rows` on the first of each `together` rows."""
     if rows == together:
         some_rows(0)
     else:

@@ -39,14 +39,11 @@ _BLOCK_BYTES = 3 << 20
 
 @dataclass(frozen=True)
 class Visits:
-    """The tiles that a layout visits: the static part of `fused_layouts.Tables`.
+    """The tiles that a layout visits: the static part of `fused_sparsity.Tables`.
 
-    Attributes:
-      tile: queries and keys per tile.
-      part: tokens per part of a tile; one bit per part.
-      most_keys: maximum key blocks per query block; `most_queries` the reverse.
-      by_group: each group of heads has its own tables.
-      tiles: mean number of tiles per group.
+    `tile` counts the queries and keys of a tile, `part` the tokens per masking bit. `most_keys` is
+    the maximum of key blocks per query block, `most_queries` the reverse. With `by_group` each
+    group of heads has its own tables; `tiles` is the mean number of tiles per group.
     """
 
     tile: int
@@ -176,8 +173,8 @@ class Plan:
     def vectors(self, table_HR: jax.Array) -> jax.Array:
         """Returns the vectors of the bias tiles, [N, G * T, W] float32.
 
-        Tile t holds `vector[(q - k) mod W]` at (k, q). A product with a constant, as its gradient
-        is.
+        Tile t holds `vector[(q - k) mod W]` at (k, q). A matrix product, so its gradient is one
+        too.
         """
         assert self.bias is not None
         period = 2 * self.block_q

@@ -56,7 +56,10 @@ class Surroundings(NamedTuple):
 
 
 class Layer(nn.Module):
-    """One layer: mixer, then the spec's cross mixer, sublayers of parts and feed-forward."""
+    """One layer: mixer, then the spec's cross mixer, sublayers of parts and feed-forward.
+
+    `position` is None if a stack's layers share one scheme.
+    """
 
     spec: LayerSpec
     shared: Shared

@@ -62,7 +62,6 @@ class View(NamedTuple):
         return self.watched is not None and name in self.watched
 
     def watch(self, **arrays: jax.Array) -> None:
-        """Stores those arrays that other parts read."""
         for name in filter(self.watches, arrays):
             assert self.watched is not None
             self.watched[name] = arrays[name]
@@ -115,7 +114,7 @@ def _softmax(logits_BHLS: jax.Array, mask_B1LS: jax.Array) -> jax.Array:
 def _positive(
     function: Callable[[jax.Array], jax.Array], normalised: bool
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Returns weights by a nonnegative function, divided by their sum or number of visible keys."""
+    """Makes weights from a nonnegative function, divided by their sum or the visible keys."""
 
     def weigh(logits_BHLS: jax.Array, mask_B1LS: jax.Array) -> jax.Array:
         weights_BHLS = jnp.where(mask_B1LS, function(logits_BHLS), 0)

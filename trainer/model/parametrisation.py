@@ -17,7 +17,7 @@ class Rates(NamedTuple):
     """A tensor's learning rate and initial size relative to the base model's.
 
     `rate` is the learning-rate factor for optimizers whose updates do not grow with the gradient
-    (Adam, Lion). Optimizers whose updates grow with the initial deviation need only `rate / size`.
+    (Adam, Lion). Optimizers with updates proportional to parameter size need only `rate / size`.
     """
 
     rate: float = 1.0
@@ -74,12 +74,9 @@ class Parametrisation(Protocol):
 class StandardParametrisation:
     """T5X's parametrisation: kernels N(0, 1 / fan_in), token embedding N(0, 1).
 
-    Attention logits are not scaled at run time: 1 / sqrt(head_dim) is folded into the initial
-    query kernel. Another `scale` changes the kernel so that the first logits stay the same.
-
-    Attributes:
-      scale: factor of attention logits; None means 1.
-      zeros: kernels that start at 0: "query", "residual" (ends of residual branches), "logits".
+    Attention logits are not scaled at run time: 1 / sqrt(head_dim) is folded into the initial query
+    kernel. Another `scale` changes the kernel so that the first logits stay the same. `zeros` names
+    kernels that start at 0: "query", "residual" (ends of residual branches), "logits".
 
     Source: google-research/t5x, `t5x/examples/t5/layers.py` and `network.py`.
     """
@@ -144,7 +141,7 @@ class NormalParametrisation(StandardParametrisation):
     """BERT's and GPT-2's parametrisation: all parameters N(0, 0.02), cut at two deviations.
 
     Attention logits are scaled by 1 / sqrt(head_dim) at run time. Kernels that end a residual
-    branch are divided by sqrt(`residual_branches`), the number of branches that a pre-norm stack
+    branch start smaller by sqrt(`residual_branches`), the number of branches that a pre-norm stack
     sums (twice its layers).
 
     Source: google-research/bert, `modeling.py`, `create_initializer`, for 0.02 and the cut, which

@@ -144,7 +144,7 @@ def _text(value: Any) -> str:
 
 
 def reject_changed(options: Any, when: str, *names: str) -> None:
-    """Rejects options that nothing reads but that differ from their defaults."""
+    """Rejects unread options that differ from their defaults: they must be left out `when`."""
     defaults = {each.name: each.default for each in dataclasses.fields(options)}
     for name in names:
         if getattr(options, name) != defaults[name]:

@@ -1,7 +1,7 @@
 """Sparsity of attention: which key blocks each query block sees. No JAX.
 
-A pattern is frozen options with a `layout`, bool [P, N, N]. Masks within blocks (causal, packed
-examples, prefixes, padding) apply on top of it.
+A pattern's `layout` is bool [P, N, N]; masks within blocks (causal, packed examples, prefixes,
+padding) apply on top of it.
 
 Dimensions: P heads with their own layouts (1 if all share one), N blocks of a row, M maximum
 visited blocks, n rows of a group.

@@ -38,11 +38,7 @@ from trainer.model.switch import Switch
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """The slots of one layer.
-
-    `cross_mixer` is None if no sublayer attends to an encoder. The two other placements default to
-    `norm_placement`.
-    """
+    """The slots of one layer; without their own placement, sublayers use `norm_placement`."""
 
     norm: Norm
     norm_placement: NormPlacement
@@ -169,7 +165,7 @@ _ARCHITECTURES: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] =
 def _stack(
     config: ModelConfig, count: int, role: str, hook: LayerHook | None = None, **slots: Any
 ) -> StackSpec:
-    """Returns a stack of `count` layers, with `slots` of their own and cross-attention's `hook`."""
+    """Returns a stack of `count` layers with these `slots` and cross-attention's `hook`."""
     parts = tuple(
         part
         for name in config.stack_parts

@@ -88,8 +88,8 @@ class StackPart:
     """A part in every layer of a stack; None means that a field is unused.
 
     `source` builds a module of the stack, which maps the number of rows to `sources[name]` for
-    hooks. `front` builds a module of the model, which maps an encoder's embedded tokens and rows to
-    longer ones, with `lengthening` more positions.
+    hooks. `front` builds a module of the model, which lengthens an encoder's embedded tokens and
+    rows by `lengthening` positions.
     """
 
     name: str

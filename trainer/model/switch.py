@@ -47,8 +47,7 @@ class Switch:
 
     Source: Fedus et al. 2021 (arXiv:2101.03961), sections 2.1 and 2.2; Mesh TensorFlow, `moe.py`,
     for groups, capacity, and padding, which uses no capacity but counts in the auxiliary loss.
-    Differences: upstream's groups depend on the number of devices; here every mesh makes the same
-    update.
+    Differences: upstream's groups depend on the number of devices; here every mesh updates alike.
     """
 
     expert: Mlp
@@ -161,8 +160,8 @@ def _rearranged(x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array) -> jax.A
     """Returns [G, M, D] with `x_GND[g, from_GM[g, m]]` at (g, m), or 0 if that index is N or more.
 
     `to_GN` is the inverse (M or more for none), so the gradient is a rearrangement too. Upstream's
-    one-hot products cost two fifths of the operations of a feed-forward sublayer of 768 x 3072 at
-    groups of 1,024 and capacity 1.25.
+    one-hot products cost two fifths as much as a feed-forward sublayer (768 x 3072, groups of
+    1,024, capacity 1.25).
     """
     del to_GN
     return jax.vmap(lambda x_ND, from_M: x_ND.at[from_M].get(mode="fill", fill_value=0))(

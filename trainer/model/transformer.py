@@ -91,8 +91,7 @@ class Transformer(nn.Module):
         """Returns float32 logits [B, V] of the token after position `last_B` of each row.
 
         `memory` comes from `remember`. Without `cache`, `tokens_BL` are whole rows; otherwise pass
-        `mutable=[CACHE, FIXED]` to fill it from a prompt, then `mutable=[CACHE]` for each next
-        token.
+        `mutable=[CACHE, FIXED]` to fill it from a prompt, then `mutable=[CACHE]` for each token.
         """
         embedder = None if self.spec.encoder is None else self.token_embedder
         logits_B1V = self.decoder(

@@ -74,7 +74,7 @@ def merged(config: Any, options: Any) -> CrossAttention:
 
 
 def _merged(own: View, cross: View) -> View:
-    """Returns the view of the encoder's positions, then the decoder's own, which have biases."""
+    """Returns the view of the encoder's positions, without biases, then the decoder's own."""
     length = own.rows.segment_BL.shape[1]
     keys, sources = (view.source_rows.segment_BL.shape[1] for view in (own, cross))
     batch = max(len(own.mask_BLS), len(cross.mask_BLS))

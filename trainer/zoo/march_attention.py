@@ -99,7 +99,7 @@ class _Roles(nn.Module):
 class SummedHeads:
     """Sums of `group` consecutive heads: [B, L, H * K / group].
 
-    Values start narrower, so that sums have the deviation of other attentions' heads.
+    Values start with a smaller deviation, so that sums match other attentions' heads.
 
     Source: "big_heads_summed" of MARCH (2023).
     """
@@ -162,7 +162,9 @@ def without_mixer_residual(config: Any, options: Any) -> Placements:
 
 
 def halves(config: Any, options: Any, layer: LayerSpec, count: int) -> tuple[LayerSpec, ...]:
-    """Returns copies of `layer` with a number of heads per half; an odd layer is in the second.
+    """Returns copies of `layer`; each half of the stack has its own number of heads.
+
+    The first half is shorter if `count` is odd.
 
     Source: "scaling_heads" of MARCH (2023).
     """

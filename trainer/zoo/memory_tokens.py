@@ -32,7 +32,7 @@ class _MemoryTokens(nn.Module):
     """Learned vectors [count, D] before a stack's embedded tokens, equal in every row.
 
     They act as ordinary positions. Rows must not be packed: a vector that sees several examples
-    would leak between them.
+    would pass information between them.
 
     Source: Burtsev et al. 2020 (arXiv:2006.11527); t5-experiments, `num_memory_tokens`.
     """

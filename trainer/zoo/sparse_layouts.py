@@ -107,7 +107,7 @@ class BigBird(_Blocks):
 
 @dataclass(frozen=True)
 class Fixed(_Blocks):
-    """Options of adjacent windows, each with last blocks that all blocks see."""
+    """Options of adjacent windows whose last blocks are visible to all blocks."""
 
     window: int = field(4, "blocks of each window", rule=above(0))
     global_blocks: int = field(

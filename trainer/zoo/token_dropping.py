@@ -19,9 +19,9 @@ from trainer.model.stack_parts import LayerHook, StackPart, Watched
 class TokenDropping(LayerHook):
     """Each layer of a stack drops `count` positions per row, after its mixer.
 
-    A position's score is the sum of its attention weights over all heads and queries; padding goes
-    first, and the last of equals. A layer that would drop more than half of a row drops nothing.
-    Order is kept. Packed examples compete for the places of their row.
+    A position's score is the sum of its attention weights over all heads and queries. Padding is
+    dropped first, and among equals the last. A layer that would drop more than half of a row drops
+    nothing. Order is kept. Packed examples compete for the places of their row.
 
     Source: "FCABS" of MARCH (2023). Differences: queries that are padding give no weights.
     """
