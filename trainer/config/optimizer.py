@@ -426,7 +426,6 @@ class OptimizerConfig:
 
 
 def _fields_in(tables: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns the names in any of the tables, sorted."""
     return sorted({name for table in tables for name in table})
 
 

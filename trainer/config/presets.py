@@ -43,7 +43,6 @@ def _model(
     num_layers: int,
     dropout_rate: float = 0.0,
 ) -> ModelConfig:
-    """Returns a model whose stacks have `num_layers` each."""
     architecture = FAMILIES[family].architecture
     return ModelConfig(
         family=family,

@@ -85,7 +85,6 @@ def rates(
 def _sizes(
     size: str, sources: Sequence[Source], manifests: Mapping[str, CacheManifest]
 ) -> dict[str, float]:
-    """Returns the size of the part taken of each task's training split."""
     if size not in _COUNTS:
         return {source.task: len(source.maker.windows) for source in sources}
     return {

@@ -177,7 +177,6 @@ class SeqioData:
         ]
 
     def _uncached(self) -> list[str]:
-        """Returns a warning if a cache was requested and does not exist."""
         if self._cached or not self._config.data.use_cached:
             return []
         uncacheable = [task.name for task in self._tasks() if not task.supports_caching]
@@ -201,7 +200,6 @@ class SeqioData:
         ]
 
     def _unmeasured(self) -> list[str]:
-        """Returns a warning if the tasks define metrics of a kind that is not computed."""
         names = {name for task in self._tasks() for name in unmeasured(task)}
         if not names:
             return []

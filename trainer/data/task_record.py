@@ -115,7 +115,6 @@ def _task_changes(task: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (path, value) of every leaf in nested dicts and lists."""
     if isinstance(value, Mapping):
         items = list(value.items())
     elif isinstance(value, list):

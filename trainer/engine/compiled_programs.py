@@ -23,10 +23,9 @@ def enable() -> None:
 
 
 def remove_damaged(folder: pathlib.Path) -> None:
-    """Removes partly written programs (killed process, full disk).
+    """Removes partly written programs (killed process, full disk), of which JAX warns forever.
 
-    JAX warns of such a file at every start and never rewrites it. Only files written since the last
-    check are read.
+    Reads only files written since the last check.
     """
     marker, now = folder / _CHECKED, time.time()
     try:

@@ -90,7 +90,6 @@ def are_deterministic(flags: str) -> bool:
 
 
 def _plugins() -> list[str]:
-    """Returns the names of JAX's plugins, found in both ways that JAX uses."""
     found = [entry.value for entry in entry_points(group="jax_plugins")]
     try:
         import jax_plugins

@@ -40,7 +40,6 @@ _AVERAGED = ("loss", "accuracy", "unigram_entropy", "bits_per_byte")
 
 
 def _mean(results: list[dict[str, float]]) -> dict[str, float]:
-    """Returns the means of the tasks' metrics, and the perplexity of the mean loss."""
     found = {
         name: sum(result[name] for result in results) / len(results)
         for name in _AVERAGED
@@ -151,7 +150,6 @@ class _Text:
 
 
 def _texts(run: Run, split: str) -> dict[str, _Text]:
-    """Returns the split's text by task, for tasks whose targets are corpus tokens."""
     texts: dict[str, _Text] = {}
     if not isinstance(run.data, CachedData):
         return texts
@@ -233,7 +231,6 @@ class _Sums:
         self.metrics[name] = before[0] + total, before[1] + weight
 
     def result(self) -> dict[str, float]:
-        """Returns the metrics documented in `Evaluator`."""
         values = means(self.metrics)
         loss = values["loss"]
         share = self.counts[self.counts > 0] / self.counts.sum()

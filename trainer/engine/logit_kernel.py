@@ -139,6 +139,5 @@ def _kernel(vocab_size: int, logits_ref: Any, targets_ref: Any, out_ref: Any) ->
 
 
 def _last(logits_ref: Any, whole: int, rest: int) -> jax.Array:
-    """Returns the last columns, padded to a register."""
     x_lV = logits_ref[:, whole * LANES : whole * LANES + rest]
     return jnp.pad(x_lV, ((0, 0), (0, LANES - rest)))

@@ -61,7 +61,6 @@ class Norms:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """Index of each layer's parameter in a row of norms."""
         tree = jax.eval_shape(self._by_layer, self._shapes)
         leaves, structure = jax.tree.flatten(tree)
         ends = np.cumsum([leaf.size for leaf in leaves])

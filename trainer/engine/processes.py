@@ -230,7 +230,7 @@ class _Watch:
         self._publish(_DONE)
 
     def ended(self, error: BaseException) -> None:
-        """Announces that this process ends with `error`, unless another's loss caused it.
+        """Announces that this process ends with `error`, unless the loss of another caused it.
 
         To tell, it waits: if another process is lost, the watch meanwhile ends this one.
         """

@@ -58,7 +58,6 @@ def _rsqrt_normalized_decay(config: OptimizerConfig, step: jax.Array) -> jax.Arr
 
 
 def _decay_every(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """Multiplies by `decay_factor` every `steps_per_decay`."""
     return config.value("decay_factor") ** jnp.floor_divide(step, config.value("steps_per_decay"))
 
 

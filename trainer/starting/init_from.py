@@ -323,9 +323,9 @@ def _abstract_state(config: Config) -> Any:
 
 
 def _schedule_counts(state: Any) -> set[str]:
-    """Returns the names of counts read by learning rate schedules.
+    """Returns the names of the counts that learning rate schedules read.
 
-    Each is the only field of its state; a count of moments has the moments beside it.
+    Such a count is the only field of its state; counts of moments are not.
     """
 
     def is_schedule(node: Any) -> bool:
