@@ -72,8 +72,7 @@ class Sequential:
 class Parallel:
     """All sublayers read the same states, and their outputs are added to these.
 
-    With `one_norm` they share the first one's norm, as in GPT-J and PaLM; otherwise each has its
-    own, as in GPT-NeoX.
+    With `one_norm` they share a norm (GPT-J, PaLM); otherwise each has its own (GPT-NeoX).
     """
 
     one_norm: bool = False

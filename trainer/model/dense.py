@@ -71,8 +71,8 @@ def tracing_device() -> Device:
 def rows_divided(x_BLD: jax.Array) -> jax.Array:
     """Returns residual states with rows divided over devices as the batch is.
 
-    Otherwise the compiler divides channels over "fsdp", as in the kernels, and every product sums
-    or gathers activations.
+    Otherwise the compiler divides channels over "fsdp" as in kernels, and products move
+    activations.
     """
     if not nn.get_logical_axis_rules():
         return x_BLD
@@ -188,8 +188,8 @@ class Dense(nn.Module):
 def project_together(projections: Sequence[Dense], x_BLD: jax.Array) -> list[jax.Array]:
     """Returns the outputs of projections of one input, all with equally many features.
 
-    The input's gradient is one product, not a sum of several that each go through memory. It reads
-    the outputs' gradients stacked: slices of one array avoid a copy.
+    The input's gradient is one product, which reads the outputs' gradients stacked: slices of one
+    array avoid a copy.
     """
     kernels, biases = zip(*(each.weights(x_BLD.shape[-1]) for each in projections), strict=True)
     outputs = _project_together(x_BLD.astype(kernels[0].dtype), kernels)

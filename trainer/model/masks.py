@@ -53,8 +53,7 @@ def encoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
 def decoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
     """Returns the decoder side of a batch.
 
-    Without segment ids, positions with a *target* id above 0 hold tokens: the first input of every
-    example is 0 by construction.
+    Without segment ids, *target* ids above 0 mark tokens: the first input of an example is 0.
     """
     segment_ids_BL = batch.get("decoder_segment_ids")
     return Rows(

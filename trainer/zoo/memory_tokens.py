@@ -31,8 +31,7 @@ class MemoryTokens:
 class _MemoryTokens(nn.Module):
     """Learned vectors [count, D] before a stack's embedded tokens, equal in every row.
 
-    They act as ordinary positions. Rows must not be packed: a vector that sees several examples
-    would pass information between them.
+    Rows must not be packed: the vectors would pass information between examples.
 
     Source: Burtsev et al. 2020 (arXiv:2006.11527); t5-experiments, `num_memory_tokens`.
     """
