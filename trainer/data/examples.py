@@ -104,7 +104,10 @@ class ExampleSet:
 
 
 def named_metrics(config: Config) -> tuple[Metric, ...]:
-    """Returns the metrics named by `evaluation.metrics`, without the task's own."""
+    """Returns the metrics named by `evaluation.metrics`, without the task's own.
+
+    Raises a UserError if one does not exist.
+    """
     names = [name for name in config.evaluation.metrics if name != TASK_METRICS]
     return tuple(metric.chosen(names, config.task_module)) if names else ()
 

@@ -23,9 +23,9 @@ def enable() -> None:
 
 
 def remove_damaged(folder: pathlib.Path) -> None:
-    """Removes partly written programs (killed process, full disk), of which JAX warns forever.
+    """Removes partly written programs (killed process, full disk).
 
-    Reads only files written since the last check.
+    JAX warns of them at every start. Only files written since the last check are read.
     """
     marker, now = folder / _CHECKED, time.time()
     try:
