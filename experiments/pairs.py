@@ -18,7 +18,7 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 
-# Words per example. Together they contain something to lose.
+# Words per example. At least one of them has something to lose.
 _WORDS = 2
 
 

@@ -43,8 +43,7 @@ def list_files(spec: CorpusSpec, by_words: bool) -> tuple[CorpusSpec, list[Sourc
 
     Returns:
       The spec with its pattern relative to the fixed folder, the files, and lines about matches
-        that
-      are not read.
+      that are not read.
 
     Raises:
       UserError: no file matches, a link is broken, a file name is not UTF-8, or the store fails.

@@ -39,8 +39,8 @@ class ReadIf(NamedTuple):
         return self.why if isinstance(self.why, str) else self.why(config)
 
 
-# Effects of changing a field of a run: all results; the batches, and so the results; both only in
-# updates to come; the order of sums; nothing. The last four may differ on resume.
+# What a changed field affects in a run: all results; the batches, and so the results; only later
+# results or batches; the order of sums; or nothing. The last four may change on resume.
 Changes = Literal["results", "batches", "later", "later_batches", "rounding", "nothing"]
 
 
