@@ -337,7 +337,7 @@ def _register_one(
         seqio.CacheDatasetPlaceholder(),
         functools.partial(rows_to_examples, spec=spec, ids=loaded.ids, packing=how["packing"]),
     ]
-    if spec.objective.unit is Unit.PAIR:  # T5's own steps, which cut sides that are too long
+    if spec.objective.unit is Unit.PAIR:  # T5's own steps, which cut overlong sides
         steps = [
             functools.partial(encode_pairs, **opens),
             seqio.CacheDatasetPlaceholder(),

@@ -27,7 +27,7 @@ class Cache:
     def ids(self) -> TokenIds:
         """The vocabulary of the rows; raises UserError if the file is missing or does not match."""
         record = self.manifest.plan.vocabulary
-        if not record.sha256:  # not known to who adopted the cache
+        if not record.sha256:  # unknown at adoption
             return record.ids(b"")
         command = "adopt" if self.manifest.plan.adopted else "build"
         return vocabulary.of_cache(self.folder, record, command).ids

@@ -69,11 +69,10 @@ def _label(value: dict[str, Any]) -> str:
 
 
 def checked(kind: type[Kind], value: Any, name: str, where: str = "{name}.{key}") -> Kind:
-    """Parses a dataclass from a JSON object; inverse of `as_json`.
+    """Parses a dataclass from a JSON object; inverse of `as_json`; raises UserError if invalid.
 
     Fields whose default is None may be missing. Integers must be 0 or more. Fields of other types
-    than int, str and dict are not checked, and stay JSON. Messages call the object `name`, and its
-    fields `where`. Raises UserError if the object was damaged or edited.
+    than int, str and dict are not checked, and stay JSON. `name` and `where` are for messages.
     """
     of_kind: Any = kind
     needed, optional, types = _form(of_kind)
@@ -102,7 +101,7 @@ def _form(kind: Any) -> tuple[frozenset[str], frozenset[str], list[tuple[str, An
 def check_keys(
     value: Any, name: str, needed: Collection[str], more: Collection[str] = frozenset()
 ) -> None:
-    """Raises UserError unless `value` is an object with all `needed` keys, and others in `more`."""
+    """Raises UserError unless `value` is an object with all `needed` and no keys beyond `more`."""
     check_form(value, dict, name, "an object")
     if value.keys() >= set(needed) and value.keys() <= {*needed, *more}:
         return

@@ -35,7 +35,7 @@ def holds(path: str, entry: FileEntry) -> bool:
 
 
 def copy(url: str, entry: FileEntry, target: str, remedy: Remedy) -> None:
-    """Downloads a file in parallel parts; on failure the target does not exist.
+    """Downloads a file in parallel parts. The target matches `entry` or does not exist.
 
     Raises UserError if the file is missing, or differs from `entry`.
     """
@@ -112,15 +112,9 @@ def own_folder(owner: object, parent: str | None, sizes: Mapping[str, int]) -> t
     """Locks a folder for the copies of `owner`: the free folder with most of them, or a new one.
 
     The lock is released when `owner` or the process ends. A folder in `parent` is kept for the next
-    process; one in the system's temporary folder is deleted, unless the process is killed.
-
-    Args:
-      owner: keeps the folder locked while it exists.
-      parent: parent of the folders of copies; the system's temporary folder if None.
-      sizes: file name -> bytes of each file that may be copied; other files are deleted.
-
-    Returns:
-      (the folder, names of its files that have the given size; their content is unchecked).
+    process; one in the system's temporary folder (`parent` None) is deleted, unless the process is
+    killed. `sizes` holds the bytes of each file that may be copied; other files are deleted.
+    Returns (the folder, names of its files that have the given size; their content is unchecked).
     """
     place = parent or tempfile.gettempdir()
     os.makedirs(place, exist_ok=True)

@@ -187,18 +187,9 @@ def wait(
 ) -> bool:
     """Waits until `ready()`; returns False if `stopping()` came first.
 
-    Prints once what it waits for, and again if no build is running.
-
-    Args:
-      folder: the cache.
-      ready: tests whether the wait is over; called often.
-      what: describes what is waited for.
-      following: the cache, if its plan is known.
-      timeout_seconds: how long to wait without a running build or a new shard; None for ever.
-      stopping: whether to give up.
-
-    Raises:
-      UserError: no build ran and no shard was finished for `timeout_seconds`; or as `ready`.
+    Prints once what it waits for (`what`), and again if no build is running. Raises UserError if no
+    build ran and no shard was finished for `timeout_seconds` (None: no limit), or as `ready`, which
+    is called often. `following` is the cache, if its plan is known.
     """
     if ready():
         return True
@@ -252,8 +243,8 @@ def _progress(following: Following | None) -> str:
 def folder_of(cache_dir: str, task: str) -> str | None:
     """Returns the folder of the finished or planned cache of `task`; None if there is none.
 
-    It is `cache_dir` or `cache_dir/task`. `tasks.cache.cache.find_cache` also accepts the only
-    cache of another objective, which here would depend on when a run begins.
+    It is `cache_dir` or `cache_dir/task`. Unlike `tasks.cache.cache.find_cache`, it ignores caches
+    of other objectives, which would make the result depend on when a run begins.
     """
     folders = (cache_dir, files.join(cache_dir, task))
     return next(filter(_is_cache, folders), None)

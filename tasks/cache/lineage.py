@@ -28,7 +28,7 @@ class Part:
       position: start of the part in the window.
       tokens: length of the part, including the separator.
       first: number of tokens of the document before the part.
-      whole: number of tokens of the document; None if it ends with a row and may continue.
+      whole: number of tokens of the document; None if it may continue in another row.
     """
 
     id: str

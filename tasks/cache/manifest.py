@@ -86,7 +86,7 @@ class FileEntry:
 class PairCounts:
     """Counts of a shard of pairs, in tokens without EOS, which readers add.
 
-    `cut_inputs` and `cut_targets` are the numbers of pairs in which this side was cut.
+    `cut_inputs` and `cut_targets` count the pairs in which this side was cut.
     """
 
     inputs_tokens: int
@@ -98,7 +98,7 @@ class PairCounts:
 
 @dataclasses.dataclass(frozen=True)
 class PairLimits:
-    """Maximum tokens of each side of a pair, EOS included (0: no limit); one of TOO_LONG."""
+    """Maximum tokens of a pair's sides with EOS, 0: no limit; `too_long` is one of TOO_LONG."""
 
     max_inputs: int
     max_targets: int

@@ -23,10 +23,7 @@ def folder_of(cache: str, fingerprint: str) -> str:
 
 
 def keep(cache: str, plan: Plan, shards: Sequence[tuple[str, int]]) -> None:
-    """Keeps the state of a cache before its plan changes and finished `shards` are redone.
-
-    May be repeated after a kill, with other shards too.
-    """
+    """Keeps a cache's state before its plan changes and finished `shards` are redone."""
     now = _state(cache, plan)
     if not shards and not _finished(now):
         return  # no run has read anything

@@ -1,4 +1,7 @@
-"""Reads the windows of a cache for an objective: windows of texts, or pairs."""
+"""Reads the windows of a cache for an objective: windows of texts, or pairs.
+
+Dimensions: W windows, N tokens per window.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -36,7 +36,7 @@ class PlanCheck:
         Adopted caches have no marks.
         """
         if self._settled is None and not self.marked:
-            # Listing may be slow and says the same from now on: no build brings a plan back.
+            # Listing may be slow, and its answer is final: no build brings a plan back.
             self._settled = bool(files.list_sizes(self._folder, PLAN_MARK))
         return bool(self._settled)
 

@@ -238,7 +238,7 @@ class Records:
         return found or self._parsed(name, counts)
 
     def _as_we_write(self, name: bytes, ends: np.ndarray, counts: np.ndarray) -> "_Feature | None":
-        """Returns the feature `name` if every record ends with its `counts` ids at `ends`."""
+        """Returns the feature if each record ends in its `counts` ids at `ends`, else None."""
         begins = loops().begins_of(self._raw, ends, counts)
         if len(begins) and begins.min() < 0:
             return None

@@ -18,7 +18,8 @@ from tasks.terminal.command_line import UserError
 class SplitRows:
     """The rows of one split of a cache, with random access from any thread.
 
-    Files open on first read. Arguments are as in `windows.Windows`.
+    Files open on first read. Arguments and errors are as in `windows.Windows`; it also raises
+    UserError if the files of another program have changed since it was adopted.
 
     Attributes:
       count: number of shards.
@@ -28,10 +29,6 @@ class SplitRows:
       first: number of the first row of each shard, then the number of rows, int64 [S + 1].
       row_tokens: tokens of every row but the last of a shard, if the rows are a stream of ours;
         else None, and the index has them.
-
-    Raises:
-      UserError: the manifest is damaged, the files of another program have changed since it was
-        adopted, or a remote shard is larger than `local_bytes`.
     """
 
     def __init__(
@@ -136,9 +133,8 @@ class SplitRows:
     def read(self, rows_R: np.ndarray) -> tuple[records.Rows, np.ndarray, np.ndarray]:
         """Reads rows of the split, given in ascending order; neighbouring rows in one read.
 
-        Returns:
-          (the rows; their token counts, int64 [R]; for pairs the lengths of their inputs, int64
-          [R], else [0]).
+        Returns (the rows; their token counts, int64 [R]; for pairs the lengths of their inputs,
+        int64 [R], else [0]).
         """
         shards_R = self.shards_of(rows_R)
         rows_R = rows_R - self.first[shards_R]

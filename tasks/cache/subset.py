@@ -83,8 +83,8 @@ def held(plan: Plan, shards: Iterable[Shard], unit: str) -> int:
 def count(windows: Windows, folder: str, manifest: CacheManifest, split: str, wanted: Take) -> int:
     """Returns the number of windows that `wanted` takes.
 
-    Raises UserError if the split has less, that is less than a window, or the cache cannot count
-    documents.
+    Raises UserError if the split is smaller, the amount is less than a window, or the cache does
+    not support documents.
     """
     plan = manifest.plan
     if wanted.unit == DOCUMENTS and not plan.pairs and (plan.adopted or plan.rows_are_windows):

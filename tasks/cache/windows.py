@@ -111,7 +111,7 @@ class Windows:
             self._first = np.minimum(-(-self._borders // self._width), last // self._width)
         else:
             self._first = offsets((np.diff(self._borders) + more) // self._width)
-        self._whole = len(self)  # also of what `keep_first` leaves out
+        self._whole = len(self)  # before `keep_first`
 
     def grow(self, shards: Sequence[Shard]) -> None:
         """Adds the next shards of a split that is being built; other threads may be reading.

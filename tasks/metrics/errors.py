@@ -10,12 +10,12 @@ from tasks.metrics.text import references
 
 
 def character_error_rate(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the Levenshtein distance in percent of the targets' characters, over all examples."""
+    """Returns the Levenshtein distance in percent of all targets' characters."""
     return {"character_error_rate": _rate(targets, predictions, list)}
 
 
 def word_error_rate(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the Levenshtein distance in percent of the targets' words, over all examples."""
+    """Returns the Levenshtein distance in percent of all targets' words."""
     return {"word_error_rate": _rate(targets, predictions, str.split)}
 
 

@@ -42,10 +42,9 @@ class Metric:
     def __call__(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
         """Returns values by name; percentages and correlations are times 100.
 
-        Raises:
-          UserError: the metric's library is not installed, targets are not of its kind, or its
-            function returns no numbers by name.
-          ValueError: there are no predictions, or not as many as targets.
+        Raises ValueError without predictions or with another number of targets, and UserError if
+        the library is missing, targets are not of the metric's kind, or values are not numbers by
+        name.
         """
         if not targets or len(targets) != len(predictions):
             raise ValueError(f"{len(targets)} targets and {len(predictions)} predictions")

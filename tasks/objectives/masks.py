@@ -1,4 +1,7 @@
-"""Noise masks as plain data: which tokens of a window are noise, and bounds of their number."""
+"""Noise masks as plain data: which tokens of a window are noise, and bounds of their number.
+
+Dimensions: W windows, N tokens per window.
+"""
 
 import dataclasses
 import math
@@ -114,7 +117,7 @@ class IidTokens:
         return noise.iid_mask(keys_W, lengths_W, width, self.noise_density)
 
     def bounds(self, raw: int) -> Bounds:
-        # Let x be 1 on a token of noise, and x' the x of the token before, 0 for the first token.
+        # Let x be 1 on a noise token, and x' the x of the previous token, 0 for the first token.
         # Tokens are the sum of x, spans the sum of x (1 - x'), both together of x (2 - x').
         d = self.noise_density
         start = d * (1 - d)

@@ -36,7 +36,7 @@ def fold_in(key: np.ndarray | int, value: np.ndarray | int) -> np.ndarray:
 
 
 def task_seed(seed: int, task: str) -> int:
-    """Returns the seed of a task's order and noise, independent of other tasks of a mixture."""
+    """Returns the seed of a task's order and noise, independent of a mixture's other tasks."""
     digest = hashlib.sha256(task.encode()).digest()
     return int(fold_in(seed, int.from_bytes(digest[:8], "little")))
 
@@ -49,7 +49,7 @@ def training_keys(
 
 
 def evaluation_keys(seed: int, windows_W: np.ndarray) -> np.ndarray:
-    """Returns the noise keys of evaluation windows, uint64 [W]: the same in every run and task."""
+    """Returns noise keys for evaluation, uint64 [W], equal in every evaluation and task."""
     return fold_in(fold_in(seed, _EVALUATION_EPOCH), windows_W)
 
 
@@ -82,7 +82,9 @@ def within(lengths_W: np.ndarray, width: int) -> np.ndarray:
 def span_counts(
     lengths_W: np.ndarray, noise_density: float, mean_noise_span_length: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (noise tokens, noise spans) per window, int64 [W]; rounds in float32, like T5.
+    """Returns (noise tokens, noise spans) per window, int64 [W] each.
+
+    Rounding is half to even in float32, as in T5; float64 differs on ties (190 x 0.15).
 
     Source: T5 `data/preprocessors.py`, random_spans_noise_mask.
     Differences: T5 fails when there are more spans than non-noise tokens; here spans are capped.
@@ -98,8 +100,8 @@ def span_counts(
 def subsets(keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray) -> np.ndarray:
     """Draws a uniform subset of `size` numbers below `total` per window: bool [W, max(totals)].
 
-    The first `size` distinct numbers of a stream of draws; for more than half of the numbers, the
-    complement is drawn. So draws are about as many as spans; a shuffle needs one per token.
+    Takes the first `size` distinct numbers of a stream of draws, or the complement for more than
+    half of the numbers. So draws are about as many as spans; a shuffle needs one per token.
     """
     from tasks.objectives import noise_loops
 

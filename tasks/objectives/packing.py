@@ -126,10 +126,7 @@ def _exact_size(kinds: Sequence[Kind]) -> int:
 
 
 def _deck(kinds: Sequence[Kind], size: int, rows: Lengths, together: bool) -> Deck:
-    """Returns a deck of about `size` windows, filled row by row.
-
-    Integer arithmetic makes the plan the same on every machine.
-    """
+    """Returns a deck of about `size` windows, filled row by row; integers make it portable."""
     members = np.array([kind.members for kind in kinds])
     left = np.maximum(np.rint(_counts(kinds, size) / members).astype(np.int64), 1).tolist()
     choices, mirrored, firsts = [], [], [0]

@@ -74,9 +74,8 @@ def _true_referent(row: Row) -> bool:
 def _refers(text: str, pair: TextPair, is_target: bool) -> Any:
     """Returns whether a predicted noun matches the noun in question; -1 for none.
 
-    Case and determiners are ignored, and one noun may have more words. Nouns differ if only one has
-    an
-    apostrophe: "Bob" is not "Bob's hat".
+    Case and determiners are ignored, and one noun may have more words. Nouns differ if only one
+    has an apostrophe: "Bob" is not "Bob's hat".
 
     Source: T5, `postprocessors.wsc_simple`.
     """

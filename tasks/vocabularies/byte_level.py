@@ -12,8 +12,8 @@ _SPECIAL = ("<pad>", "</s>", "<unk>")
 def alphabet() -> dict[str, int]:
     """Returns character -> byte of GPT-2's alphabet.
 
-    Printable Latin-1 characters stand for themselves, other bytes are numbered from U+0100. Source:
-    openai/gpt-2, `encoder.py`, bytes_to_unicode.
+    Printable Latin-1 characters stand for themselves, other bytes are numbered from U+0100.
+    Source: openai/gpt-2, `encoder.py`, bytes_to_unicode.
     """
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in shown]

@@ -171,11 +171,8 @@ def special(
     """Returns (special ids, whether there is an EOS; if not, EOS's id is -1).
 
     `configs` are the contents of the files CONFIGS beside `model`; without them, the usual names
-    are looked up. `name` is for messages.
-
-    Raises:
-      UserError: the tokenizer lacks an unknown token that it needs, or draws ids at random, or a
-        file names a token that it lacks.
+    are looked up. Raises UserError if the tokenizer lacks an unknown token that it needs, or draws
+    ids at random, or a file names a token that it lacks; messages call it `name`.
     """
     value = parsed(model, name)
     if rate := value["model"].get("dropout"):

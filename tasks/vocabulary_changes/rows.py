@@ -203,7 +203,7 @@ def by_map(id_map: Sequence[int | None], new: TokenIds, old_rows: int, new_rows:
 def _same_roles(old: TokenIds, new: TokenIds) -> dict[int, int]:
     """Returns new id -> old id for each role that both vocabularies have."""
     found = {}
-    for role in reversed(_ROLES):  # an id with several roles has that of the first
+    for role in reversed(_ROLES):  # an id with several roles keeps the first
         mine, theirs = getattr(new.special, role), getattr(old.special, role)
         if mine is not None and theirs is not None:
             found[mine] = theirs

@@ -33,10 +33,7 @@ _SPACE, _BYTE_SPACE = "\u2581", "\u0120"
 
 
 class Trimmed(NamedTuple):
-    """A trimmed vocabulary.
-
-    `id_map` holds the new id of each old id; None if dropped.
-    """
+    """A trimmed vocabulary, and the new id of each old id, None if dropped."""
 
     vocabulary: Vocabulary
     id_map: list[int | None]
@@ -45,17 +42,11 @@ class Trimmed(NamedTuple):
 def trim(
     base: Vocabulary, counts: np.ndarray, min_count: int = 1, vocab_size: int | None = None
 ) -> Trimmed:
-    """Trims `base`.
+    """Trims `base` to pieces with `min_count` occurrences and the pieces they need.
 
-    Args:
-      base: the vocabulary to trim.
-      counts: occurrences of each id, int64 [size].
-      min_count: minimum occurrences of a kept piece.
-      vocab_size: maximum pieces to keep, the most frequent, without sentinels; None: no limit.
-
-    Raises:
-      UserError: the vocabulary is of an unsupported kind, `vocab_size` is too small, or no piece is
-        dropped or kept for its occurrences.
+    `counts` holds the occurrences of each id, int64 [size]. At most `vocab_size` pieces are kept,
+    the most frequent, not counting sentinels. Raises UserError if the vocabulary is of an
+    unsupported kind, `vocab_size` is too small, or no piece is dropped or kept for its occurrences.
     """
     rules = _rules(base)
     kept = set(_always(base, rules))
@@ -80,7 +71,7 @@ def trim(
     if not any(token in kept for token in wanted):
         raise UserError(f"no piece of {base.name} occurs often enough in the corpus to be kept")
     ids = sorted(kept)
-    count = base.record.pieces  # kinds may have an EOS that was added as well
+    count = base.record.pieces  # kinds may include an added EOS
     if len(ids) == count:
         raise UserError(f"every piece of {base.name} is kept: there is nothing to cut")
     new_ids: dict[int, int] = {old: new for new, old in enumerate(ids)}
@@ -133,7 +124,7 @@ def _always(base: Vocabulary, rules: _Rules) -> Iterable[int]:
     special = {token for token in vars(base.special).values() if token is not None}
     for token, (name, kind) in enumerate(zip(ids.pieces, ids.kinds, strict=True)):
         if token >= base.record.pieces:
-            break  # an EOS that was added
+            break  # an added EOS
         plain = kind == NORMAL and token < base.first_sentinel and token not in special
         if not plain or token in rules.always or name in _ASCII or name in (_SPACE, _BYTE_SPACE):
             yield token

@@ -20,8 +20,7 @@ _JOB: list[tuple[Vocabulary, sources.Corpus]] = []
 def count(loaded: Vocabulary, corpus: sources.Corpus, workers: int = 1) -> np.ndarray:
     """Returns how often each id occurs in a corpus, int64 [size], for any number of processes.
 
-    Raises:
-      UserError: the corpus cannot be read or is empty, or the vocabulary is a user's class.
+    Raises UserError if the corpus is unreadable or empty, or the vocabulary is a user's class.
     """
     if loaded.is_registered:
         raise UserError(
