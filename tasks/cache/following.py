@@ -65,9 +65,9 @@ class Following:
         self._lock, self._closed = threading.Lock(), threading.Event()
 
     def look(self, split: str, count: int) -> bool:
-        """Finds out whether the first `count` shards of a split are finished; polls at intervals.
+        """Returns whether the first `count` shards of a split are finished, and makes them known.
 
-        Raises UserError if the folder now holds another cache, or none.
+        Polls at intervals. Raises UserError if the folder now holds another cache, or none.
         """
         with self._lock:
             if len(self._shards[split]) >= count:
