@@ -1,7 +1,7 @@
-"""Adopts a cache: scans its files in parallel and writes row indices, receipts and a manifest.
+"""Adopts a cache: scans its files in parallel, then writes indices, receipts and, last, a manifest.
 
-The manifest is written last. An interrupted adoption keeps files with receipts; a repeated one
-compares checksums and rescans changed files.
+An interrupted adoption keeps files with receipts; a repeated one compares checksums and rescans
+changed files.
 """
 
 import dataclasses
@@ -145,7 +145,7 @@ class _Job:
       source, target: folders of the file and of the output.
       kept: size of a row index that has a receipt; None if the file must be scanned.
       hashes: whether to compare checksums with the receipt.
-      ids: number of ids; is_pairs, eos and scan are as in `Found`.
+      ids: number of ids; `is_pairs` and `scan` are as in `Found`.
     """
 
     source: str
@@ -291,10 +291,7 @@ def shard_of(records: str, index: str, scan: Scan) -> Shard:
 
 
 def check_examples(folder: str, found: Found, shards: Mapping[str, Sequence[Shard]]) -> None:
-    """Raises a UserError unless the number of rows, not 0, is the program's own.
-
-    Whole records may be missing at the end of a file.
-    """
+    """Raises a UserError if there are no rows, or not as many as the program states."""
     for split, wanted in found.examples.items():
         rows = sum(shard.rows for shard in shards.get(split, ()))
         if rows != wanted:

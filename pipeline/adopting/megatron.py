@@ -35,8 +35,7 @@ def is_one(names: list[str]) -> bool:
 def survey(folder: str, names: list[str], validation: str | None) -> Found:
     """Returns the data sets in a folder, all of one token type.
 
-    `validation`: name pattern of validation data sets; None if all are for training. Raises a
-    UserError if a file is missing or malformed, or no data set is for training.
+    `validation`: name pattern of validation data sets; None if all are for training.
     """
     splits: dict[str, list[str]] = {"train": [], "validation": []}
     kinds: dict[str, str] = {}

@@ -49,10 +49,7 @@ class Collector:
         self._empty = 0
 
     def ids(self, lowest: int, highest: int, low_row: int, high_row: int, zeros: int) -> None:
-        """Counts a block's ids, given the extremes and the rows that have them.
-
-        Raises a UserError if an id is negative or not in the vocabulary.
-        """
+        """Counts a block's ids, given extremes and their rows; raises a UserError if invalid."""
         for wrong, token, row in (
             (lowest < 0, lowest, low_row),
             (highest >= self._size, highest, high_row),
@@ -137,12 +134,7 @@ def blocks(path: str) -> Iterator[Any]:
 def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos: int) -> Scan:
     """Scans TFRecords of tf.train.Examples with `targets` and, for pairs, `inputs`.
 
-    Args:
-      path: the file.
-      size: size of the vocabulary.
-      is_pairs: whether rows are pairs.
-      inputs_refused: whether rows with targets must have no inputs.
-      eos: id of EOS.
+    `size` is the vocabulary's; `inputs_refused`: whether rows with targets must have no inputs.
 
     Raises:
       UserError: a record is corrupt, malformed or has invalid ids; names the row.
@@ -224,7 +216,7 @@ def scan_tokens(
 ) -> Scan:
     """Scans a file that holds only tokens of type `kind`.
 
-    `size` is that of the vocabulary; `lengths`, int64 [rows], must fill the file.
+    `size` is the vocabulary's; `lengths`, int64 [rows], must fill the file.
 
     Raises:
       UserError: the file has another size or invalid ids; names the row.

@@ -30,8 +30,7 @@ def is_one(names: list[str]) -> bool:
 def survey(folder: str, names: list[str], read: str | None) -> Found:
     """Returns the files of a seqio cache.
 
-    `read`: "pairs", "targets", or None to decide by the first row. Raises a UserError if files are
-    missing or malformed.
+    `read`: "pairs", "targets", or None to decide by the first row.
     """
     shards = _shards(folder, names)
     infos = {found[1] for name in names if (found := _INFO.fullmatch(name))}

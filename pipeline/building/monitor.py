@@ -36,8 +36,9 @@ def bad_share(shards: list[Shard], unseen: float = 0.0) -> float:
 class Monitor:
     """State of a running build.
 
-    `shards` are finished. Sizes are bytes of the corpus: `total`, finished `before` this build, and
-    `done` with an estimate for pieces in progress from their file sizes.
+    Attributes:
+      total, before: bytes of the corpus, and those finished before this build.
+      done: bytes finished, plus an estimate for pieces in progress from their file sizes.
     """
 
     def __init__(

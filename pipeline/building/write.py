@@ -100,8 +100,7 @@ class ShardWriter:
     ) -> None:
         """Writes tokenized documents with `text_bytes` of text.
 
-        `split`: number of split documents whose first part is here; `cut`: number of pairs cut, by
-        side.
+        `split`: number of split documents that begin here; `cut`: number of pairs cut, by side.
         """
         if not len(documents.ids):
             return
@@ -115,10 +114,9 @@ class ShardWriter:
     def quarantine(
         self, name: str | None, location: str, reason: str, value: Any = None, text: str = ""
     ) -> None:
-        """Records a document left out of the cache.
+        """Records a document left out of the cache, with a rule's measurement `value`.
 
-        `value` is a rule's measurement; `text` an excerpt, kept for the first documents of each
-        reason.
+        The excerpt `text` is kept for the first documents of each reason.
         """
         if "quarantine" not in self._files:
             self._open("quarantine")

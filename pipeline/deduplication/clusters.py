@@ -47,10 +47,7 @@ class Result:
 
 
 def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> Result:
-    """Joins the pairs of all partitions into clusters and writes the exclude list.
-
-    `of_keys`: number of partitions; `header`: the list's origin.
-    """
+    """Joins the pairs of all `of_keys` partitions into clusters and writes the exclude list."""
     opened = Pieces.open(job, pieces)
     result = Result()
     total = int(opened.starts[-1])

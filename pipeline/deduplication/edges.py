@@ -21,8 +21,8 @@ _LEADERS = 64
 class Pieces:
     """The opened files of all pieces, by number.
 
-    `starts`, int64[pieces + 1], counts the units in earlier pieces; plus its index in its piece,
-    that is a unit's number in the corpus.
+    Units are numbered through the corpus; `starts`, int64[pieces + 1], has each piece's first
+    number.
     """
 
     opened: list[arrays.Arrays]

@@ -212,10 +212,7 @@ def band_keys(sketches, bands, rows):
 
 @compiled
 def lines_of(data, bounds):
-    """Returns int64 (text, number, begin, end) of all non-empty lines.
-
-    `data`: uint8, UTF-8 of all texts; `bounds`: int64[texts + 1].
-    """
+    """Returns int64 (text, number, begin, end) of all non-empty lines of texts."""
     count = len(bounds) - 1
     for at in range(bounds[0], bounds[-1]):
         count += data[at] == 10
@@ -354,10 +351,7 @@ def flatten(parents):
 
 @compiled
 def reroot(roots, out):
-    """Replaces each root that is `out` (bool) by its set's first member that is not, if any.
-
-    Members that are out keep the old root.
-    """
+    """Replaces roots that are `out` (bool) by their set's first member that is not, if any."""
     for number in range(len(roots)):
         root = roots[number]
         if root == number or out[number] or not out[root]:

@@ -118,9 +118,8 @@ def _equal(similarity: float) -> float:
 def _beta_cdf(at: float, trials: int) -> np.ndarray:
     """Returns float64[trials + 1], the probability that Beta(k + 1, trials - k + 1) is below `at`.
 
-    For each k, this is the chance of more than k successes in trials + 1, each of chance `at`.
-
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.5.24.
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.5.24: the chance of more
+    than k successes in trials + 1, each of chance `at`.
     """
     if at >= 1:
         return np.ones(trials + 1)
@@ -134,9 +133,10 @@ def _beta_cdf(at: float, trials: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Everything a worker needs; `folder` holds the list and the stages' files.
+    """Everything a worker needs.
 
     Attributes:
+      folder: folder of the list and the stages' files.
       contaminated: whether the folder has n-grams of evaluation sets.
       hf_token_secret: name of the secret with the Hub's token, or "".
       exclude: SHA-256 of lists, copied to the folder, whose documents are not read.

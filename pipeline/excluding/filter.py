@@ -41,7 +41,7 @@ class Filter:
 
     @classmethod
     def of_cache(cls, folder: str, digests: Sequence[str]) -> "Filter":
-        """Returns the filter of the copied lists; a damaged copy raises a UserError."""
+        """Returns the filter of a cache's lists; raises a UserError for a damaged one."""
         return cls.of_files(files.join(folder, copy_name(sha256)) for sha256 in digests)
 
     @classmethod
@@ -54,7 +54,10 @@ class Filter:
     def __call__(
         self, batch: "pa.RecordBatch", quarantine: Callable[[str, str, str], None]
     ) -> "pa.RecordBatch":
-        """Removes listed content from a batch; quarantines (id, place, reason)."""
+        """Returns a batch from `sources.read` without what is listed.
+
+        `quarantine` receives the id, place and reason of each omitted document.
+        """
         names = [name or "" for name in batch.column("id").to_pylist()]
         parts = batch.column("part").to_pylist()
         found = self._found(names, parts, batch)

@@ -33,10 +33,7 @@ def _detector() -> Any:
 
 
 def state(languages: Sequence[str]) -> dict[str, str]:
-    """Returns, for the plan, the versions that verdicts depend on.
-
-    Raises a UserError if the identifier is not installed or does not know a language.
-    """
+    """Returns the versions that verdicts depend on; raises a UserError for unknown languages."""
     # All probabilities exceed -1, so this returns every language.
     answers = _detector().detect("a", model="lite", k=1000, threshold=-1.0)
     known = sorted(answer["lang"] for answer in answers)

@@ -220,10 +220,8 @@ def resolve(
 ) -> tuple[FilterRecord, ...] | None:
     """Returns the plan records for the values of --filter; None if there are none.
 
-    `given`: set names separated by commas, a set with settings as NAME?SETTING=VALUE&…, or a TOML
-    file whose [[filter]] tables have a set and settings. `module`: the user's module, for
-    functions.
-
+    A value has set names separated by commas, a set with settings as NAME?SETTING=VALUE&…, or a
+    TOML file whose [[filter]] tables have a set and settings. `module` has the user's functions.
     Raises a UserError for a wrong name, setting or value.
     """
     records: list[FilterRecord] = []
@@ -413,7 +411,7 @@ def _check(text: str, name: str, settings: dict[str, Any]) -> None:
 
 
 def function_state(text: str, name: str, module: str | None) -> dict[str, str]:
-    """Returns a user function's module and its checksum; a missing one raises a UserError."""
+    """Returns the checksum and module of a user's function; raises a UserError if missing."""
     if not module:
         raise UserError(f"--filter={text} needs --task_module, the module that has {name}")
     loaded = registry.load(module)

@@ -179,13 +179,10 @@ def _of_function(
 
 
 class Filters:
-    """The filters of a plan.
+    """The filters of a plan; raises a UserError for rules of other versions and changed modules.
 
     `tally` counts documents by (kind, reason): JUDGED, all judged; ALONE, those a rule would drop
     alone; FIRST, those it is the first to drop.
-
-    Raises:
-      UserError: the plan's rules are of another version, or a user's module has changed.
     """
 
     def __init__(self, records: Sequence[FilterRecord]):

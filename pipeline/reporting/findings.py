@@ -96,7 +96,7 @@ def _offset(piece: tuple[int, np.ndarray]) -> int:
 def study(folder: str, manifest: CacheManifest, loaded: Vocabulary, sample_shards: int) -> Findings:
     """Reads at most `sample_shards` shards per split, chosen by a hash of their names.
 
-    Raises CorruptRecord for a damaged record; pipeline.verify reports the place and the remedy.
+    Raises CorruptRecord for a damaged record.
     """
     chosen = [key for split in manifest.splits for key in _choose(manifest, split, sample_shards)]
     every = sum(map(len, manifest.splits.values()))

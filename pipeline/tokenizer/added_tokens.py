@@ -30,9 +30,10 @@ class Added(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """A tokenizer.json's added tokens, found by successive searches (`passes`).
+    """The added tokens of a tokenizer.json.
 
-    Only the library can find `refused` tokens, as texts may be normalised first.
+    `passes` are successive searches. Only the library finds `refused` tokens, as it may normalise
+    first.
     """
 
     passes: list[Added]
@@ -71,7 +72,7 @@ class Parts(NamedTuple):
 
     Attributes:
       offsets: int64[parts + 1].
-      given: int32[parts] token ids; cut_kernels.TEXT or REFUSED for other parts.
+      given: int32[parts] token ids; pretokenize_kernels.TEXT or REFUSED for other parts.
       owners: int64[parts] document of each part; every document has a part.
     """
 

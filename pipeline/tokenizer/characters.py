@@ -1,7 +1,7 @@
 """Unicode tables of Hugging Face's `tokenizers`, read from the library itself.
 
 The library, its parts and Python follow different Unicode versions. So each table is made by
-passing every character to the library, which takes a second.
+passing every character to the library, a second per table.
 """
 
 from collections.abc import Callable, Iterable

@@ -762,7 +762,7 @@ def encode(normaliser, pieces, work, data, offsets, first, out, used, lengths):
       normaliser, pieces, work: the model and the buffers.
       data, offsets: uint8[bytes] UTF-8; int64[documents + 1].
       first: index of the first document.
-      out, used: int32[n], which receives ids; their number so far.
+      out: int32[n]; receives ids from out[used].
       lengths: int64[documents]; receives the ids per document.
     """
     text, table, store = work.text, work.table, work.store

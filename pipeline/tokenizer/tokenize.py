@@ -66,11 +66,9 @@ class Tokenizer:
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids of each).
 
-        The next call may overwrite the ids. `texts` has no nulls. EOS is not added.
-
-        Raises:
-          UserError: the audit found a difference from the library, or a user's class returned
-            something other than ids.
+        The next call may overwrite the ids. `texts` has no nulls. EOS is not added. Raises a
+        UserError if the audit finds a difference, or a user's class returns something other than
+        ids.
         """
         self.documents["encoded"] += len(texts)
         if self._again:
@@ -179,9 +177,9 @@ def fast(vocabulary: Vocabulary) -> Fast:
 
 
 def refusal(vocabulary: Vocabulary) -> str:
-    """Returns why FAST leaves a vocabulary to its library, judged without tables; "" if not.
+    """Returns why FAST leaves a vocabulary to its library, "" if it does not.
 
-    Only the tables tell for a SentencePiece model, so it always gets "".
+    Makes no tables, so the answer for SentencePiece models is always "".
     """
     if vocabulary.is_registered:
         return _CLASS

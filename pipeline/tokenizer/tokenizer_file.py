@@ -63,7 +63,7 @@ class Rules(NamedTuple):
 
 
 def rules(value: Mapping[str, Any], normaliser: Any) -> Rules:
-    """Returns the rules of a tokenizer.json; raises Unsupported, naming what is not supported."""
+    """Returns the rules of a tokenizer.json; raises Unsupported with the missing feature."""
     model = value["model"]
     kind = model.get("type", "BPE")
     steps = [*_steps(value.get("normalizer"), "normalizers")]
@@ -253,7 +253,7 @@ def _pairs(merges: Sequence[Any], vocab: Mapping[str, int]) -> np.ndarray:
 
 
 def _spelt(vocab: Mapping[str, int]) -> Iterator[tuple[bytes, int]]:
-    """Yields pieces that consist of bytes, spelt as in `word_kernels.Model.initial`."""
+    """Yields pieces that consist of bytes, spelt as in `bpe_kernels.Model.initial`."""
     known = alphabet()
     halves = str.maketrans(
         {char: chr((byte >> 4) + 1) + chr((byte & 15) + 1) for char, byte in known.items()}
