@@ -18,7 +18,7 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 
-# Words per example. Together they contain something to lose.
+# Words per example. At least one of them has something to lose.
 _WORDS = 2
 
 
@@ -49,11 +49,7 @@ def run(flags: Flags) -> None:
 
 
 def write(corpus: str, undo: str, folder: str) -> None:
-    """Writes the pairs of both splits of a corpus; does nothing if they exist.
-
-    Raises:
-      UserError: a split has no pairs.
-    """
+    """Writes the pairs of both splits of a corpus, unless they exist."""
     if files.exists(files.join(folder, "train.jsonl")):
         return
     from tasks.reading import sources

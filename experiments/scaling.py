@@ -150,7 +150,6 @@ def _number(text: str, flag: str) -> float:
 
 
 def _csv(path: str, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
-    """Returns the rows of a CSV file of numbers."""
     try:
         text = files.read_bytes(path).decode("utf-8-sig")
     except FileNotFoundError as error:
@@ -173,7 +172,6 @@ def _csv(path: str, columns: tuple[str, ...]) -> list[tuple[float, ...]]:
 
 
 def _losses(run: str, split: str) -> list[tuple[int, float]]:
-    """Returns (step, loss) of a run in ascending order of steps."""
     if run.endswith(".csv"):
         rows = _csv(run, ("step", "loss"))
         for step, _ in rows:

@@ -48,7 +48,7 @@ _FILES = ", ".join(sorted(path.stem for path in definition.FILES.glob("*.toml"))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-    """The command's own flags, and those of its cells."""
+    """Flags of the command and of its cells."""
 
     file: str | None = field(None, f"a .toml file, or one of {_FILES}", positional=True)
     output: str = field(REQUIRED, "folder for the cells and the results", metavar="DIR")
@@ -129,11 +129,7 @@ def run(flags: Flags) -> int:
 
 
 def defined(words: Sequence[str]) -> Sweep:
-    """Returns the sweep of a command line.
-
-    Raises:
-      UserError: the file or a flag is wrong; configurations of cells are not checked.
-    """
+    """Returns the sweep of a command line; configurations of cells are not checked."""
     return _sweep(made(Flags, parse(Flags, words)))
 
 
@@ -170,10 +166,7 @@ def _baseline(sweep: Sweep, text: str) -> dict[str, str]:
 
 
 def _same_sweep(sweep: Sweep, output: str) -> None:
-    """Records the settings that cells share, or compares them with the folder's.
-
-    Raises UserError for another sweep's folder, naming the first difference.
-    """
+    """Records the settings that cells share, or refuses the folder of another sweep."""
     path = files.join(output, _SWEEP)
     if not files.exists(path):
         files.write_json(path, sweep.shared())
@@ -196,7 +189,6 @@ def _same_sweep(sweep: Sweep, output: str) -> None:
 
 
 def _to_run(placed: list[tuple[Cell, str, str]], retry: bool) -> list[tuple[Cell, str, str]]:
-    """Returns the cells to run, and prints the number of skipped ones."""
     from experiments.sweeps import cells
 
     status = [cells.load_record(folder, key).get("status") for _, key, folder in placed]
@@ -208,7 +200,6 @@ def _to_run(placed: list[tuple[Cell, str, str]], retry: bool) -> list[tuple[Cell
 
 
 def _step_times(path: str | None, sweep: Sweep, planned: list[Cell]) -> dict[Values, float] | None:
-    """Returns seconds per step by combination; None without --step_times."""
     if not path:
         return None
     try:
@@ -233,7 +224,6 @@ def _report(
     output: str,
     times: dict[Values, float] | None,
 ) -> int:
-    """Writes and prints the results; returns the exit code."""
     from experiments.sweeps import cells, drawing, estimating, results
 
     outcomes = [results.outcome(*each, sweep.metric) for each in placed]
@@ -261,7 +251,6 @@ def _report(
 
 
 def _print_plan(planned: list[Cell], output: str) -> None:
-    """Prints the cells of each combination with their cost."""
     from experiments.sweeps import estimating
     from tasks.terminal.table import table
 

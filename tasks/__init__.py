@@ -1,6 +1,6 @@
-"""Everything that pipeline and trainer share: corpora, vocabulary, tasks, noise, the cache format.
+"""Shared by pipeline and trainer: corpora, vocabulary, tasks, noise, the cache format.
 
-Nothing here imports Beam, TensorFlow or JAX at module level; only `seqio_tasks` imports seqio.
+Imports no Beam, TensorFlow or JAX at module level; only `seqio_tasks` imports seqio.
 """
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""Adapters that read a cache from grain, torch and Hugging Face's datasets.
+"""Reads a cache from grain, torch and Hugging Face's datasets.
 
-`CacheSource` is a split of a cache with random access, all that grain and torch need; the functions
-turn it into the dataset type of each library. For seqio see tasks.seqio_tasks.
+`CacheSource` gives random access to a split, all that grain and torch need; the functions convert
+it to each library's dataset type. For seqio see tasks.seqio_tasks.
 """
 
 import dataclasses
@@ -32,26 +32,24 @@ class CacheSource:
     """A split of a cache: a sequence of elements, each a dict of int32 arrays without padding.
 
     Without a `task`, element i is window i of the cache, {"tokens"}. With a task, it is the example
-    that the task makes from the window, {"inputs", "targets"} and so on, EOS included: the same
-    that the trainer makes in a run with `seed`, in epoch `epoch` of the training split and in the
-    evaluation of any other split. Other processes that receive the object open the cache
-    themselves.
+    of that window, {"inputs", "targets"} and so on, EOS included, as the trainer makes it in a run
+    with `seed`: in epoch `epoch` of the training split, or in the evaluation of other splits.
+    Processes that receive the object open the cache themselves.
 
     Attributes:
       cache: folder of a cache, local or any fsspec URL.
       split: "train", "validation", ….
       task: name of a task; None for windows.
       inputs, targets: lengths of the task's features; the task's own if None.
-      window_tokens: tokens of a window, without a task; the cache's `row_tokens` if None.
-      keep_tails: True to include the unfinished last window, as in evaluation; False to leave it
-        out, as in training.
-      across_shards: False for windows that begin again in each shard, as seqio's do.
+      window_tokens: tokens per window, without a task; the cache's `row_tokens` if None.
+      keep_tails: whether to include the unfinished last window, as evaluation does.
+      across_shards: whether windows cross shard borders; seqio's do not.
       seed: seed of the run.
-      epoch: epoch of the run, from 0; has no effect outside the training split.
+      epoch: epoch of the run, from 0, for the training split.
       task_module: your own Python module with TASKS.
 
     Raises:
-      UserError: at the first read, if there is no such cache, split or task, or the cache does not
+      UserError: at the first read, if the cache, split or task is unknown, or the cache does not
         serve the task.
     """
 
@@ -77,7 +75,6 @@ class CacheSource:
         return self.read(np.array([index]))[0]
 
     def read(self, indices_W: np.ndarray) -> list[dict[str, np.ndarray]]:
-        """Returns the elements at these indices, read together."""
         tokens_WN, lengths_W = self._windows.read(indices_W)
         spec = self._spec
         if spec is None:
@@ -151,7 +148,7 @@ class CacheSource:
 
 
 def grain_dataset(source: CacheSource) -> Any:
-    """Returns a `grain.MapDataset` of the elements, in order, to be shuffled, batched, …."""
+    """Returns a `grain.MapDataset` of the elements, in order."""
     return _package("grain", "trainer").MapDataset.source(source)
 
 
@@ -176,7 +173,7 @@ def torch_dataset(source: CacheSource) -> Any:
 def iterable_dataset(source: CacheSource, shards: int = 64) -> Any:
     """Returns a `datasets.IterableDataset` of the elements, in order; elements are dicts of lists.
 
-    The elements are divided into at most `shards` parts, so that many workers can share them.
+    It has at most `shards` parts, which workers can share.
     """
     datasets = _package("datasets", "pipeline")
     count = len(source)
@@ -193,7 +190,6 @@ def iterable_dataset(source: CacheSource, shards: int = 64) -> Any:
 
 
 def _package(name: str, extra: str) -> Any:
-    """Imports a package that one of Palimpsest's extras installs."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

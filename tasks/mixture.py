@@ -80,7 +80,6 @@ class MixtureSpec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the tasks."""
         return tuple(name for name, _ in self.tasks)
 
     def weights(self, sizes: Mapping[str, float]) -> dict[str, float]:
@@ -99,12 +98,10 @@ def limited_shares(
 ) -> dict[str, float]:
     """Returns each task's share of a run of `rows` rows, none above its limit in rows.
 
-    Tasks below their limits share in proportion to their weights.
+    Tasks below their limits share in proportion to their weights. Raises ValueError if the limits
+    total fewer than `rows`.
 
     Source: Chung et al. 2023 (UniMax, arXiv:2304.09151), algorithm 1, whose weights are all equal.
-
-    Raises:
-      ValueError: the limits total fewer than `rows`.
     """
     most = sum(limits[name] for name in weights)
     if most < rows:
@@ -120,11 +117,7 @@ def limited_shares(
 
 
 def parse(text: str) -> MixtureSpec:
-    """Parses "a=0.7,b=0.3", or "a,b" with rates in proportion to numbers of examples.
-
-    Raises:
-      UserError: the text is not such a list.
-    """
+    """Parses "a=0.7,b=0.3", or "a,b" with rates by size; raises UserError if `text` is neither."""
     tasks: list[tuple[str, float | None]] = []
     for part in text.split(","):
         name, equals, rate = (piece.strip() for piece in part.partition("="))
@@ -148,10 +141,8 @@ def checked(**fields: Any) -> MixtureSpec:
 def parse_schedule(text: str) -> tuple[tuple[int, MixtureSpec], ...]:
     """Parses "20000: a=0.5,b=0.5; 40000: a,b", the rates from each step on.
 
-    A step counts completed updates: update 20,001 is the first with the rates of 20000.
-
-    Raises:
-      UserError: the text is not such a list, or its steps do not ascend.
+    A step counts completed updates: update 20,001 is the first with the rates of 20000. Steps must
+    ascend.
     """
     entries = []
     for part in filter(None, (part.strip() for part in text.split(";"))):

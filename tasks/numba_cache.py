@@ -1,4 +1,4 @@
-"""Numba's compiler with its cache on disk, where the machine allows one."""
+"""Numba's compiler with an on-disk cache, where possible."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
@@ -17,10 +17,10 @@ def compiled(**options: Any) -> Callable[[_Function], _Function]: ...
 
 
 def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """Decorates a function to be compiled at its first call; `options` are numba.njit's.
+    """Compiles a function at its first call; `options` are numba.njit's.
 
-    The code is cached beside the source or in the user's cache folder. If neither can be written,
-    as in a container without a home, every process compiles it again.
+    Code is cached beside the source or in the user's cache folder. If neither is writable, as in a
+    container without a home, every process compiles it.
     """
     if function is None:
         return lambda function: compiled(function, **options)

@@ -1,4 +1,7 @@
-"""Finds tasks and mixtures by name. No heavy imports: a lookup takes milliseconds."""
+"""Finds tasks and mixtures by name, in milliseconds: no heavy imports.
+
+`module` is a user's module; every function raises UserError if it cannot be imported.
+"""
 
 import importlib
 import os
@@ -10,51 +13,32 @@ from tasks.mixture import MixtureSpec
 from tasks.task import OBJECTIVES, TaskSpec, objective_of, own_task
 from tasks.terminal.command_line import UserError, nearest
 
-# A task on a corpus of the user's own, for messages.
+# A task on a user's corpus, for messages.
 OWN_EXAMPLE = "mine_span_corruption"
 
 _FAMILIES = (rlm, c4, lm1b, pg19, wikipedia, python_docs)
 
 
 def tasks(module: str | None = None) -> dict[str, TaskSpec]:
-    """Returns all known tasks by name.
-
-    Args:
-      module: name of a user's module whose tuple TASKS, if it has one, is added; or None.
-
-    Raises:
-      UserError: the module cannot be imported.
-    """
+    """Returns all known tasks by name, including TASKS of a user's `module`."""
     own = getattr(load(module), "TASKS", ()) if module else ()
     ours = [task for family in _FAMILIES for task in family.TASKS]
     return {task.name: task for task in [*ours, *own]}
 
 
 def mixtures(module: str | None = None) -> dict[str, MixtureSpec]:
-    """Returns the mixtures of a user's module (its tuple MIXTURES, if it has one) by name.
-
-    Raises:
-      UserError: the module cannot be imported.
-    """
+    """Returns the mixtures of a user's module (its tuple MIXTURES) by name."""
     found = getattr(load(module), "MIXTURES", ()) if module else ()
     return {mixture.name: mixture for mixture in found}
 
 
 def names(module: str | None = None) -> set[str]:
-    """Returns the names of all tasks and mixtures; a user's `module` may define neither.
-
-    Raises:
-      UserError: the module cannot be imported.
-    """
+    """Returns the names of all tasks and mixtures."""
     return {*tasks(module), *mixtures(module)}
 
 
 def load(module: str) -> types.ModuleType:
-    """Imports a user's module by name, from the working directory or the path.
-
-    Raises:
-      UserError: it cannot be imported.
-    """
+    """Imports a user's module by name, from the working directory or the path."""
     if not module:
         raise UserError("--task_module is empty: give the name of a Python module")
     sys.path.insert(0, os.getcwd())
@@ -67,20 +51,12 @@ def load(module: str) -> types.ModuleType:
 
 
 def find(name: str, module: str | None = None) -> TaskSpec | None:
-    """Returns the task `name`, registered or NAME_OBJECTIVE; None if there is none.
-
-    Raises:
-      UserError: the module cannot be imported.
-    """
+    """Returns the task `name`, registered or NAME_OBJECTIVE; None if there is none."""
     return tasks(module).get(name) or own_task(name)
 
 
 def get(name: str, module: str | None = None) -> TaskSpec:
-    """Returns the task `name`, registered or NAME_OBJECTIVE.
-
-    Raises:
-      UserError: there is no such task; suggests the nearest name.
-    """
+    """Returns the task `name`, registered or NAME_OBJECTIVE; raises UserError if there is none."""
     found = find(name, module)
     if found is None:
         known = tasks(module)
@@ -96,11 +72,7 @@ def get(name: str, module: str | None = None) -> TaskSpec:
 
 
 def relatives(task: TaskSpec, module: str | None = None) -> set[str]:
-    """Returns the names of the tasks on the same corpus, whose caches serve this task as well.
-
-    Raises:
-      UserError: the module cannot be imported.
-    """
+    """Returns the names of the tasks on the same corpus, whose caches also serve this task."""
     if task.corpus:
         return {other.name for other in tasks(module).values() if other.corpus == task.corpus}
     family = task.name.removesuffix(str(objective_of(task.name)))

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tasks.metrics.metric import Metric
 from tasks.supervised.template import Row, Supervised
 
-# What evaluation needs of an example beside its texts, as JSON.
+# An example's further values for evaluation, as JSON.
 _PAIR = "pair"
 
 
@@ -27,16 +27,10 @@ def register(
     vocabulary_path: str,
     extra_ids: int = 0,
 ) -> seqio.Task:
-    """Registers a task with its postprocessor and metrics, and returns it.
+    """Registers a task with its postprocessor and metrics, replacing an earlier one; returns it.
 
-    A task of this name that was registered before is replaced.
-
-    Args:
-      task: the task.
-      rows: split -> a function that returns the split's rows; those of other splits than "train"
-        are for evaluation.
-      vocabulary_path: SentencePiece model.
-      extra_ids: sentinels on top of the model's pieces.
+    `rows` maps each split to a function that returns its rows; all splits but "train" are for
+    evaluation. `extra_ids` sentinels are added to the pieces of the SentencePiece model.
     """
     vocabulary = seqio.SentencePieceVocabulary(vocabulary_path, extra_ids=extra_ids)
     signature = {name: tf.TensorSpec((), tf.string) for name in ("inputs", "targets", _PAIR)}
@@ -71,7 +65,7 @@ def register(
 
 
 def _function(metric: Metric) -> Callable[..., dict[str, float]]:
-    """Returns a metric as a function with the arguments by which seqio knows its kind."""
+    """Returns a metric as a function whose argument names tell seqio its kind."""
 
     def function(targets: Any, predictions: Any) -> dict[str, float]:
         return metric(targets, predictions)

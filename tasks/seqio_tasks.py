@@ -8,8 +8,8 @@
     seqio.get_mixture_or_task("rlm_span_corruption").get_dataset(
         {"inputs": 512, "targets": 114}, split="train", use_cached=True)
 
-The rows of pipeline.build stand at `CacheDatasetPlaceholder`: tokenization and packing come before
-it. Windows are cut and noise is drawn after it, again in every epoch.
+`CacheDatasetPlaceholder` marks the rows of pipeline.build: tokenization and packing come before it,
+windows and noise, new in every epoch, after it.
 """
 
 import functools
@@ -31,15 +31,15 @@ from tasks.unit import SIDES, Unit
 
 __all__ = ["register"]
 
-# Rows whose tokens are concatenated before windows are cut, as T5's reduce_concat_tokens does with
-# documents. The last window of each group may be shorter.
+# Rows concatenated before windows are cut, as T5's reduce_concat_tokens does with documents. The
+# last window of each group may be shorter.
 _ROWS_PER_GROUP = 128
 
 
 class TokenizersVocabulary(seqio.Vocabulary):
-    """A tokenizer.json, or a user's class, as seqio has vocabularies, with pipeline.build's ids.
+    """A tokenizer.json or a user's class as a seqio vocabulary, with pipeline.build's ids.
 
-    seqio pads with 0 whatever `pad_id` is; where id 0 is a piece, tell padding by lengths.
+    seqio pads with 0 whatever `pad_id` is; if id 0 is a piece, use lengths to find padding.
     """
 
     def __init__(self, loaded: vocabulary.Vocabulary):
@@ -60,7 +60,7 @@ class TokenizersVocabulary(seqio.Vocabulary):
 
     @property
     def zero_pads(self) -> bool:
-        """True if id 0, with which seqio pads, is padding in the vocabulary, too."""
+        """True if id 0, seqio's padding, is also the vocabulary's."""
         return self._loaded.special.zero_pads
 
     @property
@@ -87,7 +87,7 @@ class TokenizersVocabulary(seqio.Vocabulary):
 
 
 def text_vocabulary(loaded: vocabulary.Vocabulary) -> seqio.Vocabulary:
-    """Returns a vocabulary as seqio has it, with the same ids."""
+    """Returns the seqio vocabulary with the same ids."""
     if not loaded.is_sentencepiece:
         return TokenizersVocabulary(loaded)
     return seqio.SentencePieceVocabulary(loaded.name, extra_ids=loaded.record.extra_ids)
@@ -96,7 +96,7 @@ def text_vocabulary(loaded: vocabulary.Vocabulary) -> seqio.Vocabulary:
 class CorpusSource(seqio.DataSource):
     """A corpus as a seqio source of elements {"id", "text"}, one shard per piece of the corpus.
 
-    Elements of a corpus of pairs are {"id", "inputs", "targets"}. Bad documents are left out.
+    Elements of a corpus of pairs are {"id", "inputs", "targets"}. Bad documents are skipped.
     """
 
     def __init__(self, corpus_spec: str):
@@ -115,7 +115,6 @@ class CorpusSource(seqio.DataSource):
         return [piece for piece in self._corpus.pieces if split in piece.splits]
 
     def list_shards(self, split: str) -> list[str]:
-        """Returns the names of the split's pieces."""
         return [piece.name for piece in self._pieces(split)]
 
     def get_dataset(
@@ -129,7 +128,7 @@ class CorpusSource(seqio.DataSource):
         use_cached: bool = False,
         num_epochs: int | None = 1,
     ) -> tf.data.Dataset:
-        """Returns the documents of a split; `shuffle` reorders the pieces, not their documents."""
+        """Returns the documents of a split; `shuffle` reorders only the corpus's pieces."""
         pieces = self._pieces(split)
         if shard_info:
             pieces = pieces[shard_info.index :: shard_info.num_shards]
@@ -187,7 +186,7 @@ def encode_pairs(
 ) -> tf.data.Dataset:
     """Tokenizes pairs like pipeline.build: {"inputs", "targets"}, int32 [None] each, without EOS.
 
-    Pairs with an empty side or with a sentinel are left out.
+    Pairs with an empty side or with a sentinel are skipped.
     """
     loaded = _loaded(vocabulary_path, extra_ids, task_module)
 
@@ -223,7 +222,7 @@ def rows_to_examples(
     ids: vocabulary.TokenIds,
     packing: str,
 ) -> tf.data.Dataset:
-    """Makes examples of the task's objective from rows: int32 [None] per feature, EOS included.
+    """Makes a task's examples from rows: int32 [None] per feature, EOS included.
 
     With `concat` packing, windows are cut from groups of concatenated rows; with `best_fit` a row
     is a window. Noise depends on seqio's stateless seeds.
@@ -280,17 +279,17 @@ def register(
     row_tokens: int | None = None,
     separator: str | None = None,
 ) -> list[seqio.Task]:
-    """Registers tasks with seqio and returns them; tasks registered before are replaced.
+    """Registers tasks with seqio, replacing earlier ones, and returns them.
 
     Args:
       vocabulary_path: like --vocabulary of pipeline.build.
-      corpus: SPEC that replaces each task's own corpus; read only if no cache is used.
-      names: tasks to register; by default all known tasks that the vocabulary and separator serve.
+      corpus: SPEC that replaces each task's own corpus; read only without a cache.
+      names: tasks to register; by default all that the vocabulary and separator serve.
       task_module: your own Python module with TASKS, or that registers the vocabulary.
       extra_ids, packing, row_tokens, separator: like the flags of pipeline.build.
 
     Raises:
-      UserError: there is no such task or vocabulary, or an objective needs other pieces or another
+      UserError: a task or the vocabulary is unknown, or an objective needs other pieces or another
         separator.
     """
     loaded = _loaded(vocabulary_path, extra_ids, task_module)
@@ -338,7 +337,7 @@ def _register_one(
         seqio.CacheDatasetPlaceholder(),
         functools.partial(rows_to_examples, spec=spec, ids=loaded.ids, packing=how["packing"]),
     ]
-    if spec.objective.unit is Unit.PAIR:  # T5's own steps, which cut sides that are too long
+    if spec.objective.unit is Unit.PAIR:  # T5's own steps, which cut overlong sides
         steps = [
             functools.partial(encode_pairs, **opens),
             seqio.CacheDatasetPlaceholder(),

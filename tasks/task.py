@@ -28,14 +28,12 @@ class TaskSpec:
     """A task.
 
     Attributes:
-      name: the name that flags use.
-      corpus: SPEC of the corpus that pipeline.build reads unless --corpus is given; "" if it must
-        be given.
+      name: name for flags.
+      corpus: default corpus SPEC of pipeline.build; "" if --corpus must be given.
       objective: makes examples from windows of the corpus.
-      lengths: default lengths of the examples; they determine the default length of a cache's rows.
+      lengths: default lengths of the examples, which set the default length of a cache's rows.
 
-    Raises:
-      UserError: at construction, if the objective is not an `Objective`.
+    Raises UserError at construction if the objective is not an `Objective`.
     """
 
     name: str
@@ -56,16 +54,10 @@ class TaskSpec:
         return self.objective.window_tokens(self.lengths)
 
     def check(self, lengths: Lengths, ids: TokenIds, separator: str, where: str) -> None:
-        """Checks that lengths, a vocabulary and a cache's separator serve the objective.
+        """Raises UserError unless lengths, vocabulary and a cache's separator serve the objective.
 
-        Args:
-          lengths: lengths of the features.
-          ids: the vocabulary.
-          separator: what ends a document in the cache, "none" or "eos".
-          where: name of the vocabulary in error messages.
-
-        Raises:
-          UserError: they do not; the message says what would.
+        `separator` ends documents in the cache, "none" or "eos"; messages call the vocabulary
+        `where`.
         """
         needed = self.objective.sentinels(lengths)
         if needed > ids.sentinels:
@@ -84,8 +76,8 @@ class TaskSpec:
             )
 
 
-# The objectives that every corpus family has, with the lengths of their examples. UL2 has inputs of
-# 384: its densest denoiser then has 96 spans, which leaves three of a hundred sentinels for modes.
+# Objectives of every corpus family, with lengths. UL2 has inputs of 384: its densest denoiser then
+# has 96 spans, which leaves three of a hundred sentinels for modes.
 _PRETRAINING: dict[str, tuple[Objective, Lengths]] = {
     "span_corruption": (span_corruption(), Lengths(_INPUTS, 114)),
     "prefix_lm": (prefix_lm(), Lengths(_INPUTS, _INPUTS)),
@@ -96,7 +88,7 @@ _PRETRAINING: dict[str, tuple[Objective, Lengths]] = {
     "masked_lm": (MaskedLM(), Lengths(_INPUTS, _INPUTS)),
 }
 _SENTENCE_ORDER = MaskedLM(split="sentences", short_share=0.1)
-# The objectives that a task on a corpus of the user's own may have, by the end of its name.
+# Objectives for a user's own corpus, by the end of the task's name.
 OBJECTIVES: dict[str, tuple[Objective, Lengths]] = {
     **_PRETRAINING,
     "lm": _PRETRAINING["autoregressive_lm"],
@@ -112,10 +104,10 @@ OBJECTIVES: dict[str, tuple[Objective, Lengths]] = {
 
 
 def own_task(name: str) -> TaskSpec | None:
-    """Returns the task NAME_OBJECTIVE on a corpus of the user's own; None if `name` is none.
+    """Returns the task NAME_OBJECTIVE on a user's corpus; None if `name` is none.
 
-    Its corpus is "": pipeline.build is told by --corpus. OBJECTIVE alone is a task, too, for a
-    cache that is given by its own folder.
+    pipeline.build takes its corpus from --corpus. OBJECTIVE alone is also a task, for a cache given
+    by its own folder.
     """
     objective = objective_of(name)
     if objective is None:
@@ -124,7 +116,7 @@ def own_task(name: str) -> TaskSpec | None:
 
 
 def objective_of(name: str) -> str | None:
-    """Returns the longest name of an objective that `name` ends with, or None."""
+    """Returns the longest objective name that `name` ends with, or None."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         return None
     found = [each for each in OBJECTIVES if name == each or name.endswith(f"_{each}")]
@@ -132,7 +124,7 @@ def objective_of(name: str) -> str | None:
 
 
 def pretraining_tasks(family: str, corpus: str) -> tuple[TaskSpec, ...]:
-    """Returns the tasks that every corpus family has, named FAMILY_OBJECTIVE."""
+    """Returns the tasks of every corpus family, named FAMILY_OBJECTIVE."""
     return tuple(
         TaskSpec(f"{family}_{name}", corpus, objective, lengths)
         for name, (objective, lengths) in _PRETRAINING.items()
@@ -151,7 +143,7 @@ def language_modeling_task(family: str, corpus: str) -> TaskSpec:
 
 
 def denoising_tasks(family: str, corpus: str) -> tuple[TaskSpec, ...]:
-    """Returns tasks with the objectives that the T5 paper compares, named FAMILY_EXPERIMENT."""
+    """Returns tasks with the objectives of the T5 paper, named FAMILY_EXPERIMENT."""
     return tuple(
         TaskSpec(f"{family}_{name}", corpus, objective, objective.fitting(_INPUTS))
         for name, objective in DENOISING.items()

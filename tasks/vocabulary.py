@@ -91,7 +91,6 @@ class VocabularyRecord:
 
     @property
     def size(self) -> int:
-        """Number of ids."""
         return self.pieces + self.extra_ids
 
     @property
@@ -101,12 +100,10 @@ class VocabularyRecord:
 
     @property
     def file_name(self) -> str:
-        """Name of the vocabulary's file in the cache."""
         return self.file or VOCABULARY
 
     @property
     def special_ids(self) -> SpecialIds:
-        """Ids with a role."""
         return self.special or T5_IDS
 
     def ids(self, model: bytes) -> TokenIds:
@@ -128,7 +125,6 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """Number of ids, added sentinels included."""
         return self.record.size
 
     @property
@@ -138,12 +134,10 @@ class Vocabulary:
 
     @property
     def special(self) -> SpecialIds:
-        """Ids with a role."""
         return self.record.special_ids
 
     @functools.cached_property
     def ids(self) -> TokenIds:
-        """The ids for objectives."""
         return self.record.ids(self.model)
 
     def counts_agree(self) -> bool:
@@ -154,7 +148,6 @@ class Vocabulary:
 
     @property
     def is_sentencepiece(self) -> bool:
-        """Whether the file is a SentencePiece model."""
         return kind_of(self.model) is sentencepiece_model
 
     @property
@@ -169,11 +162,7 @@ class Vocabulary:
 
     @property
     def processor(self) -> Any:
-        """The sentencepiece.SentencePieceProcessor.
-
-        Raises:
-          UserError: the vocabulary is not a SentencePiece model.
-        """
+        """The sentencepiece.SentencePieceProcessor; raises UserError for other vocabularies."""
         if not isinstance(self.codec, SentencePieceCodec):
             kind = _NAMES[kind_of(self.model)]
             raise UserError(f"{self.name} is {kind}, and this needs a SentencePiece model")
@@ -181,10 +170,7 @@ class Vocabulary:
 
     @functools.cached_property
     def reserved(self) -> np.ndarray:
-        """Ids that text may not contain, bool [size]: sentinels and spellable control pieces.
-
-        In SentencePiece, text cannot spell control pieces.
-        """
+        """Bool [size]: ids that text may not contain, sentinels and spellable control pieces."""
         found = np.arange(self.size) >= self.first_sentinel
         if not self.is_sentencepiece:
             found[: len(self.ids.kinds)] |= np.array(self.ids.kinds) == CONTROL
@@ -304,12 +290,9 @@ def from_bytes(model: bytes, extra_ids: int = 0, name: str = "the vocabulary") -
 
 
 def of_cache(folder: str, record: VocabularyRecord, command: str = "build") -> Vocabulary:
-    """Returns the vocabulary of the cache in `folder`, given its record.
+    """Loads the vocabulary of a cache; raises UserError if the file is missing or does not match.
 
     `command` is the one that made the cache, for messages.
-
-    Raises:
-      UserError: the file is missing or does not match the record.
     """
     path = files.join(folder, record.file_name)
     again = f"run pipeline.{command} again, which writes it anew"

@@ -37,11 +37,7 @@ _BEGINS = {"json": rb'\{\s*"measured": ', "output": rb"<!DOCTYPE html>"}
 def compare(
     loaded: Mapping[str, vocabulary.Vocabulary], corpora: Mapping[str, sources.Corpus]
 ) -> Comparison:
-    """Measures each vocabulary on the sample of each corpus.
-
-    Raises:
-      UserError: a corpus has no documents.
-    """
+    """Measures each vocabulary on the sample of each corpus."""
     subjects = [
         Subject(name, _kind(each), each.size, each.record.sentinels, each.record.sha256)
         for name, each in loaded.items()
@@ -89,7 +85,6 @@ def difference(text: str, back: str) -> tuple[str, str]:
 
 
 def _kind(loaded: vocabulary.Vocabulary) -> str:
-    """Returns the kind of a vocabulary in words."""
     if loaded.model == byte_level.byte_vocabulary():
         return "bytes"
     if loaded.is_registered:

@@ -29,10 +29,8 @@ class Subject:
 class RoundTrip:
     """The outcome of encoding and decoding texts.
 
-    Attributes:
-      documents: share of documents restored exactly.
-      lines: share of distinct lines, each encoded by itself, restored exactly.
-      example: (text, decoded text) around the first difference, or None.
+    `documents` and `lines` are the shares restored exactly, of documents and of distinct lines
+    encoded by themselves. `example` is (text, decoded text) around the first difference, or None.
     """
 
     documents: float
@@ -80,8 +78,8 @@ class OfCorpus:
     def by_script(self, least: float) -> tuple[list[str], list[list[str]]]:
         """Returns the header and the rows of bytes per token by script.
 
-        Scripts with less than the share `least` of the words' bytes are left out; the first row has
-        the shares of the others.
+        Omits scripts with less than the share `least` of the words' bytes; the first row has the
+        shares.
         """
         of_words = self.measured[0].report.by_script
         total = sum(tally.bytes for tally in of_words.values())

@@ -43,10 +43,9 @@ _STATISTICS = b"statistics"
 class Job:
     """Everything a worker needs to count.
 
-    Attributes:
-      folder: folder of the count files.
-      key: a hash of everything the counts depend on, 16 hex digits; part of the file names.
-      batch_bytes: bytes of text counted in memory before a worker writes the counts.
+    `folder` holds the count files; `key` hashes everything that the counts depend on, 16 hex
+    digits, and is part of their names. A worker writes its counts after every `batch_bytes` of
+    text.
     """
 
     folder: str
@@ -76,12 +75,7 @@ class Counts:
 
 
 def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
-    """Writes the missing files, in this process if `beam_arguments` is None.
-
-    Raises:
-      UserError: the corpus cannot be read, or a worker died.
-      OSError: the files cannot be written.
-    """
+    """Writes the missing files, in this process if `beam_arguments` is None."""
     numbers = _train_pieces(job)
     finished = set(files.list_names(job.folder))
     names = {number: job.path(number).rsplit("/", 1)[-1] for number in numbers}
@@ -129,7 +123,6 @@ def clean(folder: str, *keys: str) -> None:
 
 
 def _train_pieces(job: Job) -> list[int]:
-    """Returns the numbers of the pieces that may hold train documents."""
     pieces = enumerate(job.corpus.pieces)
     return [number for number, piece in pieces if sources.TRAIN in piece.splits]
 
@@ -224,10 +217,8 @@ def add_up(
 ) -> Counts:
     """Adds up the counts of all pieces; keeps at most `limit_words` words and `limit_bytes` bytes.
 
-    Counts of a job are multiplied by its factor, and rounded to whole numbers word by word.
-
-    Raises:
-      UserError: the corpus has no text in train.
+    Counts of a job are multiplied by its factor, and rounded to whole numbers word by word. Raises
+    UserError for a corpus without text in train.
     """
     jobs = [jobs] if isinstance(jobs, Job) else jobs
     totals: Counter[str] = Counter()
@@ -307,7 +298,6 @@ def _scaled(table: "pa.Table", factor: float) -> "pa.Table":
 
 
 def _words_of(job: Job, passes: int, number_of_pass: int, limit_words: int) -> "pa.Table":
-    """Returns the words of one pass over a job's files, with their total counts."""
     import pyarrow.parquet as pq
 
     tables: list[pa.Table] = []
@@ -387,13 +377,11 @@ class _Kept:
         self._table = table.filter(pa.array(priorities > self.threshold)).combine_chunks()
 
     def finish(self) -> "pa.Table":
-        """Returns the kept words, in no particular order."""
         assert self._table is not None
         return self._table
 
 
 def _grouped(tables: list["pa.Table"]) -> "pa.Table":
-    """Adds up the counts of each distinct word."""
     import pyarrow as pa
 
     grouped = pa.concat_tables(tables).group_by(["hash", "word"], use_threads=False)

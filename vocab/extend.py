@@ -23,8 +23,7 @@ from tasks.terminal.command_line import UserError
 def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
     """Returns the options of vocab.train that an extended vocabulary inherits.
 
-    Raises:
-      UserError: it is not a unigram model of SentencePiece with T5's ids.
+    Raises UserError unless it is a unigram model of SentencePiece with T5's ids.
     """
     if not (base.is_sentencepiece and base.special == vocabulary.T5_IDS):
         raise UserError(
@@ -53,8 +52,7 @@ def symbols(model: bytes) -> tuple[str, ...]:
 def with_symbols(model: bytes, more: tuple[str, ...]) -> bytes:
     """Appends `more` to the model as user-defined pieces.
 
-    Raises:
-      UserError: one of them is already a piece.
+    Raises UserError if one is already a piece.
     """
     proto = _proto(model)
     present = {piece.piece for piece in proto.pieces}
@@ -68,12 +66,10 @@ def with_symbols(model: bytes, more: tuple[str, ...]) -> bytes:
 def extend(
     base: vocabulary.Vocabulary, learned: bytes, size: int, user_defined: tuple[str, ...]
 ) -> bytes:
-    """Returns a model of `size` pieces: those of `base`, `user_defined`, the best of `learned`.
+    """Returns a model of `size` pieces: the base's, `user_defined`, and the best of `learned`.
 
-    The sentinels of `base` are left out; vocab.train adds them again at the end.
-
-    Raises:
-      UserError: `learned` has too few pieces that are not in `base`, or `size` is too small.
+    The sentinels of `base` are left out; vocab.train adds them again at the end. Raises UserError
+    if `learned` has too few new pieces, or `size` is too small.
     """
     proto = _proto(base.model)
     del proto.pieces[base.record.pieces - own_sentinels(base) :]

@@ -173,11 +173,7 @@ def table(reports: list[tuple[str, Report]]) -> str:
 
 
 def measure(loaded: vocabulary.Vocabulary, corpus: sources.Corpus) -> Report:
-    """Measures a vocabulary on the sample of a corpus.
-
-    Raises:
-      UserError: the corpus has no documents.
-    """
+    """Measures a vocabulary on the sample of a corpus; raises UserError if it has no documents."""
     return of_texts(loaded, *sample(corpus))
 
 
@@ -185,10 +181,7 @@ def sample(corpus: sources.Corpus) -> tuple[str, list[str]]:
     """Returns (split, texts): about `_SAMPLE_BYTES` of validation, or of train if there is none.
 
     The sample consists of whole documents, from pieces in the order of a hash of their names, so it
-    is the same in every run and comes from all over the corpus.
-
-    Raises:
-      UserError: the corpus has no documents.
+    is the same in every run and comes from all over the corpus. An empty corpus raises UserError.
     """
     for split in (sources.VALIDATION, sources.TRAIN):
         if texts := _texts(corpus, split):
@@ -256,7 +249,6 @@ def _adds_space(loaded: vocabulary.Vocabulary) -> bool:
 
 
 def _texts(corpus: sources.Corpus, split: str) -> list[str]:
-    """Returns the documents of the sample; empty if the split has none."""
     pieces = [piece for piece in corpus.pieces if split in piece.splits]
     pieces.sort(key=lambda piece: hashlib.sha256(piece.name.encode()).digest())
     texts: list[str] = []

@@ -13,11 +13,7 @@ from tasks.terminal.command_line import UserError
 
 @contextlib.contextmanager
 def held(output: str) -> Iterator[lock.Lock]:
-    """Makes and locks the folder `output`; deletes a new folder if nothing was written to it.
-
-    Raises:
-      UserError: another command writes there, or it cannot be written.
-    """
+    """Makes and locks the folder `output`; deletes a new folder if nothing was written to it."""
     found = files.exists(output)
     try:
         with contextlib.ExitStack() as stack:
@@ -34,10 +30,9 @@ def held(output: str) -> Iterator[lock.Lock]:
 
 
 def finished(output: str, made: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the manifest of a finished vocabulary; None if `output` has none.
+    """Returns the manifest of a finished vocabulary, or None.
 
-    Raises:
-      UserError: its manifest differs from `made`, name -> value.
+    Raises UserError if the manifest differs from `made`.
     """
     path = files.join(output, MANIFEST)
     if not files.exists(path):
@@ -52,13 +47,8 @@ def finished(output: str, made: Mapping[str, Any]) -> dict[str, Any] | None:
 def claimed(output: str, names: Sequence[str]) -> Iterator[lock.Lock]:
     """Locks a folder as `held` does; it must be empty, or left by a killed command.
 
-    Args:
-      output: folder, local or remote.
-      names: files that the command writes. Only a folder that has the first, which is written
-        before the others, may have others.
-
-    Raises:
-      UserError: see `held`; or the folder holds other files.
+    The command writes the files `names`, the first before the others: only a folder that has it may
+    have others. Raises UserError for a folder with other files.
     """
     with held(output) as taken:
         found = {name for name in files.list_names(output) if not name.startswith(files.PARTIAL)}

@@ -49,13 +49,10 @@ def limits(memory_bytes: int) -> tuple[int, int]:
 def learn(settings: Settings, counts: Counts, symbols: int = 0) -> bytes:
     """Returns a SentencePiece model with T5's ids, learned from `counts`, without a normaliser.
 
-    `symbols` is the number of pieces that the user's vocab_size has beyond those of `settings`.
+    `symbols` is the difference between the user's vocab_size and the one in `settings`.
 
     Training runs in a child process: SentencePiece holds the interpreter lock throughout, writes to
-    stderr, and exits on unexpected input.
-
-    Raises:
-      UserError: SentencePiece failed (with its reason) or its process died.
+    stderr, and exits on unexpected input. Raises UserError with its reason, or if the process died.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "words.tsv")

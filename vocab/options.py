@@ -19,8 +19,7 @@ _STANDARD_PIECES = ("<pad>", "</s>", "<unk>")
 class Options:
     """The settings that, with the corpus, determine a vocabulary.
 
-    Raises:
-      Rejected: a value is out of range, or two values contradict each other.
+    Raises Rejected if a value is out of range, or two values contradict each other.
     """
 
     vocab_size: int = field(32000, "number of pieces, not counting the sentinels")
@@ -106,11 +105,7 @@ class OptionFlags:
 
 
 def options_of(flags: OptionFlags) -> tuple[Options, vocabulary.Vocabulary | None]:
-    """Returns the options given by the flags, and the vocabulary to extend.
-
-    Raises:
-      UserError: a value is out of range, or two flags contradict each other.
-    """
+    """Returns the options given by the flags, and the vocabulary to extend."""
     given = dict(flags.options.values)
     given["user_defined_symbols"] = _symbols(flags)
     base = vocabulary.load(flags.extend) if flags.extend else None
@@ -134,7 +129,6 @@ def options_of(flags: OptionFlags) -> tuple[Options, vocabulary.Vocabulary | Non
 
 
 def _symbols(flags: OptionFlags) -> tuple[str, ...]:
-    """Returns the pieces named by --user_defined_symbols and --user_defined_symbols_file."""
     lists = flags.options.values.get("user_defined_symbols", ())
     symbols = [symbol for text in lists for symbol in text.split(",")]
     path = flags.user_defined_symbols_file

@@ -41,10 +41,7 @@ _FORMAT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """How words are counted: by this process, or by Beam if there are `beam_arguments`.
-
-    The vocabulary does not depend on it.
-    """
+    """How words are counted: here, or by Beam with `beam_arguments`, with equal results."""
 
     beam_arguments: list[str] | None = None
     verbose: bool = False
@@ -67,9 +64,9 @@ def train(
       work: how words are counted.
 
     Raises:
-      UserError: `output` holds another vocabulary, is being written, or cannot be written; the
-        corpus has no text; or SentencePiece fails, for instance because `vocab_size` is too large
-        for the corpus. The word counts are kept for the next run, even with other options.
+      UserError: `output` holds another vocabulary or is not writable, the corpus has no text, or
+        SentencePiece fails, for instance because `vocab_size` is too large for the corpus. The word
+        counts are kept for the next run, even with other options.
     """
     corpora = as_corpora(corpus)
     if kept := _finished(options, corpora.record, output):
@@ -117,7 +114,6 @@ def _write(
     corpora: Corpora,
     base: vocabulary.Vocabulary | None,
 ) -> None:
-    """Writes every file except the manifest."""
     measured = {name: fit.measure(loaded, each) for name, each in corpora.parts.items()}
     # Written first, it marks an unfinished folder as this command's (see `_claimed`).
     files.write_json(files.join(output, _REPORT), fit.as_json(measured))
@@ -194,10 +190,7 @@ def _counted(counts: count.Counts) -> str:
 def _finished(
     options: Options, record: dict[str, Any], output: str
 ) -> vocabulary.Vocabulary | None:
-    """Returns the vocabulary in `output`, or None. `record` describes its corpora.
-
-    Raises UserError for another vocabulary, or a changed model.
-    """
+    """Returns the vocabulary in `output`, or None; raises UserError for a different one."""
     path = files.join(output, MANIFEST)
     if not files.exists(path):
         return None
@@ -247,11 +240,7 @@ def _claimed(output: str, *keys: str) -> Iterator[lock.Lock]:
 
 
 def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes:
-    """Returns the model with the rules of `normaliser` and with `symbols` inserted after <unk>.
-
-    Raises:
-      UserError: a symbol is already a piece.
-    """
+    """Returns the model with the rules of `normaliser` and with `symbols` inserted after <unk>."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(learned)
@@ -273,10 +262,8 @@ def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes
 def add_sentinels(model: bytes, count: int) -> bytes:
     """Returns the model with <extra_id_{count-1}> … <extra_id_0> as its last pieces.
 
-    They are user-defined pieces: they are never split or merged with the text around them.
-
-    Raises:
-      UserError: a sentinel is already a piece, because the corpus contains its text.
+    As user-defined pieces they are never split or merged with the text around them. Raises
+    UserError if a sentinel is already a piece, because the corpus contains its text.
     """
     from sentencepiece import sentencepiece_model_pb2
 
@@ -292,7 +279,6 @@ def add_sentinels(model: bytes, count: int) -> bytes:
 
 
 def _verify(loaded: vocabulary.Vocabulary, options: Options) -> None:
-    """Asserts the properties required by every later stage."""
     processor = loaded.processor
     assert loaded.size == options.vocab_size + options.extra_ids
     assert loaded.record.sentinels == options.extra_ids
@@ -304,7 +290,6 @@ def _verify(loaded: vocabulary.Vocabulary, options: Options) -> None:
 
 
 def _pieces_text(loaded: vocabulary.Vocabulary) -> bytes:
-    """Returns the pieces and their scores in SentencePiece's .vocab format."""
     processor = loaded.processor
     lines = (
         f"{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n" for i in range(loaded.size)
@@ -321,7 +306,7 @@ def _corpus_flags(texts: Sequence[str], corpora: weighting.Corpora) -> list[str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(CorporaFlags, OptionFlags):
-    """The command's own flags, and Beam's."""
+    """Flags of the command and of Beam."""
 
     output: str = field(
         REQUIRED, "folder for the vocabulary, local or any fsspec URL", metavar="DIR"

@@ -41,13 +41,9 @@ _FILES = (_REPORT, tokenizer_json.FILE, _CONFIG)
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of a vocabulary.
+    """Options of a vocabulary; `vocab_size` includes special tokens but not sentinels.
 
-    Attributes:
-      kind: BYTE_BPE or WORDPIECE.
-      vocab_size: number of pieces, including special tokens but not sentinels.
-      extra_ids: number of sentinels, which get the last ids.
-      cased: whether WordPiece keeps case and accents.
+    Sentinels get the last ids. `cased` keeps case and accents in WordPiece.
     """
 
     kind: str
@@ -59,11 +55,9 @@ class Options:
 def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vocabulary.Vocabulary:
     """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
 
-    A killed run starts over. `corpus` may be several with their weights.
-
-    Raises:
-      UserError: `output` holds something else or is being written, or the corpus has too few words
-        for `vocab_size`.
+    A killed run starts over. `corpus` may be several with their weights. Raises UserError if
+    `output` holds something else or is being written, or the corpus has too few words for
+    `vocab_size`.
     """
     corpora = as_corpora(corpus)
     manifest = {"options": dataclasses.asdict(options), "corpus": corpora.record}
@@ -87,7 +81,6 @@ def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vo
 
 
 def _trained(options: Options, corpora: Corpora) -> Any:
-    """Returns a tokenizers.Tokenizer trained on the corpora."""
     from tokenizers import (
         AddedToken,
         Tokenizer,
@@ -162,7 +155,6 @@ def _uniform(id: str) -> float:
 
 
 def _bytes(corpus: sources.Corpus) -> int:
-    """Returns the bytes of the training split's texts."""
     return sum(len(text.encode()) for text in _texts(corpus))
 
 

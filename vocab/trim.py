@@ -36,16 +36,9 @@ def trim(
 ) -> vocabulary.Vocabulary:
     """Writes the trimmed `base` to the folder `output` and returns it; keeps a finished one.
 
-    Args:
-      base: the vocabulary to cut.
-      corpus: the text to fit.
-      output: folder, local or any fsspec URL.
-      min_count: fewest occurrences of a kept piece.
-      vocab_size: most pieces to keep, not counting sentinels; None for no limit.
-      workers: processes that count.
-
-    Raises:
-      UserError: `output` holds something else, the corpus has no text, or see `trimming.trim`.
+    A piece is kept if `corpus` has it `min_count` times. `vocab_size` limits the pieces, not
+    counting sentinels; `workers` processes count them. Raises UserError if `output` holds something
+    else or the corpus has no text; see also `trimming.trim`.
     """
     options = {"base": base.record.sha256, "min_count": min_count, "vocab_size": vocab_size}
     made: dict[str, Any] = {"options": options, "corpus": corpus.record}

@@ -20,9 +20,7 @@ from tasks.terminal.table import table
 class Corpora:
     """Corpora by name, "" for a single one, with the rule of their shares.
 
-    Attributes:
-      weights: weight of each; None derives them from sizes.
-      alpha: power to which sizes are raised.
+    `weights` of None derive from sizes, raised to the power `alpha`.
     """
 
     parts: Mapping[str, sources.Corpus]
@@ -41,8 +39,7 @@ class Corpora:
     def factors(self, sizes: Mapping[str, int]) -> dict[str, float]:
         """Returns the factor of each corpus's text, given its bytes; the least is 1.
 
-        Raises:
-          UserError: a corpus has no text, or counts exceed 64 bits.
+        Raises UserError for a corpus without text, or counts beyond 64 bits.
         """
         if list(sizes) == [""]:
             return {"": 1.0}  # a single corpus without text is reported with the reasons
@@ -115,11 +112,7 @@ class CorporaFlags:
 
 
 def corpora_of(flags: CorporaFlags) -> Corpora:
-    """Resolves the corpora that flags name; prints notes.
-
-    Raises:
-      UserError: a flag is wrong, or a corpus cannot be read.
-    """
+    """Resolves the corpora that flags name; prints notes."""
     if flags.task_module:
         registry.load(flags.task_module)
     specs = languages.specs(flags.corpus, flags.languages, unnamed=True)

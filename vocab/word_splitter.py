@@ -52,10 +52,9 @@ _RUNS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 class Splitter:
     """Splits text into words; plain data that can be sent to any worker.
 
-    Attributes:
-      model: a SentencePiece model, used only for its normaliser.
-      symbols: user-defined pieces, at which text is split first.
-      space_runs: if True, a run of spaces belongs to the word after it.
+    `model` is a SentencePiece model, used only for its normaliser; text is split at the
+    user-defined pieces `symbols` first. With `space_runs`, a run of spaces belongs to the word
+    after it.
     """
 
     model: bytes

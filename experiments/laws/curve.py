@@ -31,11 +31,9 @@ _MISFIT = 0.05
 class CurveFit:
     """A fit of a t^-b + c; t in updates, c in the loss's unit.
 
-    Attributes:
-      draws: float64 [draws, 3], the constants of each draw of the bootstrap.
-      first, last: the steps at the ends of the window.
-      misfit: root mean square of the parts' mean residuals, beyond that expected of noise, as a
-        share of the fall of the fit within the window.
+    `draws` is float64 [draws, 3], the constants of each draw of the bootstrap; `first` and `last`
+    are the window's end steps. `misfit` is the root mean square of the parts' mean residuals,
+    beyond that expected of noise, as a share of the fall of the fit within the window.
     """
 
     a: float
@@ -89,11 +87,8 @@ class CurveFit:
 def fit(steps: Sequence[int], losses: Sequence[float], draws: int = 200, seed: int = 0) -> CurveFit:
     """Fits losses over steps, with a bootstrap over blocks of consecutive losses.
 
-    Residuals are weighted by soft_l1, which discounts outliers. `steps` are updates, 1 or more, in
-    ascending order.
-
-    Raises:
-      UserError: there are too few points.
+    Residuals are weighted by soft_l1, which discounts outliers. `steps` are updates, 1 or more,
+    ascending. Raises UserError for too few points.
     """
     t, y = np.asarray(steps, float), np.asarray(losses, float)
     if len(t) < _LEAST_POINTS:
@@ -127,7 +122,6 @@ def _drawn(random: np.random.Generator, residuals: np.ndarray, block: int) -> np
 
 
 def _fitted(t: np.ndarray, y: np.ndarray, start: Iterable[float]) -> np.ndarray:
-    """Returns (a, b, c)."""
     log = np.log(t)
     # The scale of a depends on b by orders of magnitude, so it is fitted at the window's middle.
     middle = float(log.mean())
@@ -149,7 +143,6 @@ def _fitted(t: np.ndarray, y: np.ndarray, start: Iterable[float]) -> np.ndarray:
 
 
 def _misfit(t: np.ndarray, residuals: np.ndarray, fall: float) -> float:
-    """Returns the root mean square of the parts' mean residuals, beyond noise, over `fall`."""
     edges = np.geomspace(t[0], t[-1], _PARTS + 1)[1:-1]
     parts = [part for part in np.split(residuals, np.searchsorted(t, edges)) if len(part)]
     # Neighbours differ by noise alone, whatever the law misses.

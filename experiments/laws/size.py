@@ -30,8 +30,7 @@ class Form:
     """A law of N and D.
 
     Attributes:
-      names: its constants.
-      exponents: the constants that describe the fall of the loss.
+      names: its constants; `exponents` describe the fall of the loss.
       log_loss: (θ, ln N, ln D) -> ln L, with θ the fitted constants.
       constants: θ -> the constants in the order of `names`.
       starts: values of each θ to start from, in all combinations.
@@ -77,10 +76,8 @@ FORMS: Mapping[str, Form] = {
 class SizeFit:
     """A fit of a form.
 
-    Attributes:
-      form: its name in FORMS.
-      theta: float64, the fitted constants, some of them as logarithms.
-      draws: float64 [draws, constants], one fit per draw of the bootstrap over runs.
+    `theta` holds the fitted constants, some of them as logarithms; `draws`, float64 [draws,
+    constants], one fit per draw of the bootstrap over runs.
     """
 
     form: str
@@ -130,9 +127,7 @@ def fit(
 ) -> SizeFit:
     """Fits a form of FORMS to runs, given each run's parameters, tokens and loss in nats.
 
-    Raises:
-      UserError: a value is not above 0, or there are too few runs, or too few different numbers of
-        parameters or tokens.
+    Raises UserError for values that are not above 0, and for too few runs, sizes or token counts.
     """
     columns = {"parameters": parameters, "tokens": tokens, "loss": losses}
     for name, values in columns.items():

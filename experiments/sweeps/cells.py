@@ -26,19 +26,13 @@ _PLACES = ("model_dir", "cache_dir", "init_from", "data.local_dir")
 # Fields that the runner sets.
 _OWN = ("model_dir", "seed", "init_from")
 _EVALUATIONS = 10
-# The parameters for the number of vocab.train's pieces, and for its sentinels.
+# The parameter for vocab.train's number of pieces, and the number of sentinels that it adds.
 _PIECES, _SENTINELS = "vocab_size", 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A run of trainer.pretrain or trainer.finetune.
-
-    Attributes:
-      module: the command.
-      settings: its flags, without the run's folder.
-      config: the configuration that they give.
-    """
+    """A run of trainer.pretrain or trainer.finetune; `settings` are its flags without a folder."""
 
     module: str
     settings: Settings
@@ -54,11 +48,8 @@ class Stage:
 class Cell:
     """A combination of the axes' values with a seed.
 
-    Attributes:
-      values: axis -> label.
-      stages: its runs, one after the other.
-      prepare: commands that must run first, as words.
-      vocab_size: size of the vocabulary that these commands make, for estimates; None if unknown.
+    `values` maps axes to labels; `stages` are its runs in order. The commands `prepare` run first;
+    `vocab_size` is the size of the vocabulary they make, for estimates, or None.
     """
 
     values: Settings
@@ -90,11 +81,7 @@ class Cell:
         return found
 
     def key(self) -> str:
-        """Returns the SHA-256 of the cell's configurations and caches.
-
-        Raises:
-          UserError: a task has no cache.
-        """
+        """Returns the SHA-256 of the cell's configurations and caches, which must exist."""
         stages = []
         for stage in self.stages:
             values = {
@@ -105,11 +92,7 @@ class Cell:
 
 
 def fingerprints(config: Config) -> dict[str, str]:
-    """Returns the fingerprint of each task's cache; seqio tasks have none.
-
-    Raises:
-      UserError: a task or cache does not exist.
-    """
+    """Returns the fingerprint of each task's cache; seqio tasks have none."""
     from trainer.data.cached_task import open_cache
     from trainer.data.mixing import mixtures_of
 
@@ -120,11 +103,7 @@ def fingerprints(config: Config) -> dict[str, str]:
 
 
 def plan(sweep: Sweep, output: str) -> list[Cell]:
-    """Returns the cells of a sweep; the seeds of a combination are adjacent.
-
-    Raises:
-      UserError: a field or parameter is unknown, or a configuration rejects a value.
-    """
+    """Returns the cells of a sweep; the seeds of a combination are adjacent."""
     cells = []
     for choices in sweep.combinations():
         values = {axis.name: choice.label for axis, choice in zip(sweep.axes, choices, strict=True)}
@@ -197,7 +176,6 @@ def _stage(
 
 
 def _config(module: str, settings: Settings) -> Config:
-    """Returns the configuration that flags give; for trainer.finetune, from its own fields."""
     flags = made(
         RunFlags, parse(RunFlags, [f"--{name}={value}" for name, value in settings.items()])
     )
@@ -215,11 +193,7 @@ def folder_of(cell: Cell, key: str) -> str:
 
 
 def load_record(folder: str, key: str) -> Mapping[str, Any]:
-    """Returns the outcome of a cell, {"status", "why"} and its settings; {} if it has not ended.
-
-    Raises:
-      UserError: the record is damaged.
-    """
+    """Returns the outcome of a cell, {"status", "why"} and its settings; {} if it has not ended."""
     path = files.join(folder, RECORD)
     if not files.exists(path):
         return {}

@@ -24,8 +24,8 @@ class Curve:
     def steps_to(self, value: float) -> float:
         """Returns the updates until the metric first falls to `value`; infinity if it never does.
 
-        Values are interpolated linearly between evaluations. A value that is already reached at the
-        first evaluation gives that evaluation's step.
+        Interpolates linearly between evaluations; the result is at least the first evaluation's
+        step.
         """
         if self.values[0] <= value:
             return float(self.steps[0])

@@ -23,13 +23,7 @@ Settings = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A value of an axis, with the fields and parameters that it sets.
-
-    Attributes:
-      label: the value in tables.
-      settings: field or parameter -> value.
-      tries: values of the tuned axis to try with this one; () for all.
-    """
+    """A value of an axis and its settings; `tries` limits the tuned axis's values (() for all)."""
 
     label: str
     settings: Settings
@@ -57,8 +51,7 @@ class Sweep:
       name: name of the file, or "sweep".
       title: the question it answers.
       parameters: values of {placeholders} in all other texts; each is a flag.
-      prepare: commands that make vocabularies and caches, run once for each combination of the
-        placeholders in them.
+      prepare: commands for vocabularies and caches, run once per combination of their placeholders.
       base: flags of trainer.pretrain that all cells share.
       then: flags of a following trainer.finetune; empty skips it.
       metric: the metric of the last evaluation to compare, as in metrics.jsonl.
@@ -97,11 +90,7 @@ class Sweep:
 
 
 def read(name: str) -> Sweep:
-    """Reads a sweep from a TOML file, given by its path or by its name in experiments/files.
-
-    Raises:
-      UserError: the file does not exist, or is wrong.
-    """
+    """Reads a sweep from a TOML file, given by its path or by its name in experiments/files."""
     path = pathlib.Path(name)
     if not name.endswith(".toml"):
         path = FILES / f"{name}.toml"
@@ -229,9 +218,6 @@ def with_axis(sweep: Sweep, text: str) -> Sweep:
     """Returns the sweep with an axis set from NAME=A,B,…; values with commas are separated by ";".
 
     For an axis of named choices, these are the ones to run.
-
-    Raises:
-      UserError: the text is malformed, or the axis has no choice of a name.
     """
     name, _, listed = text.partition("=")
     values = [each.strip() for each in listed.split(";" if ";" in listed else ",")]
@@ -257,11 +243,7 @@ def with_axis(sweep: Sweep, text: str) -> Sweep:
 
 
 def with_flags(sweep: Sweep, flags: list[str]) -> Sweep:
-    """Returns the sweep with parameters and fields of all cells set from --name=value.
-
-    Raises:
-      UserError: a flag has no value, or an axis varies it.
-    """
+    """Returns the sweep with parameters and fields of all cells set from --name=value."""
     parameters, base, then = dict(sweep.parameters), dict(sweep.base), dict(sweep.then)
     for flag in flags:
         name, equals, value = flag.removeprefix("--").partition("=")
@@ -282,11 +264,7 @@ def with_flags(sweep: Sweep, flags: list[str]) -> Sweep:
 
 
 def checked(sweep: Sweep) -> Sweep:
-    """Returns the sweep if it is consistent.
-
-    Raises:
-      UserError: it has no cells, or baseline, tune or a placeholder has an unknown name.
-    """
+    """Returns the sweep, or raises UserError if it has no cells or refers to unknown names."""
     if not sweep.seeds:
         raise UserError("the sweep has no cells: seeds is empty")
     if len(set(sweep.seeds)) < len(sweep.seeds):
@@ -325,11 +303,7 @@ def checked(sweep: Sweep) -> Sweep:
 
 
 def placeholders(text: str) -> set[str]:
-    """Returns the names in braces.
-
-    Raises:
-      UserError: a brace is not closed, or holds more than a name.
-    """
+    """Returns the names in braces; raises UserError for a malformed brace."""
     try:
         fields = [field[1:] for field in string.Formatter().parse(text) if field[1] is not None]
     except ValueError as error:
@@ -341,11 +315,7 @@ def placeholders(text: str) -> set[str]:
 
 
 def filled(text: str, values: Settings) -> str:
-    """Replaces the {placeholders} of a text.
-
-    Raises:
-      UserError: a parameter does not exist.
-    """
+    """Replaces the {placeholders} of a text; raises UserError for an unknown parameter."""
     for name in sorted(placeholders(text)):
         if name not in values:
             known = ", ".join(sorted(values))

@@ -16,12 +16,9 @@ from trainer.reporting.drawing import load_pyplot
 def draw(sweep: Sweep, curves: Curves, picture: str) -> None:
     """Writes a PNG of a sweep. Equal curves give equal files.
 
-    The panels show the metric over steps; if there is a baseline, the difference from it with the
-    same seed; and for each numeric axis, the last value along it. Lines are means over seeds, bands
-    cover all seeds. If an axis is tuned, only the curves of its best values are drawn.
-
-    Raises:
-      UserError: matplotlib is not installed.
+    Panels: the metric over steps; the difference from a baseline with the same seed; for each
+    numeric axis, the last value along it. Lines are means over seeds, bands cover all seeds. If an
+    axis is tuned, only the curves of its best values are drawn.
     """
     pyplot = load_pyplot()
     numeric = [axis.name for axis in sweep.axes if _numbers(sweep, axis.name)]

@@ -29,14 +29,10 @@ _UTILISATION = 0.3
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of a cell.
+    """The cost of all runs of a cell.
 
-    Attributes:
-      parameters: parameters of the model.
-      steps: updates of all its runs.
-      tokens: positions of inputs and targets in all updates.
-      operations: floating-point operations of updates and evaluations.
-      runs: number of its runs.
+    `parameters` are the model's, `tokens` the positions of inputs and targets in all updates,
+    `operations` the floating-point operations of updates and evaluations.
     """
 
     parameters: int
@@ -62,7 +58,6 @@ def cost(cell: Cell) -> Cost:
 
 
 def _fitted(config: Config, vocab_size: int | None) -> Config:
-    """Returns the configuration with the size of its data's vocabulary."""
     manifest = _manifest(config)
     if manifest:
         vocab_size = manifest.plan.vocabulary.size
@@ -95,7 +90,6 @@ def _stage(stage: Stage, vocab_size: int | None) -> tuple[int, int, float]:
 
 
 def _lengths(config: Config) -> Lengths:
-    """Returns the set lengths of a run's examples, or its first task's."""
     own = Lengths(0, 0)
     if not config.task.startswith("seqio:"):
         name = next(name for _, spec in mixtures_of(config) for name in spec.names)
@@ -108,7 +102,6 @@ def _lengths(config: Config) -> Lengths:
 
 
 def _manifest(config: Config) -> CacheManifest | None:
-    """Returns the cache manifest of a run's first task; None if it is not built."""
     try:
         name = next(name for _, spec in mixtures_of(config) for name in spec.names)
         task = registry.get(name, config.task_module)
@@ -121,8 +114,7 @@ def _manifest(config: Config) -> CacheManifest | None:
 def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tuple[float, str]:
     """Returns operations per second, and the source of the number.
 
-    The source is finished cells, given with their folders, or else the speed of one matrix product.
-    `costs` are by label.
+    It comes from finished cells, given with their folders, or else from one matrix product.
     """
     found = []
     for cell, folder in finished:
@@ -140,7 +132,6 @@ def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tu
 
 
 def _product() -> float:
-    """Measures operations per second of a product of two float32 matrices."""
     import numpy as np
 
     size = 1024

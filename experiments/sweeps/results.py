@@ -28,11 +28,8 @@ from trainer.reporting.metrics import NORMS, finite, read_metrics
 class Outcome:
     """A cell and its outcome.
 
-    Attributes:
-      status: as recorded; "" if it has not ended.
-      why: cause of a failure, or "".
-      metrics: metrics of the last evaluation; {} unless it is finished.
-      curve: the compared metric over its evaluations; None unless it is finished.
+    `status` is as recorded, "" before the end; `why` is the cause of a failure. Only a finished
+    cell has `metrics`, from the last evaluation, and a `curve` of the compared metric.
     """
 
     cell: Cell
@@ -44,11 +41,7 @@ class Outcome:
 
 
 def outcome(cell: Cell, key: str, folder: str, metric: str) -> Outcome:
-    """Returns the outcome of a cell.
-
-    Raises:
-      UserError: it is finished, but its evaluations do not have the metric.
-    """
+    """Returns the outcome of a cell; raises UserError if its evaluations lack the metric."""
     record = cells.load_record(folder, key)
     status, why = record.get("status", ""), record.get("why", "")
     if status != cells.FINISHED:
@@ -180,7 +173,6 @@ def _base(
 def _measured(
     sweep: Sweep, curves: Curves, values: Values, best: Mapping[Values, Values]
 ) -> list[str]:
-    """Returns the cells of the metric, of the difference from the baseline, and of an interval."""
     by_seed = curves[values]
     if not by_seed:
         return ["-", "-", "-"]
@@ -198,10 +190,7 @@ def _measured(
 
 
 def _edge(curves: Curves, tune: str, values: Values) -> str:
-    """Returns a note if a tuned value is at an end of its range: others may be better.
-
-    Values that are not numbers have no order, and no note.
-    """
+    """Returns a note if a tuned value is at an end of its numeric range: others may be better."""
     others = [pair for pair in values if pair[0] != tune]
     tried = [
         dict(each)[tune] for each in curves if [pair for pair in each if pair[0] != tune] == others

@@ -64,7 +64,6 @@ class _Process:
             )
 
     def code(self) -> int | None:
-        """Returns the exit code; None while the command runs."""
         return self._process.poll()
 
     def why(self, code: int) -> str:
@@ -75,12 +74,10 @@ class _Process:
         return next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
 
     def stop(self) -> None:
-        """Tells the command to save its state and end."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
 
     def wait(self, seconds: float) -> None:
-        """Waits for the command, and kills it after `seconds`."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -90,11 +87,7 @@ class _Process:
 
 
 def prepare(planned: Sequence[Cell], output: str, environment: Mapping[str, str]) -> None:
-    """Runs the commands that the cells need first, each once per folder.
-
-    Raises:
-      UserError: a command failed; says why and where its log is.
-    """
+    """Runs the commands that the cells need first, each once per folder."""
     path = files.join(output, PREPARED)
     done = files.read_json(path) if files.exists(path) else []
     for command in dict.fromkeys(each for cell in planned for each in cell.prepare):
@@ -117,8 +110,6 @@ def prepare(planned: Sequence[Cell], output: str, environment: Mapping[str, str]
 
 
 class _Running:
-    """A cell whose runs are made one after the other."""
-
     def __init__(self, cell: Cell, key: str, folder: str, environment: Mapping[str, str]):
         self.cell, self.key, self.folder = cell, key, folder
         self._environment = environment
@@ -155,10 +146,7 @@ def run(
     """Runs cells, given with their keys and folders, and records their outcomes.
 
     `check` is called with each finished cell, so that an error common to all cells stops at the
-    first.
-
-    Raises:
-      Stopped, KeyboardInterrupt: a signal; the runs have saved their states.
+    first. Raises Stopped or KeyboardInterrupt after the runs have saved their states.
     """
     pending, running = list(reversed(planned)), list[_Running]()
     count = 0

@@ -1,7 +1,7 @@
-"""Adopts a cache: scans its files in parallel and writes row indices, receipts and a manifest.
+"""Adopts a cache: scans its files in parallel, then writes indices, receipts and, last, a manifest.
 
-The manifest is written last. An interrupted adoption keeps files with receipts; a repeated one
-compares checksums and rescans changed files.
+An interrupted adoption keeps files with receipts; a repeated one compares checksums and rescans
+changed files.
 """
 
 import dataclasses
@@ -54,8 +54,7 @@ _EOS = "eos"
 def adopt(options: Options) -> tuple[Found, CacheManifest]:
     """Writes a cache's index and manifest; returns what was found and written.
 
-    Raises:
-      UserError: the cache is missing, damaged or does not fit the options.
+    Raises a UserError if the cache is missing, damaged or does not fit the options.
     """
     folder, target = options.cache_dir, options.index_dir or options.cache_dir
     vocabulary = None
@@ -93,8 +92,7 @@ def adopt(options: Options) -> tuple[Found, CacheManifest]:
 def survey(options: Options) -> Found:
     """Returns the files of the cache in `options.cache_dir`.
 
-    Raises:
-      UserError: there is no cache of another program, files are missing, or options do not fit.
+    Raises a UserError if there is no such cache, files are missing, or options do not fit.
     """
     folder = options.cache_dir
     names = files.list_names(folder)
@@ -141,15 +139,13 @@ def _check_target(target: str, vocabulary: Vocabulary | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """A file of records to scan.
+    """A file of records to scan, and the names of the output files.
 
     Attributes:
       source, target: folders of the file and of the output.
-      size: the file's size in bytes.
-      index, receipt: names of the output files.
       kept: size of a row index that has a receipt; None if the file must be scanned.
       hashes: whether to compare checksums with the receipt.
-      is_pairs, ids, eos, scan: see `Found`; number of ids; id of EOS.
+      ids: number of ids; `is_pairs` and `scan` are as in `Found`.
     """
 
     source: str
@@ -295,11 +291,7 @@ def shard_of(records: str, index: str, scan: Scan) -> Shard:
 
 
 def check_examples(folder: str, found: Found, shards: Mapping[str, Sequence[Shard]]) -> None:
-    """Checks the number of rows, as a file may lack whole records at its end.
-
-    Raises:
-      UserError: the number differs from the program's own, or is 0.
-    """
+    """Raises a UserError if there are no rows, or not as many as the program states."""
     for split, wanted in found.examples.items():
         rows = sum(shard.rows for shard in shards.get(split, ()))
         if rows != wanted:

@@ -14,11 +14,9 @@ class Found:
       program: one of `tasks.cache.adopted.PROGRAMS`.
       files: split -> ordered names of its record files.
       examples: split -> number of rows, if the program states it.
-      is_pairs: whether rows are read as pairs.
       scan: (record file, number of ids, id of EOS) -> its content; runs in other processes.
       token: NumPy name of the token type; "" for records.
       unread: names of unread features.
-      version: version of the program, or "".
       unknown: properties that cannot be determined.
     """
 

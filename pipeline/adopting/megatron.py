@@ -36,9 +36,6 @@ def survey(folder: str, names: list[str], validation: str | None) -> Found:
     """Returns the data sets in a folder, all of one token type.
 
     `validation`: name pattern of validation data sets; None if all are for training.
-
-    Raises:
-      UserError: a file is missing or malformed, or there is no data set for training.
     """
     splits: dict[str, list[str]] = {"train": [], "validation": []}
     kinds: dict[str, str] = {}
@@ -91,11 +88,7 @@ def _kind(path: str) -> str:
 
 
 def scan(folder: str, name: str, ids: int, eos: int) -> Scan:
-    """Returns the content of the data set with token file `name`; see `scan_tokens`.
-
-    Raises:
-      UserError: its index is damaged, or as `scan_tokens` does.
-    """
+    """Scans the data set with token file `name`, see `scan_tokens`; checks its index, too."""
     path = files.join(folder, name.removesuffix(".bin") + ".idx")
     data = files.read_bytes(path)
     _, _, code, sequences, borders = _HEADER.unpack_from(data)

@@ -25,12 +25,9 @@ _RESTORE = "restore it from a copy, or make the cache again"
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """The content of a record file.
+    """The content of a record file, with PAIR_INDEX or RAGGED_INDEX [rows] as its index.
 
-    Attributes:
-      entry: size and checksum of the file.
-      index: row index [rows], PAIR_INDEX for pairs, else RAGGED_INDEX.
-      documents: number of documents, 0 if unknown.
+    `documents` is 0 if unknown.
     """
 
     entry: FileEntry
@@ -52,11 +49,7 @@ class Collector:
         self._empty = 0
 
     def ids(self, lowest: int, highest: int, low_row: int, high_row: int, zeros: int) -> None:
-        """Counts a block's ids, given the extremes and the rows that have them.
-
-        Raises:
-          UserError: an id is negative or not in the vocabulary.
-        """
+        """Counts a block's ids, given extremes and their rows; raises a UserError if invalid."""
         for wrong, token, row in (
             (lowest < 0, lowest, low_row),
             (highest >= self._size, highest, high_row),
@@ -71,12 +64,9 @@ class Collector:
         self._zeros += zeros
 
     def side(self, name: str, lengths: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Counts one side of a block's rows; returns the numbers of ids to read.
+        """Counts one side, "inputs" or "targets"; returns the numbers of ids to read.
 
-        Args:
-          name: "inputs" or "targets".
-          lengths: int64 [rows], number of ids.
-          ends: bool [rows], whether the side ends in EOS.
+        `lengths`: int64 [rows], ids; `ends`: bool [rows], whether the side ends in EOS.
         """
         read = lengths - ends if self._is_pairs else lengths
         self._ends[name] += int(ends.sum())
@@ -144,12 +134,7 @@ def blocks(path: str) -> Iterator[Any]:
 def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos: int) -> Scan:
     """Scans TFRecords of tf.train.Examples with `targets` and, for pairs, `inputs`.
 
-    Args:
-      path: the file.
-      size: size of the vocabulary.
-      is_pairs: whether rows are pairs.
-      inputs_refused: whether rows with targets must have no inputs.
-      eos: id of EOS.
+    `size` is the vocabulary's; `inputs_refused`: whether rows with targets must have no inputs.
 
     Raises:
       UserError: a record is corrupt, malformed or has invalid ids; names the row.
@@ -229,15 +214,9 @@ def _scan_block(
 def scan_tokens(
     path: str, size: int, kind: np.dtype, lengths: np.ndarray, documents: int, eos: int
 ) -> Scan:
-    """Scans a file that only holds tokens of one type.
+    """Scans a file that holds only tokens of type `kind`.
 
-    Args:
-      path: the file.
-      size: size of the vocabulary.
-      kind: token type.
-      lengths: int64 [rows], tokens per row, filling the file.
-      documents: number of documents.
-      eos: id of EOS.
+    `size` is the vocabulary's; `lengths`, int64 [rows], must fill the file.
 
     Raises:
       UserError: the file has another size or invalid ids; names the row.

@@ -31,9 +31,6 @@ def survey(folder: str, names: list[str], read: str | None) -> Found:
     """Returns the files of a seqio cache.
 
     `read`: "pairs", "targets", or None to decide by the first row.
-
-    Raises:
-      UserError: files are missing or malformed.
     """
     shards = _shards(folder, names)
     infos = {found[1] for name in names if (found := _INFO.fullmatch(name))}

@@ -1,4 +1,4 @@
-"""Prints the training command for a finished cache, sized for this machine."""
+"""The training command for a finished cache, sized for this machine."""
 
 import glob
 import os

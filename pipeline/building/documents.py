@@ -40,11 +40,11 @@ def is_fault(reason: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of the columns of a batch.
+    """Limits of the columns of a batch; 0 for none.
 
     Attributes:
-      tokens: maximum tokens of each column without EOS; 0 for no limit.
-      bytes: maximum UTF-8 bytes to tokenize; 0 for no limit.
+      tokens: maximum tokens of each column without EOS.
+      bytes: maximum UTF-8 bytes to tokenize.
       too_long: treatment of longer documents, one of TOO_LONG; "" if there are none.
     """
 

@@ -29,11 +29,8 @@ from tasks.vocabulary import Vocabulary
 def build(options: Options, beam_arguments: list[str], advise: bool = True) -> None:
     """Builds the unfinished shards of the cache of `options.task` and prints a report.
 
-    `advise`: whether to print the next command. `options.corpus` has at most one element.
-
-    Raises:
-      UserError: a mistake that the user can correct; finished shards are kept.
-      OSError: the cache cannot be written; finished shards are kept.
+    `advise`: whether to print the next command. `options.corpus` has at most one element. Errors
+    keep finished shards: UserErrors, and OSErrors if the cache cannot be written.
     """
     task = _task(options)
     if options.hf_token_secret:

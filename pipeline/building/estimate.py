@@ -123,10 +123,6 @@ def estimate(
       workers: number of local processes.
       runner_arguments: Beam's arguments, to time its runner on an empty job.
       copies: other files of the cache (exclude lists), by name.
-      seed: seed of the sample.
-
-    Raises:
-      UserError: the corpus cannot be read.
     """
     generator = random.Random(seed)
     slices = _draw(job.corpus.pieces, generator)
@@ -308,10 +304,9 @@ def _filtered(pieces: tuple[Piece, ...], built: list[_Built]) -> dict[tuple[str,
 
 
 def _text(built: _Built) -> int:
-    """Returns the bytes of a slice, by which its counts are scaled.
+    """Returns the bytes of text in a slice, by which its counts are scaled.
 
-    A Parquet slice is a number of rows of unknown size, and texts vary far more in length than in
-    tokens per byte. So the text read is more accurate than a share of the row group's bytes.
+    The size of a Parquet slice is a guess: texts vary far more in length than in tokens per byte.
     """
     form = FORMATS.get(built.piece.format)
     if not form or not form.ranges_are_rows or not built.piece.bytes:

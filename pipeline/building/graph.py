@@ -26,10 +26,8 @@ from tasks.vocabularies import registered
 class Job:
     """Everything a worker needs.
 
-    Attributes:
-      tokenizer: one of `tokenize.ENGINES`; does not affect the output.
-      hf_token_secret: name of the secret with the Hub's token, or "".
-      task_module: module that registers the vocabulary, or "".
+    `tokenizer`, one of `tokenize.ENGINES`, does not affect the output. The Hub's token is in the
+    secret `hf_token_secret`; `task_module` registers the vocabulary. Either may be "".
     """
 
     folder: str
@@ -56,7 +54,6 @@ def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None
     Raises:
       UserError: the corpus cannot be read, the cache's vocabulary is not the plan's, or the audit
         found the fast tokenizer to differ from the library.
-      OSError: the shards cannot be written.
     """
     secret.provide_hf_token(job.hf_token_secret)
     counts: Counter[str] = Counter()
@@ -92,10 +89,7 @@ _idle: dict[tuple, list[_Loaded]] = {}
 
 @contextlib.contextmanager
 def _tokenizer(job: Job) -> Iterator[_Loaded]:
-    """Yields the vocabulary and a tokenizer that no other thread uses during the block.
-
-    The vocabulary is the cache's copy, the only one that remote workers can read.
-    """
+    """Yields the cache's copy of the vocabulary and a tokenizer that no other thread uses."""
     record = job.plan.vocabulary
     key = (job.folder, record, job.tokenizer)
     if key not in _idle:
@@ -127,8 +121,8 @@ def run(
 ) -> Counter[str]:
     """Runs the assignments with Beam's `arguments`; returns the sums of `build_piece`'s counts.
 
-    The first shards of every split come first if the runner keeps the order, as the local one does,
-    for runs that follow the build (`tasks.cache.following`). Raises as `beam_job.run` does.
+    If the runner keeps the order, as the local one does, the first shards of every split come
+    first, for runs that follow the build (`tasks.cache.following`).
     """
     work = functools.partial(build_piece, for_workers(job))
     ordered = sorted(assignments, key=lambda each: min(number for _, number in each.shards))

@@ -23,10 +23,7 @@ _ALPHA = 0.3
 
 
 def build(options: Options, beam_arguments: list[str]) -> None:
-    """Builds the cache of a task, or of each of its languages, and prints a report.
-
-    Raises as `engine.build` does, and a UserError if the languages have changed.
-    """
+    """Builds the cache of a task, or of each of its languages, and prints a report."""
     if not options.corpus:
         if options.languages is not None:
             raise UserError(f"--languages={options.languages} needs a --corpus: {languages.FORMS}")

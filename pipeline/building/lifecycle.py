@@ -75,18 +75,14 @@ def planned(folder: str) -> Plan | None:
 
 
 def _marks(folder: str) -> set[str]:
-    """Returns the fingerprints, names of empty files, of the plans that shards were built with.
-
-    There are two while an extension begins.
-    """
+    """Returns the fingerprints of the folder's plans, names of empty files; two while extending."""
     return {name.removeprefix(PLAN_MARK) for name in files.list_sizes(folder, PLAN_MARK)}
 
 
 def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
     """Returns the existing plan, equal or to be extended; None for a new cache.
 
-    Raises:
-      UserError: the folder holds a different cache or other files.
+    Raises a UserError if the folder holds a different cache or other files.
     """
     existing = planned(folder)
     ours = plan_from_dict(json.loads(json.dumps(as_json(plan))))
@@ -136,9 +132,8 @@ def begin(
     """Writes the missing ones of vocabulary, exclude lists, plan mark and plan.json.
 
     plan.json comes last, because a run that follows the build reads the others once it exists.
-    Shards with newly excluded documents lose their receipts and are rebuilt.
-
-    `extend`: whether a plan with more files may replace the existing one.
+    Shards with newly excluded documents lose their receipts and are rebuilt. `extend`: whether a
+    plan with more files may replace the existing one.
 
     Raises:
       UserError: the folder holds a different cache or other files; nothing is changed.
@@ -287,10 +282,9 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
 
 
 def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard | None]:
-    """Returns all shards' receipts by (split, number), None if unfinished.
+    """Returns all shards' receipts by (split, number), None if unfinished, from one listing.
 
-    One listing gives receipts and file sizes. `check`: whether to compare checksums too, as in
-    `receipts.finished`.
+    `check`: whether to compare checksums too, as in `receipts.finished`.
     """
     sizes = files.list_sizes(folder)
     keys = _keys(plan.shards)
@@ -367,10 +361,7 @@ def _software(plan: Plan) -> dict[str, str]:
 
 
 def _keep_software(folder: str, manifest: CacheManifest) -> CacheManifest:
-    """Returns `manifest`, with a finished cache's software versions if all else is equal.
-
-    So newer software does not rewrite a finished cache.
-    """
+    """Keeps a finished cache's software versions if all else is equal, to avoid rewriting it."""
     try:
         existing = CacheManifest.load(folder)
     except UserError:

@@ -37,9 +37,7 @@ class Monitor:
     """State of a running build.
 
     Attributes:
-      shards: receipts of finished shards.
-      total: bytes of the corpus.
-      before: bytes finished before this build.
+      total, before: bytes of the corpus, and those finished before this build.
       done: bytes finished, plus an estimate for pieces in progress from their file sizes.
     """
 

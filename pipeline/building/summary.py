@@ -21,13 +21,9 @@ def show(
     seconds: float,
     advise: bool,
 ) -> None:
-    """Prints what a build wrote and omitted, its speed, and the next step.
+    """Prints what a build wrote and omitted, its speed and, if `advise`, the next command.
 
-    Args:
-      shards: all shards, by (split, number).
-      read_bytes: bytes of the corpus read by this build.
-      seconds: duration.
-      advise: whether to print the next command.
+    `shards` are all shards, by (split, number); `read_bytes` of the corpus were read by this build.
     """
     plan = job.plan
     columns = {

@@ -44,9 +44,7 @@ _LINEAGE = pa.schema(
 class ShardWriter:
     """Writer of one shard: the end of the `with` block finishes it, an error removes it.
 
-    Attributes:
-      cut_paragraphs: number of paragraphs cut from documents, for the receipt.
-      edits: number of filter edits by kind, for the receipt.
+    `cut_paragraphs` and filter `edits`, by kind, are counted for the receipt.
     """
 
     def __init__(self, folder: str, plan: Plan, split: str, index: int):
@@ -100,13 +98,9 @@ class ShardWriter:
         split: int = 0,
         cut: Mapping[str, int] = types.MappingProxyType({}),
     ) -> None:
-        """Writes tokenized documents.
+        """Writes tokenized documents with `text_bytes` of text.
 
-        Args:
-          documents: texts or pairs, as the plan says.
-          text_bytes: bytes of their text.
-          split: number of split documents whose first part is here.
-          cut: number of pairs with this side cut, by side.
+        `split`: number of split documents that begin here; `cut`: number of pairs cut, by side.
         """
         if not len(documents.ids):
             return
@@ -120,10 +114,9 @@ class ShardWriter:
     def quarantine(
         self, name: str | None, location: str, reason: str, value: Any = None, text: str = ""
     ) -> None:
-        """Records a document left out of the cache.
+        """Records a document left out of the cache, with a rule's measurement `value`.
 
-        `value` is a rule's measurement; `text` an excerpt, kept for the first documents of each
-        reason.
+        The excerpt `text` is kept for the first documents of each reason.
         """
         if "quarantine" not in self._files:
             self._open("quarantine")

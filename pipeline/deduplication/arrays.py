@@ -32,12 +32,7 @@ def write(path: str, arrays: dict[str, np.ndarray]) -> None:
 
 
 class Arrays:
-    """The arrays of a file written by `write`.
-
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: truncated, or not a file of arrays.
-    """
+    """The arrays of a file written by `write`; raises a ValueError if truncated or malformed."""
 
     def __init__(self, path: str):
         self._path = path

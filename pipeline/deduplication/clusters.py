@@ -47,17 +47,7 @@ class Result:
 
 
 def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> Result:
-    """Joins the pairs of all partitions into clusters and writes the exclude list.
-
-    Args:
-      job: the search.
-      pieces: number of pieces.
-      of_keys: number of partitions.
-      header: the list's origin.
-
-    Raises:
-      OSError: a file cannot be read or written.
-    """
+    """Joins the pairs of all `of_keys` partitions into clusters and writes the exclude list."""
     opened = Pieces.open(job, pieces)
     result = Result()
     total = int(opened.starts[-1])
@@ -112,12 +102,10 @@ class _Clusters:
     """Clusters of all pieces.
 
     Attributes:
-      job, pieces: the search, and the opened files of its pieces.
       roots: the unit kept instead of each unit; a kept unit's is itself.
       firsts: the first unit with the same text as each unit.
       judge: finds contaminated units; None without evaluation sets.
       repeated: uint64[ids, 2], sorted digests of ids shared by several documents.
-      unlike: see `Rules.unlike`.
     """
 
     job: Job

@@ -69,11 +69,7 @@ class Summary(NamedTuple):
 def write_grams(folder: str, sets: list[sources.Corpus], ngram: int) -> list[Summary]:
     """Writes the n-grams of the evaluation sets; returns a summary of each.
 
-    Memory is about 50 bytes per n-gram. Examples with the same n-grams count as one for the share
-    of an example.
-
-    Raises:
-      UserError: a set cannot be read.
+    Memory is about 50 bytes per n-gram. Examples with the same n-grams count as one.
     """
     reader = Words()
     hashes, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
@@ -119,12 +115,7 @@ def _read(
 
 
 class Judge:
-    """Decides which units are contaminated, once all pieces are read.
-
-    Args:
-      job: the search.
-      pieces: opened files of all pieces, read twice, one at a time.
-    """
+    """Decides which units are contaminated, once all pieces are read (twice, one at a time)."""
 
     def __init__(self, job: Job, pieces: Sequence[arrays.Arrays]):
         self._rules, self._grams = job.rules, Grams.open(job.folder)

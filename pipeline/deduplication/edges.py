@@ -19,12 +19,10 @@ _LEADERS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """The opened files of all pieces.
+    """The opened files of all pieces, by number.
 
-    Attributes:
-      opened: files by piece number.
-      starts: int64[pieces + 1], units in earlier pieces; a unit's number in the corpus is this plus
-        its index in its piece.
+    Units are numbered through the corpus; `starts`, int64[pieces + 1], has each piece's first
+    number.
     """
 
     opened: list[arrays.Arrays]
@@ -55,11 +53,7 @@ class Pieces:
 
 
 def write_partition(job: Job, pieces: int, partitions: int, number: int) -> Counter[str]:
-    """Writes the pairs of partition `number`; returns counts for the job's metrics.
-
-    Raises:
-      OSError: a file cannot be read or written.
-    """
+    """Writes the pairs of partition `number`; returns counts for the job's metrics."""
     opened = Pieces.open(job, pieces)
     width = PREFIXES // partitions
     prefixes = (number * width, (number + 1) * width)

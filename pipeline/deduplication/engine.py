@@ -57,9 +57,7 @@ _MOST_VALUES = 1 << 16
 def search(options: Options, beam_arguments: list[str]) -> None:
     """Writes the exclude list of a corpus into `options.output` and prints a report.
 
-    Raises:
-      UserError: a mistake that the user can correct; finished files are kept.
-      OSError: the folder cannot be written; finished files are kept.
+    Finished files survive errors: UserErrors, and OSErrors if the folder cannot be written.
     """
     spec = sources.parse(options.corpus)
     if options.unit == PARAGRAPH and spec.unit is Unit.PAIR:

@@ -212,10 +212,7 @@ def band_keys(sketches, bands, rows):
 
 @compiled
 def lines_of(data, bounds):
-    """Returns int64 (text, number, begin, end) of all non-empty lines.
-
-    `data`: uint8, UTF-8 of all texts; `bounds`: int64[texts + 1].
-    """
+    """Returns int64 (text, number, begin, end) of all non-empty lines of texts."""
     count = len(bounds) - 1
     for at in range(bounds[0], bounds[-1]):
         count += data[at] == 10
@@ -288,18 +285,14 @@ def shared_grams(words, bounds, size, factors, known, sieve):
 def similar_pairs(bounds, places, signatures, least, leaders):
     """Returns (int64[edges, 2] indices in groups, candidates, unlike).
 
-    In each group of texts with a common key, the first one leads. Every other joins the first
-    leader with which it shares `least` values, or else becomes one of at most `leaders` leaders.
+    In each group of texts with a common key, the first one leads. Every other, a candidate, joins
+    the first leader with which it shares `least` values (0 for any); otherwise it is unlike and
+    becomes one of at most `leaders` leaders.
 
     Args:
       bounds: int64[groups + 1].
       places: int64, rows of `signatures`, group after group.
       signatures: uint8[texts, hashes].
-      least: minimum equal values of a pair, 0 for any.
-      leaders: maximum leaders per group.
-
-    Returns `candidates`, the number of texts sharing a key with an earlier one, and `unlike`, the
-    number that join no leader.
     """
     edges = np.empty((len(places), 2), np.int64)
     count = candidates = unlike = 0
@@ -358,10 +351,7 @@ def flatten(parents):
 
 @compiled
 def reroot(roots, out):
-    """Replaces each root that is `out` (bool) by its set's first member that is not.
-
-    Members that are out keep the old root, and so do sets that are out entirely.
-    """
+    """Replaces roots that are `out` (bool) by their set's first member that is not, if any."""
     for number in range(len(roots)):
         root = roots[number]
         if root == number or out[number] or not out[root]:

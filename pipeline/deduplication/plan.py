@@ -118,9 +118,8 @@ def _equal(similarity: float) -> float:
 def _beta_cdf(at: float, trials: int) -> np.ndarray:
     """Returns float64[trials + 1], the probability that Beta(k + 1, trials - k + 1) is below `at`.
 
-    For each k, this is the chance of more than k successes in trials + 1, each of chance `at`.
-
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.5.24.
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.5.24: the chance of more
+    than k successes in trials + 1, each of chance `at`.
     """
     if at >= 1:
         return np.ones(trials + 1)

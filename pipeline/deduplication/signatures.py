@@ -35,11 +35,8 @@ class Found:
       places: document places, "file:row" or "file:byte".
       paragraphs: int64, line numbers, -1 for documents.
       continued: bool, whether the unit is a later part of the previous one.
-      sketches: uint32[units, hashes].
-      exact: uint64[units, 2].
-      words: int64[units].
+      sketches, exact, words: uint32[units, hashes], uint64[units, 2], int64[units].
       grams: int64[found, 2] (unit, index of an evaluation n-gram).
-      counts: numbers of documents and text bytes.
     """
 
     ids: list[str]
@@ -91,12 +88,7 @@ class Reader:
 
 
 def write_piece(job: Job, element: tuple[int, sources.Piece]) -> Counter[str]:
-    """Reads piece `element[0]` and writes its file; returns counts for the job's metrics.
-
-    Raises:
-      UserError: the corpus cannot be read.
-      OSError: the file cannot be written.
-    """
+    """Reads piece `element[0]` and writes its file; returns counts for the job's metrics."""
     number, piece = element
     secret.provide_hf_token(job.hf_token_secret)
     grams = contamination.Grams.open(job.folder) if job.contaminated else None
@@ -113,10 +105,10 @@ def write_piece(job: Job, element: tuple[int, sources.Piece]) -> Counter[str]:
 def _joined(found: list[Found], rules: Rules) -> dict[str, np.ndarray]:
     """Returns the arrays of a piece.
 
-    documents   high, low (digest of the id), places (hash of the place), ids, id_bounds units
-    owner (its document), paragraph, signatures (8 bits of each MinHash value) sorted      id_…,
-    exact_…, band_…: sorted keys, their units or documents (…_rows), and the number
-                of keys below each first byte (…_prefixes)
+    documents   high, low (digest of the id), places (hash of the place), ids, id_bounds
+    units       owner (its document), paragraph, signatures (8 bits of each MinHash value)
+    sorted      id_…, exact_…, band_…: sorted keys, their units or documents (…_rows), and the
+                number of keys below each first byte (…_prefixes)
     grams       (unit, n-gram) of the evaluation sets
     """
     hashes = rules.hashes if rules.near else 0

@@ -28,10 +28,7 @@ class Words:
 
 
 def text_bytes(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (uint8 bytes, int64[texts + 1] bounds) of a batch's texts; null counts as empty.
-
-    A line break joins the sides of a pair.
-    """
+    """Returns (uint8 bytes, int64[texts + 1] bounds) of texts, or of pairs with joined sides."""
     if "text" in batch.schema.names:
         texts = batch.column("text")
     else:

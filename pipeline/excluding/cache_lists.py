@@ -100,8 +100,7 @@ def copies(folder: str, plan: Plan, new: Sequence[lists.Given]) -> dict[str, str
 def copy(folder: str, plan: Plan, new: Sequence[lists.Given]) -> None:
     """Copies lists into the cache for workers and later builds.
 
-    Raises:
-      UserError: a list of the cache is missing or damaged, and was not given again.
+    Raises a UserError if a list of the cache is missing or damaged, and was not given again.
     """
     for record in plan.exclude or ():
         name = lists.copy_name(record.sha256)
@@ -117,10 +116,7 @@ def copy(folder: str, plan: Plan, new: Sequence[lists.Given]) -> None:
 
 
 def remove_others(folder: str, plan: Plan) -> None:
-    """Deletes lists that the plan does not name, left by a takedown killed before writing its plan.
-
-    Only such lists have names of this form.
-    """
+    """Deletes lists missing from the plan, left by a takedown killed before writing it."""
     wanted = {lists.copy_name(each.sha256) for each in plan.exclude or ()}
     for name in files.list_sizes(folder, lists.COPY).keys() - wanted:
         files.remove(files.join(folder, name))

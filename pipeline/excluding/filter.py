@@ -41,12 +41,7 @@ class Filter:
 
     @classmethod
     def of_cache(cls, folder: str, digests: Sequence[str]) -> "Filter":
-        """Returns the filter of the lists, by SHA-256, copied into a cache's folder.
-
-        Raises:
-          UserError: a copy is damaged.
-          OSError: a copy cannot be read.
-        """
+        """Returns the filter of a cache's lists; raises a UserError for a damaged one."""
         return cls.of_files(files.join(folder, copy_name(sha256)) for sha256 in digests)
 
     @classmethod
@@ -165,10 +160,7 @@ class Filter:
         return found
 
     def touches(self, names: Sequence[str], has_parts: bool) -> bool:
-        """Returns whether any entry is for one of the ids.
-
-        `has_parts`: whether the shard has parts of documents, which share the document's id.
-        """
+        """Returns whether any entry is for one of the ids, or, if `has_parts`, their documents."""
         bases = {base(name) for name in names} if has_parts else set()
         digests = id_digests([*names, *sorted(bases)])
         return any(

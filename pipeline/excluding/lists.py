@@ -120,11 +120,7 @@ def _update(digest: "hashlib._Hash", batch: pa.RecordBatch) -> None:
 
 
 class ExcludeList:
-    """An opened list.
-
-    Raises:
-      UserError: not an exclude list, or one of another version.
-    """
+    """An opened list; raises a UserError for other files and versions."""
 
     def __init__(self, path: str, name: str = ""):
         self.path, self._name = path, name or path
@@ -151,11 +147,7 @@ class ExcludeList:
             raise UserError(f"{self._name} has format {version}, this version reads {FORMAT}")
 
     def check(self) -> None:
-        """Compares the whole list with its seal.
-
-        Raises:
-          UserError: the list has changed.
-        """
+        """Raises a UserError if the list, read whole, does not match its seal."""
         if not self.header.get("sealed"):
             raise UserError(f"{self._name} is from a version before 0.2.0: make it again")
         digest = hashlib.sha256(self._text)
@@ -208,10 +200,7 @@ class ExcludeList:
         return np.sort(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
     def entries(self, digest: np.ndarray, place: str | None = None) -> list[Entry]:
-        """Returns the entries of an id, given its digest, uint64[2].
-
-        `place`: the document's place; None for entries of every place.
-        """
+        """Returns the entries of an id at a place, None for any, given its digest, uint64[2]."""
         high, low = digest.tolist()
         number = bisect.bisect_right(self._first, high) - 1
         if number < 0:
@@ -231,14 +220,9 @@ _SIDES: Sequence[Any] = ("left", "right")
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A list given to a command.
+    """A list given to a command as `named`, a text file of ids if `is_text`.
 
-    Attributes:
-      record: the plan's record of it.
-      path: local file.
-      header: the list's header.
-      named: the flag's value.
-      is_text: whether it was given as a text file of ids.
+    `path` is a local copy, `record` the plan's record of it.
     """
 
     record: ExcludeRecord
@@ -256,10 +240,7 @@ def given(text: str | None, scratch: str) -> list[Given]:
 def given_at(path: str, scratch: str) -> Given:
     """Returns the list at `path`: a local or remote exclude list or text file of ids.
 
-    `scratch`: local folder for a list to make or fetch.
-
-    Raises:
-      UserError: the file is missing or of neither kind.
+    `scratch`: local folder for a list to make or fetch. Raises a UserError for other files.
     """
     try:
         with files.open_read(path) as file:

@@ -46,10 +46,9 @@ def _substituted(
 
 
 def c4(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
-    """Removes citation marks, then lines that are not sentences.
+    """Removes citation marks, then lines that are too short or do not end like a sentence.
 
-    Such lines do not end like a sentence, are too short, or contain an overlong word or a listed
-    phrase. Other lines lose their trailing white space.
+    Lines with an overlong word or a listed phrase go, too. Other lines lose trailing white space.
     """
     counts: Counter[str] = Counter()
     if settings["remove_citations"]:

@@ -68,9 +68,9 @@ def properties() -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def scripts() -> dict[str, np.ndarray]:
-    """Returns the codes of each script's letters, by lower-case script name.
+    """Returns the codes of each script's letters, by the first word of their Unicode names.
 
-    A letter's script is the first word of its Unicode name; CJK is "han".
+    Names are in lower case; CJK is "han".
     """
     found: dict[str, list[int]] = {}
     for code in np.flatnonzero(properties()[0] & ALPHA).tolist():

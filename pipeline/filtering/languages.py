@@ -33,11 +33,7 @@ def _detector() -> Any:
 
 
 def state(languages: Sequence[str]) -> dict[str, str]:
-    """Returns the versions that verdicts depend on, for the plan.
-
-    Raises:
-      UserError: the identifier is not installed, or does not know a language.
-    """
+    """Returns the versions that verdicts depend on; raises a UserError for unknown languages."""
     # All probabilities exceed -1, so this returns every language.
     answers = _detector().detect("a", model="lite", k=1000, threshold=-1.0)
     known = sorted(answer["lang"] for answer in answers)
@@ -52,10 +48,7 @@ def state(languages: Sequence[str]) -> dict[str, str]:
 
 
 def detected(texts: pa.LargeStringArray) -> list[tuple[str, float]]:
-    """Returns each text's most probable language (ISO 639) and probability.
-
-    A text without letters gets ("", 0.0).
-    """
+    """Returns each text's most probable language (ISO 639) and probability, else ("", 0.0)."""
     found: list[tuple[str, float]] = []
     for text in texts.to_pylist():
         text = text.replace(_END, " ")

@@ -31,11 +31,9 @@ BOTH, PAIRS = "both", "pairs"
 
 
 class Measure(NamedTuple):
-    """A statistic, divided by another if given; 0 where the divisor is 0.
+    """A statistic `of`, divided by the statistic `over` if given (0 where that is 0).
 
-    Attributes:
-      of, over: names of statistics.
-      setting: parameter of the `Statistics` method that counts `of`; "" for none.
+    `setting`: parameter of the `Statistics` method that counts `of`, or "".
     """
 
     of: str
@@ -222,14 +220,9 @@ def resolve(
 ) -> tuple[FilterRecord, ...] | None:
     """Returns the plan records for the values of --filter; None if there are none.
 
-    Args:
-      given: set names separated by commas, a set with settings as NAME?SETTING=VALUE&…, or a TOML
-        file whose [[filter]] tables have a set and settings.
-      module: the user's module, for functions.
-      unit: what a document of the corpus is.
-
-    Raises:
-      UserError: a name, setting or value is wrong.
+    A value has set names separated by commas, a set with settings as NAME?SETTING=VALUE&…, or a
+    TOML file whose [[filter]] tables have a set and settings. `module` has the user's functions.
+    Raises a UserError for a wrong name, setting or value.
     """
     records: list[FilterRecord] = []
     for text in given:
@@ -418,11 +411,7 @@ def _check(text: str, name: str, settings: dict[str, Any]) -> None:
 
 
 def function_state(text: str, name: str, module: str | None) -> dict[str, str]:
-    """Returns the module of a user's function and its file's checksum.
-
-    Raises:
-      UserError: there is no such module or function.
-    """
+    """Returns the checksum and module of a user's function; raises a UserError if missing."""
     if not module:
         raise UserError(f"--filter={text} needs --task_module, the module that has {name}")
     loaded = registry.load(module)

@@ -38,10 +38,7 @@ _BETWEEN = " ||| "
 class Verdict(NamedTuple):
     """A rule's verdict on a batch.
 
-    Attributes:
-      rule: its name, for reasons.
-      drops: bool[texts].
-      values: measurement of each text; None if the rule measures nothing.
+    `drops`: bool[texts]; `values`: measurement of each text, or None.
     """
 
     rule: str
@@ -182,14 +179,10 @@ def _of_function(
 
 
 class Filters:
-    """The filters of a plan.
+    """The filters of a plan; raises a UserError for rules of other versions and changed modules.
 
-    Attributes:
-      tally: number of documents, by (kind, reason): JUDGED, all judged; ALONE, those a rule would
-        drop alone; FIRST, those it is the first to drop.
-
-    Raises:
-      UserError: the plan's rules are of another version, or a user's module has changed.
+    `tally` counts documents by (kind, reason): JUDGED, all judged; ALONE, those a rule would drop
+    alone; FIRST, those it is the first to drop.
     """
 
     def __init__(self, records: Sequence[FilterRecord]):
@@ -203,10 +196,7 @@ class Filters:
     ) -> pa.RecordBatch:
         """Filters a batch from `sources.read`, ignoring unusable documents (null text).
 
-        Args:
-          batch: the documents.
-          quarantine: receives the id, place, reason, value and excerpt of each dropped document.
-          edits: counts changes to texts.
+        `quarantine` receives the id, place, reason, value and excerpt of each dropped document.
         """
         names = [name for name in (*SIDES, "text") if name in batch.schema.names]
         columns = {name: batch.column(name).cast(pa.large_string()) for name in names}

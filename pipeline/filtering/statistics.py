@@ -179,7 +179,7 @@ class Statistics:
     ) -> np.ndarray:
         """Returns bool[lines], lines with a final mark that pass `kernels.check_lines`.
 
-        `end_marks`: characters one of which must end a line, except in an ellipsis; "" for any end.
+        `end_marks`: characters that may end a line, but not in an ellipsis; "" for any end.
         """
         lines = self.lines
         kept = np.ones(len(lines), bool)

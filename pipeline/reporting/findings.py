@@ -96,9 +96,7 @@ def _offset(piece: tuple[int, np.ndarray]) -> int:
 def study(folder: str, manifest: CacheManifest, loaded: Vocabulary, sample_shards: int) -> Findings:
     """Reads at most `sample_shards` shards per split, chosen by a hash of their names.
 
-    Raises:
-      CorruptRecord: a record is damaged; pipeline.verify reports the place and the remedy.
-      OSError: a file cannot be read.
+    Raises CorruptRecord for a damaged record.
     """
     chosen = [key for split in manifest.splits for key in _choose(manifest, split, sample_shards)]
     every = sum(map(len, manifest.splits.values()))
@@ -138,12 +136,7 @@ def _choose(manifest: CacheManifest, split: str, count: int) -> list[tuple[str, 
 
 
 def read_shard(folder: str, manifest: CacheManifest, split: str, index: int) -> ShardContent:
-    """Returns the content of one shard.
-
-    Raises:
-      CorruptRecord: a record is damaged.
-      OSError: a file cannot be read.
-    """
+    """Returns the content of one shard; raises CorruptRecord for a damaged record."""
     from pyarrow import parquet
 
     from tasks.cache import records

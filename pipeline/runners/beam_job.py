@@ -81,7 +81,6 @@ def run(
 
     Raises:
       UserError: a worker found a mistake that the user can correct, or died.
-      OSError: a worker could not read or write.
     """
     beam = beam_options.import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -171,10 +170,9 @@ class _Spilled:
 
 @contextlib.contextmanager
 def _sendable(chunks: list[bytes], folder: str) -> Iterator[list[Any]]:
-    """Yields the chunks or, if too large for a job's graph, their places in a file.
+    """Yields the chunks or, if too large for a job's graph, their places in a file in `folder`.
 
-    Dataflow rejects graphs above 10 MB; a million files take 30 MB. The file stays in `folder`
-    until the block ends.
+    Dataflow rejects graphs above 10 MB; a million files take 30 MB.
     """
     if sum(map(len, chunks)) <= _GRAPH_BYTES:
         yield chunks
@@ -218,10 +216,7 @@ def _raise_failure(error: BaseException) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppresses logs and stderr; prints stderr only if the block fails with a bug.
-
-    Beam's workers print every exception there, even those reported in one line.
-    """
+    """Suppresses logs and stderr, where Beam prints every exception; shows stderr after a bug."""
     logger, usual, usual_hook = logging.getLogger(), sys.stderr, threading.excepthook
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -253,10 +248,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _without_connections(usual: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Returns a `threading.excepthook` that ignores gRPC connection errors.
-
-    Beam's threads outlive a job and only then notice a killed worker.
-    """
+    """Returns a hook that ignores gRPC errors of Beam's threads, which outlive a job."""
     import grpc
 
     def hook(failed: Any) -> None:

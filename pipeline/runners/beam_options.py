@@ -40,15 +40,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def arguments(flags: Any) -> list[str]:
-    """Returns Beam's arguments: runner, workers, and Beam's own flags.
+    """Returns Beam's arguments, given flags with `beam`, `runner` and `workers`.
 
-    Beam silently ignores unknown flags; here they are errors.
-
-    Args:
-      flags: a command's flags, with `beam`, `runner` and `workers`.
-
-    Raises:
-      UserError: the runner or mode loses data or downloads a program, or a flag is unknown.
+    Raises a UserError if the runner or mode loses data or downloads a program, or a flag is unknown
+    to us and to Beam, which would silently ignore it.
     """
     given, runner, workers = flags.beam, flags.runner or _IN_PROCESS, flags.workers
     name = runner.rsplit(".", 1)[-1]
@@ -79,11 +74,7 @@ def import_beam() -> Any:
 
 
 def refuse_unknown(given: Sequence[str], known: Collection[str]) -> None:
-    """Refuses the first of `given` flags unknown to Beam; `known` are our flags' names.
-
-    Raises:
-      UserError: there is one.
-    """
+    """Raises a UserError for the first of `given` flags unknown to Beam and to us (`known`)."""
     if not given:
         return
     import_beam()

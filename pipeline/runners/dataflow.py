@@ -43,13 +43,7 @@ def is_runner(runner: str) -> bool:
 def check(arguments: list[str], corpus: sources.CorpusSpec, cache_dir: str) -> None:
     """Checks, before reading or submitting anything, for mistakes that would fail the job.
 
-    Args:
-      arguments: Beam's arguments.
-      corpus: the corpus that workers will read.
-      cache_dir: the folder that workers will write.
-
-    Raises:
-      UserError: a flag is missing or unusable with Dataflow, or there are no credentials.
+    Raises a UserError if a flag is missing or unusable with Dataflow, or there are no credentials.
     """
     try:
         from google.cloud import dataflow  # noqa: F401

@@ -20,7 +20,6 @@ class Interruptible:
     """State of an interruptible block.
 
     Attributes:
-      happened: whether SIGINT has arrived.
       stops: called in the signal handler; each ends something that may be waited for.
       seconds: maximum time from SIGINT to process end.
       usual: SIGINT handler outside the block.

@@ -73,7 +73,7 @@ class Workers:
 def create(on_death: Callable[[], None]) -> Workers:
     """Makes Beam start the next job's workers through the returned object.
 
-    `on_death` is called, in a thread, when a worker ends too early.
+    A thread calls `on_death` when a worker ends too early.
     """
     workers = Workers(on_death)
 

@@ -30,11 +30,7 @@ def _options(arguments: list[str]) -> Any:
 
 
 def check(arguments: list[str]) -> None:
-    """Checks, before reading anything, that the job service answers.
-
-    Raises:
-      UserError: --job_endpoint is missing, or no service answers there.
-    """
+    """Raises a UserError without --job_endpoint, or if no service answers there."""
     endpoint = _options(arguments).job_endpoint
     if not endpoint:
         if arguments[0].endswith("PortableRunner"):

@@ -32,9 +32,8 @@ class Added(NamedTuple):
 class Passes(NamedTuple):
     """The added tokens of a tokenizer.json.
 
-    Attributes:
-      passes: successive searches that cut documents.
-      refused: tokens that only the library can find, as texts may be normalised first.
+    `passes` are successive searches. Only the library finds `refused` tokens, as it may normalise
+    first.
     """
 
     passes: list[Added]
@@ -73,7 +72,7 @@ class Parts(NamedTuple):
 
     Attributes:
       offsets: int64[parts + 1].
-      given: int32[parts] token ids; cut_kernels.TEXT or REFUSED for other parts.
+      given: int32[parts] token ids; pretokenize_kernels.TEXT or REFUSED for other parts.
       owners: int64[parts] document of each part; every document has a part.
     """
 

@@ -51,16 +51,13 @@ class Model(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Buffers; those of a word grow, the others have a fixed size.
+    """Buffers; a word's arrays grow, the others have a fixed size.
 
     Attributes:
-      ids: int32[n] ids of a word.
-      ends: int32[n] end of each symbol, 0 if merged into another.
+      ids, ends: int32[n] ids of a word, and ends of symbols, 0 if merged into another.
       before: int32[n] start of the preceding symbol.
       heap: int64[3 n] pending merges, each rank << 32 | start.
-      table: int64[entries, 3] the memo, see `_remember`.
-      store: int64[words] entries that do not fit into the table.
-      fill: int64[2] used entries of `table` and used words of `store`.
+      table, store, fill: the memo, see `_remember` and `kernels.Work`.
     """
 
     ids: np.ndarray
@@ -93,11 +90,7 @@ def _low_bytes(word, count):
 
 @compiled(inline="always")
 def _key(text, at, length):
-    """Returns (low, high), the key of a word; high is never 0.
-
-    Up to 15 bytes: the bytes and their number. Longer: a hash in the low word and 0xFF as the
-    number. Reads up to 16 bytes from `at`.
-    """
+    """Returns (low, high), the key of a word, as `kernels._key` does."""
     low = _word(text, at)
     if length <= 8:
         return _low_bytes(low, length), np.uint64(length) << np.uint64(56)

@@ -21,8 +21,8 @@ class Words(NamedTuple):
     """Rules that cut texts into words.
 
     Attributes:
-      kinds: uint8[characters.POINTS], kinds of characters, plus `cut_kernels.CHANGES` if the
-        document must be normalised.
+      kinds: uint8[characters.POINTS], kinds of characters, plus `pretokenize_kernels.CHANGES` if
+        the document must be normalised.
       tokens: int64[nodes] trie of added tokens that need the library.
       begins_token: bool[256] their first bytes.
       prefix: whether to add a missing leading space.

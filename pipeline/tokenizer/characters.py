@@ -1,7 +1,7 @@
 """Unicode tables of Hugging Face's `tokenizers`, read from the library itself.
 
 The library, its parts and Python follow different Unicode versions. So each table is made by
-passing every character to the library, which takes a second.
+passing every character to the library, a second per table.
 """
 
 from collections.abc import Callable, Iterable
@@ -83,8 +83,7 @@ def _marks() -> np.ndarray:
 def changed_by(normaliser: Any) -> np.ndarray:
     """Returns bool[POINTS], characters whose texts NFC or NFKC may change.
 
-    All other characters neither decompose permanently, nor reorder, nor combine with the one
-    before.
+    All others never decompose permanently, reorder, or combine with the one before.
     Source: Unicode Standard Annex 15, section 9.
     """
     from tokenizers import normalizers

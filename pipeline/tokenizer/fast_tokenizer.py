@@ -42,11 +42,7 @@ class Unsupported(Exception):
 
 @dataclasses.dataclass
 class FastTokenizer:
-    """Encoder with the ids of one SentencePiece model.
-
-    Attributes:
-      refused: number of documents left to SentencePiece so far.
-    """
+    """Encoder with the ids of one SentencePiece model; `refused` counts documents left to it."""
 
     normaliser: Normaliser
     pieces: Pieces
@@ -123,11 +119,10 @@ def _segment_arrays(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def from_model(model: bytes, processor: Any) -> FastTokenizer:
-    """Makes a tokenizer from a serialized ModelProto.
+    """Makes a tokenizer from a serialized ModelProto; `processor` encodes refused documents.
 
     Tables are kept in the user's cache folder, keyed by hashes of the model and this code: for
-    250,000 pieces, making them takes seconds, loading milliseconds. `processor` encodes refused
-    documents.
+    250,000 pieces, making them takes seconds, loading milliseconds.
 
     Raises:
       Unsupported: the model is neither unigram nor BPE, or uses an unsupported feature.

@@ -426,8 +426,7 @@ def plain_characters(rules):
 def _cut(pieces, text, size, cuts):
     """Writes the ends of segments to `cuts`; returns their number.
 
-    A segment ends between characters that no piece contains side by side, and at the end of the
-    text.
+    Segments end between characters that no piece contains side by side, and at the end of text.
     """
     count = 0
     if size:
@@ -757,17 +756,14 @@ def _remember(pieces, text, at, end, work, slot, low, high, limit):
 def encode(normaliser, pieces, work, data, offsets, first, out, used, lengths):
     """Encodes documents data[offsets[i] : offsets[i + 1]] from `first` on.
 
+    Returns (DONE or the reason for stopping, next document, new `used`, required buffer length).
+
     Args:
       normaliser, pieces, work: the model and the buffers.
-      data: uint8[bytes] UTF-8.
-      offsets: int64[documents + 1].
+      data, offsets: uint8[bytes] UTF-8; int64[documents + 1].
       first: index of the first document.
       out: int32[n]; receives ids from out[used].
-      used: number of ids in `out`.
       lengths: int64[documents]; receives the ids per document.
-
-    Returns:
-      (DONE or the reason for stopping, next document, new `used`, required buffer length).
     """
     text, table, store = work.text, work.table, work.store
     halves, limits = table.view(np.int32), table.view(np.float32)

@@ -70,18 +70,15 @@ def _token(tokens, data, at, end):
 def parts(added, data, offsets, given, owners, of_ends, of_given, of_owners):
     """Cuts documents at added tokens: the leftmost match, then the longest.
 
+    Returns the number of parts, -1 if there is no room for them.
     Source: Hugging Face's tokenizers, `AddedVocabulary::find_matches`, MatchKind::LeftmostLongest.
 
     Args:
       added: an `added_tokens.Added`.
-      data: uint8[bytes] UTF-8.
-      offsets: int64[parts + 1].
+      data, offsets: uint8[bytes] UTF-8; int64[parts + 1].
       given: int32[parts] TEXT, REFUSED or an id; only texts are cut.
       owners: int64[parts] document of each part.
       of_ends, of_given, of_owners: receive ends, kinds and owners of the new parts.
-
-    Returns:
-      The number of parts; -1 if there is no room for them.
     """
     count = np.int64(0)
     for part in range(len(given)):
@@ -228,20 +225,17 @@ def _word(words, text, at, end):
 def byte_level(words, normalised, data, offsets, given, first, text, ends, counts):
     """Copies documents data[offsets[i] : offsets[i + 1]] from `first` on, cut into words.
 
+    Returns (DONE or the reason for stopping, next document, used bytes of `text`, number of words,
+    bytes that the next document needs).
+
     Args:
       words: a `byte_level.Words`.
       normalised: whether the documents are already normalised.
-      data: uint8[bytes] UTF-8.
-      offsets: int64[documents + 1].
+      data, offsets: uint8[bytes] UTF-8; int64[documents + 1].
       given: int32[documents] TEXT, REFUSED or the id of an added token.
       first: index of the first document.
-      text: uint8[n]; receives the documents.
-      ends: int32[n]; receives the ends of words in `text`.
+      text, ends: uint8[n], int32[n]; receive the documents and the ends of words in `text`.
       counts: int64[documents]; receives the words per document, or -1 minus its id.
-
-    Returns:
-      (DONE or the reason for stopping, next document, used bytes of `text`, number of words, bytes
-      that the next document needs).
     """
     size = count = np.int64(0)
     kinds = words.kinds

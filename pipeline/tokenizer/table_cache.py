@@ -16,13 +16,9 @@ from tasks.storage import files
 def load_or_make(
     key: bytes, modules: Iterable[str], kinds: tuple[Any, ...], make: Callable[[], tuple[Any, ...]]
 ) -> tuple[Any, ...]:
-    """Loads tables from the cache folder, or makes and writes them; one tuple per `kinds`.
+    """Loads tables, one named tuple per `kinds`, or makes and writes them.
 
-    Args:
-      key: content that the tables depend on.
-      modules: source files of `make`, whose contents are part of the key.
-      kinds: named-tuple classes without common fields.
-      make: makes the tables.
+    Their key is `key` with the contents of the source files `modules`. No two kinds share a field.
     """
     digest = hashlib.sha256(key)
     for module in modules:

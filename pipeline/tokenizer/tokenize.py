@@ -66,11 +66,9 @@ class Tokenizer:
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids of each).
 
-        The next call may overwrite the ids. `texts` has no nulls. EOS is not added.
-
-        Raises:
-          UserError: the audit found a difference from the library, or a user's class returned
-            something other than ids.
+        The next call may overwrite the ids. `texts` has no nulls. EOS is not added. Raises a
+        UserError if the audit finds a difference, or a user's class returns something other than
+        ids.
         """
         self.documents["encoded"] += len(texts)
         if self._again:
@@ -158,11 +156,7 @@ class _Again:
         self._codec, self._other = codec, codec.another()
 
     def check(self, text: str, found: np.ndarray | str) -> None:
-        """Compares the ids of a text, or its failure.
-
-        Raises:
-          UserError: they differ.
-        """
+        """Compares the ids of a text, or its failure; raises a UserError if they differ."""
         now = self._codec.try_encode(text, self._other)
         if type(now) is not type(found) or not np.array_equal(now, found):
             start = text[:60].replace("\n", " ")
@@ -173,11 +167,7 @@ class _Again:
 
 
 def fast(vocabulary: Vocabulary) -> Fast:
-    """Returns the fast tokenizer of a vocabulary.
-
-    Raises:
-      fast_tokenizer.Unsupported: there is none.
-    """
+    """Returns the fast tokenizer of a vocabulary; raises Unsupported if there is none."""
     if vocabulary.is_registered:
         raise fast_tokenizer.Unsupported(_CLASS)
     if vocabulary.is_sentencepiece:
@@ -187,9 +177,9 @@ def fast(vocabulary: Vocabulary) -> Fast:
 
 
 def refusal(vocabulary: Vocabulary) -> str:
-    """Returns why FAST leaves a vocabulary to its library, judged without tables; "" if not.
+    """Returns why FAST leaves a vocabulary to its library, "" if it does not.
 
-    Only the tables tell for a SentencePiece model, so it always gets "".
+    Makes no tables, so the answer for SentencePiece models is always "".
     """
     if vocabulary.is_registered:
         return _CLASS
@@ -207,8 +197,7 @@ def without_sentinels(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Removes the ids of texts that contain one of `Vocabulary.reserved`.
 
-    Returns:
-      (tokens, lengths) as from `Tokenizer.encode`, and bool[texts] for the texts removed.
+    Returns (tokens, lengths) as from `Tokenizer.encode`, and bool[texts] for the texts removed.
     """
     spelt = np.zeros(len(lengths), bool)
     if vocabulary.is_sentencepiece:  # no text spells its control pieces, and comparing is faster

@@ -43,13 +43,10 @@ class Actions(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """A supported tokenizer.json.
+    """A supported tokenizer.json, as returned by `tokenizer_json.parsed`.
 
-    Attributes:
-      value: its contents, as returned by `tokenizer_json.parsed`.
-      normaliser: its tokenizers.normalizers.Normalizer, or None.
-      steps: the normaliser's steps, with sequences flattened.
-      places: fields of `byte_level.Words` for byte-level BPE; None for WordPiece.
+    `steps` are those of its normaliser, with sequences flattened; `places` are fields of
+    `byte_level.Words` for byte-level BPE, None for WordPiece.
     """
 
     value: Mapping[str, Any]
@@ -66,11 +63,7 @@ class Rules(NamedTuple):
 
 
 def rules(value: Mapping[str, Any], normaliser: Any) -> Rules:
-    """Returns the rules of a tokenizer.json, given its parsed contents and normaliser.
-
-    Raises:
-      Unsupported: its text names the unsupported feature.
-    """
+    """Returns the rules of a tokenizer.json; raises Unsupported with the missing feature."""
     model = value["model"]
     kind = model.get("type", "BPE")
     steps = [*_steps(value.get("normalizer"), "normalizers")]
@@ -260,7 +253,7 @@ def _pairs(merges: Sequence[Any], vocab: Mapping[str, int]) -> np.ndarray:
 
 
 def _spelt(vocab: Mapping[str, int]) -> Iterator[tuple[bytes, int]]:
-    """Yields pieces that consist of bytes, spelt as in `word_kernels.Model.initial`."""
+    """Yields pieces that consist of bytes, spelt as in `bpe_kernels.Model.initial`."""
     known = alphabet()
     halves = str.maketrans(
         {char: chr((byte >> 4) + 1) + chr((byte & 15) + 1) for char, byte in known.items()}

@@ -31,16 +31,12 @@ _MEMO_WORDS = 1 << 20
 _TEXT_BYTES = 1 << 18
 _WORD_BYTES = 1 << 10
 _OUT_TOKENS = 1 << 20
-# Ids that `word_kernels.encode` may write beyond the last.
+# Ids that `bpe_kernels.encode` may write beyond the last.
 _EXCESS = 4
 
 
 def from_file(model: bytes, codec: TokenizersCodec) -> "WordTokenizer | ByteTokenizer":
-    """Makes a tokenizer from the bytes of a tokenizer.json; `codec` reads the same file.
-
-    Raises:
-      fast_tokenizer.Unsupported: its text names the unsupported feature.
-    """
+    """Makes a tokenizer from a tokenizer.json, also read by `codec`; may raise Unsupported."""
     rules = tokenizer_file.rules(tokenizer_json.parsed(model), codec.tokenizer.normalizer)
     tables = tokenizer_file.model(rules)
     if rules.is_bytes:
@@ -63,11 +59,7 @@ class ByteTokenizer:
 
 
 class WordTokenizer:
-    """Encoder with the ids of one tokenizer.json.
-
-    Attributes:
-      refused: number of documents left to the library so far, at least in part.
-    """
+    """Encoder with the ids of one tokenizer.json; `refused` counts documents left to it in part."""
 
     def __init__(
         self,
@@ -113,9 +105,9 @@ class WordTokenizer:
         used: int,
         normal: bool,
     ) -> int:
-        """Appends the ids of parts to the first `used` ids; returns the new number.
+        """Appends the ids of parts to the first `used` ids, and sets `lengths`.
 
-        `lengths` receives the ids per part; `normal`: whether parts need no normalisation.
+        Returns the new number of ids. `normal`: whether parts need no normalisation.
         """
         offsets, given, owners = parts
         counts = np.empty(len(lengths), np.int64)
@@ -188,6 +180,6 @@ def _readable(text: bytes) -> np.ndarray:
 
 
 def _word_arrays(size: int) -> dict[str, Any]:
-    """Returns the fields of `word_kernels.Work` for a word of `size` bytes."""
+    """Returns the fields of `bpe_kernels.Work` for a word of `size` bytes."""
     arrays: dict[str, Any] = {name: np.empty(size, np.int32) for name in ("ids", "ends", "before")}
     return {**arrays, "heap": np.empty(3 * size, np.int64)}

@@ -27,11 +27,7 @@ class AdoptedChecker:
             )
 
     def __call__(self, split: str, index: int, shard: Shard) -> Checked:
-        """Checks file `index` of `split` against its manifest entry.
-
-        Raises:
-          OSError: a file exists but cannot be read.
-        """
+        """Checks file `index` of `split` against its manifest entry."""
         rows = shard_file(split, "rows", index, self._plan.shards[split])
         name = next((each for each in shard.files if each != rows), "")
         checked = Checked([], size=sum(entry.bytes for entry in shard.files.values()))

@@ -44,12 +44,9 @@ def verify(
 ) -> tuple[dict[str, Checked], list[Fault]]:
     """Returns (contents by split, ordered faults); a valid cache has no faults.
 
-    `workers` limits the number of processes. `exclude`: local exclude lists whose documents must be
-    absent, besides those on the cache's own lists.
-
-    Raises:
-      UserError: there is no cache, or it has pairs and a list has paragraphs.
-      OSError: the cache cannot be read.
+    `workers` limits the number of processes. `exclude`: local lists whose documents must be absent,
+    besides the cache's own. Raises a UserError for a missing cache, or pairs with a list of
+    paragraphs.
     """
     if not files.exists(files.join(folder, MANIFEST)) and files.exists(files.join(folder, PLAN)):
         return {}, [Fault(MANIFEST, "missing: the cache is not finished", FINISH)]
@@ -225,10 +222,7 @@ class _Digests:
             begin += count
 
     def faults(self) -> Iterable[Fault]:
-        """Returns a fault if ids made by Palimpsest repeat.
-
-        Ids from the corpus may repeat, which is not a fault of the cache.
-        """
+        """Returns a fault if ids made by Palimpsest repeat; those from the corpus may."""
         twice = 0
         for path in filter(os.path.exists, self._paths):
             values = np.fromfile(path, "u8").reshape(-1, 2)

@@ -96,11 +96,7 @@ def _bounds(data: bytes) -> list[int]:
 
 
 def decoded(data: bytes, bounds: np.ndarray, plan: Plan) -> Rows:
-    """Returns the rows of a shard's records; offsets count from the first.
-
-    Raises:
-      CorruptRecord: a record is damaged or not a row of this plan; names the first.
-    """
+    """Returns the rows of a shard's records; CorruptRecord names the first bad one."""
     found = _as_we_write(data, bounds, plan) or _one_by_one(data, bounds, plan)
     targets, lengths, others, counts = found
     eos = plan.vocabulary.special_ids.eos

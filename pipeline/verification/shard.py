@@ -65,10 +65,7 @@ class Fault:
 
 @dataclasses.dataclass
 class Checked:
-    """Faults and contents of a shard or split.
-
-    `digests`: a 16-byte digest per document id made by Palimpsest.
-    """
+    """Faults and contents of a shard or split, and 16-byte `digests` of ids made by Palimpsest."""
 
     faults: list[Fault]
     size: int = 0
@@ -80,10 +77,7 @@ class Checked:
 
 
 class ShardChecker:
-    """Checks shards of one cache.
-
-    `own`: paths of its exclude lists; `given`: paths of others.
-    """
+    """Checks shards of one cache, with paths of its `own` exclude lists and of others, `given`."""
 
     def __init__(self, folder: str, plan: Plan, own: Sequence[str] = (), given: Sequence[str] = ()):
         self._folder, self._plan = folder, plan
@@ -94,11 +88,7 @@ class ShardChecker:
         self._names = {file["name"] for file in plan.corpus.get("files", ())}
 
     def __call__(self, split: str, index: int, shard: Shard) -> Checked:
-        """Checks shard `index` of `split` against its manifest entry.
-
-        Raises:
-          OSError: a file exists but cannot be read.
-        """
+        """Checks shard `index` of `split` against its manifest entry."""
         folder, plan = self._folder, self._plan
         count = plan.shards.get(split, 0)
         named = {kind: shard_file(split, kind, index, count) for kind in SHARD_KINDS}
@@ -235,10 +225,7 @@ class _Hashing:
         return data
 
     def fault(self, name: str, entry: FileEntry, inside: str = "") -> Fault | None:
-        """Reads the rest of the file; returns a fault if size, checksum or content is wrong.
-
-        `inside`: a fault found in the content.
-        """
+        """Reads the rest; returns a fault if size, checksum or content (`inside`) is wrong."""
         while self.read(_BLOCK_BYTES):
             pass
         inside = f" ({inside})" if inside else ""
@@ -404,10 +391,7 @@ def _ends_of_documents(
     begins: np.ndarray,
     require: _Require,
 ) -> np.ndarray:
-    """Returns int64[documents], sorted positions of each document's last token.
-
-    Also checks that each part of a document begins where another ends.
-    """
+    """Returns int64[documents], sorted positions of last tokens; checks that no part is missing."""
     last = np.ones(len(offset), bool)
     later = np.flatnonzero(offset)
     if len(later):

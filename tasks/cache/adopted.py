@@ -1,6 +1,6 @@
-"""Caches of other programs, which pipeline.adopt has indexed and which are read where they are.
+"""Caches of other programs, indexed by pipeline.adopt and read in place.
 
-Their records stay as they are; a manifest and a row index of each file of records are added:
+Their records stay unchanged; a manifest and a row index per file of records are added:
 
     train.rows-00003-of-00016.npy         row index
     train.receipt-00003-of-00016.json     sizes, checksums and counts of a file and its index
@@ -27,7 +27,7 @@ class Adoption:
     Attributes:
       program: one of PROGRAMS.
       folder: folder of the records; "" for the folder of the manifest.
-      token: numpy's name of the type of a token in files of Megatron; "" for seqio.
+      token: numpy dtype name of a token in Megatron files; "" for seqio.
       sha256: digest of names, sizes and checksums of all files of records.
     """
 
@@ -39,14 +39,14 @@ class Adoption:
 
 @dataclasses.dataclass(frozen=True)
 class AdoptedCounts:
-    """Counts of a file of records of another program.
+    """Counts of a file of another program's records.
 
     Attributes:
       empty: number of rows without targets.
       zeros: number of ids 0, which are read as padding.
       ids: the highest id plus one; 0 without any.
-      inputs_ends, targets_ends: number of rows in which the side ends in an EOS, which is left out
-        of the tokens of pairs.
+      inputs_ends, targets_ends: number of rows whose side ends in an EOS, which tokens of pairs
+        omit.
     """
 
     empty: int

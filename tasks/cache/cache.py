@@ -1,4 +1,4 @@
-"""A finished cache, found and opened: its folder, its manifest and its vocabulary."""
+"""A finished cache: its folder, its manifest and its vocabulary."""
 
 import dataclasses
 import functools
@@ -20,22 +20,14 @@ class Cache:
 
     @classmethod
     def open(cls, folder: str) -> "Cache":
-        """Reads the manifest of the cache in `folder`.
-
-        Raises:
-          UserError: there is no finished cache in `folder`, or one of another format.
-        """
+        """Reads the manifest in `folder`; raises UserError if there is no finished cache."""
         return cls(folder, CacheManifest.load(folder))
 
     @functools.cached_property
     def ids(self) -> TokenIds:
-        """The vocabulary of the cache's rows, read when first used.
-
-        Raises:
-          UserError: the file is missing, or is not the vocabulary that the cache was built with.
-        """
+        """The vocabulary of the rows; raises UserError if the file is missing or does not match."""
         record = self.manifest.plan.vocabulary
-        if not record.sha256:  # not known to who adopted the cache
+        if not record.sha256:  # unknown at adoption
             return record.ids(b"")
         command = "adopt" if self.manifest.plan.adopted else "build"
         return vocabulary.of_cache(self.folder, record, command).ids
@@ -45,15 +37,13 @@ def find_cache(cache_dir: str, task: str, relatives: Collection[str] = ()) -> st
     """Returns the folder of the cache that serves `task` under `cache_dir`.
 
     That is `cache_dir` itself if it holds a manifest, else `cache_dir/task`, else the only cache
-    under `cache_dir` of a task in `relatives`, the tasks on the same corpus.
-
-    Raises:
-      UserError: there is no such cache; the message lists the caches under `cache_dir`.
+    under `cache_dir` of a task in `relatives`, the tasks on the same corpus. Raises UserError if
+    there is none, listing the caches under `cache_dir`.
     """
     if files.exists(files.join(cache_dir, MANIFEST)):
         return cache_dir
     folder = files.join(cache_dir, task)
-    # A cache of 20,000 shards has 80,000 files: they are listed only where there is no manifest.
+    # A cache of 20,000 shards has 80,000 files: list them only without a manifest.
     if files.exists(files.join(folder, MANIFEST)):
         return folder
     if files.exists(folder) and files.list_names(folder):

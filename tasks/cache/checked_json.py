@@ -1,4 +1,4 @@
-"""JSON values of dataclasses, where two of them differ, and one line for each mistake in one."""
+"""JSON values of dataclasses: conversion, comparison and validation."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ RESTORE = "restore the file from a copy, or run the command that wrote it again"
 
 
 def as_json(value: Any) -> Any:
-    """Returns a value as JSON; a dataclass becomes an object without the fields that are None.
+    """Converts a value to JSON; a dataclass becomes an object without the fields that are None.
 
     `dataclasses.asdict` takes three times as long, seconds for a cache of 20,000 shards.
     """
@@ -42,7 +42,7 @@ def short(value: Any) -> str:
 
 
 def differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
-    """Returns where two JSON values differ, each as "field: ours, there: theirs"."""
+    """Returns the differences of two JSON values, each as "field: ours, there: theirs"."""
     if _has_labels(mine) and _has_labels(theirs):
         ours, others = ({_label(each): each for each in some} for some in (mine, theirs))
         if ours == others and mine != theirs:
@@ -58,30 +58,21 @@ def differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
 
 
 def _has_labels(value: Any) -> bool:
-    """Returns whether a value is a list of objects that have a label each, as filters do."""
+    """Returns whether a value is a list of labelled objects, such as filters."""
     return isinstance(value, list) and all(isinstance(e, dict) and "label" in e for e in value)
 
 
 def _label(value: dict[str, Any]) -> str:
-    """Returns the label of a filter, with the side of pairs that it is applied to."""
+    """Returns the label of a filter, with the side of pairs it applies to."""
     side = value.get("settings", {}).get("side", "both")
     return value["label"] if side == "both" else f"{value['label']} of {side}"
 
 
 def checked(kind: type[Kind], value: Any, name: str, where: str = "{name}.{key}") -> Kind:
-    """Returns a dataclass of a JSON object, the inverse of `as_json`.
+    """Parses a dataclass from a JSON object; inverse of `as_json`; raises UserError if invalid.
 
     Fields whose default is None may be missing. Integers must be 0 or more. Fields of other types
-    than int, str and dict are not checked, and stay JSON.
-
-    Args:
-      kind: the dataclass.
-      value: the JSON.
-      name: of the object, for messages.
-      where: how messages name its fields.
-
-    Raises:
-      UserError: the object was damaged or edited.
+    than int, str and dict are not checked, and stay JSON. `name` and `where` are for messages.
     """
     of_kind: Any = kind
     needed, optional, types = _form(of_kind)
@@ -94,7 +85,7 @@ def checked(kind: type[Kind], value: Any, name: str, where: str = "{name}.{key}"
 
 @functools.cache
 def _form(kind: Any) -> tuple[frozenset[str], frozenset[str], list[tuple[str, Any]]]:
-    """Returns the fields of a dataclass that must be there, those that may, and their checks."""
+    """Returns a dataclass's required fields, its optional fields, and their checks."""
     fields = dataclasses.fields(kind)
     optional = frozenset(field.name for field in fields if field.default is None)
     types = []
@@ -110,7 +101,7 @@ def _form(kind: Any) -> tuple[frozenset[str], frozenset[str], list[tuple[str, An
 def check_keys(
     value: Any, name: str, needed: Collection[str], more: Collection[str] = frozenset()
 ) -> None:
-    """Checks that `value` is an object with the keys `needed`, and no others but `more`."""
+    """Raises UserError unless `value` is an object with all `needed` and no keys beyond `more`."""
     check_form(value, dict, name, "an object")
     if value.keys() >= set(needed) and value.keys() <= {*needed, *more}:
         return
@@ -121,14 +112,14 @@ def check_keys(
 
 
 def check_form(value: Any, kind: type, name: str, words: str) -> Any:
-    """Returns `value`; raises a UserError unless it is of the type `kind`."""
+    """Returns `value`; raises UserError unless it is a `kind`."""
     if not isinstance(value, kind):
         raise wrong(name, value, words)
     return value
 
 
 def check_count(value: Any, name: str, least: int = 0) -> None:
-    """Raises a UserError unless `value` is an int of `least` or more."""
+    """Raises UserError unless `value` is an int of `least` or more."""
     if type(value) is not int or value < least:
         raise wrong(name, value, f"a whole number, {least} or more")
 
@@ -141,5 +132,4 @@ _CHECKS: dict[Any, Any] = {
 
 
 def wrong(name: str, value: Any, words: str) -> UserError:
-    """Returns the error that says what `value` must be."""
     return UserError(f"{name} is {short(value)}, and must be {words}; {RESTORE}")

@@ -22,7 +22,7 @@ FOLDER_PREFIX = "palimpsest-copies-"
 # part takes longer than the latency of its first byte, 50 ms (docs/scale.md).
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 8
-# A folder that no process uses is deleted after this time; a restart before that reuses it.
+# An unused folder is deleted after this time; a restart before that reuses it.
 _KEPT_SECONDS = 24 * 3600
 
 
@@ -37,10 +37,7 @@ def holds(path: str, entry: FileEntry) -> bool:
 def copy(url: str, entry: FileEntry, target: str, remedy: Remedy) -> None:
     """Downloads a file in parallel parts. The target matches `entry` or does not exist.
 
-    `remedy`: what to do about damage, for error messages.
-
-    Raises:
-      UserError: the file is missing, or its size or checksum differs from `entry`.
+    Raises UserError if the file is missing, or differs from `entry`.
     """
     partial = target + files.PARTIAL
     try:
@@ -59,7 +56,7 @@ def copy(url: str, entry: FileEntry, target: str, remedy: Remedy) -> None:
 
 
 def _fetch(url: str, size: int, file: int, remedy: Remedy) -> None:
-    """Writes the first `size` bytes of a remote file into an open one, in parts, in any order."""
+    """Writes the first `size` bytes of a remote file into an open one, in unordered parts."""
     starts = iter(range(0, size, _PART_BYTES))
     lock = threading.Lock()
     errors: list[BaseException] = []
@@ -98,7 +95,7 @@ def _fetch_part(url: str, size: int, file: int, start: int, remedy: Remedy) -> N
         if len(data) != stop - start:
             raise retries.Truncated(f"{stop - start - len(data):,} bytes are missing")
     except (OSError, UserError):
-        # The size is requested only after an error, which saves a request for every good file.
+        # The size is requested only after an error, which saves a request per good file.
         try:
             found = files.size(url)
         except FileNotFoundError as error:
@@ -114,16 +111,10 @@ def _fetch_part(url: str, size: int, file: int, start: int, remedy: Remedy) -> N
 def own_folder(owner: object, parent: str | None, sizes: Mapping[str, int]) -> tuple[str, set[str]]:
     """Locks a folder for the copies of `owner`: the free folder with most of them, or a new one.
 
-    The lock is released when the process ends. A folder in `parent` is kept for the next process;
-    one in the system's temporary folder is deleted, unless the process is killed.
-
-    Args:
-      owner: the folder stays locked while this object exists.
-      parent: folder that contains the folders of copies; the system's temporary folder if None.
-      sizes: file name -> bytes of each file that may be copied; other files are deleted.
-
-    Returns:
-      (the folder, names of the files in it that have the given size; their content is unchecked).
+    The lock is released when `owner` or the process ends. A folder in `parent` is kept for the next
+    process; one in the system's temporary folder (`parent` None) is deleted, unless the process is
+    killed. `sizes` holds the bytes of each file that may be copied; other files are deleted.
+    Returns (the folder, names of its files that have the given size; their content is unchecked).
     """
     place = parent or tempfile.gettempdir()
     os.makedirs(place, exist_ok=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from tasks.numba_cache import compiled
 
-# Codes in place of the beginning of a list that is not there.
+# Codes for a missing or invalid list, in place of its start.
 MISSING, NOT_IDS, MALFORMED = -1, -2, -3
 
 _Int = int | np.int64
@@ -17,9 +17,9 @@ _Int = int | np.int64
 
 @compiled(nogil=True)
 def _varint(raw: np.ndarray, place: _Int, end: _Int, most: _Int) -> tuple[_Int, _Int]:
-    """Returns (value, position after it) of the varint at `place`.
+    """Returns (value, next position) of the varint at `place`.
 
-    The position is -1 if the varint reaches beyond `end` or is longer than `most` bytes.
+    The position is -1 if the varint exceeds `end` or `most` bytes.
     """
     value = np.int64(0)
     for number in range(most):
@@ -35,10 +35,7 @@ def _varint(raw: np.ndarray, place: _Int, end: _Int, most: _Int) -> tuple[_Int, 
 
 @compiled(nogil=True)
 def _field(raw: np.ndarray, place: _Int, end: _Int) -> tuple[_Int, _Int, _Int]:
-    """Returns (number, begin, end) of the length-delimited field at `place`.
-
-    Its end is -1 if there is no such field or it reaches beyond `end`.
-    """
+    """Returns (number, begin, end) of the length-delimited field at `place`; end is -1 on error."""
     key, place = _varint(raw, place, end, 5)
     if place < 0:
         return 0, 0, -1
@@ -52,7 +49,7 @@ def _field(raw: np.ndarray, place: _Int, end: _Int) -> tuple[_Int, _Int, _Int]:
 
 @compiled(nogil=True)
 def _ids(raw: np.ndarray, place: _Int, end: _Int) -> tuple[_Int, _Int]:
-    """Returns where the varints of the Feature at [place, end) begin and end, or a code and 0."""
+    """Returns the bounds of the varints of the Feature at [place, end), or a code and 0."""
     begin, stop = place, place  # a Feature without a list is an empty one
     while place < end:
         number, inside, place = _field(raw, place, end)
@@ -70,7 +67,7 @@ def _ids(raw: np.ndarray, place: _Int, end: _Int) -> tuple[_Int, _Int]:
 
 @compiled(nogil=True)
 def _list_of(raw: np.ndarray, place: _Int, end: _Int, name: np.ndarray) -> tuple[_Int, _Int]:
-    """Returns where the ids of the feature `name` begin and end in one Example, or a code and 0."""
+    """Returns the bounds of the ids of feature `name` in one Example, or a code and 0."""
     found: _Int = MISSING
     stop: _Int = 0
     while place < end:
@@ -107,7 +104,7 @@ def lists_of(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns (begin, end, number) of the ids of feature `name` in each Example, int64 [R] each.
 
-    The beginning is MISSING, NOT_IDS or MALFORMED if there are none.
+    `begin` is MISSING, NOT_IDS or MALFORMED if there are none.
     """
     out_begins_R = np.empty(len(begins_R), np.int64)
     out_ends_R = np.zeros(len(begins_R), np.int64)
@@ -127,7 +124,7 @@ def lists_of(
 
 @compiled(nogil=True)
 def ending_in(raw: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray, token: _Int) -> np.ndarray:
-    """Returns bool [R], whether the last varint of each list is `token`, which is not negative."""
+    """Returns bool [R], whether each list's last varint is the non-negative `token`."""
     found_R = np.zeros(len(begins_R), np.bool_)
     for row in range(len(begins_R)):
         begin, last = begins_R[row], ends_R[row] - 1
@@ -170,7 +167,7 @@ def extremes(
 
 @compiled(nogil=True)
 def rows_at(begins_R: np.ndarray, places_P: np.ndarray) -> np.ndarray:
-    """Returns the row that contains each position of a token stream, int64 [P].
+    """Returns the row of each position of a token stream, int64 [P].
 
     `begins_R` may be memory-mapped; few of its pages are read.
     """

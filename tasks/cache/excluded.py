@@ -1,15 +1,15 @@
-"""The lists of documents that are left out of a cache, as its plan records them."""
+"""The exclude lists of a cache, as recorded in its plan."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class ExcludeRecord:
-    """A list of documents that are left out of a cache; the cache has a copy of it.
+    """A list of excluded documents; the cache has a copy of it.
 
     Attributes:
       sha256: checksum of the list, in hexadecimal.
-      kind: "duplicates" of a list that tells which twins are kept, "ids" of any other.
+      kind: "duplicates" for a list that says which twins are kept, else "ids".
       documents, paragraphs: number of entries of either kind.
     """
 

@@ -1,22 +1,22 @@
-"""The filters of a cache, as its plan records them."""
+"""The filters of a cache, as recorded in its plan."""
 
 import dataclasses
 from typing import Any
 
-# How reasons of filters begin in receipts and reports: such documents are not faulty.
+# Prefix of filter reasons in receipts and reports: such documents are not faulty.
 FILTERED = "filtered: "
 
 
 @dataclasses.dataclass(frozen=True)
 class FilterRecord:
-    """A set of rules that texts of a cache passed, and of edits that were made to them.
+    """Rules that a cache's texts passed, and edits made to them.
 
     Attributes:
       name: the set's name.
-      label: how reasons call it, as "filtered: LABEL RULE".
+      label: name in reasons: "filtered: LABEL RULE".
       version: version of the rules.
-      unicode: version of Unicode, which says what letters and spaces are.
-      settings: every setting, by name; None for rules that are off.
+      unicode: Unicode version, which defines letters and spaces.
+      settings: every setting, by name; None for disabled rules.
     """
 
     name: str

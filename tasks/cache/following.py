@@ -67,10 +67,7 @@ class Following:
     def look(self, split: str, count: int) -> bool:
         """Returns whether the first `count` shards of a split are finished, and makes them known.
 
-        Polls storage at intervals only.
-
-        Raises:
-          UserError: the folder now holds another cache, or none.
+        Polls at intervals. Raises UserError if the folder now holds another cache, or none.
         """
         with self._lock:
             if len(self._shards[split]) >= count:
@@ -119,7 +116,6 @@ class Following:
         return True
 
     def _check_plan(self) -> None:
-        """Raises UserError unless the folder still has the followed plan."""
         if self._plan_check.marked:
             return
         plan = _planned(self.folder)
@@ -137,11 +133,7 @@ class Following:
         return len(names), sum(shards.values())
 
     def pause(self) -> None:
-        """Waits a moment.
-
-        Raises:
-          Closed: `close` was called.
-        """
+        """Waits a moment; raises Closed after `close`."""
         if self._closed.wait(_PAUSE_SECONDS):
             raise Closed(self.folder)
 
@@ -150,11 +142,7 @@ class Following:
         self._closed.set()
 
     def wait(self, split: str, count: int, timeout_seconds: float | None) -> None:
-        """Waits until the first `count` shards of a split are known.
-
-        Raises:
-          UserError: as the function `wait`, or waiting is not allowed.
-        """
+        """Waits until the first `count` shards are known; raises UserError like the function."""
         if self.look(split, count):
             return
         if not self.patient:
@@ -172,7 +160,6 @@ class Following:
         return f"{split} {some} of {of:,} of {self.folder}"
 
     def refuse(self, split: str, count: int) -> UserError:
-        """Returns the error for a reader that may not wait."""
         return UserError(
             f"{self.missing(split, count)} are not built yet: {resume(self.folder, self.manifest)}"
         )
@@ -200,18 +187,9 @@ def wait(
 ) -> bool:
     """Waits until `ready()`; returns False if `stopping()` came first.
 
-    Prints once what it waits for, and again if no build is running.
-
-    Args:
-      folder: the cache.
-      ready: tests whether the wait is over; called often.
-      what: describes what is waited for.
-      following: the cache, if its plan is known.
-      timeout_seconds: how long to wait without a running build or a new shard; None for ever.
-      stopping: whether to give up.
-
-    Raises:
-      UserError: no build ran and no shard was finished for `timeout_seconds`; or as `ready`.
+    Prints once what it waits for (`what`), and again if no build is running. Raises UserError if no
+    build ran and no shard was finished for `timeout_seconds` (None: no limit), or as `ready`, which
+    is called often. `following` is the cache, if its plan is known.
     """
     if ready():
         return True
@@ -265,8 +243,8 @@ def _progress(following: Following | None) -> str:
 def folder_of(cache_dir: str, task: str) -> str | None:
     """Returns the folder of the finished or planned cache of `task`; None if there is none.
 
-    It is `cache_dir` or `cache_dir/task`. `tasks.cache.cache.find_cache` also accepts the only
-    cache of another objective, which here would depend on when a run begins.
+    It is `cache_dir` or `cache_dir/task`. Unlike `tasks.cache.cache.find_cache`, it ignores caches
+    of other objectives, which would make the result depend on when a run begins.
     """
     folders = (cache_dir, files.join(cache_dir, task))
     return next(filter(_is_cache, folders), None)
@@ -279,10 +257,7 @@ def _is_cache(folder: str) -> bool:
 def opened(folder: str, patient: bool = False) -> Following | CacheManifest | None:
     """Returns the manifest of a finished cache, a `Following` of an unfinished one, or None.
 
-    A plan implies the vocabulary: a build writes the plan last.
-
-    Raises:
-      UserError: the plan or the manifest is damaged.
+    A plan implies the vocabulary: a build writes the plan last. Raises UserError on damage.
     """
     if manifest := _finished(folder):
         return manifest
@@ -297,19 +272,10 @@ def find(
     patient: bool,
     timeout_seconds: float | None,
 ) -> tuple[str, Following | CacheManifest] | None:
-    """Finds the cache that serves `task`, waiting for it if `patient`.
+    """Finds the cache that serves `task`: (its folder, the result of `opened`), or None.
 
-    Args:
-      cache_dir, task: as in `folder_of`.
-      relatives: tasks whose caches would also serve; named while waiting.
-      patient: whether to wait for the cache, and later for its shards.
-      timeout_seconds: as in `wait`.
-
-    Returns:
-      (its folder, the result of `opened`); None if there is none.
-
-    Raises:
-      UserError: as `opened` and `wait`.
+    If `patient`, waits for it, naming caches of `relatives` that would also serve. Raises UserError
+    as `opened` and `wait`.
     """
     found: list[tuple[str, Following | CacheManifest]] = []
 
@@ -345,7 +311,6 @@ def _finished(folder: str) -> CacheManifest | None:
 
 
 def _planned(folder: str) -> Plan | None:
-    """Returns the plan of an unfinished cache; None if there is none yet."""
     path = files.join(folder, PLAN)
     try:
         plan = plan_from_dict(files.read_json(path))

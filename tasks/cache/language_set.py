@@ -1,7 +1,7 @@
-"""The languages of a task that was built of several: a cache each, listed in one file.
+"""The list of a multilingual task's languages, which have a cache each.
 
 `pipeline.build --name=NAME --task=OBJECTIVE` with languages A and B writes the caches
-NAME_A_OBJECTIVE and NAME_B_OBJECTIVE and, when they are finished, NAME_OBJECTIVE/languages.json.
+NAME_A_OBJECTIVE and NAME_B_OBJECTIVE, then NAME_OBJECTIVE/languages.json.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,17 +15,13 @@ _FORMAT = 1
 
 
 def cache_of(task: str, language: str) -> str:
-    """Returns the name of the task, and of the cache, of one language of `task`."""
+    """Returns the name of the task, and cache, of one language of `task`."""
     objective = objective_of(task) or ""
     return f"{task.removesuffix(objective)}{language}_{objective}"
 
 
 def languages(cache_dir: str, task: str) -> list[str]:
-    """Returns the languages that were built of `task`; [] if it was not built of languages.
-
-    Raises:
-      UserError: the list is damaged.
-    """
+    """Returns the languages of `task`, [] if none; raises UserError if the list is damaged."""
     path = files.join(cache_dir, task, LANGUAGES)
     if not files.exists(path):
         return []
@@ -37,17 +33,17 @@ def languages(cache_dir: str, task: str) -> list[str]:
 
 
 def write(cache_dir: str, task: str, found: Sequence[str]) -> None:
-    """Writes the languages of `task`, all of whose caches are finished."""
+    """Writes the languages of `task`, whose caches are all finished."""
     value = {"format": _FORMAT, "task": task, "languages": list(found)}
     files.make_folder(files.join(cache_dir, task))
     files.write_json(files.join(cache_dir, task, LANGUAGES), value)
 
 
 def tasks_of(cache_dir: str, task: str, relatives: Collection[str]) -> list[str]:
-    """Returns the tasks of the languages of `task`; [] if it has none or has a cache of its own.
+    """Returns the tasks of the languages of `task`; [] if it has none or has its own cache.
 
-    These are the languages of `task` itself. If there are none, they are the languages of
-    the one task in `relatives` (on the same corpus) that has some: a cache serves any objective.
+    Without languages of its own, it takes those of the one task in `relatives` (on the same corpus)
+    that has some: a cache serves any objective.
     """
     if any(files.exists(files.join(cache_dir, *of, MANIFEST)) for of in ((), (task,))):
         return []

@@ -24,12 +24,11 @@ class Part:
 
     Attributes:
       id: the document's id in its corpus.
-      file: the corpus file that contains the document, "" if unknown.
-      position: where in the window the part begins.
+      file: corpus file of the document, "" if unknown.
+      position: start of the part in the window.
       tokens: length of the part, including the separator.
       first: number of tokens of the document before the part.
-      whole: number of tokens of the document; None if a row ends in it, so that it may continue in
-        another row.
+      whole: number of tokens of the document; None if it may continue in another row.
     """
 
     id: str
@@ -43,7 +42,7 @@ class Part:
 class Lineage:
     """Finds the documents in the windows of one split of a cache.
 
-    `unit`: the word for what is found, "row" in another program's cache.
+    `unit` names the results: "document", or "row" in another program's cache.
     """
 
     def __init__(self, folder: str, manifest: CacheManifest, split: str):
@@ -55,10 +54,8 @@ class Lineage:
     def parts(self, places: Sequence[Place]) -> tuple[Part, ...]:
         """Returns the documents in a window, in order; `places` are the window's, in each shard.
 
-        Another program's cache does not say where documents begin: its rows take their place.
-
-        Raises:
-          UserError: pyarrow is not installed, or the cache is damaged.
+        For another program's cache, which does not record documents, returns rows. Raises UserError
+        if pyarrow is not installed, or the cache is damaged.
         """
         begins = itertools.accumulate((place.tokens for place in places), initial=0)
         return tuple(
@@ -70,10 +67,7 @@ class Lineage:
     def tokens_before(self, document: int) -> int:
         """Returns the number of the split's tokens before a document, counted from 0.
 
-        The cache's packing is concat, and `document` is at most their number.
-
-        Raises:
-          UserError: pyarrow is not installed, or the cache is damaged.
+        Requires concat packing; `document` is at most their number. Raises UserError as `parts`.
         """
         before = 0
         for number, shard in enumerate(self._shards):
@@ -150,7 +144,7 @@ _rows = functools.lru_cache(maxsize=_OPEN_SHARDS)(read_row_index)
 
 
 def _pieces(path: str, first: int, last: int | None) -> list[tuple[str, int, int, int, int]]:
-    """Returns rows `first` to `last` - 1 of a lineage table, as tuples of LINEAGE_COLUMNS."""
+    """Returns rows [first, last) of a lineage table, as tuples of LINEAGE_COLUMNS."""
     ends = _group_ends(path)
     last = ends[-1] if last is None else last
     found: list[tuple[str, int, int, int, int]] = []

@@ -86,10 +86,7 @@ class FileEntry:
 class PairCounts:
     """Counts of a shard of pairs, in tokens without EOS, which readers add.
 
-    Attributes:
-      inputs_tokens: number of tokens of all inputs.
-      longest_inputs, longest_targets: maximum number of tokens of a side.
-      cut_inputs, cut_targets: number of pairs in which this side was cut.
+    `cut_inputs` and `cut_targets` count the pairs in which this side was cut.
     """
 
     inputs_tokens: int
@@ -101,12 +98,7 @@ class PairCounts:
 
 @dataclasses.dataclass(frozen=True)
 class PairLimits:
-    """Limits of the pairs of a cache.
-
-    Attributes:
-      max_inputs, max_targets: maximum tokens of a side, EOS included; 0 for no limit.
-      too_long: treatment of pairs with longer sides, one of TOO_LONG.
-    """
+    """Maximum tokens of a pair's sides with EOS, 0: no limit; `too_long` is one of TOO_LONG."""
 
     max_inputs: int
     max_targets: int
@@ -149,12 +141,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Remedy:
-    """Advice on a damaged cache, in words.
-
-    Attributes:
-      again: for a missing file.
-      redo: for a damaged file; follows the file's name.
-    """
+    """Advice on a missing file (`again`) or a damaged one (`redo`, which follows its name)."""
 
     again: str
     redo: str
@@ -203,7 +190,6 @@ class Plan:
 
     @property
     def remedy(self) -> Remedy:
-        """Advice on damage."""
         return _ADOPTED if self.adopted else _BUILT
 
     @property
@@ -232,7 +218,6 @@ class Plan:
         return [names[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
     def difference(self, other: "Plan") -> list[str]:
-        """Returns the fields that differ, each as "field: ours, there: theirs"."""
         return differences(as_json(self), as_json(other))
 
 
@@ -243,7 +228,6 @@ def cache_names(cache_dir: str) -> list[str]:
 
 
 def _holds(folder: str) -> str:
-    """Describes the content of a folder that is not a cache."""
     if caches := cache_names(folder):
         some = ", ".join(caches[:5]) + (f" and {len(caches) - 5:,} more" * (len(caches) > 5))
         return f"is no cache but holds {some}: name one, as {files.join(folder, caches[0])}"
@@ -269,14 +253,9 @@ class CacheManifest:
 
     @classmethod
     def load(cls, folder: str, check: bool = True) -> "CacheManifest":
-        """Reads and checks manifest.json.
+        """Reads manifest.json; raises UserError if it is missing, damaged or of another format.
 
-        `check` adds checks that its parts agree (`contradictions`) and that it is unchanged since
-        it was written.
-
-        Raises:
-          UserError: `folder` has no finished cache, or one of another format, or the manifest was
-            damaged or edited.
+        `check` also verifies that its parts agree and that it was not edited.
         """
         path = files.join(folder, MANIFEST)
         if not files.exists(path):
@@ -313,7 +292,7 @@ class CacheManifest:
         return manifest
 
     def content(self) -> bytes:
-        """Returns the content of manifest.json, with a SHA-256 of everything else in it."""
+        """Returns manifest.json, with a SHA-256 of everything else in it."""
         return files.json_bytes(sealed(as_json(self)))
 
     def contradictions(self) -> Iterator[str]:
@@ -383,11 +362,7 @@ def sealed(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_from_dict(value: Any) -> Plan:
-    """Parses a plan; inverse of dataclasses.asdict.
-
-    Raises:
-      UserError: the plan was written by another version of the format, or damaged or edited.
-    """
+    """Parses a plan; raises UserError if it is damaged, edited or of another format version."""
     check_form(value, dict, "the plan", "an object")
     if value.get("format") != FORMAT:
         raise UserError(
@@ -436,7 +411,6 @@ def _vocabulary(value: Any) -> VocabularyRecord:
 
 
 def _check_corpus(corpus: dict[str, Any]) -> None:
-    """Checks the fields of a corpus's record that are read; raises UserError."""
     names = corpus.get("files", [])
     check_form(corpus.get("spec", ""), str, "corpus.spec", "a corpus SPEC")
     for file in check_form(names, list, "corpus.files", "a list of files"):
@@ -450,11 +424,7 @@ def _check_corpus(corpus: dict[str, Any]) -> None:
 
 
 def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
-    """Parses a shard; inverse of `as_json`. Messages use `name`.
-
-    Raises:
-      UserError: the shard was damaged or edited.
-    """
+    """Parses a shard; raises UserError if it is damaged or edited. `name` is for messages."""
     of = "{key} of {name}"
     shard = checked(Shard, value, name, of)
     parts: dict[str, Any] = {

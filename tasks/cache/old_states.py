@@ -1,11 +1,10 @@
-"""Earlier states of a cache: what a takedown changed, kept so that older runs can be explained.
+"""Earlier states of a cache, kept to explain older runs after a takedown.
 
-A takedown rewrites the shards that hold a document, and later windows of the split move. Which
-steps of an older run saw a document follows from the old manifest and the old lineage. Of every
-state that a takedown ended, the cache keeps, in a folder named by the fingerprint of its plan, the
-manifest and the lineage of the rewritten shards; the other shards are unchanged.
-A state may have been unfinished, as a run may follow a build, or a takedown was killed before a
-wider one: its manifest then has the first shards of each split. No token is kept, and ids are.
+A takedown rewrites the shards that hold a document, and moves later windows of the split. The old
+manifest and lineage show which steps of an older run saw a document. For every earlier state, the
+cache keeps the manifest and the lineage of rewritten shards, in a folder named by the plan's
+fingerprint; other shards are unchanged. If the state was unfinished (a run may follow a build, a
+takedown may be killed), its manifest has the first shards of each split. Ids are kept, tokens not.
 """
 
 from collections.abc import Sequence
@@ -19,15 +18,12 @@ BEFORE = ".before-"
 
 
 def folder_of(cache: str, fingerprint: str) -> str:
-    """Returns the folder for a state of a cache, by the fingerprint of its plan."""
+    """Returns the folder of a state, by its plan's fingerprint."""
     return files.join(cache, BEFORE + fingerprint[:16])
 
 
 def keep(cache: str, plan: Plan, shards: Sequence[tuple[str, int]]) -> None:
-    """Keeps the state of a cache before it gets another plan and some finished shards are redone.
-
-    May be repeated after a kill, with other shards, too.
-    """
+    """Keeps a cache's state before its plan changes and finished `shards` are redone."""
     now = _state(cache, plan)
     if not shards and not _finished(now):
         return  # no run has read anything
@@ -37,7 +33,7 @@ def keep(cache: str, plan: Plan, shards: Sequence[tuple[str, int]]) -> None:
         name = shard_file(split, "documents", index, plan.shards[split])
         files.copy(files.join(cache, name), files.join(folder, name))
     before = _kept(folder)
-    # After a kill, fewer shards are finished than were.
+    # A kill may leave fewer finished shards than before.
     if before is None or _finished(now) > _finished(before):
         files.write_bytes(files.join(folder, MANIFEST), now.content())
 
@@ -62,19 +58,13 @@ def _finished(manifest: CacheManifest) -> int:
 
 
 def _kept(folder: str) -> CacheManifest | None:
-    """Returns the manifest in the folder of a state; None if there is none."""
     if not files.exists(files.join(folder, MANIFEST)):
         return None
     return CacheManifest.load(folder, check=False)
 
 
 def load(cache: str, fingerprint: str) -> CacheManifest:
-    """Returns the manifest of an earlier state, with all shards or the first ones.
-
-    Raises:
-      UserError: the cache never was in that state, or does not know it, or a whole manifest was
-        changed since.
-    """
+    """Returns the manifest of an earlier state, possibly partial; raises UserError if not kept."""
     folder = folder_of(cache, fingerprint)
     manifest = _kept(folder)
     if manifest is None:
@@ -91,13 +81,10 @@ def is_whole(manifest: CacheManifest) -> bool:
 
 
 def lineage_paths(cache: str, manifest: CacheManifest, split: str, fingerprint: str) -> list[str]:
-    """Returns the lineage files of all shards of a split in the state of a fingerprint.
+    """Returns the lineage files of a split's shards in the state of `fingerprint` and `manifest`.
 
-    `manifest` belongs to the state. A shard's lineage is in the folder of the first state, from
-    this one on, whose takedown rewrote the shard, else in the cache.
-
-    Raises:
-      UserError: a shard was rewritten, and its earlier lineage is not kept.
+    A shard's lineage is in the folder of the first state, from this one on, whose takedown rewrote
+    the shard, else in the cache. Raises UserError if it was not kept.
     """
     names = [
         shard_file(split, "documents", index, manifest.plan.shards[split])
@@ -120,7 +107,7 @@ def lineage_paths(cache: str, manifest: CacheManifest, split: str, fingerprint: 
 
 
 def _states_from(cache: str, fingerprint: str) -> list[str]:
-    """Returns the folders of the states from one on, in order: each has one more list or more."""
+    """Returns the folders of the states from one on, in order of their exclude lists."""
     states = []
     for name in files.list_names(cache):
         if name.startswith(BEFORE):

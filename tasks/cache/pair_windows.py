@@ -59,11 +59,6 @@ class PairWindows(Windows):
         self._longest = max(self._longest[0], added[0]), max(self._longest[1], added[1])
 
     def read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (tokens int32 [W, window_tokens] padded with 0, lengths int64 [W]).
-
-        Raises:
-          UserError: a record is corrupt; names the shard and the row.
-        """
         rows_R, place_W = np.unique(np.asarray(indices_W, np.int64), return_inverse=True)
         rows, tokens_R, inputs_R = self._rows.read(rows_R)
         assert isinstance(rows, PairRecords)
@@ -80,10 +75,7 @@ class PairWindows(Windows):
         return tokens_WN, lengths_W
 
     def cut(self) -> tuple[int, int]:
-        """Returns (number of pairs with a truncated side, number of tokens cut off).
-
-        Reads the index only if a side may be too long.
-        """
+        """Returns (pairs with a truncated side, tokens cut off); reads the index only if needed."""
         if self._longest[0] <= self._sides[0] and self._longest[1] <= self._sides[1]:
             return 0, 0
         pairs = tokens = 0
@@ -96,10 +88,7 @@ class PairWindows(Windows):
         return pairs, tokens
 
     def lengths(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the truncated lengths of inputs and targets of pairs [first, last), int64 each.
-
-        Reads the index alone.
-        """
+        """Returns the truncated lengths of inputs and targets of pairs [first, last), int64."""
         tokens, inputs = self._rows.sizes(first, last)
         return np.minimum(inputs, self._sides[0]), np.minimum(tokens - inputs, self._sides[1])
 
@@ -114,11 +103,8 @@ def open_windows(
 ) -> Windows:
     """Returns the windows from which an objective makes examples of these lengths.
 
-    `reading` has further arguments of `Windows`.
-
-    Raises:
-      UserError: the cache and the objective disagree on texts or pairs; a pair is too long; or as
-        `Windows`.
+    `reading` has further arguments of `Windows`. Raises UserError if the cache and the objective
+    disagree on texts or pairs, a pair is too long, or as `Windows`.
     """
     check_kind(folder, manifest, objective)
     if objective.unit is Unit.TEXT:
@@ -162,11 +148,7 @@ def _refuse_longer(
 
 
 def row_windows(folder: str, manifest: CacheManifest, split: str, **reading: Any) -> Windows:
-    """Returns the rows of a split as windows; arguments are those of `Windows`.
-
-    Raises:
-      UserError: as `Windows` does.
-    """
+    """Returns the rows of a split as windows; arguments and errors are those of `Windows`."""
     if manifest.plan.unit is Unit.TEXT:
         reading.setdefault("across_shards", False)  # each shard begins a new row
         return Windows(folder, manifest, split, manifest.plan.row_tokens, **reading)

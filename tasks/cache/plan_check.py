@@ -1,8 +1,8 @@
 """Checks that a cache still has the plan with which a reader began.
 
-A takedown or an extension changes the plan, also while the cache is being read. The old plan's mark
-is removed before anything of the new plan is written, so a file that was opened while the mark
-existed belongs to the old plan.
+A takedown or an extension may change the plan during reading. The old plan's mark is removed before
+anything of the new plan is written, so a file opened while the mark existed belongs to the old
+plan.
 """
 
 import dataclasses
@@ -14,12 +14,7 @@ from tasks.terminal.command_line import UserError
 
 
 class PlanCheck:
-    """Compares the plan that a folder has now with the one that its reader began with.
-
-    Args:
-      folder: the cache, local or any fsspec URL.
-      plan: the plan that the reader began with.
-    """
+    """Compares a folder's current plan with its reader's."""
 
     def __init__(self, folder: str, plan: Plan):
         self._folder, self._plan = folder, plan
@@ -27,7 +22,6 @@ class PlanCheck:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Fingerprint of the reader's plan."""
         return self._plan.fingerprint
 
     @property
@@ -37,17 +31,17 @@ class PlanCheck:
 
     @property
     def replaced(self) -> bool:
-        """True if the folder has the marks of other plans alone; it is not read for anything else.
+        """True if the folder has only the marks of other plans.
 
         Adopted caches have no marks.
         """
         if self._settled is None and not self.marked:
-            # Listing may be slow and says the same from now on: no build brings a plan back.
+            # Listing may be slow, and its answer is final: no build brings a plan back.
             self._settled = bool(files.list_sizes(self._folder, PLAN_MARK))
         return bool(self._settled)
 
     def error(self) -> UserError | None:
-        """Returns the error of a reader whose cache got another plan; None if it got none."""
+        """Returns the reader's error if its cache has another plan now, else None."""
         if self.marked:
             return None
         try:
@@ -59,7 +53,7 @@ class PlanCheck:
         return self.against(now)
 
     def against(self, now: Plan) -> UserError | None:
-        """Returns the error of a reader whose cache has the plan `now`; None if it is the same."""
+        """Returns the reader's error if the plan `now` is another, else None."""
         if now.fingerprint == self.fingerprint:
             return None
         what, advice = _change(self._plan, now)
@@ -79,7 +73,7 @@ def excludes_more(existing: Plan, ours: Plan) -> bool:
 
 
 def _change(before: Plan, now: Plan) -> tuple[str, str]:
-    """Returns (how a plan was changed, what to do about it), in words."""
+    """Describes how a plan was changed, and what to do about it."""
     new_run = "runs that began before do not go on with it: train another --model_dir"
     if excludes_more(before, now):
         added = (now.exclude or ())[len(before.exclude or ()) :]

@@ -1,4 +1,4 @@
-"""Receipts of shards, which tell whether a shard is finished, also while others are being built.
+"""Receipts of shards, which tell whether a shard is finished, even during a build.
 
 A receipt is written last. A shard is finished if its receipt exists and every file listed there has
 the recorded size and checksum; anything else that a killed build left behind is redone.
@@ -12,7 +12,7 @@ from tasks.terminal.command_line import UserError
 
 
 def read_receipt(path: str) -> Shard | None:
-    """Returns the shard that a receipt describes, or None if the receipt is missing or damaged."""
+    """Returns the shard of a receipt, or None if the receipt is missing or damaged."""
     try:
         return shard_from_dict(files.read_json(path))
     except (FileNotFoundError, UserError):
@@ -24,14 +24,8 @@ def finished(
 ) -> Shard | None:
     """Returns the shard's receipt, or None if the shard is missing, truncated or damaged.
 
-    Args:
-      folder: folder of the cache.
-      plan: plan of the cache.
-      split: split of the shard.
-      index: number of the shard in its split.
-      sizes: sizes of the files in the folder, as `files.list_sizes` returns them.
-      hashes: whether to compare the checksums of a local cache as well. Object stores keep
-        checksums of their own, and hashing a remote cache means downloading it.
+    `sizes` is from `files.list_sizes`. `hashes` also compares a local cache's checksums: object
+    stores keep their own, and hashing a remote cache means downloading it.
     """
     count = plan.shards[split]
     receipt = shard_file(split, "receipt", index, count)

@@ -1,4 +1,4 @@
-"""The inner loops of `records.Records`, compiled. Importing this module takes a second."""
+"""The compiled inner loops of `records.Records`; importing takes a second."""
 
 import numpy as np
 
@@ -7,16 +7,13 @@ from tasks.numba_cache import compiled
 
 @compiled(nogil=True)
 def begins_of(raw: np.ndarray, ends_R: np.ndarray, tokens_R: np.ndarray) -> np.ndarray:
-    """Returns int64 [R], where the last `tokens_R` varints before `ends_R` begin; -1: not there.
-
-    A varint ends at a byte below 0x80.
-    """
+    """Returns the start of the last `tokens_R` varints before `ends_R`, int64 [R]; -1: missing."""
     begins_R = np.full(len(ends_R), -1, np.int64)
     for row in range(len(ends_R)):
         place, left = ends_R[row], tokens_R[row] + 1
         if place == 0 or raw[place - 1] >= 0x80:
             continue
-        # Without a branch for each byte, which could not be predicted.
+        # Without a branch per byte, which could not be predicted.
         while left > 0 and place > 0:
             place -= 1
             left -= raw[place] < 0x80
@@ -27,7 +24,7 @@ def begins_of(raw: np.ndarray, ends_R: np.ndarray, tokens_R: np.ndarray) -> np.n
 
 @compiled(nogil=True)
 def preceded(raw: np.ndarray, begins_R: np.ndarray, heads: np.ndarray, sizes_R: np.ndarray) -> bool:
-    """Returns whether each begin comes after the next `sizes_R` bytes of `heads`."""
+    """Returns whether each begin follows the next `sizes_R` bytes of `heads`."""
     first = 0
     for row in range(len(begins_R)):
         size = sizes_R[row]
@@ -44,9 +41,9 @@ def preceded(raw: np.ndarray, begins_R: np.ndarray, heads: np.ndarray, sizes_R: 
 def decoded(
     raw: np.ndarray, begins_P: np.ndarray, skips_P: np.ndarray, counts_P: np.ndarray
 ) -> np.ndarray:
-    """Returns `counts_P` varints, after the first `skips_P` from `begins_P`, as int32.
+    """Decodes `counts_P` varints, after the first `skips_P` from `begins_P`, as int32.
 
-    At least three bytes must follow the last of them.
+    At least three bytes must follow the last varint.
     """
     out = np.empty(counts_P.sum(), np.int32)
     ends = np.empty(counts_P.max() if len(counts_P) else 0, np.int64)
@@ -56,7 +53,7 @@ def decoded(
         while left > 0:
             left -= raw[place] < 0x80
             place += 1
-        # First where numbers end, then their values: so no step waits for the one before.
+        # First the ends of numbers, then their values: no step waits for the one before.
         begin, found = place, 0
         while found < count:
             ends[found] = place

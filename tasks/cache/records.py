@@ -73,11 +73,7 @@ def length_crc(length: int) -> int:
 
 
 def unframe(record: bytes | memoryview) -> memoryview:
-    """Returns the data of one whole TFRecord record.
-
-    Raises:
-      CorruptRecord: the length or a checksum does not match.
-    """
+    """Returns the data of one TFRecord record; raises CorruptRecord if a length or CRC is wrong."""
     view = memoryview(record)
     if len(view) < FRAMING_BYTES:
         raise CorruptRecord("the record is cut short")
@@ -105,7 +101,6 @@ def decode_varints(data: bytes | memoryview) -> np.ndarray:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yields (field number, payload) of a message that has only bytes fields."""
     try:
         for number, kind, payload in protobuf.fields(message):
             if kind != protobuf.BYTES:
@@ -118,8 +113,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
 def decode_row(data: bytes | memoryview) -> Row:
     """Parses one row, written by pipeline.build or by seqio with packed int64 lists.
 
-    Raises:
-      CorruptRecord: the bytes are not such a row.
+    Raises CorruptRecord for any other bytes.
     """
     found: dict[bytes, np.ndarray] = {}
     for _, features in _fields(memoryview(data)):
@@ -138,12 +132,9 @@ def decode_row(data: bytes | memoryview) -> Row:
 
 
 def check_framing(data: bytes, bounds: np.ndarray) -> None:
-    """Verifies lengths and checksums of concatenated TFRecord records.
+    """Verifies lengths and checksums of concatenated TFRecord records; raises CorruptRecord.
 
     `bounds`, int64 [records + 1], holds the start of each record in `data`, then the last end.
-
-    Raises:
-      CorruptRecord: a length or a checksum is wrong; names the record.
     """
     raw, begins, ends, sizes = (
         np.frombuffer(data, np.uint8),
@@ -175,18 +166,10 @@ def check_framing(data: bytes, bounds: np.ndarray) -> None:
 def find_lists(
     raw: np.ndarray, begins: np.ndarray, ends: np.ndarray, name: bytes
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the ids of a feature in tf.train.Examples.
+    """Finds the ids of feature `name` in tf.train.Examples, raw[begin:end] each.
 
-    Args:
-      raw: uint8, the bytes.
-      begins, ends: int64 [records], bounds of the Examples in `raw`.
-      name: the feature.
-
-    Returns:
-      (begins, ends, numbers of ids), int64 [records] each.
-
-    Raises:
-      CorruptRecord: a record is not an Example, or lacks such a list of ids; names the record.
+    Returns (begins, ends, numbers of ids), int64 [records] each. Raises CorruptRecord if a record
+    is not an Example or lacks such a list, naming the record.
     """
     found = loops("example_loops").lists_of(raw, begins, ends, np.frombuffer(name, np.uint8))
     for record in np.flatnonzero(found[0] < 0).tolist():
@@ -206,16 +189,10 @@ class Rows(Protocol):
 
 
 class BareRows:
-    """Rows of tokens of one type, without framing or checksums, as Megatron writes them.
+    """Rows of tokens of type `kind`, without framing or checksums, as Megatron writes them.
 
-    Args:
-      data: the concatenated rows.
-      bounds: int64 [rows + 1], the start of each row in `data`, then the last end.
-      tokens: int64 [rows], number of tokens per row.
-      kind: dtype of a token.
-
-    Raises:
-      CorruptRecord: a row has another number of tokens; names the row.
+    `data` are the concatenated rows; `bounds`, int64 [rows + 1], their starts and the last end;
+    `tokens`, int64 [rows], their token counts. Raises CorruptRecord if a count is wrong.
     """
 
     def __init__(self, data: bytes, bounds: np.ndarray, tokens: np.ndarray, kind: np.dtype):
@@ -225,7 +202,6 @@ class BareRows:
         self._values, self._begins = np.frombuffer(data, kind), bounds[:-1] // kind.itemsize
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns tokens as in `Rows`."""
         shifts = self._begins[records] + skips - (np.cumsum(counts) - counts)
         return self._values[np.arange(counts.sum()) + np.repeat(shifts, counts)].astype(np.int32)
 
@@ -237,13 +213,8 @@ class Records:
     pipeline.build ends with its tokens, so their number, known from the index, gives their start.
     Other rows are decoded one at a time by `decode_row`.
 
-    Args:
-      data: the concatenated records.
-      bounds: int64 [records + 1], the start of each record in `data`, then the last end.
-      tokens: int64 [records], number of `targets` per record.
-
-    Raises:
-      CorruptRecord: a checksum, a length or a number of tokens is wrong; names the record.
+    Arguments are as in `BareRows`. Raises CorruptRecord if a checksum, a length or a number of
+    tokens is wrong, naming the record.
     """
 
     _leaves_eos_out = False
@@ -255,7 +226,6 @@ class Records:
         self._targets = self._feature(b"targets", self._ends, tokens)
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns tokens as in `Rows`."""
         return self._targets.tokens(records, skips, counts)
 
     def document_starts(self) -> tuple[np.ndarray, np.ndarray]:
@@ -268,7 +238,7 @@ class Records:
         return found or self._parsed(name, counts)
 
     def _as_we_write(self, name: bytes, ends: np.ndarray, counts: np.ndarray) -> "_Feature | None":
-        """Returns the feature `name` if every record ends with its `counts` ids at `ends`."""
+        """Returns the feature if each record ends in its `counts` ids at `ends`, else None."""
         begins = loops().begins_of(self._raw, ends, counts)
         if len(begins) and begins.min() < 0:
             return None
@@ -280,7 +250,6 @@ class Records:
         return _Feature(self._raw, begins, begins - lengths)
 
     def _parsed(self, name: bytes, counts: np.ndarray) -> "_Feature":
-        """Returns the feature `name` of records in any form."""
         begins, ends, there = find_lists(self._raw, self._begins, self._ends, name)
         if self._leaves_eos_out:
             last = loops("example_loops").ending_in(self._raw, begins, ends, EOS_ID)
@@ -293,13 +262,10 @@ class Records:
 
 
 class PairRecords(Records):
-    """Whole records of pairs read at once.
+    """Whole records of pairs read at once; see `Records`.
 
-    A final EOS of a side, which other programs may write, is not one of its ids.
-
-    Args:
-      data, bounds: as in `Records`.
-      inputs, targets: int64 [records], number of ids per side.
+    `inputs` and `targets`, int64 [records], count the ids per side. A final EOS of a side, which
+    other programs may write, is not counted.
     """
 
     _leaves_eos_out = True
@@ -309,7 +275,6 @@ class PairRecords(Records):
         self._inputs = self._feature(b"inputs", self._targets.heads, inputs)
 
     def inputs(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns tokens of `inputs`; see `Rows`."""
         return self._inputs.tokens(records, skips, counts)
 
 

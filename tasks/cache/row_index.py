@@ -1,4 +1,4 @@
-"""Reads the row index of a shard, mapped into memory if the file is local."""
+"""Reads the row index of a shard, memory-mapped if the file is local."""
 
 import functools
 import io
@@ -15,14 +15,8 @@ from tasks.terminal.command_line import UserError
 def read_row_index(path: str, rows: int, remedy: Remedy, name: str | None = None) -> np.ndarray:
     """Returns the row index at `path`, of one of the types in INDICES [rows].
 
-    Args:
-      path: local or any fsspec URL; a local file is mapped, so only what is used is read.
-      rows: number of rows in the manifest.
-      remedy: what to do about damage, for error messages.
-      name: what error messages call the file, if it is a copy; `path` by default.
-
-    Raises:
-      UserError: the file is missing, damaged, or not the index of `rows` rows.
+    Messages call a copy by `name`, and advise `remedy`. Raises UserError if the file is missing,
+    damaged, or not the index of `rows` rows.
     """
     name, again = name or path, remedy.again
     try:
@@ -45,10 +39,10 @@ def read_row_index(path: str, rows: int, remedy: Remedy, name: str | None = None
 
 
 def _mapped(path: str, rows: int) -> np.ndarray:
-    """Maps a local index, without numpy's parser where its header is as expected.
+    """Maps a local index, without numpy's parser if its header is as expected.
 
-    The parser takes 200 µs, which is spent once a window where a cache has more shards than may be
-    open at a time.
+    The parser takes 200 µs, spent once a window if a cache has more shards than may be open at
+    once.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -66,7 +60,6 @@ def _mapped(path: str, rows: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4096)
 def _header(kind: np.dtype, rows: int) -> bytes:
-    """Returns the header that numpy writes before an index of `rows` rows."""
     head = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(kind)
     np.lib.format.write_array_header_1_0(

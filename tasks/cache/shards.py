@@ -29,10 +29,7 @@ _COPIERS = 4
 
 @dataclasses.dataclass(frozen=True)
 class ShardFiles:
-    """Paths or URLs, sizes and checksums of a shard's records and row index.
-
-    `remedy` is advice on damage.
-    """
+    """Paths or URLs, sizes and checksums of a shard's records and row index."""
 
     records: str
     index: str
@@ -43,16 +40,11 @@ class ShardFiles:
 
     @property
     def bytes(self) -> int:
-        """Total size of both files."""
         return self.records_entry.bytes + self.index_entry.bytes
 
 
 class OpenShard:
-    """A shard open for reading: its memory-mapped row index and its file of records.
-
-    Raises:
-      UserError: a file is missing, or the index does not match the manifest.
-    """
+    """An open shard: memory-mapped index and records; raises UserError if missing or mismatched."""
 
     def __init__(self, shard: ShardFiles, records: str, index: str):
         self.rows = rows = read_row_index(index, shard.rows, shard.remedy, name=shard.index)
@@ -77,14 +69,9 @@ class OpenShard:
         self.readers = 0
 
     def read(self, first: int, last: int) -> tuple[list[int], bytes]:
-        """Reads rows [first, last).
+        """Reads rows [first, last); raises CorruptRecord if the file or index does not hold them.
 
-        Returns:
-          (byte offsets of the rows in the shard, then the end of the last; the bytes of their
-          records).
-
-        Raises:
-          CorruptRecord: the file ends too early, or the index points outside it.
+        Returns (byte offsets of the rows, then the end of the last; the bytes of their records).
         """
         bounds = self.offsets[first : last + 1].tolist()
         if last == len(self.offsets):
@@ -198,7 +185,6 @@ class Shards:
                 self._changed.notify_all()
 
     def release(self, shard: OpenShard) -> None:
-        """Ends a `hold`."""
         with self._changed:
             shard.readers -= 1
             if self._waiting and not shard.readers:
@@ -246,7 +232,6 @@ class Shards:
         _background(copy)
 
     def missing(self, numbers: Iterable[int]) -> list[int]:
-        """Returns the shards of a remote cache that are not copied."""
         with self._changed:
             return [number for number in numbers if self._remote and number not in self._copies]
 

@@ -18,7 +18,8 @@ from tasks.terminal.command_line import UserError
 class SplitRows:
     """The rows of one split of a cache, with random access from any thread.
 
-    Files open on first read. Arguments are as in `windows.Windows`.
+    Files open on first read. Arguments and errors are as in `windows.Windows`; it also raises
+    UserError if the files of another program have changed since it was adopted.
 
     Attributes:
       count: number of shards.
@@ -28,10 +29,6 @@ class SplitRows:
       first: number of the first row of each shard, then the number of rows, int64 [S + 1].
       row_tokens: tokens of every row but the last of a shard, if the rows are a stream of ours;
         else None, and the index has them.
-
-    Raises:
-      UserError: the manifest is damaged, the files of another program have changed since it was
-        adopted, or a remote shard is larger than `local_bytes`.
     """
 
     def __init__(
@@ -57,11 +54,7 @@ class SplitRows:
             self._check_sizes()
 
     def grow(self, shards: Sequence[Shard]) -> None:
-        """Adds the next shards of a split that is being built; other threads may be reading.
-
-        Raises:
-          UserError: as the constructor.
-        """
+        """Adds the next shards of a split that is being built; other threads may be reading."""
         tokens = np.array([shard.tokens for shard in shards], np.int64)
         rows = np.array([shard.rows for shard in shards], np.int64)
         if self.row_tokens and (-(-tokens // self.row_tokens) != rows).any():
@@ -75,11 +68,9 @@ class SplitRows:
         self.first = np.concatenate([self.first, self.first[-1] + np.cumsum(rows)])
 
     def name(self, number: int, kind: str) -> str:
-        """Returns the name of a shard's file of a kind, as `manifest.shard_file`."""
         return shard_file(self._split, kind, number, self._plan.shards[self._split])
 
     def shards_of(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the shards that contain rows of the split."""
         return np.searchsorted(self.first, rows, side="right") - 1
 
     def _shard_files(self, number: int, shard: Shard) -> ShardFiles:
@@ -127,10 +118,7 @@ class SplitRows:
         return found_P
 
     def sizes(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the token counts of rows [first, last) and, for pairs, their inputs' lengths.
-
-        int64 each, from the index alone.
-        """
+        """Returns the token counts of rows [first, last) and of their inputs (pairs), int64."""
         tokens, inputs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for shard in range(self.count):
             begin = max(first - int(self.first[shard]), 0)
@@ -145,9 +133,8 @@ class SplitRows:
     def read(self, rows_R: np.ndarray) -> tuple[records.Rows, np.ndarray, np.ndarray]:
         """Reads rows of the split, given in ascending order; neighbouring rows in one read.
 
-        Returns:
-          (the rows; their token counts, int64 [R]; for pairs the lengths of their inputs, int64
-          [R], else [0]).
+        Returns (the rows; their token counts, int64 [R]; for pairs the lengths of their inputs,
+        int64 [R], else [0]).
         """
         shards_R = self.shards_of(rows_R)
         rows_R = rows_R - self.first[shards_R]

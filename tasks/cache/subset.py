@@ -1,9 +1,9 @@
 """Takes the first part of a cache's training split, which every epoch of a run then reads.
 
     0.01                             a share of the windows
-    2^29 tokens                      as many tokens from the beginning, as in the T5 paper's subsets
+    2^29 tokens                      the first tokens, as in the T5 paper's subsets
     1000 documents                   the first documents, or pairs
-    TASK: AMOUNT; TASK: AMOUNT       of these tasks of a mixture
+    TASK: AMOUNT; TASK: AMOUNT       for these tasks of a mixture
 
 Windows are taken whole: those that end within the amount.
 
@@ -36,11 +36,7 @@ class Take(NamedTuple):
 
 
 def parse(text: str) -> dict[str, Take]:
-    """Returns the amount to take of each task named in `text`; "" stands for every task.
-
-    Raises:
-      ValueError: the text is not such an amount, or names a task twice.
-    """
+    """Parses task -> amount to take ("" means every task); raises ValueError if malformed."""
     found: dict[str, Take] = {}
     for part in filter(None, (part.strip() for part in text.split(";"))):
         name, colon, amount = (piece.strip() for piece in part.rpartition(":"))
@@ -74,22 +70,21 @@ def of_task(amounts: Mapping[str, Take], task: str) -> Take | None:
 
 
 def take(windows: Windows, folder: str, manifest: CacheManifest, split: str, wanted: Take) -> None:
-    """Leaves out all windows of a split but the first, as `wanted` says; raises as `count` does."""
+    """Keeps the first windows of a split, as `wanted` says; raises as `count`."""
     windows.keep_first(count(windows, folder, manifest, split, wanted))
 
 
 def held(plan: Plan, shards: Iterable[Shard], unit: str) -> int:
-    """Returns how many tokens or documents some shards hold."""
+    """Returns the number of tokens or documents in some shards."""
     counted = "rows" if unit == DOCUMENTS and plan.pairs and plan.adopted else unit
     return sum(getattr(shard, counted) for shard in shards)
 
 
 def count(windows: Windows, folder: str, manifest: CacheManifest, split: str, wanted: Take) -> int:
-    """Returns how many of the first windows of a split `wanted` takes.
+    """Returns the number of windows that `wanted` takes.
 
-    Raises:
-      UserError: the split has less than that, that is less than a window, or documents cannot be
-        counted in this cache.
+    Raises UserError if the split is smaller, the amount is less than a window, or the cache does
+    not support documents.
     """
     plan = manifest.plan
     if wanted.unit == DOCUMENTS and not plan.pairs and (plan.adopted or plan.rows_are_windows):

@@ -101,7 +101,6 @@ class Windows:
         self._measure()
 
     def _measure(self) -> None:
-        """Computes where shards and windows begin."""
         # Rows are numbered through the whole split, like windows. Windows are cut from a stream of
         # tokens or, with best_fit, of rows; shards begin at its `_borders`.
         self._borders = offsets(self._rows.tokens) if self._is_stream else self._rows.first
@@ -112,15 +111,12 @@ class Windows:
             self._first = np.minimum(-(-self._borders // self._width), last // self._width)
         else:
             self._first = offsets((np.diff(self._borders) + more) // self._width)
-        self._whole = len(self)  # also of what `keep_first` leaves out
+        self._whole = len(self)  # before `keep_first`
 
     def grow(self, shards: Sequence[Shard]) -> None:
         """Adds the next shards of a split that is being built; other threads may be reading.
 
         Complete windows keep their numbers. Must not follow a call of `keep_first`.
-
-        Raises:
-          UserError: as the constructor.
         """
         if shards:
             self._rows.grow(shards)
@@ -128,7 +124,6 @@ class Windows:
 
     @property
     def shards(self) -> int:
-        """Number of shards."""
         return self._rows.count
 
     def ending(self, shards: int) -> int:
@@ -150,14 +145,12 @@ class Windows:
 
     @property
     def mean_tokens(self) -> float:
-        """Mean number of tokens per window."""
         if not self._is_stream:
             return int(self._rows.tokens.sum()) / max(1, self._whole)
         return float(self.window_tokens)
 
     @property
     def taken_share(self) -> float:
-        """Share of the split's windows that `keep_first` kept; 1 if it was not called."""
         return len(self) / max(1, self._whole)
 
     def keep_first(self, count: int) -> None:
@@ -186,8 +179,7 @@ class Windows:
     def read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns (tokens int32 [W, window_tokens] padded with 0, lengths int64 [W]).
 
-        Raises:
-          UserError: a record is corrupt; names the shard and the row.
+        Raises UserError if a record is corrupt, naming the shard and the row.
         """
         return self._read(indices_W)[:2]
 
@@ -195,10 +187,7 @@ class Windows:
         """Returns the result of `read`, and each token's document number in its window.
 
         Numbers start at 0, int32 [W, window_tokens], with 0 at padding. A separator belongs to the
-        document it ends.
-
-        Raises:
-          UserError: as `read`, or the records do not say where documents begin.
+        document it ends. Raises UserError if the records do not say where documents begin.
         """
         if self._plan.pairs or self._plan.adopted:
             raise UserError(f"{self._folder} does not record where documents begin in its rows")
@@ -219,9 +208,9 @@ class Windows:
         return tokens_WN, lengths_W, np.cumsum(marks_WN, axis=1, dtype=np.int32) * within_WN
 
     def _read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[Any, ...]]:
-        """Returns (tokens, lengths, parts).
+        """Returns (tokens, lengths, parts); see `read`.
 
-        Parts are (window, skip, count, index in the rows), int64 [P] each, then the rows.
+        Parts are (windows, skips, counts, places in the rows), int64 [P] each, then the rows.
         """
         windows_P, rows_P, skips_P, stops_P = self._parts(np.asarray(indices_W, np.int64))
         rows_R, place_P = np.unique(rows_P, return_inverse=True)
@@ -258,10 +247,7 @@ class Windows:
         return tuple(places)
 
     def holding(self, shard: int, row: int, position: int, tokens: int) -> range:
-        """Returns the windows that contain a piece of a document, given its lineage entry.
-
-        Reads no file.
-        """
+        """Returns the windows that contain a piece of a document, given its lineage entry."""
         begin, end = int(self._rows.first[shard]) + row, int(self._rows.first[shard]) + row + 1
         if self._is_stream:
             assert self._rows.row_tokens
@@ -279,14 +265,9 @@ class Windows:
     def blocks(self, block_bytes: int) -> np.ndarray:
         """Divides the windows into blocks: windows that begin in consecutive shards.
 
-        A block's shards, including those its last window continues in, total at most `block_bytes`.
-
-        Returns:
-          int64 [blocks + 1], the first window of each block, then the number of windows; no block
-          is empty.
-
-        Raises:
-          UserError: `block_bytes` is too small for the windows of one shard.
+        A block's shards, including those its last window continues in, total at most `block_bytes`;
+        raises UserError if one shard's windows need more. Returns int64 [blocks + 1], the first
+        window of each block, then the number of windows; no block is empty.
         """
         if not len(self):
             return np.zeros(1, np.int64)
@@ -338,11 +319,9 @@ class Windows:
         return begins_W, np.minimum(begins_W + self._width, limits)
 
     def _shards_at(self, places: np.ndarray) -> np.ndarray:
-        """Returns the shards at positions of the stream of tokens or rows."""
         return np.searchsorted(self._borders, places, side="right") - 1
 
     def _rows_at(self, places_W: np.ndarray) -> np.ndarray:
-        """Returns the rows at positions of the stream of tokens."""
         shards_W = self._shards_at(places_W)
         inside_W = places_W - self._borders[shards_W]
         if self._rows.row_tokens:
@@ -353,7 +332,6 @@ class Windows:
         )
 
     def _begins(self, rows_P: np.ndarray, shards_P: np.ndarray) -> np.ndarray:
-        """Returns the stream positions at which rows begin."""
         inside_P = rows_P - self._rows.first[shards_P]
         if self._rows.row_tokens:
             return self._borders[shards_P] + inside_P * self._rows.row_tokens

@@ -55,7 +55,6 @@ def decode(tokens: Sequence[int], ids: TokenIds) -> str:
 
 
 def _characters(parts: list[bytes]) -> list[str]:
-    """Returns the characters that begin in each part."""
     data, out = b"".join(parts), [""] * len(parts)
     owners = [number for number, part in enumerate(parts) for _ in part]
     at = 0

@@ -34,7 +34,6 @@ class Sample:
       facts: names and values, shown as they are.
       places: the window's places in the cache, one per shard.
       parts: parts of documents that form the window.
-      corpus: the SPEC of the corpus.
       tokens: int32[N] tokens of the window.
       trace: the objective's example; None shows the window alone.
       unit: the word for the owner of a part.
@@ -62,11 +61,10 @@ class Token:
     Attributes:
       id, piece: as in the vocabulary.
       text: its printable share of the text.
-      mark: whether it is a special token: EOS, a sentinel or a mode token.
-      own: whether the objective added it.
-      span: number of its span, -1 for none.
-      place: position in the window, -1 if it is not from the window.
-      used: whether it is in the example.
+      mark: it is a special token: EOS, a sentinel or a mode token.
+      own: the objective added it.
+      span, place: its span and its position in the window; -1 for none.
+      used: it is in the example.
       note: the text that it replaces.
       label: name of the segment that begins here.
     """
@@ -87,10 +85,8 @@ class Token:
 class Strip:
     """One sequence to show: the window, the inputs or the targets.
 
-    Attributes:
-      note: a remark beside the heading `name`.
-      filled: share of the positions that hold tokens; None if it does not apply.
-      blocks: (heading, tokens) of each block.
+    `note` is a remark beside the heading; `filled`, the share of positions that hold tokens, or
+    None; `blocks`, the (heading, tokens) of each block.
     """
 
     name: str
@@ -115,7 +111,6 @@ def features(trace: Trace) -> list[tuple[str, str]]:
 
 
 def _extent(part: Part) -> str:
-    """Describes the part's token range in its document."""
     end = part.first + part.tokens
     if not part.first and end == part.whole:
         return f"all {part.whole:,} tokens"
@@ -124,7 +119,6 @@ def _extent(part: Part) -> str:
 
 
 def _location(places: Sequence[Place]) -> str:
-    """Describes the window's shards, rows and positions."""
     return "; then ".join(
         f"{place.path.rpartition('/')[2]}, row {place.row:,}, from token {place.position:,}"
         for place in places
@@ -169,7 +163,6 @@ def _heading(number: int, part: Part) -> str:
 
 
 def _trimmed(made: tuple[Token, ...]) -> tuple[Token, ...]:
-    """Removes the space before a block's first word."""
     first = dataclasses.replace(made[0], text=made[0].text.removeprefix(" "))
     return (first, *made[1:])
 

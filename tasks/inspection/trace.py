@@ -21,12 +21,11 @@ SHUFFLED_PARTS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One feature of an example.
+    """One feature of an example: int32 ids without padding, and per token two int64 numbers.
 
     Attributes:
-      tokens_L: int32 ids, without padding.
-      places_L: int64 positions in the window, -1 for tokens added by the objective.
-      spans_L: int64 number of the span that contains the token or that it replaces, -1 for none.
+      places_L: position in the window, -1 for tokens added by the objective.
+      spans_L: the span that contains the token or that it replaces, -1 for none.
     """
 
     tokens_L: np.ndarray
@@ -188,7 +187,7 @@ def _replaced_spans(
 ) -> np.ndarray:
     """Returns the hidden span that each token added by the objective replaces, int64 [L], or -1.
 
-    Tokens and places are those of the inputs; `hidden_N` numbers the spans missing from the inputs.
+    `hidden_N` numbers the spans of the window that are missing from the inputs.
     """
     eos = ids.special.eos
     replaced_L = np.full(len(tokens_L), -1)

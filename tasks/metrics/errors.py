@@ -10,19 +10,19 @@ from tasks.metrics.text import references
 
 
 def character_error_rate(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the Levenshtein distance in percent of the targets' characters, over all examples."""
+    """Returns the Levenshtein distance in percent of all targets' characters."""
     return {"character_error_rate": _rate(targets, predictions, list)}
 
 
 def word_error_rate(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the Levenshtein distance in percent of the targets' words, over all examples."""
+    """Returns the Levenshtein distance in percent of all targets' words."""
     return {"word_error_rate": _rate(targets, predictions, str.split)}
 
 
 def _rate(
     targets: Sequence[Any], predictions: Sequence[str], parts_of: Callable[[str], list[str]]
 ) -> float:
-    """Returns edits in percent of the parts of targets; of several targets, the nearest counts."""
+    """Returns edits in percent of the targets' parts, with the nearest of several targets."""
     distance = load_library("editdistance", "editdistance").eval
     edits = parts = 0
     for target, prediction in zip(targets, predictions, strict=True):

@@ -24,8 +24,8 @@ def _equal(target: Any, prediction: Any) -> bool:
 def f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Returns the F1 of the positive class, label 1 or true, in percent.
 
-    A prediction other than 1, true, 0 and false is wrong: it counts as the opposite of its target.
-    A label may be in a dict with "value", as for `grouped_exact_match`.
+    A prediction other than 1, true, 0 and false counts as the opposite of its target. A label may
+    be in a dict with "value", as for `grouped_exact_match`.
 
     Source: T5, `metrics.f1_score_with_invalid`.
     """
@@ -44,13 +44,13 @@ def f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
 
 
 def _positive(label: Any) -> bool | None:
-    """Returns whether a label is the positive one; None if it is neither of two."""
+    """Returns whether a label is positive; None if it is neither positive nor negative."""
     value = label["value"] if isinstance(label, dict) else label
     return {"1": True, "true": True, "0": False, "false": False}.get(str(value).lower())
 
 
 def macro_f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Returns the mean of the F1 of the classes among the targets, in percent, as for CB."""
+    """Returns the mean F1 over the targets' classes, in percent, as for CB."""
     metrics = load_library("sklearn.metrics", "scikit-learn")
     labels = sorted({str(each) for each in targets})
     found = metrics.f1_score(
@@ -63,7 +63,7 @@ def macro_f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, fl
 
 
 def matthews(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Returns Matthews's correlation of labels times 100, 0 if one side is constant."""
+    """Returns Matthews's correlation of labels times 100; 0 if one side is constant."""
     metrics = load_library("sklearn.metrics", "scikit-learn")
     texts = [[str(each) for each in of] for of in (targets, predictions)]
     if any(len(set(side)) == 1 for side in texts):
@@ -72,12 +72,12 @@ def matthews(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, fl
 
 
 def pearson(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
-    """Returns Pearson's correlation of numbers times 100, 0 if one side is constant."""
+    """Returns Pearson's correlation times 100; 0 if one side is constant."""
     return {"pearson": _correlation("pearsonr", targets, predictions)}
 
 
 def spearman(targets: Sequence[float], predictions: Sequence[float]) -> dict[str, float]:
-    """Returns Spearman's correlation of ranks times 100, 0 if one side is constant."""
+    """Returns Spearman's rank correlation times 100; 0 if one side is constant."""
     return {"spearman": _correlation("spearmanr", targets, predictions)}
 
 
@@ -90,7 +90,7 @@ def _correlation(name: str, targets: Sequence[float], predictions: Sequence[floa
 
 
 def _number(value: Any) -> float:
-    """Returns a finite number, or the one that a text spells; -1 for all else, as T5 for STS-B."""
+    """Parses a finite number; returns -1 for all else, as T5 for STS-B."""
     try:
         number = float(value)
     except ValueError:
@@ -99,7 +99,7 @@ def _number(value: Any) -> float:
 
 
 def grouped_exact_match(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Returns the percentage of groups with every prediction right, as in MultiRC.
+    """Returns the percentage of groups with only correct predictions, as in MultiRC.
 
     Targets and predictions are dicts with "group" and "value"; a prediction belongs to its
     target's group.

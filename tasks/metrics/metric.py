@@ -1,4 +1,4 @@
-"""A metric, the table of those that a flag can name, and how users add theirs."""
+"""Metrics by name, for flags, and how users add theirs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.terminal.command_line import UserError, nearest
 
 __all__ = ["Metric"]
 
-# Goes before the name of a metric of generated text that has the name of one of tokens.
+# Prefix of a generated-text metric that shares the name of a token metric.
 TEXT = "text_"
 # (targets, predictions), one of each per example, in order -> values by name.
 Compute = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]
@@ -23,15 +23,15 @@ Compute = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]
 class Metric:
     """A metric of predictions.
 
-    A target is a text, or a sequence of right texts; tasks whose `postprocess`
-    makes labels or numbers have these instead.
+    A target is a text or a sequence of correct texts; a task's `postprocess` may give labels or
+    numbers instead.
 
     Attributes:
-      name: the name that flags use.
+      name: name for flags.
       compute: the function of targets and predictions, or "module:function", imported when used.
-      lower_is_better: whether lower values are better. A run watches a metric that says so, or one
-        that is written as min:NAME or max:NAME.
-      values: names of what `compute` returns; the metric's own name if not given.
+      lower_is_better: whether lower values are better. A run watches a metric that sets it, or one
+        written as min:NAME or max:NAME.
+      values: names of the values of `compute`; by default the metric's own name.
     """
 
     name: str
@@ -40,12 +40,11 @@ class Metric:
     values: tuple[str, ...] = ()
 
     def __call__(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-        """Returns values by name; of percentages and correlations, times 100.
+        """Returns values by name; percentages and correlations are times 100.
 
-        Raises:
-          UserError: the library that the metric needs is not installed, targets are not of its
-            kind, or its function returns no numbers by name.
-          ValueError: there are no predictions, or not as many as targets.
+        Raises ValueError without predictions or with another number of targets, and UserError if
+        the library is missing, targets are not of the metric's kind, or values are not numbers by
+        name.
         """
         if not targets or len(targets) != len(predictions):
             raise ValueError(f"{len(targets)} targets and {len(predictions)} predictions")
@@ -87,26 +86,18 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 
 
 def known(module: str | None = None) -> dict[str, Metric]:
-    """Returns all metrics by name, with those of the tuple METRICS of a user's `module`.
-
-    Raises:
-      UserError: the module cannot be imported.
-    """
+    """Returns all metrics by name, including METRICS of a user's `module`."""
     own = getattr(registry.load(module), "METRICS", ()) if module else ()
     return {**METRICS, **{metric.name: metric for metric in own}}
 
 
 def values_of(name: str) -> tuple[str, ...]:
-    """Returns the names in results of the values of a metric, as far as METRICS knows it."""
+    """Returns the names of a metric's values in results, if METRICS has it; else its own name."""
     return (name in METRICS and METRICS[name].values) or (name,)
 
 
 def lower_is_better(value: str, module: str | None = None) -> bool | None:
-    """Returns whether lower is better of a value in results; None if no metric says so.
-
-    Raises:
-      UserError: the module cannot be imported.
-    """
+    """Returns whether lower is better for a value in results; None if no metric says so."""
     for metric in reversed(known(module).values()):
         if value in (metric.values or (metric.name,)):
             return metric.lower_is_better
@@ -114,11 +105,7 @@ def lower_is_better(value: str, module: str | None = None) -> bool | None:
 
 
 def chosen(names: Sequence[str], module: str | None = None) -> list[Metric]:
-    """Returns the metrics that a flag names.
-
-    Raises:
-      UserError: there is none of that name; suggests the nearest.
-    """
+    """Returns the metrics that a flag names; raises UserError for an unknown name."""
     table = known(module)
     for name in names:
         if name not in table:
@@ -130,11 +117,7 @@ def chosen(names: Sequence[str], module: str | None = None) -> list[Metric]:
 
 
 def load_library(name: str, package: str) -> Any:
-    """Returns an optional library.
-
-    Raises:
-      UserError: it is not installed; names the extra that installs it.
-    """
+    """Imports an optional library; raises UserError if it is not installed."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -10,7 +10,7 @@ from tasks.metrics.text import references
 
 
 def bleu(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the corpus's BLEU as sacrebleu computes it for WMT: "13a" tokens, from 0 to 100.
+    """Returns corpus BLEU with sacrebleu's "13a" tokens, 0 to 100, as for WMT.
 
     Source: Post 2018 (arXiv:1804.08771).
     """
@@ -18,7 +18,7 @@ def bleu(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]
 
 
 def bleu_intl(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the corpus's BLEU as T5 reports it, with sacrebleu's tokens "intl", from 0 to 100.
+    """Returns corpus BLEU with sacrebleu's "intl" tokens, 0 to 100, as T5 reports it.
 
     Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.3; T5, `metrics.bleu`.
     """
@@ -32,7 +32,7 @@ def _bleu(targets: Sequence[Any], predictions: Sequence[str], tokens: str) -> fl
 
 
 def chrf(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the corpus's chrF2 as sacrebleu computes it, from 0 to 100.
+    """Returns corpus chrF2 by sacrebleu, 0 to 100.
 
     Source: Popović 2015, "chrF: character n-gram F-score for automatic MT evaluation".
     """
@@ -41,7 +41,7 @@ def chrf(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]
 
 
 def _streams(targets: Sequence[Any]) -> list[list[str | None]]:
-    """Returns the first references of all examples, then the second ones, None where missing."""
+    """Returns the first references of all examples, then the second ones, None if missing."""
     all_of = [references(target) for target in targets]
     most = max(map(len, all_of))
     return [
@@ -50,7 +50,7 @@ def _streams(targets: Sequence[Any]) -> list[list[str | None]]:
 
 
 def rouge(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the mean F1 of ROUGE-1, ROUGE-2 and ROUGE-L of summaries, in percent, not stemmed.
+    """Returns the mean F1 of unstemmed ROUGE-1, ROUGE-2 and ROUGE-L, in percent.
 
     "rougeLsum" compares sentences, which T5's data end with " . " and others with a newline.
 

@@ -18,7 +18,7 @@ def references(target: Any) -> list[str]:
 
 
 def exact_match(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Returns the percentage of predictions that equal a target; of texts, without outer spaces."""
+    """Returns the percentage of predictions that equal a target, ignoring outer spaces of texts."""
     right = 0
     for target, prediction in zip(targets, predictions, strict=True):
         if isinstance(prediction, str):
@@ -29,9 +29,9 @@ def exact_match(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str,
 
 
 def squad(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns SQuAD's "em" and "f1" in percent, each the best over the answers of a question.
+    """Returns SQuAD's "em" and "f1" in percent, each the best over a question's answers.
 
-    Case, punctuation, articles and spaces do not count.
+    Case, punctuation, articles and spaces are ignored.
 
     Source: Rajpurkar et al. 2016 (arXiv:1606.05250), section 6.1.
     Differences: two answers without words agree, as in SQuAD 2, where their F1 is 0 in T5.
@@ -46,12 +46,12 @@ def squad(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float
 
 
 def token_f1(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the F1 of SQuAD alone, as "token_f1"."""
+    """Returns only SQuAD's F1, as "token_f1"."""
     return {"token_f1": squad(targets, predictions)["f1"]}
 
 
 def normalized_answer(text: str) -> str:
-    """Returns an answer without case, punctuation, articles and superfluous spaces."""
+    """Removes case, punctuation, articles and superfluous spaces."""
     plain = text.lower().translate(_WITHOUT_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", plain).split())
 

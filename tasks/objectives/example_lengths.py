@@ -1,7 +1,4 @@
-"""Kinds of examples whose lengths are known before a token is read.
-
-Dimensions: W windows.
-"""
+"""Kinds of examples whose lengths are known before tokens are read."""
 
 from typing import NamedTuple
 
@@ -14,8 +11,7 @@ class Kind(NamedTuple):
     Attributes:
       share: weight of its examples among all examples.
       choice: number of the kind in its objective.
-      members: examples that are packed into one row together, 1 or 2; of two, the second mirrors
-        the first.
+      members: examples packed into one row together, 1 or 2; the second mirrors the first.
       inputs, targets: total lengths of these examples, EOS included.
     """
 
@@ -27,12 +23,11 @@ class Kind(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """The kinds of examples that some windows become.
+    """The kinds of examples that windows become.
 
     Attributes:
       choices_W: int64 [W], numbers of kinds.
-      mirrored_W: bool [W], True for the second of two examples that mirror each other. Its key is
-        that of the first.
+      mirrored_W: bool [W], True for an example that mirrors the previous one and has its key.
     """
 
     choices_W: np.ndarray

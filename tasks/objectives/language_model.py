@@ -1,6 +1,6 @@
 """Language models: the targets are the window itself.
 
-Dimensions: W windows, N tokens of a window.
+Dimensions: W windows, N tokens per window.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ class AutoregressiveLM(Objective):
     """Autoregressive language modelling: the window is the targets, without inputs.
 
     If `eos` is "window", an EOS ends every window (T5's `lm`). If it is "document", the cache has
-    an EOS after every document and none is added (T5's `full_lm`). The two losses are not
-    comparable: the position of a window's EOS is always the same.
+    an EOS after every document and none is added (T5's `full_lm`). The losses are not comparable:
+    the position of a window's EOS is constant.
 
     Source: T5 `data/preprocessors.py`, lm and full_lm.
     """
@@ -65,11 +65,9 @@ class AutoregressiveLM(Objective):
 class DecoderPrefixLM(Objective):
     """Prefix LM for a decoder-only model.
 
-    Attention is bidirectional in a prefix of uniform length, and the loss is on the rest of the
-    window. No EOS is added.
-
-    Feature "prefix" is 1 on the prefix and on the next position, whose input is the prefix's last
-    token.
+    Attention is bidirectional in a prefix of uniform length; the loss is on the rest of the window.
+    No EOS is added. Feature "prefix" is 1 on the prefix and on the next position, whose input is
+    the prefix's last token.
 
     Source: Raffel et al. 2020, section 3.2.3; T5 `data/preprocessors.py`,
     pack_prefix_lm_decoder_only.

@@ -68,9 +68,8 @@ class MaskedLM(Objective):
     Source: Devlin et al. 2019, section 3.1 and appendix A.2; Lan et al. 2020 (arXiv:1909.11942),
     sections 3.1 and 4.1, n-grams and sentence order; Megatron-LM, create_masked_lm_predictions,
     when to stop, and `BertDataset`, short samples.
-    Differences: windows begin and end within sentences and may span documents; Megatron-LM's
-      samples
-    begin with a sentence and end with a document.
+    Differences: windows begin and end within sentences and may span documents; samples of
+    Megatron-LM begin with a sentence and end with a document.
     """
 
     noise_density: float = 0.15
@@ -242,7 +241,7 @@ class MaskedLM(Objective):
         self, tokens_WN: np.ndarray, lengths_W: np.ndarray, ids: TokenIds
     ) -> np.ndarray:
         starts_WN = ids.word_starts[tokens_WN]
-        starts_WN[:, 0] = True  # the end of a word that the window cuts counts as a word
+        starts_WN[:, 0] = True  # a word cut by the window's start counts as a word
         starts_WN[:, 1:] |= tokens_WN[:, :-1] == ids.special.eos
         return starts_WN & noise.within(lengths_W, tokens_WN.shape[1])
 

@@ -1,6 +1,6 @@
-"""Noise masks as plain data: which tokens of a window are noise, and the bounds of their number.
+"""Noise masks as plain data: which tokens of a window are noise, and bounds of their number.
 
-Dimensions: W windows, N tokens of a window.
+Dimensions: W windows, N tokens per window.
 """
 
 import dataclasses
@@ -14,14 +14,7 @@ from tasks.terminal.fields import Rule, above, at_least, check, field, require
 
 
 class Bounds(NamedTuple):
-    """Bounds of a mask in one window.
-
-    Attributes:
-      fewest: fewest tokens of noise.
-      tokens: most tokens of noise.
-      spans: most spans of noise.
-      tokens_and_spans: largest sum of tokens and spans of noise.
-    """
+    """Bounds of a mask in one window: of noise tokens, noise spans, and their sum."""
 
     fewest: int
     tokens: int
@@ -35,9 +28,9 @@ _SHARE_OR_ALL = Rule("above 0 and at most 1", lambda value: 0 < value <= 1)
 
 
 class Mask(Protocol):
-    """Chooses the tokens of a window that are noise.
+    """Chooses the noise tokens of a window.
 
-    `certain` is True if `bounds` hold for every window, False if a window may exceed them.
+    `certain` is False if a window may exceed `bounds`.
     """
 
     @property
@@ -52,7 +45,7 @@ class Mask(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class RandomSpans:
-    """Spans of random lengths; see `noise.span_mask` and, for their number, `noise.span_counts`."""
+    """Spans of random lengths; see `noise.span_mask` and `noise.span_counts`."""
 
     noise_density: float = field(0.15, "share of noise", rule=_SHARE)
     mean_noise_span_length: float = field(3.0, "mean tokens of a span", rule=above(0))
@@ -74,7 +67,7 @@ class RandomSpans:
 
 @dataclasses.dataclass(frozen=True)
 class RegularSpans:
-    """Spans of equal length at equal distance; see `noise.regular_mask`."""
+    """Equally long, equally spaced spans; see `noise.regular_mask`."""
 
     noise_density: float = field(0.15, "share of noise", rule=_SHARE)
     shortest: int = field(3, "fewest tokens of a span", rule=at_least(1))
@@ -106,7 +99,7 @@ class RegularSpans:
 
 
 # Masks of independent tokens are planned for this many standard deviations above the mean. One
-# window in 700 has more noise; its noise ends where the targets are full.
+# window in 700 has more noise, which ends where the targets are full.
 _DEVIATIONS = 3
 
 
@@ -124,7 +117,7 @@ class IidTokens:
         return noise.iid_mask(keys_W, lengths_W, width, self.noise_density)
 
     def bounds(self, raw: int) -> Bounds:
-        # Let x be 1 on a token of noise, and x' the x of the token before, 0 for the first token.
+        # Let x be 1 on a noise token, and x' the x of the previous token, 0 for the first token.
         # Tokens are the sum of x, spans the sum of x (1 - x'), both together of x (2 - x').
         d = self.noise_density
         start = d * (1 - d)
@@ -137,7 +130,6 @@ class IidTokens:
 
 
 def _most(mean: float, variance: float, possible: int) -> int:
-    """Returns the mean plus `_DEVIATIONS`, at most `possible`."""
     return min(possible, math.ceil(mean + _DEVIATIONS * math.sqrt(max(variance, 0.0))))
 
 

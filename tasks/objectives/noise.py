@@ -36,11 +36,7 @@ def fold_in(key: np.ndarray | int, value: np.ndarray | int) -> np.ndarray:
 
 
 def task_seed(seed: int, task: str) -> int:
-    """Returns the seed of a task's order and noise in a run with `seed`.
-
-    Tasks that share windows read them in different orders, and adding a task to a mixture changes
-    nothing for the others.
-    """
+    """Returns the seed of a task's order and noise, independent of a mixture's other tasks."""
     digest = hashlib.sha256(task.encode()).digest()
     return int(fold_in(seed, int.from_bytes(digest[:8], "little")))
 
@@ -48,23 +44,17 @@ def task_seed(seed: int, task: str) -> int:
 def training_keys(
     seed: int, task: str, epochs_W: np.ndarray | int, windows_W: np.ndarray
 ) -> np.ndarray:
-    """Returns the noise keys of a task's training windows, uint64 [W].
-
-    `windows_W` holds indices in the training split.
-    """
+    """Returns the noise keys of a task's training windows (indices in the split), uint64 [W]."""
     return fold_in(fold_in(task_seed(seed, task), epochs_W), windows_W)
 
 
 def evaluation_keys(seed: int, windows_W: np.ndarray) -> np.ndarray:
-    """Returns the noise keys of evaluation windows, uint64 [W]: the same in every run and task."""
+    """Returns noise keys for evaluation, uint64 [W], equal in every evaluation and task."""
     return fold_in(fold_in(seed, _EVALUATION_EPOCH), windows_W)
 
 
 def window_keys(seed: int, task: str, split: str, epoch: int, windows_W: np.ndarray) -> np.ndarray:
-    """Returns the noise keys of a run's windows, uint64 [W].
-
-    Split "train" gives training keys; any other gives evaluation keys and ignores `epoch`.
-    """
+    """Returns `training_keys` for split "train", else `evaluation_keys`, uint64 [W]."""
     if split == "train":
         return training_keys(seed, task, epoch, windows_W)
     return evaluation_keys(seed, windows_W)
@@ -108,18 +98,10 @@ def span_counts(
 
 
 def subsets(keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray) -> np.ndarray:
-    """Draws a uniform subset of `size` numbers below `total` for each window.
+    """Draws a uniform subset of `size` numbers below `total` per window: bool [W, max(totals)].
 
-    The first `size` distinct numbers of a stream of draws; for more than half of the numbers, the
-    complement is drawn. So draws are about as many as spans; a shuffle needs one per token.
-
-    Args:
-      keys_W: uint64 [W].
-      totals_W: int [W].
-      sizes_W: int [W], each at most its total.
-
-    Returns:
-      bool [W, max(totals)], True on chosen numbers.
+    Takes the first `size` distinct numbers of a stream of draws, or the complement for more than
+    half of the numbers. So draws are about as many as spans; a shuffle needs one per token.
     """
     from tasks.objectives import noise_loops
 
@@ -130,13 +112,8 @@ def subsets(keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray) -> np
 def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) -> np.ndarray:
     """Splits each total into `parts` positive integers, uniformly over all such splits.
 
-    Args:
-      keys_W: uint64 [W].
-      totals_W: int [W], each at least its number of parts.
-      parts_W: int [W], each at least 1.
-
-    Returns:
-      int64 [W, max(parts)], zero after a window's last part.
+    Each total is at least its number of parts, which is at least 1. Returns int64 [W, max(parts)],
+    zero after a window's last part.
 
     Source: T5 `data/preprocessors.py`, random_spans_noise_mask, _random_segmentation.
     Differences: T5 shuffles as many flags as there are tokens; the distribution is the same.
@@ -151,8 +128,7 @@ def alternate(
 ) -> np.ndarray:
     """Returns the mask of alternating spans, non-noise first: bool [W, width], cut at the lengths.
 
-    `clean_WS` and `noise_WS` are span lengths, int64 [W, S], 0 after the last span; `lengths_W` is
-    int64 [W], each at most `width`.
+    Span lengths are int64 [W, S], 0 after the last span.
     """
     from tasks.objectives import noise_loops
 
@@ -258,13 +234,9 @@ def run_starts(mask_WN: np.ndarray) -> np.ndarray:
 def limit_noise(
     mask_WN: np.ndarray, per_token: int, per_span: int, limit: int, spans: int
 ) -> np.ndarray:
-    """Cuts the mask of each window before the first token that exceeds a limit.
+    """Cuts the mask of each window before the first token that exceeds `limit` or `spans`.
 
-    Args:
-      mask_WN: bool [W, N].
-      per_token, per_span: cost of a noise token and of a noise span.
-      limit: maximum total cost.
-      spans: maximum number of spans.
+    The cost of noise is `per_token` for each token, plus `per_span` for each span.
     """
     spans_WN = np.cumsum(run_starts(mask_WN), axis=1, dtype=np.int32)
     taken_WN = per_token * np.cumsum(mask_WN, axis=1, dtype=np.int32) + per_span * spans_WN
@@ -278,12 +250,9 @@ def substitute_spans(
     first_sentinel: int,
     unique: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Replaces each run of True in `mask_WN` by one sentinel.
+    """Replaces each run of True in `mask_WN` by one sentinel, descending if `unique`.
 
-    Sentinels count down from `first_sentinel` if `unique`; else all are `first_sentinel`.
-
-    Returns:
-      (tokens int32 [W, any], left-aligned and padded with 0, their number int64 [W]).
+    Returns (tokens int32 [W, any], left-aligned and padded with 0, their number int64 [W]).
 
     Source: T5 `data/preprocessors.py`, noise_span_to_unique_sentinel and noise_span_to_sentinel.
     """
@@ -297,18 +266,13 @@ def substitute_spans(
 
 
 def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Left-aligns the kept tokens of each window.
-
-    Returns:
-      (tokens int32 [W, any] padded with 0, their number int64 [W]).
-    """
+    """Left-aligns kept tokens: (tokens int32 [W, any] padded with 0, their number int64 [W])."""
     from tasks.objectives import noise_loops
 
     return _narrow(*noise_loops.compress(tokens_WN.astype(np.int32, copy=False), keep_WN))
 
 
 def _narrow(tokens_WN: np.ndarray, counts_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Drops the columns that are padding in all windows."""
     return tokens_WN[:, : int(counts_W.max(initial=0))], counts_W
 
 

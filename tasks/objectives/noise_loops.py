@@ -1,6 +1,6 @@
-"""The inner loops of `noise`, compiled: numpy would make a pass over all tokens for each operation.
+"""The compiled inner loops of `noise`: numpy would pass over all tokens for each operation.
 
-Importing this module takes a second; `noise` does when it draws the first mask.
+Importing takes a second; `noise` does so when it draws the first mask.
 """
 
 import numpy as np
@@ -12,7 +12,6 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 @compiled(nogil=True)
 def _mix(x: np.uint64) -> np.uint64:
-    """See `noise._mix`."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -93,10 +92,7 @@ def substitute_spans(
     first_sentinel: int,
     step: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (int32 [W, N], int64 [W]), padded with 0; see `noise.substitute_spans`.
-
-    A sentinel is `step` less than the sentinel of the span before.
-    """
+    """Returns (int32 [W, N], int64 [W]), padded with 0; sentinels descend by `step`."""
     windows, width = tokens_WN.shape
     out_WN, counts_W = np.zeros((windows, width), np.int32), np.zeros(windows, np.int64)
     for window in range(windows):

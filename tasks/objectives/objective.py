@@ -46,11 +46,7 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def window_tokens(self, lengths: Lengths) -> int:
-        """Returns the number of corpus tokens in one example.
-
-        Raises:
-          UserError: these lengths cannot hold such examples; the message suggests others.
-        """
+        """Returns the corpus tokens per example; raises UserError if the lengths are unsuitable."""
 
     @abc.abstractmethod
     def sentinels(self, lengths: Lengths) -> int:
@@ -76,11 +72,7 @@ class Objective(abc.ABC):
         """
 
     def kinds(self, lengths: Lengths) -> tuple[Kind, ...]:
-        """Returns the kinds of examples, if their lengths are known in advance.
-
-        Raises:
-          UserError: example lengths are unknown before tokens are read.
-        """
+        """Returns the kinds of examples; raises UserError if their lengths depend on tokens."""
         raise UserError(
             f"examples of {words(self)} cannot be packed, as their lengths are not known before "
             "they are made: leave out --data.pack_examples"
@@ -123,19 +115,12 @@ class Objective(abc.ABC):
         return self
 
     def sides(self, lengths: Lengths) -> tuple[int, int]:
-        """Returns the maximum ids of a pair's inputs and targets at these lengths.
-
-        Raises:
-          UserError: a length holds no id.
-        """
+        """Returns the maximum ids of a pair's inputs and targets; raises UserError if one is 0."""
         raise NotImplementedError(f"{type(self).__name__} reads no pairs")
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Architectures that can train on the examples, the most usual first.
-
-        They are "encoder_decoder", "decoder" and "encoder".
-        """
+        """Usable architectures ("encoder_decoder", "decoder", "encoder"), the most usual first."""
         return ("encoder_decoder", "decoder") if "inputs" in self.features else ("decoder",)
 
     @property

@@ -1,9 +1,9 @@
-"""Packing of examples into rows: which examples of a group share a row, planned once per run.
+"""Packs examples into rows by a plan made once per run.
 
-An objective that cuts its windows itself knows how long its examples are before it reads a token. A
-deck is a group of consecutive windows with the kinds of their examples in the objective's exact
-proportions, and a plan that puts the group's examples into a fixed number of rows. So the rows of a
-run need no index, and every window is read once.
+An objective that cuts its own windows knows the lengths of examples before reading tokens. A deck
+is a group of consecutive windows with kinds of examples in the objective's exact proportions, and a
+plan that puts them into a fixed number of rows. So rows need no index, and every window is read
+once.
 
 Dimensions: G windows of a deck, R rows of a deck.
 """
@@ -19,13 +19,13 @@ from tasks.objectives.objective import Examples, Lengths, Objective
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.token_ids import TokenIds
 
-# Windows of a deck: shares of kinds are rounded to 1 / _MOST if no smaller deck has them exactly.
+# Maximum windows of a deck; shares of kinds are rounded to 1 / _MOST if none has them exactly.
 _MOST = 400
 
 
 @dataclasses.dataclass(frozen=True)
 class InSlot(Objective):
-    """An objective as it acts on the window of one slot of a packed row."""
+    """An objective applied to the window of one slot of a packed row."""
 
     objective: Objective
     slot: Slots
@@ -59,8 +59,8 @@ class Deck:
     """The plan of a group of windows.
 
     Attributes:
-      choices_G: int64 [G], the kind of each slot's example; slots are in the order of rows.
-      mirrored_G: bool [G], True where the example mirrors the slot before.
+      choices_G: int64 [G], the kind of each slot's example; slots are in row order.
+      mirrored_G: bool [G], True if the example mirrors the slot before.
       firsts_R1: int64 [R + 1], the first slot of each row, then G.
       filled: shares of positions that hold tokens, of inputs and of targets.
     """
@@ -72,26 +72,19 @@ class Deck:
 
     @property
     def windows(self) -> int:
-        """Number of windows, G."""
         return len(self.choices_G)
 
     @property
     def rows(self) -> int:
-        """Number of rows, R."""
         return len(self.firsts_R1) - 1
 
 
 @functools.lru_cache(maxsize=32)
 def deck(kinds: tuple[Kind, ...], rows: Lengths, together: bool) -> Deck:
-    """Returns the deck, of at most _MOST windows, whose rows are fullest.
+    """Returns the deck of at most _MOST windows with the fullest rows.
 
-    Args:
-      kinds: the kinds of examples.
-      rows: lengths of a row.
-      together: whether inputs and targets share one sequence of both lengths, as in a decoder.
-
-    Raises:
-      UserError: an example does not fit into a row.
+    `together` means that inputs and targets share one sequence of both lengths, as in a decoder.
+    Raises UserError if an example does not fit into a row.
     """
     kinds = tuple(kind for kind in kinds if kind.share)
     for kind in kinds:
@@ -117,13 +110,13 @@ def _fits(kind: Kind, inputs: int, targets: int, together: bool) -> bool:
 
 
 def _counts(kinds: Sequence[Kind], size: int) -> np.ndarray:
-    """Returns how many of `size` windows each kind has, not rounded, float64 [kinds]."""
+    """Returns the unrounded number of windows per kind, float64 [kinds]."""
     shares = np.array([kind.share for kind in kinds])
     return shares / shares.sum() * size
 
 
 def _exact_size(kinds: Sequence[Kind]) -> int:
-    """Returns the smallest deck that has all shares exactly, 0 if none of at most _MOST has."""
+    """Returns the smallest deck size with exact shares, 0 if it exceeds _MOST."""
     members = np.array([kind.members for kind in kinds])
     for size in range(1, _MOST + 1):
         units = _counts(kinds, size) / members
@@ -133,10 +126,7 @@ def _exact_size(kinds: Sequence[Kind]) -> int:
 
 
 def _deck(kinds: Sequence[Kind], size: int, rows: Lengths, together: bool) -> Deck:
-    """Returns a deck of about `size` windows, filled a row at a time.
-
-    In whole numbers, so that the plan is the same on every machine.
-    """
+    """Returns a deck of about `size` windows, filled row by row; integers make it portable."""
     members = np.array([kind.members for kind in kinds])
     left = np.maximum(np.rint(_counts(kinds, size) / members).astype(np.int64), 1).tolist()
     choices, mirrored, firsts = [], [], [0]
@@ -177,10 +167,9 @@ def _deck(kinds: Sequence[Kind], size: int, rows: Lengths, together: bool) -> De
 def _merit(
     kind: Kind, room: Sequence[int], need: Sequence[int], rows: Lengths, together: bool
 ) -> int:
-    """Returns how well a kind suits the room left in a row: the highest is taken.
+    """Scores how well a kind suits the room left in a row.
 
-    A large one does, and one that leaves room in the proportion in which all remaining examples
-    `need` it.
+    Large kinds score high, and kinds that leave room in proportion to the remaining `need`.
     """
     if together:
         return kind.inputs + kind.targets

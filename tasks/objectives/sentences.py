@@ -1,11 +1,11 @@
-"""Beginnings of sentences in windows of tokens, by rules for English and Romanian.
+"""Finds sentence starts in windows of tokens, by rules for English and Romanian.
 
-A sentence ends with a word that ends in a full stop, a question or exclamation mark or an ellipsis,
-before a word that begins with a capital or a digit. Titles and other abbreviations, initials and
-letters with full stops ("U.S.", "S.U.A.") end none. The rules see pieces of a vocabulary, so that a
-cache need not mark sentences; in a vocabulary without capitals, letters count as capitals.
+A sentence ends with a word that ends in a full stop, question mark, exclamation mark or ellipsis,
+before a word that begins with a capital or a digit. Abbreviations such as titles, initials and
+letters with full stops ("U.S.", "S.U.A.") end none. The rules read a vocabulary's pieces, so a
+cache need not mark sentences; in a vocabulary without capitals, all letters count as capitals.
 
-Dimensions: W windows, N tokens of a window, C candidates, P pieces.
+Dimensions: W windows, N tokens per window, C candidates, P pieces.
 """
 
 import functools
@@ -19,7 +19,7 @@ from tasks.vocabulary import BYTE, T5_IDS, UNK_ID, UNKNOWN, TokenIds
 _TERMINALS = ".!?…"
 _CLOSERS = "\"'”’»)]}"
 _OPENERS = "\"'„“”‘’«([{—–-•*¿¡"
-# Titles and the like, which the rest of a sentence follows; in lower case without full stops.
+# Titles and similar words, which do not end a sentence; lower case, without full stops.
 _TITLES = frozenset(
     re.findall(
         r"\S+",
@@ -37,15 +37,15 @@ _NUMBERED = frozenset(
         pct op ed jan feb mar apr jun jul aug sep sept oct nov dec ian iun iul noi mil mld""",
     )
 )
-# What the last word says of a sentence's end, and what the next one begins with.
+# Whether the last word ends a sentence, and the first character of the next.
 _NO_END, _END, _END_UNLESS_NUMBER = 0, 1, 2
 _NOTHING, _CAPITAL, _DIGIT, _SMALL = 0, 1, 2, 3
-# Pieces of a word that are read, from its end, and tokens after it.
+# Pieces read from a word's end, and tokens read after it.
 _WORD_PIECES, _NEXT_PIECES = 8, 4
 
 
 def word_ends_sentence(word: str) -> int:
-    """Returns _NO_END, _END, or _END_UNLESS_NUMBER: it is an end unless a number follows."""
+    """Returns _NO_END, _END, or _END_UNLESS_NUMBER (an end unless a number follows)."""
     core = word.rstrip(_CLOSERS)
     if not core or core[-1] not in _TERMINALS:
         return _NO_END
@@ -60,7 +60,7 @@ def word_ends_sentence(word: str) -> int:
 
 
 def _beginning(text: str, cased: bool) -> int:
-    """Returns what a piece begins with after quotes, brackets and dashes."""
+    """Classifies a piece's first character after quotes, brackets and dashes."""
     first = text.lstrip(_OPENERS)[:1]
     if not first:
         return _NOTHING
@@ -70,18 +70,18 @@ def _beginning(text: str, cased: bool) -> int:
 
 
 def _shown(text: str | bytes) -> str:
-    """Returns what a piece adds to a word; parts of characters are replaced."""
+    """Returns the text that a piece adds to a word; parts of characters are replaced."""
     return (text if isinstance(text, str) else text.decode(errors="replace")).replace(" ", "")
 
 
 class _Marks:
-    """The facts about a vocabulary's pieces, by id.
+    """Facts about a vocabulary's pieces, by id.
 
     Attributes:
-      text: what a piece adds to a word.
-      last: True where a word that ends with the piece may end a sentence.
-      begins: what a word that begins with the piece begins with.
-      breaks: True where the text after the piece is a new sentence: line feeds and EOS.
+      text: text that a piece adds to a word.
+      last: whether a word that ends with the piece may end a sentence.
+      begins: class of the first character of a word that begins with the piece.
+      breaks: whether a new sentence follows the piece: line feeds and EOS.
     """
 
     def __init__(self, ids: TokenIds) -> None:
@@ -103,7 +103,7 @@ class _Marks:
         self._words: dict[bytes, int] = {}
 
     def end_of(self, tokens_P: np.ndarray) -> int:
-        """Returns `word_ends_sentence` of the word of these pieces; ids of 0 are before it."""
+        """Returns `word_ends_sentence` of a word's pieces, left-padded with 0."""
         key = tokens_P.tobytes()
         if key not in self._words:
             if len(self._words) > 1 << 18:
@@ -120,12 +120,8 @@ def _marks(ids: TokenIds) -> _Marks:
 def sentence_starts(tokens_WN: np.ndarray, lengths_W: np.ndarray, ids: TokenIds) -> np.ndarray:
     """Returns the tokens that begin a sentence, bool [W, N].
 
-    A window's first token begins one, and every token after an EOS or a line feed.
-
-    Args:
-      tokens_WN: int32 [W, N] windows, padded with 0.
-      lengths_W: int64 [W] lengths of the windows.
-      ids: the vocabulary.
+    These include a window's first token, and every token after an EOS or a line feed. `tokens_WN`
+    is int32 [W, N], padded with 0; `lengths_W` is int64 [W].
     """
     marks, (windows, width) = _marks(ids), tokens_WN.shape
     tokens_WN = ids.text_ids[tokens_WN]
@@ -138,7 +134,7 @@ def sentence_starts(tokens_WN: np.ndarray, lengths_W: np.ndarray, ids: TokenIds)
     candidate_WN[:, :-1] &= tokens_WN[:, 1:] != ids.special.eos
     row_C, place_C = np.nonzero(candidate_WN)
 
-    # The first of the next pieces with more than quotes and dashes.
+    # The first of the next pieces that is not only quotes and dashes.
     next_CP = place_C[:, None] + 1 + np.arange(_NEXT_PIECES)
     there_CP = next_CP < width
     begins_CP = marks.begins[tokens_WN[row_C[:, None], np.minimum(next_CP, width - 1)]] * there_CP

@@ -1,7 +1,4 @@
-"""The supervised objective: a pair's inputs and targets as they are.
-
-Dimensions: W windows, N tokens of a window.
-"""
+"""The supervised objective: a pair's inputs and targets unchanged."""
 
 import dataclasses
 
@@ -25,7 +22,7 @@ class Supervised(Objective):
     A decoder-only model gets both in one row, with the loss on the targets.
 
     Source: T5's supervised tasks, `append_eos_after_trim` of seqio `preprocessors.py`.
-    Differences: T5 always cuts sides that are too long; here it is done on request.
+    Differences: T5 always cuts overlong sides; here only on request.
     """
 
     too_long: str = field(

@@ -1,6 +1,6 @@
 """UL2's mixture of denoisers: one of several objectives denoises each window.
 
-Dimensions: W windows, N tokens of a window, L positions of a feature.
+Dimensions: W windows, N tokens per window, L positions per feature.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class Denoiser:
     mode: str
 
 
-# Mode tokens for vocabularies without pieces for them: the last three of a hundred sentinels.
+# Mode tokens for vocabularies without such pieces: the last three of a hundred sentinels.
 R, X, S = (sentinel_piece(number) for number in (99, 98, 97))
 
 
@@ -36,7 +36,7 @@ def ul2_denoisers(
 ) -> tuple[Denoiser, ...]:
     """Returns UL2's seven denoisers; arguments name the pieces that serve as [R], [X] and [S].
 
-    Regular and extreme denoising share equally the rate that sequential denoising leaves.
+    Regular and extreme denoising split the rest of the rate equally.
 
     Source: Tay et al. 2022 (arXiv:2205.05131), table 1 and section 4.5.
     """
@@ -52,18 +52,17 @@ def ul2_denoisers(
 
 @dataclasses.dataclass(frozen=True)
 class MixtureOfDenoisers(Objective):
-    """Each window is denoised by a denoiser that its noise key chooses; inputs begin with its mode.
+    """A window's noise key chooses its denoiser; inputs begin with the denoiser's mode.
 
-    A window is as long as the longest denoiser needs. A denoiser that needs less reads a part of
-    it, from a position drawn in each epoch, so that no token is always left out.
+    A window is as long as the longest denoiser needs. A denoiser that needs less reads a part from
+    a random position, new in each epoch, so that no token is always left out.
 
     Source: Tay et al. 2022 (arXiv:2205.05131).
     Differences: UL2's code for T5 gives every denoiser its own share of the documents, cut to its
     own lengths; here all denoisers read the same windows, so one cache and one order serve any
     rates.
 
-    Raises:
-      ValueError: at construction, if a rate is negative or all are 0.
+    Raises ValueError at construction if a rate is negative or all are 0.
     """
 
     denoisers: tuple[Denoiser, ...] = ul2_denoisers()
@@ -84,11 +83,7 @@ class MixtureOfDenoisers(Objective):
         return max(each.objective.window_tokens(inner) for each in self.denoisers)
 
     def sentinels(self, lengths: Lengths) -> int:
-        """Returns the largest number of sentinels of a denoiser.
-
-        Raises:
-          UserError: a span would need a mode token as its sentinel.
-        """
+        """Returns the maximum over denoisers; raises UserError if it includes a mode token."""
         inner = _without_mode(lengths)
         spans = max(each.objective.sentinels(inner) for each in self.denoisers)
         for number in range(spans):

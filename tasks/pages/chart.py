@@ -20,14 +20,9 @@ Values = Sequence[float | int | None]
 class Series:
     """A line of a chart.
 
-    Attributes:
-      label: name in the legend.
-      x: alternative x values by name; ascending, as long as `y`.
-      y: values; None and values that are not finite are gaps.
-      colour: colour number.
-      faint: drawn faintly behind the others, such as training behind evaluation.
-      dots: each value is a dot.
-      smooth: the reader may smooth the line.
+    `x` has alternative x values by name, ascending and as long as `y`; None and non-finite values
+    of `y` are gaps. A `faint` line is behind the others, such as training behind evaluation; with
+    `dots`, each value is a dot; with `smooth`, the reader may smooth the line.
     """
 
     label: str
@@ -41,14 +36,10 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A chart.
+    """A chart; `key` is its id in the page, `unit` is shown under the heading.
 
-    Attributes:
-      key: its id in the page.
-      unit: unit of the values, shown under the heading.
-      labels: names of the x values 0, 1, …; the chart then has bars.
-      percent: values are shares, shown in percent.
-      logarithmic: the reader may choose a logarithmic scale.
+    `labels` name the x values 0, 1, … and make a bar chart. With `percent`, values are shares; with
+    `logarithmic`, the reader may choose that scale.
     """
 
     key: str

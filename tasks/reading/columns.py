@@ -64,11 +64,7 @@ class Template:
 
 @functools.lru_cache(maxsize=64)
 def parse(text: str) -> Template:
-    """Parses a template.
-
-    Raises:
-      ValueError: unmatched braces, or no column.
-    """
+    """Parses a template; raises ValueError for unmatched braces or no column."""
     if "{" not in text and "}" not in text:
         return Template((("", text),))
     parts = []
@@ -95,9 +91,8 @@ class Columns:
         else:
             self._templates = (Template((("", spec.column),), only_text=True),)
         self.names = tuple(dict.fromkeys(name for each in self._templates for name in each.columns))
-        self.checked = (
-            (*self.names, spec.id) if spec.id else self.names
-        )  # columns that a file must have
+        # Columns that a file must have.
+        self.checked = (*self.names, spec.id) if spec.id else self.names
 
     def content(self, row: Mapping[str, Any]) -> tuple[Content, str | None]:
         """Returns (content, None) for a row of values, or (None, problem)."""

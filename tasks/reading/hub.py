@@ -32,9 +32,7 @@ def list_files(
 ) -> tuple[CorpusSpec, str, list[SourceFile]]:
     """Returns the spec with its revision pinned to a commit, the files' format, and the files.
 
-    Args:
-      spec: a SPEC of the kind hf.
-      formats: names of the readable formats.
+    `formats` are the readable formats.
 
     Raises:
       UserError: the Hub cannot be reached, the data set cannot be accessed (a private one without a
@@ -249,7 +247,6 @@ def fetch_from_hub(path: str, size: int, etag: str) -> store.Fetch:
 
 
 def _check_answer(path: str, size: int, etag: str, answer: Any) -> None:
-    """Checks that a response succeeded and comes from the listed file."""
     status = answer.status_code
     if status in (401, 403):
         raise UserError(

@@ -58,7 +58,6 @@ def specs(texts: Sequence[str], names: str | None, unnamed: bool = False) -> dic
 
 
 def _named(texts: Sequence[str], names: str | None) -> dict[str, CorpusSpec]:
-    """Returns the corpora of --corpus=NAME=SPEC."""
     if names is not None:
         raise UserError(f"--languages={names} goes with one --corpus that has {PLACE} in it")
     found = []
@@ -136,10 +135,8 @@ def check(corpora: Mapping[str, CorpusSpec]) -> None:
     """Checks that every language can be read, before hours are spent on the others.
 
     Lists each language's files and inspects the smallest non-empty one, for example for its
-    columns. Skips data sets of the Hub.
-
-    Raises:
-      UserError: a language has no files, only empty ones, or lacks a column.
+    columns. Skips data sets of the Hub. Raises UserError if a language has only empty files or
+    lacks a column.
     """
     for name, spec in corpora.items():
         try:

@@ -41,7 +41,7 @@ _DOCUMENTS = {
     BLOCK: "every block of lines between blank ones is a document",
 }
 
-# Versions of the rules for splits and pieces; cache records name them.
+# Version of the rules for splits and pieces; cache records name them.
 _RULES = 2
 
 
@@ -73,11 +73,7 @@ class Lister(Protocol):
         ...
 
     def check(self, spec: CorpusSpec) -> None:
-        """Checks quickly that a corpus can be read.
-
-        Raises:
-          UserError: the corpus has no files, only empty ones, or lacks a column.
-        """
+        """Raises UserError if the corpus has no files, only empty ones, or lacks a column."""
         ...
 
 
@@ -201,7 +197,6 @@ def of_kind(kind: str) -> Lister:
 def _record(
     spec: CorpusSpec, pinned: CorpusSpec, piece_bytes: int, max_document_bytes: int
 ) -> dict[str, Any]:
-    """Returns the manifest's record of a corpus's options."""
     sides = {side: getattr(spec, side) for side in SIDES}
     return {
         "spec": str(pinned),

@@ -17,7 +17,7 @@ from tasks.storage import files, store
 from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
 
-# Types that a pattern may match besides files.
+# Matches of a pattern that are not read.
 _HIDDEN = "hidden files"
 _FOLDERS = "folders"
 _SEEN = "links to folders with another name here"
@@ -42,13 +42,11 @@ def list_files(spec: CorpusSpec, by_words: bool) -> tuple[CorpusSpec, list[Sourc
     With `by_words`, words in the paths name the splits; otherwise all files are train.
 
     Returns:
-      The spec with its pattern relative to the fixed folder, the files, and lines about other
-        matches,
-      which are not read.
+      The spec with its pattern relative to the fixed folder, the files, and lines about matches
+      that are not read.
 
     Raises:
-      UserError: no file matches, a link is broken, a file name is not UTF-8, or the store cannot
-        list the files.
+      UserError: no file matches, a link is broken, a file name is not UTF-8, or the store fails.
     """
     is_remote = files.is_remote(spec.location)
     fs, pattern = store.filesystem(spec.location)
@@ -99,7 +97,6 @@ def _relative(pattern: str) -> str:
 
 
 def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Found]:
-    """Yields all matches of a pattern, in any order."""
     try:
         if is_remote:
             found = [
@@ -197,7 +194,6 @@ def _entries(folder: str, part: str) -> Iterator[tuple[str, bool, bool]]:
 
 
 def _local(path: str, state: os.stat_result) -> _Found:
-    """Describes `path`, following links."""
     if stat.S_ISLNK(state.st_mode):
         try:
             state = os.stat(path)
@@ -212,11 +208,7 @@ def _local(path: str, state: os.stat_result) -> _Found:
 
 
 def pinned_state(file: SourceFile) -> dict[str, str]:
-    """Returns the identity of a file's content: the store's etag, or a local file's checksum.
-
-    Raises:
-      UserError: a local file cannot be read.
-    """
+    """Returns the identity of a file's content: the store's etag, or a local file's checksum."""
     if file.state:
         return file.state
     if files.is_remote(file.path):

@@ -67,7 +67,7 @@ def _checked(name: str, piece: bytes, number: int, place: str) -> Document:
 
 
 def split(chunks: Iterable[bytes], longest: int) -> Iterator[bytes]:
-    """Yields the parts, at least one, of streamed bytes; see the module's docstring."""
+    """Yields the parts, at least one, of streamed bytes."""
     rest = bytearray()
     for chunk in chunks:
         rest += chunk

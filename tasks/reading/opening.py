@@ -52,12 +52,7 @@ def open_file(file: SourceFile, ahead: int = store.REQUEST_BYTES) -> IO[bytes]:
 
 
 def check_unchanged(file: SourceFile) -> None:
-    """Compares a local file with the listing.
-
-    Raises:
-      UserError: the file has changed.
-      FileNotFoundError: the file is gone.
-    """
+    """Raises UserError for a changed local file, FileNotFoundError for a missing one."""
     state = os.stat(local_path(file.path))
     store.check_same(file.path, (file.bytes, ""), (state.st_size, ""))
     if file.written and file.written != store.etag({"mtime": state.st_mtime}):

@@ -71,7 +71,6 @@ def _data_files(folder: str) -> list[str]:
 
 
 def _member(folder: str, name: str, member: str, kind: type) -> list[Any]:
-    """Returns a list of values of a kind from a JSON file."""
     path = files.join(folder, name)
     value = files.read_json(path)
     found = value.get(member) if isinstance(value, dict) else None

@@ -1,15 +1,15 @@
 """Corpora: from a SPEC on the command line to batches of documents that any worker can read.
 
     python_docs                               documentation of Python's standard library
-    parquet:GLOB                              one document a row
+    parquet:GLOB                              one document per row
     json:GLOB                                 JSON lines
-    csv:GLOB                                  one document a row, by the header's columns
+    csv:GLOB                                  one document per row, by the header's columns
     tsv:GLOB                                  the same, between tabs and without quotes
     wet:GLOB, warc:GLOB                       the text records of a crawl
-    arrow:GLOB                                one document a row of Arrow IPC files or streams
+    arrow:GLOB                                one document per row of Arrow IPC files or streams
     arrow:FOLDER                              a data set saved by `save_to_disk` of `datasets`
-    text:GLOB                                 one document a line; blank lines are skipped;
-                                              ?document=file: a file, block: a block of lines
+    text:GLOB                                 one document per non-blank line; with ?document=file
+                                              per file, with ?document=block per block of lines
     hf:OWNER/NAME[:CONFIG][@REVISION]         a Hugging Face data set of such files, streamed
 
 GLOB is a local path or any fsspec URL, with *, ** and [..]. A "?" begins the options, as in a URL:
@@ -17,30 +17,30 @@ GLOB is a local path or any fsspec URL, with *, ** and [..]. A "?" begins the op
 .bz2, .xz, .zst); a compressed file is read by one worker. CSV and TSV have `columns=A,B,…` for
 files without a header, `delimiter=;` (CSV only) and `quote`, a character or "none".
 
-Splits. A corpus has `train` and `validation`. All files that a pattern matches are read, and the
-share `validation` of their documents is held out, chosen by a hash of their ids. With `split=NAME`,
-the words of a path name the split of a file: validation (valid, val, dev), test (testing, eval,
-evaluation), else train. The files of NAME become train, and the files of validation, if there are
-any, replace the documents held out; `split=validation` reads validation alone, either kind. Hugging
-Face data sets name their splits themselves, and are read as with `split=train`.
+Splits. A corpus has `train` and `validation`. All files that a pattern matches are read, and a hash
+of their ids holds out the share `validation` of the documents. With `split=NAME`, words in a path
+name a file's split: validation (valid, val, dev), test (testing, eval, evaluation), else train. The
+files of NAME become train, and validation files, if any, replace the documents held out;
+`split=validation` reads validation alone, either kind. Hugging Face data sets name their own
+splits, and are read as with `split=train`.
 
 Pairs. With `?inputs=TEMPLATE&targets=TEMPLATE` a document is a pair of two texts, made from columns
-of any format but plain text.
+of any format except plain text.
 
-Ids. A document's id is its column `id` (or the one that `id=` names), else "file:row" (Parquet and
+Ids. A document's id is its column `id` (or the column named by `id=`), else "file:row" (Parquet and
 Arrow) or "file:byte" (all others). It does not depend on how the corpus is cut into pieces.
 
-The modules, in the order in which a corpus passes through them:
+The modules, in processing order:
 
     spec        parses a SPEC
     listers     one class per kind of corpus: lists it, cuts it into pieces, reads a piece
-    listing     lists local and remote files; `hub` lists and fetches those of a data set of the
-                Hub, `saved` lists those of a saved one
+    listing     lists local and remote files; `hub` lists and fetches files of the Hub, `saved`
+                lists files of a saved data set
     splits      chooses files and divides documents between train and validation
     formats     one class per file format; `registry` lists them
     cutting     cuts large files into pieces, and joins small ones
     opening     opens a file of a piece
-    batches     collects documents; `long_documents` splits those that are too long
+    batches     collects documents; `long_documents` splits long ones
     columns     makes a text, or the two sides of a pair, from a row's columns
 """
 
@@ -73,11 +73,7 @@ _LEAST_DOCUMENT_BYTES = 4  # the longest character
 
 
 def check_record(folder: str, record: dict[str, Any]) -> None:
-    """Checks that an existing cache's corpus was cut by the current rules.
-
-    Raises:
-      UserError: a version before 0.2.0 built it.
-    """
+    """Raises UserError if a version before 0.2.0, with other rules, built an existing cache."""
     if "files" in record and "rules" not in record:
         raise UserError(f"{folder} was built before version 0.2.0: build it in another folder")
 

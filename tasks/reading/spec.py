@@ -41,17 +41,12 @@ def forms() -> str:
 
 
 def _options_by_kind() -> dict[str, tuple[str, ...]]:
-    """Returns {kind: its FORMAT_OPTIONS}."""
     formats = {kind: tuple(form.options) for kind, form in FORMATS.items()}
     return {PYTHON_DOCS: (), **formats, HUB: _HUB_OPTIONS}
 
 
 def parse(text: str) -> CorpusSpec:
-    """Parses a SPEC.
-
-    Raises:
-      UserError: it is invalid; the message says why and shows the forms.
-    """
+    """Parses a SPEC; the UserError for an invalid one shows the forms."""
     head, _, query = text.partition("?")
     kind, _, location = head.partition(":")
     kinds = _options_by_kind()
@@ -103,7 +98,6 @@ def _meant(head: str) -> str:
 
 
 def _data_set(text: str, location: str) -> tuple[str, str, str]:
-    """Returns (OWNER/NAME, CONFIG, REVISION)."""
     if meant := _meant(location):
         raise _invalid(text, f"an address of the web is no name{meant}")
     location, at, revision = location.partition("@")
@@ -155,7 +149,6 @@ def _check_dialect(text: str, options: dict[str, Any], quote: str) -> None:
 
 
 def _check_pairs(text: str, options: dict[str, Any]) -> None:
-    """Raises UserError if `options` give only one side of pairs."""
     sides = [side for side in ("inputs", "targets") if side in options]
     if not sides:
         return

@@ -69,13 +69,11 @@ def _choose(spec: CorpusSpec, found: list[SourceFile]) -> list[ChosenFile]:
 def generations(
     spec: CorpusSpec, found: list[SourceFile], earlier: Sequence[Sequence[str]]
 ) -> list[list[ChosenFile]]:
-    """Returns the files to read by generation: those in `earlier`, then the new ones.
+    """Returns the files to read by generation: first those in `earlier`, then the new ones.
 
     An extended cache has one generation of files per build. If a file of `earlier` is gone, all
-    files are one generation.
-
-    Raises:
-      UserError: the new files would move documents of earlier files between splits.
+    files are one generation. Raises UserError if new files would move earlier documents between
+    splits.
     """
     chosen = _choose(spec, found)
     known = {name: number for number, names in enumerate(earlier) for name in names}

@@ -41,7 +41,6 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
 
     Raises:
       UserError: the folder is missing or not writable, `path` is a folder, or the store refuses it.
-      OSError: the file cannot be written.
     """
     if is_remote(path):
         with tempfile.NamedTemporaryFile() as spool:

@@ -1,7 +1,4 @@
-"""Reads, writes, lists and copies files and folders, local or in a store.
-
-Errors of a store are those of `store.Store`.
-"""
+"""Reads, writes, lists and copies files and folders, local or in a store; errors as in `Store`."""
 
 import contextlib
 import hashlib
@@ -27,9 +24,7 @@ _STORE_THREADS = 64
 def open_read(path: str) -> IO[bytes]:
     """Opens `path` for reading bytes; a URL is read in ranges, on demand.
 
-    Raises:
-      FileNotFoundError: the file does not exist.
-      UserError: the store cannot be read; also raised while reading.
+    Raises FileNotFoundError, or (also while reading) UserError if the store cannot be read.
     """
     if not is_remote(path):
         return open(local_path(path), "rb")
@@ -72,10 +67,7 @@ def list_names(folder: str) -> list[str]:
 
 
 def list_sizes(folder: str, prefix: str = "") -> dict[str, int]:
-    """Returns {name: bytes} of the files in `folder` that begin with `prefix`; {} without a folder.
-
-    A store filters by `prefix` itself.
-    """
+    """Returns {name: bytes} of files in `folder` that begin with `prefix`; {} without a folder."""
     if not is_remote(folder):
         return dict(_local_sizes(local_path(folder), prefix))
 
@@ -108,9 +100,7 @@ def threads(folder: str) -> int:
 def make_folder(path: str) -> None:
     """Makes the folder and its parents; object stores need none.
 
-    Raises:
-      UserError: the file system does not allow folders there, as in /proc.
-      OSError: the folder cannot be made.
+    Raises UserError if the file system does not allow folders there, as in /proc.
     """
     if is_remote(path):
         return
@@ -140,10 +130,7 @@ def rename(source: str, target: str) -> None:
 
 
 def rename_folder(source: str, target: str) -> None:
-    """Renames a folder to a free name; in a store, copies it and then deletes the old one.
-
-    An interrupted copy in a store leaves the old folder as it was.
-    """
+    """Renames a folder to a free name; in a store, copies it and then deletes the old one."""
     if not is_remote(source):
         os.rename(local_path(source), local_path(target))
         return
@@ -171,11 +158,8 @@ def read_lines(path: str) -> Iterator[str]:
     r"""Yields the lines of a UTF-8 file, one in memory at a time, without "\n" or "\r\n".
 
     A leading byte-order mark is dropped. Unicode's other line ends, such as U+2028, are text: JSON
-    does not escape them.
-
-    Raises:
-      FileNotFoundError: the file does not exist.
-      UserError: it is a folder or not UTF-8 text.
+    does not escape them. Raises FileNotFoundError, or UserError for a folder or text that is not
+    UTF-8.
     """
     try:
         with open_read(path) as file:
@@ -195,11 +179,7 @@ def write_bytes(path: str, data: bytes) -> None:
 
 
 def read_json(path: str) -> Any:
-    """Parses a JSON file.
-
-    Raises:
-      UserError: it is not valid JSON (for example truncated).
-    """
+    """Parses a JSON file; raises UserError if it is invalid, for example truncated."""
     try:
         return json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:

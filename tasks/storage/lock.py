@@ -45,10 +45,7 @@ class Lock:
 def held(folder: str, what: str, flag: str) -> Iterator[Lock]:
     """Locks an existing folder for the duration of the block.
 
-    Args:
-      folder: local folder or URL.
-      what: the writer, for messages: "build" or "run".
-      flag: the flag that names the folder.
+    `what` names the writer in messages, "build" or "run", and `flag` the folder's flag.
 
     Raises:
       UserError: another writer holds the lock; names it.
@@ -99,7 +96,6 @@ def _local(folder: str, what: str, flag: str) -> Iterator[None]:
 
 
 def _open_current(path: str, folder: str, what: str, flag: str) -> int:
-    """Returns a descriptor of the locked lock file."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -127,8 +123,8 @@ def _open_current(path: str, folder: str, what: str, flag: str) -> int:
 class _InBucket(Lock):
     """A lock in a Cloud Storage bucket: an object, changed on condition of its generation.
 
-    A second writer takes over a lock that did not change while it watched, or that a process of
-    this machine wrote before it ended. The first writer notices at its next `check`.
+    A second writer takes over a lock that did not change while it watched, or whose holder was a
+    process of this machine and has ended. The first writer notices at its next `check`.
     """
 
     def __init__(self, folder: str, what: str, flag: str):
@@ -263,14 +259,12 @@ def _has_locks(folder: str) -> bool:
 
 
 def _is_here(content: bytes) -> bool:
-    """Returns whether the holder is, or was, a process of this machine."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return json.loads(content)["machine"] == _machine() != ""
     return False
 
 
 def _holder() -> dict[str, Any]:
-    """Describes this process for a lock."""
     since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     machine = _machine()
     return {
@@ -295,7 +289,6 @@ def _machine() -> str:
 
 
 def _ended_here(content: bytes) -> bool:
-    """Returns whether the holder was a process of this machine that has ended."""
     with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
         holder = json.loads(content)
         if holder["machine"] == _machine() != "":
@@ -320,7 +313,6 @@ def _began(pid: int) -> str:
 
 
 def _named(content: bytes) -> str:
-    """Describes a lock's holder in words."""
     try:
         holder = json.loads(content)
         return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"

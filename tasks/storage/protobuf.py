@@ -29,8 +29,7 @@ def varint(value: int) -> bytes:
 def read_varint(message: bytes | memoryview, position: int) -> tuple[int, int]:
     """Returns (the integer at `position`, the position after it).
 
-    Raises:
-      Malformed: the message ends within the integer.
+    Raises Malformed if the message ends within the integer.
     """
     value = shift = 0
     while position < len(message):
@@ -56,8 +55,7 @@ def field(number: int, payload: bytes) -> bytes:
 def fields(message: memoryview) -> Iterator[tuple[int, int, memoryview]]:
     """Yields (field number, wire type, payload) of a message's fields; integers stay encoded.
 
-    Raises:
-      Malformed: the bytes are not a message.
+    Raises Malformed if the bytes are not a message.
     """
     position = 0
     while position < len(message):

@@ -53,11 +53,9 @@ def with_retries(
 ) -> Result:
     """Returns `action()`, called again after every transient error.
 
-    Args:
-      what: the file or service, for messages.
-      action: called again from the start; it tracks its own progress.
-      progress: returns any measure of progress; a change resets the time limit and the delay.
-      seconds: time limit without progress, if lower than PALIMPSEST_RETRY_SECONDS.
+    `what` names the file or service in messages. `action` tracks its own progress. A change of
+    `progress()` resets the time limit and the delay. `seconds()` is the time limit without
+    progress, if lower than PALIMPSEST_RETRY_SECONDS.
 
     Raises:
       UserError: the time limit has passed; names `what` and the last error.

@@ -25,8 +25,7 @@ Fetch = Callable[[int, int], Generator[bytes, None, None]]
 def filesystem(path: str) -> tuple[Any, str]:
     """Returns (fsspec file system, path inside it).
 
-    Raises:
-      UserError: the URL's scheme is unknown or its package is not installed.
+    Raises UserError if the URL's scheme is unknown or its package is not installed.
     """
     import fsspec
 
@@ -80,12 +79,9 @@ class Store:
     def open(self, listed: tuple[int, str] | None = None, ahead: int = REQUEST_BYTES) -> IO[bytes]:
         """Opens a file for reading and seeking; ranges are requested on demand.
 
-        Args:
-          listed: size and etag of the file when it was listed; None accepts the current file.
-          ahead: fewest bytes to request; 0 requests exactly the bytes read.
-
-        Raises:
-          UserError: (also while reading) the file has changed.
+        `listed` is the size and etag when listed, None accepts the current file. A request has at
+        least `ahead` bytes; 0 requests exactly the bytes read. Opening and reading raise UserError
+        if the file has changed.
         """
         known = None
         if listed is None:
@@ -134,7 +130,6 @@ class Store:
 
 
 def _advice(path: str, error: Exception) -> str:
-    """Returns advice on a permanent HTTP error, "" for other errors."""
     status, _ = retries.http_status(error)
     if isinstance(error, PermissionError) or str(error).startswith("Forbidden"):
         status = 403
@@ -155,7 +150,6 @@ def _advice(path: str, error: Exception) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _check_bucket(bucket: str) -> None:
-    """Raises UserError if the bucket of a missing file does not exist."""
     fs, _ = filesystem(f"gs://{bucket}")
 
     # Readers of objects are permitted to list them, but not to query the bucket.
@@ -205,11 +199,7 @@ def etag(info: dict[str, Any]) -> str:
 
 
 def check_same(path: str, listed: tuple[int, str], found: tuple[int, str]) -> None:
-    """Compares a store's (size, etag) with the listing's; "" matches any etag.
-
-    Raises:
-      UserError: the file has changed.
-    """
+    """Raises UserError if a store's (size, etag) differs from the listing's; "" equals any etag."""
     sizes, tags = zip(listed, found, strict=True)
     if sizes[0] != sizes[1]:
         difference = f"it had {sizes[0]:,} bytes and has {sizes[1]:,}"
@@ -226,11 +216,8 @@ def check_same(path: str, listed: tuple[int, str], found: tuple[int, str]) -> No
 def open_ranges(path: str, size: int, fetch: Fetch, ahead: int = REQUEST_BYTES) -> IO[bytes]:
     """Opens a file whose ranges `fetch` yields; retries resume at the last byte received.
 
-    Args:
-      path: the file, for messages.
-      size: its size in bytes.
-      fetch: yields a range.
-      ahead: fewest bytes to request; 0 requests exactly the bytes read, without a buffer.
+    `path` is for messages. A request has at least `ahead` bytes; 0 requests exactly the bytes read,
+    without a buffer.
     """
     raw = _Ranges(path, size, fetch)
     return io.BufferedReader(raw, ahead) if ahead else cast(IO[bytes], raw)

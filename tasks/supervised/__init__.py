@@ -1,1 +1,1 @@
-"""Supervised tasks as T5 formats them: rows of a data set as text to text."""
+"""Supervised tasks in T5's format: rows of a data set as text to text."""

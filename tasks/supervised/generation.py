@@ -1,4 +1,4 @@
-"""Question answering, summarisation and translation as T5 formats them.
+"""Question answering, summarisation and translation in T5's format.
 
 Source: Raffel et al. 2020 (arXiv:1910.10683), appendix D; T5, `preprocessors.squad`, `summarize`
 and `translate`.
@@ -21,7 +21,7 @@ _SPACES = re.compile(r"[\t\n\f\r ]+")
 
 
 def _spaced(text: str) -> str:
-    """Returns a text with one space on each side of punctuation, and between words."""
+    """Puts one space on each side of punctuation, and between words."""
     return _SPACES.sub(" ", _PUNCTUATION.sub(r" \1 ", text))
 
 

@@ -1,4 +1,4 @@
-"""Files of a data set's rows, and of the pairs that a task makes of them."""
+"""Reads rows of a data set, and writes the pairs that a task makes from them."""
 
 import json
 from collections.abc import Iterator
@@ -12,15 +12,8 @@ from tasks.terminal.command_line import UserError
 def write_pairs(task: Supervised, source: str, output: str, evaluating: bool) -> int:
     """Writes the pairs of a file's rows as JSON lines; returns their number.
 
-    Args:
-      task: makes the pairs.
-      source: a Parquet file or JSON lines, with the columns of the Hub.
-      output: the file to write.
-      evaluating: whether the rows are for evaluation: one pair of each, also of those not trained
-        on.
-
-    Raises:
-      UserError: there are no such rows.
+    `source` is a Parquet file or JSON lines, with the columns of the Hub. When `evaluating`, every
+    row makes one pair, even if not trained on. Raises UserError if there are no such rows.
     """
     count = 0
     try:
@@ -39,7 +32,7 @@ def write_pairs(task: Supervised, source: str, output: str, evaluating: bool) ->
 
 
 def read_rows(path: str) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a Parquet file or of JSON lines; raises a UserError if it cannot."""
+    """Yields the rows of a Parquet file or of JSON lines; raises UserError if unreadable."""
     if not files.exists(path):
         raise UserError(f"--input={path}: no such file")
     if path.endswith(".parquet"):

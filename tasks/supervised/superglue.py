@@ -1,7 +1,7 @@
-"""SuperGLUE as T5 formats it.
+"""SuperGLUE in T5's format.
 
 Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.4 and appendix D; T5, `glue_utils` and
-`preprocessors`; Wang et al. 2019 (arXiv:1905.00537) for the metrics of each task.
+`preprocessors`; Wang et al. 2019 (arXiv:1905.00537) for each task's metrics.
 Differences: the paper's WiC also names the part of speech, its code does not. T5 also has the
 diagnostic sets AX-b and AX-g, whose labels are not public, and DPR. Its macro F1 of CB is over
 three classes, here over those among the targets.
@@ -36,7 +36,7 @@ def _multirc_judged(text: str, pair: TextPair, _is_target: bool) -> Any:
 
 
 def _record(row: Row) -> Iterator[TextPair]:
-    """Yields one example for each right answer; without one, for the row."""
+    """Yields one example per correct answer; one example if there is no answer."""
     passage = re.sub(r"(\.|\?|\!|\"|\')\n@highlight\n", r"\1 ", row["passage"])
     passage = re.sub(r"\n@highlight\n", ". ", passage)
     entities = ", ".join(row["entities"])
@@ -51,10 +51,10 @@ def _answers(text: str, pair: TextPair, is_target: bool) -> Any:
 
 
 def _wsc(row: Row) -> Iterator[TextPair]:
-    """Yields a text whose pronoun is marked, and the noun that it may refer to."""
+    """Yields a text with a marked pronoun, and the noun that it may refer to."""
     words, pronoun = row["text"].split(" "), row["span2_text"]
     index = int(row["span2_index"])
-    # In one row the index is that of the word before, in another punctuation is part of the word.
+    # One row has the index of the word before; in another, punctuation is part of the word.
     if words[index] != pronoun and words[index + 1 : index + 2] == [pronoun]:
         index += 1
     rest = words[index].removeprefix(pronoun)
@@ -64,7 +64,7 @@ def _wsc(row: Row) -> Iterator[TextPair]:
 
 
 def _true_referent(row: Row) -> bool:
-    """Returns whether the noun is the pronoun's referent; otherwise the right answer is unknown.
+    """Returns whether the noun is the pronoun's referent; otherwise the answer is unknown.
 
     Source: Raffel et al. 2020, section 2.4.
     """
@@ -72,10 +72,10 @@ def _true_referent(row: Row) -> bool:
 
 
 def _refers(text: str, pair: TextPair, is_target: bool) -> Any:
-    """Returns whether a predicted noun is the one in question, by their words; -1 for none.
+    """Returns whether a predicted noun matches the noun in question; -1 for none.
 
-    Case and determiners do not count, and one of them may have more words. If one has an apostrophe
-    and the other does not, they are different: "Bob" is not "Bob's hat".
+    Case and determiners are ignored, and one noun may have more words. Nouns differ if only one
+    has an apostrophe: "Bob" is not "Bob's hat".
 
     Source: T5, `postprocessors.wsc_simple`.
     """
@@ -99,7 +99,6 @@ _DETERMINERS = frozenset(
 
 
 def _words(text: str) -> set[str]:
-    """Returns the words between spaces; without any, the empty one."""
     return {*text.strip().lower().split(" ")} - _DETERMINERS or {""}
 
 

@@ -15,11 +15,7 @@ TASKS: Mapping[str, Supervised] = MappingProxyType(
 
 
 def get(name: str) -> Supervised:
-    """Returns the supervised task `name`.
-
-    Raises:
-      UserError: there is none; suggests the nearest.
-    """
+    """Returns the supervised task `name`; raises UserError if there is none."""
     if name not in TASKS:
         raise UserError(
             f"unknown supervised task {name}{nearest(name, TASKS)}; known: {', '.join(TASKS)}"

@@ -1,4 +1,4 @@
-"""A supervised task: how a row becomes inputs and targets, and how predictions are judged."""
+"""The form of a supervised task: how rows become texts, and how predictions are judged."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 from tasks.metrics.metric import METRICS, Metric
 
 Row = Mapping[str, Any]
-# {"inputs", "targets"}, both texts, and for the metrics of some tasks further values.
+# {"inputs", "targets"}, both texts, and further values for some metrics.
 TextPair = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Supervised:
-    """A supervised task, wherever its rows come from.
+    """A supervised task, independent of where its rows are stored.
 
     Attributes:
-      name: the task's name, as T5's where T5 has it.
-      source: what the rows are, as a data set and its configuration on the Hugging Face Hub.
+      name: the task's name, T5's if T5 has it.
+      source: the rows' data set and configuration on the Hugging Face Hub.
       pairs: a row -> its examples; most rows have one.
       metrics: names of the metrics of `tasks.metrics.metric.METRICS`.
-      postprocess: (text, pair, is_target) -> what the metrics compare; None: the text.
-      trains_on: False for rows that are for evaluation only; None: every row is for both.
+      postprocess: (text, pair, is_target) -> value for metrics; None: the text.
+      trains_on: row -> whether to train on it; None: on all rows.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Supervised:
     trains_on: Callable[[Row], bool] | None = None
 
     def examples(self, rows: Iterable[Row], evaluating: bool = False) -> Iterator[TextPair]:
-        """Yields the examples of rows, in order; `evaluating`, only the first of each row."""
+        """Yields the examples of rows, in order; when `evaluating`, only the first per row."""
         for row in rows:
             if evaluating:
                 yield from itertools.islice(self.pairs(row), 1)
@@ -43,7 +43,7 @@ class Supervised:
                 yield from self.pairs(row)
 
     def evaluate(self, pairs: Sequence[TextPair], predictions: Sequence[str]) -> dict[str, float]:
-        """Returns the metrics of predicted texts, one for each of the task's examples."""
+        """Returns the metrics of predicted texts, one per example."""
         judged = self.postprocess or (lambda text, _pair, _is_target: text)
         targets = [judged(pair["targets"], pair, True) for pair in pairs]
         given = [judged(text, pair, False) for text, pair in zip(predictions, pairs, strict=True)]
@@ -54,12 +54,11 @@ class Supervised:
 
     @property
     def own_metrics(self) -> tuple[Metric, ...]:
-        """The metrics."""
         return tuple(METRICS[name] for name in self.metrics)
 
 
 def joined(name: str, row: Row, keys: Sequence[str]) -> str:
-    """Returns "NAME key: value key: value", with which T5 names the task and its fields."""
+    """Returns "NAME key: value key: value", T5's format."""
     return " ".join([name, *(f"{key}: {_plain(row[key])}" for key in keys)])
 
 
@@ -69,14 +68,14 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else str(value)
 
 
-# The target of rows whose label is not known. Source: T5, `preprocessors.glue`.
+# Target of unlabelled rows. Source: T5, `preprocessors.glue`.
 UNKNOWN = "<unk>"
 
 
 def classification(
     name: str, source: str, keys: Sequence[str], labels: Sequence[str], metrics: tuple[str, ...]
 ) -> Supervised:
-    """Returns a task whose target is the name of `label`, and whose metrics read its number.
+    """Returns a task whose target is the name of `label`; metrics read its number.
 
     A prediction that is no label is -1, which is always wrong.
     """

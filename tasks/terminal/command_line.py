@@ -149,7 +149,6 @@ class _Interrupts:
         os._exit(EXIT_INTERRUPTED)
 
     def report(self) -> None:
-        """Prints the line once."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         print(self._line, file=sys.stderr)
 

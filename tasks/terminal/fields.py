@@ -39,8 +39,8 @@ class ReadIf(NamedTuple):
         return self.why if isinstance(self.why, str) else self.why(config)
 
 
-# Effects of changing a field of a run: all results; the batches, and so the results; both only in
-# updates to come; the order of sums; nothing. The last four may differ on resume.
+# What a changed field affects in a run: all results; the batches, and so the results; only later
+# results or batches; the order of sums; or nothing. The last four may change on resume.
 Changes = Literal["results", "batches", "later", "later_batches", "rounding", "nothing"]
 
 
@@ -99,10 +99,8 @@ def field(
 class Rejected(ValueError):
     """A configuration rejects the value of a field.
 
-    Attributes:
-      field: path of the field within the dataclass that rejects it, without the class.
-      value: the rejected value.
-      rule: the allowed values, such as "0 or more".
+    `field` is its path within the rejecting dataclass; `rule` says what is allowed, as in "0 or
+    more".
     """
 
     def __init__(self, field: str, value: object, rule: str):
@@ -132,10 +130,7 @@ def check(config: Any) -> None:
     """Checks every field of a dataclass against its own rule, choices and `read_if`.
 
     None always passes. A dataclass may have a method `unread` that returns further fields without
-    an effect: name -> why.
-
-    Raises:
-      Rejected: names the class and the field.
+    an effect: name -> why. `Rejected` names the class and the field.
     """
     owner = type(config).__name__
     for each in dataclasses.fields(config):
@@ -167,8 +162,8 @@ def above(bound: float) -> Rule:
     return Rule(f"above {bound}", lambda value: value > bound)
 
 
-# A share below 1: dropout rates, decay rates of moments.
 SEED = Rule("a 64-bit integer", lambda seed: -(2**63) <= seed < 2**63)
+# Shares such as dropout rates and decay rates of moments.
 BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
 
 
@@ -181,12 +176,9 @@ def one_of(names: Iterable[str]) -> str:
 
 
 def parse_value(text: str, declared: Any, choices: Collection[Any] = ()) -> Any:
-    """Reads `text` as a value of a declared field type.
+    """Reads `text` as a value of a declared field type; raises ValueError if it has another type.
 
     One of the field's `choices` is taken literally, even "none", which otherwise means None.
-
-    Raises:
-      ValueError: the text does not have that type.
     """
     kinds = typing.get_args(declared)
     if typing.get_origin(declared) in (typing.Union, types.UnionType):

@@ -28,10 +28,8 @@ _Kind = TypeVar("_Kind")
 class Flag(NamedTuple):
     """The flag of a field.
 
-    Attributes:
-      path: path of the field within the dataclass of all flags.
-      name: the text after "--".
-      group: the nested dataclass that has the field, or "".
+    `path` is the field's path within the dataclass of all flags, `name` the text after "--",
+    `group` the nested dataclass that has the field, or "".
     """
 
     path: str
@@ -59,11 +57,7 @@ class Flag(NamedTuple):
         return [self.name, *(each[2:] if each[:2] == "--" else prefix + each for each in former)]
 
     def parsed(self, name: str, text: str) -> Any:
-        """Parses the text given with `name`.
-
-        Raises:
-          UserError: it is of another type.
-        """
+        """Parses the text given with `name`; raises UserError if it is of another type."""
         declared = self.declared
         if self.field.metadata["repeated"] or (self.is_tuple and self.field.metadata["positional"]):
             declared = typing.get_args(declared)[0]
@@ -74,12 +68,7 @@ class Flag(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The flags of a command line.
-
-    Attributes:
-      values: path of the field -> value.
-      typed: path of the field -> the flag as typed, "--name=text".
-    """
+    """The values of a command line and its texts as typed ("--name=text"), by path of the field."""
 
     values: dict[str, Any]
     typed: dict[str, str]
@@ -130,8 +119,7 @@ def _has_default(field: dataclasses.Field[Any]) -> bool:
 def parse(kind: type, words: Sequence[str]) -> Given:
     """Returns the values of a command line; the last of several wins.
 
-    Raises:
-      UserError: a flag is unknown, missing, without a value, or has a value of another type.
+    Raises UserError for a flag that is unknown, missing, without a value or with another type.
     """
     flags = flags_of(kind)
     known = {name: flag for flag in flags for name in flag.names}
@@ -238,11 +226,7 @@ def refuse_unknown(words: Sequence[str], known: Collection[str]) -> None:
 
 
 def made(kind: type[_Kind], given: Given) -> _Kind:
-    """Returns the dataclass of the given flags.
-
-    Raises:
-      UserError: the dataclass rejects a value.
-    """
+    """Returns the dataclass of the given flags; raises UserError if it rejects a value."""
     hints, values = typing.get_type_hints(kind), {}
     for each in dataclasses.fields(typing.cast(Any, kind)):
         if each.metadata["partial"]:

@@ -31,15 +31,9 @@ def page(
 ) -> str:
     """Returns the help of a command.
 
-    Args:
-      kind: the dataclass of its flags. Its `help_topics()`, name -> function, are further topics;
-        its `help_defaults()`, path -> value, replace the fields' defaults in the text.
-      program: the command as typed.
-      description: the command's purpose.
-      topic: "", `ALL`, a group of flags, or a further topic.
-
-    Raises:
-      UserError: the topic is unknown.
+    The dataclass `kind` may add topics, `help_topics()` (name -> function), and defaults to show,
+    `help_defaults()` (path -> value). `topic` is "", `ALL`, a group of flags, or a further topic;
+    an unknown one raises UserError.
     """
     topics = kind.help_topics() if hasattr(kind, "help_topics") else {}
     if topic in topics:
@@ -70,14 +64,12 @@ def page(
 def _group(
     group: str, titles: Mapping[str, str], flags: Iterable[Flag], defaults: Mapping[str, Any]
 ) -> list[str]:
-    """Returns the lines of a group of flags, below its name and title if it has one."""
     some = [_described(flag, defaults) for flag in flags if flag.group == group]
     title = [f"{group}:", f"  {titles[group]}", ""] if group else []
     return [*title, *some, ""] if some else []
 
 
 def _brief(flag: Flag, defaults: Mapping[str, Any]) -> str:
-    """Returns the line of a frequent flag."""
     value = "" if _is_switch(flag) else f"={metavar(flag)}"
     if len(value) > _INDENT // 2:
         value = "=NAME"
@@ -87,7 +79,6 @@ def _brief(flag: Flag, defaults: Mapping[str, Any]) -> str:
 
 
 def _titles(kind: Any) -> dict[str, str]:
-    """Returns {name: title} of the groups of flags."""
     groups = {flag.group for flag in flags_of(kind)} - {""}
     found = {}
 
@@ -149,7 +140,6 @@ def _default(flag: Flag, defaults: Mapping[str, Any]) -> str:
 
 
 def _described(flag: Flag, defaults: Mapping[str, Any]) -> str:
-    """Returns the lines of a flag: names, and words beside or below them."""
     head = spelled(flag)
     if not flag.field.metadata["positional"]:
         alone = flag.field.metadata["alone"] is not None

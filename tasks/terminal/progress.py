@@ -10,12 +10,9 @@ _LINE_SECONDS = 10.0
 
 
 class Progress:
-    """Shows how much of `total` is done. Use `shown`, which closes it.
+    """Shows progress towards `total` (None if unknown). Use `shown`, which closes it.
 
-    Args:
-      total: number of units, or None if unknown.
-      done: units already done.
-      unit: "" for counts, "B" for bytes.
+    `unit` is "" for counts, "B" for bytes.
     """
 
     def __init__(self, description: str, total: float | None, done: float = 0, unit: str = ""):

@@ -1,4 +1,4 @@
-"""Byte-level pieces: GPT-2's alphabet of bytes, and the vocabulary of bytes alone."""
+"""Byte-level pieces: GPT-2's byte alphabet, and the vocabulary of bytes alone."""
 
 import functools
 import json
@@ -10,10 +10,10 @@ _SPECIAL = ("<pad>", "</s>", "<unk>")
 
 @functools.cache
 def alphabet() -> dict[str, int]:
-    """Returns the byte that each character of GPT-2's alphabet stands for.
+    """Returns character -> byte of GPT-2's alphabet.
 
-    Printable characters of Latin-1 stand for themselves, and the other bytes are numbered from
-    U+0100. Source: openai/gpt-2, `encoder.py`, bytes_to_unicode.
+    Printable Latin-1 characters stand for themselves, other bytes are numbered from U+0100.
+    Source: openai/gpt-2, `encoder.py`, bytes_to_unicode.
     """
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in shown]
@@ -24,7 +24,7 @@ def alphabet() -> dict[str, int]:
 
 
 def raw(piece: str) -> bytes:
-    """Returns the bytes that a piece stands for; characters outside the alphabet are UTF-8."""
+    """Returns the bytes of a piece; characters outside the alphabet are UTF-8."""
     known = alphabet()
     return b"".join(
         bytes([known[char]]) if char in known else char.encode("utf-8", "replace") for char in piece
@@ -33,7 +33,7 @@ def raw(piece: str) -> bytes:
 
 @functools.cache
 def byte_vocabulary() -> bytes:
-    """Returns a tokenizer.json whose ids are those of ByT5: byte b is id b + 3."""
+    """Returns a tokenizer.json with ByT5's ids: byte b is id b + 3."""
     vocab = {piece: number for number, piece in enumerate(_SPECIAL)}
     vocab |= {char: len(_SPECIAL) + byte for char, byte in alphabet().items()}
     rules = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}

@@ -1,4 +1,4 @@
-"""Facts about the pieces of a vocabulary that do not depend on its kind."""
+"""Facts about the pieces of any vocabulary."""
 
 import dataclasses
 from typing import NamedTuple, Protocol
@@ -10,13 +10,13 @@ NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6
 
 
 class Pieces(NamedTuple):
-    """The pieces of a vocabulary, in the order of their ids.
+    """The pieces of a vocabulary, in id order.
 
     Attributes:
       names: the pieces as the vocabulary's file spells them.
       kinds: NORMAL, UNKNOWN, CONTROL, 4, UNUSED or BYTE.
-      texts: what each adds to a text, with its spaces: str, or bytes where a piece may hold a part
-        of a character; "" for control pieces.
+      texts: text that each adds, with its spaces: str, or bytes if it may hold part of a character;
+        "" for control pieces.
     """
 
     names: list[str]
@@ -26,7 +26,7 @@ class Pieces(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class SpecialIds:
-    """Ids with a role; None where the vocabulary has no such piece. The defaults are T5's.
+    """Ids with a role, None if there is no such piece; the defaults are T5's.
 
     Source: T5's `sentencepiece.model` and seqio's SentencePieceVocabulary.
     """
@@ -44,7 +44,7 @@ class SpecialIds:
     def pads(self, begins_texts: bool) -> int:
         """Returns the id that pads rows for transformers.
 
-        It is EOS where there is no other. Nor may it be `start` if that `begins_texts`, which must
+        It is EOS if there is no padding id, or if that is a `start` that `begins_texts`, which must
         not be masked.
         """
         if self.pad is None or (begins_texts and self.pad == self.start):
@@ -61,16 +61,12 @@ T5_IDS = SpecialIds()
 
 
 class Codec(Protocol):
-    """The library of a vocabulary's kind, which encodes and decodes text.
-
-    Attributes:
-      library: its name.
-    """
+    """The library that encodes and decodes text, named `library`."""
 
     library: str
 
     def normalize(self, text: str) -> str:
-        """Returns a text as it is before it is cut into pieces."""
+        """Returns a text as it is before segmentation."""
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Returns the ids of each text, int32 [tokens], without BOS and EOS."""

@@ -74,11 +74,7 @@ _factories: dict[str, Callable[[], OwnVocabulary]] = {}
 
 
 def register(name: str, factory: Callable[[], OwnVocabulary]) -> None:
-    """Registers `factory`, a class or function, for `--vocabulary=NAME`.
-
-    Raises:
-      ValueError: the name has other characters than letters, digits, _ and -, or is "bytes".
-    """
+    """Registers a class or function for `--vocabulary=NAME`; raises ValueError for a bad name."""
     if not name.replace("_", "").replace("-", "").isalnum() or name == "bytes":
         raise ValueError(f"a vocabulary cannot be called {name!r}: use letters, digits, _ and -")
     _factories[name] = factory
@@ -95,11 +91,7 @@ def is_registered(model: bytes) -> bool:
 
 
 def describe(name: str) -> bytes:
-    """Returns the contents of vocabulary.json for the class registered as `name`.
-
-    Raises:
-      UserError: the class's description is invalid, or the class cannot be instantiated.
-    """
+    """Returns vocabulary.json for the class `name`; raises UserError if the class is invalid."""
     return _described(name, _made(name))
 
 
@@ -194,11 +186,7 @@ def _encoded(name: str, made: OwnVocabulary, text: str, size: int) -> np.ndarray
 
 
 def parsed(model: bytes, name: str = FILE) -> dict[str, Any]:
-    """Parses a vocabulary.json; `name` is for messages.
-
-    Raises:
-      UserError: it is damaged.
-    """
+    """Parses a vocabulary.json; raises UserError if it is damaged. `name` is for messages."""
     try:
         value = json.loads(model)
         special, count = value["special"], len(value["pieces"])
@@ -241,7 +229,6 @@ def pieces(model: bytes) -> Pieces:
 
 
 def _name(piece: bytes) -> str:
-    """Decodes bytes; invalid UTF-8 gets SentencePiece's byte names."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -258,8 +245,7 @@ def special(model: bytes) -> tuple[SpecialIds, bool]:
 class RegisteredCodec:
     """The registered class that a vocabulary.json describes; `name` is for messages.
 
-    Raises:
-      UserError: at construction, if the class is not registered or has changed.
+    Raises UserError at construction if the class is not registered or has changed.
     """
 
     def __init__(self, model: bytes, name: str):
@@ -286,15 +272,10 @@ class RegisteredCodec:
         return _made(self.name)
 
     def normalize(self, text: str) -> str:
-        """Returns the text unchanged: the class's normalization is unknown."""
         return text
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Returns the ids of each text, int32 [tokens], without BOS and EOS.
-
-        Raises:
-          UserError: the class cannot encode a text, or returns invalid ids.
-        """
+        """Returns the ids of each text, int32 [tokens]; raises UserError if the class fails."""
         return [*self._checked(texts)]
 
     def _checked(self, texts: list[str]) -> Iterator[np.ndarray]:
@@ -305,19 +286,11 @@ class RegisteredCodec:
             yield found
 
     def try_encode(self, text: str, by: OwnVocabulary | None = None) -> np.ndarray | str:
-        """Returns the ids of a text, int32 [tokens], or the reason the class cannot encode it.
-
-        Raises:
-          UserError: the class returns invalid ids.
-        """
+        """Returns the ids of a text, int32 [tokens], or the reason the class cannot encode it."""
         return _encoded(self.name, by or self._own, text, self._size)
 
     def decode(self, ids: list[int]) -> str:
-        """Returns the text of ids.
-
-        Raises:
-          UserError: the class cannot decode them.
-        """
+        """Returns the text of ids; raises UserError if the class fails."""
         try:
             return self._own.decode(ids) if ids else ""
         except Exception as error:  # the user's code may raise anything

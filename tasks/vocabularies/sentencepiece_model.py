@@ -1,4 +1,4 @@
-"""SentencePiece models, read without SentencePiece; it is imported to encode and decode."""
+"""SentencePiece models, read without importing SentencePiece, except to encode and decode."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -43,10 +43,9 @@ def _fields(message: bytes, number: int) -> Iterator[bytes]:
 
 
 class SentencePieceCodec:
-    """SentencePiece with a model.
+    """SentencePiece with a model; `name` is for messages.
 
-    Raises:
-      UserError: at construction, if `model` is not a SentencePiece model; `name` is for messages.
+    Raises UserError at construction if `model` is not a SentencePiece model.
     """
 
     library = "SentencePiece"
@@ -76,14 +75,11 @@ class SentencePieceCodec:
         return SpecialIds(optional[0], eos, optional[1], optional[2]), eos >= 0
 
     def normalize(self, text: str) -> str:
-        """Returns a text as it is before it is cut into pieces."""
         return self.processor.normalize(text)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Returns the ids of each text, int32 [tokens], without BOS and EOS."""
         found = self.processor.encode(texts, out_type=int, num_threads=1)
         return [np.asarray(ids, np.int32) for ids in found]
 
     def decode(self, ids: list[int]) -> str:
-        """Returns the text of ids."""
         return self.processor.decode(ids)

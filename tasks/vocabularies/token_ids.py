@@ -1,4 +1,4 @@
-"""Ids and pieces of a vocabulary as objectives use them."""
+"""Ids and pieces of a vocabulary for objectives."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ PAD_ID = 0
 EOS_ID = 1
 UNK_ID = 2
 _UNK_END = UNK_ID + 1
-# The piece that is added as EOS to a tokenizer without one.
+# EOS piece added to a tokenizer without one.
 ADDED_EOS = "</s>"
 
 
@@ -26,11 +26,11 @@ def sentinel_piece(number: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
-    """A vocabulary as objectives use it, without the library that encodes text.
+    """A vocabulary for objectives, without the library that encodes text.
 
     Attributes:
       size: number of ids.
-      sentinels: number of sentinels, which are the last ids.
+      sentinels: number of sentinels, the last ids.
       model: bytes of the vocabulary's file, parsed only if pieces are needed.
       special: ids of padding, EOS and so on.
     """
@@ -42,7 +42,7 @@ class TokenIds:
 
     @property
     def first_sentinel(self) -> int:
-        """The lowest id that is a sentinel; `size` if there are none."""
+        """The lowest sentinel id; `size` if there are none."""
         return self.size - self.sentinels
 
     @functools.cached_property
@@ -59,7 +59,7 @@ class TokenIds:
 
     @property
     def pieces(self) -> list[str]:
-        """Names of the file's pieces, in the order of ids; an EOS that was added is the last."""
+        """Names of the file's pieces, in order of ids; an added EOS is the last."""
         return self._of_file.names
 
     @property
@@ -69,7 +69,7 @@ class TokenIds:
 
     @property
     def texts(self) -> list[str | bytes]:
-        """The text that each of `pieces` adds; bytes where it may be a part of a character."""
+        """The text that each of `pieces` adds; bytes if it may be part of a character."""
         return self._of_file.texts
 
     @functools.cached_property
@@ -86,7 +86,7 @@ class TokenIds:
 
     @functools.cached_property
     def random_ids(self) -> np.ndarray:
-        """Ids that may stand for any token, int64: none with a role, nor sentinels."""
+        """Ids that may replace any token, int64: no special ids or sentinels."""
         if self.special == T5_IDS:  # without reading the pieces
             return np.arange(_UNK_END, self.first_sentinel)
         kinds = np.array(self.kinds[: self.first_sentinel])
@@ -94,19 +94,15 @@ class TokenIds:
 
     @functools.cached_property
     def text_ids(self) -> np.ndarray:
-        """For each id the one whose text it has: itself. Inspection marks tokens by others."""
+        """For each id, the id with its text: itself. Inspection marks tokens with other ids."""
         return np.arange(self.size)
 
     def find(self, piece: str) -> int | None:
-        """Returns the id of a piece or, for <extra_id_K>, of a sentinel; None if there is none."""
+        """Returns the id of a piece or sentinel (<extra_id_K>); None if there is none."""
         return self._ids.get(piece)
 
     def id_of(self, piece: str) -> int:
-        """Returns the id of a piece or, for <extra_id_K>, of a sentinel.
-
-        Raises:
-          UserError: there is no such piece.
-        """
+        """Returns the id of a piece or sentinel (<extra_id_K>); raises UserError if absent."""
         if piece not in self._ids:
             raise UserError(
                 f"the vocabulary has no piece {piece}: make one with vocab.train "

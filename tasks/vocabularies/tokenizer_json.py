@@ -48,11 +48,7 @@ def is_tokenizer_json(model: bytes) -> bool:
 
 
 def parsed(model: bytes, name: str = FILE) -> dict[str, Any]:
-    """Parses a tokenizer.json; `name` is for messages.
-
-    Raises:
-      UserError: it is damaged, or another format, or has an id above LARGEST_ID.
-    """
+    """Parses a tokenizer.json; raises UserError if it is invalid or has an id above LARGEST_ID."""
     try:
         value = json.loads(model)
         vocab = value["model"]["vocab"]
@@ -175,11 +171,8 @@ def special(
     """Returns (special ids, whether there is an EOS; if not, EOS's id is -1).
 
     `configs` are the contents of the files CONFIGS beside `model`; without them, the usual names
-    are looked up. `name` is for messages.
-
-    Raises:
-      UserError: the tokenizer lacks an unknown token that it needs, or draws ids at random, or a
-        file names a token that it lacks.
+    are looked up. Raises UserError if the tokenizer lacks an unknown token that it needs, or draws
+    ids at random, or a file names a token that it lacks; messages call it `name`.
     """
     value = parsed(model, name)
     if rate := value["model"].get("dropout"):
@@ -230,8 +223,7 @@ def _content(token: Any) -> str:
 class TokenizersCodec:
     """Hugging Face's `tokenizers` with a tokenizer.json; `name` is for messages.
 
-    Raises:
-      UserError: at construction, if the package is missing or refuses the file.
+    Raises UserError at construction if the package is missing or refuses the file.
     """
 
     library = "Hugging Face's tokenizers"
@@ -258,12 +250,9 @@ class TokenizersCodec:
             self.library = "NumPy"
 
     def check_added(self) -> None:
-        """Checks the ids of added tokens against the file.
+        """Checks the ids of added tokens against the file; raises UserError if one differs.
 
         `tokenizers` numbers tokens that its model lacks from the model's size on.
-
-        Raises:
-          UserError: an id differs.
         """
         for each in self._added:
             given, found = each["id"], self.tokenizer.token_to_id(each["content"])
@@ -275,16 +264,14 @@ class TokenizersCodec:
                 )
 
     def normalize(self, text: str) -> str:
-        """Returns a text as it is before segmentation."""
         rules = self.tokenizer.normalizer
         return rules.normalize_str(text) if rules else text
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Returns the ids of each text, int32 [tokens], without BOS and EOS.
 
-        Raises:
-          UserError: `tokenizers` fails, as it does if two added tokens both strip the same white
-            space.
+        Raises UserError if `tokenizers` fails, as it does if two added tokens strip the same white
+        space.
         """
         if self._of_bytes:
             return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + 3 for text in texts]

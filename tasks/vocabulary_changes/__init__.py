@@ -1,1 +1,1 @@
-"""What a vocabulary becomes: fewer or other pieces, and the rows that they keep."""
+"""Changes of a vocabulary's pieces, and the table rows that they keep."""

@@ -146,12 +146,9 @@ class _Pieces:
 
 
 def by_piece(old: TokenIds, new: TokenIds, old_rows: int, new_rows: int) -> Rows:
-    """Returns the rows of `new` by the rules above.
+    """Returns the rows of `new` by the rules above; table rows beyond the ids are padding.
 
-    Tables have at least one row per id; further rows are padding.
-
-    Raises:
-      UserError: a table has too few rows, or the vocabularies share no piece of text.
+    Raises UserError if a table has too few rows, or the vocabularies share no piece of text.
     """
     roles = _same_roles(old, new)
     special = {getattr(old.special, role) for role in _ROLES}
@@ -181,13 +178,8 @@ def by_piece(old: TokenIds, new: TokenIds, old_rows: int, new_rows: int) -> Rows
 def by_map(id_map: Sequence[int | None], new: TokenIds, old_rows: int, new_rows: int) -> Rows:
     """Returns the rows of `new` by the id_map.json of vocab.train --extend or vocab.trim.
 
-    Args:
-      id_map: the new id of each old id, None if dropped.
-      new: the new vocabulary.
-      old_rows, new_rows: rows of the tables, at least one per id.
-
-    Raises:
-      UserError: the map does not fit the tables and the vocabulary.
+    `id_map` has the new id of each old id, None if dropped. Raises UserError if it does not fit the
+    tables and the vocabulary.
     """
     known = [number for number in id_map if number is not None]
     if not known:
@@ -211,7 +203,7 @@ def by_map(id_map: Sequence[int | None], new: TokenIds, old_rows: int, new_rows:
 def _same_roles(old: TokenIds, new: TokenIds) -> dict[int, int]:
     """Returns new id -> old id for each role that both vocabularies have."""
     found = {}
-    for role in reversed(_ROLES):  # an id with several roles has that of the first
+    for role in reversed(_ROLES):  # an id with several roles keeps the first
         mine, theirs = getattr(new.special, role), getattr(old.special, role)
         if mine is not None and theirs is not None:
             found[mine] = theirs
@@ -242,7 +234,6 @@ def _made(
     old: tuple[int, int],
     new_rows: int,
 ) -> Rows:
-    """Returns the rows, given the carried ones by new id; `old` is (ids, rows) of the old table."""
     old_ids, old_rows = old
     for ids, rows, which in ((old_ids, old_rows, "old"), (new.size, new_rows, "new")):
         if ids > rows:

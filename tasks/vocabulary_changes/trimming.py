@@ -1,15 +1,14 @@
-"""Vocabularies cut to the pieces that a corpus needs; all others are left out.
+"""Trims vocabularies to the pieces that a corpus needs.
 
-Kept are the pieces that occur in the corpus, special ones, bytes, sentinels and user-defined ones,
-the single characters of kept pieces and of ASCII, and what those need:
+Kept are pieces that occur in the corpus, special, byte, sentinel and user-defined pieces, the
+single characters of kept pieces and of ASCII, and what those need:
 
-    unigram     the piece with the least score, from which the cost of an unknown character derives
-    BPE         the pieces that are merged to make a kept one
+    unigram     the piece with the lowest score, which sets the cost of an unknown character
+    BPE         the pieces that merge into a kept one
 
-Order and scores stay. Then a text whose pieces are all kept has the same pieces as before. Unigram:
-the best segmentation is still there, and no other one is new. BPE: the merges that make a piece
-within a text are those that make it alone, since no merge crosses its borders; they are all there,
-and so the best pair at any time is the same. WordPiece: the longest match is still there.
+Order and scores stay, so a text whose pieces are all kept is segmented as before. Unigram: the
+best segmentation remains, and none is new. BPE: merges within a piece do not cross its borders and
+are all kept, so the best pair is the same at every step. WordPiece: the longest match remains.
 """
 
 from __future__ import annotations
@@ -34,12 +33,7 @@ _SPACE, _BYTE_SPACE = "\u2581", "\u0120"
 
 
 class Trimmed(NamedTuple):
-    """A vocabulary that was cut.
-
-    Attributes:
-      vocabulary: what is left of it.
-      id_map: the new id of each old id; None if it was left out.
-    """
+    """A trimmed vocabulary, and the new id of each old id, None if dropped."""
 
     vocabulary: Vocabulary
     id_map: list[int | None]
@@ -48,23 +42,17 @@ class Trimmed(NamedTuple):
 def trim(
     base: Vocabulary, counts: np.ndarray, min_count: int = 1, vocab_size: int | None = None
 ) -> Trimmed:
-    """Returns the vocabulary that is left of `base`.
+    """Trims `base` to pieces with `min_count` occurrences and the pieces they need.
 
-    Args:
-      base: the vocabulary to cut.
-      counts: how often each of its ids occurs, int64 [size].
-      min_count: least number of occurrences of a piece that is kept for them.
-      vocab_size: most pieces to keep, the most frequent, sentinels not counted; None: no limit.
-
-    Raises:
-      UserError: the vocabulary is of a kind that cannot be cut, `vocab_size` is too small, or no
-        piece is left out or kept for its occurrences.
+    `counts` holds the occurrences of each id, int64 [size]. At most `vocab_size` pieces are kept,
+    the most frequent, not counting sentinels. Raises UserError if the vocabulary is of an
+    unsupported kind, `vocab_size` is too small, or no piece is dropped or kept for its occurrences.
     """
     rules = _rules(base)
     kept = set(_always(base, rules))
     kinds = base.ids.kinds
     found = [token for token in np.flatnonzero(counts).tolist() if token < len(kinds)]
-    # Often used pieces first; of equally frequent ones, that with the lower id.
+    # Frequent pieces first; ties by lower id.
     wanted = sorted(
         (token for token in found if counts[token] >= min_count and kinds[token] == NORMAL),
         key=lambda token: (-counts[token], token),
@@ -83,7 +71,7 @@ def trim(
     if not any(token in kept for token in wanted):
         raise UserError(f"no piece of {base.name} occurs often enough in the corpus to be kept")
     ids = sorted(kept)
-    count = base.record.pieces  # kinds may have an EOS that was added as well
+    count = base.record.pieces  # kinds may include an added EOS
     if len(ids) == count:
         raise UserError(f"every piece of {base.name} is kept: there is nothing to cut")
     new_ids: dict[int, int] = {old: new for new, old in enumerate(ids)}
@@ -98,7 +86,7 @@ def _own_sentinels(base: Vocabulary) -> int:
 
 
 def _opened(base: Vocabulary, model: bytes, new_ids: dict[int, int]) -> Vocabulary:
-    """Returns the vocabulary of a cut model, with the special ids of `base`."""
+    """Returns the vocabulary of a trimmed model, with the special ids of `base`."""
     opened = from_bytes(model, base.record.added_sentinels, base.name)
     roles = dataclasses.asdict(base.special).items()
     special = dataclasses.replace(
@@ -117,8 +105,8 @@ class _Rules(NamedTuple):
     """Rules of a kind of vocabulary.
 
     Attributes:
-      always: ids that are kept whatever the corpus has.
-      needs: id -> the ids without which its piece would not be found in a text.
+      always: ids kept whatever the corpus.
+      needs: id -> the ids required to find its piece in a text.
       cut: {old id: new id} of kept pieces -> the bytes of the file with these alone.
     """
 
@@ -136,14 +124,14 @@ def _always(base: Vocabulary, rules: _Rules) -> Iterable[int]:
     special = {token for token in vars(base.special).values() if token is not None}
     for token, (name, kind) in enumerate(zip(ids.pieces, ids.kinds, strict=True)):
         if token >= base.record.pieces:
-            break  # an EOS that was added
+            break  # an added EOS
         plain = kind == NORMAL and token < base.first_sentinel and token not in special
         if not plain or token in rules.always or name in _ASCII or name in (_SPACE, _BYTE_SPACE):
             yield token
 
 
 def _characters(name: str, ids: dict[str, int], inner: str = "") -> set[int]:
-    """Returns the ids of the single characters of a piece, and of those within a word."""
+    """Returns the ids of a piece's single characters, at the start of and within a word."""
     plain = name.removeprefix(inner) if inner else name
     made = {*plain, *(inner + each for each in plain)} if inner else set(plain)
     return {ids[each] for each in made if each in ids}
@@ -152,7 +140,7 @@ def _characters(name: str, ids: dict[str, int], inner: str = "") -> set[int]:
 def _merged(
     symbols: list[str], rank: Callable[[str, str], float | None]
 ) -> tuple[list[str], list[str]]:
-    """Returns (what is left after all merges, every piece made on the way)."""
+    """Returns (symbols after all merges, every piece made on the way)."""
     made = []
     while len(symbols) > 1:
         ranks = [
@@ -268,7 +256,6 @@ def _tokenizer_json(base: Vocabulary) -> _Rules:
 
 
 def _in_templates(part: Any) -> set[int]:
-    """Returns the ids that a post-processor names."""
     if not isinstance(part, dict):
         return set()
     found = {number for step in part.get("processors") or () for number in _in_templates(step)}
@@ -278,7 +265,7 @@ def _in_templates(part: Any) -> set[int]:
 
 
 def _renumber(part: Any, new_ids: dict[int, int]) -> None:
-    """Changes the ids in a post-processor: a template, BERT's or RoBERTa's."""
+    """Renumbers the ids in a post-processor: a template, BERT's or RoBERTa's."""
     if not isinstance(part, dict):
         return
     for step in part.get("processors") or ():
@@ -291,7 +278,7 @@ def _renumber(part: Any, new_ids: dict[int, int]) -> None:
 
 
 def described(base: Vocabulary, made: Trimmed, counts: np.ndarray) -> str:
-    """Returns how many ids are left, and the share of the corpus's tokens that have them."""
+    """Describes the number of kept ids and their share of the corpus's tokens."""
     kept = np.array([number is not None for number in made.id_map])
     share = counts[kept].sum() / counts.sum()
     return (

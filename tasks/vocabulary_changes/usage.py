@@ -1,4 +1,4 @@
-"""Counts of the tokens of a vocabulary in a corpus."""
+"""Counts a vocabulary's tokens in a corpus."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
 
-# What a worker counts; set when it starts.
+# A worker's job, set when it starts.
 _JOB: list[tuple[Vocabulary, sources.Corpus]] = []
 
 
 def count(loaded: Vocabulary, corpus: sources.Corpus, workers: int = 1) -> np.ndarray:
-    """Returns how often each id of a vocabulary is in all documents of a corpus, int64 [size].
+    """Returns how often each id occurs in a corpus, int64 [size], for any number of processes.
 
-    The counts do not depend on the number of processes.
-
-    Raises:
-      UserError: the corpus cannot be read, or has no text, or the vocabulary is a user's class.
+    Raises UserError if the corpus is unreadable or empty, or the vocabulary is a user's class.
     """
     if loaded.is_registered:
         raise UserError(
@@ -47,7 +44,7 @@ def _counted(loaded: Vocabulary, corpus: sources.Corpus, workers: int) -> Iterat
         _begin(loaded, corpus)
         yield from map(_count, numbers)
         return
-    # A vocabulary is sent without its library, which each process opens for itself.
+    # Sent without its library, which each process opens for itself.
     plain = Vocabulary(loaded.model, loaded.record, loaded.name)
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers, _begin, (plain, corpus)) as pool:

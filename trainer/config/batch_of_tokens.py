@@ -6,7 +6,7 @@ from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
 from trainer.config.run import Config
 
-# # Fields in tokens -> the fields in rows or parts that they determine.
+# Fields in tokens -> the fields in rows or parts that they determine.
 _IMPLIED_BY_TOKENS = {
     "tokens_per_batch": "batch_size",
     "tokens_per_microbatch_per_replica": "microbatches",
@@ -18,12 +18,10 @@ def batch_of_tokens(
 ) -> Config:
     """Returns `config` with `batch_size` and `microbatches` computed from tokens, if given.
 
-    `devices` is the number of devices of the run; None means those present.
+    `devices` is the run's number of devices; None means those present. Raises a UserError if both
+    fields of a pair are set, or the tokens do not divide into rows.
 
     Source: Mesh TensorFlow, `utils.compute_batch_size` and `serialize_num_microbatches`.
-
-    Raises:
-      UserError: both fields of a pair are set, or the tokens do not divide into rows.
     """
     length = max(lengths.inputs, lengths.targets)
     for tokens, implied in _IMPLIED_BY_TOKENS.items():
@@ -45,7 +43,7 @@ def batch_of_tokens(
             devices = jax.device_count()
         sizes = config.mesh.sizes(devices)
         replicas = sizes["data"] * sizes["fsdp"]
-        # # A batch that does not divide is rejected later, like any other.
+        # A batch that does not divide is rejected later, like any other.
         if config.batch_size % replicas == 0:
             rows = config.batch_size // replicas
             most = max(1, min(rows, config.tokens_per_microbatch_per_replica // length))

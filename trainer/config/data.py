@@ -7,7 +7,7 @@ from tasks.storage import files
 from tasks.terminal.fields import ReadIf, Rule, above, at_least, check, field, require
 
 _SHUFFLES = ("global", "block", "none")
-# # Version of the data order; runs begun with another version cannot be resumed.
+# Version of the data order; runs begun with another version cannot be resumed.
 _ORDER = 2
 
 
@@ -189,7 +189,7 @@ class DataConfig:
         changes="nothing",
         read_if=_REMOTE,
     )
-    # # One thread is fastest for small batches, by benchmarks/input_pipeline.py.
+    # One thread is fastest for small batches, by benchmarks/input_pipeline.py.
     threads: int = field(
         1,
         "threads that make batches; 1 is fastest for small batches",

@@ -22,7 +22,7 @@ from tasks.vocabulary import EOS_ID
 
 GREEDY, BEAM, SAMPLE = "greedy", "beam", "sample"
 METHODS = (GREEDY, BEAM, SAMPLE)
-# # Variants of beam search, by the project they reproduce, each with its own alpha.
+# Variants of beam search, by the project they reproduce, each with its own alpha.
 T5X, TRANSFORMERS = "t5x", "transformers"
 _ALPHAS: Mapping[str, float] = MappingProxyType({T5X: 0.6, TRANSFORMERS: 1.0})
 EARLY_STOPPING = ("false", "true", "never")

@@ -19,9 +19,9 @@ from trainer.config.decoding import Decoding
 from trainer.config.processes import SEVERAL_HOSTS, ProcessesConfig
 
 _ON_DAMAGE = ("stop", "fall_back")
-# # Metrics of every evaluation, or of every language model's, that can rank checkpoints.
+# Metrics of every evaluation, or of every language model's, that can rank checkpoints.
 BEST_METRICS = ("loss", "perplexity", "accuracy", "bits_per_byte")
-# # Evaluation values computed by the trainer itself -> whether lower is better.
+# Evaluation values computed by the trainer itself -> whether lower is better.
 LOWER_IS_BETTER = {
     **dict.fromkeys(("loss", "training_loss", "perplexity", "bits_per_byte"), True),
     **dict.fromkeys(("word_perplexity", "order_loss", "auxiliary_loss", "dropped_tokens"), True),
@@ -32,7 +32,7 @@ _WATCHED = (
     f"a metric is one of {', '.join(BEST_METRICS)}, of evaluation.metrics, or of a task as "
     "TASK/METRIC; min:METRIC and max:METRIC say which way one is better that does not say so itself"
 )
-# # The value of evaluation.metrics for the task's own.
+# The value of evaluation.metrics for the task's own.
 TASK_METRICS = "task"
 _BELOW_ONE = Rule("above 0 and below 1", lambda value: 0 < value < 1)
 
@@ -257,12 +257,8 @@ def check_watched(
     task: str,
     task_module: str | None,
 ) -> None:
-    """Checks, as far as possible without data, that watched metrics are evaluated.
-
-    Raises:
-      Rejected: there are no evaluations, or no metric of this name.
-    """
-    # # Metrics of tasks, user modules and probes are known once these are loaded.
+    """Rejects watched metrics that are never evaluated, as far as is known without the data."""
+    # Metrics of tasks, user modules and probes are known once these are loaded.
     others = task.startswith("seqio:") or task_module is not None or evaluation.probes is not None
     others |= evaluation.supervised is not None
     others |= not METRICS.keys() >= {*evaluation.metrics} - {TASK_METRICS}

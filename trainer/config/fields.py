@@ -13,11 +13,7 @@ from tasks.terminal.flags import Given, refusal
 
 
 class RejectedField(UserError):
-    """A configuration rejects a field; the message names its flag.
-
-    `path` is the field's path in the whole configuration; `rejected` holds the value and the
-    requirement.
-    """
+    """A configuration rejects the field at `path`; `rejected` is its value and the requirement."""
 
     def __init__(self, path: str, rejected: Rejected):
         shown = "" if rejected.value is None else f"={as_flag(rejected.value)}"
@@ -44,17 +40,15 @@ def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def replace(config: Any, path: str, value: Any) -> Any:
-    """Returns a copy of `config` with the field at `path` set; a UserError if it is rejected."""
+    """Returns a copy of `config` with the field at `path` set; raises a UserError if rejected."""
     return replace_all(config, {path: value})
 
 
 def replace_all(config: Any, values: Mapping[str, Any]) -> Any:
     """Returns a copy of `config` with the fields at all paths set.
 
-    Fields of one dataclass are set at once, so that its checks see them together.
-
-    Raises:
-      UserError: a dataclass rejects the values; a `RejectedField` if it says which one.
+    Fields of one dataclass are set at once, so that its checks see them together. Raises a
+    UserError if a dataclass rejects them; a `RejectedField` if it says which one.
     """
     try:
         return _replaced(config, values, "")
@@ -103,7 +97,10 @@ def metadata(config: Any, path: str) -> Mapping[str, Any]:
 
 
 def override(config: Any, origins: dict[str, str], given: Given) -> Any:
-    """Returns `config` with the given flags, and records their origin; a UserError if rejected."""
+    """Returns `config` with the given flags, and records their origin.
+
+    Raises a UserError if a field rejects its value.
+    """
     origins |= dict.fromkeys(given.values, "command line")
     try:
         return replace_all(config, given.values)
@@ -134,11 +131,8 @@ def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> st
 def from_dict(kind: type, value: Mapping[str, Any], source: str) -> Any:
     """Inverse of dataclasses.asdict, tuples and nested dataclasses included.
 
-    Accepts former names of fields; fields missing from `value` get their `unstored` value. `source`
-    is the file named in errors.
-
-    Raises:
-      UserError: an unknown field, or a value that a field rejects.
+    Accepts former names of fields; fields missing from `value` get their `unstored` value. Raises a
+    UserError, naming the file `source`, for unknown fields and rejected values.
     """
     return _from_dict(kind, value, source, "")
 
@@ -177,10 +171,7 @@ def _from_dict(kind: type, value: Mapping[str, Any], source: str, path: str) -> 
 def with_settings(value: Any, settings: Iterable[str], flag: str, name: str) -> Any:
     """Returns a copy of a dataclass with fields set, each given as "field.path=value".
 
-    Error messages name the settings' `flag` and call the dataclass `name`.
-
-    Raises:
-      UserError: there is no such field, or the dataclass rejects its value.
+    UserErrors name the settings' `flag` and call the dataclass `name`.
     """
     for setting in settings:
         path, _, text = setting.partition("=")

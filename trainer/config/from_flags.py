@@ -18,7 +18,7 @@ from trainer.config.run import CONFIG_FILE, Config
 from trainer.config.unused_fields import refuse_unread
 from trainer.model.config import ModelConfig
 
-# # The gin reader, imported only if needed.
+# The gin reader, imported only if needed.
 _GIN = "trainer.gin.recipe:load"
 # The preset whose values --help shows as defaults.
 _SHOWN = "t5_1_1_small"
@@ -115,7 +115,10 @@ class Settings(NamedTuple):
 
 
 def given(flags: Sequence[str]) -> Given:
-    """Returns the parsed flags of a run's fields; a UserError for unknown fields or wrong types."""
+    """Returns the parsed flags of a run's fields.
+
+    Raises a UserError for unknown fields and values of the wrong type.
+    """
     return parse(RunFlags, flags).below("run")
 
 
@@ -128,10 +131,7 @@ def build_config(
     """Returns (the configuration, field path -> origin).
 
     Applies the model `preset`, the recipe `optimizer_preset`, a command's `settings`, then the
-    flags in `overrides`.
-
-    Raises:
-      UserError: an unknown preset or field, a value of the wrong type, or a rejected value.
+    flags in `overrides`. Raises a UserError for unknown or rejected fields and values.
     """
     if not isinstance(overrides, Given):
         overrides = given(overrides)
@@ -164,8 +164,7 @@ def build_from_gin(
 ) -> tuple[Config, dict[str, str], list[tuple[str, str]]]:
     """Returns (the configuration, field path -> origin, (subject, text) lines to print).
 
-    Raises:
-      UserError: see `build_config`; or an error in a gin file, with file and line.
+    Raises a UserError like `build_config`, or with file and line of a gin error.
     """
     if not isinstance(overrides, Given):
         overrides = given(overrides)
@@ -184,12 +183,9 @@ def _import_task_module(overrides: Given) -> None:
 
 
 def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Config, dict[str, str]]:
-    """Returns (the configuration, field path -> origin); prints the report of gin files.
+    """Returns `build_config` of the flags; prints the report of gin files.
 
-    `settings` are those of `build_config`.
-
-    Raises:
-      UserError: flags are missing, contradict one another, or have no effect.
+    Raises a UserError if flags are missing, contradict one another, or have no effect.
     """
     preset = flags.run.values.get("preset")
     gin = getattr(flags, "gin", Gin())
@@ -222,10 +218,8 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
 def model_of_run(source: str, own: str | None) -> ModelConfig:
     """Returns the model of one of our runs, given by its folder or a checkpoint.
 
-    For resuming, `own`, the folder of the run that starts from it, suffices.
-
-    Raises:
-      UserError: the folder has no configuration of a run.
+    For resuming, `own`, the folder of the run that starts from it, suffices. Raises a UserError if
+    there is no configuration.
     """
     folder = source.rstrip("/")
     for path in (folder, re.sub(r"/checkpoint_\d+$", "", folder), *([own] if own else ())):
@@ -242,7 +236,7 @@ def model_of_run(source: str, own: str | None) -> ModelConfig:
     )
 
 
-# # Flags of T5X and Mesh T5 used beside gin files, and their replacements.
+# Flags of T5X and Mesh T5 used beside gin files, and their replacements.
 _FOREIGN = {
     "alsologtostderr": "messages go to stderr",
     "logtostderr": "messages go to stderr",

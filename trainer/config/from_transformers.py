@@ -12,7 +12,7 @@ from trainer.model.config import ModelConfig
 
 PREFIX = "hf:"
 _READER = "trainer.huggingface"
-# # Fields that a folder does not determine: how the model is trained and computed.
+# Fields that a folder does not determine: how the model is trained and computed.
 _OURS = ("dropout_rate", "dtype", "scan_layers", "remat", "attention", "softmax_dtype")
 
 
@@ -28,10 +28,9 @@ def named_folder(given: Given) -> str | None:
 
 
 def folder_model(given: Given) -> ModelConfig:
-    """Returns the model of `named_folder(given)`, without dropout, like our presets.
+    """Returns the model of `named_folder(given)`, without dropout.
 
-    Raises:
-      UserError: the folder does not exist, or its model is unsupported.
+    Raises a UserError if the folder is missing or its model is unsupported.
     """
     model = _model(named_folder(given) or "", given.values.get("model_dir") or "")
     return dataclasses.replace(model, dropout_rate=0.0)
@@ -41,11 +40,8 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
     """Returns `config` with the model of the folder named by --init_from, if any.
 
     Keeps fields set on the command line and fields that a folder does not determine; records
-    origins. A run that has begun no longer needs the folder: its own record has the model.
-
-    Raises:
-      UserError: the folder does not exist, its model is unsupported, or the preset has another
-      architecture.
+    origins. A run that has begun no longer needs the folder: its own record has the model. Raises a
+    UserError if the folder is missing, or its model is unsupported or of another architecture.
     """
     source = config.init_from or ""
     if not source.startswith(PREFIX):
@@ -74,5 +70,5 @@ def _model(source: str, model_dir: str) -> ModelConfig:
         stored = files.read_json(path).get("config", {})
         if stored.get("init_from") == source:
             return fields.from_dict(ModelConfig, stored["model"], path)
-    # # Imported here because it reads another library's formats.
+    # Imported here because it reads another library's formats.
     return importlib.import_module(_READER).model_config(source.removeprefix(PREFIX))

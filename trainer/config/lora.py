@@ -5,7 +5,7 @@ import re
 
 from tasks.terminal.fields import ReadIf, Rejected, above, at_least, check, field
 
-# # Key of LoRA's parameters in a run's tree; below it are the kernels' own paths.
+# Key of LoRA's parameters in a run's tree; below it are the kernels' own paths.
 LORA = "lora"
 _ATTENTION = r"attention/(query|key|value|out)/kernel$"
 
@@ -29,9 +29,8 @@ class LoraConfig:
     initially 0. Exports hold the sum.
 
     Source: Hu et al. 2021 (arXiv:2106.09685).
-    Differences: every step forms the sum, where the paper adds the two products with the
-    activations. The function is the same; activations take less memory, but operations are as many
-    as in full fine-tuning.
+    Differences: every step forms the sum; the paper adds the two products with the activations.
+    This saves activation memory, but takes as many operations as full fine-tuning.
     """
 
     rank: int | None = field(None, "rank of the additions; None: no LoRA", rule=at_least(1))

@@ -12,15 +12,15 @@ from tasks.terminal.fields import Rule, check, field
 from trainer.model.config import ModelConfig
 
 AXES = ("data", "fsdp", "tensor")
-# # Mesh axes that divide the rows of a batch.
+# Mesh axes that divide the rows of a batch.
 ROWS = ("data", "fsdp")
 
-# # Pairs of (array axis, mesh axis that divides it), in order of precedence: a mesh axis divides
-# one dimension of a tensor. Array axes without a rule are replicated. Sources: T5X,
-# `partitioning.standard_logical_axis_rules` ("model" is our "tensor", parameter_partitioning_dims=2
-# our fsdp above 1); mu-transformer, "2D finalized" (Xu et al. 2021, arXiv:2105.04663, section 5.1),
-# like T5X's two 2s but with a replicated vocabulary. Experts lie along the rows that they serve, as
-# in Primer's Mesh TensorFlow.
+# Pairs of (array axis, mesh axis that divides it), in order of precedence: a mesh axis divides one
+# dimension of a tensor. Array axes without a rule are replicated.
+# Sources: T5X, `partitioning.standard_logical_axis_rules` ("model" is our "tensor",
+# parameter_partitioning_dims=2 our fsdp above 1); mu-transformer, "2D finalized" (Xu et al. 2021,
+# arXiv:2105.04663, section 5.1), like T5X's two 2s but with a replicated vocabulary. Experts lie
+# along the rows that they serve, as in Primer's Mesh TensorFlow.
 RULES: Mapping[str, tuple[tuple[str, str | None], ...]] = MappingProxyType(
     {
         "standard": (
@@ -84,7 +84,7 @@ class MeshConfig:
         check(self)
 
     def planned(self) -> dict[str, int]:
-        """Returns the sizes by axis; a UserError if more than one is -1."""
+        """Returns the sizes by axis; raises a UserError if more than one is -1."""
         sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
         open_axes = [name for name, size in sizes.items() if size == -1]
         if len(open_axes) > 1:
@@ -96,7 +96,7 @@ class MeshConfig:
         return sizes
 
     def sizes(self, devices: int) -> dict[str, int]:
-        """Returns the sizes by axis; a UserError if their product is not `devices`."""
+        """Returns the sizes by axis; raises a UserError if their product is not `devices`."""
         sizes = self.planned()
         fixed = math.prod(size for size in sizes.values() if size != -1)
         if -1 in sizes.values() and devices % fixed == 0:
@@ -117,7 +117,7 @@ def check_dimensions(
     """Rejects dimensions that a mesh cannot divide evenly; sizes not yet known (-1) count as 1."""
     size = {axis: max(sizes[axis], 1) for axis in AXES}
     flag = {axis: f"--mesh.{axis}={sizes[axis]}" for axis in AXES}
-    # # Heads stay whole: a divided head would have to be gathered for every product.
+    # Heads stay whole: a divided head would have to be gathered for every product.
     heads = ("num_heads", model.num_heads)
     if conditional := getattr(model.part("mixer").options, "conditional_heads", None):
         heads = ("conditional_heads", conditional)

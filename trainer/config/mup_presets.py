@@ -35,6 +35,6 @@ def mup_presets(others: dict[str, ModelConfig]) -> Iterator[tuple[str, ModelConf
             ),
         )
     for name, model in others.items():
-        # # At the base width the first logits are as large as in the standard parametrisation.
+        # At the base width the first logits are as large as in the standard parametrisation.
         mup = f"mup:base_width={_BASE_WIDTH},readout=relative"
         yield f"mup_{name}", replace(model, parametrisation=mup)

@@ -27,7 +27,7 @@ from tasks.terminal.fields import (
     require,
 )
 
-# # Fields of several optimizers, with the same defaults.
+# Fields of several optimizers, with the same defaults.
 _SCALE = {"minimum_parameter_scale": 1e-3, "maximum_parameter_scale": math.inf}
 _DECAY = {
     "weight_decay_rate_exponent": 1.0,
@@ -41,13 +41,12 @@ class Optimizer:
     """An optimizer: its code, the fields it reads, and its defaults.
 
     Attributes:
-      code: "module:function", its `trainer.optim.optimizer.Direction`; imported lazily, so that the
-      configuration needs no JAX.
+      code: "module:function", its `trainer.optim.optimizer.Direction`; imported lazily (no JAX).
       defaults: every field the optimizer reads -> its value when unset.
       learning_rate: the learning rate when unset; None means it must be set.
       schedule: the schedule when unset.
       rate_exponent: "module:function", (path, number of axes without stacks) of a tensor -> the
-      power of muP's rate for Adam that this optimizer needs; None means 1.
+        power of muP's rate for Adam that this optimizer needs; None means 1.
       averages_updates: whether `beta1` averages scaled updates rather than gradients.
     """
 
@@ -59,10 +58,11 @@ class Optimizer:
     averages_updates: bool = False
 
 
-# # One entry per optimizer; external code may add its own. Sources of the defaults: adafactor T5X,
-# `adafactor.py`, its learning rate and schedule `configs/runs/pretrain.gin`; adamw and lion optax
-# 0.2.8; adamw_rms nanoT5, `copied_utils.AdamWScale`; muon's momentum and its Adam's betas Liu et
-# al. 2025 (arXiv:2502.16982), the parameter scale measured (docs/LOG.md, 2026-11-21).
+# One entry per optimizer; external code may add its own.
+# Sources of the defaults: adafactor T5X, `adafactor.py`, its learning rate and schedule
+# `configs/runs/pretrain.gin`; adamw and lion optax 0.2.8; adamw_rms nanoT5,
+# `copied_utils.AdamWScale`; muon's momentum and its Adam's betas Liu et al. 2025
+# (arXiv:2502.16982), the parameter scale measured (docs/LOG.md, 2026-11-21).
 OPTIMIZERS: dict[str, Optimizer] = {
     "adafactor": Optimizer(
         "trainer.optim.adafactor:direction",
@@ -139,7 +139,7 @@ OPTIMIZERS: dict[str, Optimizer] = {
 # The default of a field that must be set.
 REQUIRED = object()
 
-# # Keys of `schedule.FACTORS` -> the fields that only the factor reads, with their defaults.
+# Keys of `schedule.FACTORS` -> the fields that only the factor reads, with their defaults.
 # Source: T5X, `utils.create_learning_rate_scheduler`.
 SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -166,7 +166,7 @@ SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-# # Fields that matter only if the switch is neither 0 nor False.
+# Fields that matter only if the switch is neither 0 nor False.
 _SWITCHES = {
     "weight_decay": (
         "weight_decay_rate_exponent",
@@ -426,14 +426,13 @@ class OptimizerConfig:
 
 
 def _fields_in(tables: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Returns the names in any of the tables, sorted."""
     return sorted({name for table in tables for name in table})
 
 
-# # Source: nanoT5, `configs/default.yaml` and `utils/model_utils.py`: T5 1.1 base, 2^16 steps of
-# 128 rows, 1.953 nats on held-out C4, with its Adafactor 1.995 (README). `steps_per_cycle` is the
-# number of updates less the warm-up: set both for a run of another length. Differences: AdamWScale
-# adds its epsilon before the bias correction, optax after it.
+# Source: nanoT5, `configs/default.yaml` and `utils/model_utils.py`: T5 1.1 base, 2^16 steps of 128
+# rows, 1.953 nats on held-out C4, with its Adafactor 1.995 (README). `steps_per_cycle` is the
+# number of updates less the warm-up: set both for a run of another length.
+# Differences: AdamWScale adds its epsilon before the bias correction, optax after it.
 _NANOT5 = OptimizerConfig(
     name="adamw_rms",
     learning_rate=0.02,
@@ -457,7 +456,7 @@ OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = MappingProxyType(
     }
 )
 
-# # The loss of a preset, if not the default. nanoT5 clips the gradient of the mean loss; the summed
+# The loss of a preset, if not the default. nanoT5 clips the gradient of the mean loss; the summed
 # loss's would be clipped at every update. Mesh TensorFlow divides by all positions.
 _LOSS_OF_PRESETS = {
     "nanot5": {"loss.normalizer": "num_real_target_tokens"},
@@ -466,7 +465,10 @@ _LOSS_OF_PRESETS = {
 
 
 def recipe(name: str) -> dict[str, Any]:
-    """Returns a preset's field path -> value: its optimizer and loss; a UserError if unknown."""
+    """Returns field path -> value of a preset: its optimizer and its loss.
+
+    Raises a UserError if there is no such preset.
+    """
     if name not in OPTIMIZER_PRESETS:
         raise UserError(
             f"unknown optimizer preset {name}{nearest(name, OPTIMIZER_PRESETS)}; known: "

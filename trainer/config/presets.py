@@ -24,7 +24,7 @@ LLAMA_VOCAB_SIZE = 32_000
 BERT_VOCAB_SIZE = 30_522
 
 
-# # The zoo is loaded by name, like a user's module; presets below name its parts.
+# The zoo is loaded by name, like a user's module; presets below name its parts.
 _ZOO = "trainer.zoo"
 importlib.import_module(_ZOO)
 
@@ -43,7 +43,6 @@ def _model(
     num_layers: int,
     dropout_rate: float = 0.0,
 ) -> ModelConfig:
-    """Returns a model whose stacks have `num_layers` each."""
     architecture = FAMILIES[family].architecture
     return ModelConfig(
         family=family,
@@ -64,9 +63,9 @@ _llama = partial(_model, "llama", LLAMA_VOCAB_SIZE)
 _bert = partial(_model, "bert", BERT_VOCAB_SIZE)
 
 
-# # Columns: emb_dim, num_heads, head_dim, mlp_dim, layers per stack. Source: T5X,
-# `examples/t5/t5_1_0/*.gin` and `examples/t5/t5_1_1/*.gin`; 1.0's tiny is 1.1's. mini is ours: the
-# smallest that learns something on a CPU in minutes.
+# Columns: emb_dim, num_heads, head_dim, mlp_dim, layers per stack.
+# Source: T5X, `examples/t5/t5_1_0/*.gin` and `examples/t5/t5_1_1/*.gin`; 1.0's tiny is 1.1's. mini
+# is ours: the smallest that learns something on a CPU in minutes.
 _T5_1_0 = {
     "tiny": _t5_1_0(8, 4, 3, 16, 2),
     "small": _t5_1_0(512, 8, 64, 2048, 6),
@@ -96,7 +95,7 @@ _MT5 = {
     for size, config in _T5_1_1.items()
     if size not in ("tiny", "mini")
 }
-# # Decoder-only models of T5 1.1's sizes, as in T5X's `examples/decoder_only/models/*.gin`; 1b has
+# Decoder-only models of T5 1.1's sizes, as in T5X's `examples/decoder_only/models/*.gin`; 1b has
 # xl's widths.
 _LM = {
     size: replace(_T5_1_1[t5_size], family="lm", num_encoder_layers=0)
@@ -202,7 +201,7 @@ _BERT_EXPERIMENTS |= {
     ),
 }
 
-# # T5 1.1 with Primer-EZ's two changes. The mlp's single kernel is as wide as gated GELU's two.
+# T5 1.1 with Primer-EZ's two changes. The mlp's single kernel is as wide as gated GELU's two.
 _T5_1_1_PRIMER_EZ = {
     f"{size}_primer_ez": replace(
         config,

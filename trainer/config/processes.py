@@ -60,5 +60,5 @@ class ProcessesConfig:
             )
 
 
-# # Title of the flag group in commands that do not train.
+# Title of the flag group in commands that do not train.
 SEVERAL_HOSTS = "several hosts: start the same command on each of them"

@@ -10,7 +10,7 @@ from trainer.config import fields
 from trainer.config.run import Config
 from trainer.config.unused_fields import unread_fields
 
-# # Values of `changes` that a resumed run accepts: parameters of earlier steps are unaffected.
+# Values of `changes` that a resumed run accepts: parameters of earlier steps are unaffected.
 # `on_nan` and `spike_factor` may change so that a stopped run can be resumed; skipped updates stay
 # skipped. Another mesh, attention, choice of deterministic kernels or, except for `_parts_matter`,
 # number of microbatches changes only the order of summation.

@@ -1,9 +1,7 @@
 """A run's configuration: frozen typed dataclasses whose fields carry their own help.
 
 Values come from, in rising precedence: defaults, a preset, gin files, values implied by task and
-cache, and `--field.path=value`. Each field's origin is recorded.
-
-No heavy import: `python -m trainer.pretrain --help` reads this module.
+cache, and `--field.path=value`. No heavy import: `python -m trainer.pretrain --help` reads this.
 """
 
 import dataclasses
@@ -49,7 +47,7 @@ from trainer.config.processes import ProcessesConfig
 from trainer.model.config import ModelConfig
 
 CONFIG_FILE = "config.json"
-# # Prefix of task names registered with seqio.
+# Prefix of task names registered with seqio.
 SEQIO = "seqio:"
 
 _ENGINES = ("palimpsest", "t5x")
@@ -68,9 +66,8 @@ _NORMALIZED = ("batch", "microbatch")
 class LossConfig:
     """The loss, in T5X's terms.
 
-    Adafactor is invariant to the gradient's scale. With it, "sum", "num_real_target_tokens" and
-    "num_total_target_tokens" differ only in the printed loss; "average_per_sequence" changes token
-    weights.
+    Adafactor ignores the gradient's scale. With it, "sum" and "num_*_target_tokens" differ only in
+    the printed loss; "average_per_sequence" changes token weights.
     """
 
     z_loss: float = field(
@@ -154,9 +151,8 @@ _INIT_FROM = ReadIf(lambda config: config.init_from is not None, "without --init
 class Config:
     """A run.
 
-    Batch rows may also be given in tokens, as in Mesh TensorFlow: `tokens_per_batch` and
-    `tokens_per_microbatch_per_replica` count positions of the longer feature, and `prepare` derives
-    `batch_size` and `microbatches` from them.
+    As in Mesh TensorFlow, `tokens_per_batch` and `tokens_per_microbatch_per_replica` count
+    positions of the longer feature; `prepare` derives `batch_size` and `microbatches` from them.
     """
 
     preset: str = field(
@@ -380,8 +376,7 @@ def load_record(model_dir: str) -> dict[str, Any]:
 def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
     """Returns (the configuration of the run in `model_dir`, field path -> origin).
 
-    Raises:
-      UserError: there is no run, it is of another version, or its file is damaged.
+    Raises a UserError if the run is missing, damaged, or of another version.
     """
     path = files.join(model_dir, CONFIG_FILE)
     if not files.exists(path):

@@ -1,7 +1,6 @@
-"""Rejects typed fields that have no effect beside the others, by their `read_if`.
+"""Rejects typed fields that have no effect given the others, according to `read_if`.
 
-Only typed values are rejected: a stored configuration stays readable, and presets and gin files may
-set fields that their model or task does not use. Resuming ignores such fields
+Stored configurations, presets and gin files may set such fields; resuming ignores them
 (`resuming.config_changes`).
 """
 
@@ -34,7 +33,7 @@ def _unread(part: Any, config: Config, path: str) -> Iterator[tuple[str, str]]:
 
 
 def refuse_unread(config: Config, origins: Mapping[str, str]) -> None:
-    """Rejects unread fields set on the command line to other than the default, by a UserError."""
+    """Raises a UserError for unread fields set on the command line to other than the default."""
     values = dict(fields.leaves(config))
     defaults = dict(fields.leaves(Config(config.preset, config.model)))
     defaults |= {f"model.{each.name}": each.default for each in dataclasses.fields(ModelConfig)}

@@ -33,8 +33,8 @@ from trainer.data.order import BlockOrder, Order
 class BatchMaker:
     """Makes features from windows, given their indices and noise keys.
 
-    `lengths` are those of an example in packed rows, None means the converter's. If `by_document`,
-    a window's documents are segments (`trainer.data.segments`).
+    `lengths` are an example's in packed rows; None means the converter's. If `by_document`, a
+    window's documents are segments (`trainer.data.segments`).
     """
 
     windows: Windows
@@ -103,10 +103,8 @@ class BatchMaker:
 class Source:
     """A task of a run: how its rows are made, and in what order.
 
-    `seed` is the run's; `packed` is the layout of packed rows, None for one example per row.
-
-    Raises:
-      UserError: at construction, if there is no window.
+    `packed` is the layout of packed rows, None for one example per row. Raises a UserError at
+    construction if there is no window.
     """
 
     task: str
@@ -162,11 +160,8 @@ class Source:
 class Places(NamedTuple):
     """Origins of a batch's examples in row order, int64 [E] each.
 
-    Attributes:
-      sources: indices in the run's list of sources.
-      epochs: earlier complete passes over the source.
-      ranks: windows of the source read earlier in the same epoch.
-      windows: indices in the source's `Windows`.
+    `sources` indexes the run's sources, `windows` the source's `Windows`; `epochs` counts earlier
+    passes over the source, `ranks` windows read earlier in the same epoch.
     """
 
     sources: np.ndarray
@@ -178,8 +173,7 @@ class Places(NamedTuple):
 class TrainingBatches:
     """An endless sequence of training batches with random access: `batches[k]` is step k's.
 
-    Host `host` of `hosts` gets its share of the global batch of `batch_size` rows; a UserError says
-    that they do not divide.
+    Host `host` of `hosts` gets its share of the `batch_size` rows, which must be divisible.
     """
 
     def __init__(
@@ -196,8 +190,8 @@ class TrainingBatches:
         self._schedule = schedule or MixingSchedule([(0, [1.0] * len(sources))])
         self._rows = batch_size // hosts
         self._first_row = host * self._rows
-        # # One row of each feature of any source. Sources may lack only the prefix with
-        # bidirectional attention, where zeros mean no prefix.
+        # One row of each feature of any source. Sources may lack only the prefix with bidirectional
+        # attention, where zeros mean no prefix.
         blanks = [source.maker.blank() for source in self._sources]
         self._features = {name: row for blank in blanks for name, row in blank.items()}
 
@@ -212,7 +206,7 @@ class TrainingBatches:
     def examples(self, step: int) -> tuple[np.ndarray, Places, list[tuple[Members, int]]]:
         """Returns the examples of this host's rows of batch `step`, in row order.
 
-        They are (each example's row, int64 [E]; their origins; per example, the members of its
+        The result is (each example's row, int64 [E]; origins; per example, the members of its
         source's rows and its index among them).
         """
         columns, members_of = [], []
@@ -268,8 +262,7 @@ class TrainingBatches:
 def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterator[Batch]:
     """Yields every window of the split once, in order, with noise that depends only on `seed`.
 
-    Padding rows complete the last batch. They have no weight in the loss, so sums over the split do
-    not depend on the batch size.
+    Padding rows, without weight in the loss, complete the last batch.
     """
     count = len(maker.windows)
     for first in range(0, count, batch_size):

@@ -32,7 +32,7 @@ from trainer.data.interleave import MixingSchedule
 from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, Order
 
 _TRAIN = "train"
-# # Rows per batch for examples.
+# Rows per batch for examples.
 _EXAMPLE_ROWS = 64
 
 
@@ -51,7 +51,7 @@ def _amounts(config: Config, tasks: list[str]) -> dict[str, Take]:
 
 
 class CachedData:
-    """Batches from the caches of a run's tasks; a UserError if they cannot be read together."""
+    """Batches from the caches of a run's tasks, which must be readable together."""
 
     def __init__(
         self,
@@ -349,8 +349,7 @@ class CachedData:
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
         """Returns every window of the split by task, including the unfinished last one.
 
-        Skips, with a message, a mixture's tasks without text in the split; a UserError if all lack
-        text.
+        Skips, with a message, tasks without text in the split; raises a UserError if none has text.
         """
         sets, empty = [], []
         for each in self.tasks:

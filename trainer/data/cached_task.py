@@ -29,11 +29,7 @@ class CachedTask:
 
     @property
     def model(self) -> bytes:
-        """Bytes of the vocabulary's model.
-
-        Raises:
-          UserError: the vocabulary is unknown.
-        """
+        """Bytes of the vocabulary's model; raises a UserError if the vocabulary is unknown."""
         if not self.ids.model:
             raise UserError(
                 f"the vocabulary of {self.cache} is not known, as it was adopted without one: run "
@@ -45,10 +41,8 @@ class CachedTask:
 def open_cache(config: Config, name: str, patient: bool = False) -> CachedTask:
     """Finds a task and opens its cache, which may belong to another task on the same corpus.
 
-    `patient`: with `data.follow`, whether to wait for a cache that is being built.
-
-    Raises:
-      UserError: the task or the cache does not exist.
+    `patient`: with `data.follow`, whether to wait for a cache that is being built. Raises a
+    UserError if task or cache does not exist.
     """
     task = _task(config, name)
     objective = fields.with_settings(

@@ -17,10 +17,9 @@ from tasks.terminal.command_line import UserError
 from trainer.data.order import BlockOrder, Order, Reading
 
 _SHUFFLE = 0xDEC4  # separates the order of a deck's windows from other draws
-# # Pairs packed together, largest first. With exponential lengths (means 60 and 15, rows of 512 and
+# Pairs packed together, largest first. With exponential lengths (means 60 and 15, rows of 512 and
 # 128), groups of 1,024 leave 8 and 5 % empty, groups of 4,096 leave 10 and 7 %; one group in cache
 # order with 64 open rows leaves 17 and 15 %.
-# group in the cache's order with 64 open rows 17 and 15 %.
 _GROUP = 1024
 _INDEX_ROWS = 1 << 20
 
@@ -32,7 +31,6 @@ class Members(NamedTuple):
       rows_E: index of each example's row among the requested rows, ascending.
       epochs_E: earlier complete passes over the windows.
       ranks_E: windows read earlier in the same epoch.
-      windows_E: indices of windows.
       partners_E: the example whose key each uses: itself unless it mirrors another.
       slots: how the windows become examples; None means the objective's own draws.
     """
@@ -127,18 +125,14 @@ class PackedPairs:
 
     Rows are planned at construction from the lengths in the cache's index: neighbouring pairs are
     packed together, best fit decreasing. This takes about a microsecond and 12 bytes of memory per
-    pair.
+    pair. Raises a UserError if a pair does not fit into a row.
 
     Args:
       windows: the pairs.
       ends: tokens that each side adds to the cache's: its EOS.
       rows: lengths of a row.
       together: whether both sides share one sequence, as in a decoder.
-      blocks: int64 [B + 1], from `tasks.cache.windows.Windows.blocks`: the first pair of each block
-      of pairs read together; no row spans two blocks.
-
-    Raises:
-      UserError: a pair does not fit into a row.
+      blocks: int64 [B + 1], from `tasks.cache.windows.Windows.blocks`; no row spans two blocks.
     """
 
     def __init__(

@@ -44,9 +44,8 @@ class Example(NamedTuple):
 class Outputs(NamedTuple):
     """A model's outputs, one per example.
 
-    `ids` are generated ids, int32 [tokens], EOS included if present, and `scores` their log
-    probabilities; both None if nothing was generated. `target_scores` are log likelihoods of the
-    answers; None if not computed.
+    `ids`, int32 [tokens], EOS included, and `scores`, their log probabilities, are None if nothing
+    was generated; `target_scores`, log likelihoods of the answers, None if not computed.
     """
 
     ids: list[np.ndarray] | None = None
@@ -55,10 +54,9 @@ class Outputs(NamedTuple):
 
 
 class OutputMetric(NamedTuple):
-    """A metric of model outputs.
+    """A metric of model outputs: (examples, outputs) -> values by name.
 
-    `compute` maps (examples, outputs) to values by name; it reads generated ids if `generates`,
-    else scores of the answers.
+    It reads generated ids if `generates`, else scores of the answers.
     """
 
     generates: bool
@@ -70,7 +68,6 @@ class ExampleSet:
     """The examples of a task's split, and its metrics.
 
     Attributes:
-      name: the task.
       read: returns the first examples, at most the given number, or all.
       decode: ids -> text.
       postprocess: (text, example) -> the prediction that metrics read.
@@ -109,8 +106,7 @@ class ExampleSet:
 def named_metrics(config: Config) -> tuple[Metric, ...]:
     """Returns the metrics named by `evaluation.metrics`, without the task's own.
 
-    Raises:
-      UserError: a metric does not exist.
+    Raises a UserError if one does not exist.
     """
     names = [name for name in config.evaluation.metrics if name != TASK_METRICS]
     return tuple(metric.chosen(names, config.task_module)) if names else ()
@@ -134,7 +130,7 @@ def of_batches(
         return decode.decode([int(token) for token in tokens], ids)
 
     def target_of(tokens: np.ndarray) -> str:
-        # # An unknown piece of a prediction must not equal the target's.
+        # An unknown piece of a prediction must not equal the target's.
         parts = zip(tokens.tolist(), decode.texts(tokens.tolist(), ids), strict=True)
         unknown = ids.special.unk
         found = [decode.REPLACEMENT if token == unknown else text for token, text in parts]
@@ -171,8 +167,7 @@ def of_batches(
 def _judged(judge: Supervised | None, text: str, targets: str, is_target: bool) -> Any:
     """Returns the value that metrics compare, for a prediction or for `targets` itself.
 
-    Raises:
-      UserError: the task reads fields of an example that a cache does not hold.
+    Raises a UserError if the task reads fields of an example that a cache does not hold.
     """
     if judge is None or judge.postprocess is None:
         return text

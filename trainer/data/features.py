@@ -62,8 +62,7 @@ FILLING = MappingProxyType(
 def token_places(batch: Mapping[str, Any], side: str) -> Any:
     """Returns an array [W, L] that is positive at tokens and 0 at padding.
 
-    These are the side's segment ids, present if rows are packed or id 0 is a piece; else its
-    tokens.
+    It is the side's segment ids (rows are packed or id 0 is a piece) or else its tokens.
     """
     tokens = "encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"
     return batch.get(f"{side}_segment_ids", batch[tokens])
@@ -196,7 +195,7 @@ class FeatureConverter:
             batch["decoder_causal_attention"] = _laid(both_ways, place, rows, length)
             batch["decoder_segment_ids"] = _laid(segment, place, rows, length)
             batch["decoder_positions"] = _laid(position, place, rows, length)
-        # # An example's first input must not be the previous example's last token.
+        # An example's first input must not be the previous example's last token.
         first_WL = batch["decoder_positions"] == 0
         batch["decoder_input_tokens"][first_WL] = self.special.start
         return batch

@@ -3,8 +3,8 @@
 The plan fixes the number and order of shards. A block is a fixed number of consecutive shards; a
 window belongs to the block in which it ends, so that later shards affect neither. The first epoch
 reads the blocks in the plan's order, permuting the windows of each; by its end all shards are
-known, and later epochs have the usual order. A batch's windows therefore depend on plan, seed and
-step, not on when a shard was finished (docs/decisions/021-train-while-it-builds.md).
+known, and later epochs have the usual order. A batch's windows thus depend on plan, seed and step,
+not on when a shard was finished (docs/decisions/021-train-while-it-builds.md).
 
 Dimensions: W requested windows.
 """
@@ -33,13 +33,9 @@ _SPLIT = "train"
 class FollowedOrder:
     """The order of a cache's windows in a run that may follow its build.
 
-    Args:
-      windows: windows of the known shards; only this object grows them.
-      task: the task and its cache, finished or not.
-      reading: shards per block, and whether a block's windows are permuted.
-      wanted: amount taken of the split; None means all.
-      seed: seed of the order.
-      later: makes the order of epochs after the first, once all windows are known.
+    Only this object grows `windows`, the known ones. `reading` holds the shards per block and the
+    shuffling within it; `wanted` is the amount taken, None means all; `later` makes the order of
+    epochs after the first, once all windows are known.
     """
 
     def __init__(
@@ -55,7 +51,7 @@ class FollowedOrder:
         self._following, self._wanted, self._later = task.following, wanted, later
         self._block_shards, self._seed = reading.follow_shards, seed
         self._shuffled = reading.shuffle != "none"
-        # # (first window of each known block, then the number of their windows; the order of later
+        # (first window of each known block, then the number of their windows; the order of later
         # epochs, once all windows are known). One value, because threads read both.
         self._state: tuple[np.ndarray, Order | None] = np.zeros(1, np.int64), None
         self._shards, self._held = 0, 0  # of these blocks: shards, and what `wanted` counts
@@ -64,11 +60,7 @@ class FollowedOrder:
 
     @property
     def windows(self) -> int:
-        """Number of windows per epoch.
-
-        Raises:
-          UserError: the cache is not finished.
-        """
+        """Number of windows per epoch; raises a UserError if the cache is not finished."""
         if not self.complete:
             assert self._following
             raise self._following.refuse(_SPLIT, self._of)
@@ -111,14 +103,14 @@ class FollowedOrder:
         plan, wanted, firsts = self._manifest.plan, self._wanted, self._state[0]
         known = self._manifest.splits[_SPLIT][: borders[-1]]
         added = known[self._shards :]
-        # # All at once, since each addition copies the data of all shards.
+        # All at once, since each addition copies the data of all shards.
         self._windows.grow(added)
         ends = [self._windows.ending(border) for border in borders]
         last = borders[-1] == self._of
         if wanted:
             self._held += subset.held(plan, added, wanted.unit)
             if last or self._held >= wanted.amount:
-                # # Later shards do not affect this count.
+                # Later shards do not affect this count.
                 part = CacheManifest(plan, {_SPLIT: known}, {})
                 ends[-1] = subset.count(self._windows, self._folder, part, _SPLIT, wanted)
                 last = True
@@ -144,8 +136,7 @@ class FollowedOrder:
     def wait(self, rank: int, timeout_seconds: float | None, stopping: Callable[[], bool]) -> bool:
         """Waits until the window at a rank is known; returns False if `stopping()` came first.
 
-        Raises:
-          UserError: see `tasks.cache.following.wait`; or this run does not wait.
+        Raises a UserError like `tasks.cache.following.wait`, or if this run does not wait.
         """
         if self.knows(rank):
             return True
@@ -166,11 +157,7 @@ class FollowedOrder:
         return self._following.missing(_SPLIT, self._border(self._shards))
 
     def __call__(self, ranks_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Implements `order.Reading`; waits for unknown windows if the cache allows it.
-
-        Raises:
-          UserError: a shard is not finished, and this run does not wait.
-        """
+        """Implements `order.Reading`: waits for unknown windows, or raises a UserError."""
         highest = int(ranks_W.max(initial=0))
         while not self.knows(highest):
             assert self._following
@@ -218,15 +205,14 @@ def reading(order: Order | FollowedOrder, windows: int) -> Reading:
 def without_shards(manifest: CacheManifest, split: str) -> CacheManifest:
     """Returns a manifest without the shards of a split.
 
-    Raises:
-      UserError: the cache will not have such a split.
+    Raises a UserError if the cache will not have such a split.
     """
     known = {split: []} if split in manifest.plan.shards else manifest.splits
     return CacheManifest(manifest.plan, known, manifest.software)
 
 
 def check(config: Config, mixtures: list[MixtureSpec]) -> None:
-    """Rejects settings that need a finished cache, with a UserError that names the setting.
+    """Raises a UserError for a setting that needs a finished cache.
 
     Finished caches are no exception, so that a run does not depend on when it begins.
     """
@@ -247,7 +233,7 @@ def check_task(
     objective: Objective, folder: str, manifest: CacheManifest, sides: tuple[int, int] | None,
     packs: bool, wanted: Take | None,
 ) -> None:  # fmt: skip
-    """Rejects a task that needs a finished cache, with a UserError that names the setting.
+    """Raises a UserError for a task that needs a finished cache.
 
     `sides`: most ids of inputs and targets if pairs are not cut; None if any pair fits.
     """

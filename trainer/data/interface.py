@@ -74,34 +74,29 @@ class Data(Protocol):
         """Yields the batches of steps first_step, first_step + 1, …, endlessly.
 
         Each batch has the rows of host `host`, one of `hosts` equal parts. A run that follows the
-        build of its caches waits for them; batches end if `waiting.stopping()` meanwhile.
-
-        Raises:
-          UserError: a batch cannot be read, or the build has ended.
+        build of its caches waits for them; batches end if `waiting.stopping()` meanwhile. Raises a
+        UserError if a batch is unreadable or the build has ended.
         """
 
     def close(self) -> None:
         """Ends batch-making threads that are waiting."""
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
-        """Returns the rows of a split by task, each row once and always with the same noise.
+        """Returns a split's rows by task, each once and always with the same noise.
 
-        Raises:
-          UserError: there are none.
+        Raises a UserError if there are none.
         """
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without EOS.
 
-        Raises:
-          UserError: the vocabulary's library is not installed.
+        Raises a UserError if the vocabulary's library is not installed.
         """
 
     def examples(self, split: str) -> list[ExampleSet]:
         """Returns the examples of a split by task, with the text metrics to compute.
 
-        Raises:
-          UserError: the split, or a metric in `evaluation.metrics`, does not exist.
+        Raises a UserError if the split, or a metric in `evaluation.metrics`, does not exist.
         """
 
     def consequences(

@@ -11,9 +11,9 @@ import numpy as np
 class Interleave:
     """Reads sources evenly at fixed rates; only the rates' proportions matter.
 
-    Window j of source s is due at time (j + 1/2) / rate_s. Positions follow due times, ties the
-    order of sources. So the position alone determines the source and how many of its windows
-    precede: n · rate_s at position n, within (S + 1) / 2.
+    Window j of source s is due at time (j + 1/2) / rate_s. Positions are in order of due times,
+    ties in order of sources. So the position alone determines the source and how many of its
+    windows precede: n · rate_s at position n, within (S + 1) / 2.
     """
 
     def __init__(self, rates: Sequence[float]):
@@ -34,10 +34,10 @@ class Interleave:
 
     def _just_before(self, position: int) -> tuple[np.ndarray, int]:
         """Returns (windows due of each source [S], how many fewer than `position` they are)."""
-        # # Counts are rounded due shares, so S sources together are at most S / 2 ahead.
+        # Counts are rounded due shares, so S sources together are at most S / 2 ahead.
         time = max(0.0, float(position - len(self._rates_S)))
         counts_S = np.ceil(time * self._rates_S - 0.5).astype(np.int64)
-        # # The division in `_due` may round differently from this product.
+        # The division in `_due` may round differently from this product.
         counts_S -= (counts_S > 0) & (self._due(counts_S - 1) >= time)
         counts_S += self._due(counts_S) < time
         return counts_S, position - int(counts_S.sum())
@@ -61,10 +61,9 @@ class Interleave:
 
 
 class MixingSchedule:
-    """Rates that change at given positions.
+    """Rates that change at given positions; every source continues, so no window repeats.
 
-    Every source continues where it was at a change, so no window repeats. `changes` holds
-    (position, rates of all sources), ascending, the first at position 0.
+    `changes` holds (position, rates of all sources), ascending, the first at position 0.
     """
 
     def __init__(self, changes: Sequence[tuple[int, Sequence[float]]]):

@@ -12,9 +12,9 @@ from tasks.terminal.command_line import UserError
 from trainer.config import CONFIG_FILE, Config, load_record
 from trainer.data.batches import Source
 
-# # Settings of `config.mixing` that replace the mixture's own.
+# Settings of `config.mixing` that replace the mixture's own.
 _OF_MIXTURE = ("maximum", "temperature", "alpha", "size", "max_epochs")
-# # Size measure of tasks -> count in manifests.
+# Size measure of tasks -> count in manifests.
 _COUNTS = {"documents": "documents", "tokens": "tokens", "bytes": "text_bytes"}
 
 
@@ -64,14 +64,11 @@ def rates(
 ) -> list[tuple[int, list[float]]]:
     """Returns (updates made before, share of each source) for the first mixture and each change.
 
-    `manifests` are those of the sources' caches, by task.
-
-    Raises:
-      UserError: `mixing.max_epochs` leaves too little to read.
+    `manifests` are by task. Raises a UserError if `mixing.max_epochs` leaves too little to read.
     """
     changes = []
     for step, spec in mixtures_of(config):
-        # # A run that follows a build does not know sizes; rates that depend on them are rejected.
+        # A run that follows a build does not know sizes; rates that depend on them are rejected.
         sizes = dict.fromkeys(spec.names, 1.0)
         if not config.data.follow:
             sizes = _sizes(spec.size, sources, manifests)
@@ -88,7 +85,6 @@ def rates(
 def _sizes(
     size: str, sources: Sequence[Source], manifests: Mapping[str, CacheManifest]
 ) -> dict[str, float]:
-    """Returns the size of the part taken of each task's training split."""
     if size not in _COUNTS:
         return {source.task: len(source.maker.windows) for source in sources}
     return {
@@ -101,7 +97,10 @@ def _sizes(
 def _limited(
     config: Config, weights: Mapping[str, float], sources: Sequence[Source], max_epochs: float
 ) -> dict[str, float]:
-    """Returns shares that read no task more than `max_epochs` times; a UserError if too few."""
+    """Returns shares that read no task more than `max_epochs` times.
+
+    Raises a UserError if that is less than the run reads.
+    """
     epochs = {source.task: source.layout.rows_per_epoch for source in sources}
     limits = {name: max_epochs * epochs[name] for name in weights}
     try:

@@ -12,10 +12,10 @@ import numpy as np
 from tasks.objectives import noise
 from trainer.data.permutation import permuted
 
-# # Keep the seeds of orders apart from those of noise, and the seed of the block order apart from
+# Keep the seeds of orders apart from those of noise, and the seed of the block order apart from
 # those of orders within blocks.
 _ORDER, _BLOCKS = 0x0DE2, 0xB10C
-# # Rounds of the permutation's cipher. Four, grain's default, leave a pattern near powers of four
+# Rounds of the permutation's cipher. Four, grain's default, leave a pattern near powers of four
 # (docs/decisions/009-the-order-has-a-version.md).
 _ROUNDS = 10
 
@@ -82,7 +82,7 @@ class BlockOrder:
     def __init__(self, firsts: np.ndarray, seed: int):
         self._firsts_B, self._sizes_B = firsts[:-1], np.diff(firsts)
         self._seed = seed
-        # # Prefetched batches span at most two epochs.
+        # Prefetched batches span at most two epochs.
         self._blocks = functools.lru_cache(maxsize=4)(self._blocks_of)
 
     def __call__(self, epochs_W: np.ndarray, ranks_W: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from trainer.data.features import Batch, filling
 
-# # Below this fill of any side, a batch gets advice on lengths.
+# Below this fill of any side, a batch gets advice on lengths.
 WASTEFUL = 0.9
 
 
@@ -32,7 +32,7 @@ def better_lengths(task: TaskSpec, lengths: Lengths) -> str:
     if shorter < lengths.targets:
         advice.append(f"--lengths.targets={shorter} holds the same text")
     if lengths.inputs:
-        # # Inputs for these targets; more than 64 times as long is never useful.
+        # Inputs for these targets; more than 64 times as long is never useful.
         most = 64 * lengths.inputs
         too_long = _first(lambda n: not window(n, lengths.targets), lengths.inputs, most)
         if lengths.inputs < too_long - 1 < most - 1:

@@ -1,7 +1,6 @@
 """Random access into a permutation of any size, equal to grain's, in numpy.
 
-grain's own function permutes one number per call, from Python.
-Dimensions: W requested ranks.
+grain's own function permutes one number per call. Dimensions: W requested ranks.
 """
 
 import functools
@@ -11,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-# # Ranks permuted together: 128 batches of 128 rows.
+# Ranks permuted together: 128 batches of 128 rows.
 _STRETCH = 1 << 14
-# # The cipher's fewest bits. Smaller ranges are encrypted whole.
+# The cipher's fewest bits. Ranges this small are encrypted at once.
 _LEAST_BITS = 16
 
 
@@ -21,9 +20,8 @@ def permuted(ranks_W: np.ndarray, count: int, seed: int, rounds: int) -> np.ndar
     """Returns the numbers at `ranks_W` in a permutation of 0 to `count` - 1, int64 [W].
 
     The permutation is grain's `index_shuffle(rank, count - 1, seed, rounds)`: a cipher with an even
-    number of bits, at least 16, is repeated until the result is below `count`. One numpy pass
-    permutes a stretch of ranks, which is cached because a batch's ranks are neighbours. `seed` has
-    32 bits; `rounds` is even and at least 4.
+    number of bits, at least 16, is repeated until the result is below `count`. `seed` has 32 bits;
+    `rounds` is even and at least 4. Stretches of ranks are cached, since a batch's are neighbours.
 
     Differences: grain 0.2.18 uses two bits too few if `count - 1` is 2**16, 2**18, …: one number
     then appears twice and another never.
@@ -36,7 +34,7 @@ def permuted(ranks_W: np.ndarray, count: int, seed: int, rounds: int) -> np.ndar
     return numbers_W
 
 
-# # 128 kB each; 256 serve a mixture of many tasks, in all threads.
+# 128 kB each; 256 serve a mixture of many tasks, in all threads.
 @functools.lru_cache(maxsize=256)
 def _stretch(number: int, count: int, seed: int, rounds: int) -> np.ndarray:
     """Returns the numbers at ranks from `number * _STRETCH` on, int64 [up to _STRETCH]."""
@@ -45,7 +43,7 @@ def _stretch(number: int, count: int, seed: int, rounds: int) -> np.ndarray:
     keys = _round_keys(seed, rounds)
     if bits == _LEAST_BITS:
         every = _encrypted(np.arange(1 << bits, dtype=np.uint64), keys, bits).astype(np.int64)
-        # # With few numbers in range, the cipher repeats thousands of times: `ahead` takes the next
+        # With few numbers in range, the cipher repeats thousands of times: `ahead` takes the next
         # 1, 2, 4, … steps at once, up to a number in range.
         ahead = np.where(np.arange(1 << bits) < count, np.arange(1 << bits), every)
         numbers = every[ranks]
@@ -67,7 +65,7 @@ def _encrypted(values: np.ndarray, keys: list[int], bits: int) -> np.ndarray:
     section 3.2; grain `index_shuffle.cc`, simon_encrypt.
     """
     word_bits = bits // 2
-    # # Shifting a word next to its copy rotates it.
+    # Shifting a word next to its copy rotates it.
     kind: Any = np.uint32 if word_bits <= 16 else np.uint64
     mask = kind((1 << word_bits) - 1)
     high: np.ndarray = (values >> np.uint64(word_bits)).astype(kind)

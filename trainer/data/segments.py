@@ -1,9 +1,9 @@
 """Segments by document: tokens attend only to tokens of their own document.
 
-Examples are those of windows without segments; only attention, positions and each document's first
-decoder input differ. A sentinel and its whole span belong to the document in which the span begins,
-so that a document with targets always has a place in the inputs; an EOS at the end belongs to the
-last document.
+Compared with windows without segments, only attention, positions and each document's first decoder
+input differ. A sentinel and its whole span belong to the document in which the span begins, so that
+a document with targets always has a place in the inputs; an EOS at the end belongs to the last
+document.
 
 To find each token's document, examples are made a second time, with the same noise keys, from
 windows that hold document numbers instead of tokens.
@@ -21,7 +21,7 @@ from tasks.unit import Unit
 from tasks.vocabulary import TokenIds
 from trainer.data.features import Batch, Converter, FeatureConverter
 
-# # Windows -> their examples.
+# Windows -> their examples.
 Make = Callable[[np.ndarray], Examples]
 
 
@@ -45,12 +45,8 @@ def documents_of(
 ) -> dict[str, np.ndarray]:
     """Returns the document of each position of "inputs" and "targets", from 1; 0 at padding.
 
-    Args:
-      make: makes examples from windows.
-      examples: its result for the windows' tokens.
-      documents_WN: int32 [W, N], each token's document number, from 0.
-      lengths_W: int64 [W], lengths of the windows.
-      ids: the vocabulary.
+    `examples` is the result of `make` for the windows' tokens. `documents_WN`, int32 [W, N], holds
+    each token's document number, from 0; `lengths_W`, int64 [W], the windows' lengths.
     """
     within_WN = noise.within(lengths_W, documents_WN.shape[1])
     marked = make(np.where(within_WN, ids.size + documents_WN, 0).astype(np.int32))
@@ -70,7 +66,7 @@ def documents_of(
                 rows, columns = np.nonzero(is_sentinel_WN)
                 sentinels = tokens_WN[rows, columns] - ids.first_sentinel
                 span_W1[rows, sentinels] = filled_WN[rows, columns]
-                # # After each sentinel, the document of its span's first token.
+                # After each sentinel, the document of its span's first token.
                 at_WN = np.where(is_sentinel_WN, np.arange(tokens_WN.shape[1]), -1)
                 last_WN = np.maximum.accumulate(at_WN, axis=1)
                 of_span_WN = np.take_along_axis(filled_WN, np.maximum(last_WN, 0), axis=1)

@@ -58,10 +58,8 @@ class SeqioData:
     """Batches of a seqio Task or Mixture; see trainer.data.cached.Data.
 
     Rows are packed as in T5X unless `data.pack` is false. They are read from the task's cache in
-    `cache_dir`, if there is one and `data.use_cached` is not false.
-
-    Raises:
-      UserError: seqio is not installed, there is no such task, or lengths are missing.
+    `cache_dir`, if there is one and `data.use_cached` is not false. Raises a UserError if seqio,
+    the task or lengths are missing.
     """
 
     def __init__(self, config: Config, name: str):
@@ -97,7 +95,7 @@ class SeqioData:
         # Only SentencePiece vocabularies have a model.
         model = getattr(vocabulary, "sp_model", None)
         self.model_sha256 = model and hashlib.sha256(model).hexdigest()
-        # # Special ids for the model; seqio itself pads with 0.
+        # Special ids for the model; seqio itself pads with 0.
         self.special = seqio_padding.special_of(vocabulary)
         self._feature_lengths = {
             side: length
@@ -106,7 +104,7 @@ class SeqioData:
         }
         by_length = {} if self.special.zero_pads else {"padding": "lengths"}
         self.tasks_record = {task.name: _record(task) | by_length for task in self._tasks()}
-        # # seqio's caches record neither a fingerprint nor their vocabulary.
+        # seqio's caches record neither a fingerprint nor their vocabulary.
         self.fingerprints: dict[str, str] = {}
         self.vocabulary_sha256 = None
         self._cached = False
@@ -143,10 +141,9 @@ class SeqioData:
         """Does nothing."""
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
-        """Returns a split's rows once, in order, with padding completing the last batch.
+        """Returns a split's rows once, in order, the last batch padded.
 
-        Raises:
-          UserError: the split does not exist.
+        Raises a UserError if the split does not exist.
         """
         if split not in self._mixture.splits:
             advice = ": --evaluation.every_steps=0 trains without" if split == "validation" else ""
@@ -180,7 +177,6 @@ class SeqioData:
         ]
 
     def _uncached(self) -> list[str]:
-        """Warns if a cache was requested and does not exist."""
         if self._cached or not self._config.data.use_cached:
             return []
         uncacheable = [task.name for task in self._tasks() if not task.supports_caching]
@@ -191,7 +187,7 @@ class SeqioData:
         ]
 
     def _colliding(self) -> list[str]:
-        """Warns if sentinel ids are also pieces of text."""
+        """Returns a warning if sentinel ids are also pieces of text."""
         vocabulary = self._mixture.output_features["targets"].vocabulary
         if not self.model_sha256 or self.extra_ids:
             return []
@@ -204,7 +200,6 @@ class SeqioData:
         ]
 
     def _unmeasured(self) -> list[str]:
-        """Warns if the tasks define metrics of a kind that is not computed."""
         names = {name for task in self._tasks() for name in unmeasured(task)}
         if not names:
             return []

@@ -16,7 +16,7 @@ from trainer.config import Config
 from trainer.config.evaluation import TASK_METRICS
 from trainer.data.examples import Example, ExampleSet, OutputMetric, Outputs, named_metrics
 
-# # Names of the supported seqio `ModelOutputType`s.
+# Names of the supported seqio `ModelOutputType`s.
 _PREDICTION, _WITH_SCORES, _SCORE = "PREDICTION", "PREDICTION_WITH_AUX", "SCORE"
 
 
@@ -72,10 +72,7 @@ def _model_output(kind: str, outputs: Outputs) -> Any:
 def examples_of(
     task: Any, split: str, lengths: Mapping[str, int], cached: bool, config: Config
 ) -> ExampleSet:
-    """Returns the examples of a split of a seqio Task.
-
-    Each feature is cut to its length in `lengths`, as in training. `config` provides `seed`,
-    `task_module` and `evaluation.metrics`.
+    """Returns the examples of a seqio Task's split, features cut to `lengths` as in training.
 
     Source: seqio 0.0.20, `Evaluator` and `PassthroughLegacyMetric`, for the arguments of
     postprocessors and metrics.

@@ -18,7 +18,7 @@ from trainer.data.padding import WASTEFUL, better_lengths, packing
 
 Line = tuple[str, str]
 
-# # Share of unread tokens from which on to warn.
+# Share of unread tokens at which to warn.
 _MANY_UNREAD = 0.01
 
 

@@ -20,7 +20,7 @@ from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.config import load_record
 
-# # Number of windows in an objective's digest, and the seed of their tokens.
+# Number of windows in an objective's digest, and the seed of their tokens.
 _PROBES, _PROBE_SEED = 16, 0x9E0B
 
 
@@ -34,13 +34,9 @@ def task_record(
 ) -> dict[str, Any]:
     """Returns what determines the examples of a task, as JSON values.
 
-    Args:
-      task: the task, with the run's settings of its objective.
-      lengths: lengths of an example's features.
-      ids: the vocabulary.
-      separator: what ends a document in the cache.
-      rows: lengths of packed rows; None for one example per row.
-      by_document: whether the documents of a row are segments.
+    `task` has the run's settings of its objective; `separator` ends a document in the cache; `rows`
+    are lengths of packed rows, None for one example per row; `by_document` is whether a row's
+    documents are segments.
     """
     segments = {"segments": {"by": "document", "version": 1}} if by_document else {}
     packed = {"packed": {"rows": dataclasses.asdict(rows), "version": 1}} if rows else {}
@@ -87,12 +83,10 @@ def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> list[str]:
-    """Returns one message per difference between two records that matters up to `step`.
+    """Returns one message per difference between two records that matters after `step` updates.
 
-    Args:
-      before, now: "tasks", name -> record, and "rates", [updates made before, [[name, share], …]]
-      of the first mixture and each change; entries missing from either are not compared.
-      step: number of updates made.
+    `before` and `now` hold "tasks", name -> record, and "rates", [updates made before, [[name,
+    share], …]] of each mixture; entries missing from either are not compared.
     """
     found: list[str] = []
     known = now.get("tasks", {})
@@ -121,7 +115,6 @@ def _task_changes(task: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (path, value) of every leaf in nested dicts and lists."""
     if isinstance(value, Mapping):
         items = list(value.items())
     elif isinstance(value, list):
@@ -149,7 +142,7 @@ def _examples_sha256(objective: Objective, lengths: Lengths, ids: TokenIds) -> s
     lengths_W[1::4] = generator.integers(1, width + 1, len(lengths_W[1::4]))
     pieces = max(ids.first_sentinel, UNK_ID + 2)
     tokens_WN = generator.integers(UNK_ID + 1, pieces, (_PROBES, width), dtype=np.int32)
-    # # Windows also hold separators and unknown characters.
+    # Windows also hold separators and unknown characters.
     rare_WN = generator.random((_PROBES, width))
     tokens_WN[rare_WN < 2 / 16] = UNK_ID
     tokens_WN[rare_WN < 1 / 16] = ids.special.eos

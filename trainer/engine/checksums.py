@@ -17,9 +17,9 @@ import numpy as np
 
 from trainer.model.paths import named
 
-# # Odd constants of MurmurHash3's finalizer, and 2**32 divided by the golden ratio.
+# Odd constants of MurmurHash3's finalizer, and 2**32 divided by the golden ratio.
 _SPREAD, _MIX_1, _MIX_2 = 0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35
-# # Elements per chunk on the host, so that temporary arrays stay in its caches.
+# Elements per chunk on the host, so that temporary arrays stay in its caches.
 _CHUNK = 1 << 18
 
 
@@ -29,8 +29,8 @@ def of_state(tree: Any) -> dict[str, str]:
     Leaves may be sharded over several processes, and may be typed PRNG keys.
     """
     leaves = {name: _bits(leaf) for name, leaf in named(tree).items()}
-    # # Start all before waiting for the first, except where programs that communicate between
-    # devices must not run concurrently: on CPUs each may hold threads that others need.
+    # Start all before waiting for the first, except where programs that communicate between devices
+    # must not run concurrently: on CPUs each may hold threads that others need.
     one_by_one = jax.device_count() > 1 and jax.default_backend() == "cpu"
     sums = {}
     for name, leaf in leaves.items():
@@ -110,7 +110,7 @@ def _device_sums(array: jax.Array) -> tuple[jax.Array, jax.Array]:
         array = array.astype(jnp.uint8)
     size = array.dtype.itemsize
     words = jax.lax.bitcast_convert_type(array, _host_type(size)).astype(jnp.uint32)
-    # # Places are computed by dimension: a reshape would gather a sharded array.
+    # Places are computed by dimension: a reshape would gather a sharded array.
     places = jnp.zeros(words.shape, jnp.uint32)
     for axis in range(words.ndim):
         stride = math.prod(words.shape[axis + 1 :]) % 2**32
@@ -118,7 +118,7 @@ def _device_sums(array: jax.Array) -> tuple[jax.Array, jax.Array]:
         places = places + along * jnp.uint32(stride)
     mixed = _mixed(words, places, jnp.uint32)
     weights = (places << jnp.uint32(1)) | jnp.uint32(1)
-    # # Both sums in one pass, first over rows: on CPUs 20 times as fast as two `jnp.sum`.
+    # Both sums in one pass, first over rows: on CPUs 20 times as fast as two `jnp.sum`.
     pair = (mixed, mixed * weights)
     for axes in (tuple(range(1, words.ndim)), (0,) * bool(words.ndim)):
         pair = jax.lax.reduce(pair, (jnp.uint32(0), jnp.uint32(0)), _add_pairs, axes)

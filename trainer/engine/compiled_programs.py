@@ -25,8 +25,7 @@ def enable() -> None:
 def remove_damaged(folder: pathlib.Path) -> None:
     """Removes partly written programs (killed process, full disk).
 
-    JAX warns of such a file at every start and never rewrites it. Only files written since the last
-    check are read.
+    JAX warns of them at every start. Only files written since the last check are read.
     """
     marker, now = folder / _CHECKED, time.time()
     try:

@@ -56,7 +56,7 @@ def flops_per_step(
             return tokens[last]
         _, _, index = inner[0].partition("layers_")
         if index:
-            # # A layer drops positions after its mixer.
+            # A layer drops positions after its mixer.
             mixes = inner[1] in ("attention", "self_attention")
             length = left[stack][int(index) + (not mixes)]
             merged = _reads_memory(spec.stacks[stack].layers[int(index)])

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-# # Excludes kernels whose results vary between runs (scatter by atomics, some GEMMs and fused
+# Excludes kernels whose results vary between runs (scatter by atomics, some GEMMs and fused
 # attentions) and chooses kernels without timing them, since the fastest may differ next time.
 # Source: openxla/xla, `docs/determinism.md` and `GetConfigAssignerOptions`.
 GPU_FLAG = "--xla_gpu_deterministic_ops"
-# # Both make a program deterministic. If the user's XLA_FLAGS have one, nothing is added.
+# Both make a program deterministic. If the user's XLA_FLAGS have one, nothing is added.
 _GPU_FLAGS = (GPU_FLAG, "--xla_gpu_exclude_nondeterministic_ops")
-# # Platforms in JAX_PLATFORMS and parts of the names of JAX's plugins.
+# Platforms in JAX_PLATFORMS and parts of the names of JAX's plugins.
 _GPUS = ("gpu", "cuda", "rocm")
 
 
@@ -28,8 +28,7 @@ def set_flags(deterministic: bool) -> None:
 def xla_flags(environment: Mapping[str, str], plugins: Iterable[str], deterministic: bool) -> str:
     """Returns XLA_FLAGS for a run, given the environment and JAX's installed plugins.
 
-    Adds GPU_FLAG to the environment's if the run is to be deterministic and JAX may find GPUs,
-    unless the environment already decides it.
+    Adds GPU_FLAG if the run is deterministic and may find GPUs, unless already decided.
     """
     flags = environment.get("XLA_FLAGS", "")
     platforms = environment.get("JAX_PLATFORMS", "")
@@ -91,7 +90,6 @@ def are_deterministic(flags: str) -> bool:
 
 
 def _plugins() -> list[str]:
-    """Returns the names of JAX's plugins, found in both ways that JAX uses."""
     found = [entry.value for entry in entry_points(group="jax_plugins")]
     try:
         import jax_plugins

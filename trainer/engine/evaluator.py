@@ -21,10 +21,10 @@ from trainer.data.prepared import Run
 from trainer.engine.metrics import Metrics, means, perplexity
 from trainer.engine.sharding import put_batch
 
-# # Metrics of the evaluation step that are reported as means under their own names.
+# Metrics of the evaluation step that are reported as means under their own names.
 _REPORTED_AS_MEANS = ("order_", "sequence_accuracy", "auxiliary_loss", "dropped_tokens")
 
-# # All metrics of an `Evaluator`; metrics of text and probes have other names.
+# All metrics of an `Evaluator`; metrics of text and probes have other names.
 TOKEN_METRICS = frozenset(
     {
         *("loss", "perplexity", "accuracy", "unigram_entropy", "bits_per_byte", "word_perplexity"),
@@ -34,13 +34,12 @@ TOKEN_METRICS = frozenset(
 )
 
 
-# # Name of the row of unweighted means over a mixture's tasks.
+# Name of the row of unweighted means over a mixture's tasks.
 MEAN = "mean"
 _AVERAGED = ("loss", "accuracy", "unigram_entropy", "bits_per_byte")
 
 
 def _mean(results: list[dict[str, float]]) -> dict[str, float]:
-    """Returns the means of the tasks' metrics, and the perplexity of the mean loss."""
     found = {
         name: sum(result[name] for result in results) / len(results)
         for name in _AVERAGED
@@ -52,8 +51,7 @@ def _mean(results: list[dict[str, float]]) -> dict[str, float]:
 class Evaluator:
     """Runs the evaluation step over a split: every row, or `evaluation.batches` of each task.
 
-    Raises:
-      UserError: at construction, if the split is empty or a batch does not divide among devices.
+    Raises a UserError at construction if the split is empty or a batch does not divide.
     """
 
     def __init__(self, run: Run, split: str, evaluation_step: Callable, mesh: Mesh):
@@ -152,7 +150,6 @@ class _Text:
 
 
 def _texts(run: Run, split: str) -> dict[str, _Text]:
-    """Returns the split's text by task, for tasks whose targets are corpus tokens."""
     texts: dict[str, _Text] = {}
     if not isinstance(run.data, CachedData):
         return texts
@@ -175,9 +172,8 @@ class _Sums:
     Attributes:
       counts: frequency of each id as a target, int64 [V].
       rows: number of rows with targets.
-      text_bytes: UTF-8 bytes of the corpus that the targets code; None if they do not code text.
+      text_bytes, word_count: UTF-8 bytes and words of the corpus that the targets code, or None.
       words: counts words in the targets; None leaves them uncounted.
-      word_count: corpus words that the targets code; None if they do not code text.
       positions: target positions of those rows, padding included.
       longest: largest number of targets in a row.
       metrics: (sum, weight) by name.
@@ -235,7 +231,6 @@ class _Sums:
         self.metrics[name] = before[0] + total, before[1] + weight
 
     def result(self) -> dict[str, float]:
-        """Returns the metrics documented in `Evaluator`."""
         values = means(self.metrics)
         loss = values["loss"]
         share = self.counts[self.counts > 0] / self.counts.sum()

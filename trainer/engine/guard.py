@@ -13,10 +13,10 @@ import optax
 from trainer.config import Config
 from trainer.model.paths import path_name
 
-# # Values of `Guard.cause` that are not a gradient's index.
+# Values of `Guard.cause` that are not a gradient's index.
 NONE, SPIKE = -1, -2
 
-# # Approximate number of updates in the running mean of the loss. Until it has that many, no loss
+# Approximate number of updates in the running mean of the loss. Until it has that many, no loss
 # counts as a spike.
 _MEMORY = 100
 
@@ -29,13 +29,12 @@ class Guard:
 
     Attributes:
       cause: int32 scalar, why updates are rejected: SPIKE, or the index of the first non-finite
-      gradient (one past the last gradient if only the loss is not finite); NONE while updates are
-      applied.
+        gradient (one past the last if only the loss is not finite); NONE while updates are applied.
       skipped: int32 scalar, number of updates skipped since step 0.
       mean_loss: float32 scalar, mean loss of the applied updates in nats per token: a plain mean
-      for the first `_MEMORY`, then an exponential moving average.
-      updates: int32 scalar, number of updates in that mean. It differs from the step: a run started
-      from another's checkpoint has its step but a new guard, and skipped updates count as steps.
+        for the first `_MEMORY`, then an exponential moving average.
+      updates: int32 scalar, number of updates in that mean; not the step, since a run started from
+        another's checkpoint has a new guard, and skipped updates count as steps.
     """
 
     cause: jax.Array
@@ -68,7 +67,7 @@ def checked(
     """
     guard, step = before.guard, before.step  # type: ignore[attr-defined]
     mean_loss = loss[0] / jnp.maximum(loss[1], 1e-30)
-    # # The step computes gradient norms anyway: no gradient is read a second time.
+    # The step computes gradient norms anyway: no gradient is read a second time.
     bad = first_nonfinite({"gradients": jax.tree.map(optax.tree.norm, gradients), "loss": loss[0]})
     spike = jnp.asarray(False)
     if config.spike_factor is not None:
@@ -115,15 +114,14 @@ def explain(guard: Guard, params: Any, factor: float | None, learned: Any = None
 
 def cleared(guard: Guard) -> Guard:
     """Returns the guard without its cause, so that training can continue."""
-    # # `full_like` keeps the sharding, which may span several processes.
+    # `full_like` keeps the sharding, which may span several processes.
     return dataclasses.replace(guard, cause=jnp.full_like(guard.cause, NONE))
 
 
 def first_nonfinite(tree: Any) -> jax.Array:
-    """Returns the index of the first leaf with a NaN or an infinity, int32; -1 if none.
+    """Returns the int32 index in `jax.tree.leaves` of the first leaf with NaN or infinity, or -1.
 
-    Leaves are in the order of `jax.tree.leaves`. Traceable; `leaf_name` turns the index into a name
-    on the host.
+    Traceable; `leaf_name` turns the index into a name on the host.
     """
     leaves = jax.tree.leaves(tree)
     if not leaves:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tasks.terminal.command_line import UserError
 
-# # Patterns of JAX's `device_kind` -> dense bfloat16 operations per second of one device, with
+# Patterns of JAX's `device_kind` -> dense bfloat16 operations per second of one device, with
 # float32 accumulation; the first match counts. A v2 or v3 device is one of a chip's two cores.
 # Sources: NVIDIA's data sheets of V100, A100, L4, L40S, H100, H200 and B200 (half of the figures
 # with sparsity); cloud.google.com/tpu/docs, system architecture.
@@ -45,8 +45,8 @@ def peak_flops(device_kind: str) -> float | None:
 def peak_memory() -> dict[str, int]:
     """Returns this process's peak memory in bytes.
 
-    `device_memory_bytes` is that of the fullest local device, absent if devices do not count it
-    (CPUs); `host_memory_bytes` is resident memory.
+    `device_memory_bytes` is the fullest local device's, absent if devices do not count it (CPUs);
+    `host_memory_bytes` is resident memory.
     """
     import jax
 
@@ -58,7 +58,7 @@ def peak_memory() -> dict[str, int]:
     return {**({"device_memory_bytes": max(peaks)} if peaks else {}), "host_memory_bytes": host}
 
 
-# # JAX's errors share one class; on a CPU, a failed allocation is INTERNAL.
+# JAX's errors share one class; on a CPU, a failed allocation is INTERNAL.
 _NO_MEMORY = re.compile("RESOURCE_EXHAUSTED|Out of memory")
 
 

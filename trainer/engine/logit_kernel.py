@@ -19,19 +19,18 @@ from jax.experimental.pallas import tpu as pltpu
 
 from trainer.model.device import LANES
 
-# # Rows of a float32 register.
+# Rows of a float32 register.
 _SUBLANES = 8
-# # Rows of a block: enough to pipeline the additions of one column of registers.
+# Rows of a block: enough to pipeline the additions of one column of registers.
 _MOST_ROWS = 64
-# # Columns of registers per loop iteration.
+# Columns of registers per loop iteration.
 _UNROLLED = 8
 
 
 class Statistics(NamedTuple):
     """Statistics of rows of logits, float32 [B, L] each.
 
-    `log_z` is log(sum(exp(logits))), `target` the target's logit, `rival` the highest other logit,
-    `total` the sum of the logits.
+    `log_z` is log(sum(exp(logits))); `rival` is the highest logit except the target's.
     """
 
     log_z: jax.Array
@@ -85,7 +84,7 @@ def _kernel(vocab_size: int, logits_ref: Any, targets_ref: Any, out_ref: Any) ->
     rows = logits_ref.shape[0]
     whole, rest = divmod(vocab_size, LANES)
     lane_lV = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
-    # # The target is where this equals the index of the first column.
+    # The target is where this equals the index of the first column.
     distance_lV = targets_ref[...] - lane_lV
 
     def columns(number: Any) -> jax.Array:
@@ -140,6 +139,5 @@ def _kernel(vocab_size: int, logits_ref: Any, targets_ref: Any, out_ref: Any) ->
 
 
 def _last(logits_ref: Any, whole: int, rest: int) -> jax.Array:
-    """Returns the last columns, padded to a register."""
     x_lV = logits_ref[:, whole * LANES : whole * LANES + rest]
     return jnp.pad(x_lV, ((0, 0), (0, LANES - rest)))

@@ -23,12 +23,10 @@ from trainer.model.transformer import Batch, Encoder, Predictions, RoutedLogits,
 
 
 class Scale(NamedTuple):
-    """Divisors of sums over a batch: scalars that do not depend on parameters.
+    """Parameter-independent divisors of sums over a batch.
 
-    Attributes:
-      divisor: the normaliser's divisor of the token loss sum.
-      weight: sum of token weights; used by auxiliary losses only.
-      rows: number of rows with tokens; used by the sentence-order loss only.
+    `divisor` is the normaliser's; `weight`, the sum of token weights, serves auxiliary losses only;
+    `rows`, the number of rows with tokens, serves the sentence-order loss only.
     """
 
     divisor: jax.Array | float
@@ -39,11 +37,8 @@ class Scale(NamedTuple):
 class ModelLoss(NamedTuple):
     """The loss for one kind of model.
 
-    Attributes:
-      of_batch: (model output, batch, LossConfig, optional Scale) -> (scalar to differentiate,
-      metrics). With the whole batch's scale, the losses of microbatches add up to the batch's loss.
-      metrics: names of the metrics.
-      scale: (batch, LossConfig) -> Scale.
+    `of_batch` maps (model output, batch, LossConfig, optional Scale) to (scalar to differentiate,
+    metrics); with the whole batch's scale, the losses of microbatches add up to the batch's loss.
     """
 
     of_batch: Callable[..., tuple[jax.Array, Metrics]]
@@ -202,10 +197,10 @@ def loss_and_metrics(
       targets_BL: int token ids.
       weights_BL: position weights; 0 excludes a position.
       config: normaliser, z-loss and label smoothing.
-      segment_ids_BL: number of each position's sequence in its row, 0 for none. Only
-      "average_per_sequence" reads it; without it, each row is one sequence.
-      divisor: divisor of the loss sum; None means the normaliser's, from these weights. For part of
-      a batch, pass the whole batch's.
+      segment_ids_BL: number of each position's sequence in its row, 0 for none, for
+        "average_per_sequence"; by default each row is one sequence.
+      divisor: divisor of the loss sum, by default from these weights. For part of a batch, pass the
+        whole batch's.
 
     Source: google-research/t5x, `losses.py`.
     Differences: the `loss` metric uses unsmoothed targets, so that runs with and without label
@@ -225,7 +220,7 @@ def loss_and_metrics(
         confidence = 1.0 - config.label_smoothing
         rest = config.label_smoothing / (vocab_size - 1)
         loss_BL = log_z_BL - (confidence - rest) * target_logit_BL - rest * logit_sum_BL
-        # # Subtract the entropy of the smoothed targets, so that a perfect model's loss is 0.
+        # Subtract the entropy of the smoothed targets, so that a perfect model's loss is 0.
         loss_BL -= -confidence * math.log(confidence) - config.label_smoothing * math.log(rest)
 
     loss_weights_BL, own_divisor = _normalise(weights_BL, config, segment_ids_BL)

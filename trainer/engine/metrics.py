@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-# # Metric name -> (sum, weight), float32 scalars: add over batches, divide to print.
+# Metric name -> (sum, weight), float32 scalars: add over batches, divide to print.
 Metrics = dict[str, tuple[jax.Array, jax.Array]]
 
 

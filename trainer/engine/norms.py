@@ -23,9 +23,8 @@ NAMES = ("weight_rms", "weight_gradient_rms", "weight_update_rms")
 class Norms:
     """Computes the norms of an update, without making it.
 
-    They are a separate program, so that they do not affect the bits of the training step. It takes
-    about as long as an update. `axes` and `shapes` are trees of each parameter's logical axes and
-    shape.
+    A separate program, so that the training step's bits stay the same; takes about as long as an
+    update.
     """
 
     def __init__(self, parts: Parts, axes: Any, shapes: Any):
@@ -62,7 +61,6 @@ class Norms:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        """Index of each layer's parameter in a row of norms."""
         tree = jax.eval_shape(self._by_layer, self._shapes)
         leaves, structure = jax.tree.flatten(tree)
         ends = np.cumsum([leaf.size for leaf in leaves])

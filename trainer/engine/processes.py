@@ -25,21 +25,21 @@ from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 from trainer.config.processes import AUTO, ProcessesConfig
 from trainer.engine.damage import Damaged
 
-# # Exit code of a process that lost another: EX_PROTOCOL, "the other side broke off".
+# Exit code of a process that lost another: EX_PROTOCOL, "the other side broke off".
 EXIT_LOST = 76
 
-# # Time for all processes to connect at the start; JAX's default.
+# Time for all processes to connect at the start; JAX's default.
 _START_SECONDS = 300
-# # Time to wait, after another process failed, for the same error in this one.
+# Time to wait, after another process failed, for the same error in this one.
 _GRACE_SECONDS = 2
-# # Time for the main thread to print its own error after the coordinator ended.
+# Time for the main thread to print its own error after the coordinator ended.
 _REPORT_SECONDS = 10
-# # Time for a file written by process 0 to appear on other hosts: network file systems cache folder
+# Time for a file written by process 0 to appear on other hosts: network file systems cache folder
 # contents for up to a minute.
 _SHARED_SECONDS = 60
-# # Bytes of an error sent to the other processes.
+# Bytes of an error sent to the other processes.
 _TEXT_BYTES = 1024
-# # Key prefix in the coordinator's store; a process is alive while its value changes.
+# Key prefix in the coordinator's store; a process is alive while its value changes.
 _FOLDER = "palimpsest/alive/"
 _DONE, _ENDED = "done", "ended: "
 
@@ -108,11 +108,7 @@ def failing_together() -> Iterator[None]:
 
 
 def check_shared(folder: str) -> None:
-    """Checks that every process sees files that process 0 writes into a folder.
-
-    Raises:
-      UserError: in every process, if one of them does not.
-    """
+    """Raises a UserError in every process unless all see process 0's files in `folder`."""
     import jax
 
     if jax.process_count() == 1:
@@ -137,11 +133,7 @@ def check_shared(folder: str) -> None:
 
 
 def check_equal(what: str, text: str) -> None:
-    """Checks that `text` is the same in every process, such as a list of checkpoints.
-
-    Raises:
-      UserError: in every process, if they differ.
-    """
+    """Raises a UserError in every process unless `text` is the same in all."""
     texts = gathered(text)
     for index, other in enumerate(texts):
         if other != texts[0]:
@@ -157,14 +149,12 @@ def joined(config: ProcessesConfig) -> Iterator[None]:
 
     Must be entered before JAX looks for devices. If another process fails, is killed or is
     unreachable for `timeout_seconds`, this one prints a line and exits at once with EXIT_LOST.
-
-    Raises:
-      UserError: the other processes cannot be found.
+    Raises a UserError if the other processes cannot be found.
     """
     if config.coordinator is None:
         yield
         return
-    # # The other processes must hear of Ctrl-C first.
+    # The other processes must hear of Ctrl-C first.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _initialise(config)
@@ -184,7 +174,7 @@ def joined(config: ProcessesConfig) -> Iterator[None]:
 def _initialise(config: ProcessesConfig) -> None:
     import jax
 
-    # # Twice our timeout, so that our watch reports a lost process before JAX does.
+    # Twice our timeout, so that our watch reports a lost process before JAX does.
     later = 2 * config.timeout_seconds
     try:
         if config.coordinator == AUTO:
@@ -218,7 +208,7 @@ class _Watch:
     """
 
     def __init__(self, index: int, count: int, timeout: float):
-        # # The store has no public API; Orbax and jax.experimental import it from here too.
+        # The store has no public API; Orbax and jax.experimental import it from here too.
         from jax._src import distributed
 
         self._client: Any = distributed.global_state.client
@@ -240,7 +230,7 @@ class _Watch:
         self._publish(_DONE)
 
     def ended(self, error: BaseException) -> None:
-        """Announces that this process ends with `error`, unless another's loss caused it.
+        """Announces that this process ends with `error`, unless the loss of another caused it.
 
         To tell, it waits: if another process is lost, the watch meanwhile ends this one.
         """
@@ -249,16 +239,16 @@ class _Watch:
             time.sleep(self._timeout + 2 * self._beat)
         self._stop.set()
         text = f"{_ENDED}{' '.join(str(error).split())[:500]}"
-        # # In a thread: while JAX aborts this process, a call to the store never returns.
+        # In a thread: while JAX aborts this process, a call to the store never returns.
         telling = threading.Thread(target=self._publish, args=(text,), daemon=True)
         telling.start()
         telling.join(_GRACE_SECONDS)
         code = EXIT_USER_ERROR if isinstance(error, UserError | OSError) else 1
-        # # Otherwise JAX would wait at exit for the others, which wait for this process.
+        # Otherwise JAX would wait at exit for the others, which wait for this process.
         atexit.register(_exit, 130 if isinstance(error, KeyboardInterrupt) else code)
 
     def _publish(self, value: str) -> None:
-        # # Ignore errors: if the coordinator is gone, the watch reports it.
+        # Ignore errors: if the coordinator is gone, the watch reports it.
         with contextlib.suppress(Exception):
             self._client.key_value_set(f"{_FOLDER}{self._index}", value, allow_overwrite=True)
 
@@ -282,9 +272,9 @@ class _Watch:
                     self._lose(f"process {index} has not responded for {silent:.0f} seconds")
 
     def _on_abort(self, number: int) -> None:
-        # # The coordinator's error may be about to hit this process as well.
+        # The coordinator's error may be about to hit this process as well.
         self._stop.wait(_GRACE_SECONDS)
-        # # Through our own socket: the aborting thread may hold the client's locks.
+        # Through our own socket: the aborting thread may hold the client's locks.
         host, _, at = self._coordinator.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(at)), timeout=2).close()
@@ -294,10 +284,10 @@ class _Watch:
         self._lose(reason)
 
     def _lose(self, reason: str) -> None:
-        # # Not sys.exit: compiled code may block the main thread, waiting for the lost process.
+        # Not sys.exit: compiled code may block the main thread, waiting for the lost process.
         with self._lock:
             if self._stop.is_set():
-                # # The main thread reports its own error and exits with its own code.
+                # The main thread reports its own error and exits with its own code.
                 time.sleep(_REPORT_SECONDS)
             else:
                 text = (

@@ -41,22 +41,18 @@ from trainer.optim.plateau import set_rate_scale
 class Program:
     """The compiled program of a run, made once from its configuration.
 
-    It is for all devices of all processes, or for `devices`: those of an absent slice, for which
-    programs can be compiled but not run.
+    It is for all devices of all processes, or for `devices` of an absent slice, for which it can be
+    compiled but not run. Raises a UserError if the devices do not support the model's attention, or
+    mesh, model or batch do not fit them.
 
     Attributes:
       host_part: the part of each batch's rows that this process makes.
       shardings: TrainState with the sharding of each array.
-      train_step: see `make_train_step`.
-      evaluation_step: see `make_evaluation_step`.
+      train_step, evaluation_step: see `make_train_step` and `make_evaluation_step`.
       norms: layer-wise norms of an update.
       rules: name of one of `config.mesh.RULES`.
-      tuning: what learns.
+      tuning: the trainable parameters.
       model_shardings: the sharding of each of the model's own parameters.
-
-    Raises:
-      UserError: the devices do not support the model's attention, the mesh does not fit them, or
-      model or batch do not divide over the mesh.
     """
 
     def __init__(self, run: Run, devices: Sequence[jax.Device] | None = None):
@@ -90,7 +86,7 @@ class Program:
         self.evaluation_step = make_evaluation_step(parts)
         self._merged = jax.jit(self.tuning.merged, out_shardings=self.model_shardings)
         self.norms = Norms(parts, axes, self._shapes.params)
-        # # Replicated on all devices of all processes, like the step's metrics.
+        # Replicated on all devices of all processes, like the step's metrics.
         self._zero_metrics = jax.jit(
             lambda: zero_metrics(self._model), out_shardings=self.shardings.metrics
         )

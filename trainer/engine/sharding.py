@@ -24,21 +24,18 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     """Returns the mesh of all processes' devices, with axes "data", "fsdp" and "tensor".
 
     The devices of several TPU slices lie along "data", the axis with the least communication.
-    `devices` defaults to all.
-
-    Raises:
-      UserError: the sizes do not fit the number of devices or slices.
+    Raises a UserError if the sizes do not fit the number of devices or slices.
     """
     devices = list(devices or jax.devices())
     sizes = config.sizes(len(devices))
     shape = tuple(sizes[axis] for axis in AXES)
-    # # Auto: the compiler propagates shardings from parameters and batch, outside of types.
+    # Auto: the compiler propagates shardings from parameters and batch, outside of types.
     types = (AxisType.Auto,) * len(AXES)
-    # # On GPUs JAX calls every machine a slice.
+    # On GPUs JAX calls every machine a slice.
     on_tpu = devices[0].platform == "tpu"
     slices = len({getattr(device, "slice_index", 0) for device in devices if on_tpu})
     if slices < 2:
-        # # Allows half of a physical axis, as for 8 of 4 x 4 x 4 chips, where no whole axes fit.
+        # Allows half of a physical axis, as for 8 of 4 x 4 x 4 chips, where no whole axes fit.
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
         return Mesh(grid, AXES, axis_types=types)
     if sizes["data"] % slices:
@@ -75,13 +72,10 @@ def rows(mesh: Mesh) -> NamedSharding:
 
 
 def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree) -> Tree:
-    """Returns the sharding of each parameter.
+    """Returns the sharding of each parameter; raises a UserError for one that does not divide.
 
     `rules` names one of RULES; `params` is a tree of arrays or shapes; `logical_axes` comes from
     `trainer.model.transformer.logical_axes`.
-
-    Raises:
-      UserError: a dimension does not divide among its devices; names the parameter.
     """
 
     def sharding_of(path: tuple, param: Any, names: PartitionSpec) -> NamedSharding:
@@ -152,7 +146,7 @@ def host_part(mesh: Mesh, process: int | None = None) -> HostPart:
     processes overlap partially, each process makes the whole batch.
     """
     process = jax.process_index() if process is None else process
-    # # By process, the indices of the batch parts that its devices hold.
+    # By process, the indices of the batch parts that its devices hold.
     parts: dict[int, set[int]] = {}
     for index, device in np.ndenumerate(mesh.devices):
         row_part = index[0] * mesh.devices.shape[1] + index[1]

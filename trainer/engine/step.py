@@ -27,11 +27,8 @@ Batch = dict[str, Any]
 class TrainState:
     """The training state, as stored in checkpoints.
 
-    Attributes:
-      step: int32 scalar, number of updates made.
-      metrics: (sum, weight) float32 scalars, summed since last written; part of the state so that a
-      resumed run writes the same numbers.
-      guard: the guard against bad updates.
+    `step`, an int32 scalar, counts updates. `metrics` are (sum, weight) float32 scalars, summed
+    since last written; they are stored so that a resumed run writes the same numbers.
     """
 
     step: jax.Array
@@ -42,10 +39,10 @@ class TrainState:
 
 
 def zero_metrics(model: Transformer | Encoder) -> Metrics:
-    """Returns the metrics of a training step, all zero.
+    """Returns a training step's metrics, all zero.
 
-    They are the loss's metrics, `gradient_norm`, and `inputs_full` and `targets_full`, the
-    fractions of positions that are not padding.
+    These are the loss's, `gradient_norm`, and `inputs_full` and `targets_full`, the fractions of
+    positions that are not padding.
     """
     has_encoder = isinstance(model, Encoder) or model.spec.encoder is not None
     names = [*model_loss(model).metrics, "gradient_norm"]
@@ -79,7 +76,7 @@ def make_update(parts: Parts) -> Callable[[TrainState, Batch], tuple[TrainState,
     gradients_of = make_gradients(parts.model, config, tuning)
 
     def update(state: TrainState, batch: Batch) -> tuple[TrainState, Any, Any]:
-        # # The key is derived from the step, so that a resumed run drops the same units.
+        # The key is derived from the step, so that a resumed run drops the same units.
         dropout_key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         with tracing_on(parts.mesh, config.mesh.rules):
             gradients, metrics = gradients_of(state.params, batch, dropout_key)
@@ -128,12 +125,11 @@ def make_gradients(
 ) -> Callable[[Any, Batch, jax.Array], tuple[Any, Metrics]]:
     """Returns (params, batch, dropout key) -> (gradients of the batch's loss, metrics).
 
-    Gradients are of the parameters that learn by `tuning`, or of all. With `config.microbatches`
-    above 1 the batch is split into that many parts, processed one after the other; gradients and
-    metrics are float32 sums over the parts. The loss's divisor comes from the whole batch, so that
-    the parts' losses add up to the batch's loss whatever the distribution of tokens; with
-    `loss.normalize_over` "microbatch", from each part. Part i has the dropout key `fold_in(key,
-    i)`.
+    Gradients are of the parameters that learn by `tuning`, or of all. `config.microbatches` above 1
+    splits the batch into that many parts, processed in turn; part i has the dropout key
+    `fold_in(key, i)`. Gradients and metrics are float32 sums over the parts. The loss's divisor
+    comes from the whole batch, so that the parts' losses add up to the batch's loss whatever the
+    distribution of tokens; with `loss.normalize_over` "microbatch", from each part.
 
     Source: google-research/t5x, `trainer.accumulate_grads_microbatched`, for separately normalized
     parts.

@@ -13,7 +13,7 @@ import jax
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
 from trainer.engine import processes
 
-# # Exit code after SIGTERM, once the state is saved: EX_TEMPFAIL, "run the same command again".
+# Exit code after SIGTERM, once the state is saved: EX_TEMPFAIL, "run the same command again".
 EXIT_PREEMPTED = 75
 
 _SIGTERM, _CTRL_C = "SIGTERM", "Ctrl-C"
@@ -28,10 +28,8 @@ class Stop:
     A second Ctrl-C has its previous effect. With several processes, JAX handles SIGTERM and makes
     all of them stop, and Ctrl-C ends them at once.
 
-    Attributes:
-      cause: the signal that asked the run to stop.
-      error: the error that ends the run once its state is saved.
-      early: why training ends before its last step, if it does.
+    `cause` is the signal, `error` the error that ends the run once its state is saved, `early` the
+    reason why training ends before its last step.
     """
 
     def __init__(self) -> None:
@@ -79,8 +77,7 @@ class Stop:
     def exit_code(self, step: int, complete: bool) -> int:
         """Returns the exit code of a run that ends after `step`, and prints why it ends.
 
-        `complete`: whether nothing is left to do. Raises the UserError that stopped the run, if
-        any.
+        `complete`: whether nothing is left to do. Raises the run's error, if any.
         """
         if self.error:
             raise self.error
@@ -95,7 +92,7 @@ class Stop:
     def __enter__(self) -> Stop:
         if self._alone:
             self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._terminated)
-            # # A shell that starts a command with & makes it ignore Ctrl-C.
+            # A shell that starts a command with & makes it ignore Ctrl-C.
             if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
                 self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._interrupted)
         return self

@@ -32,13 +32,9 @@ Tree = Any
 
 
 class Tuning:
-    """The trainable parameters of a run, and their optimizer.
+    """The trainable parameters of a run, and their optimizer; `axes` include LoRA's.
 
-    `axes` are the logical axes of each parameter, LoRA's included; `all_learn` is True if every
-    parameter learns.
-
-    Raises:
-      UserError: a pattern matches nothing, or a kernel cannot have a low-rank addition.
+    Raises a UserError if a pattern matches nothing, or a kernel cannot have a low-rank addition.
     """
 
     def __init__(self, config: Config, spec: ModelSpec | EncoderSpec):
@@ -109,7 +105,7 @@ class Tuning:
             name = path_name(path)
             if name not in self._kernels:
                 return param
-            # # Axes between the first and the last count layers.
+            # Axes between the first and the last count layers.
             product = jnp.einsum("d...r,r...f->d...f", added[f"{name}/a"], added[f"{name}/b"])
             return param + self._lora.scale * product
 
@@ -158,12 +154,12 @@ class Tuning:
                 leaf if self._learns[path_name(path)] == kept else optax.MaskedNode()
             ),
             tree,
-            # # Other nodes, such as PartitionSpecs, are trees themselves.
+            # Other nodes, such as PartitionSpecs, are trees themselves.
             is_leaf=lambda node: not isinstance(node, dict),
         )
 
     def _added(self, path: str, facts: ParameterFacts) -> dict[str, ParameterFacts]:
-        """Returns the facts of a kernel's A and B; a UserError if the kernel is not a matrix."""
+        """Returns the facts of a kernel's A and B; raises a UserError if it is not a matrix."""
         middle = tuple(facts.axes[1:-1])
         if len(facts.shape) < 2 or any(name not in STACK_AXES for name in middle):
             raise UserError(

@@ -1,1 +1,1 @@
-"""The model as slots: `spec` says what it is in plain data, `transformer` runs it."""
+"""The model as slots: `spec` describes it as plain data, `transformer` runs it."""

@@ -1,6 +1,6 @@
-"""The ways in which the sublayers of a layer follow one another.
+"""How the sublayers of a layer follow one another.
 
-Dimensions: B batch, L length, M positions that are left, D model.
+Dimensions: B batch, L length, M kept positions, D model.
 """
 
 from __future__ import annotations
@@ -25,12 +25,8 @@ def _keeps_all(rows: Rows) -> None:
 class Sublayer(NamedTuple):
     """A sublayer of a layer.
 
-    Attributes:
-      norm_name: T5X's name of its norm, without the prefix of the placement.
-      placement: the place of its norm.
-      run: maps (y_BLD, rows) to [B, L, D]; it has rows as a keyword.
-      kept: maps rows, after the sublayer has run, to the indices [B, M] with which the next one
-        goes on; None: all.
+    `norm_name` lacks the placement's prefix. `run` maps (y_BLD, rows=rows) to [B, L, D]. After it,
+    `kept` maps rows to the indices [B, M] that later sublayers keep; None means all.
     """
 
     norm_name: str
@@ -40,12 +36,7 @@ class Sublayer(NamedTuple):
 
 
 class Arrangement(Protocol):
-    """The arrangement slot: runs the sublayers of a layer.
-
-    Args:
-      norm: builds the norm of a sublayer.
-      dropout: applied to what a sublayer returns.
-    """
+    """The arrangement slot: runs the sublayers of a layer, with dropout on their outputs."""
 
     def __call__(
         self,
@@ -59,7 +50,7 @@ class Arrangement(Protocol):
 
 @dataclass(frozen=True)
 class Sequential:
-    """Each sublayer reads the states after the one before, as in the first Transformer."""
+    """Each sublayer reads the previous one's output, as in the first Transformer."""
 
     def __call__(
         self,
@@ -81,8 +72,7 @@ class Sequential:
 class Parallel:
     """All sublayers read the same states, and their outputs are added to these.
 
-    `one_norm`: they share the norm of the first one, as in GPT-J and PaLM; or else each has its
-    own, as in GPT-NeoX.
+    With `one_norm` they share a norm (GPT-J, PaLM); otherwise each has its own (GPT-NeoX).
     """
 
     one_norm: bool = False
@@ -105,15 +95,15 @@ class Parallel:
 
 
 def sequential(config: Any, options: Any) -> Arrangement:
-    """Returns one sublayer after the other."""
+    """Returns sequential sublayers."""
     return Sequential()
 
 
 def parallel(config: Any, options: Any) -> Arrangement:
-    """Returns sublayers beside one another, each with its norm."""
+    """Returns parallel sublayers, each with its own norm."""
     return Parallel()
 
 
 def parallel_with_one_norm(config: Any, options: Any) -> Arrangement:
-    """Returns sublayers beside one another, with one norm."""
+    """Returns parallel sublayers with one norm."""
     return Parallel(one_norm=True)

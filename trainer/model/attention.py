@@ -1,7 +1,7 @@
-"""Softmax attention with logits that are products of queries and keys, and Primer's variants.
+"""Softmax attention whose logits are query-key products, and Primer's variants.
 
 Dimensions: B batch, L query length, S key length, D model, H heads, K head size, J = H * K; G heads
-of keys and values, which are H unless they are grouped.
+of keys and values, equal to H unless grouped.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class ValuePart(Protocol):
 class MixedPart(Protocol):
     """A change of mixed values before the last projection; maps (mixed_BLJ, x_BLD) to [B, L, M].
 
-    `x_BLD` are the states that look. `value_deviation` is a factor of the standard deviation of the
-    initial kernel of values.
+    `value_deviation` multiplies the standard deviation of the initial value kernel.
     """
 
     @property
@@ -58,24 +57,19 @@ class MixedPart(Protocol):
 
 @dataclass(frozen=True)
 class DotProductAttention:
-    """Multi-head softmax attention, with places for changes.
+    """Multi-head softmax attention with optional parts; None means that a part is absent.
 
     Rotary positions rotate queries and keys; relative ones add a bias to the logits before the
-    parametrisation scales them. Logits and softmax are float32, or what `Shared.softmax_dtype`
-    says; the operands of the products have the model's dtype. Fused kernels never write logits to
-    memory.
+    parametrisation scales them. Logits and softmax are float32 or `Shared.softmax_dtype`; the
+    operands of products have the model's dtype. Fused kernels never write logits to memory.
 
     Attributes:
-      convolution: applied to projected queries, keys and values. None: not there.
       shared_query_key: queries are projected from keys, by a kernel that mixes heads.
-      learned_logits: added to the products. None: not there.
-      num_kv_heads: heads of keys and values, each for several heads of queries (Ainslie et al.
-        2023, arXiv:2305.13245). None: `num_heads`.
+      num_kv_heads: heads of keys and values, each serving several query heads (Ainslie et al. 2023,
+        arXiv:2305.13245). None means `num_heads`.
       query_key_norm: normalises each head's queries and keys, before rotation (Dehghani et al.
-        2023, arXiv:2302.05442). None: not there.
-      value_part: changes projected values. None: not there.
-      mixed_part: changes mixed values before the last projection. None: not there.
-      pattern: the blocks of keys that a block of queries looks at, in self-attention. None: all.
+        2023, arXiv:2302.05442).
+      pattern: key blocks that each query block sees, in self-attention. None means all.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.
     Differences: T5X computes logits and softmax in bfloat16 when the model is bfloat16.
@@ -94,7 +88,6 @@ class DotProductAttention:
 
     @property
     def products_per_pair(self) -> int:
-        """Channels multiplied for each query and key, in the logits and in the mix."""
         return 2 * self.num_heads * self.head_dim
 
     def build(self, shared: Shared, name: str) -> nn.Module:
@@ -126,7 +119,7 @@ class _DotProductAttention(nn.Module):
 
     def _attending(self, x_BLD: jax.Array, view: View, deterministic: bool) -> Attending:
         spec, shared, pattern = self.spec, self.shared, self.spec.pattern
-        # A row of one block looks at all of it.
+        # A row of one block needs no pattern: the block sees itself.
         length = x_BLD.shape[1] if view.cache is None else view.cache.slots
         if pattern is not None and pattern.block >= length:
             pattern = None
@@ -148,7 +141,7 @@ class _DotProductAttention(nn.Module):
         )
 
     def _changes(self, attending: Attending, view: View) -> bool:
-        """Returns whether what fused kernels return as gradients is not that of projections yet."""
+        """Returns whether other operations lie between the projections and the fused kernels."""
         spec = self.spec
         parts = (spec.convolution, spec.query_key_norm, spec.value_part, view.positions.angle_BLC)
         return attending.drops or any(part is not None for part in parts)
@@ -156,7 +149,7 @@ class _DotProductAttention(nn.Module):
     def _project(
         self, x_BLD: jax.Array, source_BSD: jax.Array, view: View, together: bool
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns queries, keys and values; `together`: by as few products as there are inputs."""
+        """Returns queries, keys and values; `together` uses one product per input."""
         spec = self.spec
         query, key, value = self._projections()
         if spec.shared_query_key:
@@ -178,7 +171,6 @@ class _DotProductAttention(nn.Module):
         return q_BLJ, k_BSJ, self._convolve(v_BSJ, "value", view.source_rows, view)
 
     def _projections(self) -> tuple[Dense, Dense, Dense]:
-        """Returns the projections to queries, keys and values."""
         spec, parametrisation = self.spec, self.shared.parametrisation
         project = partial(self.shared.dense, axes=("embed", "joined_kv"))
         width, start = spec.num_heads * spec.head_dim, parametrisation.query(spec.head_dim)
@@ -195,7 +187,7 @@ class _DotProductAttention(nn.Module):
         if self.spec.convolution is None:
             return projected
         module = self.spec.convolution.build(self.shared, f"{name}_convolution")
-        # Only keys and values of earlier positions are kept, not what they are made from.
+        # The cache keeps only keys and values of earlier positions, not their inputs.
         return module(projected, rows if view.cache is None else view.rows, view.cache)
 
     def _normalise(self, projected: jax.Array, name: str) -> jax.Array:
@@ -207,7 +199,7 @@ class _DotProductAttention(nn.Module):
 
 
 def attention(config: ModelConfig, **changes: Any) -> DotProductAttention:
-    """Returns the attention of a configuration, to all keys; `changes` are fields of it."""
+    """Returns a configuration's attention to all keys, with `changes` of its fields."""
     return DotProductAttention(
         config.num_heads,
         config.head_dim,
@@ -218,7 +210,7 @@ def attention(config: ModelConfig, **changes: Any) -> DotProductAttention:
 
 
 def self_attention(config: ModelConfig, options: Any = None, **changes: Any) -> DotProductAttention:
-    """Returns the attention of a configuration, to the keys of its pattern."""
+    """Returns a configuration's attention to the keys of its pattern."""
     pattern = config.build("attention_pattern")
     return replace(attention(config, **changes), pattern=pattern)
 

@@ -1,7 +1,7 @@
-"""The cores of attention: ways to compute the same from projected queries, keys and values.
+"""Attention cores: interchangeable computations of attention from queries, keys and values.
 
 Dimensions: B batch, L query length, S key length, H heads, G heads of keys and values, K head size,
-J = H * K, C pairs of channels.
+J = H * K, C channel pairs.
 """
 
 from __future__ import annotations
@@ -31,13 +31,8 @@ from trainer.model.sparsity import Pattern, visited
 class Attending(NamedTuple):
     """An attention as its cores see it.
 
-    Attributes:
-      module: the module that keeps keys and values in a cache and draws dropout.
-      num_heads: heads of queries.
-      head_dim: width of a head.
-      pattern: the blocks of keys that blocks of queries look at; None: all.
-      added_logits: what is added to the products; None: nothing. Only einsum knows it.
-      deterministic: nothing is dropped.
+    `module` keeps the cache and draws dropout. `pattern` is None if all keys are visible.
+    `added_logits` are added to the products; only einsum supports them.
     """
 
     module: nn.Module
@@ -50,20 +45,17 @@ class Attending(NamedTuple):
 
     @property
     def drops(self) -> bool:
-        """True if weights are dropped."""
         return not self.deterministic and self.shared.dropout_rate > 0
 
     @property
     def scale(self) -> float:
-        """The factor of logits."""
         return self.shared.parametrisation.attention_scale(self.head_dim)
 
     def heads(self, joined: jax.Array) -> jax.Array:
-        """Returns [B, L, H, K] from [B, L, J]."""
         return joined.reshape(*joined.shape[:2], -1, self.head_dim)
 
     def repeated(self, joined: jax.Array) -> jax.Array:
-        """Returns keys or values with a head for each head of queries."""
+        """Returns keys or values with one head per query head."""
         heads = self.heads(joined)
         if heads.shape[2] == self.num_heads:
             return joined
@@ -71,12 +63,12 @@ class Attending(NamedTuple):
         return heads.reshape(*joined.shape[:2], -1)
 
 
-# Maps queries [B, L, J], keys and values [B, S, G * K], not rotated yet, to mixed values [B, L, J].
+# Maps queries [B, L, J], keys and values [B, S, G * K], not yet rotated, to mixed values [B, L, J].
 Core = Callable[[Attending, jax.Array, jax.Array, jax.Array, View], jax.Array]
 
 
 def choose(attending: Attending, view: View) -> str:
-    """Returns the name of the core that computes an attention, a key of CORES."""
+    """Returns the name of the core for an attention, a key of CORES."""
     if view.cache is not None:
         return "cached"
     shared, pattern = attending.shared, attending.pattern
@@ -94,7 +86,7 @@ def choose(attending: Attending, view: View) -> str:
             and (view.positions.bias_HLS is None or view.positions.relative is not None)
             and (shared.broadcast_dropout or not attending.drops)
             and fits_memory(longest, device.kernel_bytes)
-            # The model is not run, only traced, on one token, and for any device.
+            # Initialisation traces the model on one token, for any device.
             and not attending.module.is_initializing()
         )
         name = name if fits else "einsum"
@@ -102,7 +94,7 @@ def choose(attending: Attending, view: View) -> str:
 
 
 def _tiles(attending: Attending, pattern: Pattern) -> bool:
-    """Returns whether kernels can compute a pattern: each device has whole groups of its heads."""
+    """Returns whether kernels can compute a pattern: each device needs whole groups of heads."""
     mesh = jax.sharding.get_abstract_mesh()
     if not fills_tiles(pattern.block):
         return False
@@ -114,7 +106,6 @@ def _tiles(attending: Attending, pattern: Pattern) -> bool:
 
 
 def _angles(view: View) -> tuple[jax.Array, jax.Array] | None:
-    """Returns the angles of queries and keys; None if they are not rotated."""
     angle_BLC, source_angle_BSC = view.positions.angle_BLC, view.positions.source_angle_BSC
     if angle_BLC is None:
         return None
@@ -124,7 +115,6 @@ def _angles(view: View) -> tuple[jax.Array, jax.Array] | None:
 def _rotated(
     attending: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, view: View
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns rotated queries [B, L, H, K] and keys [B, S, G, K]."""
     q_BLHK, k_BSGK = attending.heads(q_BLJ), attending.heads(k_BSJ)
     if (angles := _angles(view)) is not None:
         q_BLHK, k_BSGK = rotate(q_BLHK, angles[0]), rotate(k_BSGK, angles[1])
@@ -132,14 +122,14 @@ def _rotated(
 
 
 def _drop_values(attending: Attending, v_BSJ: jax.Array) -> jax.Array:
-    """Returns values [B, S, J], some of them dropped in each head.
+    """Returns values [B, S, J] with dropout per head and key.
 
-    All queries share a draw: keys dropped from the weights are values dropped.
+    All queries share a draw, so dropping values equals dropping weights.
     """
     shared = attending.shared
     ones_BH1S = jnp.ones((len(v_BSJ), attending.num_heads, 1, v_BSJ.shape[1]), v_BSJ.dtype)
     kept_BSH = shared.dropout()(ones_BH1S, False)[:, :, 0].swapaxes(1, 2)
-    # Divided as weights are, not multiplied by a rounded inverse.
+    # Divided like weights, not multiplied by a rounded inverse.
     scaled_BSJ = v_BSJ / (1.0 - shared.dropout_rate)
     return jnp.where(jnp.repeat(kept_BSH > 0, attending.head_dim, axis=2), scaled_BSJ, 0)
 
@@ -147,7 +137,6 @@ def _drop_values(attending: Attending, v_BSJ: jax.Array) -> jax.Array:
 def _einsum(
     attending: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array, view: View
 ) -> jax.Array:
-    """Writes the products out."""
     q_BLHK, k_BSGK = _rotated(attending, q_BLJ, k_BSJ, view)
     return _weighed(attending, q_BLHK, k_BSGK, attending.heads(v_BSJ), view)
 
@@ -155,7 +144,6 @@ def _einsum(
 def _cached(
     attending: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array, view: View
 ) -> jax.Array:
-    """Keeps keys and values, and looks at those that were kept."""
     assert view.cache is not None
     q_BLHK, k_BSGK = _rotated(attending, q_BLJ, k_BSJ, view)
     kept = view.cache.keys_and_values(attending.module, k_BSGK, attending.heads(v_BSJ))
@@ -175,10 +163,7 @@ def _weighed(
 
 
 def _visited(attending: Attending, pattern: Pattern, view: View) -> jax.Array:
-    """Returns where a pattern visits pairs of positions, bool [B, H or 1, L, S].
-
-    For what a cache holds, which is not at the places of its row.
-    """
+    """Returns where a pattern visits pairs, bool [B, H or 1, L, S], for a cache's slots."""
     known = _known(view)
     length = view.cache.slots if view.cache else view.rows.segment_BL.shape[1]
     prefix = known.prefix and view.rows.prefix_BL is not None
@@ -191,7 +176,6 @@ def _visited(attending: Attending, pattern: Pattern, view: View) -> jax.Array:
 
 
 def _known(view: View) -> Predicate:
-    """Returns the mask of a view, with which a pattern is combined."""
     if view.predicate is None:
         raise ValueError("a pattern needs a mask that kernels know")
     return view.predicate
@@ -200,13 +184,12 @@ def _known(view: View) -> Predicate:
 def _sparse(
     attending: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array, view: View
 ) -> jax.Array:
-    """Computes only the blocks that the pattern visits."""
     shared, pattern, dropping = attending.shared, attending.pattern, None
     assert pattern is not None
     if view.rows is not view.source_rows:
         raise ValueError("a pattern needs self-attention")
     if attending.drops and shared.broadcast_dropout:
-        # Heads that share values drop others of them.
+        # Heads that share values drop different ones.
         k_BSJ, v_BSJ = attending.repeated(k_BSJ), attending.repeated(v_BSJ)
         v_BSJ = _drop_values(attending, v_BSJ)
     elif attending.drops:
@@ -233,7 +216,6 @@ def _library(
     v_BSJ: jax.Array,
     view: View,
 ) -> jax.Array:
-    """Calls `jax.nn.dot_product_attention`."""
     q_BLHK, k_BSGK = _rotated(attending, q_BLJ, k_BSJ, view)
     # JAX adds the bias after scaling the logits.
     bias_BHLS = None
@@ -255,7 +237,7 @@ def _library(
 def _fused(
     attending: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array, view: View
 ) -> jax.Array:
-    """Calls `fused_attention`, on each device for its own rows and heads."""
+    """Calls `fused_attention` on each device, for its own rows and heads."""
     k_BSJ, v_BSJ = attending.repeated(k_BSJ), attending.repeated(v_BSJ)
     if attending.drops:
         v_BSJ = _drop_values(attending, v_BSJ)
@@ -290,7 +272,6 @@ def _fused(
 
 
 def _tables(attending: Attending, pattern: Pattern, length: int, view: View) -> Any:
-    """Returns the tiles that a pattern visits, as `tables_of` does."""
     known = _known(view)
     known = known._replace(prefix=known.prefix and view.rows.prefix_BL is not None)
     biased_dim = attending.head_dim if view.positions.relative else None
@@ -300,7 +281,7 @@ def _tables(attending: Attending, pattern: Pattern, length: int, view: View) -> 
 
 
 def _divided(attend: Callable[..., jax.Array], by_group: bool) -> Callable[..., jax.Array]:
-    """Returns `attend` by each device for its rows and heads."""
+    """Runs `attend` on each device for its own rows and heads."""
     batch, heads = nn.logical_to_mesh_axes(("batch", "joined_kv")) or (None, None)
     joined, rows = PartitionSpec(batch, None, heads), PartitionSpec(batch)
     of_tables = PartitionSpec(heads if by_group else None)
@@ -308,7 +289,7 @@ def _divided(attend: Callable[..., jax.Array], by_group: bool) -> Callable[..., 
         attend,
         in_specs=(joined, joined, joined, rows, rows, PartitionSpec(heads), of_tables),
         out_specs=joined,
-        # Kernels do not say over which axes their results vary.
+        # Kernels do not declare the axes over which their results vary.
         check_vma=False,
     )
 

@@ -1,9 +1,9 @@
-"""The cache of a decoder: arrays kept between two tokens, so that only new states are computed.
+"""The decoder's cache: arrays kept between tokens so that only new states are computed.
 
-Modules keep arrays in two collections of flax variables, with rows first: CACHE, which changes with
-every token, and FIXED, keys and values of an encoder.
+Modules keep arrays, rows first, in two collections of flax variables: CACHE changes with every
+token; FIXED holds an encoder's keys and values.
 
-Dimensions: B batch, L length of the positions that look, S slots, H heads, G heads of keys and
+Dimensions: B batch, L length of the querying positions, S slots, H heads, G heads of keys and
 values, K head size, C channels, W width of a convolution, N distances.
 """
 
@@ -22,16 +22,11 @@ CACHE, FIXED = "cache", "fixed"
 
 
 class Cache(NamedTuple):
-    """The place of a call in the rows that are being decoded.
+    """The place of a call in the rows being decoded.
 
-    A row has `slots` places. The prompt is at the end of the first of them, padding before it, so
-    that the next token of every row has the same slot.
-
-    Attributes:
-      slots: number of places.
-      slot: the slot of the first position that looks.
-      seen_BS: bool, the slots that the position sees; None while the prompt fills the cache.
-      fixed: the keys and values are an encoder's.
+    A row has `slots` slots. The prompt ends at the same slot in every row, with padding before it.
+    `slot` is that of the first querying position; `seen_BS`, bool, marks the slots visible to the
+    next token, None while the prompt fills the cache. `fixed` marks an encoder's keys and values.
     """
 
     slots: int
@@ -41,45 +36,30 @@ class Cache(NamedTuple):
 
     @property
     def filling(self) -> bool:
-        """True if the positions are the whole prompt; False if they are the next token."""
+        """Whether this call holds the whole prompt rather than the next token."""
         return self.seen_BS is None
 
     def source_rows(self) -> Rows:
-        """Returns facts about all slots, as the next token sees them.
-
-        Positions of slots that it does not see mean nothing.
-        """
+        """Returns facts about all slots for the next token; ignore positions of unseen slots."""
         assert self.seen_BS is not None
         first_B1 = jnp.argmax(self.seen_BS, axis=1)[:, None]
         position_BS = jnp.maximum(jnp.arange(self.slots) - first_B1, 0)
         return Rows(self.seen_BS.astype(jnp.int32), position_BL=position_BS)
 
     def behind(self, slots: int) -> Cache:
-        """Returns the cache of keys that come after those of `slots` other positions."""
+        """Returns the cache for keys that follow those of `slots` other positions."""
         return self._replace(slots=self.slots + slots, slot=self.slot + slots)
 
     def keys_and_values(
         self, module: nn.Module, k_BSGK: jax.Array, v_BSGK: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the keys and values that the positions may see, and keeps them.
-
-        Args:
-          module: the attention that keeps them.
-          k_BSGK: keys of the positions of this call, as they are compared with queries.
-          v_BSGK: values likewise.
-        """
+        """Stores this call's keys and values in `module`, and returns all visible ones."""
         return self.kept(module, "key", k_BSGK), self.kept(module, "value", v_BSGK)
 
     def kept(self, module: nn.Module, name: str, x_BSGK: jax.Array) -> jax.Array:
-        """Returns what was kept under `name` at all positions that may be seen, and keeps `x_BSGK`.
-
-        Args:
-          module: the mixer that keeps it.
-          name: "key", "value" or the like.
-          x_BSGK: heads at the positions of this call.
-        """
+        """Stores `x_BSGK` in `module` as `name`, and returns the array of all visible positions."""
         collection = FIXED if self.fixed else CACHE
-        # Heads before slots: a product for one query then reads its keys in the order of memory.
+        # Heads before slots: a product for one query then reads keys in memory order.
         fresh_BGSK = x_BSGK.swapaxes(1, 2)
         if self.filling:
             missing = 0 if self.fixed else self.slots - fresh_BGSK.shape[2]
@@ -94,13 +74,7 @@ class Cache(NamedTuple):
         return kept_BGSK.swapaxes(1, 2)
 
     def last_inputs(self, module: nn.Module, x_BLC: jax.Array, width: int) -> jax.Array:
-        """Returns the inputs [B, W - 1 + L, C] of a convolution, and keeps the last W - 1.
-
-        Args:
-          module: the convolution that keeps them.
-          x_BLC: its inputs at the positions of this call, 0 where there is no token.
-          width: positions that the convolution sees, W.
-        """
+        """Prepends the W - 1 stored inputs of a convolution, W = `width`, and stores the last."""
         if self.filling:
             before = jnp.zeros((len(x_BLC), width - 1, x_BLC.shape[-1]), x_BLC.dtype)
         else:
@@ -111,13 +85,7 @@ class Cache(NamedTuple):
 
 
 def positions_at(scheme: nn.Module, cache: Cache | None, rows: Rows) -> Positions:
-    """Returns the effects of positions on queries.
-
-    Args:
-      scheme: the module of a `Position`.
-      cache: None if the queries are whole rows.
-      rows: facts about the queries' positions.
-    """
+    """Returns the contribution of `scheme`, a module of a `Position`, for the queries of `rows`."""
     if cache is None or cache.filling:
         length = rows.segment_BL.shape[1]
         return scheme(length, length, rows.position_BL)

@@ -1,6 +1,6 @@
-"""Facts about parts: what configuration, cost and exports need to know of them. No JAX.
+"""Facts about parts that configuration, cost and exports need. No JAX.
 
-The defaults suit a part that does everything itself and about which nothing else needs to know.
+The defaults describe a part without restrictions or special abilities.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ from typing import Any
 from trainer.model.device import AUTO
 
 ENCODER_DECODER, DECODER, ENCODER = "encoder_decoder", "decoder", "encoder"
-# Formats of other projects that a part can be exported to.
+# Other projects' formats that a part can be exported to.
 TRANSFORMERS, T5X = "transformers", "t5x"
 
 
 @dataclass(frozen=True)
 class FamilyFacts:
-    """Facts about a family, and its values of the fields of `ModelConfig` that are None.
+    """Facts about a family, and its defaults for the fields of `ModelConfig` that are None.
 
     Attributes:
       architecture: ENCODER_DECODER, DECODER or ENCODER.
-      positions: the position schemes it can have; None: all.
-      rotary_fraction: share of the channels of a head that rotary positions rotate.
+      positions: position schemes it supports; None means all.
+      rotary_fraction: share of a head's channels that rotary positions rotate.
       changeable: its parts can be chosen; if not, only positions and activations can.
-      convolves: its layers have convolutions over positions.
-      skips_zero: they take id 0 for the beginning of a text.
-      layers: makes the layers of its decoder from a configuration and a plain layer, as
-        "module:function"; None: `num_decoder_layers` equal ones.
+      skips_zero: id 0 marks the beginning of a text.
+      layers: "module:function" that makes the decoder's layers from a configuration and a plain
+        layer; None means `num_decoder_layers` equal layers.
       even: fields that must be even.
     """
 
@@ -58,18 +57,14 @@ class MixerFacts:
     """Facts about a mixer.
 
     Attributes:
-      attentions: the implementations of attention that can compute it.
-      queries: it has queries and keys, which can be normalised and scaled.
-      groups: several heads of queries can share one of keys and values.
-      sparse: it can leave out blocks of keys (`sparsity`).
-      positions: the position schemes it reads; None: all.
-      rotates: it can rotate queries and keys by angles.
-      convolves: it convolves over positions.
+      attentions: attention implementations that can compute it.
+      queries: has queries and keys, which can be normalised and scaled.
+      groups: several query heads can share a head of keys and values.
+      sparse: can leave out blocks of keys (`sparsity`).
+      positions: position schemes it reads; None means all.
       counts_positions: its parameters have an axis of `ModelConfig.max_positions`.
-      selects: its softmax can be over some positions of a row, or over those of several rows.
-      decodes: it can be causal. If not, only encoders have it; a decoder beside one has attention.
-      caches: it can keep what it needs of earlier positions (`cache`).
-      exports: the formats it can be exported to.
+      selects: its softmax can run over some positions of a row, or over several rows.
+      decodes: can be causal. If not, only encoders use it; their decoder uses attention.
     """
 
     attentions: tuple[str, ...] = (AUTO, "einsum")
@@ -90,11 +85,8 @@ class MixerFacts:
 class PositionFacts:
     """Facts about a position scheme.
 
-    Attributes:
-      counts_positions: it has a parameter for each of `ModelConfig.max_positions`.
-      rotates: it rotates queries and keys by angles.
-      fuses: kernels know its bias of logits, or it has none.
-      any_width: the heads of a stack may differ in width.
+    `counts_positions`: it has a parameter for each of `ModelConfig.max_positions`. `fuses`: it has
+    no logit bias, or one that kernels know. `any_width`: the heads of a stack may differ in width.
     """
 
     counts_positions: bool = False
@@ -105,9 +97,9 @@ class PositionFacts:
 
 @dataclass(frozen=True)
 class FeedForwardFacts:
-    """Facts about a feed-forward sublayer: which of these fields of `ModelConfig` it reads.
+    """Facts about a feed-forward sublayer.
 
-    They are "mlp_activations", "mlp_bias" and "num_experts"; a change of the others is refused.
+    Of "mlp_activations", "mlp_bias" and "num_experts" it `reads` these; changing others is refused.
     """
 
     reads: tuple[str, ...] = ()
@@ -117,9 +109,8 @@ class FeedForwardFacts:
 class PlacementFacts:
     """Facts about a norm placement.
 
-    Attributes:
-      parallel: the sublayers of a layer can run beside one another.
-      ends_normalised: the states after a layer are normalised, so that a stack needs no last norm.
+    With `parallel` a layer's sublayers can run in parallel; with `ends_normalised` a layer's output
+    is normalised, so the stack needs no last norm.
     """
 
     parallel: bool = False
@@ -130,9 +121,8 @@ class PlacementFacts:
 class CrossFacts:
     """Facts about cross-attention.
 
-    Attributes:
-      last_states: the encoder's last states are looked at.
-      merges: its softmax is that of self-attention, whose mask kernels do not know.
+    `last_states`: it reads the encoder's last states. `merges`: it shares self-attention's softmax,
+    with a mask that kernels do not know.
     """
 
     last_states: bool = True
@@ -141,19 +131,18 @@ class CrossFacts:
 
 @dataclass(frozen=True)
 class HeadFacts:
-    """Facts about a scaling of heads: whether all layers of a stack stay `alike`."""
+    """Facts about a scaling of heads: whether it keeps all layers of a stack `alike`."""
 
     alike: bool = True
 
 
 @dataclass(frozen=True)
 class StackPartFacts:
-    """Facts about a part of whole stacks, which a field of `ModelConfig` above 0 adds.
+    """Facts about a part of whole stacks, enabled by a field of `ModelConfig` above 0.
 
-    Attributes:
-      lengthens: it adds so many positions to an encoder's rows, which cannot be packed.
-      reads_weights: it reads the weights of attention, which kernels do not write.
-      idle: returns why it has no effect on rows of this length, given a configuration; or None.
+    With `lengthens` it adds that many positions to an encoder's rows, which cannot be packed.
+    `reads_weights`: of attention, which kernels do not write. `idle` returns why the part has no
+    effect, or None, from configuration and row length.
     """
 
     lengthens: bool = False

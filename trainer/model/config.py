@@ -35,13 +35,11 @@ _REMATS = ("none", "dots", "full")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A model: its family, its sizes, and the parts in which it differs from its family.
+    """A model: its family, its sizes, and the parts that differ from its family's.
 
-    A part that is None is the family's own: `value` returns it. A part may have options, as in
+    A part that is None is the family's own; `value` resolves it. A part may have options, as in
     "rotary:base=500000"; `part` reads them. Parameters are float32 whatever `dtype` is.
-
-    Raises:
-      Rejected: at construction, if a value makes no sense or has no effect.
+    Construction raises `Rejected` if a value is invalid or has no effect.
     """
 
     family: str = field(
@@ -271,44 +269,36 @@ class ModelConfig:
 
     @property
     def family_facts(self) -> FamilyFacts:
-        """Facts about the family."""
         return FAMILIES[self.family]
 
     def value(self, name: str) -> Any:
-        """Returns a field, or the family's value of it if it is None."""
+        """Returns a field, or the family's value if it is None."""
         own = getattr(self, name)
         return getattr(self.family_facts, name) if own is None else own
 
     def part(self, slot: str) -> Choice:
-        """Returns the part in a slot, one of SLOTS, with its options.
-
-        Raises:
-          Rejected: the field names no part, or options that the part does not have.
-        """
+        """Returns the part and options that fill one of SLOTS; raises `Rejected` if invalid."""
         return SLOTS[slot].parse(self.value(slot))
 
     def facts(self, slot: str) -> Any:
-        """Returns the facts about the part in a slot."""
         return SLOTS[slot][self.part(slot).name].facts
 
     def build(self, slot: str, *arguments: Any) -> Any:
-        """Returns the part in a slot, made by its builder."""
         name, options = self.part(slot)
         return SLOTS[slot][name].build(self, options, *arguments)
 
     @property
     def stack_parts(self) -> dict[str, Any]:
-        """The facts of the parts of whole stacks that this model has, by field."""
+        """Facts about this model's parts of whole stacks, by field."""
         return {n: part.facts for n, part in STACK_PARTS.items() if getattr(self, n)}
 
     @property
     def lengthening(self) -> int:
-        """Positions that parts add to an encoder's rows."""
         return sum(getattr(self, n) for n, facts in self.stack_parts.items() if facts.lengthens)
 
     @property
     def unpackable(self) -> str | None:
-        """The field and value of a part that needs rows of one example, as a flag; or None."""
+        """The flag of a part that requires unpacked rows, with its value; or None."""
         lengthen = (n for n, facts in self.stack_parts.items() if facts.lengthens)
         return next((f"--model.{n}={getattr(self, n)}" for n in lengthen), None)
 
@@ -322,8 +312,7 @@ class ModelConfig:
     def explicit(self) -> ModelConfig:
         """Returns the same model with the family's values in the fields that are None.
 
-        Parts are written with the options that differ from their own defaults, in one order, so
-        that equal parts are equal texts.
+        Parts list only changed options, in a fixed order: equal parts are equal texts.
         """
         family = {field.name for field in fields(FamilyFacts)}
         values = {
@@ -336,17 +325,14 @@ class ModelConfig:
 
     @property
     def mixer_facts(self) -> MixerFacts:
-        """Facts about the mixer of the layers."""
         return MIXERS[self.part("mixer").name].facts
 
     @property
     def architecture(self) -> str:
-        """The stacks of the model: "encoder_decoder", "decoder" or "encoder"."""
         return self.family_facts.architecture
 
     @property
     def position_scheme(self) -> str:
-        """The name of the scheme of positions, without its options."""
         return self.part("position").name
 
     @property
@@ -356,19 +342,16 @@ class ModelConfig:
         if fraction is None:
             fraction = self.family_facts.rotary_fraction
         channels: float = self.head_dim * fraction
-        # A fraction such as 1 / 3 is rounded itself.
+        # Allows for fractions given as rounded decimals, such as 0.333.
         return round(channels) if abs(channels - round(channels)) < 1e-3 else channels
 
     @property
     def counts_positions(self) -> bool:
-        """True if rows must not be longer than `max_positions`."""
+        """Whether rows are limited to `max_positions`."""
         return self.facts("position").counts_positions or self.mixer_facts.counts_positions
 
     def attention_on(self, device_kind: str) -> str:
-        """Returns the implementation of attention in training on a device, as JAX names its kind.
-
-        "einsum" if `attention` is "auto" and kernels cannot compute this model's attention.
-        """
+        """Returns the attention implementation for training on JAX's `device_kind`."""
         fits = "pallas" in self.attentions and not self.drops_by_query
         if self.attention == AUTO and not fits:
             return "einsum"
@@ -376,12 +359,11 @@ class ModelConfig:
 
     @property
     def has_switch_layers(self) -> bool:
-        """Whether a layer could have experts, by the number of layers."""
+        """Whether there are enough layers for one to have experts."""
         return self.switch_every <= max(self.num_encoder_layers, self.num_decoder_layers)
 
     @property
     def attentions(self) -> tuple[str, ...]:
-        """The implementations of attention that can compute this model's."""
         fitting = self.mixer_facts.attentions
         without: set[str] = set()
         if self.facts("cross_attention").merges or not self.facts("position").fuses:
@@ -396,7 +378,7 @@ class ModelConfig:
 
     @property
     def drops_by_query(self) -> bool:
-        """True if each query drops weights of its own, which no kernel does."""
+        """Whether each query drops its own weights, which no kernel supports."""
         return self.architecture == ENCODER and self.dropout_rate > 0
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks of a `ModelConfig` beyond those that parts make of themselves. No JAX."""
+"""Checks of a `ModelConfig` beyond those of its parts. No JAX."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.model.parts import (
 )
 from trainer.model.slots import require_of
 
-# The fields that any family can set; the others change its parts.
+# Fields that any family can set; the others change its parts.
 _OF_ALL = (
     *("family", "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "mlp_activations"),
     *("num_encoder_layers", "num_decoder_layers", "dropout_rate", "dtype", "tied_logits"),
@@ -30,11 +30,7 @@ _OF_ALL = (
 
 
 def check(config: Any) -> None:
-    """Checks the values of a `ModelConfig` one by one and beside one another.
-
-    Raises:
-      Rejected: a field makes no sense or has no effect beside the others.
-    """
+    """Checks the values of a `ModelConfig`, alone and in combination; raises `Rejected`."""
     _check_sizes(config)
     _check_changes(config)
     _check_layers(config)
@@ -80,7 +76,7 @@ def _check_sizes(config: Any) -> None:
 
 
 def _check_changes(config: Any) -> None:
-    """Checks that the family can be changed if it is, and that all parts exist."""
+    """Checks that only a changeable family is changed, and that all parts exist."""
     for each in fields(config):
         if each.name in _OF_ALL or config.family_facts.changeable or each.default is MISSING:
             continue
@@ -156,7 +152,7 @@ def _check_feed_forward(config: Any) -> None:
         # The head of an encoder-only model has an activation, too.
         if field in reads or (field == "mlp_activations" and config.architecture == ENCODER):
             continue
-        # Naming the family's own value, as `explicit` does, changes nothing.
+        # Naming the family's own value, as `explicit` does, is no change.
         own = getattr(config.family_facts, field, value)
         rule = f"{value} with feed_forward {name!r}"
         require_of(config, getattr(config, field) in (value, own), field, rule)
@@ -193,7 +189,7 @@ def _check_attention(config: Any) -> None:
     name = config.attention
     if name in (AUTO, "einsum"):
         return
-    # Weights dropped for all queries at once are values dropped, which kernels need not know.
+    # Dropping the same weights for all queries is dropping values, outside of the kernels.
     if name != "pallas" or config.drops_by_query:
         rule = f"0 with attention {name!r}, which drops no weights"
         require_of(config, config.dropout_rate == 0, "dropout_rate", rule)

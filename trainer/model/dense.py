@@ -1,4 +1,4 @@
-"""Settings, matrix products and dropout that the modules of a model share.
+"""Settings, matrix products and dropout shared by a model's modules.
 
 Dimensions: B batch, L length, D input features, F output features.
 """
@@ -21,13 +21,11 @@ from trainer.model.parametrisation import Initializer, Parametrisation
 
 @dataclass(frozen=True)
 class Shared:
-    """Settings of a whole model.
+    """Settings of a whole model; those not described here are `ModelConfig`'s.
 
-    `dtype` ("float32" or "bfloat16") is the type of activations and of the operands of matrix
-    products; parameters are always float32. `dense_bias`: projections of attention add a bias.
-    `scale_embeddings`: embedded tokens are multiplied by sqrt(emb_dim). `broadcast_dropout`:
-    positions of a row share their draw. `scan_layers`, `remat`, `attention`, `softmax_dtype` and
-    `attention_weights` are those of `ModelConfig`.
+    `dtype` ("float32" or "bfloat16") is the type of activations and matrix operands; parameters are
+    always float32. `dense_bias` adds biases to attention projections, `scale_embeddings` multiplies
+    embedded tokens by sqrt(emb_dim), and with `broadcast_dropout` a row's positions share a draw.
     """
 
     emb_dim: int
@@ -54,33 +52,27 @@ class Shared:
         bias: bool | None = None,
         use: Use = KERNEL,
     ) -> Dense:
-        """Returns a `Dense` of the model's dtype; it has a bias as `dense_bias` says if None."""
+        """Returns a `Dense` of the model's dtype; `bias=None` means `dense_bias`."""
         bias = self.dense_bias if bias is None else bias
         return Dense(features, axes, initializer, self.dtype, float32_output, bias, use, name=name)
 
     def dropout(self, broadcast_length: bool = True) -> Dropout:
-        """Returns dropout; with `broadcast_length` all positions of a row share a draw, as in T5X.
-
-        A model without `broadcast_dropout` always draws for every element.
-        """
+        """Returns dropout; positions share a draw if both `broadcast_` flags are set."""
         broadcast = broadcast_length and self.broadcast_dropout
         return Dropout(self.dropout_rate, broadcast)
 
 
 def tracing_device() -> Device:
-    """Returns the device for which a model is being traced.
-
-    It is of the mesh of `sharding.tracing_on`, which need not be there; without one, the default.
-    """
+    """Returns the device of `tracing_on`'s mesh, present or not; otherwise JAX's default."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return Device(device.device_kind if device else jax.devices()[0].device_kind)
 
 
 def rows_divided(x_BLD: jax.Array) -> jax.Array:
-    """Returns states of the residual stream with their rows divided as the batch's are.
+    """Returns residual states with rows divided over devices as the batch is.
 
-    Without it the compiler divides channels over "fsdp", as it finds them in the kernels, and every
-    product sums or gathers activations.
+    Otherwise the compiler divides channels over "fsdp" as in kernels, and products move
+    activations.
     """
     if not nn.get_logical_axis_rules():
         return x_BLD
@@ -91,9 +83,8 @@ def rows_divided(x_BLD: jax.Array) -> jax.Array:
 def einsum_float32(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns an einsum of two operands with float32 sums and result, whatever their dtype.
 
-    The backward pass rounds the incoming gradient to the operands' dtype: in float32 it would turn
-    both products of a bfloat16 model into float32 ones. With float32 operands nothing is rounded.
-    `subscripts` must be explicit ("blhk,bshk->bhls").
+    The backward pass rounds the incoming gradient to the operands' dtype, which keeps both products
+    of a bfloat16 model in bfloat16. `subscripts` must be explicit ("blhk,bshk->bhls").
     """
     return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
@@ -115,10 +106,9 @@ einsum_float32.defvjp(_einsum_forward, _einsum_backward)
 
 
 def sum_leading(x: jax.Array, axes: int) -> jax.Array:
-    """Returns the float32 sum over the first `axes` axes, of shape `x.shape[axes:]`.
+    """Returns the float32 sum over the first `axes` axes.
 
-    On a CPU it is a product with ones, which takes 0.5 ns an element. XLA's own sum takes 5 to
-    10 ns if few elements are summed or the operand is fused into it (docs/LOG.md).
+    On a CPU a product with ones: 0.5 ns an element; XLA's own sum takes 5 to 10 (docs/LOG.md).
     """
     ones = jnp.ones(x.shape[:axes], x.dtype)
     return jax.lax.platform_dependent(
@@ -129,10 +119,10 @@ def sum_leading(x: jax.Array, axes: int) -> jax.Array:
 
 
 class Dropout(nn.Module):
-    """`flax.linen.Dropout`, with the same draws, that keeps only these for the backward pass.
+    """`flax.linen.Dropout` with the same draws, keeping only the draws for the backward pass.
 
-    `broadcast`: all of the last axis but one share a draw. Flax spreads the draws over the operand
-    first, and a scan then keeps a mask of its size.
+    `broadcast`: the second to last axis shares a draw. Flax expands the draws to the operand's
+    shape first, so a scan keeps a mask of that size.
     """
 
     rate: float
@@ -157,7 +147,7 @@ def _dropped_forward(share: float, x: jax.Array, kept: jax.Array) -> tuple[jax.A
 
 
 def _dropped_backward(share: float, kept: jax.Array, gradient: jax.Array) -> tuple[Any, ...]:
-    # In the order of automatic differentiation, for its bits.
+    # In the order of automatic differentiation, for bitwise equal results.
     return jnp.where(kept, gradient, 0) / share, None
 
 
@@ -167,8 +157,8 @@ _dropped.defvjp(_dropped_forward, _dropped_backward)
 class Dense(nn.Module):
     """`x @ kernel`, plus a bias with `use_bias`: maps [B, L, D] to [B, L, F].
 
-    The kernel is two-dimensional even if F or D is heads times head size: that is the shape that
-    T5X stores and Adafactor factors. `float32_output` keeps the sums of a bfloat16 product.
+    The kernel is two-dimensional even if F or D is heads times head size: T5X stores and Adafactor
+    factors that shape. `float32_output` keeps the float32 sums of a bfloat16 product.
     """
 
     features: int
@@ -196,11 +186,10 @@ class Dense(nn.Module):
 
 
 def project_together(projections: Sequence[Dense], x_BLD: jax.Array) -> list[jax.Array]:
-    """Returns the outputs of projections of one input; they have the same number of features.
+    """Returns the outputs of projections of one input, all with equally many features.
 
-    The gradient of the input is one product, not a sum of several that each go through memory. It
-    reads the outputs' gradients stacked, so they must come as slices of one array: otherwise they
-    are copied.
+    The input's gradient is one product, which reads the outputs' gradients stacked: slices of one
+    array avoid a copy.
     """
     kernels, biases = zip(*(each.weights(x_BLD.shape[-1]) for each in projections), strict=True)
     outputs = _project_together(x_BLD.astype(kernels[0].dtype), kernels)

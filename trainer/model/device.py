@@ -1,10 +1,10 @@
-"""Facts about a device by JAX's name of its kind. No JAX."""
+"""Facts about a device by JAX's name for its kind. No JAX."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Implementations of the attention product, and types of its logits and softmax.
+# Implementations of the attention product, and types of logits and softmax.
 AUTO = "auto"
 ATTENTION_NAMES = (AUTO, "einsum", "dot_product", "cudnn", "pallas")
 SOFTMAX_DTYPES = (AUTO, "float32", "bfloat16")
@@ -20,12 +20,12 @@ class Device:
 
     @property
     def is_tpu(self) -> bool:
-        """True on TPUs, for which Pallas kernels are compiled; elsewhere they are interpreted."""
+        """Whether Pallas kernels are compiled rather than interpreted."""
         return self.kind.startswith("TPU")
 
     @property
     def fuses(self) -> bool:
-        """True if fused attention is faster than written-out products."""
+        """Whether fused attention is faster than written-out products."""
         return self.is_tpu and not self.kind.startswith(("TPU v2", "TPU v3"))
 
     @property
@@ -37,29 +37,24 @@ class Device:
         return (14 if self.kind.startswith("TPU v4") else 64) << 20
 
     def attention(self, setting: str, dtype: str, head_dim: int) -> str:
-        """Returns the implementation of attention that one of ATTENTION_NAMES stands for.
-
-        Args:
-          dtype: type of the activations.
-          head_dim: width of a head.
-        """
+        """Resolves `setting`, one of ATTENTION_NAMES, for activations of type `dtype`."""
         if setting != AUTO:
             return setting
         fused = self.fuses and dtype == "bfloat16" and fills_lanes(head_dim)
         return "pallas" if fused else "einsum"
 
     def softmax_dtype(self, setting: str, dtype: str) -> str:
-        """Returns the type of logits and softmax that one of SOFTMAX_DTYPES stands for."""
+        """Resolves `setting`, one of SOFTMAX_DTYPES, for activations of type `dtype`."""
         if setting != AUTO:
             return setting
         return dtype if self.is_tpu else "float32"
 
 
 def fills_lanes(head_dim: int) -> bool:
-    """Returns whether whole heads of this size fill the registers of a TPU."""
+    """Returns whether whole heads of this size fill a TPU's registers."""
     return head_dim % LANES == 0 or LANES % head_dim == 0
 
 
 def fills_tiles(block: int) -> bool:
-    """Returns whether blocks of this size, or parts of them, make up the tiles of kernels."""
+    """Returns whether blocks of this size, or parts of them, make up the kernels' tiles."""
     return block % LANES == 0 or (block >= 8 and LANES % block == 0)

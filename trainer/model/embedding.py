@@ -1,4 +1,4 @@
-"""The token embedding, additions to it, and logits from the last states.
+"""Token embeddings, additions to them, and logits from the last states.
 
 Dimensions: B batch, L length, D model, V vocabulary, T token types.
 """
@@ -20,7 +20,7 @@ from trainer.model.parameters import ROW_KERNEL, TABLE, parameter
 
 
 class TokenEmbedder(nn.Module):
-    """The embedding table float32 [V, D]."""
+    """The embedding table, float32 [V, D]."""
 
     shared: Shared
 
@@ -35,10 +35,9 @@ class TokenEmbedder(nn.Module):
         )
 
     def __call__(self, tokens_BL: jax.Array) -> jax.Array:
-        """Returns rows of the table, [B, L, D] in the model's dtype.
+        """Returns rows of the table, [B, L, D] in the model's dtype; unknown ids give NaN.
 
-        Differences: T5X multiplies by one-hot vectors, for the TPUs of its day; values and
-        gradients are the same. An id outside the vocabulary gives NaN, not silently another token.
+        Differences: T5X multiplies by one-hot vectors, for older TPUs; values and gradients agree.
         """
         rows_BLD = jnp.take(self.embedding, tokens_BL, axis=0, mode="fill", fill_value=jnp.nan)
         rows_BLD = rows_BLD.astype(self.shared.dtype)
@@ -48,7 +47,7 @@ class TokenEmbedder(nn.Module):
         return rows_BLD
 
     def attend(self, y_BLD: jax.Array) -> jax.Array:
-        """Returns inner products with every row of the table, float32 [B, L, V]."""
+        """Returns inner products with all rows of the table, float32 [B, L, V]."""
         dtype = self.shared.dtype
         table_VD = self.embedding.astype(dtype)
         return einsum_float32("bld,vd->blv", y_BLD.astype(dtype), table_VD)
@@ -72,7 +71,7 @@ class PlainEmbedding:
 
 @dataclass(frozen=True)
 class TypedEmbedding:
-    """Adds a vector for the type of each token and normalises the sum if there is a `norm`.
+    """Adds a vector per token type and normalises the sum if there is a `norm`.
 
     Source: Devlin et al. 2019 (arXiv:1810.04805), figure 2; google-research/bert for the norm.
     """
@@ -109,11 +108,7 @@ class _TypeEmbedder(nn.Module):
 
 
 class Logits(Protocol):
-    """The logits slot: maps [B, L, D] to float32 [B, L, V] in the scope of the caller.
-
-    Attributes:
-      tied: logits are products with the token embedding.
-    """
+    """The logits slot: maps [B, L, D] to float32 [B, L, V] in the caller's scope."""
 
     @property
     def tied(self) -> bool: ...
@@ -123,7 +118,7 @@ class Logits(Protocol):
 
 @dataclass(frozen=True)
 class DenseLogits:
-    """Logits with a kernel of their own, `logits_dense`, times `scale`."""
+    """Logits with their own kernel, `logits_dense`, times `scale`."""
 
     scale: float = 1.0
     tied = False
@@ -143,7 +138,7 @@ class DenseLogits:
 
 @dataclass(frozen=True)
 class TiedLogits:
-    """Products with the token embedding, times `scale`; None: the parametrisation's multiplier."""
+    """Products with the token embedding, times `scale` (None: the parametrisation's multiplier)."""
 
     scale: float | None = None
     tied = True
@@ -157,7 +152,7 @@ class TiedLogits:
 
 @dataclass(frozen=True)
 class TransformedLogits:
-    """Other `logits` of states that are projected, activated and normalised first, plus a bias.
+    """`logits` of projected, activated and normalised states, plus a bias.
 
     Source: google-research/bert, `run_pretraining.py`, `get_masked_lm_output`.
     """
@@ -168,7 +163,6 @@ class TransformedLogits:
 
     @property
     def tied(self) -> bool:
-        """True if `logits` are."""
         return self.logits.tied
 
     def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder, shared: Shared) -> jax.Array:
@@ -182,7 +176,7 @@ class _TransformedLogits(nn.Module):
     @nn.compact
     def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder) -> jax.Array:
         spec, shared = self.spec, self.shared
-        # "mlp" stands for the output channels: a kernel cannot have one axis twice.
+        # "mlp" names the output channels: a kernel cannot have one axis twice.
         initializer = shared.parametrisation.feed_forward()
         dense = shared.dense(shared.emb_dim, ("embed", "mlp"), initializer, "dense", bias=True)
         y_BLD = ACTIVATIONS[spec.activation](dense(y_BLD))
@@ -194,7 +188,7 @@ class _TransformedLogits(nn.Module):
 
 
 class RowClassifier(nn.Module):
-    """float32 logits [B, classes] from the state of each row's first position.
+    """Computes float32 logits [B, classes] from each row's first state.
 
     Source: google-research/bert, `modeling.py` (pooler) and `get_next_sentence_output`.
     """

@@ -1,4 +1,4 @@
-"""Feed-forward sublayers, which act on each position by itself.
+"""Feed-forward sublayers, which act on each position separately.
 
 Dimensions: B batch, L length, D model, F mlp.
 """
@@ -45,14 +45,9 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
 class FeedForward(Protocol):
     """The feed-forward slot. Its module maps (x_BLD, rows, deterministic) to [B, L, D].
 
-    `build` returns None if layers have no such sublayer, nor a norm for it.
-
-    Attributes:
-      activations: names of its activations, keys of ACTIVATIONS; () for other kinds.
-      bias: its projections add biases; None: as in the rest of the model.
-      routes: tokens choose among experts; its module counts them in `switch.ROUTING`.
-      pointwise: no position reads another one. If they do, the module is also given `cache`.
-      exports: the formats it can be exported to.
+    `build` returns None if layers have neither such a sublayer nor its norm. `bias` None uses the
+    model's setting. With `routes`, tokens choose among experts, counted in `switch.ROUTING`. If not
+    `pointwise`, positions read others and the module also gets `cache`.
     """
 
     @property
@@ -71,7 +66,7 @@ class FeedForward(Protocol):
 
 @dataclass(frozen=True)
 class NoFeedForward:
-    """No feed-forward sublayer: layers consist of their mixers."""
+    """No feed-forward sublayer: layers consist of mixers."""
 
     activations = ()
     bias = None
@@ -88,7 +83,7 @@ class Mlp:
     """The product of one or more activated projections, projected back.
 
     One activation gives the plain layer of T5 1.0 (kernel `wi`), two the gated one of T5 1.1
-    (`wi_0`, `wi_1`). `dropout`: hidden units are dropped, as in T5 but not in BERT.
+    (`wi_0`, `wi_1`). `dropout` drops hidden units, as in T5 but not in BERT.
 
     Source: Shazeer 2020 (arXiv:2002.05202).
     """
@@ -124,7 +119,7 @@ class MlpModule(nn.Module):
             )
             projected.append(project(x_BLD))
 
-        # Cheaper to compute again in the backward pass than to keep, which a scan would.
+        # Recomputing in the backward pass is cheaper than keeping it, as a scan would.
         @partial(jax.checkpoint, prevent_cse=False)
         def activate(projected: list[jax.Array]) -> jax.Array:
             pairs = zip(activations, projected, strict=True)
@@ -139,7 +134,7 @@ class MlpModule(nn.Module):
 
 
 def mlp(config: Any, options: Any) -> FeedForward:
-    """Returns the product of the activations of a configuration."""
+    """Returns a configuration's MLP."""
     activations, bias = config.value("mlp_activations"), config.value("mlp_bias")
     return Mlp(config.mlp_dim, activations, drops_hidden(config), bias)
 
@@ -150,6 +145,6 @@ def no_feed_forward(config: Any, options: Any) -> FeedForward:
 
 
 def drops_hidden(config: Any) -> bool:
-    """Returns whether hidden units are dropped, as in T5; BERT and its like drop only outputs."""
+    """Returns whether hidden units are dropped, as in T5; BERT-like models drop only outputs."""
     architecture: str = config.architecture
     return architecture != ENCODER

@@ -1,6 +1,6 @@
-"""The states of a stack between two layers, and the positions of its rows that are left.
+"""The states between two layers of a stack, and the row positions that remain.
 
-Dimensions: B batch, L length of a stack's rows, M positions that are left, H heads.
+Dimensions: B batch, L length of a stack's rows, M remaining positions, H heads.
 """
 
 from __future__ import annotations
@@ -16,28 +16,24 @@ from trainer.model.positions import Positions
 
 
 class Flow(NamedTuple):
-    """The states of a stack between two layers.
-
-    `index_BL` are the positions that are left of the stack's rows; None: all of them.
-    """
+    """The states between two layers; `index_BL` are the remaining positions, None if all."""
 
     x_BLD: jax.Array
     index_BL: jax.Array | None = None
 
     def keep(self, index_BM: jax.Array) -> Flow:
-        """Returns the states of some of the positions."""
         kept_BM = index_BM if self.index_BL is None else take(self.index_BL, index_BM)
         return Flow(take(self.x_BLD, index_BM), kept_BM)
 
 
 def take(x_BLD: jax.Array, index_BM: jax.Array) -> jax.Array:
-    """Returns the positions `index_BM` of [B, L, ...]; a batch of 1 stands for all rows."""
+    """Returns positions `index_BM` of [B, L, ...]; a batch of 1 stands for all rows."""
     x_BLD = jnp.broadcast_to(x_BLD, (len(index_BM), *x_BLD.shape[1:]))
     return jax.vmap(lambda x_LD, index_M: x_LD[index_M])(x_BLD, index_BM)
 
 
 def take_rows(rows: Rows, index_BM: jax.Array) -> Rows:
-    """Returns facts about the positions that are left; they keep their positions' numbers."""
+    """Returns facts about the remaining positions, which keep their position numbers."""
     position_BL = rows.position_BL
     if position_BL is None:
         position_BL = jnp.arange(rows.segment_BL.shape[1])[None]
@@ -46,7 +42,7 @@ def take_rows(rows: Rows, index_BM: jax.Array) -> Rows:
 
 
 def take_view(view: View, index_BM: jax.Array) -> View:
-    """Returns the view that the positions that are left have of one another."""
+    """Returns the remaining positions' view of one another."""
     length = view.rows.segment_BL.shape[1]
     mask_BLL = jnp.broadcast_to(view.mask_BLS, (len(view.mask_BLS), length, length))
     mask_BMM = jax.vmap(_both)(
@@ -68,5 +64,4 @@ def _take_positions(positions: Positions, index_BM: jax.Array) -> Positions:
 
 
 def _both(x_LL: jax.Array, index_M: jax.Array) -> jax.Array:
-    """Returns [..., M, M] from [..., L, L]."""
     return x_LL[..., index_M[:, None], index_M[None, :]]

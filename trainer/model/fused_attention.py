@@ -1,16 +1,15 @@
-"""Softmax attention as Pallas kernels for TPUs: no logits [B, H, L, S] in memory.
+"""Softmax attention as Pallas kernels for TPUs, without logits [B, H, L, S] in memory.
 
-One kernel makes the forward pass, another the gradients of queries, keys, values and the relative
+One kernel computes the forward pass, another the gradients of queries, keys, values and relative
 bias. A grid step takes some rows of the batch and one group of heads: as many as fill the 128
-lanes of a register. Logits exist as tiles [keys, queries] in the core's own memory, so that sums
-over keys add registers instead of moving lanes. Statistics are float32.
+lanes of a register. Logits exist only as tiles [keys, queries] in the core's memory, so sums over
+keys add registers instead of moving lanes. Statistics are float32.
 
-Masks are predicates on small integers of queries and keys. The relative bias depends on the
-distance alone: a tile of it is one vector, rotated by one more element in each row. Tiles are made
-once for all rows of a batch; their gradients are summed over the batch and folded into a vector.
+Masks are predicates on small integers of queries and keys. The relative bias depends only on
+distance: a tile is one vector, rotated by one more element in each row. Tiles are built once for
+all rows of a batch; their gradients are summed over the batch and folded into a vector.
 
-Hand-made, since JAX's splash attention has no additive bias and its flash attention needs one of
-[B, H, L, S] in memory.
+JAX's splash attention has no additive bias, and its flash attention needs one of [B, H, L, S].
 
 Dimensions: B batch, L query length, S key length, H heads, K head size, J = H * K, N groups of
 heads, G heads of a group, R relative buckets, T tiles of the bias, W = 2 * block, I ids.
@@ -36,10 +35,10 @@ from trainer.model.fused_tiles import Plan, Visits, blocks_of
 from trainer.model.masks import Predicate, Rows
 from trainer.model.positions import RelativeBias
 
-# Ids of a query and a key outside of any example; different, so that neither sees the other.
+# Ids of queries and keys outside of any example; different, so that neither sees the other.
 _NO_QUERY, _NO_KEY = -1, -2
 
-# The name under which `jax.checkpoint` may keep what the backward pass reads.
+# Name by which `jax.checkpoint` may keep what the backward pass reads.
 SAVED = "fused_attention"
 
 
@@ -47,7 +46,7 @@ def fits_memory(longest: int, vmem_bytes: int, itemsize: int = 2) -> bool:
     """Returns whether a core's memory holds rows of this length, which kernels read whole.
 
     The backward pass has eight arrays of a row, each twice for the pipeline; half of the memory is
-    left to tiles and sums. With 14 MiB, as on v4, rows of 2,048 are too long by 5 %.
+    left for tiles and sums. With 14 MiB, as on v4, rows of 2,048 are 5 % too long.
     """
     return 2 * 8 * longest * LANES * itemsize <= vmem_bytes / 2
 
@@ -69,20 +68,14 @@ def fused_attention(
 ) -> jax.Array:
     """Returns values weighted by `softmax((q k + bias) * scale)`: [B, L, J] in the dtype of q.
 
-    A query that sees no key gets zeros. The bias of `relative` is float32, as are logits, weights'
-    sums and the sums of products; weights are rounded to the operands' dtype before the products.
+    A query that sees no key gets zeros. Bias, logits and all sums are float32; weights are rounded
+    to the operands' dtype before the products. Raises ValueError if heads do not fill registers.
 
     Args:
-      query: rows of the queries; the mask reads segments and prefix.
-      key: rows of the keys.
-      predicate: the mask.
-      block: queries and keys of a tile, a power of two; None: as lengths and memory suggest.
-      vmem_bytes: memory of the core that a kernel may use.
+      block: queries and keys per tile, a power of two; None chooses by lengths and memory.
+      vmem_bytes: core memory that a kernel may use.
       interpret: run the kernels without a TPU, for tests.
       layout: `tables_of` a block-sparse layout; its tiles are the blocks. None: all pairs.
-
-    Raises:
-      ValueError: heads of this size do not fill registers.
     """
     if not fills_lanes(head_dim):
         raise ValueError(f"head_dim {head_dim} neither divides {LANES} nor is a multiple of it")
@@ -106,7 +99,7 @@ def fused_attention(
     table_HR = relative.table_HR if relative else None
     width = q_BLJ.shape[2]
     missing = -width % plan.lanes
-    if missing:  # groups of heads are whole
+    if missing:  # complete the last group of heads
         widen = ((0, 0), (0, 0), (0, missing))
         q_BLJ, k_BSJ, v_BSJ = (jnp.pad(x, widen) for x in (q_BLJ, k_BSJ, v_BSJ))
         if table_HR is not None:
@@ -118,9 +111,9 @@ def fused_attention(
 
 
 def _ids(rows: Rows, predicate: Predicate, length: int, none: int) -> jax.Array:
-    """Returns ids of which a key must equal one of the query's: int32 [B, I, length].
+    """Returns int32 ids [B, I, length]: the segment and, with a prefix, the segment within it.
 
-    The first is the segment. With a prefix, the second is the segment too, but in the prefix only.
+    A key is visible if one of its ids equals the query's.
     """
     segment_BL = jnp.where(rows.segment_BL > 0, rows.segment_BL, none).astype(jnp.int32)
     ids = [segment_BL]
@@ -172,7 +165,7 @@ def _forward(
         _tiles_scratch(plan, 1),
     )
     out_BLJ, normaliser = checkpoint_name((out_BLJ, normaliser), SAVED)
-    # With one block of keys the backward pass makes its sums from the weights themselves.
+    # With one key block the backward pass computes its sums from the weights themselves.
     read_out = out_BLJ if plan.key_blocks > 1 else None
     saved = table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables, read_out, normaliser
     return out_BLJ, saved
@@ -225,7 +218,7 @@ def _backward(plan: Plan, saved: Any, gradient_BLJ: jax.Array) -> tuple[Any, ...
     )
     table_gradient = to_table(last)[0] if to_table else None
     gradients = gradients if to_table else [*gradients, last]
-    # Indexed, not unpacked: an array unpacks itself by copying.
+    # Indexed, not unpacked: unpacking copies an array.
     if plan.alike:
         of_operands = [gradients[0][n] for n in range(3)]
     else:
@@ -245,7 +238,7 @@ def _call(
     results: dict[str, jax.ShapeDtypeStruct],
     scratch: list[Any],
 ) -> list[jax.Array]:
-    """Runs a kernel on a 2-D grid: groups of heads, then blocks of `rows` rows of the batch."""
+    """Runs a kernel on a 2-D grid: groups of heads, then blocks of `rows` batch rows."""
     lanes, heads = plan.lanes, plan.heads
     longest_q, longest_k = plan.query_blocks * plan.block_q, plan.key_blocks * plan.block_k
     query = pl.BlockSpec((rows, longest_q, lanes), lambda group, row: (row, 0, group))

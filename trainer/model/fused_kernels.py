@@ -1,4 +1,4 @@
-"""The bodies of the fused attention kernels: what one grid step does in the core's own memory.
+"""Bodies of the fused attention kernels: the work of one grid step.
 
 Dimensions: see `fused_attention`.
 """
@@ -18,13 +18,13 @@ from jax.experimental.pallas import tpu as pltpu
 from trainer.model.device import LANES
 from trainer.model.fused_tiles import MASKED, SUBLANES, Plan
 
-# The least maximum of a row: exp(MASKED - _LEAST) is 0, so a query that sees no key gets zeros,
-# with zero gradients.
+# Lower limit of a row's maximum: exp(MASKED - _LEAST) is 0, so a query that sees no key gets zeros
+# and zero gradients.
 _LEAST = -1e20
 
 
 class Operands(NamedTuple):
-    """Operands of the kernels, or the blocks that a grid step sees."""
+    """Kernel operands, or a grid step's blocks of them."""
 
     q_BLJ: Any
     k_BSJ: Any
@@ -43,7 +43,6 @@ def forward_kernel(
     heads, group = range(plan.heads), pl.program_id(0)
 
     def values(row: Any, j: Any) -> list[jax.Array]:
-        """Returns the values of the heads, transposed: [K, k]."""
         v_Pk = _block_of(at.v_BSJ, row, j, plan.block_k, plan.source_length).T
         return [v_Pk[_lanes_of(plan, head)] for head in heads]
 
@@ -138,7 +137,7 @@ def backward_kernel(
         return q_qP.T, gradient_qP.T, inner_Gq
 
     def products(key_ids: Any, row: Any, i: Any, j: Any, head: int) -> tuple[jax.Array, jax.Array]:
-        """Returns logits and gradients of weights, [k, q] both."""
+        """Returns logits and weight gradients, both [k, q]."""
         v_kP = _block_of(operands.v_BSJ, row, j, plan.block_k, plan.source_length)
         gradient_qP = _block_of(gradient_ref, row, i, plan.block_q, plan.length)
         weights_gradient = _dot(_only(plan, v_kP, head), gradient_qP, 1, 1)
@@ -150,7 +149,7 @@ def backward_kernel(
     def gradients(
         side: Any, k_Pk: jax.Array, tile: tuple, row: Any, i: Any, j: Any, head: int
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns what a tile adds to the gradients of a head: dq [K, q], dk and dv [K, k]."""
+        """Returns a tile's share of a head's gradients: dq [K, q], dk and dv [K, k]."""
         q_Pq, gradient_Pq, inner_Gq = side
         logits_kq, weights_gradient_kq = tile
         columns, lanes = pl.ds(i * plan.block_q, plan.block_q), _lanes_of(plan, head)
@@ -260,12 +259,11 @@ def backward_kernel(
                 vector_gradient_ref[tile : tile + 1, :] = _fold(tiles_gradient_ref[tile])
 
 
-# The block of a number in a loop, and the first and last numbers of the loop, which is left out.
+# Maps a loop counter to a block; then the loop's first number and its end, which is excluded.
 _Loop = tuple[Callable[[Any], Any], Any, Any]
 
 
 def _visited_keys(plan: Plan, at: Operands, group: Any, i: Any) -> _Loop:
-    """Returns the blocks of keys that a block of queries visits."""
     if plan.visits is None:
         return lambda j: j, 0, i + 1 if plan.skips else plan.key_blocks
     own = i + group * plan.query_blocks if plan.visits.by_group else i
@@ -274,7 +272,6 @@ def _visited_keys(plan: Plan, at: Operands, group: Any, i: Any) -> _Loop:
 
 
 def _visiting_queries(plan: Plan, at: Operands, group: Any, j: Any) -> _Loop:
-    """Returns the blocks of queries that visit a block of keys."""
     if plan.visits is None:
         return lambda i: i, j if plan.skips else 0, plan.query_blocks
     own = j + group * plan.key_blocks if plan.visits.by_group else j
@@ -283,7 +280,7 @@ def _visiting_queries(plan: Plan, at: Operands, group: Any, j: Any) -> _Loop:
 
 
 class _Softmax(NamedTuple):
-    """The state of a softmax over keys: maxima and sums [1, q], sums of weighted values [K, q]."""
+    """A softmax over keys in progress: maxima and sums [1, q], sums of weighted values [K, q]."""
 
     maximum_1q: jax.Array
     sum_1q: jax.Array
@@ -291,7 +288,6 @@ class _Softmax(NamedTuple):
 
 
 def _absorb(state: _Softmax | None, logits_kq: jax.Array, v_Kk: jax.Array) -> _Softmax:
-    """Returns the state after more keys."""
     before = _LEAST if state is None else state.maximum_1q
     maximum_1q = jnp.maximum(jnp.max(logits_kq, 0, keepdims=True), before)
     weights_kq = jnp.exp(logits_kq - maximum_1q)
@@ -307,7 +303,7 @@ def _absorb(state: _Softmax | None, logits_kq: jax.Array, v_Kk: jax.Array) -> _S
 def _logits(
     plan: Plan, at: Operands, tiles_ref: Any, key_ids: list, row: Any, i: Any, j: Any, head: int
 ) -> jax.Array:
-    """Returns the masked logits of a tile, float32 [k, q]."""
+    """Returns a tile's masked logits, float32 [k, q]."""
     columns = pl.ds(i * plan.block_q, plan.block_q)
     k_kP = _only(plan, at.k_BSJ[row, pl.ds(j * plan.block_k, plan.block_k), :], head)
     logits_kq = _dot(k_kP, at.q_BLJ[row, columns, :], 1, 1)
@@ -333,7 +329,7 @@ def _logits(
 
 
 def _row_of(ref: Any, row: Any, columns: Any) -> jax.Array:
-    """Returns some columns of a row of an int32 array, [1, columns]; only whole registers load."""
+    """Returns columns of a row of an int32 array, [1, columns]; loads need whole registers."""
     first = pl.multiple_of(row // SUBLANES * SUBLANES, SUBLANES)
     rows = ref[pl.ds(first, SUBLANES), columns]
     number = lax.broadcasted_iota(jnp.int32, rows.shape, 0)
@@ -341,9 +337,9 @@ def _row_of(ref: Any, row: Any, columns: Any) -> jax.Array:
 
 
 def _key_ids(at: Operands, row: Any, j: Any, plan: Plan) -> list[jax.Array]:
-    """Returns the ids of a block of keys as columns [k, 1]."""
+    """Returns the ids of a key block as columns [k, 1]."""
     ids_Ik = at.key_BIS[row, :, pl.ds(j * plan.block_k, plan.block_k)]
-    # A transposition needs whole registers.
+    # Transposing needs whole registers.
     return [
         jnp.broadcast_to(ids_Ik[n : n + 1], (LANES, plan.block_k)).T[:, :1]
         for n in range(ids_Ik.shape[0])
@@ -351,7 +347,7 @@ def _key_ids(at: Operands, row: Any, j: Any, plan: Plan) -> list[jax.Array]:
 
 
 def _block_of(ref: Any, row: Any, index: Any, block: int, length: int) -> jax.Array:
-    """Returns a block of a row of `ref`, [block, P]. What is after `length` in memory becomes 0."""
+    """Returns a block of a row of `ref`, [block, P], with zeros after `length`."""
     x_nP = ref[row, pl.ds(index * block, block), :]
     if length % block == 0:
         return x_nP
@@ -364,18 +360,17 @@ def _lanes_of(plan: Plan, head: int) -> slice:
 
 
 def _only(plan: Plan, x_nP: jax.Array, head: int) -> jax.Array:
-    """Returns `x_nP` with the other heads' lanes 0: a product is 128 deep in any case."""
+    """Returns `x_nP` with other heads' lanes set to 0: a product is 128 deep in any case."""
     if plan.heads == 1:
         return x_nP
     lane_nP = lax.broadcasted_iota(jnp.int32, x_nP.shape, 1)
     lanes = _lanes_of(plan, head)
     inside_nP = (lane_nP >= lanes.start) & (lane_nP < lanes.stop)
-    # The vector unit of v5e has no bfloat16.
+    # v5e's vector unit has no bfloat16.
     return jnp.where(inside_nP, x_nP.astype(jnp.float32), 0).astype(x_nP.dtype)
 
 
 def _dot(x: jax.Array, y: jax.Array, x_axis: int, y_axis: int) -> jax.Array:
-    """Returns the float32 product of two matrices over one axis of each."""
     return lax.dot_general(
         x,
         y,
@@ -386,10 +381,10 @@ def _dot(x: jax.Array, y: jax.Array, x_axis: int, y_axis: int) -> jax.Array:
 
 
 def _spread(plan: Plan, vectors_ref: Any, tiles_ref: Any) -> None:
-    """Makes the tiles of the bias from their vectors, without the strided rotation that v4 lacks.
+    """Builds the bias tiles from their vectors, without the strided rotation that v4 lacks.
 
-    Row r is turned right by r: eight rows by the bits of their number, then twice as many by
-    turning all at once.
+    Row r is rotated right by r: eight rows by the bits of their number, then twice as many by
+    rotating all at once.
     """
     for tile in range(plan.heads * plan.tiles):
         vector = vectors_ref[tile : tile + 1, :]
@@ -403,10 +398,10 @@ def _spread(plan: Plan, vectors_ref: Any, tiles_ref: Any) -> None:
 
 
 def _fold(tile_kq: jax.Array) -> jax.Array:
-    """Returns the sums of a tile over its diagonals, [1, W]: the transpose of `_spread`."""
+    """Returns the sums over a tile's diagonals, [1, W]: the transpose of `_spread`."""
     x = jnp.concatenate([tile_kq, jnp.zeros_like(tile_kq)], 1)
     period, rows = x.shape[1], x.shape[0]
-    # Row r is turned left by r: the lower half by half of the rows, then both halves at once.
+    # Rotate row r left by r: the lower half by half of the rows, then both halves at once.
     while rows > 8:
         rows //= 2
         x = x[:rows] + pltpu.roll(x[rows:], period - rows, 1)
@@ -416,7 +411,6 @@ def _fold(tile_kq: jax.Array) -> jax.Array:
 
 
 def _for_each(rows: int, together: int, some_rows: Callable[[Any], None]) -> None:
-    """Runs `some_rows` on the first of each `together` rows."""
     if rows == together:
         some_rows(0)
     else:
@@ -430,10 +424,7 @@ _Result = TypeVar("_Result")
 def _one_ahead(
     work: list[_Item], products: Callable[..., _Result]
 ) -> Iterator[tuple[_Item, _Result]]:
-    """Yields each item with its products, after writing down the products of the next.
-
-    So the matrix unit has work while the vector unit uses the results.
-    """
+    """Yields items with their products, one product ahead to keep the matrix unit busy."""
     upcoming = products(*work[0])
     for number, item in enumerate(work):
         current = upcoming

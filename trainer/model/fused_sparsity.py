@@ -1,9 +1,8 @@
-"""Layouts of attention as tables that kernels read: which tiles to visit, and what of them to mask.
+"""Attention layouts as tables for kernels: tiles to visit, and parts of them to mask.
 
-A tile has 128 to 512 queries and keys, so tiles may be smaller or larger than the blocks of a
-layout. A tile is visited if any of its blocks is, for any head of a group. What no block of it
-visits is masked by bits: bit s of a query's number for a tile of keys tells whether it sees part s
-of that tile.
+A tile has 128 to 512 queries and keys, so it may be smaller or larger than a layout's blocks. It
+is visited if any of its blocks is, for any head of a group. Bits mask the rest: bit s of a query's
+number for a key tile tells whether the query sees part s of that tile.
 
 Dimensions: see `fused_attention`; U queries of all blocks.
 """
@@ -20,20 +19,16 @@ from trainer.model.fused_tiles import COST_OF_BLOCK, SUBLANES, Visits
 from trainer.model.masks import Predicate
 from trainer.model.sparsity import Pattern, visited
 
-# Parts of a tile that an int32 has bits for.
+# Parts of a tile, one bit of an int32 each.
 _PARTS = 32
 
 
 class Tables(NamedTuple):
-    """Tables that kernels read, int32; groups have tables of their own or share one.
+    """Tables for kernels, int32; each group has its own tables, or all share one.
 
-    Attributes:
-      keys: blocks of keys that each block of queries visits, `Visits.most_keys` for each, flat.
-      key_counts: how many of them count.
-      queries: blocks of queries that visit each block of keys, `Visits.most_queries` each, flat.
-      query_counts: how many of them count.
-      bits: [N, heads * key blocks, U], with rows up to a multiple of SUBLANES; None if visited
-        tiles are seen whole.
+    `keys` are the key blocks that each query block visits, flat, `Visits.most_keys` entries each,
+    of which `key_counts` are valid; `queries` likewise for key blocks. `bits`: [N, heads * key
+    blocks, U], rows padded to a multiple of SUBLANES; None if visited tiles are fully visible.
     """
 
     keys: Any
@@ -54,24 +49,18 @@ def tables_of(
 ) -> tuple[Visits, Tables]:
     """Returns the tables of a layout.
 
-    Args:
-      pattern: the layout.
-      num_heads: heads of the model.
-      head_dim: width of a head.
-      length: tokens of a row.
-      predicate: the mask.
-      fits: whether memory holds what tiles of this length need.
-      tile: length of tiles; None: the one with the least work.
+    `fits` tells whether memory suffices for tiles of a length; `tile` None chooses the one with
+    the least work.
     """
     skips = predicate.causal and not predicate.prefix
     layout_PNN = visited(pattern, num_heads, length, predicate.causal, predicate.prefix)
     differ = len(layout_PNN) > 1
     heads = max(1, LANES // head_dim) if differ else 1
-    # Heads that fill up the last group visit nothing.
+    # Heads that pad the last group visit nothing.
     layout_PNN = np.pad(layout_PNN, ((0, -len(layout_PNN) % heads), (0, 0), (0, 0)))
 
     def tiles_of(tile: int) -> np.ndarray:
-        """Returns the visited tiles of each group, bool [groups, blocks, blocks]."""
+        """Returns each group's visited tiles, bool [groups, blocks, blocks]."""
         parts_PUU = _parts(layout_PNN, pattern.block, tile, length, skips)
         per = tile // min(pattern.block, tile)
         blocks = parts_PUU.shape[1] // per
@@ -110,7 +99,7 @@ def tables_of(
 
 
 def _parts(layout_PNN: np.ndarray, block: int, tile: int, length: int, skips: bool) -> np.ndarray:
-    """Returns the layout of parts of tiles, of whole tiles in each row."""
+    """Returns the layout of parts of tiles, padded to whole tiles."""
     per = max(block // tile, 1)
     parts_PUU = layout_PNN.repeat(per, axis=1).repeat(per, axis=2)
     size = min(block, tile)
@@ -128,7 +117,7 @@ def _table(tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bits(parts_PUU: np.ndarray, per: int, part: int) -> np.ndarray:
-    """Returns the bits of each query for each block of keys, int32 [P, blocks, queries]."""
+    """Returns the bits of each query for each key block, int32 [P, blocks, queries]."""
     split = parts_PUU.reshape(*parts_PUU.shape[:2], -1, per).astype(np.uint32)
     number = (split << np.arange(per, dtype=np.uint32)).sum(axis=3, dtype=np.uint32)
     return number.view(np.int32).swapaxes(1, 2).repeat(part, axis=2)

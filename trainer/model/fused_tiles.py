@@ -1,4 +1,4 @@
-"""The static part of a call of fused attention: tiles, blocks and the memory that they take.
+"""The static part of a fused attention call: tiles, blocks and memory.
 
 Dimensions: see `fused_attention`.
 """
@@ -24,31 +24,26 @@ from trainer.model.positions import T5RelativePosition
 SUBLANES = 8
 # A masked logit.
 MASKED = -1e30
-# Block lengths, and the cost of an element of their tiles: smaller blocks leave the matrix unit
-# waiting. Powers of two, as folding the gradients of the bias needs.
+# Relative cost of a tile element by block length: smaller blocks leave the matrix unit waiting.
+# Powers of two, required for folding the gradients of the bias.
 COST_OF_BLOCK = {512: 1.0, 256: 1.1, 128: 1.4}
-# Elements of tiles, of one head each, that a kernel works through without a loop. More overlap
-# better and take longer to compile: twice as many gain 4 % and take twice as long.
+# Tile elements, per head, that a kernel unrolls instead of looping. Unrolling twice as many gains
+# 4 % and doubles compile time.
 _UNROLLED_FORWARD, _UNROLLED_BACKWARD = 4 * 512 * 512, 2 * 512 * 512
-# The name under which a kernel's metadata keep the tiles that a layout visits, as a share of those
-# that a causal mask leaves: how often its inner loops run is in no schedule.
+# Key in a kernel's metadata for the tiles that a layout visits, as a share of a causal mask's: no
+# schedule shows how often the inner loops run.
 VISITED = "visited_tiles"
-# Bytes of the blocks of a grid step, which takes 0.35 us besides its work. The pipeline holds them
-# twice.
+# Bytes of the blocks of a grid step, which has 0.35 us of overhead. The pipeline holds them twice.
 _BLOCK_BYTES = 3 << 20
 
 
 @dataclass(frozen=True)
 class Visits:
-    """The tiles that a layout visits: the static part of `fused_layouts.Tables`.
+    """The tiles that a layout visits: the static part of `fused_sparsity.Tables`.
 
-    Attributes:
-      tile: queries and keys of a tile.
-      part: tokens of a tile's parts that bits tell apart.
-      most_keys: blocks of keys that a block of queries visits at most.
-      most_queries: blocks of queries that visit a block of keys at most.
-      by_group: groups of heads have tables of their own.
-      tiles: mean number of tiles that a group visits.
+    `tile` counts the queries and keys of a tile, `part` the tokens per masking bit. `most_keys` is
+    the maximum of key blocks per query block, `most_queries` the reverse. With `by_group` each
+    group of heads has its own tables; `tiles` is the mean number of tiles per group.
     """
 
     tile: int
@@ -61,20 +56,11 @@ class Visits:
 
 @dataclass(frozen=True)
 class Plan:
-    """The static part of a call.
+    """The static part of a call. L is `length`, S `source_length` and K `head_dim`.
 
-    Attributes:
-      length: L.
-      source_length: S.
-      head_dim: K; it divides 128 or is a multiple of it.
-      predicate: the mask.
-      bias: how distances share the table of the bias; None: there is no bias.
-      scale: factor of the products of queries and keys.
-      block_q: queries of a tile.
-      block_k: keys of a tile.
-      vmem_bytes: memory of the core that a kernel may use.
-      interpret: run without a TPU.
-      visits: the tiles that are visited, by tables; None: all.
+    `head_dim` divides 128 or is a multiple of it. `bias` tells how distances share the bias table.
+    `scale` multiplies query-key products. Kernels may use `vmem_bytes` of core memory. `interpret`
+    runs without a TPU. `visits` None means all tiles.
     """
 
     length: int
@@ -91,27 +77,25 @@ class Plan:
 
     @property
     def heads(self) -> int:
-        """Heads of a group."""
+        """Heads per group."""
         return max(1, LANES // self.head_dim)
 
     @property
     def lanes(self) -> int:
-        """Width of a group."""
+        """Channels per group."""
         return self.heads * self.head_dim
 
     @property
     def query_blocks(self) -> int:
-        """Number of blocks of queries."""
         return pl.cdiv(self.length, self.block_q)
 
     @property
     def key_blocks(self) -> int:
-        """Number of blocks of keys."""
         return pl.cdiv(self.source_length, self.block_k)
 
     @property
     def metadata(self) -> dict[str, str] | None:
-        """Metadata of a kernel that the text of a program does not show: `VISITED`."""
+        """Kernel metadata that the program text does not show: `VISITED`."""
         if self.visits is None:
             return None
         causal = self.query_blocks * (self.query_blocks + 1) / 2
@@ -119,22 +103,22 @@ class Plan:
 
     @property
     def alike(self) -> bool:
-        """Queries and keys have the same blocks."""
+        """Whether queries and keys have the same blocks."""
         return self.length == self.source_length and self.block_q == self.block_k
 
     @property
     def skips(self) -> bool:
-        """Tiles in which every key is after every query are left out."""
+        """Whether tiles with every key after every query are skipped."""
         return self.predicate.causal and not self.predicate.prefix
 
     @property
     def causal_bias(self) -> bool:
-        """The tiles of the bias mask keys after their query."""
+        """Whether the bias tiles mask keys after their query."""
         return self.skips and self.bias is not None
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """The blocks (query, key) of the tiles, by key."""
+        """The (query block, key block) of each tile, ordered by key block."""
         return [
             (i, j)
             for j in range(self.key_blocks)
@@ -143,22 +127,22 @@ class Plan:
 
     @property
     def area(self) -> int:
-        """Elements of the tiles of a row and a group."""
+        """Tile elements per row and group."""
         return len(self.pairs) * self.block_q * self.block_k * self.heads
 
     @property
     def loops(self) -> bool:
-        """A row has so many tiles that kernels loop over them."""
+        """Whether kernels loop over tiles because a row has too many to unroll."""
         return self.visits is not None or self.area > _UNROLLED_FORWARD
 
     def rows(self, batch: int, arrays: int, itemsize: int) -> int:
-        """Returns the rows of a grid step with `arrays` blocks of queries or keys."""
+        """Returns rows per grid step with `arrays` blocks of queries or keys."""
         longest = max(self.query_blocks * self.block_q, self.key_blocks * self.block_k)
         fitting = _BLOCK_BYTES // (arrays * longest * self.lanes * itemsize)
         return 1 if self.loops else _divisor(batch, fitting)
 
     def unrolled(self, rows: int, backward: bool = False) -> int:
-        """Returns how many of the rows of a grid step are written out in a kernel."""
+        """Returns how many rows of a grid step a kernel unrolls."""
         area = _UNROLLED_BACKWARD if backward else _UNROLLED_FORWARD
         return _divisor(rows, area // self.area)
 
@@ -166,18 +150,18 @@ class Plan:
 
     @property
     def farthest(self) -> int:
-        """The block distance from which all tiles of the bias are alike."""
+        """Block distance from which all bias tiles are equal."""
         assert self.bias is not None
         alike = pl.cdiv(self.bias.max_distance + self.block_q - 1, self.block_q)
         return min(alike, max(self.query_blocks, self.key_blocks) - 1)
 
     @property
     def tiles(self) -> int:
-        """Tiles of the bias of one head, T."""
+        """Bias tiles per head, T."""
         return self.farthest + 1 if self.skips else 2 * self.farthest + 1
 
     def tile(self, head: int, i: Any, j: Any) -> Any:
-        """Returns the index of the tile of a head of the group and blocks (query i, key j)."""
+        """Returns the index of the bias tile of a head of the group and blocks (query i, key j)."""
         nearest = 0 if self.skips else -self.farthest
         distance: Any
         if isinstance(i, int) and isinstance(j, int):
@@ -187,9 +171,10 @@ class Plan:
         return head * self.tiles + distance - nearest
 
     def vectors(self, table_HR: jax.Array) -> jax.Array:
-        """Returns the vectors of the tiles, [N, G * T, W] float32.
+        """Returns the vectors of the bias tiles, [N, G * T, W] float32.
 
-        Tile t has `vector[(q - k) mod W]` at (k, q). A product with a constant: so is its gradient.
+        Tile t holds `vector[(q - k) mod W]` at (k, q). A matrix product, so its gradient is one
+        too.
         """
         assert self.bias is not None
         period = 2 * self.block_q
@@ -208,7 +193,6 @@ class Plan:
 
 
 def _divisor(number: int, most: int) -> int:
-    """Returns the largest divisor of `number` that is not above `most`, or 1."""
     return max((n for n in range(1, min(number, most) + 1) if number % n == 0), default=1)
 
 
@@ -220,10 +204,9 @@ def blocks_of(
     vmem_bytes: int,
     block: int | None,
 ) -> tuple[int, int]:
-    """Returns the lengths of blocks of queries and keys.
+    """Returns the lengths of query and key blocks; `head_dim` is None without a bias.
 
-    They are equal where tiles of a bias or of a causal mask lie along the diagonal. `head_dim` is
-    None without a bias.
+    They are equal with a bias or causal mask, whose tiles follow the diagonal.
     """
     if block:
         return block, block
@@ -235,10 +218,7 @@ def blocks_of(
 
 
 def bias_fits(length: int, skips: bool, head_dim: int | None, vmem_bytes: int, block: int) -> bool:
-    """Returns whether tiles of a bias and their gradients leave room for the rest.
-
-    `head_dim` is None without a bias; `skips` as `Plan.skips`.
-    """
+    """Returns whether the bias tiles and their gradients fit; `head_dim` is None without a bias."""
     if head_dim is None:
         return True
     distances = min(pl.cdiv(length, block) - 1, 2)

@@ -1,4 +1,4 @@
-"""One layer of a stack; the names of its parameters are T5X's.
+"""One layer of a stack, with T5X's parameter names.
 
 Dimensions: B batch, L query length, S key length, D model, H heads.
 """
@@ -23,15 +23,12 @@ from trainer.model.norms import Sublayer as Function
 from trainer.model.positions import Position
 from trainer.model.spec import LayerSpec
 
-# The name of the sublayer that looks at the encoder.
+# Name of the sublayer that attends to the encoder.
 CROSS_ATTENTION = "encoder_decoder_attention"
 
 
 class Names(NamedTuple):
-    """T5X's names of a layer's first sublayer, which differ between the two stacks.
-
-    The prefix of the norm's placement, "pre" in T5X, goes before the norm's name.
-    """
+    """T5X's names of the first sublayer; placements prefix the norm's name ("pre" in T5X)."""
 
     mixer_norm: str
     mixer: str
@@ -46,13 +43,10 @@ NAMES = MappingProxyType(
 
 
 class Surroundings(NamedTuple):
-    """What a layer reads beside its states.
+    """What a layer reads besides its states.
 
-    Attributes:
-      source: what the cross mixer looks at.
-      view: the view of all positions of the stack's rows.
-      cross_view: their view of the encoder; None if there is none.
-      sources: what parts of the stack have made for its layers, by name.
+    `source` is the cross mixer's input, `view` that of all the stack's positions, `cross_view`
+    their view of the encoder; `sources` holds what the stack's parts provide, by name.
     """
 
     source: Any
@@ -62,9 +56,9 @@ class Surroundings(NamedTuple):
 
 
 class Layer(nn.Module):
-    """One layer: mixer, then those of its spec: cross mixer, sublayers of parts, feed-forward.
+    """One layer: mixer, then the spec's cross mixer, sublayers of parts and feed-forward.
 
-    `position` is the layer's own position scheme; None if the layers of a stack share one.
+    `position` is None if a stack's layers share one scheme.
     """
 
     spec: LayerSpec
@@ -94,7 +88,6 @@ class Layer(nn.Module):
         return flow, next((each for each in left if each is not None), None)
 
     def _views(self, flow: Flow, surroundings: Surroundings) -> tuple[View, Rows]:
-        """Returns the mixer's view, and the rows that are left."""
         spec, view = self.spec, surroundings.view
         if self.position is not None:
             own = self.position.build(self.shared, spec.mixer.num_heads or 1, self.position.name)

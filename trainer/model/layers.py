@@ -1,8 +1,8 @@
 """Ways to run the layers of a stack: one by one or as a scan, rematerialised or not.
 
-A scan compiles one layer and runs it for all. Its parameters are those of the layers, stacked along
-a new axis called "layers": `encoder/layers_0/mlp/wo/kernel` [F, D] and those of the other layers
-become `encoder/encoder/mlp/wo/kernel` [F, layers, D].
+A scan compiles one layer and runs it for all. It stacks the layers' parameters along a new axis
+"layers": `encoder/layers_0/mlp/wo/kernel` [F, D] and its like become
+`encoder/encoder/mlp/wo/kernel` [F, layers, D].
 
 Source: T5X, `examples/scalable_t5`, for the names and the axis.
 Differences: in T5X each layer has a `relpos_bias`; here a stack has one, unless the model's
@@ -23,18 +23,18 @@ from trainer.model.fused_attention import SAVED
 from trainer.model.switch import ROUTING
 
 Tree = dict[str, Any]
-# Maps a layer's module and the states before it to those after it and what it leaves beside them.
+# Maps a layer's module and its input states to its output states and what it leaves beside them.
 _RunLayer = Callable[..., tuple[Any, Any]]
 
-# The axis of a stacked parameter that counts layers, and its logical name. Source: T5X,
-# `scalable_t5`, `param_scan_axis`.
+# The layer axis of a stacked parameter, and its logical name. Source: T5X, `scalable_t5`,
+# `param_scan_axis`.
 LAYERS_AXIS = 1
 _LAYERS_NAME = "layers"
 _STACKS = ("encoder", "decoder")
 
-# Activations that `jax.checkpoint` may keep for the backward pass. "dots" is T5X's "minimal": it
-# keeps outputs of products with a kernel, not of products between activations. It also keeps the
-# outputs of fused attention, which are as large as its queries.
+# Activations that `jax.checkpoint` may keep for the backward pass. "dots" is T5X's "minimal":
+# outputs of products with a kernel, not of products between activations; and the outputs of fused
+# attention, which are as large as its queries.
 _REMAT_POLICIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "dots": jax.checkpoint_policies.save_from_both_policies(
@@ -50,15 +50,12 @@ def rematerialised(run: _RunLayer, remat: str, scanned: bool) -> _RunLayer:
     """Returns `run`, keeping for its backward pass what `remat` (`ModelConfig.remat`) says."""
     if remat not in _REMAT_POLICIES:
         return run
-    # Outside a loop the compiler would detect the repeated work and keep its first results.
+    # Outside a loop the compiler would merge the repeated work with the original.
     return nn.remat(run, policy=_REMAT_POLICIES[remat], prevent_cse=not scanned)
 
 
 def scan(run: _RunLayer, layer: nn.Module, states: Any, length: int) -> Any:
-    """Returns states after `run(layer, states)` `length` times, each with the next parameters.
-
-    Each layer draws its own dropout, which differs from that of an unscanned stack.
-    """
+    """Applies `run` to the states `length` times, each with its own parameters and dropout."""
     run_all = nn.scan(
         run,
         variable_axes={"params": LAYERS_AXIS, ROUTING: 0},
@@ -69,19 +66,16 @@ def scan(run: _RunLayer, layer: nn.Module, states: Any, length: int) -> Any:
 
 
 def stack_layers(tree: Tree) -> Tree:
-    """Returns parameters of an unscanned model as those of the scanned one, with the same values.
+    """Stacks an unscanned model's parameters into the scanned model's, with the same values.
 
-    `tree` is a tree of `init_params`, or one whose leaves have the shapes of its leaves (gradients,
-    Adam's moments). Parameters outside of layers are returned unchanged.
-
-    Raises:
-        ValueError: if layers of a stack have parameters of different names or shapes.
+    `tree` has the leaves of `init_params` or leaves of their shapes (gradients, Adam's moments).
+    Parameters outside of layers are unchanged. Raises ValueError if layers of a stack differ.
     """
     return _joined(tree, lambda *leaves: jnp.stack(leaves, LAYERS_AXIS))
 
 
 def stack_facts(tree: Tree) -> Tree:
-    """Does the same to a tree of `ParameterFacts`."""
+    """Stacks a tree of `ParameterFacts` likewise."""
     return _joined(tree, lambda *facts: facts[0].stacked(LAYERS_AXIS, _LAYERS_NAME, len(facts)))
 
 
@@ -93,7 +87,7 @@ def unstack_layers(tree: Tree) -> Tree:
             continue
         rest = dict(tree[stack])
         joined = rest.pop(stack)
-        if not jax.tree.leaves(joined):  # of which no parameter learns
+        if not jax.tree.leaves(joined):  # no parameter of it learns
             continue
         (length,) = {leaf.shape[LAYERS_AXIS] for leaf in jax.tree.leaves(joined)}
         layers = {

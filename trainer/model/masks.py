@@ -17,16 +17,14 @@ import jax.numpy as jnp
 
 
 class Rows(NamedTuple):
-    """The rows of a batch on one side of an attention, as masks and positions see them.
+    """A batch's rows on one side of an attention, as masks and positions see them.
 
     Attributes:
-      segment_BL: int, the number of the packed example; 0 where there is no token.
-      prefix_BL: int, nonzero where the token belongs to a fully visible prefix; None if the batch
-        marks no prefix.
-      position_BL: int, positions counted within each packed example; None if along the row.
-      type_BL: int, the part of its example that a token belongs to, BERT's A and B; None if there
-        is one part.
-      input_BL: int, the input ids; None in an encoder.
+      segment_BL: int, number of the packed example; 0 where there is no token.
+      prefix_BL: int, nonzero in a fully visible prefix; None if the batch marks none.
+      position_BL: int, position within each packed example; None if along the row.
+      type_BL: int, the token's part of its example, BERT's A and B; None if there is one part.
+      input_BL: int, input ids; None in an encoder.
     """
 
     segment_BL: jax.Array
@@ -55,8 +53,7 @@ def encoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
 def decoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
     """Returns the decoder side of a batch.
 
-    Without segment ids, positions with a *target* id above 0 hold tokens: targets and not inputs,
-    since the first input of every example is then 0 by construction.
+    Without segment ids, *target* ids above 0 mark tokens: the first input of an example is 0.
     """
     segment_ids_BL = batch.get("decoder_segment_ids")
     return Rows(
@@ -68,7 +65,7 @@ def decoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
 
 
 def _positions(position_BL: jax.Array | None, segment_ids_BL: jax.Array | None) -> jax.Array | None:
-    """Returns the positions given, or else those counted within each packed example."""
+    """Returns the given positions, or else positions within each packed example."""
     if position_BL is not None or segment_ids_BL is None:
         return position_BL
     index_L = jnp.arange(segment_ids_BL.shape[1])
@@ -77,13 +74,13 @@ def _positions(position_BL: jax.Array | None, segment_ids_BL: jax.Array | None) 
 
 
 def _segments(tokens_BL: jax.Array, segment_ids_BL: jax.Array | None) -> jax.Array:
-    """Returns the segment ids given, or 1 where an id is above 0; both are 0 at padding."""
+    """Returns the given segment ids, or 1 where an id is above 0; both are 0 at padding."""
     return (tokens_BL > 0).astype(jnp.int32) if segment_ids_BL is None else segment_ids_BL
 
 
 @dataclass(frozen=True)
 class SameSegment:
-    """Tokens see tokens of their own packed example; padding is never seen."""
+    """Tokens see their own packed example; padding is never seen."""
 
     def __call__(self, query: Rows, key: Rows) -> jax.Array:
         key_segment_B1S = key.segment_BL[:, None, :]
@@ -92,7 +89,7 @@ class SameSegment:
 
 @dataclass(frozen=True)
 class Causal:
-    """A position sees itself and the positions before it in the row."""
+    """A position sees itself and earlier positions of the row."""
 
     def __call__(self, query: Rows, key: Rows) -> jax.Array:
         query_index_L1 = jnp.arange(query.segment_BL.shape[1])[:, None]
@@ -131,10 +128,10 @@ class AnyOf:
 
 
 class Predicate(NamedTuple):
-    """A mask that kernels compute from integers of queries and keys instead of reading it.
+    """A mask that kernels compute from integers per query and key.
 
-    Tokens see tokens of their own packed example: all, or with `causal` itself and those before
-    it, and with `prefix` also all of a prefix if the query is in the prefix.
+    Tokens see their own packed example; with `causal` only themselves and earlier tokens; with
+    `prefix` also the whole prefix if they are in it.
     """
 
     causal: bool = False
@@ -151,5 +148,5 @@ _PREDICATES: Mapping[Mask, Predicate] = MappingProxyType(
 
 
 def predicate(mask: Mask | None) -> Predicate | None:
-    """Returns the predicate of a mask; None if kernels do not know the mask."""
+    """Returns a mask's predicate; None if kernels do not know the mask."""
     return None if mask is None else _PREDICATES.get(mask)

@@ -1,4 +1,4 @@
-"""The mixer slot, and what attention mixers share.
+"""The mixer slot, and functions that attention mixers share.
 
 Dimensions: B batch, L query length, S key length, D model, H heads, G heads of keys and values,
 R = H / G, K head size.
@@ -19,14 +19,14 @@ from trainer.model.dense import Shared, einsum_float32, sum_leading, tracing_dev
 from trainer.model.masks import Predicate, Rows
 from trainer.model.positions import Positions
 
-# Value of a masked logit. Finite, so that a row which sees nothing (padding) gets uniform weights
-# and zero gradients instead of NaN. T5X's value.
+# Masked logit, T5X's value. Finite, so that a row that sees nothing (padding) gets uniform weights
+# and zero gradients instead of NaN.
 MASKED_LOGIT = -1e10
 
 
 @jax.custom_vjp
 def add_bias(logits_BHLS: jax.Array, bias_HLS: jax.Array) -> jax.Array:
-    """Returns the sum; the gradient of the bias is summed by `sum_leading`."""
+    """Adds the bias; its gradient is summed by `sum_leading`."""
     return logits_BHLS + bias_HLS.astype(logits_BHLS.dtype)
 
 
@@ -44,15 +44,10 @@ add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 class View(NamedTuple):
     """The masks, positions and rows that a sublayer reads.
 
-    Attributes:
-      mask_BLS: bool, True where a query may look at a key; broadcastable to [B, L, S].
-      positions: effects of positions on queries, keys and logits.
-      rows: facts about the positions that look.
-      source_rows: facts about the positions that are looked at.
-      predicate: the mask, as kernels compute it; None if they do not know it.
-      watched: a dict in which attention leaves, for other parts, those of these of which it has
-        the names: `weights_BHLS` before dropout, `key_BSJ` before rotation, `value_BSJ`.
-      cache: set if the mixer keeps what it needs of these positions for later ones.
+    `mask_BLS` is broadcastable bool, True where a query may see a key; `predicate` is the same mask
+    for kernels, None if they do not know it. `watched` names the arrays that attention stores in it
+    for other parts: `weights_BHLS` before dropout, `key_BSJ` before rotation, `value_BSJ`. `cache`
+    is set if the mixer caches these positions.
     """
 
     mask_BLS: jax.Array
@@ -64,11 +59,9 @@ class View(NamedTuple):
     cache: Cache | None = None
 
     def watches(self, name: str) -> bool:
-        """Returns whether another part reads `name`."""
         return self.watched is not None and name in self.watched
 
     def watch(self, **arrays: jax.Array) -> None:
-        """Leaves the arrays that other parts read."""
         for name in filter(self.watches, arrays):
             assert self.watched is not None
             self.watched[name] = arrays[name]
@@ -78,12 +71,9 @@ class Mixer(Protocol):
     """The mixer slot: a sublayer through which positions exchange information.
 
     Its module maps (x_BLD, source_BSD, view, deterministic) to [B, L, D]; `source_BSD` is `x_BLD`
-    except in cross attention. It draws its parameters by `parameters.parameter`, which records how
-    FLOPs are counted and where weight decay applies.
-
-    Attributes:
-      num_heads: heads for which relative positions make biases.
-      products_per_pair: channels multiplied for each pair of query and key.
+    except in cross attention. It creates parameters with `parameters.parameter`, which records
+    FLOPs and weight decay. `num_heads` counts the heads that relative positions make biases for;
+    `products_per_pair` the channels multiplied per query-key pair.
     """
 
     @property
@@ -95,9 +85,9 @@ class Mixer(Protocol):
 
 
 def compare_heads(q_BLHK: jax.Array, k_BSGK: jax.Array) -> jax.Array:
-    """Returns the products of queries and keys, float32 [B, H, L, S].
+    """Returns query-key products, float32 [B, H, L, S].
 
-    Each of the G heads of keys serves H / G heads of queries, one after the other.
+    Each key head serves H / G consecutive query heads.
     """
     if q_BLHK.shape[2] == k_BSGK.shape[2]:
         return einsum_float32("blhk,bshk->bhls", q_BLHK, k_BSGK)
@@ -108,7 +98,7 @@ def compare_heads(q_BLHK: jax.Array, k_BSGK: jax.Array) -> jax.Array:
 
 
 def _weighted(weights_BHLS: jax.Array, v_BSGK: jax.Array) -> jax.Array:
-    """Returns values weighted, [B, L, H, K]; heads of values are shared as those of keys."""
+    """Returns weighted values, [B, L, H, K]; value heads are shared like key heads."""
     if weights_BHLS.shape[1] == v_BSGK.shape[2]:
         return jnp.einsum("bhls,bshk->blhk", weights_BHLS, v_BSGK)
     batch, heads, length, sources = weights_BHLS.shape
@@ -124,10 +114,7 @@ def _softmax(logits_BHLS: jax.Array, mask_B1LS: jax.Array) -> jax.Array:
 def _positive(
     function: Callable[[jax.Array], jax.Array], normalised: bool
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Returns weights made by a function with values from 0 on.
-
-    They are divided by the number of keys that a query sees or, if `normalised`, by their sum.
-    """
+    """Makes weights from a nonnegative function, divided by their sum or the visible keys."""
 
     def weigh(logits_BHLS: jax.Array, mask_B1LS: jax.Array) -> jax.Array:
         weights_BHLS = jnp.where(mask_B1LS, function(logits_BHLS), 0)
@@ -148,13 +135,13 @@ def _squared_relu(x: jax.Array) -> jax.Array:
     return jnp.square(jax.nn.relu(x))
 
 
-# Keeps sums of weights that are all 0 from dividing by 0.
+# Avoids division by 0 if all weights are 0.
 _LEAST_SUM = 1e-6
 
-# Weights [B, H, L, S] from logits and the mask.
+# Weights [B, H, L, S] from logits and mask.
 # Source: Hua et al. 2022 (arXiv:2202.10447) for squared ReLU; Katharopoulos et al. 2020
 # (arXiv:2006.16236) for elu + 1; Lingle 2024 (arXiv:2404.05728), appendix, for both in muP.
-# Differences: he divides by the length of rows, on which packed examples must not depend.
+# Differences: he divides by the row length, on which packed examples must not depend.
 WEIGHTS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = MappingProxyType(
     {
         "softmax": _softmax,
@@ -169,10 +156,10 @@ WEIGHTS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = MappingProx
 def weigh_heads(
     shared: Shared, logits_BHLS: jax.Array, v_BSGK: jax.Array, view: View, deterministic: bool
 ) -> jax.Array:
-    """Returns values [B, S, G, K] weighted by logits, with their heads joined: [B, L, H * K].
+    """Returns values [B, S, G, K] weighted by logits, with heads joined: [B, L, H * K].
 
-    Called inside an attention's module. Adds the bias of relative positions and masks the logits.
-    All this has the type that `Shared.softmax_dtype` says.
+    Called inside an attention's module. Adds the relative bias and masks the logits, in
+    `Shared.softmax_dtype`.
     """
     dtype = tracing_device().softmax_dtype(shared.softmax_dtype, shared.dtype)
     logits_BHLS = logits_BHLS.astype(dtype)
@@ -192,15 +179,12 @@ def weigh_heads(
 def mix_heads(
     shared: Shared, logits_BHLS: jax.Array, v_BSGK: jax.Array, view: View, deterministic: bool
 ) -> jax.Array:
-    """Returns `weigh_heads` projected, [B, L, D]: the last step of an attention."""
+    """Returns the output projection of `weigh_heads`, [B, L, D]."""
     return project_out(shared, weigh_heads(shared, logits_BHLS, v_BSGK, view, deterministic))
 
 
 def project_out(shared: Shared, mixed_BLJ: jax.Array) -> jax.Array:
-    """Returns the joined heads projected, [B, L, H * K] to [B, L, D].
-
-    Called inside an attention's module.
-    """
+    """Projects joined heads [B, L, H * K] to [B, L, D], inside an attention's module."""
     axes, initializer = ("joined_kv", "embed"), shared.parametrisation.attention_out()
     out = shared.dense(shared.emb_dim, axes, initializer, "out")
     return out(mixed_BLJ)

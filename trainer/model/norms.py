@@ -24,10 +24,8 @@ Sublayer = Callable[[jax.Array], jax.Array]
 class Norm(Protocol):
     """The norm slot. Its module maps [B, L, D] to [B, L, D].
 
-    Attributes:
-      gain: one of `parts.GAINS`; "none": it has no parameter `scale`.
-      has_bias: it has a parameter `bias`.
-      exports: the formats it can be exported to.
+    Parameters are `scale` unless `gain`, one of `parts.GAINS`, is "none", and `bias` with
+    `has_bias`.
     """
 
     @property
@@ -58,7 +56,7 @@ class NormPlacement(Protocol):
 
 @dataclass(frozen=True)
 class ScaledNorm:
-    """The base of norms that are functions of each position: `normalised`, then scale and bias."""
+    """Base of norms that treat each position separately: `normalised`, then scale and bias."""
 
     epsilon: float = 1e-6
     gain: str = "vector"
@@ -80,7 +78,7 @@ class ScaledNorm:
 
 @dataclass(frozen=True)
 class RMSNorm(ScaledNorm):
-    """Division by the root mean square and a learned scale, without mean or bias.
+    """Division by the root mean square, then a learned scale; no mean or bias.
 
     Source: Zhang and Sennrich 2019 (arXiv:1910.07467); epsilon from T5X's `LayerNorm`.
     """
@@ -112,8 +110,6 @@ class LayerNorm(ScaledNorm):
 
 
 class _Norm(nn.Module):
-    """A norm in float32 with its learned scale and, if `has_bias`, a learned bias."""
-
     spec: ScaledNorm
     shared: Shared
     axis: str
@@ -132,7 +128,7 @@ class _Norm(nn.Module):
             scale_D = parameter(self, TABLE, "scale", nn.initializers.ones, axes, shape)
         bias_D = parameter(self, TABLE, "bias", zeros, axes, shape) if spec.has_bias else None
 
-        # Cheaper to compute again in the backward pass than to keep in float32, as a scan would.
+        # Recomputing in the backward pass is cheaper than keeping it in float32, as a scan would.
         @partial(jax.checkpoint, prevent_cse=False)
         def normalise(
             x_BLD: jax.Array, scale_D: jax.Array | None, bias_D: jax.Array | None
@@ -147,7 +143,7 @@ class _Norm(nn.Module):
 
 @dataclass(frozen=True)
 class NoNorm:
-    """The identity, for the end of a stack whose last layer has normalised already."""
+    """The identity, for a stack whose last layer has already normalised."""
 
     gain = "none"
     has_bias = False
@@ -188,7 +184,7 @@ class PostNorm:
 
 
 class Placements(NamedTuple):
-    """Placements of the norms of a layer; None: that of its other sublayers."""
+    """Placements of a layer's norms; None means that of its other sublayers."""
 
     sublayers: NormPlacement
     feed_forward: NormPlacement | None = None
@@ -196,12 +192,12 @@ class Placements(NamedTuple):
 
 
 def rms_norm(config: Any, options: Any) -> Norm:
-    """Returns the norm of `NormOptions`."""
+    """Returns the norm for `NormOptions`."""
     return RMSNorm(options.epsilon, options.gain)
 
 
 def layer_norm(config: Any, options: Any) -> Norm:
-    """Returns the norm of `LayerNormOptions`."""
+    """Returns the norm for `LayerNormOptions`."""
     return LayerNorm(options.epsilon, options.gain, options.bias)
 
 

@@ -1,4 +1,4 @@
-"""Parameters, each with the facts that its module declares of it."""
+"""Parameters, with the facts that their modules declare."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from jax.sharding import PartitionSpec
 
 from trainer.model.parametrisation import UNCHANGED, Initializer, Rates, Start
 
-# A logical axis along which a position meets one entry only: that of its expert.
+# A logical axis of which a position uses one entry: its expert's.
 EXPERT_AXIS = "expert"
 # Values of `Use.multiplied_per`.
 POSITION, SOURCE, ROW = "position", "source", "row"
 
 
 class Use(NamedTuple):
-    """The use of a parameter in the model.
+    """How the model uses a parameter.
 
-    Attributes:
-      multiplied_per: what each element is multiplied once for: POSITION, SOURCE (a position that
-        attention looks at), ROW, or None if it is looked up or added. FLOPs are counted from it.
-      decays: weight decay applies to it, unless a configuration says otherwise.
-      exact: it is used in float32 whatever the model's dtype is.
+    Each element is multiplied once per `multiplied_per`, for counting FLOPs: POSITION, SOURCE (a
+    position that attention reads) or ROW; None if it is looked up or added. `exact` parameters are
+    used in float32 whatever the model's dtype.
     """
 
     multiplied_per: str | None
@@ -35,23 +33,22 @@ class Use(NamedTuple):
 
     @property
     def rounded(self) -> bool:
-        """True if every use of it is rounded to the model's dtype."""
         return self.multiplied_per is not None and not self.exact
 
 
 KERNEL = Use(POSITION, decays=True)
 SOURCE_KERNEL = Use(SOURCE, decays=True)
 ROW_KERNEL = Use(ROW, decays=True)
-# Never rounded, as the kernel of a router.
+# Never rounded, such as a router's kernel.
 EXACT_KERNEL = Use(POSITION, decays=True, exact=True)
-# A kernel of a convolution with one element for each channel and step.
+# Kernel of a convolution with one element per channel and step.
 TAP = Use(POSITION, decays=False)
 # Embeddings, biases and scales.
 TABLE = Use(None, decays=False)
 
 
 class _Declared(nn.LogicallyPartitioned):
-    """A parameter in the box in which flax carries its logical axes, with other facts about it."""
+    """A parameter in flax's box for logical axes, with further facts."""
 
     use: Use = struct.field(default=TABLE, pytree_node=False)
     rates: Rates = struct.field(default=UNCHANGED, pytree_node=False)
@@ -67,9 +64,7 @@ def parameter(
 ) -> jax.Array:
     """Returns a parameter of `module`: float32, or in a step, if `use.rounded`, the model's dtype.
 
-    Args:
-      use: what the module does with it, such as KERNEL or TABLE.
-      axes: T5X's logical name of each of its axes.
+    `use` is such as KERNEL or TABLE; `axes` are T5X's logical axis names.
     """
     rates = initializer.rates(shape) if isinstance(initializer, Start) else UNCHANGED
 
@@ -89,14 +84,14 @@ class ParameterFacts:
     rates: Rates = UNCHANGED
 
     def stacked(self, axis: int, name: str, length: int) -> ParameterFacts:
-        """Returns `length` parameters like this one joined along a new axis."""
+        """Returns `length` parameters like this one, stacked along a new axis."""
         axes = PartitionSpec(*self.axes[:axis], name, *self.axes[axis:])
         shape = (*self.shape[:axis], length, *self.shape[axis:])
         return replace(self, shape=shape, axes=axes)
 
 
 def described(boxes: Any) -> Any:
-    """Returns a tree of `ParameterFacts` from the tree of boxes that `Module.init` returns."""
+    """Returns a tree of `ParameterFacts` for the boxes that `Module.init` returns."""
     return jax.tree.map(
         lambda box: ParameterFacts(box.value.shape, PartitionSpec(*box.names), box.use, box.rates),
         boxes,

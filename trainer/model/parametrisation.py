@@ -1,4 +1,4 @@
-"""Parametrisations: initial values, multipliers and learning rates of tensors as widths change."""
+"""Parametrisations: initial values, multipliers and learning rates of tensors by width."""
 
 from __future__ import annotations
 
@@ -14,20 +14,17 @@ Shape = tuple[int, ...]
 
 
 class Rates(NamedTuple):
-    """The learning rate of a tensor, compared with the same tensor of the base model.
+    """A tensor's learning rate and initial size relative to the base model's.
 
-    Attributes:
-      rate: factor of the learning rate of an optimizer whose updates have the same size for every
-        gradient, as Adam's and Lion's.
-      size: initial standard deviation, divided by the base model's. Optimizers whose updates are
-        proportional to it need only `rate / size`.
+    `rate` is the learning-rate factor for optimizers whose updates do not grow with the gradient
+    (Adam, Lion). Optimizers with updates proportional to parameter size need only `rate / size`.
     """
 
     rate: float = 1.0
     size: float = 1.0
 
 
-# The rates of a tensor that learns as in the base model.
+# Rates of a tensor that learns as in the base model.
 UNCHANGED = Rates()
 
 
@@ -37,7 +34,7 @@ def _as_in_base(shape: Shape) -> Rates:
 
 @dataclass(frozen=True)
 class Start:
-    """An initializer, and how the tensors that it makes learn, by their shape."""
+    """An initializer, and the rates of the tensors it makes by their shape."""
 
     initializer: Initializer
     rates: Callable[[Shape], Rates] = _as_in_base
@@ -47,7 +44,7 @@ class Start:
 
 
 def narrowed(initializer: Initializer, factor: float) -> Initializer:
-    """Returns an initializer whose values are those of another one times `factor`."""
+    """Returns an initializer that multiplies another's values by `factor`."""
     if factor == 1:
         return initializer
     rates = initializer.rates if isinstance(initializer, Start) else _as_in_base
@@ -57,7 +54,7 @@ def narrowed(initializer: Initializer, factor: float) -> Initializer:
 class Parametrisation(Protocol):
     """The parametrisation slot: the source of every initializer, multiplier and learning rate.
 
-    An initializer that is not a `Start` makes tensors that learn as the base model's do.
+    Tensors of an initializer that is not a `Start` learn as in the base model.
     """
 
     def embedding(self) -> Initializer: ...
@@ -77,13 +74,9 @@ class Parametrisation(Protocol):
 class StandardParametrisation:
     """T5X's parametrisation: kernels N(0, 1 / fan_in), token embedding N(0, 1).
 
-    Attention logits are not scaled at run time: 1 / sqrt(head_dim) is folded into the initial
-    query kernel. With another `scale` the kernel takes up what is left of it, so that the first
-    logits are the same.
-
-    Attributes:
-      scale: factor of attention logits; None: 1.
-      zeros: kernels that start at 0: "query", "residual" (ends of residual branches), "logits".
+    Attention logits are not scaled at run time: 1 / sqrt(head_dim) is folded into the initial query
+    kernel. Another `scale` changes the kernel so that the first logits stay the same. `zeros` names
+    kernels that start at 0: "query", "residual" (ends of residual branches), "logits".
 
     Source: google-research/t5x, `t5x/examples/t5/layers.py` and `network.py`.
     """
@@ -95,7 +88,7 @@ class StandardParametrisation:
         if name not in self.zeros:
             return initializer
         rates = initializer.rates if isinstance(initializer, Start) else _as_in_base
-        # A tensor that starts at 0 has no size to compare.
+        # The ratio of initial sizes is undefined for a tensor that starts at 0.
         return Start(nn.initializers.zeros, lambda shape: Rates(rates(shape).rate))
 
     def embedding(self) -> Initializer:
@@ -112,11 +105,10 @@ class StandardParametrisation:
         return self.unless_zero("residual", self.attention())
 
     def attention_scale(self, head_dim: int) -> float:
-        """Returns the factor of attention logits."""
         return 1.0 if self.scale is None else self.scale
 
     def conditional_query(self) -> Initializer:
-        """Returns N(0, 1 / (fan_in fan_out)), for every kernel on the way to a conditional query.
+        """Returns N(0, 1 / (fan_in fan_out)), for every kernel that computes a conditional query.
 
         Source: t5-experiments, `modeling_t5.py`, `_init_weights`.
         """
@@ -140,7 +132,7 @@ class StandardParametrisation:
         return nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 
     def tied_logits_multiplier(self, emb_dim: int) -> float:
-        """Returns the factor of logits tied to an N(0, 1) embedding, which start near unit size."""
+        """Returns the factor that gives logits tied to an N(0, 1) embedding about unit size."""
         return emb_dim**-0.5
 
 
@@ -150,11 +142,10 @@ class NormalParametrisation(StandardParametrisation):
 
     Attention logits are scaled by 1 / sqrt(head_dim) at run time. Kernels that end a residual
     branch start smaller by sqrt(`residual_branches`), the number of branches that a pre-norm stack
-    sums (twice its layers); with 1 they start like the others.
+    sums (twice its layers).
 
     Source: google-research/bert, `modeling.py`, `create_initializer`, for 0.02 and the cut, which
-    lowers the actual deviation to 0.0176 as it does there; Megatron-LM,
-    `scaled_init_method_normal`.
+    lowers the actual deviation to 0.0176 there too; Megatron-LM, `scaled_init_method_normal`.
     """
 
     deviation: float = 0.02
@@ -197,17 +188,14 @@ class NormalParametrisation(StandardParametrisation):
 
 @dataclass(frozen=True, kw_only=True)
 class MaximalUpdateParametrisation(StandardParametrisation):
-    """muP: the largest changes of states that stay the same size at every width.
+    """muP: updates change states as much as possible, equally at every width.
 
-    Kernels start as N(0, 1 / fan_in), without folding anything into the queries, and learn at
-    `base_width / width` of the learning rate (rule "relative") or at 1 / fan_in of it ("absolute").
-    Tables, gains and biases learn at the full rate. Attention logits are scaled by 1 / head_dim.
-    The logits kernel starts as `readout` says; where logits are tied, its deviation is the factor
-    of the logits instead.
-
-    Attributes:
-      width: emb_dim of this model.
-      base_width: emb_dim of the model for which the learning rate was chosen.
+    Kernels start as N(0, 1 / fan_in), with nothing folded into the queries, and learn at
+    `base_width / width` (rule "relative") or 1 / fan_in ("absolute") of the learning rate. Tables,
+    gains and biases learn at the full rate. Attention logits are scaled by 1 / head_dim.
+    `readout` sets the deviation of the logits kernel or, with tied logits, the factor of the
+    logits. `width` and `base_width` are emb_dim of this model and of the model whose learning rate
+    was tuned.
 
     Source: Yang et al. 2022 (arXiv:2203.03466), table 8; Lingle 2024 (arXiv:2404.05728), for the
     absolute rule and readouts of 1 / width; Yang and Hu 2021 (arXiv:2011.14522).

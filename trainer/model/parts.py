@@ -1,6 +1,6 @@
 """The parts of a model by slot and name, each with its builder, facts, options and check. No JAX.
 
-A part outside of this package is added by `register`, as those of `trainer.zoo` are.
+`register` adds parts from outside this package, such as those of `trainer.zoo`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainer.model.slots import Part, Slot, reject_changed, require_of
 __all__ = ["register"]
 
 ACTIVATION_NAMES = ("gelu", "gelu_erf", "linear", "relu", "silu", "squared_relu")
-# Functions from logits to the weights of attention.
+# Functions from logits to attention weights.
 WEIGHT_NAMES = ("softmax", "elu", "squared_relu", "norm_elu", "norm_squared_relu")
 # Parts that can start at zero.
 ZERO_NAMES = ("logits", "query", "residual")
@@ -44,7 +44,7 @@ GAINS = ("vector", "offset", "scalar", "none")
 
 @dataclass(frozen=True)
 class NormOptions:
-    """The options of a norm."""
+    """Options of a norm."""
 
     epsilon: float = field(1e-6, "added to the mean square or the variance", rule=above(0))
     gain: str = field(
@@ -57,7 +57,7 @@ class NormOptions:
 
 @dataclass(frozen=True)
 class LayerNormOptions(NormOptions):
-    """The options of a norm that subtracts the mean."""
+    """Options of a norm that subtracts the mean."""
 
     bias: bool = field(True, "learned bias of each channel")
 
@@ -80,7 +80,7 @@ NORM_PLACEMENTS = Slot(
     PlacementFacts,
 )
 
-# Ways in which the sublayers of a layer follow one another: builder(config, options).
+# How a layer's sublayers follow one another: builder(config, options).
 ARRANGEMENTS = Slot(
     "parallel_blocks",
     {
@@ -95,7 +95,7 @@ ARRANGEMENTS = Slot(
 
 @dataclass(frozen=True)
 class Sinusoidal:
-    """The options of sines and cosines added to the embeddings."""
+    """Options of sines and cosines added to the embeddings."""
 
     base: float = field(
         10_000.0, "the longest wave has 2 pi times as many positions", rule=above(1)
@@ -104,7 +104,7 @@ class Sinusoidal:
 
 @dataclass(frozen=True)
 class Relative:
-    """The options of T5's biases by distance."""
+    """Options of T5's biases by distance."""
 
     num_buckets: int = field(
         32,
@@ -123,7 +123,7 @@ SCALINGS = ("none", "linear", "llama3")
 
 @dataclass(frozen=True)
 class Rotary:
-    """The options of rotated queries and keys."""
+    """Options of rotated queries and keys."""
 
     base: float = field(
         10_000.0, "the slowest pair turns once in 2 pi times as many positions", rule=above(1)
@@ -205,7 +205,7 @@ MIXERS = Slot(
     "mixer", {"attention": Part("trainer.model.attention:self_attention", ATTENTION)}, MixerFacts
 )
 
-# The options of a pattern are a `sparsity.Pattern`; nothing is built.
+# A pattern's options are a `sparsity.Pattern`; nothing is built.
 PATTERNS = Slot("attention_pattern", {FULL_PATTERN: Part(lambda config, options: None)})
 
 # Builder(config, options) -> `stack_parts.CrossAttention`.
@@ -227,7 +227,7 @@ HEAD_SCALINGS = Slot(
 
 @dataclass(frozen=True)
 class Normal:
-    """The options of initial values from one normal distribution."""
+    """Options of initial values from one normal distribution."""
 
     deviation: float = field(0.02, "standard deviation before the cut at two", rule=above(0))
     scale_residual: bool = field(
@@ -243,7 +243,7 @@ READOUTS = ("inverse", "relative", "standard", "zero")
 
 @dataclass(frozen=True)
 class MaximalUpdate:
-    """The options of muP."""
+    """Options of muP."""
 
     base_width: int = field(
         128,
@@ -324,27 +324,20 @@ SLOTS = {
         CROSS_ATTENTIONS,
     )
 }
-# Parts that a field of their own name adds if it is above 0: builder(config, number) ->
+# Parts that a field of the same name adds if it is above 0: builder(config, number) ->
 # `stack_parts.StackPart`.
 STACK_PARTS = Slot("stack part", {}, StackPartFacts)
 
 
 def register(slot: str, name: str, part: Part) -> None:
-    """Makes `name` a value of the field `slot` of `ModelConfig`, in this process.
-
-    Args:
-      slot: one of SLOTS.
-
-    Raises:
-      ValueError: there is a part of this name.
-    """
+    """Makes `name` a value of `ModelConfig`'s field `slot`; raises ValueError if it is taken."""
     SLOTS[slot].register(name, part)
 
 
 # ---- Families. ----------------------------------------------------------------------------------
 
 _T5_1_1 = FamilyFacts(ENCODER_DECODER, tied_logits=False)
-# Llama's paper does not give initial values; these are GPT-2's, as in Megatron-LM.
+# Llama's paper gives no initial values; these are GPT-2's, as in Megatron-LM.
 _LLAMA = FamilyFacts(
     DECODER,
     position="rotary",
@@ -365,7 +358,7 @@ _BERT = FamilyFacts(
     # As in t5-experiments.
     rotary_fraction=0.25,
 )
-# Families by name; a module can add some.
+# Families by name; modules can add more.
 FAMILIES = {
     # BERT (arXiv:1810.04805), as in google-research/bert and transformers.
     "bert": _BERT,
@@ -392,12 +385,12 @@ FAMILIES = {
         attention_bias=True,
         parametrisation="normal:scale_residual=true",
     ),
-    # Llama (arXiv:2302.13971): rotary positions, SwiGLU, logits with a kernel of their own.
+    # Llama (arXiv:2302.13971): rotary positions, SwiGLU, untied logits.
     "llama": _LLAMA,
     # T5X's `decoder_only` example: the decoder of T5 1.1 without an encoder, logits tied.
     "lm": FamilyFacts(DECODER),
     # T5 as first published (arXiv:1910.10683): ReLU, logits tied to the embedding.
     "t5_1_0": replace(_T5_1_1, mlp_activations=("relu",), tied_logits=True),
-    # T5 1.1 and mT5 (arXiv:2010.11934): gated GELU, logits with a kernel of their own.
+    # T5 1.1 and mT5 (arXiv:2010.11934): gated GELU, untied logits.
     "t5_1_1": _T5_1_1,
 }

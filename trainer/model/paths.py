@@ -1,4 +1,4 @@
-"""Paths of parameters as text, and trees as flat dicts."""
+"""Parameter paths as text, and trees as flat dicts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def path_name(path: tuple) -> str:
 
 
 def named(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
-    """Returns the leaves of a tree by path, in the order of `jax.tree.leaves`."""
+    """Returns a tree's leaves by path, in the order of `jax.tree.leaves`."""
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf)
     return {path_name(path): leaf for path, leaf in leaves}

@@ -1,7 +1,7 @@
-"""Position schemes, by which a stack knows the order of its tokens.
+"""Position schemes: how a stack encodes token order.
 
-Dimensions: B batch (1 where all rows are alike), L query length, S key length, D model, H heads,
-K head size, N = L + S - 1 distances, R relative buckets, P places, C pairs of channels.
+Dimensions: B batch (1 if all rows are alike), L query length, S key length, D model, H heads,
+K head size, N = L + S - 1 distances, R relative buckets, P places, C channel pairs.
 """
 
 from __future__ import annotations
@@ -19,24 +19,22 @@ from trainer.model.parameters import TABLE, parameter
 
 
 class RelativeBias(NamedTuple):
-    """A bias of logits by distance: `table_HR[h, spec.bucket(s - l)]`."""
+    """Logit bias by distance: `table_HR[h, spec.bucket(s - l)]`."""
 
     table_HR: jax.Array
     spec: T5RelativePosition
 
 
 class Positions(NamedTuple):
-    """The effects of positions on a stack; None where there is no effect.
+    """What a position scheme contributes to a stack; None means no contribution.
 
     Attributes:
       embedding_BLD: added to the embeddings.
-      bias_HLS: float32, added to the logits of every attention.
-      bias_BHLS: likewise, where rows have biases of their own.
-      bias_HN: the same bias by distance, which is `s - l + L - 1`, for block-sparse attention.
-      relative: the same bias as a table, for kernels that need no [H, L, S].
-      angle_BLC: float32, by which channels of queries are rotated, and of keys if they have no
-        angles of their own.
-      source_angle_BSC: likewise for keys, in cross-attention.
+      bias_HLS: float32, added to the logits of every attention; `bias_BHLS`: one bias per row.
+      bias_HN: `bias_HLS` by distance `s - l + L - 1`, for block-sparse attention.
+      relative: `bias_HLS` as a table, for kernels that do not need [H, L, S].
+      angle_BLC: float32, rotates queries, and keys unless `source_angle_BSC` is set.
+      source_angle_BSC: float32, rotates keys in cross-attention.
     """
 
     embedding_BLD: jax.Array | None = None
@@ -51,9 +49,9 @@ class Positions(NamedTuple):
 class Position(Protocol):
     """The position slot. Its module, called `name`, maps (L, S, position_BL) to `Positions`.
 
-    `position_BL` holds positions within packed examples; None stands for 0, 1, ... in every row.
-    If `per_layer`, each layer has a module of its own; it must not add to embeddings. If `cross`,
-    its module is called for the encoder's positions, too, and cross-attention has their angles.
+    `position_BL` holds positions within packed examples; None means 0, 1, ... in every row.
+    With `per_layer` each layer has its own module, which must not add to embeddings. With `cross`
+    the module also runs on the encoder's positions, and cross-attention uses the angles.
     """
 
     @property
@@ -70,16 +68,14 @@ class Position(Protocol):
 
 @dataclass(frozen=True)
 class T5RelativePosition:
-    """A learned bias for each head and bucket of distances.
+    """A learned bias per head and distance bucket, in one table per stack.
 
-    One table serves all layers of a stack; if `per_layer`, each layer has its own.
-
-    Distances are counted along the row even if examples are packed, since only those within an
-    example matter. `bidirectional` keeps half of the buckets for keys after the query; otherwise
-    all such keys share the bucket of distance 0.
+    With `per_layer` each layer has its own table. Distances count along the row even in packed
+    rows: only those within an example matter. `bidirectional` reserves half of the buckets for keys
+    after the query; otherwise all such keys share the bucket of distance 0.
 
     Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.1; T5X `relative_position_bucket`, and
-    `examples/scalable_t5` for tables per layer, which umT5 (arXiv:2304.09151) has, too.
+    `examples/scalable_t5` for tables per layer, also in umT5 (arXiv:2304.09151).
     """
 
     bidirectional: bool
@@ -93,16 +89,15 @@ class T5RelativePosition:
         return _T5RelativePosition(self, shared, num_heads, name=name)
 
     def bucket(self, distance: np.ndarray) -> np.ndarray:
-        """Returns the bucket of each `key index - query index`.
+        """Returns the bucket of each `key index - query index`, int32 in [0, num_buckets).
 
-        int32 of the same shape, in [0, num_buckets). The first half of the buckets of a direction
-        hold one distance each; the others grow logarithmically up to `max_distance`, beyond which
-        all distances share the last one.
+        Half of a direction's buckets hold one distance each; the others grow logarithmically up to
+        `max_distance`, and all larger distances share the last one.
         """
         buckets = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         behind = np.abs(distance) if self.bidirectional else np.maximum(-distance, 0)
         exact = buckets // 2
-        # T5X's epsilon and float32: they decide between which distances buckets change.
+        # T5X's epsilon and float32 decide where one bucket ends and the next begins.
         ratio = behind.astype(np.float32) / exact + np.finfo(np.float32).eps
         growth = np.log(ratio) / np.log(self.max_distance / exact) * (buckets - exact)
         distant = np.minimum(exact + growth.astype(np.int32), buckets - 1)
@@ -140,9 +135,8 @@ class _T5RelativePosition(nn.Module):
 def spread_diagonals(x_HN: jax.Array, query_length: int) -> jax.Array:
     """Maps [H, N] by distance to [H, L, S] with `out[h, l, s] = x[h, s - l + L - 1]`.
 
-    Rows of length N cut from a sequence of period N + 1 each start one element earlier. So neither
-    the forward nor the backward pass gathers or scatters L * S elements: the gradient is a sum
-    over repetitions, which is fast on every device.
+    Reshaping a sequence of period N + 1 into rows of length N shifts each row by one element. This
+    avoids gathers and scatters of L * S elements: the gradient is a sum over repetitions.
     """
     num_heads, num_distances = x_HN.shape
     period = jnp.pad(x_HN, ((0, 0), (0, 1)))
@@ -152,7 +146,7 @@ def spread_diagonals(x_HN: jax.Array, query_length: int) -> jax.Array:
 
 @dataclass(frozen=True)
 class LearnedPosition:
-    """A learned vector for each of `max_positions` positions, added to the embeddings.
+    """A learned vector per position, added to the embeddings.
 
     Source: Devlin et al. 2019 (arXiv:1810.04805), figure 2.
     """
@@ -196,7 +190,7 @@ class _LearnedPosition(nn.Module):
 
 @dataclass(frozen=True)
 class NoPosition:
-    """No scheme: the order of tokens shows only in what a causal mask hides.
+    """No scheme: only a causal mask reveals token order.
 
     Source: Kazemnejad et al. 2023 (arXiv:2305.19466).
     """
@@ -220,7 +214,7 @@ class _NoPosition(nn.Module):
 class SinusoidalPosition:
     """Sines (even channels) and cosines (odd ones) of the position, added to the embeddings.
 
-    Channels 2i and 2i + 1 have the angle position * base^(-2i / D).
+    Channels 2i and 2i + 1 use the angle position * base^(-2i / D).
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.5.
     """
@@ -258,12 +252,12 @@ def _angles(frequency_C: np.ndarray, query_length: int, position_BL: jax.Array |
 
 @dataclass(frozen=True)
 class AlibiPosition:
-    """A fixed bias of the scaled logits, of -slope * |distance|, with a slope for each head.
+    """A fixed bias of -slope * |distance| on the scaled logits, with one slope per head.
 
-    `head_dim` tells by what the logits are scaled after the bias has been added.
+    The logits are scaled after adding the bias, which is divided by the scale for `head_dim`.
 
-    Source: Press et al. 2021 (arXiv:2108.12409), section 3, and for numbers of heads that are not
-    powers of 2 its code: the slopes of the power below, then every second one of the power above.
+    Source: Press et al. 2021 (arXiv:2108.12409), section 3. For head counts that are not powers
+    of 2, its code: the slopes for the power below, then every second slope for the power above.
     """
 
     head_dim: int
@@ -276,7 +270,7 @@ class AlibiPosition:
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """Returns the slopes [H] of ALiBi, float64."""
+    """Returns ALiBi's slopes, float64 [H]."""
     below = 2 ** (num_heads.bit_length() - 1)
     slopes = 2.0 ** (-8.0 * np.arange(1, below + 1) / below)
     more = 2.0 ** (-4.0 * np.arange(1, 2 * below + 1, 2) / below)
@@ -300,11 +294,11 @@ class _AlibiPosition(nn.Module):
 
 @dataclass(frozen=True)
 class RotaryScaling:
-    """The slower rotation of rows longer than those of pretraining, as in `options.Rotary`.
+    """Slower rotation for rows longer than in pretraining; see `parts.Rotary`.
 
-    Source: Chen et al. 2023 (arXiv:2306.15595) for "linear"; Llama 3.1's code, `apply_scaling`, for
-    "llama3": pairs that turn often in `original_positions` keep their frequency, those that turn
-    seldom have it divided by `factor`, and between them the share changes linearly with the turns.
+    Source: Chen et al. 2023 (arXiv:2306.15595) for "linear"; Llama 3.1's `apply_scaling` for
+    "llama3": pairs that turn often in `original_positions` keep their frequency, pairs that turn
+    seldom have it divided by `factor`, and it is interpolated linearly in between.
     """
 
     kind: str
@@ -314,7 +308,6 @@ class RotaryScaling:
     original_positions: int = 8192
 
     def __call__(self, frequency_C: np.ndarray) -> np.ndarray:
-        """Returns the changed frequencies (radians per position)."""
         slow_C = frequency_C / self.factor
         if self.kind == "linear":
             return slow_C
@@ -328,10 +321,10 @@ class RotaryScaling:
 class RotaryPosition:
     """Rotation of the first `channels` of queries and keys by angles proportional to position.
 
-    Channels i and i + channels / 2 are a pair, rotated by position * base^(-2i / channels).
+    Channels i and i + channels / 2 form a pair, rotated by position * base^(-2i / channels).
 
-    Source: Su et al. 2021 (arXiv:2104.09864), section 3.2; GPT-NeoX for the pairing of halves and
-    the rotation of a part of the channels.
+    Source: Su et al. 2021 (arXiv:2104.09864), section 3.2; GPT-NeoX for pairing the halves and
+    rotating only some channels.
     """
 
     channels: int
@@ -362,10 +355,7 @@ class _RotaryPosition(nn.Module):
 
 
 def rotate_joined(x_BLJ: jax.Array, angle_BLC: jax.Array, head_dim: int) -> jax.Array:
-    """Does the same to heads that are joined in one axis, without changing their layout.
-
-    On a TPU an axis of heads costs copies before and after a kernel that reads them joined.
-    """
+    """Like `rotate`, for joined heads: on a TPU separating them costs copies around kernels."""
     pairs, heads = angle_BLC.shape[-1], x_BLJ.shape[-1] // head_dim
     channel_J = np.arange(x_BLJ.shape[-1]) % head_dim
     rest = head_dim - 2 * pairs
@@ -385,7 +375,7 @@ def rotate_joined(x_BLJ: jax.Array, angle_BLC: jax.Array, head_dim: int) -> jax.
 
 
 def rotate(x_BLHK: jax.Array, angle_BLC: jax.Array) -> jax.Array:
-    """Returns heads with channels i and i + C rotated by angle i, and those from 2C unchanged."""
+    """Rotates channels i and i + C by angle i; channels from 2C on are unchanged."""
     pairs = angle_BLC.shape[-1]
     cos_BL1C, sin_BL1C = jnp.cos(angle_BLC)[:, :, None], jnp.sin(angle_BLC)[:, :, None]
     first = x_BLHK[..., :pairs].astype(jnp.float32)
@@ -397,7 +387,7 @@ def rotate(x_BLHK: jax.Array, angle_BLC: jax.Array) -> jax.Array:
 
 
 def absolute(config: Any, options: Any, bidirectional: bool) -> Position:
-    """Returns a table of positions."""
+    """Returns learned positions."""
     return LearnedPosition(config.max_positions)
 
 
@@ -407,22 +397,22 @@ def alibi(config: Any, options: Any, bidirectional: bool) -> Position:
 
 
 def no_position(config: Any, options: Any, bidirectional: bool) -> Position:
-    """Returns no scheme."""
+    """Returns the empty scheme."""
     return NoPosition()
 
 
 def relative(config: Any, options: Any, bidirectional: bool) -> Position:
-    """Returns T5's biases, shared by the layers of a stack."""
+    """Returns T5's biases, shared by all layers of a stack."""
     return T5RelativePosition(bidirectional, options.num_buckets, options.max_distance)
 
 
 def relative_per_layer(config: Any, options: Any, bidirectional: bool) -> Position:
-    """Returns T5's biases, learned by each layer."""
+    """Returns T5's biases, one table per layer."""
     return T5RelativePosition(bidirectional, options.num_buckets, options.max_distance, True)
 
 
 def rotary(config: Any, options: Any, bidirectional: bool) -> Position:
-    """Returns the rotation of `parts.Rotary`."""
+    """Returns the rotation for `parts.Rotary`."""
     scaling = None
     if options.scaling == "linear":
         scaling = RotaryScaling("linear", options.factor)
@@ -438,5 +428,5 @@ def rotary(config: Any, options: Any, bidirectional: bool) -> Position:
 
 
 def sinusoidal(config: Any, options: Any, bidirectional: bool) -> Position:
-    """Returns sines and cosines."""
+    """Returns sinusoidal positions."""
     return SinusoidalPosition(options.base)

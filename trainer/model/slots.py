@@ -1,7 +1,7 @@
 """Slots of a model, and the parts that fill them by name: "rotary", or "rotary:base=500000".
 
-A part stands in one place: a row of its slot, which a user's module can add, too. Plain data, no
-JAX: the module of a builder is imported when the part is built.
+A part is one row of its slot; user modules can add rows. Plain data, no JAX: a builder's module is
+imported only when the part is built.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Part"]
 
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
-    """The options of a part that has none."""
+    """Options of a part that has none."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,12 +29,10 @@ class Part:
     """A part of a model.
 
     Attributes:
-      builder: makes the part from a `ModelConfig`, an instance of `options` and what else its slot
-        says; a function, or "module:function".
-      facts: what configuration, cost and exports need to know; None: the slot's default.
-      options: a frozen dataclass whose fields carry their words and rules (`tasks.terminal.fields`)
-        and have defaults.
-      check: called with a `ModelConfig` and the options; raises `Rejected` if they do not fit.
+      builder: function or "module:function" of a `ModelConfig`, `options` and slot arguments.
+      facts: for configuration, cost and exports; None means the slot's default.
+      options: frozen dataclass whose fields have defaults, words and rules (`terminal.fields`).
+      check: of a `ModelConfig` and options; raises `Rejected` if they do not fit.
     """
 
     builder: str | Callable[..., Any]
@@ -43,7 +41,6 @@ class Part:
     check: Callable[[Any, Any], None] | None = None
 
     def build(self, *arguments: Any) -> Any:
-        """Returns what the builder makes of a configuration, options and further arguments."""
         if isinstance(self.builder, str):
             module, _, name = self.builder.partition(":")
             return getattr(importlib.import_module(module), name)(*arguments)
@@ -51,7 +48,7 @@ class Part:
 
 
 class Choice(NamedTuple):
-    """The name of a part and its options."""
+    """A part's name and options."""
 
     name: str
     options: Any
@@ -70,7 +67,7 @@ class Slot(Mapping[str, Part]):
     """The parts that a field of `ModelConfig` can name."""
 
     def __init__(self, field: str, parts: Mapping[str, Part], facts: Callable[[], Any] = NoOptions):
-        """`facts` makes the facts of a part that gives none."""
+        """`facts` makes the default facts of a part."""
         self.field, self._facts, self._parts = field, facts, dict[str, Part]()
         for name, part in parts.items():
             self.register(name, part)
@@ -85,11 +82,7 @@ class Slot(Mapping[str, Part]):
         return len(self._parts)
 
     def register(self, name: str, part: Part) -> None:
-        """Adds a part, in this process.
-
-        Raises:
-          ValueError: the slot has a part of this name.
-        """
+        """Adds a part, in this process; raises ValueError if the name is taken."""
         if name in self._parts:
             raise ValueError(f"there is a {self.field} called {name!r} already")
         if part.facts is None:
@@ -101,11 +94,7 @@ class Slot(Mapping[str, Part]):
         del self._parts[name]
 
     def parse(self, text: str) -> Choice:
-        """Returns the choice that a text names.
-
-        Raises:
-          Rejected: there is no such part or option, or the option rejects its value.
-        """
+        """Parses a choice; raises `Rejected` if a part, option or value is invalid."""
         name, _, rest = text.partition(":")
         if name not in self:
             raise Rejected(self.field, text, one_of(self))
@@ -155,11 +144,7 @@ def _text(value: Any) -> str:
 
 
 def reject_changed(options: Any, when: str, *names: str) -> None:
-    """Rejects options that differ from their defaults though nothing reads them.
-
-    Raises:
-      Rejected: "it must be left out `when`".
-    """
+    """Rejects unread options that differ from their defaults: they must be left out `when`."""
     defaults = {each.name: each.default for each in dataclasses.fields(options)}
     for name in names:
         if getattr(options, name) != defaults[name]:

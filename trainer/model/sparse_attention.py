@@ -1,13 +1,12 @@
-"""Softmax attention over the blocks of a layout: what the layout leaves out is not computed.
+"""Softmax attention that computes only the blocks of a layout.
 
-Plain JAX for every device. Queries and keys are cut into blocks. Blocks of queries that visit about
-as many blocks of keys are a group; each gathers the keys and values of its blocks, and one softmax
-runs over them all. So time and memory follow the density of the layout. The backward pass gathers
-again, and keeps the weights only.
+Plain JAX for every device. Query blocks that visit about as many key blocks form a group; each
+gathers the keys and values of its blocks, and one softmax runs over all of them. Time and memory
+follow the layout's density. The backward pass gathers again, and keeps only the weights.
 
-Dimensions: B batch, L length, H heads of queries, G heads of keys, R = H / G, K head size, N
-blocks, n blocks of queries of a group, M visited blocks, q and k tokens of a block, s = M * k, P
-heads with layouts of their own (1 if all share one), T block distances, C distances of tokens.
+Dimensions: B batch, L length, H query heads, G key heads, R = H / G, K head size, N blocks, n query
+blocks of a group, M visited blocks, q and k tokens of a block, s = M * k, P heads with their own
+layouts (1 if all share one), T block distances, C token distances.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _WEIGHTS = "block_sparse_weights"
 
 
 class Dropping(NamedTuple):
-    """Weights that each query drops: the rate, and the key of the draw."""
+    """Weights that each query drops: rate and random key."""
 
     rate: float
     key: jax.Array
@@ -50,19 +49,9 @@ def block_sparse_attention(
 ) -> jax.Array:
     """Returns values weighted by `softmax((q k + bias) * scale)` over visited keys: [B, L, H, K].
 
-    The result has the dtype of the values. A query that sees no key gets zeros.
-
-    Args:
-      q_BLHK: queries.
-      k_BLGK: keys, each head for H / G heads of queries.
-      v_BLGK: values.
-      rows: segments and prefixes, of queries and keys alike.
-      predicate: the mask within visited blocks.
-      pattern: the layout.
-      bias_HC: by distance of key and query, from 1 - L to L - 1; None: no bias.
-      scale: factor of products and bias.
-      softmax_dtype: type of logits and softmax.
-      dropping: None: no query drops weights of its own.
+    The result has the values' dtype. A query that sees no key gets zeros. `rows` serve queries and
+    keys alike. `bias_HC` is indexed by distance from key to query, 1 - L to L - 1. `dropping` is
+    set if each query drops its own weights.
     """
     length, num_heads, num_sources = q_BLHK.shape[1], q_BLHK.shape[2], k_BLGK.shape[2]
     prefix = predicate.prefix and rows.prefix_BL is not None
@@ -72,13 +61,13 @@ def block_sparse_attention(
     cut = partial(_cut, block=pattern.block)
 
     def blocks(x_BLHK: jax.Array) -> jax.Array:
-        """Returns [B, H, N, q, K]: what products run over is last."""
+        """Returns [B, H, N, q, K], with contracted axes last."""
         return cut(x_BLHK).transpose(0, 3, 1, 2, 4)
 
     ids = [rows.segment_BL]
     if prefix:
         assert rows.prefix_BL is not None
-        # Above 0 in a prefix only.
+        # Above 0 only in a prefix.
         ids.append(jnp.where(rows.prefix_BL > 0, rows.segment_BL, 0))
     rate = dropping.rate if dropping else 0.0
     keep = jax.checkpoint_policies.save_only_these_names(_WEIGHTS)
@@ -96,14 +85,14 @@ def block_sparse_attention(
 
 
 def _cut(x_BL: jax.Array, block: int) -> jax.Array:
-    """Returns [B, L, ...] as [B, N, block, ...], with zeros after the end."""
+    """Reshapes [B, L, ...] to [B, N, block, ...], with zeros after the end."""
     missing = -x_BL.shape[1] % block
     x_BL = jnp.pad(x_BL, ((0, 0), (0, missing), *((0, 0),) * (x_BL.ndim - 2)))
     return x_BL.reshape(len(x_BL), -1, block, *x_BL.shape[2:])
 
 
 def _visit(x_BGNkK: jax.Array, key_PnM: np.ndarray) -> jax.Array:
-    """Returns the visited blocks one after the other, [B, G, n, s, ...]."""
+    """Concatenates the visited blocks, [B, G, n, s, ...]."""
     if len(key_PnM) == 1:
         x_BGnMkK = x_BGNkK[:, :, key_PnM[0]]
     else:
@@ -133,7 +122,7 @@ def _attend(
     k_BGnsK, v_BGnsK = _visit(k_BGNkK, key_PnM), _visit(v_BGNkK, key_PnM)
 
     def equal(ids_BNk: jax.Array) -> jax.Array:
-        """Returns where a key has the query's id and it is above 0: [B, P, n, q, s]."""
+        """Returns where a key has the query's nonzero id: [B, P, n, q, s]."""
         queries_BnQ = ids_BNk[:, query_n]
         keys_BPnMk = ids_BNk[:, key_PnM]
         keys_BPns = keys_BPnMk.reshape(*keys_BPnMk.shape[:3], -1)[:, :, :, None]
@@ -169,13 +158,10 @@ def _attend(
 def _tiles(
     group: Group, bias_HC: jax.Array, length: int, block: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the tile of each visited block, int32 [P, n, M], and the tiles, [H, T, q, k].
-
-    The bias depends on distance alone, so blocks as far from one another share a tile.
-    """
+    """Returns an index int32 [P, n, M] of bias tiles, and a tile per distance, [H, T, q, k]."""
     distance_PnM = np.where(group.real_PnM, group.key_PnM - group.query_n[:, None], 0)
     distance_T, tile = np.unique(distance_PnM, return_inverse=True)
-    # Tokens of blocks that are part empty are farther apart than any two of a row.
+    # Tokens in partly empty blocks are farther apart than any two of a row.
     bias_HC = jnp.pad(bias_HC, ((0, 0), (block, block)))
     first_T = distance_T * block - (block - 1) + (length - 1) + block
     vector_HTC = bias_HC[:, first_T[:, None] + np.arange(2 * block - 1)]
@@ -185,7 +171,6 @@ def _tiles(
 
 
 def _bias_of(group: Group, tile_PnM: jax.Array, tiles_HTqk: jax.Array) -> jax.Array:
-    """Returns the bias of a group, [H, n, q, s]."""
     if len(group.key_PnM) == 1:
         bias_HnMqk = tiles_HTqk[:, tile_PnM[0]]
     else:

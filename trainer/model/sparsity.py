@@ -1,11 +1,10 @@
-"""Sparsity of attention: which blocks of keys each block of queries looks at. No JAX.
+"""Sparsity of attention: which key blocks each query block sees. No JAX.
 
-A pattern is frozen options whose `layout` is bool [P, N, N]: P is the number of heads if their
-layouts differ, or else 1; N the number of blocks of a row. Masks within blocks (causal, packed
-examples, prefixes, padding) are applied on top of it.
+A pattern's `layout` is bool [P, N, N]; masks within blocks (causal, packed examples, prefixes,
+padding) apply on top of it.
 
-Dimensions: P heads with layouts of their own, N blocks of a row, M blocks visited at most, n rows
-of a group.
+Dimensions: P heads with their own layouts (1 if all share one), N blocks of a row, M maximum
+visited blocks, n rows of a group.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 
 
 class Pattern(Protocol):
-    """The options of a pattern."""
+    """Options of a pattern."""
 
     @property
     def block(self) -> int: ...
@@ -25,10 +24,10 @@ class Pattern(Protocol):
     def __hash__(self) -> int: ...
 
     def layout(self, num_heads: int, blocks: int, causal: bool) -> np.ndarray:
-        """Returns the visited blocks, bool [P, N, N], each block of queries its own among them.
+        """Returns the visited blocks, bool [P, N, N]; each query block sees itself.
 
-        With `causal`, random blocks are drawn from those before; blocks after are left in, since
-        a prefix may see them: `visited` takes them out.
+        With `causal`, random blocks are drawn from earlier blocks. Later blocks stay, since a
+        prefix may see them: `visited` removes them.
         """
         ...
 
@@ -39,12 +38,8 @@ def visited(
 ) -> np.ndarray:
     """Returns the blocks to compute, read-only bool [P, N, N].
 
-    Args:
-      pattern: the options.
-      num_heads: heads of the queries.
-      length: tokens of a row; the last block may be part empty.
-      causal: a query sees no key after it.
-      prefix: but all keys of a prefix, if it is in the prefix.
+    The last block of a row of `length` tokens may be partly empty. With `causal` a query sees no
+    key after it, except with `prefix`, where queries in the prefix see all of its keys.
     """
     layout_PNN = pattern.layout(num_heads, -(-length // pattern.block), causal)
     if causal and not prefix:
@@ -56,7 +51,7 @@ def visited(
 
 
 def visited_pairs(pattern: Pattern, num_heads: int, length: int, causal: bool) -> float:
-    """Returns the pairs of query and key in visited blocks of a row, as a mean over heads."""
+    """Returns query-key pairs in a row's visited blocks, as a mean over heads."""
     layout_PNN = visited(pattern, num_heads, length, causal)
     blocks = layout_PNN.shape[1]
     size_N = np.minimum(length - pattern.block * np.arange(blocks), pattern.block)
@@ -64,12 +59,10 @@ def visited_pairs(pattern: Pattern, num_heads: int, length: int, causal: bool) -
 
 
 class Group(NamedTuple):
-    """Blocks of queries that visit about as many blocks of keys.
+    """Query blocks that visit about as many key blocks.
 
-    Attributes:
-      query_n: the blocks of queries, int32 [n].
-      key_PnM: the blocks of keys that each visits, int32; 0 where it visits fewer than M.
-      real_PnM: bool, False there.
+    `key_PnM` are the key blocks, int32, that each of `query_n` visits, padded with 0; `real_PnM`,
+    bool, is False at the padding.
     """
 
     query_n: np.ndarray
@@ -77,12 +70,12 @@ class Group(NamedTuple):
     real_PnM: np.ndarray
 
 
-# Padding that is not worth one group more, and the most groups, each of which is compiled.
+# Accepted overhead of padding, and the maximum number of groups, each compiled separately.
 _WASTE, _GROUPS = 1.05, 8
 
 
 def groups_of(layout_PNN: np.ndarray) -> list[Group]:
-    """Returns the blocks of queries in groups, so that rows with global blocks pad no others."""
+    """Returns query blocks in groups, so that rows with global blocks pad no others."""
     count_N = layout_PNN.sum(axis=2).max(axis=0)
     order_N = np.argsort(count_N, kind="stable")
     groups = []
@@ -90,7 +83,7 @@ def groups_of(layout_PNN: np.ndarray) -> list[Group]:
         query_n = np.sort(query_n)
         chosen_PnN = layout_PNN[:, query_n]
         most = int(chosen_PnN.sum(axis=2).max())
-        # A stable sort puts the visited blocks first, in their order.
+        # A stable sort puts the visited blocks first, in order.
         key_PnM = np.argsort(~chosen_PnN, axis=2, kind="stable")[:, :, :most]
         real_PnM = np.take_along_axis(chosen_PnN, key_PnM, axis=2)
         key_PnM = np.where(real_PnM, key_PnM, 0)
@@ -99,7 +92,7 @@ def groups_of(layout_PNN: np.ndarray) -> list[Group]:
 
 
 def _borders(count_N: np.ndarray) -> list[int]:
-    """Returns where to cut sorted counts, so that few parts padded to their maxima waste little."""
+    """Returns where to cut sorted counts so that padding to the maxima of few parts is small."""
     ends = [*(np.flatnonzero(np.diff(count_N)) + 1), len(count_N)]
     starts = np.array([0, *ends[:-1]])
     cost_E = np.array([end * count_N[end - 1] for end in ends], float)
@@ -125,7 +118,7 @@ def _borders(count_N: np.ndarray) -> list[int]:
 
 
 def picture(pattern: Pattern, blocks: int, causal: bool, head: int = 0) -> str:
-    """Returns a layout as text: a line for each block of queries, "#" where it visits keys."""
+    """Returns a layout as text: a line per query block, "#" where it visits a key block."""
     layout_PNN = visited(pattern, head + 1, blocks * pattern.block, causal)
     rows = layout_PNN[min(head, len(layout_PNN) - 1)]
     return "\n".join(" ".join("#" if each else "·" for each in row) for row in rows)

@@ -1,8 +1,7 @@
 """Model specs: every slot of a model filled with frozen data.
 
-`model_spec` makes a `ModelSpec` of a `ModelConfig`: the configuration and its family name a part
-for each slot, and the part's builder makes it. A new variant is a row of a slot (`parts`); the
-modules that run a spec do not change.
+`model_spec` makes a `ModelSpec` from a `ModelConfig`, which names a part for each slot. A new
+variant is a row of a slot (`parts`); the modules that run a spec do not change.
 """
 
 from __future__ import annotations
@@ -39,11 +38,7 @@ from trainer.model.switch import Switch
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """The slots of one layer.
-
-    `cross_mixer` is None if there is no encoder, or if no sublayer looks at it.
-    `mixer_norm_placement` and `feed_forward_norm_placement` are None if they are `norm_placement`.
-    """
+    """The slots of one layer; without their own placement, sublayers use `norm_placement`."""
 
     norm: Norm
     norm_placement: NormPlacement
@@ -58,11 +53,10 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class StackSpec:
-    """The slots of a stack.
+    """The slots of a stack; a scan needs equal layers.
 
-    `cross_mask` is set if layers look at an encoder; `logits` is None in an encoder.
-    `output_dropout`: units of the last states are dropped too, as in T5. A scan needs equal
-    layers.
+    `cross_mask` is set if layers attend to an encoder; `logits` is None in an encoder.
+    `output_dropout` also drops units of the last states, as in T5.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -78,10 +72,7 @@ class StackSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model with a decoder. Hashable: equal specs are the same program.
-
-    `encoder` is None in a decoder-only model.
-    """
+    """A model with a decoder and perhaps an encoder. Hashable: equal specs are the same program."""
 
     shared: Shared
     decoder: StackSpec
@@ -89,24 +80,20 @@ class ModelSpec:
 
     @property
     def stacks(self) -> dict[str, StackSpec]:
-        """The stacks by their names in paths; the last one makes the logits."""
         encoder = {"encoder": self.encoder} if self.encoder else {}
         return {**encoder, "decoder": self.decoder}
 
     @property
     def lengthening(self) -> int:
-        """Positions that parts add to the encoder's rows."""
         return sum(part.lengthening for part in self.encoder.parts) if self.encoder else 0
 
     @property
     def output(self) -> Logits:
-        """The logits slot."""
         assert self.decoder.logits is not None
         return self.decoder.logits
 
     @property
     def routed(self) -> bool:
-        """True if tokens choose among experts in some layer."""
         layers = [layer for stack in self.stacks.values() for layer in stack.layers]
         return any(layer.feed_forward.routes for layer in layers)
 
@@ -122,12 +109,10 @@ class EncoderSpec:
 
     @property
     def stacks(self) -> dict[str, StackSpec]:
-        """The stack by its name in paths."""
         return {"encoder": self.encoder}
 
     @property
     def output(self) -> Logits:
-        """The logits slot."""
         return self.logits
 
 
@@ -150,10 +135,7 @@ def _encoder_decoder(config: ModelConfig) -> ModelSpec:
 
 
 def _decoder_only(config: ModelConfig) -> ModelSpec:
-    """Returns a decoder whose mask serves causal and prefix batches.
-
-    A prefix is seen in both directions where the batch marks one (`decoder_causal_attention`).
-    """
+    """Returns a decoder that sees marked prefixes (`decoder_causal_attention`) both ways."""
     decoder = _stack(config, config.num_decoder_layers, DECODER)
     if config.family_facts.layers is not None:
         module, _, name = config.family_facts.layers.partition(":")
@@ -183,14 +165,7 @@ _ARCHITECTURES: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] =
 def _stack(
     config: ModelConfig, count: int, role: str, hook: LayerHook | None = None, **slots: Any
 ) -> StackSpec:
-    """Returns a stack of layers.
-
-    Args:
-      count: its layers.
-      role: ENCODER or DECODER.
-      hook: what cross-attention does in its layers.
-      slots: slots of each layer in which it differs from other stacks.
-    """
+    """Returns a stack of `count` layers with these `slots` and cross-attention's `hook`."""
     parts = tuple(
         part
         for name in config.stack_parts
@@ -212,7 +187,7 @@ def _stack(
 
 
 def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, ...]:
-    """Returns the layers of a stack; the last of every `switch_every` has experts, if any."""
+    """Returns the layers of a stack; every `switch_every`-th has experts, if any."""
     placements = config.build("norm_placement")
     layer = LayerSpec(
         norm=config.build("norm"),

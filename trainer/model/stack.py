@@ -1,4 +1,4 @@
-"""A stack of layers; the names of its parameters are T5X's.
+"""A stack of layers, with T5X's parameter names.
 
 Dimensions: B batch, L query length, S key length, D model, H heads.
 """
@@ -24,13 +24,7 @@ from trainer.model.spec import StackSpec
 
 
 class Memory(NamedTuple):
-    """The output of an encoder.
-
-    Attributes:
-      states_BSD: its last states, normalised.
-      rows: facts about their positions.
-      layers: what each layer leaves, if the decoder's layers look at that.
-    """
+    """An encoder's normalised last states and, if the decoder reads them, what its layers leave."""
 
     states_BSD: jax.Array
     rows: Rows
@@ -42,7 +36,7 @@ class Stack(nn.Module):
 
     spec: StackSpec
     shared: Shared
-    role: str  # "encoder" or "decoder": only names depend on it
+    role: str  # "encoder" or "decoder": affects only names
 
     @nn.compact
     def __call__(
@@ -56,9 +50,9 @@ class Stack(nn.Module):
         cache: Cache | None = None,
         last_B: jax.Array | None = None,
     ) -> Any:
-        """Returns the states, or the logits of all positions, or with `last_B` of one of each row.
+        """Returns the states, all positions' logits, or with `last_B` the logits of one per row.
 
-        With `cache` the rows are the prompt or the next token, as `Cache` says.
+        With `cache` the rows are the prompt or the next token; see `Cache`.
         """
         spec, shared = self.spec, self.shared
         if embedder is None:  # a model of one stack keeps the table inside it
@@ -95,10 +89,7 @@ class Stack(nn.Module):
         return Memory(y_BLD, rows, tuple(left))
 
     def _views(self, rows: Rows, cache: Cache | None) -> dict[int, View]:
-        """Returns the view of layers by their number of heads, the most first.
-
-        Masks and positions are the same in all layers: built once, in their smallest shapes.
-        """
+        """Returns views by number of heads, largest first; they share masks and positions."""
         spec = self.spec
         if cache is None or cache.seen_BS is None:
             source_rows, mask_BLS = rows, spec.mask(rows, rows)
@@ -117,7 +108,7 @@ class Stack(nn.Module):
 
         positions = positions_for(heads[0], spec.position.name)
         for each in heads:
-            # Layers with different numbers of heads have a table of biases for each number.
+            # Each number of heads needs its own bias table.
             if each != heads[0] and positions.bias_HLS is not None:
                 own = positions_for(each, f"{spec.position.name}_{each}")
             else:
@@ -126,7 +117,7 @@ class Stack(nn.Module):
         return views
 
     def _cross_view(self, own: View, memory: Memory | None) -> View | None:
-        """Returns the view of the encoder; None if layers look at none."""
+        """Returns the view of the encoder; None if layers do not attend to it."""
         spec = self.spec
         if spec.cross_mask is None or memory is None:
             return None
@@ -150,7 +141,6 @@ class Stack(nn.Module):
         return rows_divided(self.shared.dropout()(x_BLD, deterministic))
 
     def _run_layers(self, run: Any, flow: Flow, memory: Memory | None) -> tuple[Flow, list[Any]]:
-        """Returns the states after all layers, and what each of them leaves."""
         spec, shared = self.spec, self.shared
         position = spec.position if spec.position.per_layer else None
         run = rematerialised(run, shared.remat, shared.scan_layers)
@@ -169,10 +159,9 @@ class Stack(nn.Module):
         return flow, left
 
     def _last_states(self, flow: Flow, deterministic: bool) -> tuple[jax.Array, Function]:
-        """Returns the states after the last norm, and the norm."""
         spec, shared = self.spec, self.shared
         last_norm = spec.norm.build(shared, f"{self.role}_norm")
         y_BLD = last_norm(flow.x_BLD)
-        # T5X draws for every element of an encoder's output, but for whole rows before logits.
+        # T5X draws per element for an encoder's output, but per row before logits.
         dropout = shared.dropout(broadcast_length=spec.logits is not None)
         return dropout(y_BLD, deterministic or not spec.output_dropout), cast(Function, last_norm)

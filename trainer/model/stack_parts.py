@@ -1,6 +1,6 @@
-"""Hooks through which a part reaches into a stack and its layers.
+"""Hooks through which a part changes a stack and its layers.
 
-Dimensions: B batch, L length, M positions that are left, S positions looked at, D model.
+Dimensions: B batch, L length, M kept positions, S positions attended to, D model.
 """
 
 from __future__ import annotations
@@ -18,17 +18,16 @@ from trainer.model.masks import Rows
 from trainer.model.mixers import Mixer, View
 from trainer.model.norms import NormPlacement
 
-# What attention has left in `View.watched`, by name.
+# What attention has stored in `View.watched`, by name.
 Watched = dict[str, Any]
 
 
 class LayerHook:
-    """What a part does in a layer. A subclass, a frozen dataclass, defines the hooks it needs.
+    """A part's work in a layer; a subclass, a frozen dataclass, defines the hooks it needs.
 
-    Attributes:
-      watches: names in `View.watched` that it reads.
-      reads_memory: the mixer looks at the encoder's states, too.
-      products_per_position: channels multiplied at each position, beside those of kernels.
+    It reads the names `watches` in `View.watched`. With `reads_memory` the mixer also attends to
+    the encoder's states. `products_per_position` counts channels multiplied besides those of
+    kernels.
     """
 
     watches: tuple[str, ...] = ()
@@ -39,19 +38,18 @@ class LayerHook:
         return 0
 
     def view(self, view: View, cross_view: View | None) -> View:
-        """Returns the view of the mixer."""
         return view
 
     def looked_at(self, y_BLD: jax.Array, source: Any, view: View) -> jax.Array:
-        """Returns the states at which the mixer looks, `y_BLD` or more."""
+        """Returns the states that the mixer attends to: `y_BLD`, perhaps with others."""
         return y_BLD
 
     def kept(self, watched: Watched, rows: Rows) -> jax.Array | None:
-        """Returns the indices [B, M] that are left after the mixer, ascending; None: all."""
+        """Returns the indices [B, M] kept after the mixer, ascending; None means all."""
         return None
 
     def length_after(self, length: int) -> int:
-        """Returns the positions that are left of `length` after the mixer."""
+        """Returns how many of `length` positions are kept after the mixer."""
         return length
 
     def sublayer(
@@ -61,15 +59,15 @@ class LayerHook:
         sources: Mapping[str, Any],
         deterministic: bool,
     ) -> Sublayer | None:
-        """Returns a sublayer before the feed-forward one; `sources` are those of the stack."""
+        """Returns a sublayer to run before the feed-forward one; `sources` are the stack's."""
         return None
 
     def left(self, x_BLD: jax.Array, watched: Watched) -> Any:
-        """Returns what the layer leaves for the decoder's layer of its number; None: nothing."""
+        """Returns what the layer leaves for the decoder layer of the same number, if anything."""
         return None
 
     def finished(self, left: Any, norm: Callable[[jax.Array], jax.Array]) -> Any:
-        """Returns what was `left` after the stack; `norm` is that of its last states."""
+        """Maps `left` after the stack has run; `norm` is the norm of its last states."""
         return left
 
 
@@ -87,17 +85,11 @@ class Front(Protocol):
 
 @dataclass(frozen=True)
 class StackPart:
-    """A part of a stack, in every layer of it.
+    """A part in every layer of a stack; None means that a field is unused.
 
-    Attributes:
-      name: the name of its module.
-      hook: what it does in each layer; None: nothing.
-      source: builds a module of the stack that maps the number of rows to what hooks read as
-        `sources[name]`; None: there is none.
-      front: builds a module of the model that maps an encoder's embedded tokens and rows to
-        longer ones; None: there is none.
-      lengthening: positions that `front` adds.
-      encoder_only: a decoder does without it.
+    `source` builds a module of the stack, which maps the number of rows to `sources[name]` for
+    hooks. `front` builds a module of the model, which lengthens an encoder's embedded tokens and
+    rows by `lengthening` positions.
     """
 
     name: str
@@ -109,13 +101,7 @@ class StackPart:
 
 
 class CrossAttention(NamedTuple):
-    """The way in which a decoder looks at an encoder.
-
-    Attributes:
-      mixer: a sublayer of the decoder's layers; None: there is none.
-      encoder: what it does in the encoder's layers.
-      decoder: what it does in the decoder's.
-    """
+    """How a decoder attends to an encoder: a sublayer of its layers, and hooks in both stacks."""
 
     mixer: Mixer | None
     encoder: LayerHook | None = None

@@ -21,18 +21,15 @@ from trainer.model.feedforward import Mlp, MlpModule
 from trainer.model.masks import Rows
 from trainer.model.parameters import EXACT_KERNEL, EXPERT_AXIS
 
-# The collection of variables in which Switch layers leave their `Routing`.
+# Variable collection in which Switch layers store their `Routing`.
 ROUTING = "routing"
 _SMALLEST_CAPACITY = 4
 
 
 class Routing(NamedTuple):
-    """Sums over the Switch layers of a model, float32 scalars.
+    """Sums over a model's Switch layers, float32: load-balancing loss, dropped and all tokens.
 
-    Attributes:
-      auxiliary: the loss that keeps experts equally busy; it counts padding like tokens.
-      dropped: tokens whose expert was full.
-      routed: all tokens.
+    Padding counts in the loss. A token is dropped if its expert is full.
     """
 
     auxiliary: jax.Array
@@ -44,14 +41,13 @@ class Routing(NamedTuple):
 class Switch:
     """Several copies of `expert`, and a router that sends each token to the most probable one.
 
-    Tokens are divided into groups, in the order of rows. In each group an expert takes up to
-    `capacity(…)` tokens; the output for the rest is 0. In training the router sees its
-    inputs times U(1 - `jitter`, 1 + `jitter`).
+    Tokens form groups in row order. In each group an expert takes up to `capacity(…)` tokens; the
+    output for the rest is 0. In training the router's inputs are multiplied by
+    U(1 - `jitter`, 1 + `jitter`).
 
     Source: Fedus et al. 2021 (arXiv:2101.03961), sections 2.1 and 2.2; Mesh TensorFlow, `moe.py`,
     for groups, capacity, and padding, which uses no capacity but counts in the auxiliary loss.
-    Differences: upstream's groups depend on the number of devices; here every mesh makes the same
-    update.
+    Differences: upstream's groups depend on the number of devices; here every mesh updates alike.
     """
 
     expert: Mlp
@@ -71,12 +67,11 @@ class Switch:
         return _Switch(self, shared, name=name)
 
     def group_size(self, tokens: int) -> int:
-        """Returns the largest divisor of `tokens` up to `largest_group`."""
         sizes = range(min(self.largest_group, tokens), 0, -1)
         return next(size for size in sizes if tokens % size == 0)
 
     def capacity(self, group: int, training: bool) -> int:
-        """Returns how many tokens of a group an expert takes."""
+        """Returns the maximum tokens of a group per expert."""
         factor = self.capacity_factor if training else self.evaluation_capacity_factor
         room = min(group, math.floor(group * factor / self.num_experts))
         return max(_SMALLEST_CAPACITY, room)
@@ -101,7 +96,7 @@ class _Switch(nn.Module):
         slot_GS = jnp.sum((jnp.cumsum(taken_GSE, axis=1) - 1) * taken_GSE, axis=-1)
         capacity = spec.capacity(group, training=not deterministic)
         kept_GS = token_GS & (slot_GS < capacity)
-        # For each token its place among the places of all experts; for each place its token.
+        # The place of each token among all experts' places; the token of each place.
         places = spec.num_experts * capacity
         place_GS = expert_GS * capacity + slot_GS.astype(jnp.int32)
         place_GS = jnp.where(kept_GS, place_GS, places)
@@ -136,7 +131,7 @@ class _Switch(nn.Module):
         return out_GSD.reshape(x_BLD.shape)
 
     def _probabilities(self, x_GSD: jax.Array, deterministic: bool) -> jax.Array:
-        """Returns how probable each expert is for each token, float32 [G, S, E]."""
+        """Returns each token's expert probabilities, float32 [G, S, E]."""
         spec = self.spec
         seen_GSD = x_GSD.astype(jnp.float32)
         if not deterministic:
@@ -164,9 +159,9 @@ class _Switch(nn.Module):
 def _rearranged(x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array) -> jax.Array:
     """Returns [G, M, D] with `x_GND[g, from_GM[g, m]]` at (g, m), or 0 if that index is N or more.
 
-    `to_GN` is the inverse: the place to which each of the N went, M or more for none. With it the
-    gradient is a rearrangement too. Upstream's one-hot products cost two fifths of the operations
-    of a feed-forward sublayer of 768 x 3072 at groups of 1,024 and capacity 1.25.
+    `to_GN` is the inverse (M or more for none), so the gradient is a rearrangement too. Upstream's
+    one-hot products cost two fifths as much as a feed-forward sublayer (768 x 3072, groups of
+    1,024, capacity 1.25).
     """
     del to_GN
     return jax.vmap(lambda x_ND, from_M: x_ND.at[from_M].get(mode="fill", fill_value=0))(
@@ -189,21 +184,20 @@ _rearranged.defvjp(_rearranged_forward, _rearranged_backward)
 
 
 def _at_tokens(x_EGCD: jax.Array) -> jax.Array:
-    """Places an array on the devices of the groups' rows."""
     return _placed(x_EGCD, None)
 
 
 def _at_experts(x_EGCD: jax.Array) -> jax.Array:
-    """Places an array on the devices of the experts, so that tokens move and experts do not."""
+    """Places an array on the experts' devices: tokens move, experts do not."""
     (axis,) = nn.logical_to_mesh_axes((EXPERT_AXIS,)) or (None,)
     return _placed(x_EGCD, axis)
 
 
 def _placed(x_EGCD: jax.Array, experts: str | None) -> jax.Array:
-    """Places experts on an axis of the mesh, and groups on the axes of rows that are left.
+    """Places experts on a mesh axis and groups on the remaining row axes.
 
-    Axes are taken from `flax.linen.logical_axis_rules`; without a mesh nothing changes. Without
-    this constraint the compiler copies all tokens to every device.
+    Axes come from `flax.linen.logical_axis_rules`; without a mesh nothing changes. Without this
+    constraint the compiler copies all tokens to every device.
     """
     (rows,) = nn.logical_to_mesh_axes(("batch",)) or (None,)
     if rows is None:
@@ -214,8 +208,8 @@ def _placed(x_EGCD: jax.Array, experts: str | None) -> jax.Array:
 
 
 def routing_of(variables: Mapping[str, Any]) -> Routing:
-    """Returns the sum over layers of the `Routing` that the modules of a model left in ROUTING."""
+    """Returns the sum of all `Routing` that a model's modules stored in ROUTING."""
     each = jax.tree.leaves(variables, is_leaf=lambda node: isinstance(node, Routing))
-    # The layers of a scan are one array.
+    # A scan's layers are one array.
     sums = [jax.tree.map(jnp.sum, routing) for routing in each]
     return jax.tree.map(lambda *parts: sum(parts), *sums)

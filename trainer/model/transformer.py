@@ -1,4 +1,4 @@
-"""The transformer that runs a `ModelSpec`; the names of its parameters are T5X's.
+"""The transformer that runs a `ModelSpec`, with T5X's parameter names.
 
 Dimensions: B batch, L query length, S key length, D model, H heads, V vocabulary, C classes.
 """
@@ -24,9 +24,9 @@ from trainer.model.spec import EncoderSpec, ModelSpec
 from trainer.model.stack import Memory, Stack
 from trainer.model.switch import ROUTING, Routing, routing_of
 
-# Nested dicts under T5X's names, of arrays or of facts about them.
+# Nested dicts under T5X's names: arrays, or facts about them.
 Tree = dict[str, Any]
-# `encoder_input_tokens`, `decoder_input_tokens`, ... : int [B, L] arrays under T5X's names.
+# T5X's features by name (`encoder_input_tokens`, ...): int [B, L] arrays.
 Batch = Mapping[str, jax.Array]
 
 
@@ -34,10 +34,10 @@ class Transformer(nn.Module):
     """Maps a batch to float32 logits [B, L, V].
 
     The batch holds T5X's features as int arrays: `decoder_input_tokens` and
-    `decoder_target_tokens` [B, L] (targets only say where tokens are); `encoder_input_tokens`
-    [B, S] if there is an encoder; `encoder_segment_ids` and `decoder_segment_ids` if rows are
-    packed; `decoder_causal_attention`, 1 on the tokens of a fully visible prefix, if there is one.
-    Other features are ignored. Logits where the target is 0 are meaningless.
+    `decoder_target_tokens` [B, L] (targets only mark which positions hold tokens);
+    `encoder_input_tokens` [B, S] with an encoder; `encoder_segment_ids` and `decoder_segment_ids`
+    in packed rows; `decoder_causal_attention`, 1 on a fully visible prefix. Other features are
+    ignored. Logits at targets of 0 are meaningless.
 
     With `deterministic=False` and a dropout rate above 0, `apply` needs `rngs={"dropout": key}`.
     """
@@ -59,7 +59,7 @@ class Transformer(nn.Module):
         tokens_BL = batch["decoder_input_tokens"]
         if self.spec.encoder is not None:
             embedder = self.token_embedder
-            # Looked up together: two gradients of the table would be made and added.
+            # One lookup for both: two would make two gradients of the table and add them.
             source_BS = batch["encoder_input_tokens"]
             both_BSLD = embedder(jnp.concatenate([source_BS, tokens_BL], axis=1))
             embedded_BSD, embedded_BLD = jnp.split(both_BSLD, [source_BS.shape[1]], axis=1)
@@ -71,8 +71,8 @@ class Transformer(nn.Module):
     def encode(self, batch: Batch, deterministic: bool = True) -> jax.Array:
         """Returns the encoder's last states, [B, S, D] in the model's dtype.
 
-        Call it as `model.apply({"params": params}, batch, method="encode")`. Memory tokens come
-        first; tokens that the encoder drops have no states.
+        Call `model.apply({"params": params}, batch, method="encode")`. Memory tokens come first;
+        dropped tokens have no states.
         """
         return self._memory(batch, deterministic).states_BSD
 
@@ -90,13 +90,8 @@ class Transformer(nn.Module):
     ) -> jax.Array:
         """Returns float32 logits [B, V] of the token after position `last_B` of each row.
 
-        Args:
-          tokens_BL: the decoder's inputs.
-          rows: facts about their positions.
-          memory: the output of `remember`; None in a decoder-only model.
-          last_B: an index of `tokens_BL` for each row.
-          cache: None if `tokens_BL` are whole rows. Otherwise call it with `mutable=[CACHE, FIXED]`
-            to fill the cache by a prompt, and then with `mutable=[CACHE]` for each next token.
+        `memory` comes from `remember`. Without `cache`, `tokens_BL` are whole rows; otherwise pass
+        `mutable=[CACHE, FIXED]` to fill it from a prompt, then `mutable=[CACHE]` for each token.
         """
         embedder = None if self.spec.encoder is None else self.token_embedder
         logits_B1V = self.decoder(
@@ -107,7 +102,6 @@ class Transformer(nn.Module):
     def _memory(
         self, batch: Batch, deterministic: bool, embedded_BSD: jax.Array | None = None
     ) -> Memory:
-        """Returns the encoder's output; `embedded_BSD` are embedded tokens if looked up already."""
         tokens_BS, rows = batch["encoder_input_tokens"], encoder_rows(batch)
         embedder = self.token_embedder
         assert self.spec.encoder is not None
@@ -121,7 +115,7 @@ class Transformer(nn.Module):
 
 
 class Predictions(NamedTuple):
-    """The output of an encoder-only model: float32 logits of tokens [B, L, V] and rows [B, C]."""
+    """Output of an encoder-only model: float32 logits of tokens [B, L, V] and rows [B, C]."""
 
     logits_BLV: jax.Array
     row_logits_BC: jax.Array
@@ -131,8 +125,8 @@ class Encoder(nn.Module):
     """An encoder-only model: maps a batch to `Predictions`.
 
     The batch holds int arrays [B, L]: `encoder_input_tokens`, 0 where there is no token;
-    optionally `encoder_token_types` (all 0 by default); and, if rows are packed,
-    `encoder_segment_ids` and optionally `encoder_positions`. Other features are ignored.
+    optionally `encoder_token_types` (default 0); in packed rows `encoder_segment_ids` and
+    optionally `encoder_positions`. Other features are ignored.
 
     With `deterministic=False` and a dropout rate above 0, `apply` needs `rngs={"dropout": key}`.
     """
@@ -159,7 +153,7 @@ class Encoder(nn.Module):
 
 
 class RoutedLogits(NamedTuple):
-    """The output of a model with Switch layers: float32 logits [B, L, V], and routing sums."""
+    """Output of a model with Switch layers: float32 logits [B, L, V] and routing sums."""
 
     logits_BLV: jax.Array
     routing: Routing
@@ -168,11 +162,7 @@ class RoutedLogits(NamedTuple):
 def run_model(
     model: Transformer | Encoder, params: Tree, batch: Batch, training_key: jax.Array | None = None
 ) -> jax.Array | RoutedLogits | Predictions:
-    """Returns logits, `RoutedLogits` or `Predictions` of a batch.
-
-    With `training_key`, dropout and the jitter of routers are drawn from it, and experts have
-    their capacity of training.
-    """
+    """Returns a batch's output; `training_key` turns on dropout, jitter and training capacity."""
     routed = isinstance(model, Transformer) and model.spec.routed
     random = training_key is not None and (model.spec.shared.dropout_rate > 0 or routed)
     arguments: dict[str, Any] = {"deterministic": not random}
@@ -187,8 +177,8 @@ def run_model(
 def rounded_kernels(spec: ModelSpec | EncoderSpec, params: Tree) -> Tree:
     """Returns `params` with kernels in the model's dtype; others stay float32.
 
-    The model rounds them anyway. Rounded first, they are rounded once, not in each microbatch and
-    each pass of a scan, and gathered from other devices at half the size.
+    The model rounds them anyway. Rounding first does it once instead of in each microbatch and
+    scan pass, and halves the bytes gathered from other devices.
     """
     dtype = spec.shared.dtype
 
@@ -204,17 +194,17 @@ def build_model(spec: ModelSpec | EncoderSpec) -> Transformer | Encoder:
 
 
 def init_params(spec: ModelSpec | EncoderSpec, key: jax.Array) -> Tree:
-    """Returns initial parameters: a plain nested dict of float32 arrays under T5X's names.
+    """Returns initial parameters: a nested dict of float32 arrays under T5X's names.
 
-    A pure function of `spec` and `key` that can be traced (`jax.jit` with `out_shardings`). A
-    scanned model gets the parameters of the unscanned one, stacked.
+    A pure, traceable function of `spec` and `key` (`jax.jit` with `out_shardings`). A scanned
+    model stacks the unscanned model's parameters.
     """
     params = nn.unbox(_init(_unscanned(spec), key))
     return stack_layers(params) if spec.shared.scan_layers else params
 
 
 def parameter_facts(spec: ModelSpec | EncoderSpec) -> dict[str, ParameterFacts]:
-    """Returns shape, logical axes and use of each parameter by its path. Nothing is allocated."""
+    """Returns shape, logical axes and use of each parameter by path, without allocating."""
     return named(_facts(spec))
 
 
@@ -248,8 +238,8 @@ def _unscanned(spec: ModelSpec | EncoderSpec) -> ModelSpec | EncoderSpec:
     return replace(spec, shared=replace(spec.shared, scan_layers=False, remat="none"))
 
 
-# Jitted, so that initialising does not run the model: its output is unused. No parameter depends
-# on the shapes of the batch it is traced with.
+# Jitted so that the unused output of the model is not computed. No parameter depends on the shapes
+# of the batch.
 @partial(jax.jit, static_argnums=0)
 def _init(spec: ModelSpec | EncoderSpec, key: jax.Array) -> Tree:
     names = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")

@@ -20,12 +20,12 @@ from trainer.optim.stacked import StackAxes
 
 Tree = Any
 
-# # Root mean square of Adam's updates, to which Muon's are scaled. Source: Liu et al. 2025
+# Root mean square of Adam's updates, to which Muon's are scaled. Source: Liu et al. 2025
 # (arXiv:2502.16982), section 2.2.
 _ADAM_RMS = 0.2
 # Newton-Schulz steps. Source: Jordan 2024, github.com/KellerJordan/Muon.
 _ORTHOGONALISATION_STEPS = 5
-# # Matrices left to Adam: embedding tables and the logits.
+# Matrices left to Adam: embedding tables and the logits.
 _LEFT_TO_ADAM = re.compile("embedding$|logits_dense/kernel$")
 
 

@@ -29,7 +29,7 @@ from trainer.optim.schedule import learning_rate_schedule as learning_rate_sched
 from trainer.optim.stacked import StackAxes, no_stack, over_tensor, stack_axes
 
 Tree = Any
-# # An optimizer's transformations from gradients to a direction; learning rate, parameter scale and
+# An optimizer's transformations from gradients to a direction; learning rate, parameter scale and
 # weight decay follow and are common to all.
 Direction = Callable[[OptimizerConfig, StackAxes], list[optax.GradientTransformation]]
 
@@ -46,16 +46,12 @@ def make_optimizer(
     Update k, counted from 0, has the learning rate of step k. `logical_axes`, `decayed` and `facts`
     are trees of `trainer.model.transformer` (`logical_axes`, `decayed`, `parameter_tree`). Without
     axes in `stacked.STACK_AXES`, `logical_axes` may be None. `decayed` may also map parameters to
-    its tree; weight decay follows it unless the configuration has `no_weight_decay`. `facts` give
-    muP's rates per tensor; None means a common rate. With `drops`,
-    `trainer.optim.plateau.set_rate_scale` can lower the schedule.
+    its tree; weight decay follows it unless the configuration has `no_weight_decay` (a ValueError
+    if both are missing). `facts` give muP's rates per tensor; None means a common rate. With
+    `drops`, `trainer.optim.plateau.set_rate_scale` can lower the schedule.
 
-    State is float32, counts are int32 scalars. Adafactor's second moments are `v_row` and `v_col`
-    for tensors whose two largest dimensions both reach `min_dim_size_to_factor`, and `v` for
-    others; unused ones are a float32 [1].
-
-    Raises:
-      ValueError: there is weight decay, and neither `decayed` nor `no_weight_decay`.
+    State is float32, counts are int32 scalars; for Adafactor's second moments see
+    `trainer.optim.adafactor.scale_by_factored_rms`.
     """
     stacked = no_stack if logical_axes is None else stack_axes(logical_axes)
     schedule = learning_rate_schedule(config)
@@ -64,7 +60,7 @@ def make_optimizer(
         parts.insert(0, optax.clip(config.clip_value))
     factors = _factors(config, facts, stacked)
     if config.value("scale_epsilon") and factors:
-        # # Adam with gradients / r and epsilon is Adam with gradients and epsilon * r.
+        # Adam with gradients / r and epsilon is Adam with gradients and epsilon * r.
         parts.append(_scale_tensors({path: 1.0 / factor.rate for path, factor in factors.items()}))
     parts += _direction(config.name)(config, stacked)
 
@@ -78,7 +74,7 @@ def make_optimizer(
         parts.append(scale_by_parameter_rms(minimum, maximum, stacked))
     if OPTIMIZERS[config.name].averages_updates and config.value("beta1"):
         parts.append(optax.ema(config.value("beta1"), debias=False))
-    # # Decay scales with a tensor's rate as with the learning rate: by its exponent.
+    # Decay scales with a tensor's rate as with the learning rate: by its exponent.
     shared = 0.0
     if config.value("weight_decay") and not config.value("independent_weight_decay"):
         shared = config.value("weight_decay_rate_exponent")

@@ -18,8 +18,7 @@ Tree = Any
 class PlateauState(NamedTuple):
     """State of a transformation that follows a schedule.
 
-    `inner` is the transformation's own state; `rate_scale`, a float32 scalar, multiplies the
-    schedule; updates leave it unchanged.
+    `rate_scale`, a float32 scalar, multiplies the schedule; updates leave it unchanged.
     """
 
     inner: Any

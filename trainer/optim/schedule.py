@@ -58,7 +58,6 @@ def _rsqrt_normalized_decay(config: OptimizerConfig, step: jax.Array) -> jax.Arr
 
 
 def _decay_every(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """Multiplies by `decay_factor` every `steps_per_decay`."""
     return config.value("decay_factor") ** jnp.floor_divide(step, config.value("steps_per_decay"))
 
 
@@ -84,8 +83,8 @@ def _polynomial_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
 def _linear_cooldown(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     """Stays 1 until `cooldown_start`, then falls linearly to `final_fraction` and stays there.
 
-    Starting at the end of the warm-up, it is the linear schedule; later, with "constant *
-    linear_warmup", it is warm-up-stable-decay (Hu et al. 2024, arXiv:2404.06395).
+    Starting at the end of the warm-up, it is the linear schedule; later, combined with warm-up, it
+    is warm-up-stable-decay (Hu et al. 2024, arXiv:2404.06395).
     """
     return _towards(config, _cooldown_left(config, step))
 

@@ -41,9 +41,9 @@ from trainer.t5x.layout import Parts
 from trainer.t5x.read import NO_STEP, Checkpoint, load
 from trainer.t5x.tensors import Tensor, held
 
-# # Leaves of an optimizer's state that count updates.
+# Leaves of an optimizer's state that count updates.
 _COUNT = re.compile(r"(.*/)?count")
-# # Far above elements of parameters and of their moments, far below those with a flipped exponent.
+# Far above elements of parameters and of their moments, far below those with a flipped exponent.
 _LARGEST = 1e30
 _NONE_STORED = "none is stored"
 _EMBEDDING = "token_embedder/embedding"
@@ -56,12 +56,10 @@ class StartingPoint:
     Attributes:
       path: their source, for messages.
       step: number of updates made before.
-      parameters: parameters by name.
       optimizer_state: leaves of the optimizer's state by name; absent leaves start at 0.
       reset: why the optimizer's moments start at 0; None if they are loaded.
       vocabulary_checked: True if the vocabulary of the parameters is known.
-      other_fields: fields of its own model, as "emb_dim 512", for which the same parameters compute
-      another function in this run's model.
+      other_fields: fields of their own model, as "emb_dim 512", that change its function here.
       rows: how rows of another vocabulary map to this run's; None means unchanged.
     """
 
@@ -102,8 +100,7 @@ class StartingPoint:
 def start(run: Run) -> StartingPoint:
     """Opens `config.init_from` and checks it against the run's model and vocabulary.
 
-    Raises:
-      UserError: it is unreadable or does not fit the model; names the tensor or the difference.
+    Raises a UserError, with the tensor or the difference, if it is unreadable or does not fit.
     """
     config = run.config
     flag = f"--init_from={config.init_from}"
@@ -172,10 +169,8 @@ def fitted(
     """Returns parameters by the model's names, after checking all names and shapes.
 
     `flag` is their source, for messages; `found` has unstacked layers; `ids` is the vocabulary
-    size; `scanned` is whether the checkpoint stacks layers, for the names in messages.
-
-    Raises:
-      UserError: a parameter is missing, left over, or of another shape; names it.
+    size; `scanned` is whether the checkpoint stacks layers, for the names in messages. Raises a
+    UserError, with the name, if a parameter does not fit.
     """
     spec = model_spec(replace(model, scan_layers=False))
     expected = {path: facts.shape for path, facts in parameter_facts(spec).items()}
@@ -197,11 +192,11 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
     if not path.startswith(from_transformers.PREFIX):
         checkpoint = load(path)
         return layout.read_parts(checkpoint), checkpoint
-    # # Imported here because it needs packages that the trainer otherwise does not.
+    # Imported here because it needs packages that the trainer otherwise does not.
     from trainer import huggingface
 
     folder = path.removeprefix(from_transformers.PREFIX)
-    # # The number of rows is compared later: another vocabulary's rows are mapped to this run's.
+    # The number of rows is compared later: another vocabulary's rows are mapped to this run's.
     size = huggingface.model_config(folder).vocab_size
     tree = huggingface.load(folder, replace(config.model, vocab_size=size))
     return {path: {"value": held(leaf)} for path, leaf in named(tree).items()}, None
@@ -236,7 +231,7 @@ def _check_shapes(
     flag: str, found: dict[str, Parts], expected: dict[str, tuple[int, ...]], ids: int
 ) -> None:
     """Rejects parameters of another shape or kind; `ids` is the run's vocabulary size."""
-    # # Embeddings first: a wrong number of rows is the most common mistake, and the easiest to fix.
+    # Embeddings first: a wrong number of rows is the most common mistake, and the easiest to fix.
     embeddings = [name for name in expected if name.endswith(_EMBEDDING)]
     for name in dict.fromkeys([*embeddings, *expected]):
         shape = expected[name]
@@ -280,7 +275,7 @@ def optimizer_state(
         places = {name: leaves[name.partition("/")[2]] for name in shapes if name not in counts}
         return places | dict.fromkeys(counts, held(np.int32(step))), None
     of_schedules = _schedule_counts(abstract)
-    # # Schedules continue at `step`; Adafactor's decay restarts, at `step_offset`.
+    # Schedules continue at `step`; Adafactor's decay restarts, at `step_offset`.
     offset = config.optimizer.value("step_offset") or 0
     values = {name: step if name in of_schedules else offset for name in counts}
     return {name: held(np.int32(value)) for name, value in values.items()}, reason
@@ -317,7 +312,6 @@ def _adafactor_leaves(
 
 
 def _abstract_state(config: Config) -> Any:
-    """Returns the shapes and dtypes of the optimizer's state."""
     spec = model_spec(config.model)
     tuning = Tuning(config, spec)
     optimizer = tuning.optimizer()
@@ -329,9 +323,9 @@ def _abstract_state(config: Config) -> Any:
 
 
 def _schedule_counts(state: Any) -> set[str]:
-    """Returns the names of counts read by learning rate schedules.
+    """Returns the names of the counts that learning rate schedules read.
 
-    Each is the only field of its state; a count of moments has the moments beside it.
+    Such a count is the only field of its state; counts of moments are not.
     """
 
     def is_schedule(node: Any) -> bool:
@@ -342,10 +336,7 @@ def _schedule_counts(state: Any) -> set[str]:
 
 
 def sound(name: str, value: np.ndarray, flag: str = "--init_from") -> np.ndarray:
-    """Returns `value`; a UserError if it has NaN, infinite or absurd elements.
-
-    Damaged files and failed runs have these.
-    """
+    """Returns `value`; raises a UserError if it has NaN, infinite or absurd elements."""
     if not np.issubdtype(value.dtype, np.floating) or not value.size:
         return value
     largest = float(np.max(np.abs(value)))
@@ -371,7 +362,7 @@ def placed(tensors: dict[str, Tensor], tree: Any) -> Any:
             lambda index: sound(name, np.asarray(tensor.read(index or ()), like.dtype)),
         )
 
-    # # Sorted so that all layers of a stacked array are read in a row, while its chunks are cached.
+    # Sorted so that all layers of a stacked array are read in a row, while its chunks are cached.
     read_leaves = {
         name: read(name, leaf) if name in tensors else leaf
         for name, (_, leaf) in sorted(

@@ -33,7 +33,10 @@ class Start(Beginning, Protocol):
     """The beginning of a run without checkpoints of its own."""
 
     def state(self, program: Program) -> TrainState:
-        """Returns the state, on the program's devices; a UserError if --init_from is unreadable."""
+        """Returns the state, on the program's devices.
+
+        Raises a UserError if --init_from is unreadable.
+        """
 
 
 def begin(
@@ -43,10 +46,7 @@ def begin(
 
     A run with checkpoints resumes from its newest. If that is damaged, `checkpoint.on_damage` says
     whether to set it aside and use an older one. Training is not finished while the evaluation of
-    the last update is due.
-
-    Raises:
-      UserError: the newest checkpoint is damaged, or of a run with other settings; or see `start`.
+    the last update is due. Raises a UserError for damage or other settings; see also `start`.
     """
     steps = checkpoints.steps()
     processes.check_equal(f"checkpoints in {run.config.model_dir}", " ".join(map(str, steps)))
@@ -56,12 +56,12 @@ def begin(
     newest = steps[-1]
     try:
         checkpoints.check_resumable(newest, run)
-        # # Read even if training is finished: its checkpoint may not be read again for long.
+        # Read even if training is finished: its checkpoint may not be read again for long.
         state = checkpoints.restore(newest, program.abstract_state())
         evaluated = checkpoints.evaluated or not run.config.evaluation.every_steps
         over = newest >= run.config.train_steps or checkpoints.watch.exhausted
         finished = over and evaluated
-        # # The evaluation that lowered the rate may be later than the checkpoint.
+        # The evaluation that lowered the rate may be later than the checkpoint.
         state = program.with_rate_scale(state, checkpoints.watch.rate_scale)
         return _Resumed(newest), None if finished else state
     except Damaged as error:
@@ -72,10 +72,9 @@ def begin(
 def _fall_back(
     run: Run, checkpoints: Checkpoints, program: Program, damage: Damaged, sound: int | None
 ) -> tuple[Beginning, TrainState]:
-    """Sets damaged checkpoints aside if allowed, and returns the newest sound one.
+    """Sets damaged checkpoints aside and returns the newest sound one.
 
-    Raises:
-      UserError: it is not allowed, or there is no sound one; nothing is changed.
+    Raises a UserError, changing nothing, if that is not allowed or none is sound.
     """
     said = f"checkpoint {damage.path} is damaged ({damage.reason})"
     if sound is None:
@@ -102,12 +101,11 @@ def _fall_back(
 def start(run: Run) -> Start:
     """Returns the beginning of a run without checkpoints: --init_from or initial parameters.
 
-    Raises:
-      UserError: --init_from is unreadable or does not fit the model.
+    Raises a UserError if --init_from is unreadable or does not fit the model.
     """
     if not run.config.init_from:
         return _Fresh()
-    # # Imported here because it reads other programs' formats.
+    # Imported here because it reads other programs' formats.
     module, _, name = _INIT_FROM.partition(":")
     return getattr(importlib.import_module(module), name)(run)
 

@@ -61,14 +61,9 @@ def rows_for(
     """Returns how the rows of `config.init_from` become rows of the run's vocabulary.
 
     `checkpoint` is the one that init_from names, None for a transformers folder; `old_rows` is the
-    size of its table.
-
-    Returns (rows, whether the old vocabulary is known). Rows are None if they stay unchanged: the
-    vocabulary is the same, or the old one is unknown.
-
-    Raises:
-      UserError: an option names an unusable vocabulary, or none is known and the checkpoint records
-      a different one.
+    size of its table. Returns (rows, whether the old vocabulary is known); rows are None if they
+    stay unchanged: the vocabulary is the same, or the old one is unknown. Raises a UserError if an
+    option names an unusable vocabulary, or the checkpoint's differs and is not found.
     """
     given, flag = config.init_from_vocabulary, f"--init_from={config.init_from}"
     own, new_rows = own_vocabulary(data), config.model.vocab_size
@@ -140,10 +135,8 @@ def _known(
 
     Without an option, it is read from a run's cache, from beside its checkpoints, or from a
     transformers folder; other checkpoints have none. "same" means that a checkpoint records `own`,
-    but its ids were not found; None means unknown.
-
-    Raises:
-      UserError: a checkpoint records another vocabulary than `own`, and it cannot be found.
+    but its ids were not found; None means unknown. Raises a UserError if a checkpoint records
+    another vocabulary, which cannot be found.
     """
     given, source = config.init_from_vocabulary, config.init_from or ""
     if given.path:

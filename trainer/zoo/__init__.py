@@ -1,7 +1,4 @@
-"""Parts of models from single projects, registered as those of a user's module are. No JAX.
-
-Importing this package makes them values of the fields of `ModelConfig`.
-"""
+"""Parts from single projects, registered on import like those of a user's module. No JAX."""
 
 from trainer.zoo import march as march
 from trainer.zoo import primer as primer

@@ -1,4 +1,4 @@
-"""Attention whose queries depend on a summary of the row, drawn up by each head (cdQ).
+"""Attention whose queries depend on a summary of the row made by each head (cdQ).
 
 Dimensions: B batch, L query length, S key length, D model, H conditional heads, G heads of keys and
 values, K head size, Q queries of the summary: L if rows are packed, or 1.
@@ -20,7 +20,7 @@ from trainer.model.mixers import MASKED_LOGIT, View, compare_heads, mix_heads
 from trainer.model.parameters import SOURCE_KERNEL, Use
 from trainer.model.positions import rotate
 
-# A kernel that is multiplied by another one, not by positions.
+# A kernel that is multiplied by another kernel, not by positions.
 _MULTIPLIED_ONCE = Use(None, decays=True)
 
 
@@ -28,20 +28,15 @@ _MULTIPLIED_ONCE = Use(None, decays=True)
 class ConditionalQueryAttention:
     """Multi-head softmax attention with conditional queries in some of its heads.
 
-    A conditional head h pools the states of a row, P_h = sum_j a_hj x_j with the weights
-    a_h = softmax_j(T_h relu(W_t x_j)), and its query of position i is C_q C_w [P_h; x_i]. Other
-    heads are plain ones. Keys and values have as many heads as there are conditional ones: a plain
-    head shares them with the conditional head of the same number. In `out` plain heads come first.
-
-    States are pooled over the tokens of the same packed example, so that only encoders can have it.
-
-    Attributes:
-      num_heads: heads of keys and values, all of which have conditional queries.
-      plain_heads: heads with plain queries: none, or as many again.
+    A conditional head h pools the states of a row, P_h = sum_j a_hj x_j with the weights a_h =
+    softmax_j(T_h relu(W_t x_j)), and its query at position i is C_q C_w [P_h; x_i]. `num_heads`
+    counts the heads of keys and values, all with conditional queries; `plain_heads`, 0 or as many
+    again, share the keys and values of the conditional head of the same number and come first in
+    `out`. States are pooled over a whole packed example, so only encoders can use it.
 
     Source: t5-experiments, `modeling_t5.py`, `T5CDQAttention`.
     Differences: C_q and C_w are multiplied first, and states are projected before they are pooled,
-    which is the same but for rounding and takes K instead of D channels of each head.
+    which is equal except for rounding and takes K instead of D channels per head.
     """
 
     num_heads: int
@@ -53,7 +48,6 @@ class ConditionalQueryAttention:
 
     @property
     def products_per_pair(self) -> int:
-        """Channels multiplied for each query and key, in the logits and in the mix."""
         return 2 * (self.num_heads + self.plain_heads) * self.head_dim
 
     def build(self, shared: Shared, name: str) -> nn.Module:
@@ -95,7 +89,6 @@ class _ConditionalQueryAttention(nn.Module):
         return mix_heads(shared, logits_BHLS, v_BSGK, view, deterministic)
 
     def _conditional(self, x_BLD: jax.Array, rows: Rows, deterministic: bool) -> jax.Array:
-        """Returns the conditional queries, [B, L, H, K]."""
         spec, shared = self.spec, self.shared
         width, start = x_BLD.shape[-1], shared.parametrisation.conditional_query()
         dense = partial(shared.dense, initializer=start, bias=False)
@@ -105,10 +98,10 @@ class _ConditionalQueryAttention(nn.Module):
         query = dense(spec.head_dim, ("embed", "kv"), name="conditional_query")
         both_ED, _ = condition.weights(2 * width)
         query_DK, _ = query.weights(width)
-        # Nothing is between the two kernels: their product is taken once, not at every position.
+        # Nothing lies between the two kernels: multiply them once, not at every position.
         kernel_EK = einsum_float32("ed,dk->ek", both_ED, query_DK).astype(shared.dtype)
         pooled_BSK, own_BLK = x_BLD @ kernel_EK[:width], x_BLD @ kernel_EK[width:]
-        # Rows of one example have one summary: padding, too, gets that of its row.
+        # Rows of one example have one summary, used for padding too.
         packed = rows.position_BL is not None
         seen = rows if packed else Rows((rows.segment_BL > 0).any(1, keepdims=True).astype(int))
         mask_BQS = SameSegment()(seen, rows)

@@ -1,4 +1,4 @@
-"""Causal depthwise convolutions: each channel by itself, over the preceding positions.
+"""Causal depthwise convolutions: each channel separately, over the preceding positions.
 
 Dimensions: B batch, L length, C channels, D model, W width.
 """
@@ -26,8 +26,7 @@ from trainer.model.spec import LayerSpec
 def depthwise(x_BLC: jax.Array, kernel_WC: jax.Array, segment_BL: jax.Array | None) -> jax.Array:
     """Returns at position t the sum over w of `kernel_WC[w]` times `x_BLC` at t - w.
 
-    Shape and dtype are those of `x_BLC`. Positions before the row count as 0, and with `segment_BL`
-    so do those of other packed examples.
+    Positions before the row count as 0, and with `segment_BL` so do other packed examples.
     """
     shifted = _shifted(x_BLC, len(kernel_WC), segment_BL, ahead=False)
     return sum(map(jnp.multiply, shifted, kernel_WC), jnp.zeros_like(x_BLC))
@@ -38,7 +37,7 @@ def _shifted(
 ) -> Iterator[jax.Array]:
     """Yields `x_BLC` shifted by 0 to `width` - 1 positions: later, or earlier with `ahead`."""
     length, margin = x_BLC.shape[1], (0, width - 1) if ahead else (width - 1, 0)
-    # Padded once, since XLA's CPU compiler writes every pad to memory but reads slices in place.
+    # Padded once: XLA's CPU compiler writes every pad to memory but reads slices in place.
     padded_BPC = jnp.pad(x_BLC, ((0, 0), margin, (0, 0)))
     yield x_BLC
     for steps in range(1, width):
@@ -59,8 +58,8 @@ def _depthwise_forward(
 def _depthwise_backward(
     operands: tuple[jax.Array, ...], gradient_BLC: jax.Array
 ) -> tuple[jax.Array | None, ...]:
-    # Each input feeds its own output and later ones, so the same shifted gradients give both the
-    # input's and the kernel's gradient.
+    # Each input feeds its own and later outputs, so the same shifted gradients give the gradients
+    # of both input and kernel.
     x_BLC, kernel_WC, segment_BL = operands
     shifted = list(_shifted(gradient_BLC, len(kernel_WC), segment_BL, ahead=True))
     x_gradient_BLC = sum(map(jnp.multiply, shifted, kernel_WC), jnp.zeros_like(x_BLC))
@@ -79,10 +78,7 @@ def _over_rows(
     reset: bool,
     cache: Cache | None,
 ) -> jax.Array:
-    """Returns `depthwise` over whole rows or, with a cache, over its positions and those before.
-
-    `reset`: packed examples do not see one another.
-    """
+    """Applies `depthwise`, including earlier positions in a cache; `reset` separates examples."""
     if cache is None:
         return depthwise(x_BLC, kernel_WC, rows.segment_BL if reset else None)
     x_BLC *= (rows.segment_BL > 0)[..., None].astype(x_BLC.dtype)  # padding before the prompt
@@ -92,10 +88,10 @@ def _over_rows(
 
 @dataclass(frozen=True)
 class HeadConvolution:
-    """A convolution of projected queries, keys or values, with a tap for each channel and step.
+    """A convolution of projected queries, keys or values, with a tap per channel and step.
 
-    `reset`: packed examples do not see one another. Upstream, the first two positions of an
-    example see the example before.
+    With `reset` packed examples do not see one another. Upstream, the first two positions of an
+    example see the previous example.
 
     Source: So et al. 2021 (arXiv:2109.08668), section 3.1; initial taps from their code.
     """
@@ -108,7 +104,7 @@ class HeadConvolution:
 
 
 class _HeadConvolution(nn.Module):
-    """Each tap is its own parameter, as upstream, since Adafactor scales updates by tensor."""
+    """Each tap is its own parameter, as upstream: Adafactor scales updates by tensor."""
 
     spec: HeadConvolution
     shared: Shared
@@ -125,10 +121,7 @@ class _HeadConvolution(nn.Module):
 
 
 class _SeparableConvolution(nn.Module):
-    """A depthwise convolution over `width` positions, then a projection; both with biases.
-
-    Maps [B, L, C] to [B, L, features]. Kernel [W, C] holds the current position last.
-    """
+    """Depthwise convolution [W, C], current position last, then a projection, both with biases."""
 
     width: int
     features: int
@@ -158,7 +151,7 @@ class ConvolutionBranch:
     """The convolutions of the Evolved Transformer, between two attentions.
 
     A wide and a narrow branch in parallel, the norm of their sum, and a third convolution. A
-    position whose input id is 0, the first of each example, counts as zeros. `reset` is that of
+    position with input id 0, the first of each example, counts as zeros. For `reset` see
     `HeadConvolution`.
 
     Source: So et al. 2019 (arXiv:1901.11117), figure 3; Mesh TensorFlow for widths and the mask.
@@ -203,20 +196,19 @@ class _ConvolutionBranch(nn.Module):
 
 
 def multi_dconv_head_attention(config: Any, options: Any) -> DotProductAttention:
-    """Returns Primer's attention, whose queries, keys and values are convolved."""
+    """Returns Primer's attention, which convolves queries, keys and values."""
     return self_attention(config, convolution=HeadConvolution(reset=not config.upstream_compat))
 
 
 def with_shared_queries(config: Any, options: Any) -> DotProductAttention:
-    """Returns the same with queries projected from keys, as released."""
+    """Returns Primer's attention with queries projected from keys, as released."""
     return replace(multi_dconv_head_attention(config, options), shared_query_key=True)
 
 
 def evolved_layers(config: Any, second: LayerSpec) -> tuple[LayerSpec, ...]:
-    """Returns the Evolved Transformer's layers, two for each block.
+    """Returns the Evolved Transformer's layers, two per block.
 
-    The first has twice as many heads of half the size, and convolutions; the second, attention and
-    feed-forward, is given.
+    The first has convolutions and twice as many heads of half the size; `second` is given.
     """
     first = replace(
         second,

@@ -1,4 +1,4 @@
-"""Other ways in which a decoder looks at an encoder: by layer, at its keys, or merged.
+"""Other ways for a decoder to attend to an encoder: by layer, to its keys, or merged.
 
 Dimensions: B batch, L query length, S length of the encoder's rows, D model.
 
@@ -24,7 +24,7 @@ from trainer.zoo.external_attention import KeysAndValues, given_attention
 
 @dataclass(frozen=True)
 class LeavesStates(LayerHook):
-    """Leaves the states after a layer for the decoder's layer of its number."""
+    """Leaves the states after a layer for the decoder layer of the same number."""
 
     def left(self, x_BLD: jax.Array, watched: Watched) -> jax.Array:
         return x_BLD
@@ -35,7 +35,7 @@ class LeavesStates(LayerHook):
 
 @dataclass(frozen=True)
 class LeavesKeys(LayerHook):
-    """Leaves the keys and values of a layer."""
+    """Leaves a layer's keys and values."""
 
     watches = ("key_BSJ", "value_BSJ")
 
@@ -45,7 +45,7 @@ class LeavesKeys(LayerHook):
 
 @dataclass(frozen=True)
 class MergesMemory(LayerHook):
-    """Lets self-attention look at the encoder's last states, and then at the decoder's own."""
+    """Lets self-attention see the encoder's last states, and after them the decoder's own."""
 
     reads_memory = True
 
@@ -59,25 +59,22 @@ class MergesMemory(LayerHook):
 
 
 def layerwise(config: Any, options: Any) -> CrossAttention:
-    """Returns attention to the states after the encoder's layer of the same number."""
+    """Returns attention to the states after the encoder layer of the same number."""
     return CrossAttention(attention(config), encoder=LeavesStates())
 
 
 def encoder_keys(config: Any, options: Any) -> CrossAttention:
-    """Returns attention to the keys and values of that layer."""
+    """Returns attention to the keys and values of the encoder layer of the same number."""
     return CrossAttention(given_attention(config), encoder=LeavesKeys())
 
 
 def merged(config: Any, options: Any) -> CrossAttention:
-    """Returns self-attention that looks at the encoder, too, without a sublayer for it."""
+    """Returns self-attention that also sees the encoder, without a sublayer for it."""
     return CrossAttention(None, decoder=MergesMemory())
 
 
 def _merged(own: View, cross: View) -> View:
-    """Returns the view of the encoder's positions and, after them, of the decoder's own.
-
-    Biases by distance are those of the decoder's own; there is none to the encoder.
-    """
+    """Returns the view of the encoder's positions, without biases, then the decoder's own."""
     length = own.rows.segment_BL.shape[1]
     keys, sources = (view.source_rows.segment_BL.shape[1] for view in (own, cross))
     batch = max(len(own.mask_BLS), len(cross.mask_BLS))
@@ -93,7 +90,7 @@ def _merged(own: View, cross: View) -> View:
     angle_BLC, source_angle_BSC = own.positions.angle_BLC, cross.positions.source_angle_BSC
     cache = None if own.cache is None else own.cache.behind(sources)
     if cache is not None and not cache.filling:
-        source_angle_BSC = None  # only the key of the next token is not there yet
+        source_angle_BSC = None  # only the next token's key is missing
     if angle_BLC is not None and source_angle_BSC is not None:
         rows = max(len(angle_BLC), len(source_angle_BSC))
         angles = [

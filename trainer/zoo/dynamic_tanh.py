@@ -1,4 +1,4 @@
-"""Dynamic tanh, an element-wise function in the place of a norm.
+"""Dynamic tanh, an element-wise function that replaces a norm.
 
 Dimensions: B batch, L length, D model.
 """
@@ -18,7 +18,7 @@ from trainer.model.parameters import TABLE, parameter
 
 @dataclass(frozen=True)
 class DynamicTanh:
-    """gain * tanh(alpha * x) + bias, with one learned alpha for all channels, which starts as here.
+    """gain * tanh(alpha * x) + bias; one learned alpha, initially `alpha`, for all channels.
 
     Source: Zhu et al. 2025 (arXiv:2503.10622), section 4; 0.5 from section 7.
     """

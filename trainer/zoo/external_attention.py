@@ -1,4 +1,4 @@
-"""Attention to keys and values that it is given: an encoder layer's own, or a learned database.
+"""Attention to given keys and values: an encoder layer's own, or a learned database.
 
 Dimensions: B batch, L query length, S key length, D model, H heads, K head size, J = H * K, N
 entries of a database.
@@ -23,12 +23,12 @@ from trainer.model.parameters import Use, parameter
 from trainer.model.positions import Positions, rotate
 from trainer.model.stack_parts import LayerHook, StackPart
 
-# Entries are multiplied for each query, which `GivenAttention.products_per_pair` counts.
+# Entries are multiplied once per query, counted by `GivenAttention.products_per_pair`.
 _ENTRIES = Use(None, decays=True)
 
 
 class KeysAndValues(NamedTuple):
-    """Keys before rotation and values, [B, S, H * K]; or [B, N, K], which all heads share."""
+    """Unrotated keys, and values: [B, S, H * K], or [B, N, K] shared by all heads."""
 
     key_BSJ: jax.Array
     value_BSJ: jax.Array
@@ -36,7 +36,7 @@ class KeysAndValues(NamedTuple):
 
 @dataclass(frozen=True)
 class GivenAttention:
-    """Softmax attention that projects queries and outputs only. Its source is `KeysAndValues`.
+    """Softmax attention that projects only queries and outputs. Its source is `KeysAndValues`.
 
     Source: "no_key_value_weights_cross_attn" and "database" of MARCH (2023).
     """
@@ -47,7 +47,6 @@ class GivenAttention:
 
     @property
     def products_per_pair(self) -> int:
-        """Channels multiplied for each query and key, in the logits and in the mix."""
         return 2 * self.num_heads * self.head_dim
 
     def build(self, shared: Shared, name: str) -> nn.Module:
@@ -82,9 +81,9 @@ class _GivenAttention(nn.Module):
 
 @dataclass(frozen=True)
 class Database:
-    """Learned keys and values [N, K] of a stack, at which each of its layers looks.
+    """Learned keys and values [N, K] of a stack, read by each of its layers.
 
-    All rows, positions and heads share them. Every entry is seen; none has a position.
+    All rows, positions and heads share them. Every entry is visible; none has a position.
 
     Source: "database" of MARCH (2023).
     """
@@ -98,7 +97,7 @@ class Database:
 
 @dataclass(frozen=True)
 class LookAtDatabase(LayerHook):
-    """A sublayer that looks at a `Database`."""
+    """A sublayer that attends to a `Database`."""
 
     mixer: GivenAttention
     entries: int
@@ -124,7 +123,6 @@ class LookAtDatabase(LayerHook):
 
 
 def _entries_view(entries: KeysAndValues, rows: Rows) -> View:
-    """Returns the view of all entries of a database by `rows`."""
     ones_BN = jnp.ones(entries.key_BSJ.shape[:2], jnp.int32)
     return View(ones_BN[:1, None] > 0, Positions(), rows, Rows(ones_BN))
 
@@ -135,7 +133,6 @@ class _Database(nn.Module):
 
     @nn.compact
     def __call__(self, batch: int) -> KeysAndValues:
-        """Returns keys and values for a number of rows."""
         spec, shared = self.spec, self.shared
         initializer, axes = shared.parametrisation.attention(), ("unmodeled", "kv")
 
@@ -148,12 +145,12 @@ class _Database(nn.Module):
 
 
 def given_attention(config: Any) -> GivenAttention:
-    """Returns attention to given keys and values, with the sizes of a configuration."""
+    """Returns attention to given keys and values, in a configuration's sizes."""
     norm = config.build("norm") if config.query_key_norm else None
     return GivenAttention(config.num_heads, config.head_dim, norm)
 
 
 def database(config: Any, entries: int) -> StackPart:
-    """Returns the part that lets every layer look at a database of its stack."""
+    """Returns the part that lets every layer read its stack's database."""
     hook = LookAtDatabase(given_attention(config), entries)
     return StackPart("database", hook, source=Database(entries, config.head_dim))

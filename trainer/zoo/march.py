@@ -22,7 +22,7 @@ from trainer.model.slots import Part, require_of
 
 @dataclass(frozen=True)
 class DynamicTanhOptions:
-    """The options of dynamic tanh."""
+    """Options of dynamic tanh."""
 
     alpha: float = field(0.5, "initial factor of the states in the tanh", rule=above(0))
 
@@ -43,7 +43,7 @@ register(
 
 @dataclass(frozen=True)
 class ValuesRelu:
-    """The options of attention whose values go through a feed-forward first."""
+    """Options of attention whose values first pass through a feed-forward."""
 
     kernels: int = field(
         2,
@@ -54,7 +54,7 @@ class ValuesRelu:
 
 @dataclass(frozen=True)
 class Roles:
-    """The options of attention whose mixed values are multiplied by roles."""
+    """Options of attention whose mixed values are multiplied by roles."""
 
     vectors: int = field(
         0,
@@ -65,7 +65,7 @@ class Roles:
 
 @dataclass(frozen=True)
 class SummedHeads:
-    """The options of attention whose heads are summed in groups."""
+    """Options of attention whose heads are summed in groups."""
 
     group: int = field(2, "heads that are summed", rule=at_least(2))
 
@@ -90,7 +90,7 @@ register("mixer", "values_relu", Part(_ATTENTION + "values_relu", _WITHOUT_EXPOR
 
 @dataclass(frozen=True)
 class Mixed:
-    """The options of a feed-forward sublayer that adds two activations."""
+    """Options of a feed-forward sublayer that adds two activations."""
 
     mean: bool = field(True, "halve the sum of the two activations")
     sigmoid_dropout: float = field(
@@ -168,7 +168,7 @@ register(
 
 @dataclass(frozen=True)
 class Halves:
-    """The options of stacks whose halves have different numbers of heads."""
+    """Options of stacks with different numbers of heads in each half."""
 
     first: float = field(1.5, "heads in the first half, for each of num_heads", rule=above(0))
     second: float = field(0.5, "heads in the second half, for each of num_heads", rule=above(0))
@@ -190,7 +190,7 @@ def _check_halves(config: Any, options: Halves) -> None:
         rule = f"such that num_heads * head_dim, {width}, divides by {heads:g} heads"
         fits = not options.constant or width % heads == 0
         require_of(config, fits, "head_scaling", rule)
-    # Angles, and the scale by which ALiBi is divided, belong to one width of heads.
+    # Angles, and the scale that divides ALiBi, belong to one head width.
     fits = not options.constant or config.facts("position").any_width
     require_of(config, fits, "position", "without rotary and alibi where widths of heads differ")
     _require_selecting_mixer(config, "head_scaling")

@@ -22,10 +22,9 @@ from trainer.model.spec import LayerSpec
 
 @dataclass(frozen=True)
 class ValuesRelu:
-    """A feed-forward with ReLU of `mlp_dim` hidden units, for values; None: one square product.
+    """A ReLU feed-forward on values with `mlp_dim` hidden units; None means one square product.
 
-    The product of one kernel is activated itself, and its operand loses units in training instead
-    of hidden ones.
+    The square product is itself activated, with dropout on its input instead of hidden units.
 
     Source: "values_relu" and its "FirstFF" of MARCH (2023).
     """
@@ -59,10 +58,10 @@ class _ValuesRelu(nn.Module):
 
 @dataclass(frozen=True)
 class Roles:
-    """The product of mixed values and roles of the position that looks, element by element.
+    """The element-wise product of mixed values and a role of the querying position.
 
-    A role is its state projected; with `vectors` it is the mean of so many learned vectors of
-    length 1, weighed by a softmax of the mixed values projected.
+    A role is its projected state or, with `vectors`, the mean of that many learned unit vectors,
+    weighted by a softmax of the projected mixed values.
 
     Source: "TPWeights" and "TPEmbeddings" of MARCH (2023), after Schlag et al. 2019
     (arXiv:1910.06611), section 3.2, for the product.
@@ -98,9 +97,9 @@ class _Roles(nn.Module):
 
 @dataclass(frozen=True)
 class SummedHeads:
-    """The sums of `group` heads each, one after the other: [B, L, H * K / group].
+    """Sums of `group` consecutive heads: [B, L, H * K / group].
 
-    Values start narrower, so that sums are as wide as heads are in other attentions.
+    Values start with a smaller deviation, so that sums match other attentions' heads.
 
     Source: "big_heads_summed" of MARCH (2023).
     """
@@ -109,7 +108,6 @@ class SummedHeads:
 
     @property
     def value_deviation(self) -> float:
-        """Factor of the standard deviation of the initial kernel of values."""
         return self.group**-0.5
 
     def build(self, shared: Shared, name: str, head_dim: int) -> nn.Module:
@@ -129,7 +127,7 @@ class _SummedHeads(nn.Module):
 
 @dataclass(frozen=True)
 class PreNormWithoutResidual:
-    """`sublayer(norm(x))`: what the sublayer does not pass on is lost.
+    """`sublayer(norm(x))`, without a residual.
 
     Source: "sparse_seqlen" of MARCH (2023).
     """
@@ -159,14 +157,14 @@ def values_relu(config: Any, options: Any) -> DotProductAttention:
 
 
 def without_mixer_residual(config: Any, options: Any) -> Placements:
-    """Returns norms before all sublayers, the first of which has no residual."""
+    """Returns norms before all sublayers, with no residual around the mixer."""
     return Placements(PreNorm(), mixer=PreNormWithoutResidual())
 
 
 def halves(config: Any, options: Any, layer: LayerSpec, count: int) -> tuple[LayerSpec, ...]:
-    """Returns layers like `layer` with other numbers of heads in the halves of a stack.
+    """Returns copies of `layer`; each half of the stack has its own number of heads.
 
-    The first half is the shorter one if `count` is odd.
+    The first half is shorter if `count` is odd.
 
     Source: "scaling_heads" of MARCH (2023).
     """

@@ -1,6 +1,6 @@
-"""Presets of MARCH, a zoo of variants of T5 on C4 (2023), under names like its own.
+"""Presets of MARCH, a zoo of variants of T5 on C4 (2023), with names like its own.
 
-Sizes that MARCH's records do not give are ours, and docs/march.md says which.
+Sizes missing from MARCH's records are ours; docs/march.md lists them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _SIZES = {
     "dim2304_layers2": (2304, 2, 4),
 }
 _GATED = 8 / 3
-# Other parts: mlp_dim / emb_dim, and changes of the first baseline.
+# Variants by other parts: mlp_dim / emb_dim, and changes to the first baseline.
 _VARIANTS: dict[str, tuple[float, dict[str, Any]]] = {
     "reglu": (_GATED, {"mlp_activations": ("relu", "linear")}),
     "geglu": (_GATED, {"mlp_activations": ("gelu_erf", "linear")}),
@@ -91,7 +91,7 @@ _VARIANTS: dict[str, tuple[float, dict[str, Any]]] = {
     "tp_embeddings": (4, {"mixer": "role_attention:vectors=100"}),
     "sparse_seqlen": (4, {"norm_placement": "pre_without_mixer_residual"}),
 }
-# The second baseline's families of about as many parameters: emb_dim and layers of each stack,
+# The second baseline's families of similar parameter counts: emb_dim and layers of each stack,
 _DIMS_AND_LAYERS = (
     *((2304, 1), (1728, 2), (1408, 3), (1216, 4), (1152, 5), (1024, 6), (960, 7), (832, 9)),
     *((832, 10), (768, 11), (768, 12), (704, 13), (704, 14), (640, 15)),
@@ -103,8 +103,8 @@ _SCALES_AND_LAYERS = (
 )
 # and emb_dim and mlp_dim / emb_dim.
 _DIMS_AND_SCALES = ((1280, 0.25), (1216, 0.5), (1088, 1), (960, 2), (832, 4), (640, 8))
-# Models that are also there a quarter as wide and a third as deep, for CPUs: `mini_march_v1` and so
-# on. Ours; proportions and the order of totals are those of the models themselves.
+# Models with a version for CPUs, a quarter as wide and a third as deep: `mini_march_v1` and so on.
+# Ours; proportions and the order of parameter counts are the models' own.
 _MINI = (
     *("v1", "v2", "layers18", "layers30", "dim512", "dim1024", "ff2", "ff8"),
     *("dim640_layers30", "dim832_layers18", "dim2304_layers2", "reglu", "geglu", "swiglu"),
@@ -160,5 +160,4 @@ def _full_size(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
 
 
 def _word(scale: float) -> str:
-    """Returns a number as a part of a name: 0.25 is "0p25"."""
     return f"{scale:g}".replace(".", "p")

@@ -29,10 +29,9 @@ class MemoryTokens:
 
 
 class _MemoryTokens(nn.Module):
-    """Learned vectors [count, D] in front of a stack's embedded tokens, in every row the same.
+    """Learned vectors [count, D] before a stack's embedded tokens, equal in every row.
 
-    They are positions like others: attention sees them and they see all tokens. Rows must not be
-    packed, because a vector that sees several examples would tell them of one another.
+    Rows must not be packed: the vectors would pass information between examples.
 
     Source: Burtsev et al. 2020 (arXiv:2006.11527); t5-experiments, `num_memory_tokens`.
     """
@@ -42,11 +41,6 @@ class _MemoryTokens(nn.Module):
 
     @nn.compact
     def __call__(self, x_BLD: jax.Array, rows: Rows) -> tuple[jax.Array, Rows]:
-        """Returns the longer states and rows.
-
-        Raises:
-          ValueError: the rows are packed.
-        """
         if rows.position_BL is not None:
             raise ValueError("memory_tokens need rows of one example: they cannot be packed")
         batch, width = len(x_BLD), x_BLD.shape[-1]

@@ -20,8 +20,8 @@ from trainer.model.masks import Rows
 class MixedMlp:
     """(sigmoid(W0 x) + relu(W1 x)) / 2, projected back; without `mean` it is not halved.
 
-    `sigmoid_dropout` is the share of sigmoids dropped in training, before the sum. Hidden units
-    are dropped after it, with `dropout`, as in `Mlp`.
+    `sigmoid_dropout` is the dropout rate of sigmoids before the sum. `dropout` drops hidden units
+    after it, as in `Mlp`.
 
     Source: "mixed_act" of MARCH (2023), a zoo of T5's variants.
     """
@@ -64,6 +64,6 @@ class _MixedMlp(nn.Module):
 
 
 def mixed(config: Any, options: Any) -> MixedMlp:
-    """Returns the sublayer of `march.Mixed`."""
+    """Returns the sublayer for `march.Mixed`."""
     drops, bias = drops_hidden(config), config.value("mlp_bias")
     return MixedMlp(config.mlp_dim, options.mean, options.sigmoid_dropout, drops, bias)

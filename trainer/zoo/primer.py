@@ -1,4 +1,4 @@
-"""Primer and the models that it is compared with: Synthesizer and Evolved Transformer. No JAX.
+"""Primer and the models it is compared with: Synthesizer and Evolved Transformer. No JAX.
 
 Source: So et al. 2021 (arXiv:2109.08668); google-research/primer.
 """
@@ -36,7 +36,7 @@ register("norm_placement", "primer_alternating", Part("trainer.zoo.primer_parts:
 
 @dataclass(frozen=True)
 class Primer:
-    """The options of Mesh TensorFlow's initial values."""
+    """Options of Mesh TensorFlow's initial values."""
 
     scale: float | None = field(
         None,
@@ -49,7 +49,7 @@ register(
     "parametrisation", "primer", Part("trainer.zoo.primer_parts:parametrisation", options=Primer)
 )
 
-# Variants of Mesh TensorFlow's Transformer. The default parts make the paper's vanilla Transformer.
+# Variants of Mesh TensorFlow's Transformer. The default parts give the paper's vanilla Transformer.
 FAMILIES["primer"] = FamilyFacts(
     DECODER,
     norm="layer_norm",
@@ -57,7 +57,7 @@ FAMILIES["primer"] = FamilyFacts(
     mlp_bias=True,
     parametrisation="primer",
 )
-# The Evolved Transformer's decoder (arXiv:1901.11117), as Primer is compared with it.
+# The Evolved Transformer's decoder (arXiv:1901.11117), as compared with Primer.
 FAMILIES["evolved_transformer"] = replace(
     FAMILIES["primer"],
     mlp_activations=("silu",),

@@ -1,4 +1,4 @@
-"""Primer's norm, its places, and the initial values of Mesh TensorFlow.
+"""Primer's norm, its places, and Mesh TensorFlow's initial values.
 
 Dimensions: B batch, L length, D model.
 """
@@ -19,10 +19,9 @@ from trainer.model.parametrisation import Initializer, Shape, StandardParametris
 
 @dataclass(frozen=True)
 class PrimerNorm(ScaledNorm):
-    """LayerNorm whose variance is the mean of x (x - mean).
+    """LayerNorm with the variance computed as the mean of x (x - mean), clipped at 0.
 
-    The two variances differ only by rounding, which can make this one negative far from 0: it is
-    clipped at 0.
+    It differs from the usual variance only by rounding, which can make it negative far from 0.
 
     Source: So et al. 2021 (arXiv:2109.08668), appendix A; epsilon from their code.
     """
@@ -38,7 +37,7 @@ class PrimerNorm(ScaledNorm):
 
 @dataclass(frozen=True)
 class BranchNorm:
-    """`x + norm(sublayer(x))`: the output of the branch is normalised, not the sum.
+    """`x + norm(sublayer(x))`: normalises the branch's output, not the sum.
 
     Source: So et al. 2021 (arXiv:2109.08668), appendix A: every second norm of Primer.
     """
@@ -86,7 +85,7 @@ def alternating_norms(config: Any, options: Any) -> Placements:
 
 
 def parametrisation(config: Any, options: Any) -> PrimerParametrisation:
-    """Returns the parametrisation of `primer.Primer`."""
+    """Returns the parametrisation for `primer.Primer`."""
     # Source: google-research/primer, `gin/models/switch_*.gin` for 0.1.
     variance = options.scale or (0.1 if config.num_experts else 1.0)
     return PrimerParametrisation(variance=variance)

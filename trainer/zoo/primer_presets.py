@@ -1,4 +1,4 @@
-"""Presets of the models that the Primer paper compares, under its own names."""
+"""Presets of the models that the Primer paper compares, under its names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.model.config import ModelConfig
 
 
 class _Size(NamedTuple):
-    """Sizes of a model; `gated_mlp_dim` is the `mlp_dim` of gated activations."""
+    """Sizes of a model; `gated_mlp_dim` is `mlp_dim` with gated activations."""
 
     emb_dim: int
     num_heads: int
@@ -34,7 +34,7 @@ _PRIMER = {
     "mixer": "mdha_shared_qk",
     "norm": "primer_norm",
 }
-# The released code does not alternate norms as the paper says: an argument in Mesh TensorFlow
+# The released code does not alternate norms as in the paper: an argument in Mesh TensorFlow
 # overrides the gin binding.
 _VARIANTS: dict[str, dict[str, Any]] = {
     "transformer_vanilla": {"mlp_activations": ("relu",)},
@@ -49,7 +49,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
     "primer": {**_PRIMER, "norm_placement": "primer_alternating"},
     "primer_as_released": _PRIMER,
 }
-# Models of size "medium", by upstream's names: 32 experts in every fourth layer; 8 heads of 128.
+# Models of size "medium", under upstream's names: 32 experts in every fourth layer; 8 heads of 128.
 _SWITCH = {"num_experts": 32}
 _SYNTHESIZER = {"num_heads": 8, "head_dim": 128, "mixer": "random_synthesizer"}
 _OTHERS: dict[str, dict[str, Any]] = {

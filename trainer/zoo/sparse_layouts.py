@@ -1,12 +1,12 @@
-"""Layouts of block-sparse attention, as options of `ModelConfig.attention_pattern`. No JAX.
+"""Layouts of block-sparse attention: options of `ModelConfig.attention_pattern`. No JAX.
 
 Source: Zaheer et al. 2020 (arXiv:2007.14062), figure 1; Beltagy et al. 2020 (arXiv:2004.05150),
-figure 2; Child et al. 2019 (arXiv:1904.10509), section 4; and for the options
-`deepspeed/ops/sparse_attention/sparsity_config.py`, whose names docs/training.md gives.
-Differences: DeepSpeed draws random blocks without a seed and among all blocks, including those that
-are visited anyway; here they come from a seed and from the other blocks.
+figure 2; Child et al. 2019 (arXiv:1904.10509), section 4; for the options
+`deepspeed/ops/sparse_attention/sparsity_config.py`, with its names in docs/training.md.
+Differences: DeepSpeed draws random blocks without a seed and from all blocks, even visited ones;
+here they are seeded and drawn from the other blocks.
 
-Dimensions: P heads with layouts of their own, N blocks of a row.
+Dimensions: P heads with their own layouts, N blocks of a row.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Blocks:
 
 @dataclass(frozen=True)
 class Local(_Blocks):
-    """The options of a window of neighbouring blocks; with global blocks it is Longformer's."""
+    """Options of a window of neighbouring blocks; with global blocks it is Longformer's."""
 
     window: int = field(
         3, "blocks of the window: a block and as many before as after it", rule=_ODD
@@ -66,7 +66,7 @@ class Local(_Blocks):
 
 @dataclass(frozen=True)
 class Dilated(_Blocks):
-    """The options of a window with gaps."""
+    """Options of a window with gaps."""
 
     window: int = field(
         3,
@@ -83,7 +83,7 @@ class Dilated(_Blocks):
 
 @dataclass(frozen=True)
 class BigBird(_Blocks):
-    """The options of a window with global and random blocks."""
+    """Options of a window with global and random blocks."""
 
     window: int = field(
         3, "blocks of the window: a block and as many before as after it", rule=_ODD
@@ -107,7 +107,7 @@ class BigBird(_Blocks):
 
 @dataclass(frozen=True)
 class Fixed(_Blocks):
-    """The options of windows side by side, of each of which the last blocks are seen by all."""
+    """Options of adjacent windows whose last blocks are visible to all blocks."""
 
     window: int = field(4, "blocks of each window", rule=above(0))
     global_blocks: int = field(
@@ -122,7 +122,7 @@ class Fixed(_Blocks):
     horizontal: bool = field(False, "let these blocks also see all")
 
     def __post_init__(self) -> None:
-        check(self)  # there is no window or block of length 0
+        check(self)  # no window or block has length 0
         if self.window % self.global_blocks:
             raise Rejected("global_blocks", self.global_blocks, "a divisor of window")
         if self.head_patterns > self.window // self.global_blocks:
@@ -139,7 +139,7 @@ class Fixed(_Blocks):
             layout_NN = windows_NN.copy()
             first = self.window - (1 + head) * self.global_blocks
             for start in starts:
-                # In a short last window those that are there.
+                # A short last window uses the blocks it has.
                 begin = max(min(start + first, blocks - self.global_blocks), 0)
                 of_window = slice(begin, begin + self.global_blocks)
                 layout_NN[:, of_window] = True
@@ -153,7 +153,7 @@ class Fixed(_Blocks):
 
 @dataclass(frozen=True)
 class Variable(_Blocks):
-    """The options of windows of several sizes, with chosen global blocks and random ones."""
+    """Options of windows of several sizes, with chosen global blocks and random ones."""
 
     windows: str = field(
         "4",
@@ -169,7 +169,7 @@ class Variable(_Blocks):
     seed: int = field(0, _SEED, rule=_SEEDS)
 
     def __post_init__(self) -> None:
-        check(self)  # the numbers can be read
+        check(self)  # the numbers can be parsed
         if not all(_numbers(self.windows)):
             raise Rejected("windows", self.windows, "without 0")
         if self.horizontal and not _numbers(self.global_blocks):
@@ -192,7 +192,6 @@ class Variable(_Blocks):
 
 
 def _check_draws(options: BigBird | Variable) -> None:
-    """Rejects options of random blocks where there are none."""
     if options.random_blocks:
         return
     if options.per_head:
@@ -213,7 +212,7 @@ def _window(blocks: int, window: int) -> np.ndarray:
 def _with_random(
     layout_NN: np.ndarray, count: int, draws: int, seed: int, causal: bool
 ) -> np.ndarray:
-    """Returns `draws` layouts, with `count` blocks more in each row where there are so many."""
+    """Returns `draws` layouts, each row with up to `count` more blocks."""
     layouts = np.repeat(layout_NN[None], draws, axis=0)
     if not count:
         return layouts
@@ -221,7 +220,7 @@ def _with_random(
     if causal:
         others_NN &= np.tri(len(layout_NN), dtype=bool)
     for head, layout in enumerate(layouts):
-        # Bits of a counter-based generator, which no version of numpy changes.
+        # Raw bits of a counter-based generator do not change between numpy versions.
         bits = np.random.Philox(key=np.array([seed, head], np.uint64)).random_raw(layout.size)
         order_NN = np.argsort(np.where(others_NN, bits.reshape(layout.shape) >> 1, 2**63), axis=1)
         chosen_NN = np.zeros_like(layout)

@@ -1,4 +1,4 @@
-"""Attention with learned or projected logits instead of products of queries and keys.
+"""Attention with learned or projected logits instead of query-key products.
 
 Dimensions: B batch, L query length, S key length, D model, H heads, K head size, P positions.
 """
@@ -29,9 +29,9 @@ def _check_length(length: int, max_positions: int) -> None:
 
 @dataclass(frozen=True)
 class LearnedLogits:
-    """A learned logit for each head and pair of positions, the same for all inputs.
+    """A learned logit per head and pair of positions, the same for all inputs.
 
-    With `reset` positions are counted within packed examples, otherwise along the row as upstream.
+    With `reset` positions count within packed examples, otherwise along the row as upstream.
 
     Source: Tay et al. 2020 (arXiv:2005.00743), section 3.1, "random".
     """
@@ -50,9 +50,9 @@ class _LearnedLogits(nn.Module):
 
     @nn.compact
     def __call__(self, rows: Rows, source_rows: Rows, cached: bool = False) -> jax.Array:
-        """Returns logits: float32, broadcastable to [B, H, L, S].
+        """Returns float32 logits, broadcastable to [B, H, L, S].
 
-        `cached`: rows hold one example each, at the places of a `Cache`.
+        With `cached` rows hold one example each, in the slots of a `Cache`.
         """
         places = self.spec.max_positions
         lengths = [side.segment_BL.shape[1] for side in (rows, source_rows)]
@@ -76,8 +76,8 @@ class _LearnedLogits(nn.Module):
 class DenseSynthesizer:
     """Attention in which each position computes its logits from its own state alone.
 
-    The state is projected to heads, activated by ReLU, and projected to a logit for each of
-    `max_positions`. Positions of keys are counted as in `LearnedLogits`.
+    The state is projected to heads, activated by ReLU, and projected to `max_positions` logits. Key
+    positions count as in `LearnedLogits`.
 
     Source: Tay et al. 2020 (arXiv:2005.00743), section 3.1, "dense".
     """
@@ -89,7 +89,6 @@ class DenseSynthesizer:
 
     @property
     def products_per_pair(self) -> int:
-        """Channels multiplied for each query and key, in the mix."""
         return self.num_heads * self.head_dim
 
     def build(self, shared: Shared, name: str) -> nn.Module:

@@ -13,7 +13,7 @@ from trainer.model.slots import Part, require_of
 
 @dataclass(frozen=True)
 class ConditionalQueries:
-    """The options of attention with conditional queries (cdQ)."""
+    """Options of attention with conditional queries (cdQ)."""
 
     conditional_heads: int | None = field(
         None,

@@ -1,4 +1,4 @@
-"""Token dropping: an encoder that goes on without the positions that receive little attention.
+"""Token dropping: encoder layers remove the positions that receive least attention.
 
 Dimensions: B batch, L length before a layer, M length after it, S source length, H heads.
 """
@@ -17,11 +17,11 @@ from trainer.model.stack_parts import LayerHook, StackPart, Watched
 
 @dataclass(frozen=True)
 class TokenDropping(LayerHook):
-    """Each layer of a stack drops `count` positions of every row, after its mixer.
+    """Each layer of a stack drops `count` positions per row, after its mixer.
 
-    A position is worth the weights that all heads of all queries give it; padding, which is worth
-    less than any token, goes first, and of equals the last. A layer that would drop more than half
-    of a row drops nothing. Rows keep their order. Packed examples of a row compete for its places.
+    A position's score is the sum of its attention weights over all heads and queries. Padding is
+    dropped first, and among equals the last. A layer that would drop more than half of a row drops
+    nothing. Order is kept. Packed examples compete for the places of their row.
 
     Source: "FCABS" of MARCH (2023). Differences: queries that are padding give no weights.
     """
@@ -30,21 +30,15 @@ class TokenDropping(LayerHook):
     watches = ("weights_BHLS",)
 
     def length_after(self, length: int) -> int:
-        """Returns the positions that a layer keeps of a row of `length`."""
         return length if 2 * self.count > length else length - self.count
 
     def kept(self, watched: Watched, rows: Rows) -> jax.Array | None:
-        """Returns the indices that are left; None if there is too little to drop."""
+        """Returns the kept indices; None if the row is too short to drop any."""
         kept_BM = self.most_watched(watched["weights_BHLS"], rows.segment_BL > 0)
         return None if kept_BM.shape == rows.segment_BL.shape else kept_BM
 
     def most_watched(self, weights_BHLL: jax.Array, token_BL: jax.Array) -> jax.Array:
-        """Returns the indices that are kept, int [B, M], ascending.
-
-        Args:
-          weights_BHLL: weights of attention, by queries and keys.
-          token_BL: True where there is a token.
-        """
+        """Returns the kept indices, int [B, M], ascending; `token_BL` is True at tokens."""
         mask_BL = token_BL.astype(jnp.float32)
         received_BL = jnp.einsum("bhls,bl->bs", weights_BHLL.astype(jnp.float32), mask_BL)
         worth_BL = jax.lax.stop_gradient(jnp.where(token_BL, received_BL, -1.0))
@@ -53,5 +47,5 @@ class TokenDropping(LayerHook):
 
 
 def dropping(config: Any, count: int) -> StackPart:
-    """Returns the part that drops `count` positions in each layer of an encoder."""
+    """Returns the part that drops `count` positions in each encoder layer."""
     return StackPart("token_dropping", TokenDropping(count), encoder_only=True)

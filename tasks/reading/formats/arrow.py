@@ -121,14 +121,11 @@ class _Block(NamedTuple):
 
 
 class _Footer(NamedTuple):
-    """Places of an IPC file's messages, except its schema."""
-
     dictionaries: list[_Block]
     batches: list[_Block]
 
 
 def _is_file(handle: IO[bytes]) -> bool:
-    """Returns True for an IPC file, False for a stream."""
     handle.seek(0)
     return handle.read(len(_MAGIC)) == _MAGIC
 
@@ -161,7 +158,6 @@ def _in_file(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
 
 
 def _footer(handle: IO[bytes], file: SourceFile) -> _Footer:
-    """Parses the footer of an IPC file."""
     import pyarrow as pa
 
     end = file.bytes - len(_MAGIC) - 4
@@ -202,7 +198,6 @@ def _blocks(data: bytes, table: int, number: int) -> list[_Block]:
 
 
 def _in_stream(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
-    """Yields the messages of an IPC stream, the schema first."""
     begin, stop = 0, file.bytes
     while begin < stop:
         handle.seek(begin)
@@ -255,7 +250,6 @@ def _field(data: bytes, table: int, number: int) -> int:
 
 
 def _schema(handle: IO[bytes], stop: int) -> "pa.Schema":
-    """Returns the schema of a stream whose record batches begin at `stop`."""
     import pyarrow as pa
 
     return pa.ipc.open_stream(_spliced(handle, [(0, stop)])).schema

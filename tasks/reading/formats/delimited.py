@@ -126,7 +126,6 @@ def _header(spec: CorpusSpec, file: SourceFile) -> tuple[int, list[str]]:
 
 
 def _rows(spec: CorpusSpec, found: lines.Lines) -> Iterator[_Row]:
-    """Yields the non-blank rows of whole lines."""
     if spec.quote != NO_QUOTE:
         yield from _Quoted(spec, found).rows()
         return
@@ -169,7 +168,6 @@ class _Quoted:
         self._size = 0
 
     def rows(self) -> Iterator[_Row]:
-        """Yields the non-blank rows."""
         while True:
             if not self._ahead:
                 line = next(self._lines, None)
@@ -193,7 +191,6 @@ class _Quoted:
         return self
 
     def __next__(self) -> str:
-        """Returns the next line to the parser; raises `_TooLong` if the row is too long."""
         offset, line = self._ahead.popleft() if self._ahead else next(self._lines)
         self._taken.append((offset, line))
         self._size += len(line or b"")

@@ -26,12 +26,9 @@ FORMATS: dict[str, Format] = {
 
 
 def register_format(kind: str, form: Format) -> None:
-    """Makes `KIND:GLOB` a corpus with files of this format.
+    """Makes `KIND:GLOB` a corpus with files of this format; each kind has one class.
 
     Call it when the module that defines the format is imported: workers import that module.
-
-    Raises:
-      ValueError: the kind belongs to another class.
     """
     known = FORMATS.get(kind)
     if known is not None and type(known).__qualname__ != type(form).__qualname__:
@@ -40,11 +37,7 @@ def register_format(kind: str, form: Format) -> None:
 
 
 def format_of(kind: str, module: str = "") -> Format:
-    """Returns a format, importing `module` to register it if needed.
-
-    Raises:
-      UserError: the module cannot be imported.
-    """
+    """Returns a format, importing `module` to register it if needed."""
     if kind not in FORMATS and module:
         try:
             importlib.import_module(module)

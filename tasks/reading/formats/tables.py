@@ -24,11 +24,7 @@ def _id_column(spec: CorpusSpec, schema: "pa.Schema") -> str:
 
 
 def check(spec: CorpusSpec, path: str, schema: "pa.Schema") -> None:
-    """Checks that a file has a corpus's columns, and that they hold text.
-
-    Raises:
-      UserError: a column is missing or does not hold text.
-    """
+    """Raises UserError if a file lacks a corpus's columns, or they do not hold text."""
     import pyarrow as pa
 
     columns = Columns(spec)
@@ -73,7 +69,6 @@ def documents(
 
 
 def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.StringArray":
-    """Returns the ids of rows; nulls become places."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

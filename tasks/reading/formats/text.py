@@ -63,7 +63,6 @@ class Text:
 
 
 def _without_return(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Drops a carriage return from the end of a chunked line."""
     held = b""
     for chunk in chunks:
         chunk = held + chunk
@@ -116,7 +115,6 @@ def _chunks(found: lines.Lines) -> Iterator[bytes]:
 
 
 def _without_end(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Drops line ends from the end of a chunked text."""
     held = b""
     for chunk in chunks:
         chunk = held + chunk
@@ -168,7 +166,6 @@ def _blocks(found: lines.Lines, part: FilePart) -> Iterator[tuple[int, Iterable[
 
 
 def _marked(line: tuple[int, Iterable[bytes]]) -> tuple[bool, int, Iterable[bytes]]:
-    """Returns (whether a line is blank, offset, chunks)."""
     offset, chunks = line
     blank = isinstance(chunks, list) and not chunks[0].strip()
     return blank, offset, chunks

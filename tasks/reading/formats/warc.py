@@ -94,7 +94,6 @@ class Warc:
 
 
 def _check(spec: CorpusSpec, file: SourceFile) -> None:
-    """Checks the first records of a file."""
     kinds: list[str] = []
     headers: dict[str, str] = {}
     with opening.open_file(file, _BLOCK_BYTES) as handle:
@@ -117,7 +116,6 @@ def _check(spec: CorpusSpec, file: SourceFile) -> None:
 
 
 def _documents_of(records: Iterator[_Record]) -> Iterator[_Record]:
-    """Yields the records that are documents, good or bad."""
     for record in records:
         kind = record.headers.get("warc-type", "")
         problem = record.problem or _PROBLEMS.get(kind)
@@ -157,7 +155,6 @@ def _records(handle: IO[bytes], file: SourceFile) -> Iterator[_Record]:
 
 
 def _is_one_member(handle: IO[bytes]) -> bool:
-    """Returns True if the first gzip member holds several records."""
     expander, content = zlib.decompressobj(31), bytearray()
     handle.seek(0)
     with contextlib.suppress(zlib.error):  # the bytes before a fault are enough
@@ -241,7 +238,6 @@ class _Lines:
         return end
 
     def is_end(self, offset: int) -> bool:
-        """Returns True if the file ends at `offset`."""
         self.file.seek(offset)
         return not self.file.read(1)
 
@@ -258,7 +254,6 @@ class _Lines:
         return None
 
     def problem(self, offset: int) -> str:
-        """Returns the problem at `offset`, where no record can be parsed."""
         return _CORRUPT
 
 
