@@ -32,17 +32,9 @@ def samples(
 ) -> list[show.Sample]:
     """Returns windows of a split and the examples that `task` makes of them.
 
-    Windows and noise are those of a run with these lengths and seed: of training epoch `epoch` on
-    the training split, of evaluation on any other. Without a task, windows are the cache's rows.
-
-    Args:
-      cache: an opened cache.
-      split: "train", "validation", ….
-      task: task that makes the examples; None for rows only.
-      lengths: lengths of the task's features.
-      indices: window indices, or how many to draw by `seed`.
-      seed: seed of the draw and the run.
-      epoch: training epoch, from 0.
+    Windows and noise are those of a run with these lengths and seed: of training epoch `epoch`
+    (from 0) on the training split, of evaluation on any other. Without a task, windows are the
+    cache's rows. `indices` are window indices, or how many to draw by `seed`.
 
     Raises:
       UserError: there is no such split or window, or the cache does not serve the task.

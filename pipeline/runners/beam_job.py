@@ -81,6 +81,7 @@ def run(
 
     Raises:
       UserError: a worker found a mistake that the user can correct, or died.
+      OSError: a worker could not read or write.
     """
     beam = beam_options.import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions

@@ -27,7 +27,7 @@ class AdoptedChecker:
             )
 
     def __call__(self, split: str, index: int, shard: Shard) -> Checked:
-        """Checks file `index` of `split` against its manifest entry."""
+        """Checks file `index` of `split`; a file that cannot be read raises an OSError."""
         rows = shard_file(split, "rows", index, self._plan.shards[split])
         name = next((each for each in shard.files if each != rows), "")
         checked = Checked([], size=sum(entry.bytes for entry in shard.files.values()))

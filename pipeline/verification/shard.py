@@ -88,7 +88,7 @@ class ShardChecker:
         self._names = {file["name"] for file in plan.corpus.get("files", ())}
 
     def __call__(self, split: str, index: int, shard: Shard) -> Checked:
-        """Checks shard `index` of `split` against its manifest entry."""
+        """Checks shard `index` of `split`; a file that cannot be read raises an OSError."""
         folder, plan = self._folder, self._plan
         count = plan.shards.get(split, 0)
         named = {kind: shard_file(split, kind, index, count) for kind in SHARD_KINDS}
