@@ -15,6 +15,8 @@ from tests.support.servers.gcs import GcsServer
 # This cuts the compile time of small models by a third, here and in every process that a test
 # starts, so that bitwise comparisons stay fair. JAX reads it when it is first imported.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
+# gcsfs would otherwise ask Google what kind of bucket the local server has; read at its import.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 # XLA's newer code generator for the CPU makes slightly faster programs and takes far longer: it
 # is 40 % of the processor time of a test of a model.
 _OLD_EMITTERS = "--xla_cpu_use_fusion_emitters=false"
@@ -107,7 +109,6 @@ def in_bucket(monkeypatch):
     """Returns a function that points this process at a server of tests/support/servers/gcs.py."""
     import fsspec
 
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # read at the import
     import gcsfs
     import gcsfs.retry
 
