@@ -295,7 +295,7 @@ def of_cache(folder: str, record: VocabularyRecord, command: str = "build") -> V
     `command` is the one that made the cache, for messages.
     """
     path = files.join(folder, record.file_name)
-    again = f"run pipeline.{command} again, which writes it anew"
+    again = f"run pipeline.{command} again, which rewrites it"
     try:
         model = files.read_bytes(path)
     except FileNotFoundError as error:

@@ -94,7 +94,7 @@ class Options:
         None,
         "exclude lists of pipeline.dedup, or text files of ids, one a line, separated by commas: "
         "their documents are left out. Of an existing cache, only the shards that hold them are "
-        "written anew. A list stays in force for every later build of the cache",
+        "rewritten. A list stays in force for every later build of the cache",
     )
     filter: tuple[str, ...] = field(
         (),

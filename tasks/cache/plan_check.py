@@ -80,7 +80,7 @@ def _change(before: Plan, now: Plan) -> tuple[str, str]:
         entries = sum(each.documents + each.paragraphs for each in added)
         what = (
             f"a takedown: --exclude got further lists, of {entries:,} entries, and the shards with "
-            "such documents are written anew"
+            "such documents are rewritten"
         )
         return what, new_run
     old, new = before.generations, now.generations

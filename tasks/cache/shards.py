@@ -63,7 +63,7 @@ class OpenShard:
         if changed and files.sha256(index) != shard.index_entry.sha256:
             self.close()
             raise UserError(
-                f"{shard.records} was written anew since the manifest was read, as by a takedown: "
+                f"{shard.records} was rewritten since the manifest was read, as by a takedown: "
                 "wait until that build has finished, and start again"
             )
         self.readers = 0
@@ -271,7 +271,7 @@ class Shards:
                 if not copies.holds(files.local_path(path), entry):
                     opened.close()
                     raise UserError(
-                        f"{path} was written anew since the manifest was read: wait until that "
+                        f"{path} was rewritten since the manifest was read: wait until that "
                         "build has finished, and start again"
                     )
         return opened

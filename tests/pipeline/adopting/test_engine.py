@@ -144,7 +144,7 @@ def test_an_interrupted_adoption_keeps_what_is_finished(tmp_path, monkeypatch):
     run(folder)
     assert sums(folder) == whole
     assert kept.stat().st_mtime == 1
-    # A file of the same size with another content is scanned anew.
+    # A file of the same size with another content is scanned again.
     index = folder / "train.tfrecord-00002-of-00003"
     rows = [[4] * len(row) for row in ROWS[26:]]
     data = [foreign_caches.encode({"targets": row}) for row in rows]

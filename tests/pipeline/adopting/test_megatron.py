@@ -146,6 +146,6 @@ def test_flags_and_later_changes(tmp_path):
     (folder / "x.bin").write_bytes(b"\x09" + data[1:])
     assert stream(cache)[:2] == [9, 4]
     assert verify.main([f"--cache={folder}"]) == 1
-    # Its index is not in the receipt, so the data set is always scanned anew.
+    # Its index is not in the receipt, so the data set is always scanned again.
     foreign_caches.write_megatron(folder, "x", [*ROWS[2:], *ROWS[:2]])
     assert stream(run(folder))[:2] == [6, 7]

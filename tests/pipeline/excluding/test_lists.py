@@ -128,7 +128,7 @@ def test_takedown_gives_the_bytes_of_a_build_with_the_list(
         quarantine = whole / (path.name.replace("tfrecord", "quarantine") + ".jsonl")
         if quarantine.exists():
             held += [json.loads(line)["id"] for line in quarantine.read_text().splitlines()]
-        # The shard of the other split is written anew as well, with the same bytes.
+        # The shard of the other split is rewritten as well, with the same bytes.
         assert not named & set(held) or path.stat().st_ino != before[path.name]
     assert any(path.stat().st_ino == before[path.name] for path in cache.glob("*.tfrecord-*"))
 
@@ -322,7 +322,7 @@ def test_a_reader_of_the_old_manifest_is_stopped(whole, without, tmp_path):
         if same:
             windows.read(np.array([index]))
         else:
-            with pytest.raises(UserError, match=r"written anew|the manifest says|is corrupt"):
+            with pytest.raises(UserError, match=r"rewritten|the manifest says|is corrupt"):
                 windows.read(np.array([index]))
 
 
