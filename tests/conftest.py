@@ -108,7 +108,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def in_bucket(monkeypatch):
     """Returns a function that points this process at a server of tests/support/servers/gcs.py."""
     import fsspec
-
     import gcsfs
     import gcsfs.retry
 
