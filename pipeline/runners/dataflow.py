@@ -26,7 +26,7 @@ RUNNER = "DataflowRunner"
 # Packages for workers; their image includes Apache Beam.
 _OURS = ("pipeline", "tasks", "vocab")
 _PACKAGES = (
-    "datasets", "fsspec", "gcsfs", "google-crc32c", "numba", "numpy", "pyarrow", "rich",
+    "datasets", "fastwarc", "fsspec", "gcsfs", "google-crc32c", "numba", "numpy", "pyarrow", "rich",
     "sentencepiece", "tokenizers", "zstandard",
 )  # fmt: skip
 _RESUME = "finished shards are kept; run the same command again to resume"
