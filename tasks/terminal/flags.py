@@ -225,21 +225,25 @@ def refuse_unknown(words: Sequence[str], known: Collection[str]) -> None:
     raise UserError(f"unknown flag {word}{hint}")
 
 
-def made(kind: type[_Kind], given: Given) -> _Kind:
-    """Returns the dataclass of the given flags; raises UserError if it rejects a value."""
+def made(kind: type[_Kind], given: Given, prefix: str = "") -> _Kind:
+    """Returns the dataclass of the given flags; raises UserError if it rejects a value.
+
+    `prefix` begins the names of its flags.
+    """
     hints, values = typing.get_type_hints(kind), {}
     for each in dataclasses.fields(typing.cast(Any, kind)):
         if each.metadata["partial"]:
             values[each.name] = given.below(each.name)
         elif dataclasses.is_dataclass(hints[each.name]):
-            values[each.name] = made(hints[each.name], given.below(each.name))
+            inner = prefix if each.metadata["flat"] else f"{prefix}{each.name}."
+            values[each.name] = made(hints[each.name], given.below(each.name), inner)
         elif each.name in given.values:
             values[each.name] = given.values[each.name]
     try:
         config = kind(**values)
         check(config)
     except Rejected as error:
-        raise refusal(error, given.typed.get(error.field, f"--{error.field}")) from error
+        raise refusal(error, given.typed.get(error.field, f"--{prefix}{error.field}")) from error
     return config
 
 
