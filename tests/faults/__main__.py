@@ -34,7 +34,8 @@ import sys
 import tempfile
 
 from tasks.terminal.command_line import UserError, run
-from tests.faults import builds, corpora, followed, runs
+from tests.faults import builds, followed, runs
+from tests.support import corpora
 
 _BREAK = {
     "builds": builds.break_builds,

@@ -18,10 +18,10 @@ from pipeline.deduplication.plan import LIST
 from tasks.cache.manifest import MANIFEST, PLAN, CacheManifest
 from tasks.storage import files
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
-from tests.faults import corpora
 from tests.faults.builds import CORPUS_FILES, KILLS_PER_TRIAL, Fault, Snapshot, Trial
 from tests.faults.command import Command
 from tests.faults.damages import any_file, damage
+from tests.support import corpora
 
 # Share of the kills that hit one worker process, of those that hit a worker before anything is
 # finished, and of those that hit the writing of the last files.

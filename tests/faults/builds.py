@@ -26,10 +26,10 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
 from tasks.unit import Unit
-from tests.faults import corpora
 from tests.faults.command import Command
 from tests.faults.commands import Build
 from tests.faults.comparing import checksums, differing, documents_of
+from tests.support import corpora
 
 CORPUS_FILES = 4  # files of the copied corpus
 KILLS_PER_TRIAL = 8

@@ -171,22 +171,6 @@ def test_prefix_lm_of_a_decoder_matches_t5(data, monkeypatch):
         np.testing.assert_array_equal(ours[name], array, err_msg=name)
 
 
-def test_spans_become_sentinels_as_in_t5(data, settings):
-    columns = zip(
-        ragged(data, "span_fns/tokens"),
-        ragged(data, "span_fns/mask"),
-        ragged(data, "span_fns/noise_span_to_unique_sentinel"),
-        ragged(data, "span_fns/nonnoise_span_to_unique_sentinel"),
-        strict=True,
-    )
-    for tokens, mask, inputs, targets in columns:
-        for side, expected in ((mask > 0, inputs), (mask == 0, targets)):
-            ours, count = noise.substitute_spans(
-                tokens[None], side[None], np.array([len(tokens)]), settings["vocab_size"] - 1
-            )
-            assert ours[0, : count[0]].tolist() == expected.tolist()
-
-
 def chi_square(ours, theirs):
     """Returns chi-square for two histograms being draws of one distribution, and its freedom."""
     kept = (ours + theirs) >= 20

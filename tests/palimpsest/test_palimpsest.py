@@ -13,8 +13,6 @@ from palimpsest.commands import COMMANDS, GROUPS, command, summary
 from tasks.terminal.command import Command
 
 ROOT = pathlib.Path(__file__).parents[2]
-# A sweep is run from a clone; tests of pages and faults are no commands of users.
-NOT_INSTALLED = ("experiments",)
 
 
 def ended(*words):

@@ -21,6 +21,8 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tests.support import plain_records
 
+pytestmark = pytest.mark.usefixtures("without_beam")
+
 FIRST = "train.{}-00000-of-00008"
 
 
@@ -175,13 +177,6 @@ def rewrite(path, change):
     change(targets)
     rows[middle] = plain_records.frame(plain_records.encode_row(targets, row.document_starts))
     path.write_bytes(b"".join(rows))
-
-
-def index_of(path):
-    rows, index = read_rows(path)
-    index["offset"] = np.cumsum([0, *map(len, rows[:-1])])
-    with open(path.with_name(path.name.replace("tfrecord", "rows") + ".npy"), "wb") as file:
-        np.save(file, index)
 
 
 def duplicate_row(copy):

@@ -16,9 +16,11 @@ from tasks.cache.pair_windows import row_windows
 from tasks.cache.windows import Windows
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import load
 from tests.support import foreign_caches, window_caches
 from tests.support.foreign_caches import pair
 from tests.support.processes import started
+from tests.support.small_tokenizers import t5
 
 ROWS = [[3 + number % 50] * (1 + number % 7) for number in range(40)]
 PAIRS = [pair([number % 90 + 3, 7], [number % 50 + 3]) for number in range(40)]
@@ -273,15 +275,8 @@ def test_rows_with_inputs_after_a_row_without(tmp_path):
 
 
 def test_ids_beyond_the_vocabulary(tmp_path):
-    import sentencepiece
-
-    vocabulary = tmp_path / "sentencepiece.model"
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["a few words"]), model_prefix=str(vocabulary.with_suffix("")),
-        vocab_size=270, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, byte_fallback=True,
-        minloglevel=2, hard_vocab_limit=False,
-    )  # fmt: skip
-    size = sentencepiece.SentencePieceProcessor(str(vocabulary)).vocab_size()
+    vocabulary = t5(tmp_path / "sentencepiece", ["a few words"], 270, byte_fallback=True)
+    size = load(vocabulary).size
     folder = texts(tmp_path / "t", rows=[*ROWS, [9, size + 150]])
     message = rf"00001-of-00002, row 20: it has the id {size + 150}, .* 0 to {size + 99}:"
     with pytest.raises(UserError, match=message):

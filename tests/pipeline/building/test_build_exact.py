@@ -10,7 +10,6 @@ import subprocess
 import time
 
 import pytest
-from sentencepiece import sentencepiece_model_pb2
 
 from pipeline.building import graph
 from tasks.cache import receipts
@@ -72,17 +71,6 @@ def test_both_tokenizers_write_the_same_bytes(build, tmp_path, checksums, expect
     build(tmp_path / "fast")
     out = capsys.readouterr().out
     assert re.search(r"tokenized 2,004 documents, 0 of them by SentencePiece; audited \d", out)
-
-
-def test_a_vocabulary_that_only_sentencepiece_supports(build, vocabulary, tmp_path, capsys):
-    proto = sentencepiece_model_pb2.ModelProto.FromString(
-        (vocabulary / "sentencepiece.model").read_bytes()
-    )
-    proto.trainer_spec.model_type = proto.trainer_spec.CHAR
-    (tmp_path / "sentencepiece.model").write_bytes(proto.SerializeToString())
-    capsys.readouterr()
-    build(tmp_path / "cache", f"--vocabulary={tmp_path}")
-    assert "left to SentencePiece: its type is neither unigram nor BPE" in capsys.readouterr().out
 
 
 def test_killed_at_random_moments(start, tmp_path, checksums, expected):

@@ -10,6 +10,8 @@ from tasks.cache.manifest import CacheManifest
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
+pytestmark = pytest.mark.usefixtures("without_beam")
+
 TASK = "python_docs_span_corruption"
 
 
@@ -105,13 +107,9 @@ def test_a_changed_number_in_a_manifest_is_noticed(build, cache, tmp_path, check
     manifest.write_bytes(files.json_bytes(value))
     with pytest.raises(UserError, match=r"manifest\.json is not what was written: restore"):
         CacheManifest.load(str(copy))
+    del value["sha256"]
+    manifest.write_bytes(files.json_bytes(value))
+    with pytest.raises(UserError, match=r"manifest\.json is not what was written: restore"):
+        CacheManifest.load(str(copy))
     build(tmp_path)
     assert checksums(copy) == checksums(cache)
-
-
-def test_a_manifest_without_a_checksum_is_refused(cache, tmp_path):
-    value = json.loads((cache / "manifest.json").read_text())
-    del value["sha256"]
-    (tmp_path / "manifest.json").write_bytes(files.json_bytes(value))
-    with pytest.raises(UserError, match=r"manifest\.json is not what was written: restore"):
-        CacheManifest.load(str(tmp_path))

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tasks.reading import sources
-from tests.support import every_format
+from tests.support import corpora as made
 from tests.support.servers.gcs import GcsServer
 
 pytestmark = pytest.mark.processes
@@ -28,7 +28,7 @@ def texts():
 @pytest.fixture(scope="module")
 def corpora(texts, tmp_path_factory):
     """Returns {format: SPEC} of files with these texts."""
-    return every_format.write(tmp_path_factory.mktemp("corpora"), texts)
+    return made.in_every_format(tmp_path_factory.mktemp("corpora"), texts)
 
 
 def option(spec: str, more: str) -> str:
@@ -36,14 +36,8 @@ def option(spec: str, more: str) -> str:
     return spec + ("" if spec.endswith("&") else "?") + more
 
 
-def read(spec: str, piece_bytes: int = 20_000) -> dict[str, str]:
-    corpus = sources.resolve(sources.parse(spec), piece_bytes)
-    found = [
-        (row["id"], row["text"])
-        for piece in corpus.pieces
-        for _, batch in sources.read(corpus, piece)
-        for row in batch.to_pylist()
-    ]
+def read(spec: str) -> dict[str, str]:
+    found = [(row["id"], row["text"]) for row in made.read(spec, 20_000)]
     assert len(found) == len(dict(found))
     return dict(found)
 

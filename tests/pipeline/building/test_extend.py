@@ -4,29 +4,20 @@ import dataclasses
 import json
 import os
 import shutil
-from collections import Counter
 
 import pytest
 
-from pipeline.building import graph, lifecycle
+from pipeline.building import lifecycle
 from pipeline.verification.cache import verify
 from tasks.cache.manifest import CacheManifest, as_json
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
+pytestmark = pytest.mark.usefixtures("without_beam")
+
 
 class Killed(BaseException):
     """Simulates SIGKILL: no code catches it."""
-
-
-@pytest.fixture(autouse=True)
-def _without_beam(monkeypatch):
-    """Builds in this process, as the runner is not tested here."""
-
-    def run(job, assignments, *_):
-        return sum((graph.build_piece(job, each) for each in assignments), Counter())
-
-    monkeypatch.setattr(graph, "run", run)
 
 
 def write(folder, name, documents, copies=1):

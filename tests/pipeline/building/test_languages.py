@@ -1,6 +1,5 @@
 """Several languages built as one task: each cache is that of the language alone."""
 
-import json
 import os
 import signal
 import time
@@ -10,6 +9,9 @@ import pytest
 from pipeline.build import main
 from tasks.cache import language_set
 from tasks.terminal.command_line import UserError
+from tests.support.corpora import write_json
+
+pytestmark = pytest.mark.usefixtures("without_beam")
 
 TASK = "books_span_corruption"
 OF = ("en", "ro")
@@ -22,11 +24,7 @@ def folders(documents, tmp_path_factory):
     texts = list(documents.items())
     for place, language in enumerate((*OF, "sw")):
         (root / language).mkdir()
-        lines = [
-            json.dumps({"id": name, "text": text})
-            for name, text in texts[place::5][: 200 - 50 * place]
-        ]
-        (root / language / "1.jsonl").write_text("\n".join(lines))
+        write_json(root / language / "1.jsonl", dict(texts[place::5][: 200 - 50 * place]))
     return root
 
 

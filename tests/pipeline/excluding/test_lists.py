@@ -1,7 +1,6 @@
 """--exclude: listed documents are left out, of new builds and of finished caches alike."""
 
 import dataclasses
-import itertools
 import json
 import pathlib
 import random
@@ -26,19 +25,11 @@ from tasks.cache.windows import Windows
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
+pytestmark = pytest.mark.usefixtures("without_beam")
+
 
 class Killed(BaseException):
     """Simulates SIGKILL: no code catches it."""
-
-
-@pytest.fixture(autouse=True)
-def _without_beam(monkeypatch):
-    """Builds in this process, as the runner is not tested here."""
-
-    def run(job, assignments, *_, **__):
-        return sum((graph.build_piece(job, each) for each in assignments), Counter())
-
-    monkeypatch.setattr(graph, "run", run)
 
 
 @pytest.fixture(scope="module")
@@ -443,8 +434,8 @@ def test_damaged_lists(tmp_path):
         writer.close()
     data = path.read_bytes()
     refused = []
-    for at, bits in itertools.product(range(len(data)), (1, 255)):
-        damaged.write_bytes(data[:at] + bytes([data[at] ^ bits]) + data[at + 1 :])
+    for at in range(len(data)):
+        damaged.write_bytes(data[:at] + bytes([data[at] ^ (1, 255)[at % 2]]) + data[at + 1 :])
         try:
             (again,) = lists.given(str(damaged), str(tmp_path))
         except UserError as error:
@@ -454,7 +445,7 @@ def test_damaged_lists(tmp_path):
             assert len(ExcludeList(again.path).entries(digests[0])) == 1
     # Without its first bytes, it is taken for a text file.
     assert all("damaged" in said for at, said in refused if at >= 6)
-    assert len(refused) > len(data)
+    assert len(refused) > len(data) / 2
 
 
 def test_a_copy_of_a_list_of_ids_is_the_list(build, whole, tmp_path, checksums):

@@ -8,24 +8,15 @@ from collections import Counter
 import pytest
 from pyarrow import parquet
 
-from pipeline.building import graph
 from pipeline.report import main as report
 from pipeline.verification.cache import verify
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
 
+pytestmark = pytest.mark.usefixtures("without_beam")
+
 GIVEN = ("--filter=gopher_quality?min_words=10&min_stop_words=1", "--filter=c4,pii")
 SMALL = "--shard_bytes=50000"
-
-
-@pytest.fixture(autouse=True)
-def _without_beam(monkeypatch):
-    """Builds in this process, as the runner is not tested here."""
-
-    def run(job, assignments, *_, **__):
-        return sum((graph.build_piece(job, each) for each in assignments), Counter())
-
-    monkeypatch.setattr(graph, "run", run)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.reading import stdlib_docs
+from tests.support import small_tokenizers
+from tests.support.corpora import write_json
 from tests.support.parameters import slow_unless
 from tests.support.servers.hub import HubServer
 
@@ -74,11 +76,9 @@ def test_a_private_data_set_is_read_with_a_token_and_pinned(hub):
 
 
 def test_json_lines_of_the_hub_are_read(hub):
-    text = "".join(json.dumps({"text": f"document {i}"}) + "\n" for i in range(50))
-    (hub.folder / "data/train.jsonl").write_text(text)
-    done = hub("-c", READ, "hf:an/owner?validation=0", token=TOKEN)
-    assert done.returncode == 0, done.stderr
-    assert [row[2] for row in json.loads(done.stdout)[1]] == [f"document {i}" for i in range(50)]
+    texts = [f"document {i}" for i in range(50)]
+    write_json(hub.folder / "data/train.jsonl", texts)
+    assert [row[2] for row in read_hub(hub)[1]] == texts
 
 
 def read_hub(hub, corpus="hf:an/owner?validation=0"):
@@ -132,8 +132,7 @@ def test_a_readme_whose_settings_cannot_be_followed_is_one_line(hub, tmp_path):
 @pytest.mark.parametrize("seed", slow_unless({0}, range(3)))
 def test_faults_of_every_kind_do_not_change_what_is_read(with_hub, folder, seed):
     documents = list(stdlib_docs.documents().items())[:400]
-    lines = [json.dumps({"id": name, "text": text}) for name, text in documents]
-    (folder / "data/train.jsonl").write_text("\n".join(lines))
+    write_json(folder / "data/train.jsonl", dict(documents))
     (folder / "data/validation.jsonl").write_text('{"id": "v", "text": "small"}\n')
     (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n"
         "  data_files: [{split: train, path: data/train*}]\n---\n")  # fmt: skip
@@ -153,19 +152,8 @@ def test_a_build_over_a_bad_network_has_the_same_bytes(with_hub, folder, tmp_pat
         part = names[index::2]
         table = pa.table({"id": part, "text": [documents[name] for name in part]})
         pq.write_table(table, folder / f"data/train-{index}.parquet", row_group_size=250)
-    import sentencepiece
-
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(documents[name][:200] for name in names),
-        model_prefix=str(tmp_path / "sentencepiece"),
-        vocab_size=600,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        byte_fallback=True,
-        minloglevel=2,
-    )
+    lines = [documents[name][:200] for name in names]
+    small_tokenizers.t5(tmp_path / "sentencepiece", lines, 600, byte_fallback=True)
 
     def build(name, corpus, *more, url="", token=""):
         done = with_hub(

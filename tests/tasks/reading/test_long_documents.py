@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tasks.reading import batches, long_documents, sources
 from tasks.reading.formats import lines
 from tasks.terminal.command_line import UserError
+from tests.support import corpora
 from tests.support.processes import started
 
 ANY_FOLDER = settings(
@@ -22,14 +23,9 @@ ANY_FOLDER = settings(
 )
 
 
-def rows(text, piece_bytes=64 << 20, longest=4 << 20, batch_documents=1024):
-    corpus = sources.resolve(sources.parse(text), piece_bytes, longest)
-    return [
-        (split, *list(row.values())[:4])
-        for piece in corpus.pieces
-        for split, batch in sources.read(corpus, piece, batch_documents)
-        for row in batch.to_pylist()
-    ]
+def rows(text, piece_bytes=64 << 20, longest=4 << 20, count=1024):
+    found = corpora.read(text, piece_bytes, count, max_document_bytes=longest)
+    return [tuple(row.values())[:5] for row in found]
 
 
 # --- splitting
