@@ -20,8 +20,8 @@ from tasks.storage import files
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
 from tests.faults.builds import CORPUS_FILES, KILLS_PER_TRIAL, Fault, Snapshot, Trial
 from tests.faults.command import Command
-from tests.faults.damages import any_file, damage
 from tests.support import corpora
+from tests.support.damage import any_file, damage
 
 # Share of the kills that hit one worker process, of those that hit a worker before anything is
 # finished, and of those that hit the writing of the last files.
@@ -38,10 +38,7 @@ _LISTED = 20  # documents of the text file of ids
 
 
 def faults(kills: int, others: int, of_texts: bool = True) -> list[Fault]:
-    """Returns faults that make `kills` SIGKILLs in all, and `others` injections of each other.
-
-    `of_texts`: whether the corpus has texts, which can be filtered, and not pairs.
-    """
+    """Returns faults that make `kills` SIGKILLs in all, and `others` injections of each other."""
     few = max(1, round(kills * _SHARE))
     any_moment = functools.partial(_Breaking, _reach_any_moment)
     last_file = functools.partial(_Breaking, _reach_a_last_file, prepare=_remove_last_files)
@@ -341,14 +338,7 @@ def _truncate(path: pathlib.Path) -> None:
 
 
 class _Search(NamedTuple):
-    """A search for duplicates that nothing disturbed, and what a build makes of its list.
-
-    Attributes:
-      exclude: the flag with a list of duplicates and a text file of ids.
-      sha256: checksum of the list of duplicates.
-      wanted: what the cache built with both holds.
-      seconds: duration of the search.
-    """
+    """A search for duplicates that nothing disturbed, and what a build makes of its list."""
 
     exclude: str
     sha256: str

@@ -69,18 +69,7 @@ class Snapshot(NamedTuple):
 
 
 class Lab:
-    """A small corpus, a build of it without faults, and what other builds are compared with.
-
-    Attributes:
-      corpus: folder of the copied corpus.
-      sides: options of the copy's SPEC, if it holds pairs.
-      name: name of the caches.
-      reference: folder of the cache built without faults.
-      plan: plan of that cache.
-      seconds: (from the start of that build to its first row, from there to its end).
-      wanted: what that cache holds.
-      runner: flags that choose where the other builds run; this machine's processes if empty.
-    """
+    """A small corpus, a build of it without faults, and what other builds are compared with."""
 
     runner: tuple[str, ...] = ()
 
@@ -139,11 +128,7 @@ class Lab:
             raise UserError(f"{cache}: {lost:,} documents are nowhere, and {twice:,} twice")
 
     def run_trials(self, faults: list[Fault], parallel: int) -> dict[str, Outcome]:
-        """Runs trials, `parallel` at a time, until every fault was injected often enough.
-
-        A fault with a failed trial gets no further ones, which also ends a fault that can never be
-        injected.
-        """
+        """Runs trials, `parallel` at a time, until every fault was injected often enough."""
         outcomes = {fault.name: Outcome() for fault in faults}
         numbers = itertools.count()
 
@@ -170,19 +155,7 @@ class Lab:
 
 
 class Trial:
-    """One cache, the builds that write it, and the outcome.
-
-    Args:
-      lab: what the trial belongs to.
-      name: name of the trial's folder, and part of the seed of `random`.
-      injections: how many faults to inject, at most.
-
-    Attributes:
-      command: what was started last.
-      wanted: what the cache must hold at the end.
-      flags: further flags of builds.
-      before_start: is called before each start.
-    """
+    """One cache, the builds that write it, and the outcome."""
 
     def __init__(self, lab: Lab, name: str, injections: int = 1):
         self.lab, self.injections, self.outcome = lab, injections, Outcome()
@@ -276,11 +249,7 @@ class Trial:
         strike: Callable[["Trial"], bool],
         least: int = 1,
     ) -> None:
-        """Starts builds, breaks each at the moment it has reached, rebuilds and audits the cache.
-
-        `reach` waits for the moment; `strike` breaks the build, or returns False if the build has
-        finished first; `least` is the fewest workers.
-        """
+        """Breaks builds, each at the moment that it has reached; rebuilds and audits the cache."""
         for _ in range(self.injections):
             self.start(least)
             reach(self)

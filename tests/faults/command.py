@@ -23,18 +23,7 @@ _SIGNAL_WEIGHTS = {signal.SIGKILL: 6, signal.SIGINT: 2, signal.SIGTERM: 2}
 
 
 class Command:
-    """A Python module that can be started repeatedly, each time in a new process group.
-
-    Args:
-      name: what it is, for messages.
-      module: what follows `python -m`.
-      log: file for its output; each start overwrites it.
-
-    Attributes:
-      exit_codes: the expected exit codes after a signal, besides 0 of a command that had finished.
-      end_seconds: the longest time from a signal to the end of the command.
-      tracebacks: texts that the output must not hold.
-    """
+    """A Python module that can be started repeatedly, each time in a new process group."""
 
     exit_codes: dict[signal.Signals, tuple[int, ...]] = {
         # Python's own code if Ctrl-C arrives while Python shuts down.
@@ -140,12 +129,7 @@ class Command:
             self.expect_end(0, *self.exit_codes[number])
 
     def expect_end(self, *codes: int) -> None:
-        """Waits for the command to end by itself, with one of `codes`.
-
-        Raises:
-          UserError: it hung, ended with another code, printed a traceback, or left a process
-            behind.
-        """
+        """Waits for the command to end by itself, with one of `codes`."""
         if self.wait(self.end_seconds) not in codes:
             self._fail_by_code()
         end = time.monotonic() + _END_SECONDS
@@ -156,11 +140,7 @@ class Command:
                 time.sleep(0.05)
 
     def wait(self, seconds: float = DEADLINE_SECONDS) -> int:
-        """Waits for the command to end; returns its exit code.
-
-        Raises:
-          UserError: it hung, or printed a traceback.
-        """
+        """Waits for the command to end; returns its exit code."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired as error:

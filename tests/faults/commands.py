@@ -46,14 +46,7 @@ class Build(Command):
 
 
 class Run(Command):
-    """A run in a model directory.
-
-    Args:
-      flags: the preset, the task and the number of steps.
-      cache_dir: holds the cache of the task.
-      folder: the model directory.
-      settings: further flags of trainer.pretrain.
-    """
+    """A run in a model directory."""
 
     exit_codes = {
         signal.SIGINT: (EXIT_INTERRUPTED,),

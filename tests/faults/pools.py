@@ -26,16 +26,7 @@ _POOL_SHARE, _SERVICE_SHARE = 0.15, 0.1
 
 
 class Cluster:
-    """A job service and `pools` pools of workers, which run until the `with` block ends.
-
-    Args:
-      pools: number of pools.
-      folder: folder for their logs.
-      host: address of this machine at which the job service listens.
-
-    Attributes:
-      flags: the flags that send a build to this cluster.
-    """
+    """A job service and `pools` pools of workers, which run until the `with` block ends."""
 
     def __init__(self, pools: int, folder: pathlib.Path, host: str = LOCALHOST):
         ports = _free_ports(pools + 1)
@@ -65,11 +56,7 @@ class Cluster:
             each.kill()
 
     def repair(self) -> None:
-        """Starts every process that is not running, and waits until all of them answer.
-
-        Raises:
-          UserError: a process ended at once, or does not answer.
-        """
+        """Starts every process that is not running, and waits until all of them answer."""
         for each in self._commands:
             if not each.running:
                 each.start()

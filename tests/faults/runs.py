@@ -13,7 +13,7 @@ from tasks.terminal.table import table
 from tests.faults.command import Command, draw_signal, stop_before_kill
 from tests.faults.commands import Run
 from tests.faults.comparing import run_differences
-from tests.faults.damages import DAMAGES, any_file, damage
+from tests.support.damage import DAMAGES, any_file, damage
 
 # Phases that kills are aimed at, with their weights. A kill may still land in another phase; the
 # table shows the actual one.

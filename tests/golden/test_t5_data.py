@@ -96,18 +96,14 @@ def test_other_masks_of_t5_are_among_ours(data, kind):
         assert (drawn == (mask > 0)).all(axis=1).any()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "noise_token_to_sentinel",
-        "noise_span_to_sentinel",
-        "nonnoise_span_to_sentinel",
-        "drop_noise_tokens",
-        "drop_nonnoise_tokens",
-        "noise_span_to_unique_sentinel",
-        "nonnoise_span_to_unique_sentinel",
-    ],
+SIDES_OF_T5 = (
+    *("noise_token_to_sentinel", "noise_span_to_sentinel", "nonnoise_span_to_sentinel"),
+    *("drop_noise_tokens", "drop_nonnoise_tokens"),
+    *("noise_span_to_unique_sentinel", "nonnoise_span_to_unique_sentinel"),
 )
+
+
+@pytest.mark.parametrize("name", SIDES_OF_T5)
 def test_sides_match_the_functions_of_t5(data, settings, name):
     ids = TokenIds(settings["vocab_size"], 100)
     for tokens, mask, expected in zip(

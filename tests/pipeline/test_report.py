@@ -8,7 +8,6 @@ import pytest
 
 from pipeline.report import main
 from tasks.cache.manifest import CacheManifest
-from tasks.terminal.command_line import UserError
 from tasks.vocabulary import load
 from tests.support.corpora import write_json
 from tests.support.pages import Page
@@ -136,8 +135,3 @@ def test_empty_shards(report, build, tmp_path):
     assert dict((row[0], row[1]) for row in page.tables["Documents by reason"][1:]) == {
         "empty": "1"
     }
-
-
-def test_no_cache(tmp_path):
-    with pytest.raises(UserError, match="holds no cache"):
-        main([f"--cache={tmp_path}"])

@@ -20,6 +20,7 @@ from tasks.cache.manifest import CacheManifest, FileEntry, as_json, sealed, shar
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tests.support import plain_records
+from tests.support.damage import flip, truncate
 
 pytestmark = pytest.mark.usefixtures("without_beam")
 
@@ -34,16 +35,6 @@ def copy(cache, tmp_path):
 
 def found(folder, workers=1) -> list[str]:
     return [str(fault) for fault in verify(str(folder), workers)[1]]
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def truncate(path):
-    os.truncate(path, path.stat().st_size // 2)
 
 
 def append(path):

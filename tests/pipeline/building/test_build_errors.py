@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 
 import pyarrow as pa
@@ -160,18 +159,6 @@ def test_folder_without_write_permission(refused, tmp_path):
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o500)
     assert "permission denied" in refused()
-
-
-@pytest.mark.processes
-def test_interrupted(start, tmp_path):
-    process = start(tmp_path)
-    while not list(tmp_path.glob("*/.partial-*.tfrecord-*")):
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    (line,) = [line for line in err.splitlines() if not line.startswith("building ")]
-    assert line == "python -m pipeline.build: interrupted; run the same command to resume"
 
 
 @pytest.mark.usefixtures("without_beam")

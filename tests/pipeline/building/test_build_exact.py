@@ -15,6 +15,7 @@ from pipeline.building import graph
 from tasks.cache import receipts
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
+from tests.support.damage import flip, truncate
 from tests.support.parameters import slow_unless
 from tests.support.processes import completed
 
@@ -92,18 +93,6 @@ def test_killed_at_random_moments(start, tmp_path, checksums, expected):
     assert checksums(folder) == expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seen", ["info.train.json", "manifest.json"])
-def test_killed_during_finalisation(start, tmp_path, checksums, expected, seen):
-    folder = tmp_path / TASK
-    process = start(tmp_path)
-    wait_for(process, (folder / seen).exists)
-    kill(process)
-    out = finish(start(tmp_path))
-    assert "kept" not in out, "a shard was redone"
-    assert checksums(folder) == expected
-
-
 def test_a_build_resumes_after_any_step_of_finalisation(
     build, tmp_path, checksums, expected, capsys
 ):
@@ -117,16 +106,6 @@ def test_a_build_resumes_after_any_step_of_finalisation(
         build(tmp_path)
         assert "read 0.0 MB" in capsys.readouterr().out
         assert checksums(folder) == expected
-
-
-def truncate(path):
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def fill(path):

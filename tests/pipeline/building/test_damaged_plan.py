@@ -9,6 +9,7 @@ import pytest
 from tasks.cache.manifest import CacheManifest
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tests.support.damage import truncate
 
 pytestmark = pytest.mark.usefixtures("without_beam")
 
@@ -41,11 +42,7 @@ def empty(path):
     path.write_text("")
 
 
-def cut(path):
-    os.truncate(path, path.stat().st_size // 2)
-
-
-DAMAGES = [flip_quote, flip_key, flip_value, empty, cut, os.unlink]
+DAMAGES = [flip_quote, flip_key, flip_value, empty, truncate, os.unlink]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -69,7 +66,7 @@ def test_another_command_is_refused(build, unfinished, checksums, damage):
     assert checksums(unfinished) == before
 
 
-@pytest.mark.parametrize("damage", [cut, empty])
+@pytest.mark.parametrize("damage", [truncate, empty])
 def test_plan_and_manifest_damaged(build, cache, tmp_path, checksums, damage):
     copy = tmp_path / TASK
     shutil.copytree(cache, copy)
@@ -91,7 +88,7 @@ def test_caches_of_earlier_versions_are_refused(build, unfinished, checksums):
 def test_nothing_finished(build, cache, unfinished, checksums):
     for path in (*unfinished.glob("*.receipt-*"), *unfinished.glob(".plan-*")):
         path.unlink()
-    cut(unfinished / "plan.json")
+    truncate(unfinished / "plan.json")
     build(unfinished.parent)
     assert checksums(unfinished) == checksums(cache)
 

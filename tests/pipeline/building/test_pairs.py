@@ -21,6 +21,7 @@ from tasks.storage import files, protobuf
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER, TokenIds, load
 from tests.support.corpora import write_json
+from tests.support.damage import flip
 
 pytestmark = pytest.mark.usefixtures("without_beam")
 
@@ -321,9 +322,7 @@ def test_reading_another_writers_records(make, tmp_path):
 def test_damage_is_found(make):
     cache = make()
     path = sorted(cache.glob("train.tfrecord-*"))[0]
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    flip(path)
     _, faults = verify(str(cache))
     assert [fault.file for fault in faults] == [path.name]
     windows = row_windows(str(cache), CacheManifest.load(str(cache)), "train")

@@ -272,7 +272,7 @@ class Handler(QuietHandler):
             (_, about), (headers, data) = parts_of(self.headers["Content-Type"], self.data)
             given = {"contentType": headers.get("content-type"), **json.loads(about)}
         elif kind == "media":
-            given, data = {"contentType": self.headers.get("Content-Type")}, self.body
+            given, data = {"contentType": self.headers.get("Content-Type")}, self.data
         elif kind == "resumable":
             given = self._given()
             given.setdefault("contentType", self.headers.get("X-Upload-Content-Type"))

@@ -1,5 +1,6 @@
-"""Damage to a file."""
+"""Damage to files."""
 
+import os
 import pathlib
 import random
 from collections.abc import Callable
@@ -32,3 +33,15 @@ def any_file(folder: pathlib.Path, generator: random.Random) -> pathlib.Path:
     """Returns a random file in a folder, or below it, that is not empty."""
     paths = (path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     return generator.choice(sorted(paths))
+
+
+def flip(path: pathlib.Path) -> None:
+    """Flips a bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path: pathlib.Path) -> None:
+    """Leaves the first half of a file."""
+    os.truncate(path, path.stat().st_size // 2)
