@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tasks.reading import sources
+from tests.support.corpora import write_json
 from vocab import count, word_splitter
 
 DRAW = random.Random(1)
@@ -22,10 +23,7 @@ def text(number):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "text.jsonl"
-    with path.open("w") as file:
-        for _ in range(120):
-            file.write(json.dumps({"text": text(200)}) + "\n")
-        file.write(json.dumps({"text": 5}) + "\n")
+    write_json(path, [*(text(200) for _ in range(120)), {"text": 5}])
     return str(path)
 
 

@@ -22,6 +22,7 @@ import pytest
 from tasks import vocabulary
 from tasks.reading import languages, sources, stdlib_docs
 from tasks.terminal.flags import made, parse
+from tests.support.corpora import write_json
 from tests.support.in_process import run
 from tests.support.processes import completed
 from vocab import fit, train, weighting
@@ -43,11 +44,8 @@ def corpus(tmp_path_factory):
     """About 200 documents of English with some characters that are too rare for a piece."""
     path = tmp_path_factory.mktemp("corpus") / "docs.jsonl"
     documents = [text for text in stdlib_docs.documents().values() if len(text) < 6000][:200]
-    with path.open("w") as file:
-        for number, text in enumerate(documents):
-            file.write(json.dumps({"id": str(number), "text": text}) + "\n")
-        file.write(json.dumps({"id": "wrong", "text": 5}) + "\n")
-    return f"json:{path}?validation=0.2"
+    texts = {str(number): text for number, text in enumerate(documents)}
+    return f"{write_json(path, texts | {'wrong': 5})}?validation=0.2"
 
 
 SMALL = ("--vocab_size=600", "--extra_ids=20", "--character_coverage=0.999")
@@ -316,10 +314,7 @@ class  Ünicode:  pass\x20\x20
 
 def test_whitespace_is_kept(tmp_path):
     documents = [inspect.getsource(module) for module in (argparse, ast, json.decoder, textwrap)]
-    with (tmp_path / "code.jsonl").open("w") as file:
-        for text in documents:
-            file.write(json.dumps({"text": text}) + "\n")
-    corpus = f"json:{tmp_path / 'code.jsonl'}?validation=0"
+    corpus = f"{write_json(tmp_path / 'code.jsonl', documents)}?validation=0"
     processor, pieces = options_of(
         corpus, tmp_path / "out", keep_whitespace=True, byte_fallback=True, vocab_size=1200
     )

@@ -48,7 +48,7 @@ def parquet(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("given", "says"),
     [
         (["--worker_count=2"], "unknown flag --worker_count (did you mean"),
         (["--task=rlm_span_corruptio"], "did you mean rlm_span_corruption?"),
@@ -63,9 +63,9 @@ def parquet(tmp_path):
         (["--direct_running_mode=multi_threading"], "loses elements silently"),
     ],
 )
-def test_a_mistake_is_named(refused, tmp_path, flags, says):
+def test_a_mistake_is_named(refused, tmp_path, given, says):
     (tmp_path / "a.jsonl").write_text('{"text": "words"}\n')
-    assert says in refused(*(flag.replace("FOLDER", str(tmp_path)) for flag in flags))
+    assert says in refused(*(flag.replace("FOLDER", str(tmp_path)) for flag in given))
 
 
 def test_empty_corpus(refused, tmp_path):

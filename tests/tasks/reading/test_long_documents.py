@@ -1,6 +1,5 @@
 """Documents of any length: split at white space, in bounded memory."""
 
-import json
 import random
 
 import pyarrow as pa
@@ -76,8 +75,7 @@ def test_parts_are_the_same_from_every_format(
     monkeypatch.setattr(batches, "BATCH_BYTES", 40)
     ids = [f"id{i}" for i in range(len(texts))]
     pq.write_table(pa.table({"id": ids, "text": texts}), tmp_path / "a.parquet", row_group_size=3)
-    objects = [json.dumps({"id": i, "text": t}) for i, t in zip(ids, texts, strict=True)]
-    (tmp_path / "a.jsonl").write_text("\n".join(objects))
+    corpora.write_json(tmp_path / "a.jsonl", dict(zip(ids, texts, strict=True)))
     (tmp_path / "a.txt").write_text("\r\n".join(text + " " for text in texts), newline="")
     expected = []
     for name, text in zip(ids, texts, strict=True):
@@ -131,8 +129,7 @@ def test_a_line_of_json_over_the_limit_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(lines, "_LONG_LINE_BYTES", 100)
     monkeypatch.setattr(lines, "_BLOCK_BYTES", 10)
     monkeypatch.setattr(lines, "LONGEST_BYTES", 1000)
-    documents = [json.dumps({"text": "x" * size}) for size in (50, 500, 5000, 5)]
-    (tmp_path / "a.jsonl").write_text("\n".join(documents))
+    corpora.write_json(tmp_path / "a.jsonl", ["x" * size for size in (50, 500, 5000, 5)])
     got = rows(f"json:{tmp_path}/a.jsonl?validation=0")
     assert [row[3] for row in got] == [None, None, "a line longer than 64 MiB", None]
     assert [len(row[2] or "") for row in got] == [50, 500, 0, 5]
