@@ -143,7 +143,6 @@ def _kill_or_late(trial: Trial) -> bool:
 
 
 def _kill_worker(trial: Trial) -> bool:
-    """Kills a worker, if there is any; the build must end by itself, and leave no process."""
     if workers := _workers(trial.command):
         with contextlib.suppress(ProcessLookupError):
             os.kill(trial.random.choice(workers), signal.SIGKILL)
@@ -178,7 +177,6 @@ def _interrupt(trial: Trial) -> bool:
 
 
 def _last_files(trial: Trial) -> list[str]:
-    """Returns the names of the files that complete a cache."""
     reference = trial.lab.reference
     paths = [*reference.glob("info.*"), *reference.glob("stats.*")]
     return [*sorted(path.name for path in paths), MANIFEST, "COMPLETED"]
@@ -226,7 +224,6 @@ def _make_read_only(trial: Trial) -> None:
 
 
 def _damage_file(trial: Trial, kind: str) -> None:
-    """Damages a file of a finished cache, or of one that lacks only its last two files."""
     trial.copy_reference(*(("COMPLETED", MANIFEST) if trial.random.random() < 0.5 else ()))
     damage(any_file(trial.cache, trial.random), kind, trial.random)
     trial.count_injection()
@@ -305,7 +302,6 @@ def _use_small_files(trial: Trial) -> None:
 
 
 def _use_links(trial: Trial) -> None:
-    """Gives the trial the reference's corpus by symbolic links, as on the Hub."""
     trial.corpus = trial.folder / "corpus"
     trial.corpus.mkdir(parents=True)
     for path in trial.lab.corpus.iterdir():
@@ -347,7 +343,6 @@ class _Search(NamedTuple):
 
 
 def _start_search(trial: Trial, workers: int) -> Command:
-    """Starts a search for duplicates that writes to the trial's folder."""
     lab = trial.lab
     spec = corpora.spec(lab.flags.format, str(trial.corpus)) + lab.sides
     module = [
@@ -402,7 +397,6 @@ def _exclude(trial: Trial) -> None:
 
 
 def _take_down(trial: Trial) -> None:
-    """Lets builds take documents out of a finished cache."""
     trial.copy_reference()
     _exclude(trial)
 

@@ -51,7 +51,6 @@ class Outcome:
         self.counts, self.note, self.failures = Counter(), "", []
 
     def add(self, other: "Outcome") -> None:
-        """Adds the outcome of another trial of the same fault."""
         self.counts += other.counts
         self.note = other.note or self.note
         self.failures += other.failures
@@ -99,7 +98,6 @@ class Lab:
         self.wanted = Snapshot.of(self.reference)
 
     def write_corpus(self, folder: pathlib.Path, count: int) -> None:
-        """Writes the documents into `count` files of a new folder."""
         folder.mkdir(parents=True)
         for number in range(count):
             name = corpora.file_name(self.flags.format, number)
@@ -169,7 +167,6 @@ class Trial:
         self._finished: dict[pathlib.Path, tuple[int, int]] = {}
 
     def run(self, fault: Fault) -> Outcome:
-        """Injects a fault and returns the outcome, with what went wrong."""
         try:
             fault.inject(self)
         except UserError as error:
@@ -205,7 +202,6 @@ class Trial:
         return self.launch(self.draw_workers(least), **options)
 
     def draw_workers(self, least: int = 1) -> int:
-        """Returns a random number of workers; half the draws are the lowest, which starts fast."""
         low, high = self.lab.flags.workers
         if least == 1 and self.random.random() < 0.5:
             return low
@@ -219,7 +215,6 @@ class Trial:
         return any(self.cache.glob(files.PARTIAL + "*.tfrecord-*"))
 
     def kill(self) -> bool:
-        """Kills the command and its workers; returns False if it had ended by itself."""
         killed = self.command.kill()
         if killed:
             self.count_injection()
@@ -233,7 +228,6 @@ class Trial:
         self.outcome.counts += Counter({"times": 1, "while rows were written": written})
 
     def finish(self) -> int:
-        """Waits for the command to end by itself; returns its exit code."""
         code = self.command.wait()
         self._count_redone()
         return code
@@ -288,7 +282,6 @@ class Trial:
 
 
 def break_builds(flags: argparse.Namespace, _: list[str], folder: pathlib.Path) -> list[str]:
-    """Breaks builds, and prints the outcomes as a Markdown table; returns what went wrong."""
     from tests.faults import build_faults, pools
 
     begin = time.monotonic()

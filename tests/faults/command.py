@@ -38,7 +38,6 @@ class Command:
         self._process: subprocess.Popen | None = None
 
     def start(self, *more: str, **options) -> "Command":
-        """Starts the command with `more` flags; `options` go to subprocess.Popen."""
         self._begin, self._ended_by_us = time.monotonic(), False
         with open(self.log, "wb") as file:
             self._process = subprocess.Popen(
@@ -52,7 +51,6 @@ class Command:
 
     @property
     def pid(self) -> int:
-        """Id of the process and of its group."""
         return self._process.pid
 
     @property
@@ -66,11 +64,9 @@ class Command:
 
     @property
     def finished(self) -> bool:
-        """True if the last process has ended with success."""
         return self.exit_code == 0
 
     def output(self) -> str:
-        """Returns what the command has printed since its last start."""
         return self.log.read_text(errors="replace") if self._process else ""
 
     def tail(self, characters: int = 500) -> str:
@@ -101,7 +97,6 @@ class Command:
             os.killpg(self.pid, number)
 
     def kill(self) -> bool:
-        """Kills the whole group; returns False if the command had ended by itself."""
         running, self._ended_by_us = self.running, True
         if self._process:
             self.signal_group(signal.SIGKILL)
@@ -109,7 +104,6 @@ class Command:
         return running
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal that ends the command."""
         if number == signal.SIGINT:
             time.sleep(max(0, self._begin + _PYTHON_SECONDS - time.monotonic()))
         self._ended_by_us = True
@@ -150,7 +144,6 @@ class Command:
         return code
 
     def finish(self) -> None:
-        """Waits for the command to end with success; raises UserError if it does not."""
         if self.wait():
             self._fail_by_code()
 
@@ -168,7 +161,6 @@ class Command:
 
 
 def draw_signal(generator: random.Random) -> signal.Signals:
-    """Returns a random signal that ends a command."""
     return generator.choices([*_SIGNAL_WEIGHTS], [*_SIGNAL_WEIGHTS.values()])[0]
 
 

@@ -68,7 +68,6 @@ class Cluster:
                 time.sleep(0.2)
 
     def workers(self) -> list[int]:
-        """Returns the process ids of the workers."""
         parents = {str(each.pid) for each in self._pools}
         listed = subprocess.run(
             ["ps", "-e", "-o", "pid=,ppid=,stat="], capture_output=True, text=True
@@ -77,7 +76,6 @@ class Cluster:
         return [int(pid) for pid, parent, state in rows if parent in parents and state[0] != "Z"]
 
     def faults(self, kills: int) -> list[Fault]:
-        """Returns faults that make `kills` SIGKILLs in all."""
         pools, services = (max(1, round(kills * share)) for share in (_POOL_SHARE, _SERVICE_SHARE))
         workers = max(kills - pools - services, 1)
 

@@ -46,7 +46,6 @@ TASKS = (dataclasses.replace(task, objective=Edited(**settings)),)
 
 
 def break_runs(flags: argparse.Namespace, settings: list[str], folder: pathlib.Path) -> list[str]:
-    """Breaks runs on a finished cache, and prints what was done; returns what went wrong."""
     return _Lab(flags, settings, folder).break_all()
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from pyarrow import parquet
 
+from pipeline.build import main
 from pipeline.report import main as report
 from pipeline.verification.cache import verify
 from tasks.cache.manifest import CacheManifest
@@ -22,28 +23,19 @@ SMALL = "--shard_bytes=50000"
 @pytest.fixture(scope="module")
 def filtered(flags, tmp_path_factory) -> pathlib.Path:
     """Returns a finished, filtered cache, which tests must not change."""
-    from pipeline.build import main
-
     folder = tmp_path_factory.mktemp("filtered")
     main(flags(folder, SMALL, *GIVEN))
-    (cache,) = folder.iterdir()
-    return cache
+    return next(folder.iterdir())
 
 
 def kept(cache) -> list[str]:
-    return [
-        name
-        for path in sorted(cache.glob("*.documents-*"))
-        for name in parquet.read_table(path, columns=["id"]).column("id").to_pylist()
-    ]
+    paths = sorted(cache.glob("*.documents-*"))
+    return [name for path in paths for name in parquet.read_table(path)["id"].to_pylist()]
 
 
 def left_out(cache) -> list[dict]:
-    return [
-        json.loads(line)
-        for path in sorted(cache.glob("*.quarantine-*"))
-        for line in path.read_text().splitlines()
-    ]
+    paths = sorted(cache.glob("*.quarantine-*"))
+    return [json.loads(line) for path in paths for line in path.open()]
 
 
 def test_every_document_is_kept_or_left_out_once(filtered, documents):

@@ -35,7 +35,6 @@ class Job:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Beam's options as workers receive them."""
         return self.request["environment"]["sdkPipelineOptions"]["options"]
 
     @property
@@ -45,7 +44,6 @@ class Job:
         return pool
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the job as the API represents it."""
         return self.request | {
             "id": self.id, "currentState": self.state, "currentStateTime": _TIME
         }  # fmt: skip

@@ -50,7 +50,6 @@ class Request(NamedTuple):
 
     @property
     def object(self) -> str:
-        """The name of the object whose bytes were read, else ""."""
         found = re.search(r"/o/([^/?]+)\?.*alt=media", self.path)
         return urllib.parse.unquote(found[1]) if found and self.method == "GET" else ""
 
@@ -105,15 +104,12 @@ class GcsServer(QuietServer):
         return found
 
     def read(self, name: str, bucket: str = "bucket") -> bytes:
-        """Returns the bytes of an object."""
         return self.store.buckets[bucket][name].data
 
     def names(self, prefix: str = "", bucket: str = "bucket") -> list[str]:
-        """Returns the sorted names of the objects."""
         return sorted(name for name in self.store.buckets[bucket] if name.startswith(prefix))
 
     def counts(self) -> collections.Counter[str]:
-        """Returns the number of requests by fault, "" for none."""
         return collections.Counter(request.fault for request in self.requests)
 
     def fault(self) -> str:
@@ -123,7 +119,6 @@ class GcsServer(QuietServer):
             return self._random.choice(FAULTS) if wrong else ""
 
     def note(self, *fields: Any) -> None:
-        """Records a Request with these fields."""
         with self._lock:
             self.requests.append(Request(*fields))
 

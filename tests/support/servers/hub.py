@@ -50,7 +50,6 @@ class HubServer(QuietServer):
         self.seen: list[tuple[str, str, str]] = []  # method, path, fault
 
     def fault(self, method: str, path: str) -> str:
-        """Returns the next request's fault, "" for none."""
         of_a_file = "/resolve/" in path or path.startswith("/large/")
         with self.lock:
             chosen = self.random.choice(FAULTS) if self.random.random() < self.faults else ""

@@ -158,9 +158,8 @@ def test_a_footer_that_contradicts_the_messages_is_an_error(tmp_path):
 def test_feather_is_read_and_others_are_named(tmp_path):
     table = pa.table({"text": ["one", "two"]})
     feather.write_feather(table, tmp_path / "a.feather")
-    assert [row["text"] for row in read(f"arrow:{tmp_path}/a.feather?validation=0")[1]] == [
-        "one", "two",
-    ]  # fmt: skip
+    found = read(f"arrow:{tmp_path}/a.feather?validation=0")[1]
+    assert [row["text"] for row in found] == ["one", "two"]
     (tmp_path / "b.feather").write_bytes(b"FEA1" + bytes(100))  # Arrow writes none any more
     pq.write_table(table, tmp_path / "c.arrow")
     (tmp_path / "d.arrow").write_text("text\n" * 9)
@@ -247,9 +246,12 @@ def test_files_left_from_another_save_are_not_read(saved):
     assert any("not the data set's, 1" in note for note in corpus.notes)
 
 
-def damage_state(saved, **members):
-    path = saved / "train/state.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **members}))
+def state(**members):
+    def damage(saved):
+        path = saved / "train/state.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **members}))
+
+    return damage
 
 
 @pytest.mark.parametrize(
@@ -261,12 +263,12 @@ def damage_state(saved, **members):
         ),
         (lambda saved: (saved / "train/state.json").unlink(), "train/state.json is missing"),
         (lambda saved: (saved / "train/state.json").write_text("{"), "is not valid JSON"),
-        (lambda saved: damage_state(saved, _data_files=None), "has no list _data_files"),
-        (lambda saved: damage_state(saved, _data_files=[1]), "has no list _data_files"),
-        (lambda saved: damage_state(saved, _data_files=[{}]), "has a file without a filename"),
+        (state(_data_files=None), "has no list _data_files"),
+        (state(_data_files=[1]), "has no list _data_files"),
+        (state(_data_files=[{}]), "has a file without a filename"),
         (lambda saved: (saved / "train/state.json").write_text("[1]"), "has no list _data_files"),
         (lambda saved: (saved / "dataset_dict.json").write_text('{"splits": [5]}'), "no list spl"),
-        (lambda saved: damage_state(saved, _indices_data_files=[{}]), "flatten_indices"),
+        (state(_indices_data_files=[{}]), "flatten_indices"),
         (lambda saved: (saved / "dataset_dict.json").unlink(), "is a folder: name its files"),
     ],
 )
