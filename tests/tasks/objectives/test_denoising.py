@@ -19,6 +19,7 @@ from tasks.objectives import (
 from tasks.objectives.denoising import IidTokens, RandomSpans, RegularSpans
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
+from tests.support.spans import rebuilt
 
 VOCABULARY = 32_100
 IDS = TokenIds(VOCABULARY, 100)
@@ -46,20 +47,12 @@ def examples_of(objective, lengths, seed=0, width=None, features=ROOMY, ids=IDS)
 def test_span_corruption_inverts(lengths, seed):
     for window, example in examples_of(span_corruption(), lengths, seed):
         assert example["inputs"][-1] == example["targets"][-1] == 1
-        spans = {}
-        for token in example["targets"][:-1]:
-            if token >= VOCABULARY - 100:
-                spans[token] = current = []
-            else:
-                current.append(token)
-        expected = list(range(VOCABULARY - 1, VOCABULARY - 1 - len(spans), -1))
-        assert list(spans) == expected
-        rebuilt = []
-        for token in example["inputs"][:-1]:
-            rebuilt += spans.pop(token) if token in spans else [token]
+        inputs, targets = (example[side][:-1].tolist() for side in ("inputs", "targets"))
+        used = [[each for each in side if each >= VOCABULARY - 100] for side in (inputs, targets)]
+        assert used[1] == list(range(VOCABULARY - 1, VOCABULARY - 1 - len(used[1]), -1))
         # A window of one token has no noise: T5 gives it a sentinel as targets.
-        assert len(spans) == (1 if len(window) == 1 else 0)
-        assert rebuilt == window.tolist()
+        assert used[0] == (used[1] if len(window) > 1 else [])
+        assert rebuilt(inputs, targets, VOCABULARY - 100) == window.tolist()
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(0, 2**32))
@@ -119,14 +112,17 @@ def test_examples_of_the_experiments_stay_within_their_plan(name):
     for window, example in examples_of(objective, [raw] * 1500, features=lengths, ids=ids):
         inputs, targets = example["inputs"][:-1], example["targets"][:-1]
         assert example["inputs"][-1] == example["targets"][-1] == 1
-        for many, ones, side in zip(sides, (inputs, targets), lengths_of(lengths), strict=True):
-            assert len(ones) < side
+        for many, ones, most in (
+            (sides[0], inputs, lengths.inputs),
+            (sides[1], targets, lengths.targets),
+        ):
+            assert len(ones) < most
             many.append(len(ones) + 1)
         assert min(*inputs, *targets, ids.size) >= 3
         sentinels = [token for token in [*inputs, *targets] if token >= VOCABULARY - 100]
         assert min(sentinels, default=ids.size) >= ids.first_sentinel
         if name.endswith("u_u"):
-            assert rebuilt(inputs, targets) == window.tolist()
+            assert rebuilt(inputs, targets, VOCABULARY - 200) == window.tolist()
         elif name.endswith("d_d"):
             assert sorted([*inputs, *targets]) == sorted(window)
         else:
@@ -141,47 +137,14 @@ def test_examples_of_the_experiments_stay_within_their_plan(name):
         assert min(sides[0]) == max(sides[0]) == lengths.inputs
 
 
-def lengths_of(lengths):
-    return lengths.inputs, lengths.targets
-
-
-def rebuilt(inputs, targets):
-    """Returns the window from inputs and targets with unique sentinels.
-
-    A sentinel of one side replaces the tokens of the other side up to that side's next sentinel.
-    """
-
-    def runs(tokens):
-        out = [[]]
-        for token in tokens:
-            if token >= VOCABULARY - 200:
-                out.append([])
-            else:
-                out[-1].append(token)
-        return out
-
-    shown, hidden = runs(inputs), runs(targets)
-    # Where the window begins with noise, inputs begin with a sentinel and targets do not.
-    if not shown[0] and hidden[0]:
-        shown = shown[1:]
-        turns = [run for pair in zip_padded(hidden, shown) for run in pair]
-    else:
-        turns = [run for pair in zip_padded(shown, hidden[1:]) for run in pair]
-    return [token for run in turns for token in run]
-
-
-def zip_padded(one, other):
-    width = max(len(one), len(other))
-    return zip(one + [[]] * (width - len(one)), other + [[]] * (width - len(other)), strict=True)
-
-
 def test_noise_ends_when_targets_or_sentinels_run_out():
     objective, lengths, ids = DENOISING["iid_50_u_u"], Lengths(40, 20), TokenIds(VOCABULARY, 5)
     for window, example in examples_of(objective, [39] * 300, features=lengths, ids=ids):
         assert len(example["targets"]) <= 20
         used = [token for side in example.values() for token in side if token >= VOCABULARY - 100]
         assert min(used) >= VOCABULARY - 5
-        assert rebuilt(example["inputs"][:-1], example["targets"][:-1]) == window.tolist()
+        inputs, targets = (example[side][:-1] for side in ("inputs", "targets"))
+        assert rebuilt(inputs, targets, VOCABULARY - 200) == window.tolist()
     dropping = Denoising(IidTokens(0.5), "drop_noise_tokens", "drop_nonnoise_tokens")
     sizes = [
         len(example["targets"])
