@@ -1,10 +1,8 @@
 """Fixtures: a small corpus, its vocabulary, and builds in this process or by the command."""
 
 import hashlib
-import os
 import pathlib
 import signal
-import subprocess
 import sys
 from collections import Counter
 
@@ -14,8 +12,8 @@ from pipeline.runners import beam_job
 from tasks.reading import stdlib_docs
 from tests.support import corpora, small_tokenizers
 from tests.support.child import beginning
+from tests.support.processes import launched
 
-ROOT = pathlib.Path(__file__).parents[2]
 TASK = "python_docs_span_corruption"
 SPECIAL_CASES = {
     "emoji": "👩‍👩‍👧‍👦 family, 🇷🇴 flag, e\u0301 combining, \u202bעברית\u202c right to left",
@@ -95,18 +93,9 @@ def start(flags):
     `sigint`: the command's handler of SIGINT, SIG_IGN if a shell started it with `&`.
     """
 
-    def process(
-        cache_dir, *more: str, sigint=signal.SIG_DFL, **environment: str
-    ) -> subprocess.Popen:
-        return subprocess.Popen(
-            beginning([sys.executable, "-m", "pipeline.build", *flags(cache_dir, *more)], sigint),
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    def process(cache_dir, *more: str, sigint=signal.SIG_DFL, **environment: str):
+        command = [sys.executable, "-m", "pipeline.build", *flags(cache_dir, *more)]
+        return launched(beginning(command, sigint), **environment)
 
     return process
 

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,7 +23,7 @@ from tasks.reading import languages, sources, stdlib_docs
 from tasks.terminal.flags import made, parse
 from tests.support.corpora import write_json
 from tests.support.in_process import run
-from tests.support.processes import completed
+from tests.support.processes import completed, wait_for
 from vocab import fit, train, weighting
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -170,11 +169,9 @@ def test_workers_pieces_and_kills_give_the_same_bytes(trained, corpus, tmp_path)
     command = [sys.executable, "-m", "vocab.train", f"--corpus={corpus}", f"--output={tmp_path}"]
     command += [*SMALL, "--workers=2"]
     killed = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, start_new_session=True)
-    while killed.poll() is None and not list(tmp_path.glob("counts-*")):
-        time.sleep(0.01)
+    assert wait_for(lambda: any(tmp_path.glob("counts-*")), killed)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
-    assert list(tmp_path.glob("counts-*"))
     assert not (tmp_path / "manifest.json").exists()
     done = completed(command)
     assert done.returncode == 0, done.stderr

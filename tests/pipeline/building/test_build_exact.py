@@ -17,7 +17,7 @@ from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tests.support.damage import flip, truncate
 from tests.support.parameters import slow_unless
-from tests.support.processes import completed
+from tests.support.processes import completed, wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -35,17 +35,6 @@ def kill(process: subprocess.Popen) -> None:
     with contextlib.suppress(ProcessLookupError):  # it ended by itself
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-
-
-def wait_for(process: subprocess.Popen, condition) -> bool:
-    """Waits until the condition holds; returns False if the process ended before that."""
-    end = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        if process.poll() is not None:
-            return False
-        assert time.monotonic() < end
-        time.sleep(0.0005)
-    return True
 
 
 def without_progress(err: str) -> list[str]:
@@ -81,7 +70,7 @@ def test_killed_at_random_moments(start, tmp_path, checksums, expected):
     for attempt in range(5):
         process = start(tmp_path, *(["--workers=2"] if attempt == 2 else []))
         before = len(list(folder.glob("*receipt*")))
-        working = wait_for(process, lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")))
+        working = wait_for(lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")), process)
         if working:
             time.sleep(generator.uniform(0, 0.25))
         kill(process)
@@ -205,7 +194,7 @@ def test_a_killed_worker_ends_the_build(start, tmp_path, documents, sigint):
         file.writelines(json.dumps({"id": str(n), "text": text}) + "\n" for n in range(30))
     spec = f"--corpus=json:{tmp_path}/long.jsonl?validation=0"
     process = start(tmp_path, "--workers=2", spec, sigint=sigint)
-    assert wait_for(process, lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")))
+    assert wait_for(lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")), process)
     workers = completed(
         ["ps", "-ww", "-o", "pid=,args=", "-g", str(process.pid)]
     ).stdout.splitlines()

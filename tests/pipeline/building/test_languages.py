@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import pytest
 
@@ -10,6 +9,7 @@ from pipeline.build import main
 from tasks.cache import language_set
 from tasks.terminal.command_line import UserError
 from tests.support.corpora import write_json
+from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.usefixtures("without_beam")
 
@@ -111,12 +111,9 @@ def test_a_killed_build_continues_with_the_language_it_was_at(
     flags = arguments(tmp_path, "--languages=en,ro")
     killed = start(tmp_path, *flags)
     first = tmp_path / "books_en_span_corruption" / "manifest.json"
-    until = time.monotonic() + 300
-    while not first.exists() and killed.poll() is None and time.monotonic() < until:
-        time.sleep(0.01)
+    assert wait_for(first.exists, killed)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
-    assert first.exists()
     assert not (tmp_path / TASK).exists()
     main(flags)
     expected = caches(built, checksums)

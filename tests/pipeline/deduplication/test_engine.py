@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from pipeline.deduplication import engine
 from pipeline.excluding.lists import CONTAMINATED, EXACT, NEAR, ExcludeList
 from tasks.terminal.command_line import UserError
 from tests.pipeline.deduplication.texts import entries, search, sha256, words, write
+from tests.support.processes import wait_for
 from tests.support.servers.gcs import GcsServer
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -351,8 +351,7 @@ def test_workers_and_kills_do_not_change_the_list(without_beam, tmp_path, moment
     killed = 0
     for awaited in moments:
         process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
-        while process.poll() is None and not list(output.glob(awaited)):
-            time.sleep(0.01)
+        wait_for(lambda name=awaited: any(output.glob(name)), process)
         killed += process.poll() is None
         os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
         process.wait()

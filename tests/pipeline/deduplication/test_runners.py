@@ -1,7 +1,6 @@
 """pipeline.dedup on other runners: the same list by a job service, by pools and on Dataflow."""
 
 import itertools
-import os
 import pathlib
 import subprocess
 import sys
@@ -9,12 +8,12 @@ import sys
 import pytest
 
 from pipeline import dedup
+from tests.support.processes import launched
 from tests.support.servers import dataflow_worker
 from tests.support.servers.dataflow import DataflowServer
 from tests.support.servers.gcs import GcsServer
 
 pytestmark = pytest.mark.processes
-ROOT = pathlib.Path(__file__).parents[3]
 # Several pieces, so that workers share them.
 PIECES = "--shard_bytes=100000"
 LISTS = "exclude.arrow"
@@ -29,15 +28,7 @@ def wanted(corpus, tmp_path_factory) -> bytes:
 
 
 def started(*flags: str, **environment: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.dedup", PIECES, *flags],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return launched([sys.executable, "-m", "pipeline.dedup", PIECES, *flags], **environment)
 
 
 def test_a_job_service_in_the_process(corpus, wanted, tmp_path):
