@@ -224,16 +224,12 @@ def test_filters_that_leave_nothing_are_named(pairs):
         ("pairs?max_word_ratio=0.5", "max_word_ratio=0.5 must be 1 or more"),
         ("pairs?side=inputs", "side=inputs must be both"),
         ("pii?side=input", "side=input must be inputs, targets or both"),
+        ("pii --filter=pii?side=inputs", "two are called pii"),
     ],
 )
 def test_wrong_filters_of_pairs(pairs, given, problem):
     with pytest.raises(UserError, match=problem):
-        pairs(f"--filter={given}")
-
-
-def test_the_same_label_for_one_side_twice(pairs):
-    with pytest.raises(UserError, match="two are called pii"):
-        pairs("--filter=pii", "--filter=pii?side=inputs")
+        pairs(*f"--filter={given}".split(" "))
 
 
 def test_edits_are_counted_of_what_can_be_used(build, tmp_path):

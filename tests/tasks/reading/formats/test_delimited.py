@@ -196,23 +196,6 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path, content, options, says
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("tsv:a?delimiter=;", "only csv, hf have ?delimiter="),
-        ("csv:a?delimiter=;;", "delimiter=';;' is not one ASCII character, or tab"),
-        ("csv:a?quote=double", "quote='double' is not one ASCII character, or none"),
-        ("csv:a?columns=a,,b", "columns=a,,b has an empty name, or one twice"),
-        ("csv:a?delimiter='&quote='", "delimiter and quote are the same"),
-        ("json:a?columns=a", "only csv, tsv, hf have ?columns="),
-    ],
-)
-def test_wrong_options_are_rejected(spec, says):
-    with pytest.raises(UserError) as caught:
-        sources.parse(spec)
-    assert says in str(caught.value)
-
-
 def test_a_file_without_quotes_is_cut_as_lines_are(tmp_path):
     (tmp_path / "a.csv").write_text("id,text\n" + "".join(f"{i},row {i}\n" for i in range(100_000)))
     spec = f"csv:{tmp_path}/a.csv?validation=0"
