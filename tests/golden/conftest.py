@@ -9,10 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from tests.support.compiled import compiled
+from trainer.config import LossConfig
+from trainer.engine.loss import loss_and_metrics
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec
 from trainer.model.transformer import Transformer
@@ -82,11 +85,25 @@ class ArraySet:
     def model(self) -> Transformer:
         return Transformer(model_spec(self.config))
 
+    # Functions of a set are compiled once for all its batches of one form.
+    @cached_property
+    def apply(self) -> Callable[..., Any]:
+        return compiled(self.model.apply)
+
+    @cached_property
+    def value_and_gradient(self) -> Callable[..., Any]:
+        def loss(params: Any, batch: Any) -> Any:
+            logits = self.model.apply({"params": params}, batch)
+            targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
+            return loss_and_metrics(logits, targets, weights, LossConfig())[0]
+
+        return compiled(jax.value_and_grad(loss))
+
     def logits(self, variant: str) -> np.ndarray:
         """Returns our logits of a batch, computed once."""
         if variant not in self._logits:
-            apply = compiled(self.model.apply)
-            self._logits[variant] = np.asarray(apply({"params": self.params}, self.batch(variant)))
+            logits = self.apply({"params": self.params}, self.batch(variant))
+            self._logits[variant] = np.asarray(logits)
         return self._logits[variant]
 
 
