@@ -239,15 +239,10 @@ def test_the_library_knows_only_these_contractions(end):
 def test_long_words(name):
     generator = random.Random(1)
     letters = "abcdefghijklmnopqrstuvwxyzșțăâî"
-    texts = [
-        "a" * 100_000,
-        "".join(generator.choices(letters, k=50_000)),
-        " " * 70_000,
-        "ab" * 9000,
-    ]
+    long = "".join(generator.choices(letters, k=50_000))
     fast, _ = both(name)
     before = fast.refused
-    assert_equal(both(name), [*texts, "șț " * 60_000])
+    assert_equal(both(name), ["a" * 100_000, long, " " * 70_000, "ab" * 9000, "șț " * 60_000])
     assert fast.refused == before
 
 
@@ -323,22 +318,8 @@ WITH_ADDED = {
 }
 # ＜ is < in NFKC, and e with an accent of its own é.
 BITS = (
-    *(
-        "<unk>",
-        "<s>",
-        "<mask>",
-        "<r>",
-        "＜unk＞",
-        "\u0338",
-        "é",
-        "the",
-        "of",
-        "ab",
-        "cd",
-        "'s",
-        "12",
-    ),
-    *("É", "<", ">", "x", "日本", ".", " ", "  ", "\n"),
+    *("<unk>", "<s>", "<mask>", "<r>", "＜unk＞", "\u0338", "é", "the", "of", "ab", "cd", "'s"),
+    *("12", "É", "<", ">", "x", "日本", ".", " ", "  ", "\n"),
 )
 
 
