@@ -45,3 +45,8 @@ def flip(path: pathlib.Path) -> None:
 def truncate(path: pathlib.Path) -> None:
     """Leaves the first half of a file."""
     os.truncate(path, path.stat().st_size // 2)
+
+
+def replaced(old: str, new: str) -> Callable[[pathlib.Path], object]:
+    """Returns a function that replaces a text of a file once."""
+    return lambda path: path.write_text(path.read_text().replace(old, new, 1))

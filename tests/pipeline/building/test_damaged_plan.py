@@ -9,7 +9,7 @@ import pytest
 from tasks.cache.manifest import CacheManifest
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tests.support.damage import truncate
+from tests.support.damage import replaced, truncate
 
 pytestmark = pytest.mark.usefixtures("without_beam")
 
@@ -26,23 +26,16 @@ def unfinished(cache, tmp_path):
     return copy
 
 
-def flip_quote(path):
-    path.write_text(path.read_text().replace('"packing"', '"packing', 1))
-
-
-def flip_key(path):
-    path.write_text(path.read_text().replace('"vocabulary"', '"vocabulasy"', 1))
-
-
-def flip_value(path):
-    path.write_text(path.read_text().replace('"row_tokens": 568', '"row_tokens": 569'))
-
-
 def empty(path):
     path.write_text("")
 
 
-DAMAGES = [flip_quote, flip_key, flip_value, empty, truncate, os.unlink]
+DAMAGES = [
+    replaced('"packing"', '"packing'),
+    replaced('"vocabulary"', '"vocabulasy"'),
+    replaced('"row_tokens": 568', '"row_tokens": 569'),
+    *(empty, truncate, os.unlink),
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
