@@ -20,7 +20,6 @@ IMAGES = ("pipeline", "trainer")
 
 
 def instructions(image):
-    """Returns each instruction of an image as (keyword, arguments)."""
     place = importlib.util.spec_from_file_location("docker_check", ROOT / "docker/check.py")
     module = importlib.util.module_from_spec(place)
     place.loader.exec_module(module)

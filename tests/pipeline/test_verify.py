@@ -29,7 +29,6 @@ FIRST = "train.{}-00000-of-00008"
 
 @pytest.fixture
 def copy(cache, tmp_path):
-    """Returns a copy of the finished cache, to be damaged."""
     return shutil.copytree(cache, tmp_path / "copy")
 
 

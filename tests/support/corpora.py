@@ -17,7 +17,6 @@ Row = dict[str, str]
 
 
 def file_name(form: str, number: int) -> str:
-    """Returns the name of a file of a format."""
     return f"part-{number:03d}.{_ENDINGS.get(form, form)}"
 
 
@@ -49,7 +48,6 @@ def _delimited(rows: Sequence[Row], delimiter: str) -> bytes:
 
 
 def _member(row: Row) -> bytes:
-    """Returns a record of a WET file, compressed by itself."""
     block = row["text"].encode()
     headers = {"WARC-Type": "conversion", "WARC-Record-ID": row["id"], "Content-Length": len(block)}
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())

@@ -36,14 +36,12 @@ def any_file(folder: pathlib.Path, generator: random.Random) -> pathlib.Path:
 
 
 def flip(path: pathlib.Path) -> None:
-    """Flips a bit in the middle of a file."""
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
 
 def truncate(path: pathlib.Path) -> None:
-    """Leaves the first half of a file."""
     os.truncate(path, path.stat().st_size // 2)
 
 

@@ -21,14 +21,12 @@ LENGTHS = {"inputs": 64, "targets": 16}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """The path of a SentencePiece model of characters."""
     prefix = tmp_path_factory.mktemp("characters") / "characters"
     return t5(prefix, [string.printable.strip()] * 2, 98, model_type="char")
 
 
 @pytest.fixture
 def registered(model):
-    """Returns a function that registers a task with rows of both splits."""
     names = []
 
     def register(name, rows):

@@ -70,7 +70,6 @@ def examples(name, **kwargs):
 
 
 def stream(folder, name, split):
-    """Returns all tokens of a split, in order."""
     cache = f"{folder}/cache/{name}"
     windows = Windows(cache, CacheManifest.load(cache), split, 1, keep_tails=True)
     return windows.read(np.arange(len(windows)))[0][:, 0]

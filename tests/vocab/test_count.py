@@ -70,7 +70,6 @@ def test_all_words_are_counted(corpus, tmp_path):
 
 @pytest.fixture(scope="module")
 def jobs_of_other_sizes(corpus, tmp_path_factory):
-    """Counts the same words in pieces and batches of different sizes."""
     jobs = []
     for piece, batch in [(1 << 16, 1 << 20), (1 << 30, 5000), (3 << 16, 1)]:
         jobs.append(job(corpus, tmp_path_factory.mktemp("counts"), piece, batch))

@@ -31,7 +31,6 @@ FILES = ["manifest.json", "report.json", "sentencepiece.model", "sentencepiece.v
 
 
 def started(module, *arguments, hash_seed="0"):
-    """Runs a command in a process of its own; returns how it ended."""
     return completed(
         [sys.executable, "-m", module, *map(str, arguments)],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},

@@ -27,7 +27,6 @@ DEADLINE_SECONDS = 120
 
 @pytest.fixture(scope="module")
 def expected(cache, checksums):
-    """Returns the checksums of an uninterrupted build by one worker."""
     return checksums(cache)
 
 

@@ -16,7 +16,6 @@ ODD = ["e\u0301 ünï çödé — 日本 🇷🇴", "a\x00b", "it spells <|endof
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """Returns the flags of a corpus of 80 documents, four of them odd."""
     path = tmp_path_factory.mktemp("corpus") / "documents.jsonl"
     corpus = write_json(path, small_tokenizers.documents(76) + ODD)
     return ["--name=small", "--task=lm", f"--corpus={corpus}", "--max_quarantined=0.1"]

@@ -18,7 +18,6 @@ TASK = "python_docs_span_corruption"
 
 @pytest.fixture
 def unfinished(cache, tmp_path):
-    """Returns a copy of the cache that lacks its closing files and one receipt."""
     copy = tmp_path / TASK
     shutil.copytree(cache, copy)
     for name in ("COMPLETED", "manifest.json", "train.receipt-00003-of-00008.json"):

@@ -27,12 +27,10 @@ def texts():
 
 @pytest.fixture(scope="module")
 def corpora(texts, tmp_path_factory):
-    """Returns {format: SPEC} of files with these texts."""
     return made.in_every_format(tmp_path_factory.mktemp("corpora"), texts)
 
 
 def option(spec: str, more: str) -> str:
-    """Returns a SPEC with another option."""
     return spec + ("" if spec.endswith("&") else "?") + more
 
 
@@ -71,7 +69,6 @@ def test_a_saved_data_set_in_a_bucket_is_read(texts, in_bucket, tmp_path):
 
 
 def tokens(cache: pathlib.Path) -> dict[str, str]:
-    """Returns the sha256 of every shard's files by name."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(cache.iterdir())

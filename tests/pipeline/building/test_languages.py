@@ -48,7 +48,6 @@ def arguments(folders, vocabulary):
 
 @pytest.fixture(scope="module")
 def built(arguments, tmp_path_factory):
-    """Returns the folder of the caches of two languages."""
     cache_dir = tmp_path_factory.mktemp("caches")
     main(arguments(cache_dir, "--languages=en,ro"))
     return cache_dir

@@ -30,7 +30,6 @@ TASK = "qa_supervised"
 
 @pytest.fixture(scope="module")
 def rows(documents):
-    """Returns pairs cut from real text, by id."""
     words = " ".join(list(documents.values())[:40]).split()
     generator = random.Random(0)
     found = {}

@@ -21,7 +21,6 @@ LISTS = "exclude.arrow"
 
 @pytest.fixture(scope="module")
 def wanted(corpus, tmp_path_factory) -> bytes:
-    """Returns the list that one local worker writes."""
     folder = tmp_path_factory.mktemp("wanted")
     dedup.main([f"--corpus={corpus}", f"--output={folder}", PIECES])
     return (folder / LISTS).read_bytes()

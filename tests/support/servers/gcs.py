@@ -39,8 +39,6 @@ FAULTS = ("500", "503", "429", "reset", "lost", "cut off")
 
 
 class Request(NamedTuple):
-    """A request and its outcome."""
-
     method: str
     path: str  # as sent, with its query
     range: str

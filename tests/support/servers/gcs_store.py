@@ -16,8 +16,6 @@ _KEPT = ("contentType", "contentEncoding", "metadata", "cacheControl", "contentD
 
 
 class Answer(Exception):
-    """An error response."""
-
     def __init__(self, status: int, message: str, reason: str = "", **headers: str):
         super().__init__(message)
         self.status, self.headers = status, headers
@@ -27,8 +25,6 @@ class Answer(Exception):
 
 @dataclasses.dataclass
 class Object:
-    """An object's bytes and its resource in the JSON API."""
-
     data: bytes
     resource: dict[str, Any]
 

@@ -16,7 +16,6 @@ class QuietHandler(http.server.BaseHTTPRequestHandler):
         pass
 
     def body(self) -> bytes:
-        """Returns the request's content."""
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def answer(self, status: int, body: Any = b"", **headers: str) -> None:

@@ -14,7 +14,6 @@ NAME = "python_docs_span_corruption"
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of caches that holds one, without rows."""
     cache = tmp_path / "caches" / NAME
     cache.mkdir(parents=True)
     small_tokenizers.t5(cache / "sentencepiece", ["one two three four five six seven"] * 20, 40)

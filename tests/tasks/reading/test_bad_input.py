@@ -13,7 +13,6 @@ ROWS = {f"document {n}": f"text of {n}, " * 9 for n in range(300)}
 
 @pytest.fixture
 def corpora(tmp_path):
-    """Returns {format: SPEC} of files in folders of their own."""
     return in_every_format(tmp_path, ROWS)
 
 
@@ -22,7 +21,6 @@ def path_of(spec):
 
 
 def refused(spec):
-    """Returns the line with which a corpus is refused."""
     with pytest.raises(UserError) as caught:
         read(spec)
     line = str(caught.value)

@@ -212,7 +212,6 @@ def test_a_corrupt_byte_is_an_error_or_other_text_and_never_a_crash(tmp_path, ki
 
 @pytest.fixture
 def saved(tmp_path):
-    """Returns a folder with a saved data set of three splits."""
     rows = [{"id": i, "text": f"row {i}"} for i in range(100)]
     data_set = datasets.Dataset.from_list(rows)
     whole = datasets.DatasetDict(

@@ -25,7 +25,6 @@ def texts(spec, **how):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Makes blocks end after a few bytes."""
     monkeypatch.setattr(lines_format, "_BLOCK_BYTES", 16)
     monkeypatch.setattr("tasks.reading.cutting._LEAST_PIECE_BYTES", 1)
 
