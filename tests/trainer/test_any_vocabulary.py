@@ -250,7 +250,7 @@ def test_padding_is_not_id_0_where_that_is_a_piece(preset, inputs, packed):
     ]
     assert any(0 in each[0][0][: each[1][0]] for each in others.values())
     assert filling(batches[0]) == filling(batches[1])
-    tiny = TinyModel.of(config)
+    tiny = TinyModel(config)
     model, params = tiny.model, tiny.params
     size = config.vocab_size
 

@@ -135,8 +135,10 @@ def test_profile_steps_name_the_first_and_the_last_update():
 
 
 def test_unknown_presets_suggest_the_nearest():
-    with pytest.raises(UserError, match="t5_1_1_small"):
-        build_config("t5_1_1_smal", [])
+    with pytest.raises(UserError, match=r"t5_1_1_bse \(did you mean t5_1_1_base\?\)"):
+        build_config("t5_1_1_bse", [])
+    with pytest.raises(UserError, match="unknown preset x; known: t5_1_0_tiny, "):
+        build_config("x", [])
     with pytest.raises(UserError, match="did you mean nanot5"):
         build(optimizer_preset="nanot")
 
