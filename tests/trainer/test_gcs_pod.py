@@ -15,7 +15,6 @@ from tests.trainer.conftest import command
 from tests.trainer.engine.test_processes import assert_near, pretrain
 from trainer.config.from_flags import build_config
 from trainer.engine.processes import EXIT_LOST
-from trainer.engine.stopping import EXIT_PREEMPTED
 from trainer.setup import prepare
 
 STEPS, EVERY, HOSTS, BATCH = 12, 5, 4, 8
@@ -126,11 +125,6 @@ def test_four_hosts_make_the_run_of_one(store, together, tmp_path):
     assert_close(state(alone, STEPS), state(together[0], STEPS), rtol=1e-7, atol=1e-3)
 
 
-def test_the_profiles_of_all_hosts_are_one_session(together):
-    (session,) = (together[0] / "profile/plugins/profile").iterdir()
-    assert len(list(session.glob("process_*.xplane.pb"))) == HOSTS
-
-
 def test_a_host_reads_the_shards_of_its_rows_alone(cache, together):
     arguments = pretrain(cache, "unused", f"--train_steps={STEPS}", f"--batch_size={BATCH}")
     data = prepare(*build_config("t5_1_1_tiny", arguments[4:])).data
@@ -170,14 +164,3 @@ def test_one_is_killed_and_all_go_on_to_the_same_bits(store, together, tmp_path)
     again = model(store, tmp_path)
     assert losses(again) == losses(together[0])
     assert_equal(state(again, STEPS), state(together[0], STEPS))
-
-
-def test_a_host_that_is_taken_away_has_all_save_and_end(store):
-    pod = Pod(store, 1_000_000)
-    pod.wait_for(f"model/checkpoint_{EVERY}/commit_success.txt")
-    pod.processes[3].send_signal(signal.SIGTERM)
-    codes, said = pod.end()
-    assert codes == [EXIT_PREEMPTED] * HOSTS, said
-    (line,) = {line for text in said for line in text.splitlines() if "SIGTERM: saved" in line}
-    step = int(line.split("step ")[1].split(";")[0])
-    assert f"model/checkpoint_{step}/commit_success.txt" in store.buckets["bucket"]

@@ -72,18 +72,6 @@ def alone(text_cache, tmp_path_factory):
     return model_dir
 
 
-@pytest.mark.slow
-def test_a_run_in_a_bucket_that_fails_has_the_same_parameters(text_cache, alone, tmp_path):
-    with GcsServer(faults=0.05, seed=4) as gcs:
-        fill(gcs, text_cache, "cache")
-        run(gcs, "trainer.pretrain", *flags("gs://bucket/cache", "gs://bucket/model"))
-    assert sum(count for fault, count in gcs.counts().items() if fault) > 4
-    model_dir = fetch(gcs, "model", tmp_path)
-    assert_equal(model_dir, alone)
-    boards = {path.parent.name for path in model_dir.glob("tensorboard/*/events.*")}
-    assert boards == {"train", "validation"}
-
-
 @pytest.mark.parametrize(
     ("server", "message"),
     [
@@ -136,7 +124,10 @@ def test_the_whole_way_in_a_bucket_is_that_of_this_machine(text_cache, tmp_path)
             run(gcs, "trainer.evaluate", f"--model_dir={at}/model", "--checkpoints=all")
             run(gcs, "trainer.report", f"--model_dir={at}/model")
             run(gcs, "trainer.explain", f"--model_dir={at}/model", "--step=1")
+    assert sum(count for fault, count in gcs.counts().items() if fault) > 4
     here, there = tmp_path / "here", fetch(gcs, "there", tmp_path)
+    boards = {path.parent.name for path in there.glob("model/tensorboard/*/events.*")}
+    assert boards == {"train", "validation"}
     found = {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()}
     # They name the files of the corpus.
     apart = ("manifest.json", "plan.json")
