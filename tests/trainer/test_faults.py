@@ -16,8 +16,6 @@ from tests.faults.commands import Run
 from tests.faults.comparing import cache_differences, run_differences
 from tests.trainer.conftest import shard_bytes_of
 
-pytestmark = pytest.mark.processes
-
 SHORT = ("--steps=20", "--evaluation.every_steps=10")
 
 

@@ -19,10 +19,7 @@ from trainer.setup import prepare
 
 STEPS, EVERY, HOSTS, BATCH = 12, 5, 4, 8
 CACHE, MODEL = "gs://bucket/cache", "gs://bucket/model"
-FLAGS = (
-    *("--evaluation.every_steps=0", "--data.threads=1", "--data.prefetch=1"),
-    "--profile_steps=3:4",
-)
+FLAGS = ("--evaluation.every_steps=0", "--data.threads=1", "--data.prefetch=1")
 
 pytestmark = pytest.mark.slow
 

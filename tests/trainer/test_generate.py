@@ -212,9 +212,6 @@ def test_gaps_are_encoded_as_span_corruption_writes_them(spm):
     # Punctuation after a gap has no space before it.
     stop = spm.encode(["end."])[0].tolist()[-1]
     assert text.encode(spm, "the <extra_id_0>.").tolist()[-1] == stop
-
-
-def test_ids_above_the_vocabulary_are_no_text(spm):
     ids = np.array([*spm.encode(["a list"])[0], spm.size + 3], np.int32)
     assert text.decode(spm, ids) == "a list"
     assert text.spans(spm, np.array([spm.size - 1, *ids])) == {0: "a list"}

@@ -102,21 +102,15 @@ def test_pairs_of_sentences_come_from_any_cache(text_cache, separated_cache):
         run_of("python_docs_next_sentence", text_cache)
 
 
-def test_an_encoder_s_objective_is_refused(text_cache):
+def test_a_model_refuses_objectives_that_it_cannot_take(text_cache, monkeypatch):
     with pytest.raises(UserError, match="encoder-only preset"):
         run_of("python_docs_masked_lm", text_cache, "t5_1_1_tiny")
-
-
-def test_an_encoder_refuses_what_it_cannot_take(text_cache, monkeypatch):
     fitting = r"choose an encoder-decoder preset .* or a decoder-only preset"
     with pytest.raises(UserError, match=fitting):
         run_of("python_docs_span_corruption", text_cache, "bert_tiny")
     monkeypatch.setitem(LENGTHS, True, (513, 513))
     with pytest.raises(UserError, match=r"--model\.max_positions=513"):
         run_of("python_docs_masked_lm", text_cache)
-
-
-def test_token_dropping_without_an_effect_is_refused(text_cache):
     run = runs.run_of(text_cache, "--model.token_dropping=32", lengths=(64, 20))
     assert run.config.model.token_dropping == 32
     with pytest.raises(UserError, match="token_dropping=33 has no effect on rows of 64 inputs"):

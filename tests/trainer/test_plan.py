@@ -43,7 +43,7 @@ def test_the_page_of_this_machine(capsys):
     assert max(map(len, page.splitlines())) <= 120
 
 
-def test_json_adds_up(capsys):
+def test_json_adds_up_and_lengths_are_the_tasks(capsys):
     assert plan.main([*TINY, "--evaluation.every_steps=0", "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
     parts = values["train"]["bytes"]
@@ -51,6 +51,8 @@ def test_json_adds_up(capsys):
     assert parts["parameters"] == values["parameters"] * 4
     assert values["fits"] is None
     assert values["host_rows"] == 8
+    config, origins = build_config("t5_1_1_tiny", ["--task=rlm_span_corruption"])
+    assert subject(config, origins, devices=1).lengths == (512, 114)
 
 
 @pytest.mark.parametrize(
@@ -134,11 +136,6 @@ def test_an_evaluation_that_does_not_fit_gets_fewer_rows():
     assert best.plan is not None
     assert best.plan.missing == 0
     assert best.values["evaluation.batch_size"] < 256
-
-
-def test_lengths_are_the_tasks():
-    config, origins = build_config("t5_1_1_tiny", ["--task=rlm_span_corruption"])
-    assert subject(config, origins, devices=1).lengths == (512, 114)
 
 
 @pytest.mark.parametrize(

@@ -117,12 +117,16 @@ def test_optimizer_presets_record_their_origin(name):
     assert origins["optimizer.warmup_steps"] == "command line"
 
 
-def test_nanot5_clips_the_gradient_of_the_mean_loss():
+def test_recipes_have_a_loss():
     config, origins = build(optimizer_preset="nanot5")
     assert config.loss.normalizer == "num_real_target_tokens"
     assert origins["loss.normalizer"] == "optimizer preset nanot5"
     own, _ = build("--loss.normalizer=sum", optimizer_preset="nanot5")
     assert own.loss.normalizer == "sum"
+    assert recipe("nanot5")["loss.normalizer"] == "num_real_target_tokens"
+    config = fields.replace_all(build()[0], recipe("primer"))
+    assert config.optimizer == OPTIMIZER_PRESETS["primer"]
+    assert config.loss.normalizer == "num_total_target_tokens"
 
 
 def test_profile_steps_name_the_first_and_the_last_update():
@@ -360,13 +364,6 @@ def test_a_flag_with_an_effect_is_accepted(flags):
 @pytest.mark.parametrize("name", MODEL_PRESETS)
 def test_presets_set_nothing_idle(name):
     refuse_unread(*build_config(name, []))
-
-
-def test_a_recipe_from_python_has_its_loss():
-    assert recipe("nanot5")["loss.normalizer"] == "num_real_target_tokens"
-    config = fields.replace_all(build()[0], recipe("primer"))
-    assert config.optimizer == OPTIMIZER_PRESETS["primer"]
-    assert config.loss.normalizer == "num_total_target_tokens"
 
 
 @pytest.mark.parametrize(

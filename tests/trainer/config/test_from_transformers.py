@@ -59,12 +59,9 @@ def test_a_resumed_run_needs_no_folder(folder, tmp_path, preset):
     assert configuration(*flags)[0].model == config.model
 
 
-def test_a_preset_of_another_architecture_is_rejected(folder):
+def test_folders_that_do_not_fit_are_refused(folder):
     with pytest.raises(UserError, match="is a t5_1_1 model, and --preset=bert_tiny a bert"):
         configuration(f"--init_from=hf:{folder}", "--preset=bert_tiny")
-
-
-def test_a_name_of_the_hub_is_no_folder():
     with pytest.raises(UserError, match="hf download google/t5-v1_1-small --local-dir=t5-v1_1-s"):
         configuration("--init_from=hf:google/t5-v1_1-small")
 

@@ -147,15 +147,12 @@ def test_totals_of_primer(name):
     assert parameter_total(model_preset(name)) == total
 
 
-def test_both_primers_have_the_same_parameters():
+def test_parts_of_primer():
     for size in ("small", "medium", "large"):
         released = model_preset(f"{size}_primer_as_released")
         assert released.norm_placement is None
         assert parameter_total(released) == PRIMER[f"{size}_primer"][1]
     assert model_preset("small_primer").norm_placement == "primer_alternating"
-
-
-def test_parts_of_primer_in_t5():
     base = model_preset("t5_1_1_base")
     primer_ez = model_preset("t5_1_1_base_primer_ez")
     # As many kernel elements, and three taps a channel for queries, keys and values.
@@ -215,9 +212,6 @@ def test_every_preset_has_the_stacks_of_its_family():
         decodes_alone = config.family not in ("t5_1_0", "t5_1_1", "bert", "bert_pre_ln")
         assert (config.num_encoder_layers == 0) == decodes_alone, name
         assert (config.num_decoder_layers == 0) == name.startswith("bert_")
-
-
-def test_presets_for_tests_are_small():
     tiny = replace(model_preset("bert_tiny"), vocab_size=128, max_positions=64)
     assert parameter_count(tiny) < 10_000
 

@@ -69,10 +69,12 @@ def test_a_task_that_joins_later_changes_nothing_for_the_others(text_cache):
     assert_equal(joined.data.batches()[2], alone.data.batches()[2])
 
 
-def test_tasks_on_the_same_windows_read_them_in_another_order(text_cache):
+def test_tasks_on_one_cache_read_its_windows_in_another_order(text_cache):
     run = run_of(text_cache, f"{SPANS}=1,{PREFIX}=1", "--lengths.targets=600", inputs=73)
     sources, _, _, windows = places(run, 20)
     assert not np.array_equal(windows[sources == 0], windows[sources == 1])
+    run = run_of(text_cache.parent, f"{SPANS}=1,{PREFIX}=1")
+    assert {each.cache for each in run.data.tasks} == {str(text_cache)}
 
 
 def test_rows_without_a_prefix_mix_with_rows_that_have_one(text_cache):
@@ -213,11 +215,6 @@ def test_wasteful_lengths_are_reported_with_better_ones(text_cache):
     inputs = int(said.split("--lengths.inputs=")[1].split()[0])
     fuller = run_of(text_cache, SPANS, inputs=inputs).data
     assert "holds" not in dict(fuller.consequences())["packing"]
-
-
-def test_one_cache_serves_the_tasks_of_its_corpus(text_cache):
-    run = run_of(text_cache.parent, f"{SPANS}=1,{PREFIX}=1")
-    assert {each.cache for each in run.data.tasks} == {str(text_cache)}
 
 
 def test_tasks_without_validation_text_are_left_out_of_evaluations(text_cache, tmp_path, capsys):

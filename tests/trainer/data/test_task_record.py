@@ -73,12 +73,9 @@ def changed(before, now, step=5):
     return task_record.changes(json.loads(json.dumps(before.data.record)), now.data.record, step)
 
 
-def test_an_unchanged_module_has_no_changes(run_of):
+def test_changes_of_a_task_are_named(run_of):
     assert changed(run_of("my_spans"), run_of("my_spans")) == []
     assert changed(run_of("my_lm"), run_of("my_lm")) == []
-
-
-def test_a_changed_setting_of_an_objective_is_named(run_of):
     found = changed(run_of("my_spans"), run_of("my_spans", density=0.3))
     assert "objective of my_spans: mask.noise_density was 0.15, is 0.3" in found
     assert any(text.startswith("window_tokens of my_spans was") for text in found)
@@ -97,16 +94,13 @@ def test_changed_code_of_an_objective_is_noticed(run_of):
         ]
 
 
-def test_changed_rates_of_a_named_mixture_are_named(run_of):
+def test_changed_rates_of_a_named_mixture_are_named_unless_ahead(run_of):
     (text,) = changed(run_of("mine"), run_of("mine", rate=1.5))
     assert "my_spans 50.0000%, my_others 50.0000%, are my_spans 75.0000%, my_others 25" in text
     # Rows that are due at the same time come in the order of the tasks.
     before = run_of("mine").data.record
     now = {**before, "rates": [[0, before["rates"][0][1][::-1]]]}
     assert "the rates of the tasks were" in task_record.changes(before, now, step=5)[0]
-
-
-def test_rates_may_change_ahead(run_of):
     before, later = run_of("mine"), run_of("mine", "--mixing.schedule=7: my_others=1")
     assert changed(before, later, step=7) == []
     assert "my_others 100.0000% from update 8 on" in changed(before, later, step=8)[0]

@@ -57,7 +57,7 @@ def test_a_run_in_the_background_ignores_ctrl_c():
         signal.signal(signal.SIGINT, before)
 
 
-def test_an_error_of_a_run_alone_stops_it():
+def test_an_error_of_a_run_alone_stops_it_and_of_one_process_of_several_is_raised(monkeypatch):
     stop = Stop()
     assert stop.agreed(lambda: 3) == 3
     assert not stop
@@ -65,9 +65,6 @@ def test_an_error_of_a_run_alone_stops_it():
     assert stop
     with pytest.raises(UserError, match="no batch"):
         stop.exit_code(2, complete=False)
-
-
-def test_an_error_of_one_process_of_several_is_raised(monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     stop = Stop()
     with pytest.raises(UserError, match="no batch"):

@@ -76,10 +76,19 @@ def test_a_mesh_t5_run():
     assert any("have no seed" in text for subject, text in notes if subject == "warning")
 
 
-def test_a_constant_rate():
+def test_other_files_of_mesh():
     files = ("models/t5.1.0.small.gin", "objectives/span.gin")
     config, _, _ = load(*files, "learning_rate_schedules/constant_0_001.gin")
     assert (config.optimizer.schedule, config.optimizer.learning_rate) == ("constant", 0.001)
+    flag = "make_layer_stack.layer_stack_cls = @t5_models.PrePostNormLayerStack"
+    config, _, _ = load("released.gin", *LM_FILES, flags=(*LM, flag))
+    assert config.model == dataclasses.replace(model_preset("small_primer"), dtype="bfloat16")
+    config, _, _ = load("models/lm_v1.gin", *LM_FILES, flags=LM)
+    assert config.model.family == "lm"
+    assert config.model.mlp_activations == ("relu",)
+    assert (config.model.num_encoder_layers, config.model.num_decoder_layers) == (0, 12)
+    config, _, _ = load("gelu.gin", *LM_FILES, flags=LM, preset="lm_small")
+    assert config.model == dataclasses.replace(model_preset("lm_small"), dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -103,24 +112,6 @@ def test_a_primer_model_is_its_preset(file, preset):
     assert config.optimizer.schedule == "constant * rsqrt_decay"
     assert config.train_steps == 1_000_000
     assert ("has no effect in Mesh" in str(notes)) == (file == "released")
-
-
-def test_the_effective_layer_stack_alternates_norms():
-    flag = "make_layer_stack.layer_stack_cls = @t5_models.PrePostNormLayerStack"
-    config, _, _ = load("released.gin", *LM_FILES, flags=(*LM, flag))
-    assert config.model == dataclasses.replace(model_preset("small_primer"), dtype="bfloat16")
-
-
-def test_a_decoder_with_t5_layers():
-    config, _, _ = load("models/lm_v1.gin", *LM_FILES, flags=LM)
-    assert config.model.family == "lm"
-    assert config.model.mlp_activations == ("relu",)
-    assert (config.model.num_encoder_layers, config.model.num_decoder_layers) == (0, 12)
-
-
-def test_a_preset_overrides_the_model_of_the_files():
-    config, _, _ = load("gelu.gin", *LM_FILES, flags=LM, preset="lm_small")
-    assert config.model == dataclasses.replace(model_preset("lm_small"), dtype="bfloat16")
 
 
 WRONG = {

@@ -114,8 +114,15 @@ def read(folder):
     return recipe.load(["run.gin"], [str(folder)], [], None, [])
 
 
-def test_the_good_file_is_read(folder):
+def test_a_good_file_is_read_and_a_name_set_twice_reported(folder):
     assert read(folder).config.train_steps == 5
+    (folder / "run.gin").write_text(GOOD + "TRAIN_STEPS = 6\n")
+    found = read(folder)
+    assert found.config.train_steps == 6
+    assert (
+        "warning",
+        "TRAIN_STEPS is set twice in run.gin, to 5 (run.gin:7) and 6 (run.gin:10): the last holds",
+    ) in found.notes
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -157,16 +164,6 @@ def test_imported_modules_of_users_are_reported(folder, monkeypatch):
     (folder / "trap.py").write_text("TASKS = ()\n")
     assert told("--task_module=trap") == ["t5x_tasks"]
     sys.modules.pop("trap")
-
-
-def test_a_name_set_twice_in_a_file_is_reported(folder):
-    (folder / "run.gin").write_text(GOOD + "TRAIN_STEPS = 6\n")
-    found = read(folder)
-    assert found.config.train_steps == 6
-    assert (
-        "warning",
-        "TRAIN_STEPS is set twice in run.gin, to 5 (run.gin:7) and 6 (run.gin:10): the last holds",
-    ) in found.notes
 
 
 COMMANDS = {

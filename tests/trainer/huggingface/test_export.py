@@ -60,7 +60,7 @@ def folder(run):
     return Path(output)
 
 
-def test_the_folder_has_the_files_of_hugging_face(folder):
+def test_an_export_has_the_files_of_hugging_face_and_equal_parameters(folder, run):
     found = {path.name for path in folder.iterdir()}
     shards = {name for name in found if name.startswith("model-")}
     assert len(shards) > 1
@@ -84,6 +84,11 @@ def test_the_folder_has_the_files_of_hugging_face(folder):
     ids = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
     assert json.loads((folder / "generation_config.json").read_text()) == ids
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+    config = load_config(run)[0].model
+    assert model_config(str(folder)).vocab_size == config.vocab_size
+    tensors = names.to_tensors(load(str(folder), config), config, "t5")
+    for name, array in weights.read(str(folder)).items():
+        np.testing.assert_array_equal(tensors[name], array)
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
@@ -180,15 +185,7 @@ def test_transformers_generates_for_a_sentinel(folder):
     assert logits.argmax(-1).tolist()[:4] == made[1:]
 
 
-def test_an_export_loads_with_equal_parameters(folder, run):
-    config = load_config(run)[0].model
-    assert model_config(str(folder)).vocab_size == config.vocab_size
-    tensors = names.to_tensors(load(str(folder), config), config, "t5")
-    for name, array in weights.read(str(folder)).items():
-        np.testing.assert_array_equal(tensors[name], array)
-
-
-def test_nothing_is_written_if_logits_differ(run, tmp_path, monkeypatch, capsys):
+def test_nothing_is_written_if_logits_or_tokenizers_differ(run, tmp_path, monkeypatch, capsys):
     # Reverses the table of relative positions.
     def reversed_table(params, config, kind, to_tensors=names.to_tensors):
         tensors = to_tensors(params, config, kind)
@@ -203,9 +200,6 @@ def test_nothing_is_written_if_logits_differ(run, tmp_path, monkeypatch, capsys)
     assert error.count("\n") == 1
     assert "transformers computes different logits: largest difference" in error
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_is_written_if_tokenizers_differ(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tokenizer, "compare", lambda *_: tokenizer.Match(200, ["some text"] * 30))
     assert export.main([f"--model_dir={run}", f"--output={tmp_path}/output"]) == 1
     assert "SentencePiece give different ids for 30 of 200 texts" in capsys.readouterr().err
@@ -239,15 +233,14 @@ def test_a_limit_on_the_size_of_files_is_named(run, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_vocabulary_of_another_size_is_rejected(run, tmp_path, text_cache):
+def test_a_vocabulary_of_another_size_or_a_missing_package_is_named(
+    run, tmp_path, text_cache, monkeypatch
+):
     longer = tmp_path / "longer.model"
     model = (text_cache / "sentencepiece.model").read_bytes()
     longer.write_bytes(add_sentinels(without_sentinels(model), 101))
     with pytest.raises(UserError, match="has 701 ids, but the model was trained on 700"):
         exporting.export(run, f"{tmp_path}/new", vocabulary_path=str(longer))
-
-
-def test_a_missing_package_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'palimpsest\[huggingface\]'"):
         exporting.export(run, f"{tmp_path}/new")

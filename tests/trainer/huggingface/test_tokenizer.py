@@ -178,14 +178,11 @@ def test_sentinels_descend_from_the_last_id(tmp_path, words):
     assert theirs("the", "of").input_ids == [*before, 1, *after, 1]
 
 
-def test_decoding_returns_the_text(tmp_path, words):
+def test_texts_of_models_without_an_encoder_are_those_of_training(tmp_path, words):
     theirs = load(tmp_path, words)
     text = "The function returns None."
     ids = theirs(text).input_ids
     assert theirs.decode(ids, skip_special_tokens=True) == text == words.decode(ids)
-
-
-def test_a_decoder_only_text_begins_with_the_id_of_training(tmp_path, words):
     theirs = load(tmp_path, words, tokenizer.Roles(begins="<pad>", ends=False))
     ids = theirs("the").input_ids
     assert ids == [0, *words.encode(["the"])[0]]
@@ -225,7 +222,7 @@ def test_the_folder_names_a_class_of_transformers_4_and_5(words):
         assert {*written["additional_special_tokens"]} == sentinels - named
 
 
-def test_sentinels_missing_in_the_model_are_added(tmp_path, words):
+def test_sentinels_that_the_model_lacks_are_added_and_others_rejected(tmp_path, words):
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(words.model)
@@ -234,9 +231,6 @@ def test_sentinels_missing_in_the_model_are_added(tmp_path, words):
     assert bare.size == words.size
     theirs = load(tmp_path, bare)
     assert tokenizer.compare(theirs, bare, ["the text <code> of"]).different == []
-
-
-def test_a_sentinel_with_another_id_is_rejected(tmp_path, words):
     theirs = load(tmp_path, words)
     longer = vocabulary.from_bytes(add_sentinels_of(words, 101))
     with pytest.raises(UserError, match="the tokenizer gives <extra_id_0> the ids"):

@@ -157,7 +157,7 @@ def test_gradients_reach_every_tensor(make_tiny, batch, variant):
 
 
 def test_memory_tokens_are_positions_in_front(make_tiny, batch):
-    """The states are those of a model without memory whose first tokens embed as the memory."""
+    # The states are those of a model without memory whose first tokens embed as the memory.
     n, tiny = 3, make_tiny("t5_1_0", memory_tokens=3)
     plain = make_tiny("t5_1_0")
     params = dict(tiny.params)
@@ -173,9 +173,6 @@ def test_memory_tokens_are_positions_in_front(make_tiny, batch):
     assert np.abs(found - without)[:, :-1].max() > 1e-2
     states = tiny.apply(batch, method="encode")
     assert states.shape[1] == n + batch["encoder_input_tokens"].shape[1]
-
-
-def test_memory_tokens_cannot_be_packed(make_tiny, batch):
     tiny = make_tiny("t5_1_0", memory_tokens=3)
     segments = {"encoder_segment_ids": jnp.ones_like(batch["encoder_input_tokens"])}
     with pytest.raises(ValueError, match="memory_tokens need rows of one example"):

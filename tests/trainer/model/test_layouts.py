@@ -197,10 +197,15 @@ def test_auto_is_the_kernel_where_tiles_fit_the_blocks(make_config):
     assert [chosen(block) for block in (16, 384, 48)] == ["pallas", "pallas", "einsum"]
 
 
-def test_equal_patterns_are_equal_texts(make_config):
+def test_patterns_are_texts_that_other_projects_do_not_have(make_config):
     config = make_config("bert", attention_pattern="bigbird:window=3,block=16,seed=0")
     assert config.explicit().attention_pattern == "bigbird:block=16"
     assert make_config("bert").attention_pattern == "full"
+    bert = make_config("bert", attention_pattern="bigbird:block=16")
+    with pytest.raises(UserError, match="attention_pattern bigbird:block=16"):
+        places(bert, "bert")
+    t5 = replace(model_preset("t5_1_1_tiny"), attention_pattern="local")
+    assert any("--model.attention_pattern=local" in each for each in write.unsupported(t5))
 
 
 def test_operations_follow_the_density(make_config):
@@ -211,14 +216,6 @@ def test_operations_follow_the_density(make_config):
     full, sparse = flops(), flops(attention_pattern="local:block=16")
     pairs = visited_pairs(Local(16), 2, 256, causal=True)
     assert full - sparse == 6 * 2 * 3 * 2 * 2 * 4 * (256**2 - pairs)
-
-
-def test_other_projects_get_no_model_with_a_pattern(make_config):
-    bert = make_config("bert", attention_pattern="bigbird:block=16")
-    with pytest.raises(UserError, match="attention_pattern bigbird:block=16"):
-        places(bert, "bert")
-    t5 = replace(model_preset("t5_1_1_tiny"), attention_pattern="local")
-    assert any("--model.attention_pattern=local" in each for each in write.unsupported(t5))
 
 
 def test_the_preset_of_bert_has_a_layout_for_each_head():

@@ -107,14 +107,11 @@ def test_a_mixer_decodes_without_a_cache(config):
     assert found.ids[0] == jnp.argmax(logits[0, -1])
 
 
-def test_a_mixer_runs_in_a_scan(config):
+def test_a_mixers_parameters_are_scanned_counted_and_decayed(config):
     params = init_params(model_spec(replace(config, scan_layers=True)), jax.random.key(0))
     width, layers = config.emb_dim, config.num_decoder_layers
     mixer = params["decoder"]["decoder"]["self_attention"]
     assert mixer["matrix"].shape == (width, layers, width)
-
-
-def test_a_mixers_parameters_and_operations_are_counted(config):
     batch, length, width, layers = 2, 6, config.emb_dim, config.num_decoder_layers
     plain = replace(config, mixer=None)
     attention = 4 * width * config.num_heads * config.head_dim
@@ -126,9 +123,6 @@ def test_a_mixers_parameters_and_operations_are_counted(config):
     expected = 6 * batch * length * (products - pairs)
     found = flops_per_step(config, batch, 0, length) - flops_per_step(plain, batch, 0, length)
     assert found == expected
-
-
-def test_weight_decay_spares_what_a_mixer_declares(config):
     mixer = decayed(model_spec(config))["decoder"]["layers_0"]["self_attention"]
     assert mixer == {"gate": False, "shift": False, "matrix": True}
 

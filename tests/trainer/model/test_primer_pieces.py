@@ -204,9 +204,6 @@ def test_primer_norm():
     # Far from 0 rounding makes the mean of x (x - mean) negative for some rows.
     far = run(PrimerNorm(), 1e5 + 1e-2 * x)[1]
     assert np.all(np.isfinite(far))
-
-
-def test_primer_norm_is_layer_norm_in_float64():
     x = 3 * states().astype(np.float64) + 100
     with jax.enable_x64(True):
         ours = np.asarray(PrimerNorm().normalised(jnp.asarray(x)))
@@ -278,7 +275,7 @@ def switch_by_definition(p, x, spec, capacity):
     return output, 0.01 * spec.num_experts**2 * balance, dropped
 
 
-def test_switch_layer():
+def test_switch_layers_and_their_capacity():
     spec = Switch(EXPERT, 3, largest_group=L)
     p, output, routing = switch(spec)
     assert spec.capacity(L, training=False) == 5
@@ -286,6 +283,12 @@ def test_switch_layer():
     agree(output, expected)
     agree(routing.auxiliary, auxiliary)
     assert (int(routing.dropped), int(routing.routed)) == (dropped, TOKEN.sum())
+    spec = Switch(EXPERT, 32)
+    assert spec.group_size(128 * 512) == 1024
+    assert spec.group_size(7 * 300) == 700
+    assert spec.capacity(1024, training=True) == 40
+    assert spec.capacity(1024, training=False) == 64
+    assert spec.capacity(64, training=True) == 4
 
 
 def test_tokens_of_full_experts_are_dropped():
@@ -297,15 +300,6 @@ def test_tokens_of_full_experts_are_dropped():
     assert dropped == (L - 4) + (TOKEN[1].sum() - 4) == int(routing.dropped)
     agree(output, expected)
     assert not output[0, 4:].any()
-
-
-def test_capacity_of_switch_layers():
-    spec = Switch(EXPERT, 32)
-    assert spec.group_size(128 * 512) == 1024
-    assert spec.group_size(7 * 300) == 700
-    assert spec.capacity(1024, training=True) == 40
-    assert spec.capacity(1024, training=False) == 64
-    assert spec.capacity(64, training=True) == 4
 
 
 def test_routers_jitter_only_in_training():

@@ -41,9 +41,6 @@ def test_equal_configurations_are_one_program(make_config):
     assert model_spec(config) == model_spec(replace(config))
     assert hash(model_spec(config)) == hash(model_spec(replace(config)))
     assert model_spec(config) != model_spec(replace(config, dropout_rate=0.1))
-
-
-def test_equal_configurations_with_parts_of_stacks_are_one_program(make_config):
     changes = {"memory_tokens": 2, "database_entries": 3, "token_dropping": 1}
     one, other = (model_spec(make_config("t5_1_1", **changes)) for _ in range(2))
     assert (one, hash(one)) == (other, hash(other))
@@ -73,6 +70,19 @@ def test_families_fill_the_slots(make_config):
     for decoder_only in (lm, llama):
         assert decoder_only.encoder is None
         assert decoder_only.decoder.layers[0].cross_mixer is None
+    bert, pre_ln = (model_spec(make_config(name)) for name in ("bert", "bert_pre_ln"))
+    assert isinstance(bert.encoder.layers[0].norm_placement, PostNorm)
+    assert isinstance(pre_ln.encoder.layers[0].norm_placement, PreNorm)
+    assert isinstance(bert.encoder.norm, NoNorm)
+    assert isinstance(pre_ln.encoder.norm, LayerNorm)
+    assert isinstance(bert.encoder.position, LearnedPosition)
+    rotary = model_spec(make_config("bert", position="rotary", head_dim=64))
+    assert rotary.encoder.position == RotaryPosition(channels=16)
+    assert model_spec(make_config("lm", position="rotary")).decoder.position.channels == 4
+    both = model_spec(make_config("t5_1_1", position="rotary"))
+    assert both.encoder.position == both.decoder.position == RotaryPosition(channels=4)
+    for changes in ({"position": "absolute"}, {"mixer": "random_synthesizer"}):
+        assert make_config("lm", max_positions=600, **changes).counts_positions
 
 
 @pytest.mark.parametrize(
@@ -115,17 +125,6 @@ def test_auto_leaves_out_what_kernels_cannot_compute(make_config):
     assert chosen("primer", mixer="random_synthesizer") == "einsum"
 
 
-def test_the_families_of_bert_differ_in_two_slots(make_config):
-    bert, pre_ln = (model_spec(make_config(name)) for name in ("bert", "bert_pre_ln"))
-    assert isinstance(bert.encoder.layers[0].norm_placement, PostNorm)
-    assert isinstance(pre_ln.encoder.layers[0].norm_placement, PreNorm)
-    assert isinstance(bert.encoder.norm, NoNorm)
-    assert isinstance(pre_ln.encoder.norm, LayerNorm)
-    assert isinstance(bert.encoder.position, LearnedPosition)
-    rotary = model_spec(make_config("bert", position="rotary", head_dim=64))
-    assert rotary.encoder.position == RotaryPosition(channels=16)
-
-
 @pytest.mark.parametrize("name", parts.FAMILIES)
 def test_facts_about_families_are_those_of_their_specs(make_config, name):
     config = make_config(name, head_dim=8)
@@ -144,17 +143,6 @@ def test_facts_about_families_are_those_of_their_specs(make_config, name):
 )
 def test_the_default_positions_of_a_family_may_be_named(make_config, family, position):
     assert model_spec(make_config(family, position=position)) == model_spec(make_config(family))
-
-
-def test_rotation_of_heads(make_config):
-    assert model_spec(make_config("lm", position="rotary")).decoder.position.channels == 4
-    both = model_spec(make_config("t5_1_1", position="rotary"))
-    assert both.encoder.position == both.decoder.position == RotaryPosition(channels=4)
-
-
-def test_max_positions_has_an_effect_with_a_table_or_a_synthesizer(make_config):
-    for changes in ({"position": "absolute"}, {"mixer": "random_synthesizer"}):
-        assert make_config("lm", max_positions=600, **changes).counts_positions
 
 
 segments = st.lists(st.integers(0, 3), min_size=4, max_size=4)

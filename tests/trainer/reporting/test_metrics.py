@@ -203,7 +203,7 @@ def test_the_auxiliary_loss_is_evaluated(text_cache):
     assert 0.9 < per_position < 1
 
 
-def test_bits_per_byte_of_a_prefix_lm_count_only_the_predicted_part(text_cache):
+def test_bits_per_byte_count_only_the_predicted_part(text_cache):
     layer = "--model.num_decoder_layers=1"
     found, manifest = evaluated(text_cache, "lm_tiny", "python_docs_decoder_prefix_lm", layer)
     tokens = manifest.total("validation", "tokens")
@@ -212,9 +212,6 @@ def test_bits_per_byte_of_a_prefix_lm_count_only_the_predicted_part(text_cache):
     bits = found["loss"] * found["tokens"] / np.log(2)
     text = share * manifest.total("validation", "text_bytes")
     assert found["bits_per_byte"] == pytest.approx(bits / text, rel=1e-12)
-
-
-def test_span_corruption_has_no_bits_per_byte(text_cache):
     lengths = ["--lengths.inputs=64", "--lengths.targets=18"]
     found, _ = evaluated(text_cache, "t5_1_1_tiny", "python_docs_span_corruption", *lengths)
     assert "bits_per_byte" not in found
