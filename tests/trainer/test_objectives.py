@@ -15,7 +15,6 @@ from trainer.data.features import target_side
 from trainer.engine.metrics import means
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
-from trainer.reporting.metrics import read_metrics
 
 TASKS = [name for name in registry.tasks() if name.startswith("python_docs_")]
 # Other rates and lengths of spans are the same code.
@@ -115,31 +114,6 @@ def test_a_model_refuses_objectives_that_it_cannot_take(text_cache, monkeypatch)
     assert run.config.model.token_dropping == 32
     with pytest.raises(UserError, match="token_dropping=33 has no effect on rows of 64 inputs"):
         runs.run_of(text_cache, "--model.token_dropping=33", lengths=(64, 20))
-
-
-@pytest.mark.slow
-def test_masked_lm_trains_is_evaluated_and_goes_on(text_cache, tmp_path):
-    """The real commands: 2 and 2 steps are 4, and the order of sentences is reported."""
-
-    def train(model_dir, steps):
-        shape = {"task": "python_docs_masked_lm", "lengths": (32, 32), "preset": "bert_tiny"}
-        every = ("--metrics.every_steps=2", "--evaluation.every_steps=4", f"--train_steps={steps}")
-        runs.done(runs.pretrain(text_cache, model_dir, *every, **shape))
-
-    train(tmp_path / "split", 2)
-    train(tmp_path / "split", 4)
-    train(tmp_path / "whole", 4)
-    split, whole = (
-        [(line["step"], line["metrics"]) for line in read_metrics(str(tmp_path / name))]
-        for name in ("split", "whole")
-    )
-    assert [line for line in split if line[0] > 2 and "gradient_norm" in line[1]] == [
-        line for line in whole if line[0] > 2 and "gradient_norm" in line[1]
-    ]
-    results = [metrics for _, metrics in whole if "unigram_entropy" in metrics]
-    assert results == [split[-1][1]]
-    assert 0.4 < results[0]["order_loss"] < 1.0
-    assert 0 <= results[0]["order_accuracy"] <= 1
 
 
 def test_a_mode_that_the_vocabulary_lacks_is_refused(text_cache, monkeypatch):

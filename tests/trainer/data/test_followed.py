@@ -238,9 +238,8 @@ def test_a_build_that_has_ended_is_named(published, monkeypatch, capsys):
 
 
 def test_another_plan_is_refused(published):
-    data = run_of(published.folder.parent).data
     published.shards("train", *range(BLOCK))
-    batches = data.batches()
+    batches = run_of(published.folder.parent).data.batches()
     steps = known_steps(batches)
     value = json.loads((published.folder / PLAN).read_text())
     value["row_tokens"] += 1
@@ -284,12 +283,11 @@ def test_receipts_of_a_plan_that_began_during_a_look_are_not_taken(
 
 
 def test_a_receipt_of_another_shard_is_refused(published):
-    data = run_of(published.folder.parent).data
     published.shards("train", *range(BLOCK))
-    name = f"train.receipt-0000{{}}-of-{published.count('train'):05d}.json"
-    shutil.copy(published.folder / name.format(1), published.folder / name.format(0))
+    first, second = (published.folder / f"train.receipt-0000{n}-of-00009.json" for n in (0, 1))
+    shutil.copy(second, first)
     with pytest.raises(UserError, match="train shard 0 lists the files of another shard"):
-        data.batches()[0]
+        run_of(published.folder.parent).data.batches()[0]
 
 
 def test_a_run_waits_for_the_plan(whole_cache, tmp_path, capsys):

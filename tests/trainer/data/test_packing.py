@@ -12,9 +12,8 @@ from tasks.objectives.packing import deck
 from tasks.objectives.ul2 import MixtureOfDenoisers
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
-from tests.support.runs import assert_shared, command, done, pretrain, run
+from tests.support.runs import assert_shared, command, curve, done, pretrain, run
 from tests.support.trees import assert_close
-from tests.trainer.conftest import training_metrics
 from tests.trainer.data.test_pairs import PAIRS, run_of
 from trainer.data.best_fit import best_fit
 from trainer.engine.loss import decoder_loss
@@ -31,20 +30,26 @@ SHAPES = {
 }
 
 
+def packing_flags(task):
+    """Returns the flags of `SHAPES`."""
+    return [
+        f"--{prefix}{side}={length}"
+        for prefix, lengths in zip(("lengths.", "data.example_"), SHAPES[task], strict=True)
+        for side, length in zip(("inputs", "targets"), lengths, strict=True)
+    ]
+
+
 def packed_run(folder, task, *flags, **more):
     """Returns a run with `SHAPES` of rows and of examples."""
-    given = ["--data.pack_examples=true"]
-    for prefix, lengths in zip(("lengths.", "data.example_"), SHAPES[task], strict=True):
-        sides = zip(("inputs", "targets"), lengths, strict=True)
-        given += [f"--{prefix}{side}={length}" for side, length in sides]
-    return run_of(folder, task, *given, *flags, **more)
+    given = (*packing_flags(task), "--data.pack_examples=true", *flags)
+    return run_of(folder, task, *given, **more)
 
 
 @pytest.fixture(scope="module")
 def caches(pairs_and_text, text_cache, tmp_path_factory):
     folder = tmp_path_factory.mktemp("packing")
     (folder / PAIRS).symlink_to(pairs_and_text / PAIRS)
-    for task in (PREFIX, UL2, UNKNOWN):
+    for task in (PREFIX, UL2, UNKNOWN, "python_docs_masked_lm"):
         (folder / task).symlink_to(text_cache)
     return folder
 
@@ -206,23 +211,41 @@ def test_mistakes(caches):
         run_of(caches, UNKNOWN, *flags).data.batches()
 
 
+PACK = [*packing_flags(UL2), "--data.pack_examples=true"]
+CUT = ["--objective=too_long=cut"]
+# Preset, task, lengths, flags, and what the explanation of a row shows.
+RESUMED = {
+    "pairs": ("t5_1_1_tiny", PAIRS, (64, 24), CUT, "[0:"),
+    "pairs of a decoder": ("lm_tiny", PAIRS, (64, 24), CUT, "[0:"),
+    "packed": ("t5_1_1_tiny", UL2, SHAPES[UL2][0], PACK, "UL2, mode"),
+    "masked": ("bert_tiny", "python_docs_masked_lm", (32, 32), [], "[0:"),
+}
+
+
 @pytest.mark.slow
-def test_a_packed_run_resumes_exactly_and_is_explained(caches, tmp_path):
-    rows, examples = SHAPES[UL2]
-    pack = ["--data.pack_examples=true", f"--data.example_inputs={examples[0]}"]
-    pack += [f"--data.example_targets={examples[1]}", "--checkpoint.every_steps=2"]
-
-    def train(model, steps, lengths=rows, pack=pack):
-        flags = (f"--train_steps={steps}", *pack)
-        return run(pretrain(caches, tmp_path / model, *flags, task=UL2, lengths=lengths))
-
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_run_resumes_exactly_and_is_explained(caches, tmp_path, case):
+    preset, task, lengths, flags, says = RESUMED[case]
+    shape = {"preset": preset, "task": task, "lengths": lengths}
     for model, steps in (("whole", 4), ("stopped", 2), ("stopped", 4)):
-        made = train(model, steps)
-        assert made.returncode == 0, made.stderr
-    assert training_metrics(tmp_path / "whole") == training_metrics(tmp_path / "stopped")
-    shown = done(command("trainer.explain", f"--model_dir={tmp_path}/whole", "--step=2", "--row=1"))
-    assert "Step 2, row 1, example 2" in shown.stdout
-    assert "UL2, mode" in shown.stdout
-    other = train("whole", 6, (rows[0], rows[0]), ())
-    assert other.returncode != 0
-    assert "pack_examples" in other.stderr
+        more = (
+            f"--train_steps={steps}",
+            "--checkpoint.every_steps=2",
+            "--evaluation.every_steps=4",
+        )
+        done(pretrain(caches, tmp_path / model, *more, *flags, **shape))
+    whole = curve(tmp_path / "whole")
+    last = [line for line in curve(tmp_path / "stopped") if line["step"] > 2]
+    assert last == [line for line in whole if line["step"] > 2]
+    explain = command("trainer.explain", f"--model_dir={tmp_path}/whole", "--step=2")
+    assert len(done(explain).stdout.splitlines()) == 4
+    assert says in done([*explain, "--row=1"]).stdout
+    (results,) = (line["metrics"] for line in whole if line["split"] == "validation")
+    if case == "masked":
+        assert 0.4 < results["order_loss"] < 1.0
+        assert 0 <= results["order_accuracy"] <= 1
+    if case == "packed":
+        longer = {**shape, "lengths": (lengths[0], lengths[0])}
+        other = run(pretrain(caches, tmp_path / "whole", "--train_steps=6", **longer))
+        assert other.returncode != 0
+        assert "pack_examples" in other.stderr

@@ -8,8 +8,7 @@ from tasks.cache.pair_windows import row_windows
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
 from tests.support import runs
-from tests.support.runs import assert_shared, command, done
-from tests.trainer.conftest import training_metrics
+from tests.support.runs import assert_shared
 
 SPANS, PAIRS = "python_docs_span_corruption", "qa_supervised"
 
@@ -110,26 +109,6 @@ def test_mistakes(pairs_and_text):
         run_of(pairs_and_text / SPANS, "supervised").data.batches()
     with pytest.raises(UserError, match="holds pairs of inputs and targets"):
         run_of(pairs_and_text / PAIRS, "ul2").data.batches()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["t5_1_1_tiny", "lm_tiny"])
-def test_a_run_resumes_exactly_and_is_explained(pairs_and_text, tmp_path, preset):
-    def train(model, steps):
-        flags = ("--objective=too_long=cut", f"--train_steps={steps}", "--checkpoint.every_steps=2")
-        shape = {"task": PAIRS, "lengths": (64, 24), "preset": preset}
-        done(runs.pretrain(pairs_and_text, tmp_path / model, *flags, **shape))
-
-    train("whole", 4)
-    train("stopped", 2)
-    train("stopped", 4)
-    whole = training_metrics(tmp_path / "whole")
-    assert whole == training_metrics(tmp_path / "stopped")
-    assert list(whole) == [1, 2, 3, 4]
-    shown = done(command("trainer.explain", f"--model_dir={tmp_path}/whole", "--step=2"))
-    lines = shown.stdout.splitlines()
-    assert len(lines) == 4
-    assert all(line.count("[0:") == 1 for line in lines)
 
 
 def test_predictions_are_judged_as_a_supervised_task_does(pairs_and_text):
