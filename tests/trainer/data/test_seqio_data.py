@@ -37,27 +37,24 @@ def sentences(split, shuffle_files, seed=None):
     return tf.data.Dataset.from_tensor_slices({{"inputs": lines, "targets": lines[::-1]}})
 
 
+SPLITS = ["train", "validation"]
+
+
 def exact_match(targets, predictions):
     return {{"exact_match": np.mean(np.array(targets) == np.array(predictions))}}
 
 
-seqio.TaskRegistry.add(
-    "backwards",
-    source=seqio.FunctionDataSource(sentences, splits=["train", "validation"]),
-    preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
-    output_features={{side: seqio.Feature(VOCABULARY) for side in ("inputs", "targets")}},
-    metric_fns=[],
-)
-seqio.TaskRegistry.add(
-    "streamed",
-    source=seqio.FunctionDataSource(sentences, ["train", "validation"], caching_permitted=False),
-    preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
-    output_features={{
-        side: seqio.Feature(seqio.SentencePieceVocabulary("{folder}/bare.model"))
-        for side in ("inputs", "targets")
-    }},
-    metric_fns=[exact_match],
-)
+BARE = seqio.SentencePieceVocabulary("{folder}/bare.model")
+for name, cached, vocabulary, metrics in (
+    ("backwards", True, VOCABULARY, []), ("streamed", False, BARE, [exact_match])
+):
+    seqio.TaskRegistry.add(
+        name,
+        source=seqio.FunctionDataSource(sentences, SPLITS, caching_permitted=cached),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+        output_features={{side: seqio.Feature(vocabulary) for side in ("inputs", "targets")}},
+        metric_fns=metrics,
+    )
 seqio.MixtureRegistry.add("both", [("backwards", 1), ("python_docs_span_corruption", 3)])
 """
 
