@@ -104,7 +104,7 @@ def test_t5_with_conditional_queries_and_memory_tokens(tmp_path, conditional, me
 
 
 def bert_shapes(pre, position):
-    """Returns the shapes of such a BERT's tensors: transformers' own, with other norms and tables."""
+    """Returns the shapes of such a BERT's tensors: transformers', with other norms and tables."""
     from transformers import BertConfig, BertForPreTraining
 
     made = BertForPreTraining(BertConfig(**BERT))
