@@ -1,9 +1,7 @@
 """Rows of several examples: the same examples, losses and gradients, once an epoch, and full."""
 
-import dataclasses
 import itertools
 
-import jax
 import numpy as np
 import pytest
 
@@ -15,10 +13,8 @@ from tests.support.parameters import slow_unless
 from tests.support.runs import assert_shared, command, curve, done, pretrain, run
 from tests.support.trees import assert_close
 from tests.trainer.data.test_pairs import PAIRS, run_of
+from tests.trainer.data.test_segments import losses_of
 from trainer.data.best_fit import best_fit
-from trainer.engine.loss import decoder_loss
-from trainer.model.spec import model_spec
-from trainer.model.transformer import build_model, init_params
 
 PREFIX, UL2 = "python_docs_prefix_lm", "python_docs_ul2"
 UNKNOWN = "python_docs_iid_15_u_u"  # an objective whose examples' lengths are not known
@@ -91,23 +87,13 @@ def test_packed_rows_have_the_losses_and_gradients_of_their_examples(caches, tas
     packed = run.data.batches()[3]
     single, rows_E = unpacked(run, 3)
     assert len(rows_E) > 2
-    model_config = dataclasses.replace(run.config.model, dropout_rate=0.0, dtype="float32")
-    spec = model_spec(model_config)
-    model, params = build_model(spec), init_params(spec, jax.random.key(0))
-    config = dataclasses.replace(run.config.loss, normalizer="sum")
-
-    def loss(params, batch):
-        logits = model.apply({"params": params}, batch, deterministic=True)
-        return decoder_loss(logits, batch, config)[0]
-
-    with jax.default_matmul_precision("highest"):
-        of_rows = jax.jit(jax.value_and_grad(loss))(params, packed)
-        of_examples = jax.jit(jax.value_and_grad(loss))(params, without_packing(single))
+    learned, loss = losses_of(run.config.model)
+    of_rows, of_examples = learned(packed), learned(without_packing(single))
     np.testing.assert_allclose(of_rows[0], of_examples[0], rtol=2e-6)
     assert_close(of_rows[1], of_examples[1], scale=2e-5, atol=2e-8)
 
     # Without segments the rows are others: the comparison can fail.
-    mixed = jax.jit(loss)(params, without_packing(packed))
+    mixed = loss(without_packing(packed))
     assert abs(float(mixed) - float(of_examples[0])) > 1e-3
 
 

@@ -193,15 +193,16 @@ def test_nothing_is_written_if_logits_or_tokenizers_differ(run, tmp_path, monkey
         tensors[name] = tensors[name][::-1] + 1.0 * np.arange(32)[:, None]
         return tensors
 
-    monkeypatch.setattr(names, "to_tensors", reversed_table)
-    output = tmp_path / "output"
-    assert export.main([f"--model_dir={run}", f"--output={output}"]) == 1
+    flags = [f"--model_dir={run}", f"--output={tmp_path}/output"]
+    with monkeypatch.context() as patch:
+        patch.setattr(names, "to_tensors", reversed_table)
+        assert export.main(flags) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "transformers computes different logits: largest difference" in error
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr(tokenizer, "compare", lambda *_: tokenizer.Match(200, ["some text"] * 30))
-    assert export.main([f"--model_dir={run}", f"--output={tmp_path}/output"]) == 1
+    assert export.main(flags) == 1
     assert "SentencePiece give different ids for 30 of 200 texts" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 

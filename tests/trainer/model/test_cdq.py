@@ -123,10 +123,10 @@ def test_initial_deviations():
         "condition": 2 * d * d,
         "query": d * k,
     }
-    paths = [f"encoder/layers_0/attention/{name}/kernel" for name in expected]
-    for (path, kernel), size in zip(initial(spec, *paths).items(), expected.values(), strict=True):
+    paths = {f"encoder/layers_0/attention/{name}/kernel": n for name, n in expected.items()}
+    for path, kernel in initial(spec, *paths).items():
         tolerance = 0.03 if kernel.size > 5000 else 0.07
-        assert np.std(kernel) * size**0.5 == pytest.approx(1, abs=tolerance), path
+        assert np.std(kernel) * paths[path] ** 0.5 == pytest.approx(1, abs=tolerance), path
 
 
 def test_the_decoder_beside_it_has_attention(make_config):

@@ -44,6 +44,7 @@ def test_lines_after_the_checkpoint_are_removed(tmp_path):
     assert places == [(5, "train"), (10, "train"), (15, "validation")]
     assert lines[0]["speed"] == {"steps_per_second": 2.0}
     assert "speed" not in lines[2]
+    (tmp_path / "b").mkdir()
     writer = MetricsWriter(config_of(tmp_path / "b", "--metrics.tensorboard=false"), 0)
     writer.write(1, "train", {"loss": 1.5}, {})
     writer.close()
