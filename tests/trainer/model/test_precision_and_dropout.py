@@ -13,15 +13,15 @@ from tests.support.trees import assert_close
 from trainer.model.dense import Shared, einsum_float32
 from trainer.model.parametrisation import StandardParametrisation
 
-BERT = {"family": "bert", "head_dim": 8}
+BERT = {"model": "bert", "head_dim": 8}
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"family": "t5_1_1"}, {"family": "lm", "tied_logits": True}, BERT),
+        *({"model": "t5_1_1"}, {"model": "lm", "tied_logits": True}, BERT),
         *(BERT | {"position": position} for position in ("relative", "rotary")),
-        {"family": "t5_1_0", "mixer": "cdq:conditional_heads=1", "memory_tokens": 2},
+        {"model": "t5_1_0", "mixer": "cdq:conditional_heads=1", "memory_tokens": 2},
     ],
     ids=lambda changes: "-".join(map(str, changes.values())),
 )
