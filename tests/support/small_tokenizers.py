@@ -152,3 +152,12 @@ def byte(folder: pathlib.Path, lines: Iterable[str]) -> str:
 KINDS: dict[str, Callable[[pathlib.Path, Iterable[str]], str]] = {
     each.__name__: each for each in (gpt2, llama3, bert, unigram, llama, gemma, byte)
 }
+
+
+def without_sentinels(model: bytes) -> bytes:
+    """Returns a SentencePiece model without its last pieces, the 100 sentinels."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    del proto.pieces[-100:]
+    return proto.SerializeToString()
