@@ -9,8 +9,7 @@ from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.early_stopping import Watch, flattened
 from trainer.config import save_config
-from trainer.data.interface import Waiting
-from trainer.data.prepared import Run
+from trainer.data.interface import Run, Waiting
 from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch

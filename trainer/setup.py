@@ -15,8 +15,8 @@ from trainer.data import features, followed
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import open_cache
 from trainer.data.features import Converter
+from trainer.data.interface import Run
 from trainer.data.mixing import mixtures_of
-from trainer.data.prepared import Run
 
 # Compares vocabularies; imported only with --init_from: it reads other programs' formats.
 _HAS_OTHER_ROWS = "trainer.starting.vocabulary_change:has_other_rows"

@@ -31,7 +31,7 @@ from trainer.checkpoints.early_stopping import Watch
 from trainer.checkpoints.metadata import CHECKSUMS, STEP
 from trainer.config import CheckpointConfig, Config, config_changes, fields
 from trainer.data import task_record
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine import checksums, processes
 from trainer.engine.damage import Damaged
 from trainer.engine.step import TrainState

@@ -17,17 +17,10 @@ from tasks.inspection import decode
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from trainer.checkpoints import metadata
+from trainer.comparing.document_steps import newest, prepared
 from trainer.comparing.explanation import Explanation
-from trainer.config import fields
 from trainer.data import task_record
-from trainer.data.cached import CachedData
 from trainer.reporting.history import History
-from trainer.setup import prepare
-from trainer.t5x import read
-
-# Suffix of features shown as tokens.
-_TOKENS = "_tokens"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +74,7 @@ def records(one: History, other: History, last: int) -> Compared:
         found.records.append(f"the tasks were {lists[0]}, are {lists[1]}")
     if not all(tasks):
         found.notes.append("a run has no record of its tasks")
-    stored = [_newest_description(each.folder) for each in (one, other)]
+    stored = [newest(each.folder)[1] for each in (one, other)]
     hashes = [str(each.get("vocabulary_sha256") or "") for each in stored]
     if all(hashes) and hashes[0] != hashes[1]:
         found.records.append(f"the vocabulary was {hashes[0][:12]}, is {hashes[1][:12]} (SHA-256)")
@@ -94,14 +87,6 @@ def records(one: History, other: History, last: int) -> Compared:
     return found
 
 
-def _newest_description(folder: str) -> dict[str, Any]:
-    steps = read.steps(folder)
-    try:
-        return metadata.read(read.of_step(folder, steps[-1])) if steps else {}
-    except metadata.Damaged:
-        return {}
-
-
 class Batches:
     """The batches of two runs, made again from their caches.
 
@@ -109,11 +94,11 @@ class Batches:
     """
 
     def __init__(self, one: History, other: History, cache_dirs: tuple[str | None, str | None]):
-        self._runs = (one, other)
-        self._cache_dirs = cache_dirs
-        self._data = [
-            _data(run, folder) for run, folder in zip(self._runs, cache_dirs, strict=True)
-        ]
+        self._runs, self._cache_dirs = (one, other), cache_dirs
+        self._data = []
+        for run, folder in zip(self._runs, cache_dirs, strict=True):
+            with contextlib.redirect_stdout(io.StringIO()):
+                self._data.append(prepared(run.config, dict(run.origins), folder)[1])
         self._batches = [each.batches() for each in self._data]
 
     def shards(self) -> list[str]:
@@ -165,9 +150,8 @@ class Batches:
         values = one[name][tuple(places[name])].item(), other[name][tuple(places[name])].item()
         rows = np.unique(np.concatenate([found[:, 0] for found in differ.values()]))
         pieces = None
-        if name.endswith(_TOKENS):
-            known = (data.tasks[0].ids for data in self._data)
-            pieces = tuple(map(decode.piece, values, known))
+        if name.endswith("_tokens"):
+            pieces = tuple(map(decode.piece, values, (data.tasks[0].ids for data in self._data)))
         return Batch(
             step,
             row,
@@ -186,17 +170,6 @@ class Batches:
                 yield "; ".join(found.line(row, each) for each in range(found.examples(row)))
             except UserError as error:
                 yield f"row {row}: {error}"
-
-
-def _data(run: History, cache_dir: str | None) -> CachedData:
-    config = run.config
-    if cache_dir:
-        config = fields.replace(config, "cache_dir", cache_dir)
-    with contextlib.redirect_stdout(io.StringIO()):
-        data = prepare(config, dict(run.origins)).data
-    if not isinstance(data, CachedData):
-        raise UserError(f"task {config.task} of {run.name} is read through seqio")
-    return data
 
 
 def _shards(task: str, one: CacheManifest, other: CacheManifest) -> Iterator[str]:

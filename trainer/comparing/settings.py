@@ -54,14 +54,7 @@ def of_data(found: Sequence[Setting]) -> bool:
 
 def software(one: History, other: History) -> list[tuple[str, Any, Any]]:
     """Returns (name, value, value) of differing software and hardware at the last starts."""
-    sides = [
-        {
-            "commit": each.software.get("commit"),
-            **each.software.get("versions", {}),
-            **each.software.get("hardware", {}),
-        }
-        for each in (one, other)
-    ]
+    sides = [each.environment for each in (one, other)]
     names = dict.fromkeys([*sides[0], *sides[1]])
     return [
         (name, sides[0].get(name), sides[1].get(name))

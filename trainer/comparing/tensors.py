@@ -16,8 +16,6 @@ from trainer.engine.damage import Damaged
 from trainer.t5x import read
 from trainer.t5x.tensors import Tensor
 
-# Which checkpoints to read although their recorded checksums are equal.
-VERIFIED = ("none", "newest", "all")
 # Number of arrays described element by element.
 _DESCRIBED = 5
 # Parts of a state, the most informative first.
@@ -76,7 +74,7 @@ def compare(folders: tuple[str, str], verify: str = "newest") -> Compared:
     """Compares the checkpoints that both runs have, oldest first.
 
     Arrays with equal recorded checksums count as equal unread, except in the checkpoints chosen by
-    `verify` (one of VERIFIED). T5X's checkpoints have no checksums and are read.
+    `verify` ("none", "newest" or "all"). T5X's checkpoints have no checksums and are read.
     """
     steps = [read.steps(folder) for folder in folders]
     common = sorted(set(steps[0]) & set(steps[1]))
@@ -114,7 +112,9 @@ def _compare_step(found: Compared, step: int, paths: tuple[str, str], reading: b
     if not all(stored):
         found.notes.append(f"checkpoint {step} has no checksums in both runs: all arrays were read")
         reading = True
-        stored = [{name: _kind(each) for name, each in side.items()} for side in tensors]
+        stored = [
+            {name: checksums.kind_of(each) for name, each in side.items()} for side in tensors
+        ]
     names = sorted(stored[0].keys() | stored[1].keys(), key=_rank)
     found.arrays = len(names)
     differ = [name for name in names if stored[0].get(name) != stored[1].get(name)]
@@ -125,8 +125,7 @@ def _compare_step(found: Compared, step: int, paths: tuple[str, str], reading: b
         return
     found.step = step
     for name in differ:
-        kinds = stored[0].get(name), stored[1].get(name)
-        shapes = tuple(kind and checksums.kind(kind) for kind in kinds)
+        shapes = [checksums.kind(side[name]) if name in side else None for side in stored]
         if len(found.differences) < _DESCRIBED and shapes[0] == shapes[1]:
             found.differences.append(_described(name, tensors, stored))
         else:
@@ -160,15 +159,12 @@ def _unequal(tensors: list[dict[str, Tensor]], stored: list[dict[str, str]], nam
 def _described(
     name: str, tensors: list[dict[str, Tensor]], stored: list[dict[str, str]]
 ) -> Difference:
-    arrays = [_array(side, name) for side in tensors]
-    wrong = [
-        number
-        for number, (array, side) in enumerate(zip(arrays, stored, strict=True))
-        if array is None or (":" in side[name] and checksums.of_array(array) != side[name])
-    ]
-    damaged = wrong[0] if wrong else None
+    one, other = arrays = [_array(side, name) for side in tensors]
+    damaged = None
+    for number, (array, side) in enumerate(zip(arrays, stored, strict=True)):
+        wrong = array is None or (":" in side[name] and checksums.of_array(array) != side[name])
+        damaged = number if wrong and damaged is None else damaged
     kind = checksums.kind(stored[0][name])
-    one, other = arrays
     if one is None or other is None:
         return Difference(name, (kind, kind), damaged=damaged)
     return describe(name, kind, one, other, damaged)
@@ -188,8 +184,10 @@ def describe(
     width = 2 * one.dtype.itemsize
     largest, ulps = None, None
     if one.dtype.kind not in "biu":
-        ordered = [_ordered(side[unequal]) for side in bits]
-        ulps = max(abs(int(a) - int(b)) for a, b in _extremes(*ordered))
+        places = [_ordered(side[unequal]) for side in bits]
+        # int64 differences may overflow, floats do not.
+        far = np.argmax(np.abs(places[0].astype(np.float64) - places[1].astype(np.float64)))
+        ulps = abs(int(places[0][far]) - int(places[1][far]))
     with np.errstate(invalid="ignore", over="ignore"):
         gaps = np.abs(flat[0][unequal].astype(np.float64) - flat[1][unequal].astype(np.float64))
     if np.isfinite(gaps).all():
@@ -220,12 +218,6 @@ def _ordered(bits: np.ndarray) -> np.ndarray:
     return np.where(bits & bits.dtype.type(sign), -magnitude, magnitude)
 
 
-def _extremes(one: np.ndarray, other: np.ndarray) -> list[tuple[int, int]]:
-    """Returns the pair that is farthest apart; int64 differences may overflow, floats do not."""
-    place = int(np.argmax(np.abs(one.astype(np.float64) - other.astype(np.float64))))
-    return [(one[place], other[place])]
-
-
 def _counts(
     names: list[str], tensors: list[dict[str, Tensor]]
 ) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -236,10 +228,6 @@ def _counts(
             one, other = (int(each.whole()) for each in both if each)
             if one != other:
                 yield name, (one, other)
-
-
-def _kind(tensor: Tensor) -> str:
-    return checksums.kind_of(tensor)
 
 
 def _rank(name: str) -> tuple[int, list[Any]]:

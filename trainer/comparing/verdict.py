@@ -50,7 +50,7 @@ def compare(
     """Compares two runs as far as both have come.
 
     `batches` is the number of updates whose batches are compared even without a suspected
-    difference (-1: all), `verify` is one of `tensors.VERIFIED`, and `cache_dirs` are folders of
+    difference (-1: all), `verify` is as in `tensors.compare`, and `cache_dirs` are folders of
     caches by task, if moved. Raises UserError if a run is missing or unreadable, or requested
     batches cannot be made.
     """

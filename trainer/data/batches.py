@@ -48,7 +48,12 @@ class BatchMaker:
         """Returns the features of windows, one window per row."""
         if self.by_document:
             return self._segmented(*self.windows.read_documents(indices_W), keys_W)
-        return self._features(*self.windows.read(indices_W), keys_W)
+        return self.converter(self._examples(*self.windows.read(indices_W), keys_W))
+
+    def _examples(
+        self, tokens_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray
+    ) -> Examples:
+        return self.objective.examples(tokens_WN, lengths_W, keys_W, self.example_lengths, self.ids)
 
     def _segmented(
         self,
@@ -57,12 +62,9 @@ class BatchMaker:
         documents_WN: np.ndarray,
         keys_W: np.ndarray,
     ) -> Batch:
-        def examples(windows_WN: np.ndarray) -> Examples:
-            lengths = self.converter.lengths
-            return self.objective.examples(windows_WN, lengths_W, keys_W, lengths, self.ids)
-
-        made = examples(tokens_WN)
-        found = segments.documents_of(examples, made, documents_WN, lengths_W, self.ids)
+        make = functools.partial(self._examples, lengths_W=lengths_W, keys_W=keys_W)
+        made = make(tokens_WN)
+        found = segments.documents_of(make, made, documents_WN, lengths_W, self.ids)
         return segments.segmented(self.converter(made), found, self.converter)
 
     def make_packed(self, members: Members, keys_E: np.ndarray, rows: int) -> Batch:
@@ -84,19 +86,13 @@ class BatchMaker:
         tokens_WN = np.full((1, self.windows.window_tokens), UNK_ID, np.int32)
         if self.objective.unit is Unit.PAIR:
             tokens_WN = np.array([[UNK_ID, PAIR_BORDER, UNK_ID]], np.int32)
-        if self.lengths is not None:
-            sizes, keys = np.array([tokens_WN.size]), np.zeros(1, np.uint64)
-            made = self.objective.examples(tokens_WN, sizes, keys, self.lengths, self.ids)
-            return self.converter.packed(made, np.zeros(1, np.int64), 1)
         sizes, keys = np.array([tokens_WN.size]), np.zeros(1, np.uint64)
         if self.by_document:
             return self._segmented(tokens_WN, sizes, np.zeros_like(tokens_WN), keys)
-        return self._features(tokens_WN, sizes, keys)
-
-    def _features(self, tokens_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray) -> Batch:
-        return self.converter(
-            self.objective.examples(tokens_WN, lengths_W, keys_W, self.converter.lengths, self.ids)
-        )
+        made = self._examples(tokens_WN, sizes, keys)
+        if self.lengths is not None:
+            return self.converter.packed(made, np.zeros(1, np.int64), 1)
+        return self.converter(made)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +108,10 @@ class Source:
     order: Order | FollowedOrder
     seed: int
     packed: Layout | None = None
+    # The last request, so that each block is prefetched once.
+    _asked_for: list[list[tuple[int, int]]] = dataclasses.field(
+        default_factory=list, init=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.order, FollowedOrder) and not len(self.maker.windows):
@@ -150,11 +150,6 @@ class Source:
             if coming not in self._asked_for:
                 self._asked_for[:] = [coming]
                 self.maker.windows.prefetch(coming)
-
-    @functools.cached_property
-    def _asked_for(self) -> list[list[tuple[int, int]]]:
-        """The last request, so that each block is prefetched once."""
-        return []
 
 
 class Places(NamedTuple):

@@ -1,6 +1,7 @@
 """Finds and opens a task of a run and its cache."""
 
 import dataclasses
+import functools
 
 from tasks import registry
 from tasks.cache import following
@@ -9,7 +10,7 @@ from tasks.cache.following import Following
 from tasks.cache.manifest import CacheManifest, cache_names
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import TokenIds
+from tasks.vocabulary import TokenIds, Vocabulary
 from trainer.config import Config, fields
 
 
@@ -36,6 +37,11 @@ class CachedTask:
                 "pipeline.adopt again with --vocabulary"
             )
         return self.ids.model
+
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The cache's vocabulary; raises a UserError if it is unknown."""
+        return Vocabulary(self.model, self.manifest.plan.vocabulary, self.cache)
 
 
 def open_cache(config: Config, name: str, patient: bool = False) -> CachedTask:

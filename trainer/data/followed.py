@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from tasks.cache import following, subset
+from tasks.cache.following import Following
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.subset import Take
 from tasks.cache.windows import Windows
 from tasks.mixture import MixtureSpec
-from tasks.objectives.objective import Objective
+from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
 from trainer.config import Config, DataConfig
@@ -140,30 +141,28 @@ class FollowedOrder:
         """
         if self.knows(rank):
             return True
-        assert self._following
-        if not self._following.patient:
-            raise self._following.refuse(_SPLIT, self._border(self._shards))
+        build = self._patient()
         return following.wait(
             self._folder,
             lambda: self.knows(rank),
-            self._missing,
-            self._following,
+            lambda: build.missing(_SPLIT, self._border(self._shards)),
+            build,
             timeout_seconds,
             stopping,
         )
 
-    def _missing(self) -> str:
+    def _patient(self) -> Following:
+        """Returns the build; raises a UserError if this run does not wait for it."""
         assert self._following
-        return self._following.missing(_SPLIT, self._border(self._shards))
+        if not self._following.patient:
+            raise self._following.refuse(_SPLIT, self._border(self._shards))
+        return self._following
 
     def __call__(self, ranks_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Implements `order.Reading`: waits for unknown windows, or raises a UserError."""
         highest = int(ranks_W.max(initial=0))
         while not self.knows(highest):
-            assert self._following
-            if not self._following.patient:
-                raise self._following.refuse(_SPLIT, self._border(self._shards))
-            self._following.pause()
+            self._patient().pause()
         firsts, later = self._state
         epochs_W, ranks_W = np.zeros(len(ranks_W), np.int64), ranks_W.astype(np.int64)
         if later is not None:
@@ -229,14 +228,9 @@ def check(config: Config, mixtures: list[MixtureSpec]) -> None:
             )
 
 
-def check_task(
-    objective: Objective, folder: str, manifest: CacheManifest, sides: tuple[int, int] | None,
-    packs: bool, wanted: Take | None,
-) -> None:  # fmt: skip
-    """Raises a UserError for a task that needs a finished cache.
-
-    `sides`: most ids of inputs and targets if pairs are not cut; None if any pair fits.
-    """
+def check_task(task: CachedTask, lengths: Lengths, packs: bool, wanted: Take | None) -> None:
+    """Raises a UserError for a task that needs a finished cache; `lengths` are an example's."""
+    objective = task.task.objective
     follow = "with --data.follow=true"
     if wanted and wanted.unit == subset.SHARE:
         raise UserError(
@@ -250,15 +244,18 @@ def check_task(
             f"--data.pack_examples=true {follow}: rows of pairs are packed when all lengths are "
             "known; leave out one of the two"
         )
-    limits = manifest.plan.pairs
-    if sides is None or limits is None:
+    limits = task.manifest.plan.pairs
+    if objective.cuts_sides or limits is None:
         return
     for side, most, limit in zip(
-        ("inputs", "targets"), sides, (limits.max_inputs, limits.max_targets), strict=True
+        ("inputs", "targets"),
+        objective.sides(lengths),
+        (limits.max_inputs, limits.max_targets),
+        strict=True,
     ):
         if not 0 < limit <= most + 1:  # the limit counts EOS
             built = f"up to {limit:,} tokens" if limit else "any number of tokens"
             raise UserError(
-                f"{folder} may get {side} of {built} {follow}: build it with --max_{side}="
+                f"{task.cache} may get {side} of {built} {follow}: build it with --max_{side}="
                 f"{most + 1} or less, or cut longer ones by --objective=too_long=cut"
             )

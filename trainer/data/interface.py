@@ -1,4 +1,4 @@
-"""The interface of a run's data to the training loop and evaluations."""
+"""A prepared run, and the interface of its data to the training loop and evaluations."""
 
 import contextlib
 import dataclasses
@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from tasks.objectives import Lengths
+from trainer.config import Config
 from trainer.data.examples import ExampleSet
-from trainer.data.features import Batch
+from trainer.data.features import Batch, Converter
 
 
 class EvaluationSet(NamedTuple):
@@ -106,3 +107,17 @@ class Data(Protocol):
 
         Reads only this host's rows of the first batch.
         """
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A configuration, checked against the data that it refers to."""
+
+    config: Config
+    data: Data
+    converter: Converter
+
+    @property
+    def lengths(self) -> Lengths:
+        """Lengths of the features."""
+        return self.data.lengths

@@ -55,7 +55,7 @@ def _preprocessor(step: Any) -> Any:
 
 
 class SeqioData:
-    """Batches of a seqio Task or Mixture; see trainer.data.cached.Data.
+    """Batches of a seqio Task or Mixture; see `trainer.data.interface.Data`.
 
     Rows are packed as in T5X unless `data.pack` is false. They are read from the task's cache in
     `cache_dir`, if there is one and `data.use_cached` is not false. Raises a UserError if seqio,
@@ -114,7 +114,6 @@ class SeqioData:
 
     @property
     def record(self) -> dict[str, Any]:
-        """`tasks_record` as "tasks", and the mixture's rates as "rates", as seqio gives them."""
         rate_of = getattr(self._mixture, "get_rate", lambda _: 1.0)
         rates = [[task.name, float(rate_of(task))] for task in self._tasks()]
         return {"tasks": self.tasks_record, "rates": [[0, rates]]}
@@ -125,10 +124,7 @@ class SeqioData:
     def training(
         self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
     ) -> Iterator[Batch]:
-        """Yields the batches (or a host's rows of them) from `first_step` on, endlessly.
-
-        Every host reads whole batches; only then do they equal a single host's.
-        """
+        # Every host reads whole batches; only then do they equal a single host's.
         shuffle = self._config.data.shuffle != "none"
         dataset = self._dataset("train", shuffle=shuffle, num_epochs=None)
         batches = dataset.batch(self._config.batch_size, drop_remainder=True).skip(first_step)
@@ -141,10 +137,6 @@ class SeqioData:
         """Does nothing."""
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
-        """Returns a split's rows once, in order, the last batch padded.
-
-        Raises a UserError if the split does not exist.
-        """
         if split not in self._mixture.splits:
             advice = ": --evaluation.every_steps=0 trains without" if split == "validation" else ""
             raise UserError(f"seqio:{self.name} has no split {split}{advice}")
@@ -159,7 +151,6 @@ class SeqioData:
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1
     ) -> list[tuple[str, str]]:
-        """Returns what the configuration means for the data, as (subject, text) lines."""
         source = "its cache" if self._cached else "not cached: tokenized by this process"
         packed = "packed" if self._config.data.pack else "one example a row"
         if not self.special.zero_pads:
@@ -192,31 +183,25 @@ class SeqioData:
         if not self.model_sha256 or self.extra_ids:
             return []
         last = vocabulary.tokenizer.IdToPiece(self.vocab_size - 1)
-        if "extra_id_" in last:
-            return []
-        return [
+        warning = (
             f"the vocabulary has no sentinels (extra_ids is 0, and its last piece is {last!r}): an "
             "objective with sentinels would use pieces of text instead"
-        ]
+        )
+        return [] if "extra_id_" in last else [warning]
 
     def _unmeasured(self) -> list[str]:
         names = {name for task in self._tasks() for name in unmeasured(task)}
-        if not names:
-            return []
-        return [
+        warning = (
             f"metric_objs of the task ({', '.join(sorted(names))}) are not computed: they read "
             "other outputs of a model than generated ids and scores"
-        ]
+        )
+        return [warning] if names else []
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without EOS."""
         return list(self._mixture.output_features["targets"].vocabulary.encode(text))
 
     def examples(self, split: str) -> list[ExampleSet]:
-        """Returns the examples of the tasks that have the split, unpacked, as in seqio's Evaluator.
-
-        `evaluation.metrics` names metrics in addition to the tasks' own.
-        """
+        # Unpacked, as in seqio's Evaluator.
         return [
             examples_of(task, split, self._feature_lengths, self._cached, self._config)
             for task in self._tasks()

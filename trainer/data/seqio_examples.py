@@ -101,27 +101,27 @@ def examples_of(
     own = TASK_METRICS in config.evaluation.metrics
     missing = unmeasured(task)
     objects = [each for each in _own_objects(task) if own and _name(each) not in missing]
-    predicted = [_metric(each) for each in task.predict_metric_fns] if own else []
-    scored = [_metric(each) for each in task.score_metric_fns] if own else []
     return ExampleSet(
         task.name,
         functools.cache(read),
         vocabulary.decode,
         lambda text, example: postprocessed(text, example.row, False),
-        (*predicted, *named_metrics(config)),
-        tuple(scored),
-        tuple(task.predict_with_aux_metric_fns) if own else (),
+        (*(map(_metric, task.predict_metric_fns) if own else ()), *named_metrics(config)),
+        tuple(map(_metric, task.score_metric_fns)) if own else (),
+        tuple(map(_of_numbers, task.predict_with_aux_metric_fns)) if own else (),
         tuple(_object_metric(task, each) for each in objects),
     )
 
 
 def _metric(function: Callable[..., Mapping[str, Any]]) -> Metric:
+    return Metric(getattr(function, "__name__", str(function)), _of_numbers(function))
+
+
+def _of_numbers(
+    function: Callable[..., Mapping[str, Any]],
+) -> Callable[..., Mapping[str, float]]:
     """Wraps one of seqio's metric functions; drops values that are texts."""
-
-    def compute(targets: Any, outputs: Any) -> Mapping[str, float]:
-        return _numbers(function(targets, outputs))
-
-    return Metric(getattr(function, "__name__", str(function)), compute)
+    return lambda *arguments: _numbers(function(*arguments))
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -16,8 +16,7 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from trainer.data.cached import CachedData
 from trainer.data.features import Batch, target_side
-from trainer.data.interface import EvaluationSet
-from trainer.data.prepared import Run
+from trainer.data.interface import EvaluationSet, Run
 from trainer.engine.metrics import Metrics, means, perplexity
 from trainer.engine.sharding import put_batch
 

@@ -10,7 +10,7 @@ import numpy as np
 from tasks.terminal.command_line import UserError
 from trainer.config.lora import LORA
 from trainer.config.mesh import check_dimensions
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine import compiled_programs
 from trainer.engine.metrics import Metrics
 from trainer.engine.norms import Norms

@@ -6,7 +6,7 @@ from typing import Any
 
 from tasks.metrics.metric import TEXT
 from tasks.storage import files
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine.evaluator import TOKEN_METRICS, Evaluator
 from trainer.engine.program import Program
 from trainer.evaluating.predictions import PREDICTIONS, Predicting

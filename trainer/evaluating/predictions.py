@@ -13,7 +13,7 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID
 from trainer.data.examples import Example, ExampleSet, Outputs
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.decoding.decoder import Decoder
 from trainer.engine import processes
 from trainer.engine.program import Program
@@ -115,8 +115,7 @@ class Predicting:
             for metric in task.predicted:
                 _add(values, task.name, metric(targets, predictions))
             for function in task.with_scores:
-                found_values = function(targets, predictions, {"scores": scores})
-                _add(values, task.name, numbers(found_values))
+                _add(values, task.name, function(targets, predictions, {"scores": scores}))
         if task.scores_targets:
             pairs = [(each.inputs, each.targets) for each in examples]
             likelihoods = self._likelihood(params, pairs).tolist()
@@ -164,18 +163,6 @@ def means_over_tasks(by_task: Mapping[str, Mapping[str, float]]) -> dict[str, fl
     for name in names:
         of_tasks = [values[name] for values in by_task.values() if name in values]
         found[name] = math.fsum(of_tasks) / len(of_tasks)
-    return found
-
-
-def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numeric values, including seqio's Scalar; texts are left out."""
-    found = {}
-    for name, value in values.items():
-        value = getattr(value, "value", value)
-        try:
-            found[name] = float(value)
-        except (TypeError, ValueError):
-            continue
     return found
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine.metrics import perplexity
 from trainer.engine.program import Program
 from trainer.evaluating.likelihood import Likelihood

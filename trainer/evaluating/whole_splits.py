@@ -11,7 +11,7 @@ from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
 from trainer.config import Config, MixingConfig, fields, load_config
 from trainer.config.this_machine import on_this_machine
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.data.task_record import warn_of_changes
 from trainer.engine import determinism, processes
 from trainer.engine.program import Program

@@ -10,7 +10,7 @@ import jax
 
 from tasks.terminal.command_line import UserError
 from trainer.config.mesh import AXES
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.hardware import peak_flops
 from trainer.engine.program import Program

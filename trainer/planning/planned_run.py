@@ -9,6 +9,7 @@ import numpy as np
 
 from tasks import mixture, registry
 from tasks.objectives import Lengths
+from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields
 from trainer.config.batch_of_tokens import batch_of_tokens
@@ -71,15 +72,18 @@ def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
     return Subject(config, features.converter(config.model, lengths), _features(config))
 
 
+def _first_task(config: Config) -> TaskSpec | None:
+    """Returns the run's first task; None without a task, or for one of seqio's."""
+    if not config.task or config.task.startswith(SEQIO):
+        return None
+    known = registry.mixtures(config.task_module)
+    first = (known.get(config.task) or mixture.parse(config.task)).names[0]
+    return registry.get(first, config.task_module)
+
+
 def _with_lengths(config: Config) -> Config:
-    if config.task.startswith(SEQIO):
-        named = None
-    elif config.task:
-        known = registry.mixtures(config.task_module)
-        first = (known.get(config.task) or mixture.parse(config.task)).names[0]
-        named = registry.get(first, config.task_module).lengths
-    else:
-        named = None
+    task = _first_task(config)
+    named = task and task.lengths
     architecture = config.model.architecture
     needed = {"encoder_decoder": ("inputs", "targets"), "decoder": ("targets",)}
     for side in needed.get(architecture, ("inputs",)):
@@ -103,9 +107,5 @@ def _features(config: Config) -> frozenset[str]:
         return frozenset({"inputs", "targets", "weights", "segments", "order"})
     if config.lengths.inputs:
         return frozenset({"inputs", "targets"})
-    found = frozenset({"targets"})
-    if config.task and not config.task.startswith(SEQIO):
-        known = registry.mixtures(config.task_module)
-        first = (known.get(config.task) or mixture.parse(config.task)).names[0]
-        found |= {*registry.get(first, config.task_module).objective.features}
-    return found
+    task = _first_task(config)
+    return frozenset({"targets", *(task.objective.features if task else ())})

@@ -125,24 +125,28 @@ def flags(plan: Plan, asked: Subject | None = None) -> str:
     if asked and before["mesh.data"] == -1:
         # -1 means all remaining devices.
         before["mesh.data"] = values["mesh.data"] = -1
-    return " ".join(
-        f"--{path}={as_flag(values[path])}"
-        for path in (*_PATHS, _SCAN)
-        if before.get(path) != values[path] is not None
+    return as_flags(
+        {
+            path: values[path]
+            for path in (*_PATHS, _SCAN)
+            if before.get(path) != values[path] is not None
+        }
     )
+
+
+def as_flags(values: Mapping[str, Any]) -> str:
+    """Returns values by field path as flags."""
+    return " ".join(f"--{path}={as_flag(value)}" for path, value in values.items())
 
 
 def _report(attempt: Attempt) -> None:
     """Prints an attempt to standard error: each takes a minute or more."""
-    text = " ".join(f"--{path}={as_flag(value)}" for path, value in attempt.values.items())
-    if attempt.plan is None:
-        outcome = str(attempt.refused)
-    else:
-        plan = attempt.plan
+    outcome = str(attempt.refused)
+    if plan := attempt.plan:
         fit = f"{plan.missing / 1e9:,.1f} GB too much" if plan.missing else "fits"
         time = f", {plan.step * 1e3:,.1f} ms a step" if plan.step else ""
         outcome = f"{plan.needed / 1e9:,.1f} GB, {fit}{time}"
-    print(f"tried {text or 'as asked'}: {outcome}", file=sys.stderr, flush=True)
+    print(f"tried {as_flags(attempt.values) or 'as asked'}: {outcome}", file=sys.stderr, flush=True)
 
 
 def _attempts(
@@ -226,8 +230,7 @@ def _may_scan(asked: Subject) -> bool:
 def _ways(asked: Subject, mesh: Values) -> Iterator[Values]:
     """Yields ways to keep less for the backward pass, the fastest first."""
     config = asked.config
-    own = {"model.remat": config.model.remat}
-    yield own
+    yield {"model.remat": config.model.remat}
     for remat in ("dots", "full"):
         if remat != config.model.remat:
             yield {"model.remat": remat}

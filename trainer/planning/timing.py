@@ -17,13 +17,8 @@ from trainer.planning.kernels import PALLAS, Kernel, Schedule, kernel_of
 # Prefix of the kind of a collective between slices.
 NETWORK = "between slices: "
 _COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
+    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
+    *("collective-permute", "collective-broadcast"),
 )
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
@@ -43,6 +38,11 @@ class Collective:
     seconds: float
     times: int
     hidden: float = 0.0
+
+    @property
+    def exposed(self) -> float:
+        """Seconds of a run that no other work hides."""
+        return max(self.seconds - self.hidden, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Timing:
             total = kinds.setdefault(each.kind, {"bytes": 0, "seconds": 0.0, "exposed": 0.0})
             total["bytes"] += each.sent * each.times
             total["seconds"] += each.seconds * each.times
-            total["exposed"] += max(each.seconds - each.hidden, 0.0) * each.times
+            total["exposed"] += each.exposed * each.times
         return kinds
 
 
@@ -112,7 +112,6 @@ def timing(
     kernels: dict[tuple, PricedKernel] = {}
     unpriced = 0
     shape = slice_shape(places)
-
     slices = len({place.slice for place in places})
 
     def price(first: Found, times: int) -> Collective:
@@ -162,8 +161,7 @@ def timing(
             if len(found_parts) > 1 or found_parts[0].overlapped:
                 collective.hidden = min(end - start, collective.seconds)
             collectives_found.append(collective)
-            exposed = max(collective.seconds - collective.hidden, 0.0)
-            seconds[parts.COLLECTIVES] += exposed * times
+            seconds[parts.COLLECTIVES] += collective.exposed * times
 
     walk(module.entry, 1)
     return Timing(seconds, collectives_found, list(kernels.values()), unpriced)
@@ -192,7 +190,7 @@ def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
 
     Between slices, the TPU's compiler writes a `send`, which the runtime executes over the network.
     """
-    called = instruction.computation("calls") or ""
+    called = instruction.computation("calls")
     scattered, asynchronous = called.startswith("all-reduce-scatter"), "async_collective" in called
     transfer = _TRANSFER.search(instruction.attributes)
     if instruction.opcode == "send" and transfer:
@@ -201,8 +199,8 @@ def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
     elif instruction.opcode == "send-done":
         yield Found(instruction.operands[0], NETWORK, 0, (), True)
     for each in (instruction, *module.inside(instruction)):
-        kind = _kind(each.opcode)
-        if not kind:
+        kind = re.sub(r"-(start|done)$", "", each.opcode)
+        if kind not in _COLLECTIVES:
             continue
         if each.opcode.endswith("-done") or instruction.opcode.endswith("-done"):
             # The end of an asynchronous collective names its start.
@@ -221,11 +219,6 @@ def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
         channel = _CHANNEL.search(each.attributes) if asynchronous else None
         key = f"{kind} {channel[1]}" if channel else instruction.name
         yield Found(key, kind, size, group, started or asynchronous)
-
-
-def _kind(opcode: str) -> str:
-    plain = re.sub(r"-(start|done)$", "", opcode)
-    return plain if plain in _COLLECTIVES else ""
 
 
 def _group(instruction: Instruction) -> list[int]:

@@ -83,6 +83,13 @@ class History:
                 yield from splits.items()
 
     @property
+    def environment(self) -> dict[str, Any]:
+        """The commit, and versions and hardware by name, at the last start."""
+        found = self.software
+        versions, hardware = found.get("versions", {}), found.get("hardware", {})
+        return {"commit": found.get("commit"), **versions, **hardware}
+
+    @property
     def step(self) -> int:
         """The newest step with a line."""
         return max((line["step"] for line in self.lines), default=0)

@@ -46,13 +46,11 @@ def page(runs: Sequence[History], examined: Mapping[str, str] | None = None) -> 
 def _headline(runs: Sequence[History]) -> str:
     if len(runs) > 1:
         return ""
-    (run,) = runs
+    run = runs[0]
     loss, trained = run.last(VALIDATION, "loss"), run.last(TRAIN, "loss")
     figures = [
         ("updates", f"{run.step:,} of {run.config.train_steps:,}"),
-        ("validation loss", _shown(loss))
-        if loss is not None
-        else ("training loss", _shown(trained)),
+        ("training loss", _shown(trained)) if loss is None else ("validation loss", _shown(loss)),
         ("positions read", _large(run.step * run.tokens_per_step)),
         ("training", _duration(run.hours([run.step])[0])),
     ]
@@ -191,12 +189,7 @@ def _configuration(runs: Sequence[History]) -> str:
 
 def _software(runs: Sequence[History]) -> str:
     columns = [
-        {
-            "commit": (run.software.get("commit") or "–")[:12],
-            **run.software.get("versions", {}),
-            **run.software.get("hardware", {}),
-        }
-        for run in runs
+        run.environment | {"commit": (run.software.get("commit") or "–")[:12]} for run in runs
     ]
     header = ("", *(run.name for run in runs))
     names = dict.fromkeys(name for column in columns for name in column)

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.data.interface import Waiting
-from trainer.data.prepared import Run
+from trainer.data.interface import Run, Waiting
 from trainer.engine import guard
 from trainer.engine.evaluator import TOKEN_METRICS
 from trainer.engine.guard import Guard

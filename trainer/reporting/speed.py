@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import jax
 
-from trainer.data.interface import Waiting
-from trainer.data.prepared import Run
+from trainer.data.interface import Run, Waiting
 from trainer.engine.cost import flops_per_step
 from trainer.engine.hardware import peak_flops
 

@@ -1,7 +1,7 @@
 """The text that a run prints before its first step: what its configuration means."""
 
 from trainer.config import CheckpointConfig, Config
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine import determinism
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program

@@ -21,7 +21,7 @@ import numpy as np
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary_changes.rows import Rows
 from trainer.config import Config, fields, from_transformers
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.engine.trainable import Tuning

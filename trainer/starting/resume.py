@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine import processes
 from trainer.engine.damage import Damaged
 from trainer.engine.program import Program

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainer.data.cached import CachedData
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.decoding.decoder import Decoded, Decoder, Decoding
 from trainer.engine.sharding import make_mesh
 from trainer.trained import text, trained_run

@@ -22,7 +22,7 @@ from trainer.data.batches import BatchMaker, pad_rows
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
 from trainer.data.features import target_side
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch, replicated, rows, tracing_on
 from trainer.model.transformer import build_model, rounded_kernels, run_model

@@ -12,7 +12,7 @@ from tasks.terminal.command_line import UserError
 if TYPE_CHECKING:
     from tasks.vocabulary import Vocabulary
     from trainer.config import Config
-    from trainer.data.prepared import Run
+    from trainer.data.interface import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class NoData:
 
 def without_data(config: Config) -> Run:
     """Returns the run of a configuration that names no task."""
-    from trainer.data.prepared import Run
+    from trainer.data.interface import Run
 
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
     return Run(config, cast(Any, NoData(lengths)), cast(Any, None))

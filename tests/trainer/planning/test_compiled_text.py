@@ -82,7 +82,7 @@ def test_a_kernel_without_schedule_is_named(module):
 
 
 def test_the_fullest_moment_by_part(module):
-    peak = Liveness(module, {1024}).peak()
+    peak = Liveness(module, {1024}).peak(module.entry)
     # Six layers' stack, which begins as nameless memory, is the attention's.
     assert peak["activations, attention"] >= 6 * ACTIVATIONS
     assert peak["logits and loss"] == 16 * 64 * 1024 * 4
