@@ -27,13 +27,8 @@ from trainer.starting.resume import Beginning, begin
 def train(run: Run, origins: dict[str, str]) -> int:
     """Trains up to `config.train_steps`, from the newest checkpoint if there is one.
 
-    Returns:
-      The exit code: 0 when finished; with the state saved, EXIT_PREEMPTED after SIGTERM and
-      EXIT_INTERRUPTED after Ctrl-C.
-
-    Raises:
-      UserError: another run is writing to model_dir, the run in it has other settings, or the
-        guard rejected an update.
+    Returns the exit code: 0 when finished; with the state saved, EXIT_PREEMPTED after SIGTERM and
+    EXIT_INTERRUPTED after Ctrl-C.
     """
     config = run.config
     with _locked(config.model_dir) as check_lock, contextlib.closing(run.data):

@@ -118,10 +118,7 @@ def run(flags: Flags) -> int:
 
 
 def target_of(name: str | None) -> "Target":
-    """Returns the devices of the named topology, or of this machine; imports JAX.
-
-    Raises UserError if there is no such topology, or the TPU's compiler is not installed.
-    """
+    """Returns the devices of the named topology, or of this machine; imports JAX."""
     if name is None:
         from trainer.planning.compiled import local_target
 

@@ -224,10 +224,7 @@ def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> C
 
 
 def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Vocabulary) -> Config:
-    """Sets the number of embeddings to the vocabulary's size, rounded up, unless it was set.
-
-    A model from --init_from keeps its number unless the vocabulary changes.
-    """
+    """Sets the number of embeddings to the vocabulary's, rounded up, unless it was set."""
     origin = origins.get("model.vocab_size", "preset")
     of_source = origin in (config.init_from, f"the run {config.init_from}")
     if origin.startswith("preset") or (of_source and _has_other_rows(config, vocabulary)):

@@ -151,12 +151,7 @@ class Checkpoints:
         return state
 
     def check_resumable(self, step: int, run: Run) -> None:
-        """Checks that `run` continues the checkpoint's run, and restores the watch.
-
-        Raises:
-          Damaged: the checkpoint's run description cannot be read.
-          UserError: settings, caches or vocabulary differ; names the differences.
-        """
+        """Restores the watch; raises UserError, naming the differences, if `run` is another run."""
         path = self.path(step)
         with processes.failing_together():
             if _of_t5x(path):
@@ -198,10 +193,7 @@ class Checkpoints:
         return None
 
     def set_aside(self, after: int) -> list[str]:
-        """Renames the checkpoints newer than step `after`; returns their new names.
-
-        All processes must call this together.
-        """
+        """Renames the checkpoints newer than step `after`; a collective call. Returns new names."""
         moved = []
         with processes.failing_together():
             for step in reversed([step for step in self.steps() if step > after]):
@@ -314,10 +306,7 @@ def _free_name(folder: str, name: str) -> str:
 
 
 def chosen_steps(text: str, steps: list[int], model_dir: str) -> list[int]:
-    """Returns a run's steps selected by "all", "latest" or "1000,2000".
-
-    Raises UserError if a checkpoint is missing.
-    """
+    """Returns the steps selected by "all", "latest" or "1000,2000"; raises UserError if missing."""
     if not steps:
         raise UserError(f"{model_dir} has no checkpoint yet: train with trainer.pretrain")
     if text == "all":

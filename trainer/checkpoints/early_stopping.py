@@ -114,10 +114,7 @@ class Watch:
         )
 
     def see(self, step: int, values: Mapping[str, float]) -> bool:
-        """Records the evaluation after `step`; returns whether it is the best so far.
-
-        Raises UserError if a watched metric is missing.
-        """
+        """Records the evaluation after `step`; returns whether it is the best so far."""
         self._stopping.see(values)
         self._plateau.see(values)
         plateau = self._plateau_config
@@ -173,10 +170,7 @@ def _improves(lower: bool, value: float, best: float | None, by: float = 0.0) ->
 
 
 def lower_is_better(flag: str, metric: str | None, task_module: str | None = None) -> bool:
-    """Returns whether lower values of a watched metric are better.
-
-    Raises UserError if neither the metric nor the flag says so.
-    """
+    """Returns whether lower values are better; raises UserError if nothing says so."""
     if metric is None:
         return True
     direction, colon, _ = metric.partition(":")

@@ -70,10 +70,7 @@ def update(checkpoint: str, **changes: Any) -> None:
 
 
 def array_names(checkpoint: str) -> set[str]:
-    """Returns the paths of a checkpoint's arrays, as "params/decoder/decoder_norm/scale".
-
-    Raises Damaged if Orbax's list of arrays cannot be read.
-    """
+    """Returns the paths of a checkpoint's arrays, as "params/decoder/decoder_norm/scale"."""
     name = "/".join(_TREE)
     try:
         tree = json.loads(files.read_bytes(files.join(checkpoint, *_TREE)))["tree_metadata"]

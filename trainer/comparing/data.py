@@ -88,10 +88,7 @@ def records(one: History, other: History, last: int) -> Compared:
 
 
 class Batches:
-    """The batches of two runs, made again from their caches.
-
-    `cache_dirs` are folders of caches by task, if moved. Raises UserError without caches.
-    """
+    """The batches of two runs, made again; `cache_dirs` are folders of their caches, if moved."""
 
     def __init__(self, one: History, other: History, cache_dirs: tuple[str | None, str | None]):
         self._runs, self._cache_dirs = (one, other), cache_dirs

@@ -47,11 +47,7 @@ class Sighting:
 
 
 class Sightings:
-    """The documents that a run has seen, in the `steps` updates recorded in its folder.
-
-    `cache_dir` is a folder of caches by task, if moved. Raises UserError if the run does not exist,
-    or the state of a cache that it read is unknown.
-    """
+    """The documents that a run has seen; `cache_dir` is a folder of its caches, if moved."""
 
     def __init__(self, model_dir: str, cache_dir: str | None = None):
         run, data = prepared(*load_config(model_dir), cache_dir)
@@ -140,10 +136,7 @@ def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
 def prepared(
     config: Config, origins: dict[str, str], cache_dir: str | None
 ) -> tuple[Run, CachedData]:
-    """Returns a run and its data; raises UserError if they are not from caches.
-
-    `cache_dir` is a folder of caches by task, if moved.
-    """
+    """Returns a run and its data; raises UserError if they are not from caches."""
     if cache_dir:
         config = fields.replace(config, "cache_dir", cache_dir)
     run = prepare(config, origins)
@@ -167,8 +160,7 @@ def newest(model_dir: str) -> tuple[int, dict[str, Any]]:
 def print_sightings(model_dirs: str, documents: str, cache_dir: str | None) -> None:
     """Prints a line per row that held a document.
 
-    `model_dirs` are separated by commas; `documents` is an id, or "@" and the path of a text file
-    with one id per line. Raises UserError like `Sightings`, or if the file does not exist.
+    `model_dirs` are separated by commas; `documents` is an id, or @FILE with one id per line.
     """
     names = [documents]
     try:

@@ -40,11 +40,7 @@ class Row:
 
 
 class Explanation:
-    """The batch of one step (1 or more) of a run, which may still be training.
-
-    `cache_dir` is a folder of caches by task, if moved. Raises UserError if the run, the step or a
-    cache does not exist.
-    """
+    """The batch of a run's step, from 1; `cache_dir` is a folder of its caches, if moved."""
 
     def __init__(self, model_dir: str, step: int, cache_dir: str | None = None):
         config, origins = load_config(model_dir)

@@ -255,10 +255,7 @@ class TrainingBatches:
 
 
 def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterator[Batch]:
-    """Yields every window of the split once, in order, with noise that depends only on `seed`.
-
-    Padding rows, without weight in the loss, complete the last batch.
-    """
+    """Yields every window once, in order; padding rows without weight complete the last batch."""
     count = len(maker.windows)
     for first in range(0, count, batch_size):
         indices_W = np.arange(first, min(first + batch_size, count))

@@ -50,10 +50,7 @@ def _amounts(config: Config, tasks: list[str]) -> dict[str, Take]:
 
 
 class CachedData:
-    """Batches from the caches of a run's tasks, which must be readable together; see `Data`.
-
-    `training` is whether a run trains on the data; see `evaluated`.
-    """
+    """Batches from the caches of a run's tasks; `training` is whether a run trains on them."""
 
     def __init__(
         self,
@@ -170,11 +167,7 @@ class CachedData:
         packed: bool = False,
         manifest: CacheManifest | None = None,
     ) -> BatchMaker:
-        """Opens a split of a task's cache.
-
-        `manifest` may list only some of the cache's shards; it defaults to all known ones. For
-        `keep_tails`, see `tasks.cache.windows.Windows`.
-        """
+        """Opens a split of a task's cache; `manifest` may list only some of the cache's shards."""
         objective, lengths = each.task.objective, self.example_lengths(each.task)
         reading = self._config.data
         windows = open_windows(
@@ -294,10 +287,7 @@ class CachedData:
     def _wait(
         self, batches: TrainingBatches, step: int, stopping: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Waits until a step's batch can be made; returns False if `stopping()` came first.
-
-        Only a run that follows the build of its caches ever waits.
-        """
+        """Waits for a step's windows to be built; returns False if `stopping()` came first."""
         if all(each.whole for each in self.sources):
             return True
         timeout = self._config.data.follow_timeout_seconds

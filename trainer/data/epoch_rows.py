@@ -44,10 +44,7 @@ class Members(NamedTuple):
 
 
 class Layout(Protocol):
-    """A layout of rows.
-
-    `rows_per_epoch` is the mean number of rows that read every window once.
-    """
+    """A layout of rows; `rows_per_epoch` is the mean number that reads every window once."""
 
     @property
     def rows_per_epoch(self) -> float: ...
@@ -80,10 +77,7 @@ class OneByOne:
 
 @dataclasses.dataclass(frozen=True)
 class Decks:
-    """Rows cut from consecutive decks: windows come in their order, each deck is shuffled.
-
-    A deck may span two epochs, so every window is read once per epoch.
-    """
+    """Rows of consecutive decks; each deck of windows is shuffled, and may span two epochs."""
 
     reading: Reading
     deck: Deck

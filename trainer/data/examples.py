@@ -52,10 +52,7 @@ class Outputs(NamedTuple):
 
 
 class OutputMetric(NamedTuple):
-    """A metric of model outputs: (examples, outputs) -> values by name.
-
-    It reads generated ids if `generates`, else scores of the answers.
-    """
+    """A metric of outputs; it reads generated ids if `generates`, else scores of answers."""
 
     generates: bool
     compute: Callable[[Sequence[Example], Outputs], Mapping[str, float]]
@@ -102,10 +99,7 @@ class ExampleSet:
 
 
 def named_metrics(config: Config) -> tuple[Metric, ...]:
-    """Returns the metrics named by `evaluation.metrics`, without the task's own.
-
-    Raises a UserError if one does not exist.
-    """
+    """Returns the metrics named by `evaluation.metrics`, without the task's own."""
     names = [name for name in config.evaluation.metrics if name != TASK_METRICS]
     return tuple(metric.chosen(names, config.task_module)) if names else ()
 
@@ -163,10 +157,7 @@ def of_batches(
 
 
 def _judged(judge: Supervised | None, text: str, targets: str, is_target: bool) -> Any:
-    """Returns the value that metrics compare, for a prediction or for `targets` itself.
-
-    Raises a UserError if the task reads fields of an example that a cache does not hold.
-    """
+    """Returns the value that metrics compare, for a prediction or for `targets` itself."""
     if judge is None or judge.postprocess is None:
         return text
     try:

@@ -19,10 +19,7 @@ Batch = dict[str, np.ndarray]
 
 
 class Converter(Protocol):
-    """Converts examples to features: one example per row or, with `packed`, several.
-
-    A length is 0 if the model has no such stack.
-    """
+    """Converts examples to features, one per row or packed; lengths of missing stacks are 0."""
 
     @property
     def lengths(self) -> Lengths: ...
@@ -60,10 +57,7 @@ FILLING = MappingProxyType(
 
 
 def token_places(batch: Mapping[str, Any], side: str) -> Any:
-    """Returns an array [W, L] that is positive at tokens and 0 at padding.
-
-    It is the side's segment ids (rows are packed or id 0 is a piece) or else its tokens.
-    """
+    """Returns the side's segment ids, or else its tokens: positive [W, L] where tokens are."""
     tokens = "encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"
     return batch.get(f"{side}_segment_ids", batch[tokens])
 
@@ -247,10 +241,7 @@ def _flat(feature: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarra
 def _places(
     sizes_E: np.ndarray, rows_E: np.ndarray, length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns each packed token's place in the rows, its example's number in the row, its position.
-
-    Examples are numbered from 1 in each row.
-    """
+    """Returns each packed token's place in the rows, example in the row (from 1) and position."""
     begins_E = np.cumsum(sizes_E) - sizes_E
     first_E = np.searchsorted(rows_E, rows_E)  # the first example of the same row
     offsets_E = begins_E - begins_E[first_E]

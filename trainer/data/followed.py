@@ -135,10 +135,7 @@ class FollowedOrder:
         return later is not None or rank < int(firsts[-1])
 
     def wait(self, rank: int, timeout_seconds: float | None, stopping: Callable[[], bool]) -> bool:
-        """Waits until the window at a rank is known; returns False if `stopping()` came first.
-
-        Raises a UserError like `tasks.cache.following.wait`, or if this run does not wait.
-        """
+        """Waits until the window at a rank is known; returns False if `stopping()` came first."""
         if self.knows(rank):
             return True
         build = self._patient()
@@ -202,19 +199,13 @@ def reading(order: Order | FollowedOrder, windows: int) -> Reading:
 
 
 def without_shards(manifest: CacheManifest, split: str) -> CacheManifest:
-    """Returns a manifest without the shards of a split.
-
-    Raises a UserError if the cache will not have such a split.
-    """
+    """Returns a manifest without the shards of a split."""
     known = {split: []} if split in manifest.plan.shards else manifest.splits
     return CacheManifest(manifest.plan, known, manifest.software)
 
 
 def check(config: Config, mixtures: list[MixtureSpec]) -> None:
-    """Raises a UserError for a setting that needs a finished cache.
-
-    Finished caches are no exception, so that a run does not depend on when it begins.
-    """
+    """Raises a UserError for a setting that needs a finished cache, even for a finished one."""
     follow = "with --data.follow=true"
     if config.engine != "palimpsest":
         raise UserError(f"--engine={config.engine} {follow}: it does not wait; leave out one")

@@ -61,10 +61,7 @@ class Interleave:
 
 
 class MixingSchedule:
-    """Rates that change at given positions; every source continues, so no window repeats.
-
-    `changes` holds (position, rates of all sources), ascending, the first at position 0.
-    """
+    """Rates that change at positions, by ascending (position, rates); no window repeats."""
 
     def __init__(self, changes: Sequence[tuple[int, Sequence[float]]]):
         self._first = np.array([position for position, _ in changes], np.int64)

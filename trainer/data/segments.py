@@ -80,10 +80,7 @@ def documents_of(
 
 
 def _filled(own_WN: np.ndarray, shown_WN: np.ndarray) -> np.ndarray:
-    """Fills unknown documents (0) from the next known position, at the end from the last.
-
-    1 if none is known, 0 where nothing is shown.
-    """
+    """Fills unknown documents (0) from the next known position, else the last, else with 1."""
     width = own_WN.shape[1]
     column_N = np.arange(width)
     next_WN = np.where(own_WN > 0, column_N, width)

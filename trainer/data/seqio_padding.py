@@ -16,10 +16,7 @@ _SIDES = ("inputs", "targets")
 
 
 def special_of(vocabulary: Any) -> SpecialIds:
-    """Returns the special ids of a seqio.Vocabulary for the model.
-
-    They are T5's if id 0 pads rows, as in every vocabulary that seqio was made for.
-    """
+    """Returns a seqio.Vocabulary's special ids; T5's if id 0 pads rows."""
     zero_pads = getattr(vocabulary, "zero_pads", None)
     pad = None
     if zero_pads is None:
@@ -47,10 +44,7 @@ def shifting(converter: type) -> type:
 
 
 def ids_of(batch: Batch, start: int) -> Batch:
-    """Returns a `shifting` converter's batch with its ids and segment ids.
-
-    `start` is the first decoder input of each example.
-    """
+    """Returns a `shifting` converter's batch with its ids and segment ids."""
     found = dict(batch)
     for name, tokens_WL in batch.items():
         if name.endswith("_tokens"):

@@ -30,10 +30,7 @@ def task_lines(
     reading: DataConfig,
     amounts: Mapping[str, Take],
 ) -> Iterator[Line]:
-    """Yields lines on a task's examples and cache, and warnings about tokens that are not read.
-
-    `lengths` are an example's, `rows` a row's; `amounts` is what `data.take` takes of each task.
-    """
+    """Yields lines on a task's examples (of `lengths`, in `rows`) and cache, and warnings."""
     plan, objective, windows = task.manifest.plan, source.maker.objective, source.maker.windows
     read = "a pair" if objective.unit is Unit.PAIR else f"{windows.window_tokens} corpus tokens"
     yield "task", f"{source.task}: {read} -> inputs {lengths.inputs}, targets {lengths.targets}"
@@ -88,10 +85,7 @@ def task_lines(
 def mixture_lines(
     sources: list[Source], shares: list[float], batch_size: int, train_steps: int
 ) -> list[Line]:
-    """Returns a table of a mixture's tasks: windows, shares of the rows, epochs.
-
-    Shares are those at the first update; epochs assume that they do not change.
-    """
+    """Returns a table of a mixture's tasks, with shares and epochs at the first update's rates."""
     total = sum(len(source.maker.windows) for source in sources)
     rows = []
     for source, share in zip(sources, shares, strict=True):

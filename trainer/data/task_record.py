@@ -52,10 +52,7 @@ def task_record(
 
 
 def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
-    """Returns a value as JSON: dataclasses and other objects with their class name.
-
-    `within`: ids of the enclosing objects.
-    """
+    """Returns a value as JSON: dataclasses and other objects with their class name."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # NaN does not equal itself
     if value is None or isinstance(value, bool | int | float | str):
@@ -163,10 +160,7 @@ def _examples_sha256(objective: Objective, lengths: Lengths, ids: TokenIds) -> s
 
 
 def warn_of_changes(model_dir: str, now: dict[str, Any]) -> None:
-    """Reports on stderr how tasks differ from those `model_dir` was trained on.
-
-    `now` is `Data.tasks_record`.
-    """
+    """Reports on stderr how `Data.tasks_record` differs from the one of the training."""
     before = {"tasks": load_record(model_dir).get("tasks", {})}
     for change in changes(before, {"tasks": now}, step=0):
         print(f"warning: since {model_dir} was trained, {change}", file=sys.stderr)

@@ -22,10 +22,7 @@ _CHUNK = 1 << 18
 
 
 def of_state(tree: Any) -> dict[str, str]:
-    """Returns the checksum of each leaf by its path; every process must call this together.
-
-    Leaves may be sharded over several processes, and may be typed PRNG keys.
-    """
+    """Returns the checksum of each leaf, sharded or not, by its path; a collective call."""
     leaves = {name: _bits(leaf) for name, leaf in named(tree).items()}
     # Start all before waiting for the first, except where programs that communicate between devices
     # must not run concurrently: on CPUs each may hold threads that others need.

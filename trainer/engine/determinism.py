@@ -24,10 +24,7 @@ def set_flags(deterministic: bool) -> None:
 
 
 def xla_flags(environment: Mapping[str, str], plugins: Iterable[str], deterministic: bool) -> str:
-    """Returns XLA_FLAGS for a run, given the environment and JAX's installed plugins.
-
-    Adds GPU_FLAG if the run is deterministic and may find GPUs, unless already decided.
-    """
+    """Returns XLA_FLAGS, with GPU_FLAG if the run is deterministic and may find GPUs."""
     flags = environment.get("XLA_FLAGS", "")
     platforms = environment.get("JAX_PLATFORMS", "")
     possible = any(gpu in name for name in plugins for gpu in _GPUS)

@@ -48,10 +48,7 @@ def _mean(results: list[dict[str, float]]) -> dict[str, float]:
 
 
 class Evaluator:
-    """Runs the evaluation step over a split: every row, or `evaluation.batches` of each task.
-
-    Raises a UserError at construction if the split is empty or a batch does not divide.
-    """
+    """Runs the evaluation step over a split: every row, or `evaluation.batches` of each task."""
 
     def __init__(self, run: Run, split: str, evaluation_step: Callable, mesh: Mesh):
         self._split, self._step, self._mesh = split, evaluation_step, mesh

@@ -129,10 +129,7 @@ def first_nonfinite(tree: Any) -> jax.Array:
 
 
 def leaf_name(tree: Any, index: int) -> str | None:
-    """Returns the path of leaf `index`, as in "decoder/decoder_norm/scale"; None for -1.
-
-    Reads only the structure of `tree`.
-    """
+    """Returns the path of leaf `index`, as in "decoder/decoder_norm/scale"; None for -1."""
     if index < 0:
         return None
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)

@@ -32,10 +32,7 @@ _PEAK_FLOPS = (
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Returns a device's peak dense bfloat16 operations per second, or None if unknown.
-
-    Utilisation is relative to this, whatever a run's dtype.
-    """
+    """Returns a device's peak dense bfloat16 operations per second, or None if unknown."""
     for pattern, flops in _PEAK_FLOPS:
         if re.search(pattern, device_kind):
             return flops

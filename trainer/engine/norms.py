@@ -19,11 +19,7 @@ NAMES = ("weight_rms", "weight_gradient_rms", "weight_update_rms")
 
 
 class Norms:
-    """Computes the norms of an update, without making it.
-
-    A separate program, so that the training step's bits stay the same; takes about as long as an
-    update.
-    """
+    """Computes the norms of an update by a separate program, to keep the bits of the step's."""
 
     def __init__(self, parts: Parts, axes: Any, shapes: Any):
         tuning, mesh = parts.tuning, parts.mesh
@@ -39,17 +35,11 @@ class Norms:
         self._norms = norms
 
     def __call__(self, state: TrainState, batch: Batch) -> jax.Array:
-        """Returns the norms of the update of `state` with `batch`, float32 [3, N], a row per NAMES.
-
-        Donates nothing; for `by_name`.
-        """
+        """Returns the update's norms, float32 [3, N], one row for each of NAMES."""
         return self._norms(state, batch)
 
     def by_name(self, norms: jax.Array) -> dict[str, float]:
-        """Returns the norms as "weight_rms/decoder/layers_0/mlp/wo/kernel" -> value.
-
-        Scanned models get the unscanned names. Waits for the device.
-        """
+        """Returns the norms as "weight_rms/decoder/layers_0/mlp/wo/kernel" -> value; waits."""
         values = np.asarray(norms)
         return {
             f"{kind}/{name}": float(row[place])

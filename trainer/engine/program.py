@@ -96,10 +96,7 @@ class Program:
         return jax.jit(self._initial_state, out_shardings=self.shardings)()
 
     def state_of(self, params: Any, step: int) -> TrainState:
-        """Returns a state with the model's own `params` and `step`; donates `params`.
-
-        LoRA's parameters and the optimizer's state are new.
-        """
+        """Returns a new state with the model's own `params`, which are donated, and `step`."""
         make = jax.jit(self._state_of, donate_argnums=0, out_shardings=self.shardings)
         return make(params, np.int32(step))
 
@@ -108,10 +105,7 @@ class Program:
         return self._merged(params) if self.tuning.adds else params
 
     def with_rate_scale(self, state: TrainState, scale: float) -> TrainState:
-        """Returns `state` with the schedule multiplied by `scale` from the next update on.
-
-        Without `plateau.metric`, it is the same object.
-        """
+        """Returns `state` with the schedule multiplied by `scale`, if `plateau.metric` is set."""
         return set_rate_scale(state, scale)
 
     def zero_metrics(self) -> Metrics:

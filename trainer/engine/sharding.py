@@ -50,10 +50,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
 
 @contextlib.contextmanager
 def tracing_on(mesh: Mesh, rules: str) -> Iterator[None]:
-    """Exposes the mesh and its rules to modules while a model is traced.
-
-    `rules` names one of RULES. The logical axis "batch" is added for Switch layers.
-    """
+    """Exposes the mesh and its rules, one of RULES, to modules while a model is traced."""
     axes = (*RULES[rules], ("batch", ROWS))
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(axes):
         yield
@@ -158,10 +155,7 @@ def host_part(mesh: Mesh, process: int | None = None) -> HostPart:
 
 
 def describe(mesh: Mesh, rules: str, state: Any) -> tuple[str, str]:
-    """Returns a (subject, text) line on the mesh and the state's size per device.
-
-    `state` is a TrainState of arrays, or of shapes with shardings.
-    """
+    """Returns a (subject, text) line on the mesh and the state's size per device."""
     shape = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
     params = sum(math.prod(_shard_shape(leaf)) for leaf in jax.tree.leaves(state.params))
     size = sum(

@@ -54,7 +54,7 @@ class Stop:
     def received_alone(self) -> bool:
         """Returns whether this process received a signal and is the only one.
 
-        Several processes agree to stop only between updates, since all must wait equally long.
+        Several processes agree to stop only between updates.
         """
         return self._alone and self._received
 
@@ -75,10 +75,7 @@ class Stop:
         return result
 
     def exit_code(self, step: int, complete: bool) -> int:
-        """Returns the exit code of a run that ends after `step`, and prints why it ends.
-
-        `complete`: whether nothing is left to do. Raises the run's error, if any.
-        """
+        """Prints why a run ends after `step`; returns its exit code, or raises its error."""
         if self.error:
             raise self.error
         if self.early:

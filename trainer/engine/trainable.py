@@ -30,10 +30,7 @@ Tree = Any
 
 
 class Tuning:
-    """The trainable parameters of a run, and their optimizer; `axes` include LoRA's.
-
-    Raises a UserError if a pattern matches nothing, or a kernel cannot have a low-rank addition.
-    """
+    """The trainable parameters of a run, and their optimizer; `axes` include LoRA's."""
 
     def __init__(self, config: Config, spec: ModelSpec | EncoderSpec):
         self._config, self._lora = config, config.lora

@@ -22,10 +22,7 @@ def _of_text(name: str) -> str:
 
 
 class Evaluation:
-    """Evaluates a split: losses, metrics of generated text if any, and probes.
-
-    Construction raises UserError if the split, a metric or a probe is missing.
-    """
+    """Evaluates a split: losses, metrics of generated text if any, and probes."""
 
     def __init__(self, run: Run, split: str, program: Program, label: str | None = None):
         """`label` names the split in results and files; by default, the split's own name."""

@@ -26,10 +26,7 @@ _BATCHES_AT_ONCE = 4
 
 
 class Predicting:
-    """Generates text for a split's examples and computes the metrics of their tasks.
-
-    Construction raises UserError if the split, a metric or the decoder is missing.
-    """
+    """Generates text for a split's examples and computes the metrics of their tasks."""
 
     def __init__(self, run: Run, split: str, program: Program):
         config = run.config

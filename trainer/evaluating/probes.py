@@ -53,10 +53,7 @@ class Probes:
         self._probes = [_probe(line, place, make) for place, line in _lines(path)]
 
     def __call__(self, params: Any) -> dict[str, dict[str, float]]:
-        """Returns {"probes": values} for the parameters of the program's state.
-
-        `probe_accuracy` is a percentage of clozes, `probe_perplexity` is per token over all texts.
-        """
+        """Returns the percentage of right clozes and the texts' perplexity per token."""
         params = self._program.merged(params)
         pairs = [pair for probe in self._probes for pair in probe.pairs]
         scores = iter(self._likelihood(params, pairs).tolist())

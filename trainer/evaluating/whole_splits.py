@@ -29,10 +29,7 @@ _CHECKPOINTS = "checkpoints"
 
 
 def evaluate(flags: Flags) -> None:
-    """Evaluates checkpoints, writes their metrics and prints a table.
-
-    Raises UserError for a missing run, checkpoint or split, or for another vocabulary.
-    """
+    """Evaluates checkpoints, writes their metrics and prints a table."""
     config, origins = load_config(flags.model_dir)
     label = flags.split
     if flags.task and flags.task != config.task:

@@ -14,10 +14,7 @@ Tree = Any
 
 
 class PlateauState(NamedTuple):
-    """State of a transformation that follows a schedule.
-
-    `rate_scale`, a float32 scalar, multiplies the schedule; updates leave it unchanged.
-    """
+    """State of a transformation whose schedule is multiplied by `rate_scale`, float32 []."""
 
     inner: Any
     rate_scale: jax.Array

@@ -19,10 +19,7 @@ _HOST = (2, 2, 1)
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """One or more slices of TPU chips, named as "v5e:4x4" or "2xv5e:4x4".
-
-    `generation` is a key of CHIPS, `shape` the chips of a slice along each axis.
-    """
+    """Slices of TPU chips, as "v5e:4x4" or "2xv5e:4x4"; `generation` is a key of CHIPS."""
 
     name: str
     generation: str
@@ -72,10 +69,7 @@ class Topology:
         return max(chips_in(self.shape) // chips_in(_HOST), 1) * self.slices
 
     def devices(self) -> list[Any]:
-        """Returns devices to compile programs for, not to run them.
-
-        Raises UserError if the TPU's compiler is not installed or knows no such slice.
-        """
+        """Returns devices to compile programs for, not to run them."""
         from jax.experimental import topologies
 
         options: dict[str, Any] = {"num_slices": self.slices} if self.slices > 1 else {}
@@ -95,10 +89,7 @@ class Topology:
 
 
 def prepare_compiler() -> None:
-    """Sets up the TPU's compiler for machines without a TPU; call it before JAX starts.
-
-    Raises UserError if libtpu is not installed.
-    """
+    """Sets up the TPU's compiler for machines without a TPU; call it before JAX starts."""
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
             "--topology needs the TPU's compiler, libtpu, which is not installed: "

@@ -96,10 +96,7 @@ def first_group(pattern: str | re.Pattern[str], text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A program: computations by name, each in execution order.
-
-    `donated` are indices of results written into the memory of arguments.
-    """
+    """A program: computations in execution order; `donated` results take arguments' memory."""
 
     computations: Mapping[str, tuple[Instruction, ...]]
     entry: str
@@ -123,10 +120,7 @@ class Module:
         return max(constants, default=1)
 
     def called(self, instruction: Instruction) -> Iterator[tuple[str, int]]:
-        """Yields (computation, number of runs) for loops, conditionals and calls.
-
-        Fusions yield nothing: a fusion counts as one piece of work.
-        """
+        """Yields (computation, runs) for loops, conditionals and calls, not for fusions."""
         names = {"while": "body", "call": "to_apply", "conditional": "true_computation"}
         callee = instruction.computation(names.get(instruction.opcode, "none"))
         if instruction.opcode == "conditional":

@@ -43,10 +43,7 @@ class Schedule(NamedTuple):
     inner: float = 0.0
 
     def cycles(self, groups: int, steps: int, visited: float = 1.0) -> float:
-        """Returns the cycles of `groups` times `steps` grid steps.
-
-        `visited` multiplies the assumed runs of loops of unknown length.
-        """
+        """Returns the cycles; `visited` multiplies the assumed runs of loops of unknown length."""
         step = self.step + (visited - 1.0) * self.inner
         return groups * (steps * step + self.once)
 

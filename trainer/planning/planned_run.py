@@ -20,10 +20,7 @@ from trainer.setup import SEQIO, prepare
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A run known only by its shapes: enough to make a `Program`.
-
-    `config` is complete; `features` are names of the features of the task's examples.
-    """
+    """A run known only by its shapes, enough for a `Program`; `features` are its examples'."""
 
     config: Config
     converter: Converter

@@ -56,10 +56,7 @@ class Attempt:
 
 
 def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
-    """Compiles up to `most` configurations; returns them, the best first.
-
-    Compiles the evaluation only for the best, with fewer rows if necessary.
-    """
+    """Compiles up to `most` configurations, and the best one's evaluation; the best first."""
     attempts = []
     for attempt in itertools.islice(_attempts(asked, target), most):
         attempts.append(attempt)
@@ -76,10 +73,7 @@ def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
 
 
 def evaluated(plan: Plan) -> Plan:
-    """Returns the plan with an evaluation that fits, with fewer rows than requested if necessary.
-
-    If one row per device is too many, the plan does not fit, or TooLarge is raised.
-    """
+    """Returns the plan with an evaluation that fits, with fewer rows than asked if necessary."""
     config = plan.subject.config
     size = config.evaluation.batch_size or config.batch_size
     devices = plan.mesh["data"] * plan.mesh["fsdp"]
@@ -99,10 +93,7 @@ def evaluated(plan: Plan) -> Plan:
 def first_that_fits(
     asked: Subject, target: Target, known: Plan | TooLarge, most: int
 ) -> tuple[Plan | None, int]:
-    """Returns the first plan that fits, or None, and the number of configurations tried.
-
-    `known` is the outcome of the requested configuration.
-    """
+    """Returns the first plan that fits, or None, and the number tried; `known` is for `asked`."""
     training = known.training if isinstance(known, TooLarge) else known
     if training and training.trains:
         return evaluated(dataclasses.replace(training, evaluation=None)), 1

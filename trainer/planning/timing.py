@@ -63,10 +63,7 @@ class PricedKernel:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """The estimated time of a step: seconds by part, which add up to the step.
-
-    `unpriced` counts products outside fusions without an estimate.
-    """
+    """The estimated time of a step by part; `unpriced` counts products without an estimate."""
 
     seconds: dict[str, float]
     collectives: list[Collective]
@@ -79,11 +76,7 @@ class Timing:
         return sum(self.seconds.values())
 
     def traffic(self) -> dict[str, dict[str, float]]:
-        """Returns bytes and seconds by kind of collective.
-
-        `bytes` are sent by a device, `seconds` assume the links' bandwidth, and `exposed` are the
-        seconds that no other work hides.
-        """
+        """Returns the bytes, seconds and exposed seconds of a step by kind of collective."""
         kinds: dict[str, dict[str, float]] = {}
         for each in sorted(self.collectives, key=lambda each: each.kind):
             total = kinds.setdefault(each.kind, {"bytes": 0, "seconds": 0.0, "exposed": 0.0})

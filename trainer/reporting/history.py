@@ -46,10 +46,7 @@ class History:
     missing: list[str]
 
     def points(self, split: str, metric: str, part: str = "metrics") -> Points:
-        """Returns the values of a metric; `part` is "speed" for training's speed.
-
-        Results of trainer.evaluate fill steps without a line in metrics.jsonl.
-        """
+        """Returns the values of a metric; `part` is "speed" for training's speed."""
         found: dict[int, float] = {}
         if part == "metrics":
             found = {
@@ -166,10 +163,7 @@ def _evaluations(path: str) -> dict[int, Any]:
 
 
 def load_all(folders: Sequence[str]) -> list[History]:
-    """Returns the records of runs, each named by the distinguishing part of its path.
-
-    Raises UserError if a run is missing, damaged, or named twice.
-    """
+    """Returns the records of runs, each named by the distinguishing part of its path."""
     parts = [folder.rstrip("/").split("/") for folder in folders]
     for one, other in itertools.combinations(parts, 2):
         if one == other:

@@ -139,10 +139,7 @@ def _start_wandb(config: Config) -> Any:
 
 
 def read_metrics(model_dir: str) -> list[dict[str, Any]]:
-    """Returns the lines of metrics.jsonl, without a last line cut short by a kill.
-
-    Raises UserError if another line is damaged.
-    """
+    """Returns the lines of metrics.jsonl, without a last line cut short by a kill."""
     path = files.join(model_dir, METRICS_FILE)
     if not files.exists(path):
         return []

@@ -87,10 +87,7 @@ class Reports:
         return state
 
     def settle(self, step: int, state: TrainState) -> None:
-        """Reports all metrics taken so far and checks the state after `step`, before it is used.
-
-        Raises UserError like `after`.
-        """
+        """Reports all metrics taken so far and checks the state after `step`, before it is used."""
         self._report_pending(state)
         self._stop_if_rejected(_Pending(step, state.metrics, state.guard), state)
 
@@ -137,10 +134,7 @@ class Reports:
         self.note = "  ".join([f"loss {values['loss']:.3f}", *shown(rates)])
 
     def _stop_if_rejected(self, pending: _Pending, state: TrainState) -> None:
-        """Ends the run if the guard rejected an update; `state` is then still the one before it.
-
-        `pending` has the guard of `state`, and its metrics if they were taken.
-        """
+        """Ends the run if the guard rejected an update; `state` is then still the one before it."""
         if int(pending.guard.cause) == guard.NONE:
             return
         config, checkpoints = self._run.config, self._checkpoints

@@ -96,10 +96,7 @@ class StartingPoint:
 
 
 def start(run: Run) -> StartingPoint:
-    """Opens `config.init_from` and checks it against the run's model and vocabulary.
-
-    Raises a UserError, with the tensor or the difference, if it is unreadable or does not fit.
-    """
+    """Opens `config.init_from` and checks it against the run's model and vocabulary."""
     config = run.config
     flag = f"--init_from={config.init_from}"
     found, checkpoint = _open(config)
@@ -282,10 +279,7 @@ def optimizer_state(
 def _adafactor_leaves(
     config: Config, found: dict[str, Parts]
 ) -> tuple[dict[str, Tensor] | None, str | None]:
-    """Returns the checkpoint's Adafactor moments, or None and why they are unusable.
-
-    Names are our Adafactor's leaf names, without the leading index in optax's chain.
-    """
+    """Returns the checkpoint's Adafactor moments by leaf, or None and why they are unusable."""
     if all(set(parts) == {"value"} for parts in found.values()):
         return None, _NONE_STORED
     if config.optimizer.name != "adafactor":

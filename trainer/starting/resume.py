@@ -31,10 +31,7 @@ class Start(Beginning, Protocol):
     """The beginning of a run without checkpoints of its own."""
 
     def state(self, program: Program) -> TrainState:
-        """Returns the state, on the program's devices.
-
-        Raises a UserError if --init_from is unreadable.
-        """
+        """Returns the state, on the program's devices."""
 
 
 def begin(
@@ -70,10 +67,7 @@ def begin(
 def _fall_back(
     run: Run, checkpoints: Checkpoints, program: Program, damage: Damaged, sound: int | None
 ) -> tuple[Beginning, TrainState]:
-    """Sets damaged checkpoints aside and returns the newest sound one.
-
-    Raises a UserError, changing nothing, if that is not allowed or none is sound.
-    """
+    """Sets damaged checkpoints aside and returns the newest sound one."""
     said = f"checkpoint {damage.path} is damaged ({damage.reason})"
     if sound is None:
         raise UserError(
@@ -97,10 +91,7 @@ def _fall_back(
 
 
 def start(run: Run) -> Start:
-    """Returns the beginning of a run without checkpoints: --init_from or initial parameters.
-
-    Raises a UserError if --init_from is unreadable or does not fit the model.
-    """
+    """Returns the beginning of a run without checkpoints: --init_from or initial parameters."""
     if not run.config.init_from:
         return _Fresh()
     # Imported here because it reads other programs' formats.

@@ -161,10 +161,7 @@ def _sha256(ids: TokenIds) -> str:
 
 
 def of_run(checkpoint: Checkpoint) -> tuple[Vocabulary | None, str]:
-    """Returns the vocabulary of one of our checkpoints, or None and the reason.
-
-    It lies beside a converted run's checkpoints, or in the cache of the run's task.
-    """
+    """Returns the vocabulary of a run's checkpoint or cache, or None and the reason."""
     assert checkpoint.run is not None
     sha256 = checkpoint.run.get(_RECORDED)
     folder = checkpoint.path.rstrip("/").rpartition("/")[0]

@@ -39,11 +39,7 @@ def generator_of(flags: TrainedFlags, decoding: Decoding) -> Generator:
 
 
 def read_prompts(path: str, column: str) -> list[str]:
-    """Returns the prompts in a file.
-
-    Raises UserError if the file cannot be read or is empty, or if a line is not a JSON object with
-    a text in `column`.
-    """
+    """Returns the prompts in a file: its lines, or texts in `column` of JSON lines."""
     try:
         lines = list(files.read_lines(path))
     except FileNotFoundError as error:
@@ -143,10 +139,7 @@ def _name(block: int) -> str:
 def write_all(
     flags: TrainedFlags, decoding: Decoding, prompts_path: str, column: str, output_path: str
 ) -> None:
-    """Writes the results of a file of prompts, or continues a killed command's output.
-
-    Raises UserError for unreadable prompts, or if the output exists or is another command's.
-    """
+    """Writes the results of a file of prompts, or continues a killed command's output."""
     with processes.failing_together():
         prompts = read_prompts(prompts_path, column)
     generator = generator_of(flags, decoding)

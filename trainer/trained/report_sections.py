@@ -130,10 +130,7 @@ def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
 
 
 def _losses(program: Program) -> Any:
-    """Returns (params, maker, windows, seed) -> mean target loss of each window, float64 [W].
-
-    NaN for rows without targets. Noise is drawn as in evaluations.
-    """
+    """Returns (params, maker, windows, seed) -> mean target loss of each window, float64 [W]."""
     model, mesh = build_model(program.spec), program.mesh
 
     @partial(

@@ -34,10 +34,7 @@ def without_data(config: Config) -> Run:
 
 
 def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
-    """Returns a run, prepared for this machine, with `NoData` if it has no task.
-
-    `cache_dir` is a folder of caches by task, if moved. Raises UserError without run or cache.
-    """
+    """Returns a run, prepared for this machine, with `NoData` if it has no task."""
     from trainer.config import fields, load_config
     from trainer.config.this_machine import on_this_machine
     from trainer.data.task_record import warn_of_changes
@@ -55,11 +52,7 @@ def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
 
 
 def restore(run: Run, step: int | None, vocabulary: Vocabulary) -> tuple[int, Any]:
-    """Returns the step and the parameters of a checkpoint; None means the newest.
-
-    LoRA's products are added to the kernels. Raises UserError if the checkpoint does not exist or
-    records another vocabulary.
-    """
+    """Returns step and parameters of a checkpoint, by default the newest, with LoRA's products."""
     from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
     from trainer.engine.program import Program
 
@@ -74,10 +67,7 @@ def restore(run: Run, step: int | None, vocabulary: Vocabulary) -> tuple[int, An
 
 
 def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
-    """Returns the vocabulary at `path`, the cache's, or the file next to a run without data.
-
-    Raises UserError if there is none, or if its number of ids is not the run's.
-    """
+    """Returns the vocabulary at `path`, the cache's, or the file next to a run without data."""
     from tasks import vocabulary
     from trainer.data.cached import CachedData
 
