@@ -91,13 +91,10 @@ def _text(runs: list[Any]) -> str:
 
 
 def _next(folder: str, steps: int) -> str:
-    run = f"--model_dir={folder}"
-    logs = files.join(folder, "tensorboard")
-    watch = (
-        f"tensorboard {shlex.quote(f'--logdir={logs}')}"
-        if files.exists(logs)
-        else ("set --metrics.tensorboard=true")
-    )
+    run, logs = f"--model_dir={folder}", files.join(folder, "tensorboard")
+    watch = "set --metrics.tensorboard=true"
+    if files.exists(logs):
+        watch = f"tensorboard {shlex.quote(f'--logdir={logs}')}"
     return f"""checkpoints  {folder}/checkpoint_STEP
 
 Next:
@@ -105,7 +102,7 @@ Next:
   compare checkpoints   python -m trainer.evaluate {shlex.quote(run)} --steps=all
   watch the run         {watch}
   use your own text     python -m vocab.train --corpus='parquet:DATA/*.parquet' --output=DIR
-  see all settings      python -m trainer.pretrain --help"""
+  see all settings      python -m trainer.pretrain --help=all"""
 
 
 main = Command(Flags, run)

@@ -1,6 +1,5 @@
 """Turns a configuration into a run: opens its data and makes every check that needs no device."""
 
-import importlib
 from typing import NamedTuple
 
 from tasks.objectives import Lengths
@@ -17,9 +16,6 @@ from trainer.data.cached_task import open_cache
 from trainer.data.features import Converter
 from trainer.data.interface import Run
 from trainer.data.mixing import mixtures_of
-
-# Compares vocabularies; imported only with --init_from: it reads other programs' formats.
-_HAS_OTHER_ROWS = "trainer.starting.vocabulary_change:has_other_rows"
 
 # Embedding rows are rounded up to a multiple of this, as T5's 32,128 for 32,100 ids: such sizes are
 # fast on accelerators and divide among devices.
@@ -41,7 +37,9 @@ def prepare(config: Config, origins: dict[str, str], training: bool = False) -> 
     Raises:
       UserError: a setting is missing or does not fit; names the flag to change.
     """
-    _check_flags(config)
+    for name in ("task", "model_dir"):
+        if not getattr(config, name):
+            raise UserError(f"--{name} is missing")
     if config.reads_seqio:
         return _prepare_seqio(config, origins)
     return _prepare_caches(config, origins, training)
@@ -61,12 +59,6 @@ class _Vocabulary(NamedTuple):
     extra_ids: int
     special: SpecialIds = T5_IDS
     ids: TokenIds | None = None
-
-
-def _check_flags(config: Config) -> None:
-    for name in ("task", "model_dir"):
-        if not getattr(config, name):
-            raise UserError(f"--{name} is missing")
 
 
 def _prepare_caches(config: Config, origins: dict[str, str], training: bool) -> Run:
@@ -158,24 +150,17 @@ def _imply_new_tokens(config: Config, origins: dict[str, str], lengths: Lengths)
 
 def _check_packing(config: Config) -> None:
     """Rejects rows of several examples for models that cannot read them."""
-    if config.data.segment_documents:
-        if config.data.pack_examples:
-            raise UserError(
-                "--data.pack_examples makes each example a segment: leave out "
-                "--data.segment_documents"
-            )
-        if config.model.unpackable:
-            raise UserError(
-                f"{config.model.unpackable} needs rows of one example: leave out "
-                "--data.segment_documents"
-            )
-    if not config.data.pack_examples:
-        return
-    if config.model.architecture == "encoder":
-        raise UserError("--data.pack_examples is for models with a decoder: leave it out")
-    if config.model.unpackable:
+    segments, packs = config.data.segment_documents, config.data.pack_examples
+    if segments and packs:
         raise UserError(
-            f"{config.model.unpackable} needs rows of one example: leave out --data.pack_examples"
+            "--data.pack_examples makes each example a segment: leave out --data.segment_documents"
+        )
+    if packs and config.model.architecture == "encoder":
+        raise UserError("--data.pack_examples is for models with a decoder: leave it out")
+    if (segments or packs) and config.model.unpackable:
+        flag = "segment_documents" if segments else "pack_examples"
+        raise UserError(
+            f"{config.model.unpackable} needs rows of one example: leave out --data.{flag}"
         )
 
 
@@ -244,8 +229,10 @@ def _has_other_rows(config: Config, vocabulary: _Vocabulary) -> bool:
     path = files.join(config.model_dir, CONFIG_FILE)
     if files.exists(path):  # the run has started and no longer needs --init_from
         return load_config(config.model_dir)[0].model.vocab_size != config.model.vocab_size
-    module, _, name = _HAS_OTHER_ROWS.partition(":")
-    return getattr(importlib.import_module(module), name)(config, vocabulary.ids)
+    # Imported here because it reads other programs' formats.
+    from trainer.starting.vocabulary_change import has_other_rows
+
+    return has_other_rows(config, vocabulary.ids)
 
 
 def _check_vocabulary(config: Config, vocabulary: _Vocabulary) -> None:

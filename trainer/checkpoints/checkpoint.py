@@ -18,11 +18,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint.checkpoint_managers import (
-    PolicyCheckpointInfo,
-    PreservationContext,
-    PreservationPolicy,
-)
+from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo, PreservationContext
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -75,7 +71,7 @@ class Checkpoints:
             _orbax_path(model_dir),
             options=ocp.CheckpointManagerOptions(
                 step_prefix=_PREFIX,
-                preservation_policy=_Kept(self),
+                preservation_policy=self,
                 create=writable,
                 read_only=not writable,
                 cleanup_tmp_directories=writable,
@@ -86,16 +82,17 @@ class Checkpoints:
         """Returns the steps of the finished checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
-    def kept(self, steps: Sequence[int]) -> list[bool]:
-        """Returns whether to keep each checkpoint, given the ascending steps of all."""
-        keep, every = self._policy.keep, self._policy.keep_every_steps
-        best = self.watch.best
+    def should_preserve(
+        self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
+    ) -> list[bool]:
+        """Implements Orbax's PreservationPolicy: whether to keep each of the ascending steps."""
+        keep, every, best = self._policy.keep, self._policy.keep_every_steps, self.watch.best
         return [
             keep is None
-            or number >= len(steps) - keep
-            or bool(every and step % every == 0)
-            or bool(best and step == best.step)
-            for number, step in enumerate(steps)
+            or number >= len(checkpoints) - keep
+            or bool(every and each.step % every == 0)
+            or bool(best and each.step == best.step)
+            for number, each in enumerate(checkpoints)
         ]
 
     def save(self, step: int, state: TrainState, run: Run, evaluated: bool = True) -> None:
@@ -324,15 +321,3 @@ def chosen_steps(text: str, steps: list[int], model_dir: str) -> list[int]:
             f"{', '.join(map(str, steps))}"
         )
     return wanted
-
-
-class _Kept(PreservationPolicy):
-    """Tells Orbax which checkpoints to keep."""
-
-    def __init__(self, checkpoints: Checkpoints):
-        self._checkpoints = checkpoints
-
-    def should_preserve(
-        self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
-    ) -> Sequence[bool]:
-        return self._checkpoints.kept([info.step for info in checkpoints])

@@ -192,7 +192,11 @@ def value_of(flag: str, metric: str, values: Mapping[str, float]) -> float:
     """Returns the value of METRIC, min:METRIC or max:METRIC; raises UserError if missing."""
     name = metric.removeprefix("min:").removeprefix("max:")
     if name not in values:
-        known = [each for each in values if each in BEST_METRICS or not _is_statistic(each)]
+        known = [
+            each
+            for each in values
+            if each in BEST_METRICS or each.rpartition("/")[2] not in _STATISTICS
+        ]
         raise UserError(
             f"{flag}={metric}: these tasks do not have this metric; choose one of "
             f"{', '.join(known)}"
@@ -202,7 +206,3 @@ def value_of(flag: str, metric: str, values: Mapping[str, float]) -> float:
 
 # Values that describe the data, not the model.
 _STATISTICS = ("tokens", "unigram_entropy", "mean_label", "max_targets_length", "training_loss")
-
-
-def _is_statistic(name: str) -> bool:
-    return name.rpartition("/")[2] in _STATISTICS

@@ -60,7 +60,8 @@ def make_optimizer(
     if config.value("scale_epsilon") and factors:
         # Adam with gradients / r and epsilon is Adam with gradients and epsilon * r.
         parts.append(_scale_tensors({path: 1.0 / factor.rate for path, factor in factors.items()}))
-    parts += _direction(config.name)(config, stacked)
+    direction: Direction = _load(OPTIMIZERS[config.name].code)
+    parts += direction(config, stacked)
 
     def by_schedule(make: Callable[[Schedule], optax.GradientTransformation]) -> None:
         parts.append(droppable(make, schedule) if drops else make(schedule))
@@ -102,10 +103,6 @@ def optimizer_of(
 ) -> optax.GradientTransformation:
     """Returns the optimizer of a model without fixed parameters; see `make_optimizer`."""
     return make_optimizer(config, logical_axes(spec), decayed(spec), parameter_tree(spec))
-
-
-def _direction(name: str) -> Direction:
-    return _load(OPTIMIZERS[name].code)
 
 
 def _load(code: str) -> Any:

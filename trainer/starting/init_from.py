@@ -29,10 +29,7 @@ from trainer.huggingface import configs
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named, path_name
 from trainer.model.spec import model_spec
-from trainer.model.transformer import (
-    init_params,
-    parameter_facts,
-)
+from trainer.model.transformer import init_params, parameter_facts
 from trainer.starting import vocabulary_change
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
@@ -208,18 +205,16 @@ def _check_names(
 
     missing = shown(name for name in expected if name not in found)
     extra = shown(name for name in found if name not in expected)
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise UserError(
-            f"{flag} lacks {missing[0]}{nearest(missing[0], extra)}{more}, which the model has: "
-            "choose the preset it was trained with"
-        )
-    if extra:
-        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
-        raise UserError(
-            f"{flag} has {extra[0]}{nearest(extra[0], expected)}{more}, which the model does not "
-            "have: choose the preset it was trained with"
-        )
+    for verb, names, others, model in (
+        ("lacks", missing, extra, "has"),
+        ("has", extra, expected, "does not have"),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UserError(
+                f"{flag} {verb} {names[0]}{nearest(names[0], others)}{more}, which the model "
+                f"{model}: choose the preset it was trained with"
+            )
 
 
 def _check_shapes(

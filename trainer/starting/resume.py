@@ -1,6 +1,5 @@
 """How a run begins: initial parameters, its own newest checkpoint, or --init_from."""
 
-import importlib
 import sys
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,8 +11,6 @@ from trainer.engine import processes
 from trainer.engine.damage import Damaged
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
-
-_INIT_FROM = "trainer.starting.init_from:start"
 
 
 class Beginning(Protocol):
@@ -53,9 +50,8 @@ def begin(
         checkpoints.check_resumable(newest, run)
         # Read even if training is finished: its checkpoint may not be read again for long.
         state = checkpoints.restore(newest, program.abstract_state())
-        evaluated = checkpoints.evaluated or not run.config.evaluation.every_steps
         over = newest >= run.config.train_steps or checkpoints.watch.exhausted
-        finished = over and evaluated
+        finished = over and (checkpoints.evaluated or not run.config.evaluation.every_steps)
         # The evaluation that lowered the rate may be later than the checkpoint.
         state = program.with_rate_scale(state, checkpoints.watch.rate_scale)
         return _Resumed(newest), None if finished else state
@@ -95,8 +91,9 @@ def start(run: Run) -> Start:
     if not run.config.init_from:
         return _Fresh()
     # Imported here because it reads other programs' formats.
-    module, _, name = _INIT_FROM.partition(":")
-    return getattr(importlib.import_module(module), name)(run)
+    from trainer.starting import init_from
+
+    return init_from.start(run)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,11 @@ Every tensor with a "vocab" axis gets new rows along it, each the mean of one or
 (`tasks.vocabulary_changes.rows`); so do its moments if the optimizer state is loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,10 +27,8 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import parameter_facts
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
+from trainer.t5x.read import Checkpoint, load
 from trainer.t5x.tensors import Index, Tensor
-
-if TYPE_CHECKING:
-    from trainer.t5x.read import Checkpoint
 
 _AXIS = "vocab"
 # The key under which our checkpoints record the checksum of their vocabulary.
@@ -96,8 +92,6 @@ def has_other_rows(config: Config, own: TokenIds | None) -> bool:
 
     If so, the table has as many rows as `own` needs, not as many as `init_from` has.
     """
-    from trainer.t5x.read import load
-
     source, given = config.init_from or "", config.init_from_vocabulary
     if own is None:
         return False
@@ -148,16 +142,12 @@ def _known(
     if not checkpoint or not stored:
         return None
     found, problem = of_run(checkpoint)
-    if found is None and stored != _sha256(own):
+    if found is None and stored != hashlib.sha256(own.model).hexdigest():
         raise UserError(
             f"--init_from={source} was trained with another vocabulary than this run's, and "
             f"{problem}: name it by --init_from_vocabulary.path"
         )
     return found.ids if found else "same"
-
-
-def _sha256(ids: TokenIds) -> str:
-    return hashlib.sha256(ids.model).hexdigest()
 
 
 def of_run(checkpoint: Checkpoint) -> tuple[Vocabulary | None, str]:
@@ -175,8 +165,7 @@ def of_run(checkpoint: Checkpoint) -> tuple[Vocabulary | None, str]:
         if not config.task or not config.cache_dir:
             return None, "it has no vocabulary beside it"
         name = next(name for _, spec in mixtures_of(config) for name in spec.names)
-        found = open_cache(config, name)
-        loaded = Vocabulary(found.model, found.manifest.plan.vocabulary, found.cache)
+        loaded = open_cache(config, name).vocabulary
     except (UserError, KeyError) as error:
         return None, f"its own is not found ({error})"
     same = loaded.record.sha256 == sha256

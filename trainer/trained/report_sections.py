@@ -1,14 +1,9 @@
 """Sections of a report that need the model: rows by loss, and generated text."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tasks.cache.lineage import Lineage
@@ -21,16 +16,13 @@ from trainer.config.decoding import Decoding
 from trainer.data.batches import BatchMaker, pad_rows
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
-from trainer.data.features import target_side
 from trainer.data.interface import Run
 from trainer.engine.program import Program
-from trainer.engine.sharding import put_batch, replicated, rows, tracing_on
-from trainer.model.transformer import build_model, rounded_kernels, run_model
+from trainer.engine.sharding import put_batch
+from trainer.evaluating import likelihood
 from trainer.reporting.history import VALIDATION, History
 from trainer.trained import text, trained_run
-
-if TYPE_CHECKING:
-    from trainer.trained.generator import Generator
+from trainer.trained.generator import Generator
 
 # Rows per task whose losses are computed, spread evenly over the validation split.
 EXAMINED = 256
@@ -92,9 +84,6 @@ def _spread(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
-# ---- rows by loss
-
-
 def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
     """Returns the rows with the highest and lowest loss, and their documents."""
     step, params = trained_run.restore(run, None, trained_run.vocabulary_of(run, None))
@@ -131,31 +120,18 @@ def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
 
 def _losses(program: Program) -> Any:
     """Returns (params, maker, windows, seed) -> mean target loss of each window, float64 [W]."""
-    model, mesh = build_model(program.spec), program.mesh
-
-    @partial(
-        jax.jit,
-        in_shardings=(program.model_shardings, rows(mesh)),
-        out_shardings=replicated(mesh),
-    )
-    def losses(params: Any, batch: Any) -> jax.Array:
-        with tracing_on(mesh, program.rules):
-            output = run_model(model, rounded_kernels(program.spec, params), batch)
-        logits_BLV: Any = getattr(output, "logits_BLV", output)
-        log_BLV = jax.nn.log_softmax(logits_BLV.astype(jnp.float32))
-        side = target_side(batch)
-        targets_BL, weights_BL = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
-        log_BL = jnp.take_along_axis(log_BLV, targets_BL[..., None], axis=-1)[..., 0]
-        return -jnp.sum(log_BL * weights_BL, axis=-1) / jnp.sum(weights_BL, axis=-1)
-
+    of_rows, mesh = likelihood.of_rows(program), program.mesh
     size = -(-_BATCH // mesh.size) * mesh.size
 
     def of(params: Any, maker: BatchMaker, indices_W: np.ndarray, seed: int) -> np.ndarray:
         found = []
         for some_W in np.split(indices_W, range(size, len(indices_W), size)):
             batch = maker.make(some_W, noise.evaluation_keys(seed, some_W))
-            padded = put_batch(pad_rows(batch, size), mesh)
-            found.append(np.asarray(losses(params, padded), np.float64)[: len(some_W)])
+            log_W, weights_W = map(
+                np.asarray, of_rows(params, put_batch(pad_rows(batch, size), mesh))
+            )
+            with np.errstate(invalid="ignore"):
+                found.append((-log_W / weights_W).astype(np.float64)[: len(some_W)])
         return np.concatenate(found)
 
     return of
@@ -192,13 +168,8 @@ def _sample(row: _Row, name: str, place: int, run: Run) -> show.Sample:
     return show.Sample(title, facts, places, parts, corpus, tokens_N, made, lengths, unit)
 
 
-# ---- what the model writes
-
-
 def _completed(run: Run, data: CachedData, count: int, cache_dir: str | None) -> str:
     """Returns validation rows with the model's text next to the original."""
-    from trainer.trained.generator import Generator
-
     if run.config.model.architecture == "encoder":
         return html_page.note("Encoder-only models write no text.")
     most = max(run.lengths.targets or 0, 16)
