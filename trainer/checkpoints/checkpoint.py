@@ -47,10 +47,7 @@ class Checkpoints:
     """The checkpoints of one model directory, local or remote.
 
     `policy` None keeps all of them. `watch` follows the run's evaluations, and checkpoints hold its
-    state; the default watches only the policy's best metric.
-
-    Attributes:
-      evaluated: False if the run resumed by `check_resumable` stopped before evaluating its step.
+    state. `evaluated` is False if `check_resumable` found a run that stopped before evaluating.
     """
 
     def __init__(

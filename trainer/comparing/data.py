@@ -25,15 +25,10 @@ from trainer.reporting.history import History
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The first difference between the batches.
+    """The first difference between the batches: update (from 1), row, feature and position.
 
-    Attributes:
-      step: the update that used the batch, from 1.
-      row: row of the batch, from 0; None if features or shapes differ.
-      values, pieces: both values, and the pieces of ids (None for other features).
-      documents: per run, a line that names the documents of the row.
-      rows: number of differing rows in this batch.
-      note: why rows cannot be compared.
+    `pieces` are those of ids, `documents` a line per run on the row's documents; `rows` counts the
+    batch's differing rows. `note` says why rows cannot be compared; `row` is then None.
     """
 
     step: int
@@ -51,11 +46,8 @@ class Batch:
 class Compared:
     """The comparison of two runs' data.
 
-    Attributes:
-      records: differences in recorded tasks, rates, vocabularies and caches.
-      compared: the (first, last) update whose batches were compared; None if none were.
-      notes: what could not be compared, and why.
-      lost: True if the batches can no longer be made.
+    `records` are differences of recorded tasks, rates, vocabularies and caches; `compared` is the
+    (first, last) update whose batches were compared, if any; `lost` batches cannot be made again.
     """
 
     records: list[str] = dataclasses.field(default_factory=list)

@@ -20,14 +20,10 @@ from trainer.data import task_record
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The origin of an example in a batch.
+    """The origin of an example in a batch: epoch (from 0) and window of its task.
 
-    Attributes:
-      epoch: the epoch of the task, from 0.
-      window: index of the window in the task's training split.
-      key: key of the row's noise.
-      places: where the cache's shards store the window.
-      slot: how the window became an example of a packed row; None if rows are not packed.
+    `key` is the noise's, `places` are the window's in the cache's shards, and `slot` says how it
+    became an example of a packed row.
     """
 
     task: str

@@ -26,14 +26,11 @@ _ORDER = ("step", "guard", "params", "opt_state", "metrics")
 class Difference:
     """An array that differs.
 
-    Attributes:
-      name: its path, as "params/decoder/decoder_norm/scale".
-      kinds: dtype and shape in each run; None if the run lacks the array.
-      differing: number of elements with other bits; None if the array was not read.
-      index, values, bits: place, values and hexadecimal bits of the first differing element.
-      largest: the largest absolute difference; None if one is not finite.
-      ulps: the largest distance in representable numbers, for floats.
-      damaged: the run, 0 or 1, whose array does not match its checksum.
+    `kinds` are dtype and shape, None where a run lacks the array. `differing` counts elements with
+    other bits, None if the array was not read; `index`, `values` and hexadecimal `bits` are of the
+    first one. `largest` is the largest absolute difference, None if not finite, and `ulps` the
+    largest distance in representable numbers. `damaged` is the run, 0 or 1, whose array does not
+    match its checksum.
     """
 
     name: str
@@ -50,15 +47,11 @@ class Difference:
 
 @dataclasses.dataclass
 class Compared:
-    """The comparison of two runs' checkpoints.
+    """The comparison of two runs' checkpoints at the `steps` that both have.
 
-    Attributes:
-      steps: steps with a checkpoint in both runs, ascending.
-      step: the first step with an array that differs or cannot be read.
-      differences: the differing arrays of that step, only the first ones described.
-      counts: name -> both values of differing update counts.
-      verified: the steps whose arrays were read.
-      notes: what could not be compared, and why.
+    `step` is the first with an array that differs or cannot be read, `differences` are its arrays,
+    only the first described, and `counts` both values of its differing update counts. Arrays were
+    read at the steps in `verified`.
     """
 
     steps: list[int]
@@ -93,22 +86,20 @@ def compare(folders: tuple[str, str], verify: str = "newest") -> Compared:
 def _compare_step(found: Compared, step: int, paths: tuple[str, str], reading: bool) -> None:
     stored: list[dict[str, str]] = []
     tensors: list[dict[str, Tensor]] = []
-
-    def unreadable(what: str, number: int, error: UserError) -> None:
+    try:
+        for path in paths:
+            stored.append(_checksums(path))
+        if reading or not all(stored) or stored[0] != stored[1]:
+            for path in paths:
+                tensors.append(read.raw_tensors(path))
+    except UserError as error:
+        described = len(stored) == len(paths)
+        if not (described or isinstance(error, Damaged)):
+            raise
+        what, number = ("state", len(tensors)) if described else ("run/metadata", len(stored))
         found.notes.append(str(error))
         found.step, found.differences = step, [Difference(what, (None, None), damaged=number)]
-
-    for number, path in enumerate(paths):
-        try:
-            stored.append(_checksums(path))
-        except Damaged as error:
-            return unreadable("run/metadata", number, error)
-    if reading or not all(stored) or stored[0] != stored[1]:
-        for number, path in enumerate(paths):
-            try:
-                tensors.append(read.raw_tensors(path))
-            except UserError as error:
-                return unreadable("state", number, error)
+        return
     if not all(stored):
         found.notes.append(f"checkpoint {step} has no checksums in both runs: all arrays were read")
         reading = True

@@ -51,8 +51,7 @@ def compare(
 
     `batches` is the number of updates whose batches are compared even without a suspected
     difference (-1: all), `verify` is as in `tensors.compare`, and `cache_dirs` are folders of
-    caches by task, if moved. Raises UserError if a run is missing or unreadable, or requested
-    batches cannot be made.
+    caches by task, if moved.
     """
     one, other = history.load(folders[0], "A"), history.load(folders[1], "B")
     changed = settings.compare(one, other)

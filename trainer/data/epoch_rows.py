@@ -121,12 +121,8 @@ class PackedPairs:
     packed together, best fit decreasing. This takes about a microsecond and 12 bytes of memory per
     pair. Raises a UserError if a pair does not fit into a row.
 
-    Args:
-      windows: the pairs.
-      ends: tokens that each side adds to the cache's: its EOS.
-      rows: lengths of a row.
-      together: whether both sides share one sequence, as in a decoder.
-      blocks: int64 [B + 1], from `tasks.cache.windows.Windows.blocks`; no row spans two blocks.
+    `ends` are tokens that each side adds to the cache's, its EOS; both sides share one sequence if
+    `together`; no row spans two of `blocks`, int64 [B + 1], from `Windows.blocks`.
     """
 
     def __init__(

@@ -22,13 +22,10 @@ from trainer.data.features import Batch, Converter, token_places
 
 
 class Example(NamedTuple):
-    """A prompt and its answer.
+    """A prompt and its answer: ids, int32 [tokens] as in training, and texts.
 
-    Attributes:
-      inputs: ids of the prompt, int32 [tokens], as the model reads it in training.
-      targets: ids of the answer, int32 [tokens], as the model predicts it in training.
-      target: what metrics compare with: the text, or what the task makes of it.
-      row: the task's own row, for its postprocessing of predictions.
+    `target` is what metrics compare with: the text, or what the task makes of it. `row` is the
+    task's own row, for its postprocessing of predictions.
     """
 
     inputs: np.ndarray
@@ -62,14 +59,10 @@ class OutputMetric(NamedTuple):
 class ExampleSet:
     """The examples of a task's split, and its metrics.
 
-    Attributes:
-      read: returns the first examples, at most the given number, or all.
-      decode: ids -> text.
-      postprocess: (text, example) -> the prediction that metrics read.
-      predicted: metrics of (targets, predictions).
-      scored: metrics of (targets, log likelihoods of the answers).
-      with_scores: functions of (targets, predictions, {"scores": log likelihoods of predictions}).
-      of_outputs: metrics of outputs.
+    `read` returns at most the given number of examples; `postprocess` makes a text the prediction
+    that metrics compare. Metrics are `predicted`, of (targets, predictions); `scored`, of (targets,
+    log likelihoods of the answers); `with_scores`, of (targets, predictions, {"scores": log
+    likelihoods of predictions}); and `of_outputs`.
     """
 
     name: str

@@ -33,10 +33,7 @@ _PEAK_FLOPS = (
 
 def peak_flops(device_kind: str) -> float | None:
     """Returns a device's peak dense bfloat16 operations per second, or None if unknown."""
-    for pattern, flops in _PEAK_FLOPS:
-        if re.search(pattern, device_kind):
-            return flops
-    return None
+    return next((flops for pattern, flops in _PEAK_FLOPS if re.search(pattern, device_kind)), None)
 
 
 def peak_memory() -> dict[str, int]:

@@ -1,5 +1,6 @@
 """Root mean squares of parameters, gradients and updates per layer."""
 
+import itertools
 from functools import cached_property, partial
 from typing import Any
 
@@ -30,7 +31,8 @@ class Norms:
         def norms(state: TrainState, batch: Batch) -> jax.Array:
             after, gradients, updates = update(state, batch)
             trees = (tuning.learned(after.params), gradients, updates)
-            return jnp.stack([_joined(self._by_layer(tree)) for tree in trees])
+            leaves = (jax.tree.leaves(self._by_layer(tree)) for tree in trees)
+            return jnp.stack([jnp.concatenate([leaf.ravel() for leaf in each]) for each in leaves])
 
         self._norms = norms
 
@@ -49,14 +51,11 @@ class Norms:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        tree = jax.eval_shape(self._by_layer, self._shapes)
-        leaves, structure = jax.tree.flatten(tree)
-        ends = np.cumsum([leaf.size for leaf in leaves])
-        places = [
-            np.arange(end - leaf.size, end).reshape(leaf.shape)
-            for leaf, end in zip(leaves, ends, strict=True)
-        ]
-        tree = jax.tree.unflatten(structure, places)
+        count = itertools.count()
+        tree = jax.tree.map(
+            lambda leaf: np.fromiter(count, np.int64, leaf.size).reshape(leaf.shape),
+            jax.eval_shape(self._by_layer, self._shapes),
+        )
         added = {LORA: unstack_layers(tree[LORA])} if LORA in tree else {}
         by_layer = named({**unstack_layers(tree), **added})
         return {name: int(np.asarray(place).item()) for name, place in by_layer.items()}
@@ -69,7 +68,3 @@ class Norms:
             ),
             tree,
         )
-
-
-def _joined(tree: Any) -> jax.Array:
-    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])

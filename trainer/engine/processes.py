@@ -132,11 +132,11 @@ def check_shared(folder: str) -> None:
 
 def check_equal(what: str, text: str) -> None:
     """Raises a UserError in every process unless `text` is the same in all."""
-    texts = gathered(text)
-    for index, other in enumerate(texts):
-        if other != texts[0]:
+    first, *others = gathered(text)
+    for index, other in enumerate(others, 1):
+        if other != first:
             raise UserError(
-                f"{what}: process 0 sees {texts[0] or 'none'}, process {index} {other or 'none'}; "
+                f"{what}: process 0 sees {first or 'none'}, process {index} {other or 'none'}; "
                 "run the same command on every host again, and see that all use the same storage"
             )
 
@@ -187,15 +187,13 @@ def _initialise(config: ProcessesConfig) -> None:
                 heartbeat_timeout_seconds=later,
             )
     except (ValueError, RuntimeError) as error:
+        why = f"process {config.index} of {config.count} cannot join: {error}"
         if config.coordinator == AUTO:
-            raise UserError(
-                f"--processes.coordinator=auto: no cluster was detected ({error}); give HOST:PORT "
-                "with --processes.count and --processes.index, or leave it out on a single machine"
-            ) from error
-        raise UserError(
-            f"--processes.coordinator={config.coordinator}: process {config.index} of "
-            f"{config.count} cannot join: {error}"
-        ) from error
+            why = (
+                f"no cluster was detected ({error}); give HOST:PORT with --processes.count and "
+                "--processes.index, or leave it out on a single machine"
+            )
+        raise UserError(f"--processes.coordinator={config.coordinator}: {why}") from error
 
 
 class _Watch:

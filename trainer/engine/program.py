@@ -31,10 +31,7 @@ from trainer.engine.step import (
 )
 from trainer.engine.trainable import Tuning
 from trainer.model.spec import model_spec
-from trainer.model.transformer import (
-    build_model,
-    init_params,
-)
+from trainer.model.transformer import build_model, init_params
 from trainer.optim.plateau import set_rate_scale
 
 
@@ -42,16 +39,13 @@ class Program:
     """The compiled program of a run, made once from its configuration.
 
     It is for all devices of all processes, or for `devices` of an absent slice, for which it can be
-    compiled but not run. Raises a UserError if the devices do not support the model's attention, or
-    mesh, model or batch do not fit them.
+    compiled but not run. Raises a UserError if mesh, model or batch do not fit the devices.
 
     Attributes:
       host_part: the part of each batch's rows that this process makes.
       shardings: TrainState with the sharding of each array.
-      train_step, evaluation_step: see `make_train_step` and `make_evaluation_step`.
       norms: layer-wise norms of an update.
       rules: name of one of `config.mesh.RULES`.
-      tuning: the trainable parameters.
       model_shardings: the sharding of each of the model's own parameters.
     """
 
@@ -73,19 +67,16 @@ class Program:
         self.rules = config.mesh.rules
         self._seed = config.seed
         self.tuning = Tuning(config, self.spec)
-        axes = self.tuning.axes
         self._optimizer = self.tuning.optimizer()
         self._model = build_model(self.spec)
         self._shapes: TrainState = jax.eval_shape(self._initial_state)
-        self.shardings = self._shardings(axes)
-        self.model_shardings = {
-            name: tree for name, tree in self.shardings.params.items() if name != LORA
-        }
+        self.shardings = self._shardings()
+        self.model_shardings = _of_model(self.shardings.params)
         parts = Parts(self._model, self._optimizer, config, self.mesh, self.shardings, self.tuning)
         self.train_step = make_train_step(parts)
         self.evaluation_step = make_evaluation_step(parts)
         self._merged = jax.jit(self.tuning.merged, out_shardings=self.model_shardings)
-        self.norms = Norms(parts, axes, self._shapes.params)
+        self.norms = Norms(parts, self.tuning.axes, self._shapes.params)
         # Replicated on all devices of all processes, like the step's metrics.
         self._zero_metrics = jax.jit(
             lambda: zero_metrics(self._model), out_shardings=self.shardings.metrics
@@ -122,16 +113,15 @@ class Program:
 
     def abstract_model(self) -> Any:
         """Returns the shapes, dtypes and shardings of the model's own parameters."""
-        params = self.abstract_state().params
-        return {name: tree for name, tree in params.items() if name != LORA}
+        return _of_model(self.abstract_state().params)
 
     def describe(self) -> tuple[str, str]:
         """Returns a (subject, text) line on the mesh and the state per device."""
         return describe(self.mesh, self.rules, self.abstract_state())
 
-    def _shardings(self, axes: Any) -> TrainState:
+    def _shardings(self) -> TrainState:
         shapes = self._shapes
-        params = parameter_shardings(self.mesh, self.rules, shapes.params, axes)
+        params = parameter_shardings(self.mesh, self.rules, shapes.params, self.tuning.axes)
         everywhere: Any = replicated(self.mesh)
         return TrainState(
             step=everywhere,
@@ -153,3 +143,7 @@ class Program:
             opt_state=self._optimizer.init(params),
             metrics=zero_metrics(self._model),
         )
+
+
+def _of_model(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: tree for name, tree in params.items() if name != LORA}

@@ -31,20 +31,19 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     types = (AxisType.Auto,) * len(AXES)
     # On GPUs JAX calls every machine a slice.
     on_tpu = devices[0].platform == "tpu"
-    slices = len({getattr(device, "slice_index", 0) for device in devices if on_tpu})
-    if slices < 2:
-        # Allows half of a physical axis, as for 8 of 4 x 4 x 4 chips, where no whole axes fit.
-        grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-        return Mesh(grid, AXES, axis_types=types)
+    slices = len({getattr(device, "slice_index", 0) for device in devices if on_tpu}) or 1
     if sizes["data"] % slices:
         raise UserError(
             f"--mesh.data={sizes['data']} does not divide among {slices} slices, which only data "
             f"can span: use a multiple of {slices}"
         )
-    within = (sizes["data"] // slices, *shape[1:])
-    grid = mesh_utils.create_hybrid_device_mesh(
-        within, (slices, 1, 1), devices, allow_split_physical_axes=True
-    )
+    # Allows half of a physical axis, as for 8 of 4 x 4 x 4 chips, where no whole axes fit.
+    split = {"allow_split_physical_axes": True}
+    if slices == 1:
+        grid = mesh_utils.create_device_mesh(shape, devices, **split)
+    else:
+        within = (sizes["data"] // slices, *shape[1:])
+        grid = mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices, **split)
     return Mesh(grid, AXES, axis_types=types)
 
 
@@ -157,11 +156,9 @@ def host_part(mesh: Mesh, process: int | None = None) -> HostPart:
 def describe(mesh: Mesh, rules: str, state: Any) -> tuple[str, str]:
     """Returns a (subject, text) line on the mesh and the state's size per device."""
     shape = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
-    params = sum(math.prod(_shard_shape(leaf)) for leaf in jax.tree.leaves(state.params))
-    size = sum(
-        math.prod(_shard_shape(leaf)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves((state.params, state.opt_state))
-    )
+    params = sum(map(_elements, jax.tree.leaves(state.params)))
+    leaves = jax.tree.leaves((state.params, state.opt_state))
+    size = sum(_elements(leaf) * leaf.dtype.itemsize for leaf in leaves)
     hosts = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return (
         "mesh",
@@ -170,5 +167,5 @@ def describe(mesh: Mesh, rules: str, state: Any) -> tuple[str, str]:
     )
 
 
-def _shard_shape(leaf: Any) -> tuple[int, ...]:
-    return leaf.sharding.shard_shape(leaf.shape)
+def _elements(leaf: Any) -> int:
+    return math.prod(leaf.sharding.shard_shape(leaf.shape))

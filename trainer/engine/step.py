@@ -151,9 +151,8 @@ def make_gradients(
         if partial_of is None:
             gradients, metrics = jax.grad(loss_of, has_aux=True)(params, *others)
         else:
-            fixed = partial_of.fixed(params)
-            learned = partial_of.learned(params)
-            gradients, metrics = jax.grad(loss_of_learned, has_aux=True)(learned, fixed, *others)
+            trees = partial_of.learned(params), partial_of.fixed(params)
+            gradients, metrics = jax.grad(loss_of_learned, has_aux=True)(*trees, *others)
         return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients), metrics
 
     def gradients_of(params: Any, batch: Batch, dropout_key: jax.Array) -> tuple[Any, Metrics]:

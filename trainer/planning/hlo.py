@@ -34,13 +34,9 @@ _OTHER_SPACE = re.compile(r"S\([1-9]\)")
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """An array in a shape.
+    """An array in a shape; `dtype` is XLA's name, `dimensions` has the outermost axis first.
 
-    Attributes:
-      dtype: XLA's name of the element type.
-      dimensions: sizes, outermost logical axis first.
-      size: bytes, padded to whole tiles.
-      in_hbm: False in the chip's own vector or scalar memory.
+    `size` is in bytes, padded to whole tiles; arrays not `in_hbm` are in the chip's own memory.
     """
 
     dtype: str

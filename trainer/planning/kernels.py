@@ -111,12 +111,9 @@ def parse_schedule(text: str) -> Schedule:
 class Kernel(NamedTuple):
     """A Pallas kernel in a traced program.
 
-    Attributes:
-      grid: (groups, steps) if there are several axes, else (steps,).
-      runs: runs per program.
-      shapes: operands' shapes, then results', on one device.
-      bytes: bytes of operands and results, each moved once.
-      visited: visited tiles as a share of a causal mask's, for layouts that skip tiles; else 1.
+    `grid` is (groups, steps) if there are several axes, else (steps,); `shapes` are operands', then
+    results', on one device, moved once as `bytes`. `visited` is the share of a causal mask's tiles,
+    for layouts that skip tiles; else 1.
     """
 
     name: str

@@ -164,11 +164,8 @@ def timing(
 class Found:
     """A collective of an instruction, or one piece of an asynchronous one.
 
-    Attributes:
-      key: identifies the collective within its computation; its pieces share it.
-      size: bytes of the whole array on one device.
-      group: numbers of the devices of one group; () means all.
-      overlapped: True for a piece of an asynchronous collective.
+    Pieces share a `key`, unique in the computation. `size` is the bytes of the whole array on one
+    device, `group` the numbers of the devices of one group; () means all.
     """
 
     key: str

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from tasks.terminal.table import table
+from trainer.engine.evaluator import TOKEN_METRICS
 
 
 def evaluation_table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
@@ -10,7 +11,6 @@ def evaluation_table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -
 
     The row `all` is over all tokens, `mean` over tasks. Uninformative columns are left out.
     """
-    from trainer.engine.evaluator import TOKEN_METRICS
 
     def shown(result: Mapping[str, float], name: str, form: str) -> str:
         return format(result[name], form) if name in result else "-"

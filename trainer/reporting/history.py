@@ -110,8 +110,7 @@ class History:
         Compilation and evaluation do not count. Updates before the first record are assumed to be
         as fast as those after it.
         """
-        known = self._clock
-        return [_between(known, step) / 3600 for step in steps]
+        return [_between(self._clock, step) / 3600 for step in steps]
 
     @functools.cached_property
     def _clock(self) -> list[tuple[int, float]]:
@@ -144,8 +143,8 @@ def load(folder: str, name: str) -> History:
         missing.append("no validation metrics yet: give --evaluation.every_steps above 0")
     if not software:
         missing.append("no record of software and hardware")
-    bad = sum(not math.isfinite(value) for line in lines for value in _numbers(line["metrics"]))
-    if bad:
+    values = [value for line in lines for value in line["metrics"].values() if _is_number(value)]
+    if bad := sum(not math.isfinite(value) for value in values):
         missing.append(f"{bad:,} values are not finite and leave gaps")
     record = load_record(folder)
     return History(name, folder, config, origins, record, lines, evaluations, software, missing)
@@ -200,7 +199,3 @@ def _between(known: Sequence[tuple[int, float]], step: int) -> float:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _numbers(values: dict[str, Any]) -> list[float]:
-    return [value for value in values.values() if _is_number(value)]

@@ -21,15 +21,10 @@ class MetricsWriter:
     """Writes metrics to `metrics.jsonl`, TensorBoard events and Weights & Biases.
 
     A line of metrics.jsonl is {"step", "split", "metrics": {...}} and, for training, "speed": {...}
-    with rates and memory; the configuration determines everything but "speed". In a remote model
-    directory, files are replaced atomically, with a delay of seconds. Raises UserError if Weights &
-    Biases does not start.
-
-    Args:
-      config: read for `model_dir` and `metrics`.
-      resume_step: lines of later steps, left by a killed run, are removed.
-      writing: False in all processes but one; then nothing is written.
-      evaluated: False also removes the evaluation of `resume_step`, which will be repeated.
+    with rates and memory; the configuration determines everything but "speed". Lines after
+    `resume_step`, left by a killed run, are removed; so is its evaluation if it is not `evaluated`.
+    In a remote model directory, files are replaced atomically, with a delay of seconds. Nothing is
+    written unless `writing`.
     """
 
     def __init__(

@@ -100,14 +100,14 @@ def _landmarks(run: History) -> Iterator[tuple[str, str]]:
 
 
 def _costs(run: History) -> Iterator[tuple[str, str]]:
-    rate = run.last(TRAIN, "tokens_per_second", "speed")
-    if rate is not None:
-        yield "speed", f"{rate:,.0f} positions/s"
-    if (mfu := run.last(TRAIN, "mfu", "speed")) is not None:
-        yield "MFU", f"{mfu:.1%} of the peak"
-    for name, metric in (("device", "device_memory_bytes"), ("host", "host_memory_bytes")):
-        if (size := run.last(TRAIN, metric, "speed")) is not None:
-            yield f"memory of the {name}", f"{size / _GB:,.2f} GB"
+    for name, metric, unit, form in (
+        ("speed", "tokens_per_second", 1, "{:,.0f} positions/s"),
+        ("MFU", "mfu", 1, "{:.1%} of the peak"),
+        ("memory of the device", "device_memory_bytes", _GB, "{:,.2f} GB"),
+        ("memory of the host", "host_memory_bytes", _GB, "{:,.2f} GB"),
+    ):
+        if (value := run.last(TRAIN, metric, "speed")) is not None:
+            yield name, form.format(value / unit)
     blocked, seconds = run.blocked()
     if seconds:
         yield "training time", _duration(seconds / 3600)
@@ -117,13 +117,11 @@ def _costs(run: History) -> Iterator[tuple[str, str]]:
 
 
 def _missing(runs: Sequence[History]) -> str:
-    several = len(runs) > 1
-    notes = [
-        f"{run.name}: {missing}." if several else f"{missing[:1].upper()}{missing[1:]}."
+    return "".join(
+        html_page.note(f"{run.name}: {each}." if runs[1:] else f"{each[:1].upper()}{each[1:]}.")
         for run in runs
-        for missing in run.missing
-    ]
-    return "".join(map(html_page.note, notes))
+        for each in run.missing
+    )
 
 
 def _data(runs: Sequence[History]) -> str:
@@ -136,8 +134,7 @@ def _data(runs: Sequence[History]) -> str:
         if not own:
             notes.append(html_page.note(f"{run.name} did not record the rates of its tasks."))
         filling += [[*name, *row] for row in _filling(run)]
-    first = ["run"] * several
-    tables = []
+    first, tables = ["run"] * several, []
     if rates:
         header = [*first, "task", "from update", "to update", "share of the rows", ""]
         tables.append(html_page.table("Mixture", header, rates, html_last=True))
@@ -172,7 +169,7 @@ def _bar(share: float) -> str:
 
 def _configuration(runs: Sequence[History]) -> str:
     if len(runs) == 1:
-        (run,) = runs
+        run = runs[0]
         rows = [
             (path, _value(value), origin)
             for path, value in fields.leaves(run.config)
@@ -198,10 +195,9 @@ def _software(runs: Sequence[History]) -> str:
     same = [(name, row[0]) for name, row in rows.items() if len(set(row)) == 1]
     if len(runs) == 1:
         return html_page.table("At the last start", header, same)
-    first = "<p>The same in all runs.</p>"
-    if differ:
-        first = html_page.table("What differs, at the last start", header, differ)
+    differing = html_page.table("What differs, at the last start", header, differ)
     rest = html_page.table("", ("", "every run"), same)
+    first = differing if differ else "<p>The same in all runs.</p>"
     return f"{first}<details><summary>The same in all</summary>{rest}</details>"
 
 

@@ -68,8 +68,7 @@ class Profile:
 
     def _copy(self, local: str) -> None:
         # The profiler names files after hosts, which several processes may share.
-        alone = jax.process_count() == 1
-        prefix = "" if alone else f"process_{jax.process_index()}_"
+        prefix = f"process_{jax.process_index()}_" if jax.process_count() > 1 else ""
         for folder, _, names in os.walk(local):
             target = files.join(self._folder, os.path.relpath(folder, local))
             if names:

@@ -157,6 +157,6 @@ class Reports:
 def _shown(result: dict[str, float]) -> str:
     shown = []
     if "loss" in result:
-        shown.append(f"loss {result['loss']:.3f} (unigram {result['unigram_entropy']:.3f})")
+        shown = [f"loss {result['loss']:.3f} (unigram {result['unigram_entropy']:.3f})"]
     shown += [f"{name} {value:.2f}" for name, value in result.items() if name not in TOKEN_METRICS]
     return ", ".join(shown)

@@ -21,11 +21,9 @@ _SHORTEST_WAIT = 0.05
 class Speed:
     """Measures speed between reports, without compilation and evaluation.
 
-    Attributes:
-      tokens_per_step: encoder and decoder positions per step.
-      peak_flops: per second, of all devices together; None if unknown.
-      blocked: seconds that training waited for checkpoints since the last report.
-      waiting: seconds that it waited for caches to be built.
+    `tokens_per_step` are encoder and decoder positions; `peak_flops` is per second, of all devices,
+    None if unknown; `blocked` are seconds that training waited for checkpoints since the last
+    report, `waiting` those for caches to be built.
     """
 
     tokens_per_step: int

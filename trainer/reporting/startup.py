@@ -53,18 +53,14 @@ def _choices(model: ModelConfig, device_kind: str) -> list[tuple[str, str]]:
         return []
     attention = model.attention_on(device_kind)
     softmax = Device(device_kind).softmax_dtype(model.softmax_dtype, model.dtype)
-    if attention == "pallas":
-        text = "pallas, as auto chooses here: fused kernels, softmax in float32"
-    else:
-        text = f"{attention}, as auto chooses here: logits and softmax in {softmax}"
-    return [("attention", text)]
+    fused = attention == "pallas"
+    how = "fused kernels, softmax in float32" if fused else f"logits and softmax in {softmax}"
+    return [("attention", f"{attention}, as auto chooses here: {how}")]
 
 
 def _checkpoint_policy(policy: CheckpointConfig) -> str:
     when = f"every {policy.every_steps} steps" if policy.every_steps else "at the end"
-    kept = []
-    if policy.keep:
-        kept.append(f"the newest {policy.keep}")
+    kept = [f"the newest {policy.keep}"] if policy.keep else []
     if policy.keep and policy.keep_every_steps:
         kept.append(f"one every {policy.keep_every_steps} steps")
     if policy.keep and policy.best_metric:

@@ -48,14 +48,9 @@ _EMBEDDING = "token_embedder/embedding"
 class StartingPoint:
     """Parameters and optimizer state to start from: checked, but not read yet.
 
-    Attributes:
-      path: their source, for messages.
-      step: number of updates made before.
-      optimizer_state: leaves of the optimizer's state by name; absent leaves start at 0.
-      reset: why the optimizer's moments start at 0; None if they are loaded.
-      vocabulary_checked: True if the vocabulary of the parameters is known.
-      other_fields: fields of their own model, as "emb_dim 512", that change its function here.
-      rows: how rows of another vocabulary map to this run's; None means unchanged.
+    `path` is their source, for messages. Leaves that `optimizer_state` lacks start at 0; `reset`
+    says why, if moments are not loaded. `other_fields` of their own model, as "emb_dim 512", change
+    its function here. `rows` map another vocabulary's rows to this run's; None keeps them.
     """
 
     path: str

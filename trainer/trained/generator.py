@@ -39,11 +39,8 @@ class Generator:
     """Generates text after prompts with a checkpoint of a run.
 
     `prefix` of `decoding` is set as in training. `step` None is the newest, `vocabulary` None the
-    cache's; `cache_dir` is a folder of caches by task, if moved. Raises UserError if run,
-    checkpoint or vocabulary does not exist, or the model has no decoder.
-
-    Attributes:
-      modes: pieces that start inputs in training, such as UL2's.
+    cache's; `cache_dir` is a folder of caches by task, if moved. `modes` are pieces that start
+    inputs in training, such as UL2's.
     """
 
     def __init__(

@@ -50,21 +50,18 @@ def read_prompts(path: str, column: str) -> list[str]:
         return lines
     prompts = []
     for number, line in enumerate(lines, 1):
+        place = f"--input={path}, line {number}"
         try:
             prompts.append(json.loads(line)[column])
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(
-                f"--input={path}, line {number}: no JSON object with {column!r}; name the prompts' "
-                "field by --column"
-            ) from error
-        if not isinstance(prompts[-1], str):
-            raise UserError(f"--input={path}, line {number}: {column!r} is not a text")
-        try:
+            if not isinstance(prompts[-1], str):
+                raise UserError(f"{place}: {column!r} is not a text")
             prompts[-1].encode()
         except UnicodeEncodeError as error:
+            character = error.object[error.start]
+            raise UserError(f"{place}: {column!r} has half a character, {character!r}") from error
+        except (ValueError, TypeError, KeyError) as error:
             raise UserError(
-                f"--input={path}, line {number}: {column!r} has half a character, "
-                f"{error.object[error.start]!r}"
+                f"{place}: no JSON object with {column!r}; name the prompts' field by --column"
             ) from error
     return prompts
 

@@ -6,7 +6,7 @@ import pytest
 
 from trainer.config import LossConfig
 from trainer.config.presets import model_preset
-from trainer.engine.loss import decoder_loss, decoder_scale, model_loss, routed_loss
+from trainer.engine.loss import decoder_loss, model_loss, routed_loss, scale_of
 from trainer.engine.step import zero_metrics
 from trainer.model.spec import model_spec
 from trainer.model.switch import Routing
@@ -52,7 +52,7 @@ def test_the_auxiliary_loss_is_scaled_like_the_token_loss(config, multiple):
     assert routed_metrics.keys() - metrics.keys() == {"dropped_tokens", "auxiliary_loss"}
 
     # The losses of equally balanced parts add up to the loss of the whole.
-    scale = decoder_scale(batch, config)
+    scale = scale_of(batch, "decoder", config)
     parts = [
         routed_loss(
             output_of(logits[rows]),
