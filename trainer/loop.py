@@ -76,7 +76,7 @@ def _train(
     if processes.is_first():
         save_config(config, origins, run.data.record)
         changes = save_software(config.model_dir)
-        print(startup_text(run, program, step, beginning.describe(), changes), flush=True)
+        print(startup_text(run, program, step, beginning.description, changes), flush=True)
     batches = run.data.training(step, *program.host_part, waiting=waiting)
     reports = Reports(run, program, checkpoints, writer, waiting)
     evaluate = _Evaluate(run, program, checkpoints.watch, reports, stop, unevaluated)

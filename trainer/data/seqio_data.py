@@ -11,17 +11,20 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from tasks import registry
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError, nearest
+from tasks.vocabulary import T5_IDS, SpecialIds
 from trainer.config import Config
-from trainer.data import seqio_padding, task_record
+from trainer.data import task_record
 from trainer.data.batches import pad_rows
 from trainer.data.examples import ExampleSet
 from trainer.data.features import Batch
 from trainer.data.interface import EvaluationSet, Waiting
-from trainer.data.padding import packing
 from trainer.data.seqio_examples import examples_of, unmeasured
+from trainer.data.startup import packing
 
 _LIMITS = (
     "seqio makes these batches: their order depends on the versions of seqio and TensorFlow and on "
@@ -96,7 +99,7 @@ class SeqioData:
         model = getattr(vocabulary, "sp_model", None)
         self.model_sha256 = model and hashlib.sha256(model).hexdigest()
         # Special ids for the model; seqio itself pads with 0.
-        self.special = seqio_padding.special_of(vocabulary)
+        self.special = special_of(vocabulary)
         self._feature_lengths = {
             side: length
             for side, length in dataclasses.asdict(self.lengths).items()
@@ -211,7 +214,7 @@ class SeqioData:
     def _ids(self, batch: Batch) -> Batch:
         if self.special.zero_pads:
             return batch
-        return seqio_padding.ids_of(batch, self.special.start)
+        return ids_of(batch, self.special.start)
 
     def _dataset(self, split: str, shuffle: bool, num_epochs: int | None) -> Any:
         seqio, model, pack = self._seqio, self._config.model, self._config.data.pack
@@ -222,7 +225,7 @@ class SeqioData:
         else:
             kind = seqio.LMFeatureConverter
         if not self.special.zero_pads:
-            kind = seqio_padding.shifting(kind)
+            kind = shifting(kind)
         return seqio.get_dataset(
             self.name,
             task_feature_lengths=self._feature_lengths,
@@ -233,3 +236,54 @@ class SeqioData:
             use_cached=self._cached,
             seed=self._config.seed,
         )
+
+
+# With a vocabulary whose id 0 is a piece, seqio would take every 0 for padding: in loss weights,
+# segment ids and positions of packed examples. So its feature converters get every id plus 1, and
+# `ids_of` subtracts it again. Only segment ids then mark tokens.
+_SIDES = ("inputs", "targets")
+
+
+def special_of(vocabulary: Any) -> SpecialIds:
+    """Returns a seqio.Vocabulary's special ids; T5's if id 0 pads rows."""
+    zero_pads = getattr(vocabulary, "zero_pads", None)
+    pad = None
+    if zero_pads is None:
+        pad_id = getattr(getattr(vocabulary, "tokenizer", None), "pad_id", None)
+        pad = pad_id() if pad_id else 0
+        zero_pads = pad == 0
+    if zero_pads:
+        return T5_IDS
+    optional = (pad, vocabulary.unk_id, vocabulary.bos_id)
+    pad, unk, bos = (None if number is None or number < 0 else int(number) for number in optional)
+    return SpecialIds(pad, int(vocabulary.eos_id), unk, bos)
+
+
+def shifting(converter: type) -> type:
+    """Returns a subclass of one of seqio's feature converters whose features are ids plus 1."""
+
+    class Shifting(converter):
+        def _convert_features(self, ds: Any, task_feature_lengths: Any) -> Any:
+            def up(row: dict[str, Any]) -> dict[str, Any]:
+                return {name: row[name] + 1 if name in _SIDES else row[name] for name in row}
+
+            return super()._convert_features(ds.map(up), task_feature_lengths)
+
+    return Shifting
+
+
+def ids_of(batch: Batch, start: int) -> Batch:
+    """Returns a `shifting` converter's batch with its ids and segment ids."""
+    found = dict(batch)
+    for name, tokens_WL in batch.items():
+        if name.endswith("_tokens"):
+            found[name] = np.maximum(tokens_WL - 1, 0)
+    for side, name in (("encoder", "encoder_input_tokens"), ("decoder", "decoder_target_tokens")):
+        if name in batch:
+            is_token_WL = (batch[name] > 0).astype(np.int32)
+            found.setdefault(f"{side}_segment_ids", is_token_WL)
+    segments_WL = found["decoder_segment_ids"]
+    begins_WL = np.diff(segments_WL, axis=1, prepend=0) != 0
+    begins_WL[:, 0] = True
+    found["decoder_input_tokens"][begins_WL & (segments_WL > 0)] = start
+    return found

@@ -16,8 +16,7 @@ from trainer.engine.hardware import peak_flops
 from trainer.engine.program import Program
 from trainer.engine.sharding import host_part, rows
 from trainer.planning import hlo
-from trainer.planning.chips import Chip, chip_of
-from trainer.planning.devices import place_of
+from trainer.planning.devices import Chip, chip_of, place_of
 from trainer.planning.kernels import Schedules, kernels
 from trainer.planning.memory import BATCH, OPTIMIZER_STATE, PARAMETERS, Memory, memory
 from trainer.planning.planned_run import Subject

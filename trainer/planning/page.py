@@ -6,8 +6,8 @@ from itertools import zip_longest
 from typing import Any
 
 from tasks.terminal.table import table
-from trainer.planning.chips import PRICES
 from trainer.planning.compiled import Compiled, Plan, TooLarge
+from trainer.planning.devices import PRICES
 from trainer.planning.planned_run import Subject
 from trainer.planning.search import Attempt, as_flags, flags
 from trainer.planning.timing import Timing

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from trainer.planning import parts
-from trainer.planning.chips import Chip, Place, seconds_of_collective, sent_bytes, slice_shape
+from trainer.planning.devices import Chip, Place, seconds_of_collective, sent_bytes, slice_shape
 from trainer.planning.hlo import Instruction, Module, replica_groups
 from trainer.planning.kernels import PALLAS, Kernel, Schedule, kernel_of
 

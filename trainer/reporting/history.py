@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tasks.storage import files
@@ -65,19 +65,14 @@ class History:
         values = self.points(split, metric, part).values
         return values[-1] if values else None
 
-    def names(self, part: str = "metrics") -> dict[str, list[str]]:
+    def names(self) -> dict[str, list[str]]:
         """Returns split -> metric names, in the order of writing."""
         found: dict[str, dict[str, None]] = {}
-        for split, values in self._written(part):
+        lines = ((line["split"], line["metrics"]) for line in self.lines)
+        evaluated = (each for splits in self.evaluations.values() for each in splits.items())
+        for split, values in itertools.chain(lines, evaluated):
             found.setdefault(split, {}).update(dict.fromkeys(values))
         return {split: list(values) for split, values in found.items()}
-
-    def _written(self, part: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        for line in self.lines:
-            yield line["split"], line.get(part, {})
-        if part == "metrics":
-            for splits in self.evaluations.values():
-                yield from splits.items()
 
     @property
     def environment(self) -> dict[str, Any]:

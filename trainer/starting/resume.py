@@ -2,7 +2,7 @@
 
 import sys
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
@@ -13,22 +13,29 @@ from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 
 
-class Beginning(Protocol):
-    """The beginning of a run: its step, and a description."""
+class Beginning(NamedTuple):
+    """The beginning of a run: the number of updates made before, and a description."""
+
+    step: int
+    description: str
+
+
+class Start(Protocol):
+    """The beginning of a run without checkpoints of its own."""
 
     @property
     def step(self) -> int:
         """Number of updates made before."""
 
     def describe(self) -> str:
-        """Returns a description, as in "resumes from checkpoint 1000"."""
-
-
-class Start(Beginning, Protocol):
-    """The beginning of a run without checkpoints of its own."""
+        """Returns a description, as in "starts from initial parameters"."""
 
     def state(self, program: Program) -> TrainState:
         """Returns the state, on the program's devices."""
+
+
+def _resumed(step: int) -> Beginning:
+    return Beginning(step, f"resumes from checkpoint {step}")
 
 
 def begin(
@@ -43,8 +50,8 @@ def begin(
     steps = checkpoints.steps()
     processes.check_equal(f"checkpoints in {run.config.model_dir}", " ".join(map(str, steps)))
     if not steps:
-        beginning = start(run)
-        return beginning, beginning.state(program)
+        first = start(run)
+        return Beginning(first.step, first.describe()), first.state(program)
     newest = steps[-1]
     try:
         checkpoints.check_resumable(newest, run)
@@ -54,7 +61,7 @@ def begin(
         finished = over and (checkpoints.evaluated or not run.config.evaluation.every_steps)
         # The evaluation that lowered the rate may be later than the checkpoint.
         state = program.with_rate_scale(state, checkpoints.watch.rate_scale)
-        return _Resumed(newest), None if finished else state
+        return _resumed(newest), None if finished else state
     except Damaged as error:
         sound = checkpoints.newest_sound(newest, run, program.abstract_state())
         return _fall_back(run, checkpoints, program, error, sound)
@@ -83,7 +90,7 @@ def _fall_back(
         )
     checkpoints.check_resumable(sound, run)
     state = checkpoints.restore(sound, program.abstract_state())
-    return _Resumed(sound), program.with_rate_scale(state, checkpoints.watch.rate_scale)
+    return _resumed(sound), program.with_rate_scale(state, checkpoints.watch.rate_scale)
 
 
 def start(run: Run) -> Start:
@@ -105,11 +112,3 @@ class _Fresh:
 
     def state(self, program: Program) -> TrainState:
         return program.initial_state()
-
-
-@dataclass(frozen=True)
-class _Resumed:
-    step: int
-
-    def describe(self) -> str:
-        return f"resumes from checkpoint {self.step}"

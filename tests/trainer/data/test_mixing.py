@@ -18,7 +18,7 @@ from tests.trainer.conftest import built
 from trainer.config.fields import override
 from trainer.config.from_flags import build_config, given
 from trainer.data.order import BlockOrder
-from trainer.data.padding import better_lengths
+from trainer.data.startup import better_lengths
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
 

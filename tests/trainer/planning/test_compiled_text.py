@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from trainer.planning import hlo, parts
-from trainer.planning.chips import CHIPS, Place, seconds_of_collective, sent_bytes
+from trainer.planning.devices import CHIPS, Place, seconds_of_collective, sent_bytes
 from trainer.planning.kernels import Kernel, Schedule
 from trainer.planning.memory import Liveness
 from trainer.planning.timing import timing
