@@ -132,14 +132,8 @@ def target_of(name: str | None) -> "Target":
 
     from trainer.planning.compiled import Target
 
-    return Target(
-        topology.name,
-        topology.devices(),
-        topology.hosts,
-        topology.chip,
-        topology.chip.memory,
-        schedules,
-    )
+    chip = topology.chip
+    return Target(name, topology.devices(), topology.hosts, chip, chip.memory, schedules)
 
 
 def _stop_at_once(schedules: "Schedules") -> None:

@@ -11,7 +11,7 @@ from tasks.terminal.command_line import UserError
 from tests.support.processes import started
 from trainer import plan
 from trainer.config.from_flags import build_config
-from trainer.planning import page, search
+from trainer.planning import compiled, page, search
 from trainer.planning.compiled import TooLarge, compile_plan, local_target
 from trainer.planning.devices import Topology
 from trainer.planning.planned_run import subject
@@ -67,7 +67,7 @@ def test_json_adds_up(capsys):
 )
 def test_batches_of_every_architecture_can_be_traced(preset, flags):
     run = tiny(*flags, preset=preset)
-    program = search.make_program(run, local_target())
+    program = compiled.make_program(run, local_target())
     batch = {
         name: jax.ShapeDtypeStruct((8, *array.shape[1:]), array.dtype)
         for name, array in run.row().items()

@@ -235,9 +235,8 @@ def _read(path: str, abstract: TrainState) -> TrainState:
     except Exception as error:  # Orbax and TensorStore raise many kinds, also plain Exception.
         causes = [error, *filter(None, (error.__cause__, error.__context__))]
         text = " ".join(" ".join(map(str, causes)).split())
-        if isinstance(error, PermissionError | MemoryError | ConnectionError | TimeoutError) or any(
-            part in text for part in _NOT_DAMAGE
-        ):
+        passing = isinstance(error, PermissionError | MemoryError | ConnectionError | TimeoutError)
+        if passing or any(part in text for part in _NOT_DAMAGE):
             raise UserError(f"checkpoint {path} cannot be read now: {text[:300]}") from error
         raise Damaged(path, _reason(path, text)) from error
 
@@ -250,8 +249,7 @@ def _reason(path: str, text: str) -> str:
     said = [array[1].replace(".", "/")] if array else []
     said += [f"file {file[1]}"] if file else []
     # All other files were checked before.
-    said = said or ["state/array_metadatas or state/_sharding"]
-    return f"{' in '.join(said)} cannot be read"
+    return f"{' in '.join(said) or 'state/array_metadatas or state/_sharding'} cannot be read"
 
 
 def _silence() -> None:

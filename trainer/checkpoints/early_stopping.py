@@ -108,10 +108,8 @@ class Watch:
         """The reason for the early end, for messages."""
         config, found = self._stopping_config, self._stopping
         than = "was no number" if found.best is None else f"has not improved on {found.best:g}"
-        return (
-            f"{config.metric} {than} for {found.stale} evaluations "
-            f"(--stopping.patience={config.patience})"
-        )
+        limit = f"(--stopping.patience={config.patience})"
+        return f"{config.metric} {than} for {found.stale} evaluations {limit}"
 
     def see(self, step: int, values: Mapping[str, float]) -> bool:
         """Records the evaluation after `step`; returns whether it is the best so far."""
@@ -123,8 +121,7 @@ class Watch:
             self._plateau.stale = 0
         if self._metric is None:
             return False
-        value = value_of(_BEST, self._metric, values)
-        before = self.best
+        value, before = value_of(_BEST, self._metric, values), self.best
         known = before.value if before and before.metric == self._metric else None
         if not _improves(self._lower_is_better, value, known):
             return False

@@ -21,7 +21,6 @@ from trainer.data.cached_task import CachedTask
 from trainer.data.interface import Run
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
-from trainer.t5x import read
 
 _PART = "#part"
 _NAMED = 5  # documents named on a line
@@ -149,9 +148,10 @@ def prepared(
 
 def newest(model_dir: str) -> tuple[int, dict[str, Any]]:
     """Returns the newest undamaged checkpoint's step and description; (0, {}) if there is none."""
-    for step in reversed(read.steps(model_dir)):
+    names = (re.fullmatch(r"checkpoint_(\d+)", name) for name in files.list_names(model_dir))
+    for step in sorted((int(name[1]) for name in names if name), reverse=True):
         try:
-            return step, metadata.read(read.of_step(model_dir, step))
+            return step, metadata.read(files.join(model_dir, f"checkpoint_{step}"))
         except metadata.Damaged:
             continue
     return 0, {}

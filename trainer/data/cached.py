@@ -78,11 +78,8 @@ class CachedData:
 
     def _check(self, each: CachedTask) -> None:
         """Checks a task and its cache against the configuration."""
-        config, objective, lengths = (
-            self._config,
-            each.task.objective,
-            self.example_lengths(each.task),
-        )
+        config, objective = self._config, each.task.objective
+        lengths = self.example_lengths(each.task)
         check_kind(each.cache, each.manifest, objective)
         self._check_inputs(each.task, lengths)
         try:
@@ -192,7 +189,8 @@ class CachedData:
 
     def _source(self, each: CachedTask) -> Source:
         order: Order | FollowedOrder
-        name, seed = each.task.name, self._config.seed
+        name = each.task.name
+        seed = noise.task_seed(self._config.seed, name)
         wanted = subset.of_task(self._taken, name)
         self._check_room()
         open_as = functools.partial(self.maker, each, _TRAIN, keep_tails=False, packed=self._packs)
@@ -201,27 +199,25 @@ class CachedData:
                 open_as()  # which checks that no file of the other program has changed
             # The order adds shards in its own blocks, even for a finished cache.
             maker = open_as(manifest=followed.without_shards(each.manifest, _TRAIN))
-            windows, seed_of_task = maker.windows, noise.task_seed(seed, name)
             order = FollowedOrder(
-                windows,
+                maker.windows,
                 each,
                 self._config.data,
                 wanted,
-                seed_of_task,
-                later=lambda: self._order(windows, seed_of_task),
+                seed,
+                later=lambda: self._order(maker.windows, seed),
             )
         else:
             maker = open_as()
             if wanted:
                 subset.take(maker.windows, each.cache, each.manifest, _TRAIN, wanted)
-            order = self._order(maker.windows, noise.task_seed(seed, name))
-        layout = self._layout(each.task, maker, order) if self._packs else None
-        return Source(name, maker, order, seed, layout)
+            order = self._order(maker.windows, seed)
+        layout = self._layout(maker, order, seed) if self._packs else None
+        return Source(name, maker, order, self._config.seed, layout)
 
-    def _layout(self, task: TaskSpec, maker: BatchMaker, order: Order | FollowedOrder) -> Layout:
-        objective, windows = task.objective, maker.windows
+    def _layout(self, maker: BatchMaker, order: Order | FollowedOrder, seed: int) -> Layout:
+        objective, windows = maker.objective, maker.windows
         together = self._config.model.architecture == "decoder"
-        seed = noise.task_seed(self._config.seed, task.name)
         if not isinstance(windows, PairWindows):
             kinds = objective.kinds(maker.example_lengths)
             turns = followed.reading(order, len(windows))

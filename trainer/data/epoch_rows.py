@@ -101,14 +101,9 @@ class Decks:
         ranks_E = decks_E * deck.windows + turns[of_E, slots_E]
         epochs_E, ranks_E, windows_E = self.reading(ranks_E)
         mirrored_E = deck.mirrored_G[slots_E]
-        return Members(
-            rows_E,
-            epochs_E,
-            ranks_E,
-            windows_E,
-            np.arange(len(rows_E)) - mirrored_E,
-            Slots(deck.choices_G[slots_E], mirrored_E),
-        )
+        partners_E = np.arange(len(rows_E)) - mirrored_E
+        slots = Slots(deck.choices_G[slots_E], mirrored_E)
+        return Members(rows_E, epochs_E, ranks_E, windows_E, partners_E, slots)
 
     def last_window(self, rank: int) -> int:
         return (rank // self.deck.rows + 1) * self.deck.windows - 1

@@ -63,9 +63,8 @@ def rates(
     changes = []
     for step, spec in mixtures_of(config):
         # A run that follows a build does not know sizes; rates that depend on them are rejected.
-        sizes = dict.fromkeys(spec.names, 1.0)
-        if not config.data.follow:
-            sizes = _sizes(spec.size, sources, manifests)
+        unknown = dict.fromkeys(spec.names, 1.0)
+        sizes = unknown if config.data.follow else _sizes(spec.size, sources, manifests)
         weights = spec.weights(sizes)
         if spec.max_epochs is None:
             total = sum(weights.values())

@@ -112,14 +112,10 @@ def _task_changes(task: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        items = list(value.items())
-    elif isinstance(value, list):
-        items = list(enumerate(value))
-    else:
+    if not isinstance(value, Mapping | list):
         yield path, value
         return
-    for name, item in items:
+    for name, item in value.items() if isinstance(value, Mapping) else enumerate(value):
         yield from _leaves(item, f"{path}.{name}" if path else str(name))
 
 

@@ -1,5 +1,6 @@
 """Equal bits from equal runs: XLA's flag on GPUs, and the guarantee on each platform."""
 
+import contextlib
 import os
 import pkgutil
 from collections.abc import Iterable, Mapping
@@ -96,12 +97,9 @@ def _plugins() -> list[str]:
 def _cpu() -> str:
     import platform
 
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                if name.strip() == "model name":
-                    return value.strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
     return platform.processor() or platform.machine()

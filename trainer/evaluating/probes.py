@@ -80,13 +80,10 @@ class _Whole:
         self._encode, self._length = run.data.encode, run.lengths.inputs + run.lengths.targets
 
     def text(self, text: str) -> Pair:
-        return self._pair(text)
+        return np.zeros(0, np.int32), _fitting(self._encode(text), self._length, text)
 
     def choice(self, before: str, choice: str, after: str) -> Pair:
-        return self._pair(before + choice + after)
-
-    def _pair(self, text: str) -> Pair:
-        return np.zeros(0, np.int32), _fitting(self._encode(text), self._length, text)
+        return self.text(before + choice + after)
 
 
 class _Spans:

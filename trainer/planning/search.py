@@ -13,14 +13,8 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import as_flag
 from trainer.config import fields
 from trainer.config.mesh import check_dimensions
-from trainer.planning.compiled import (
-    Plan,
-    Target,
-    TooLarge,
-    compile_plan,
-    make_program,
-    with_evaluation,
-)
+from trainer.planning import compiled
+from trainer.planning.compiled import Plan, Target, TooLarge
 from trainer.planning.memory import OPTIMIZER_STATE, PARAMETERS
 from trainer.planning.planned_run import Subject
 
@@ -79,7 +73,7 @@ def evaluated(plan: Plan) -> Plan:
     devices = plan.mesh["data"] * plan.mesh["fsdp"]
     while True:
         try:
-            found = with_evaluation(plan)
+            found = compiled.with_evaluation(plan)
             if not found.missing or size <= devices:
                 return found
         except TooLarge:
@@ -201,11 +195,11 @@ def _attempt(
         return Attempt({}, None, known) if isinstance(known, TooLarge) else Attempt({}, known)
     try:
         subject = asked.with_values(values)
-        make_program(subject, target)
+        compiled.make_program(subject, target)
     except UserError:
         return None
     try:
-        return Attempt(differing, compile_plan(subject, target, evaluation=False))
+        return Attempt(differing, compiled.compile_plan(subject, target, evaluation=False))
     except UserError as error:
         return Attempt(differing, None, error)
 
@@ -265,6 +259,6 @@ def _divisors(number: int, most: int | None = None) -> list[int]:
 
 def _state_bytes(subject: Subject, target: Target) -> int:
     """Returns the bytes of parameters and optimizer state, undivided."""
-    state = make_program(subject, target).abstract_state()
+    state = compiled.make_program(subject, target).abstract_state()
     leaves = jax.tree.leaves((state.params, state.opt_state))
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)

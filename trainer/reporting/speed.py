@@ -82,9 +82,5 @@ class Speed:
 
 def shown(rates: dict[str, float]) -> list[str]:
     """Returns the rates to show on a progress bar."""
-    texts = []
-    if "tokens_per_second" in rates:
-        texts.append(f"{rates['tokens_per_second']:,.0f} tokens/s")
-    if "mfu" in rates:
-        texts.append(f"MFU {rates['mfu']:.1%}")
-    return texts
+    forms = {"tokens_per_second": "{:,.0f} tokens/s", "mfu": "MFU {:.1%}"}
+    return [form.format(rates[name]) for name, form in forms.items() if name in rates]

@@ -55,19 +55,14 @@ def examine(
         heading = f"<h3>{html_page.text(history.name)}</h3>" if len(runs) > 1 else ""
         if not isinstance(run.data, CachedData):
             note = html_page.note(f"{history.name}: its data are not a cache of pipeline.build.")
-            lines.append(note)
-            written.append(note)
+            lines, written = [*lines, note], [*written, note]
             continue
         if count:
             lines.append(heading + _by_loss(run, run.data, count, f"r{number}-"))
         if samples:
             written.append(heading + _completed(run, run.data, samples, cache_dir))
-    found = {}
-    if count:
-        found["Rows by loss"] = show.LEGEND + "".join(lines)
-    if samples:
-        found["Samples"] = "".join(written)
-    return found
+    found = {"Rows by loss": show.LEGEND + "".join(lines)} if count else {}
+    return found | ({"Samples": "".join(written)} if samples else {})
 
 
 def _makers(data: CachedData) -> Iterator[tuple[CachedTask, BatchMaker]]:
@@ -198,11 +193,9 @@ def _of_task(
     eos = generator.vocabulary.special.eos
     prompts, wanted = [], []
     for place in range(len(indices_W)):
-        targets = _feature(made, "targets", place)
-        if "inputs" in made and len(_feature(made, "inputs", place)):
-            prompt, rest = _feature(made, "inputs", place), targets
-        else:
-            prompt, rest = np.split(targets, [max(1, len(targets) // 2)])
+        prompt, rest = (_feature(made, name, place) for name in ("inputs", "targets"))
+        if not len(prompt):
+            prompt, rest = np.split(rest, [max(1, len(rest) // 2)])
         prompts.append(prompt)
         wanted.append(rest)
     for place, found in enumerate(generator(prompts)):
@@ -221,6 +214,8 @@ def _of_task(
 
 
 def _feature(made: Any, name: str, place: int) -> np.ndarray:
+    if name not in made:
+        return np.zeros(0, np.int32)
     values_WL, counts_W = made[name]
     return np.asarray(values_WL[place, : int(counts_W[place])], np.int32)
 
