@@ -89,8 +89,7 @@ class Flags:
         "vocabulary to write along, a file or a folder",
         metavar="FILE",
         read_if=ReadIf(
-            lambda flags: flags.format != "t5x",
-            "on --format=t5x: T5X's tasks name their own",
+            lambda flags: flags.format != "t5x", "on --format=t5x: T5X's tasks name their own"
         ),
     )
     extra_ids: int | None = field(
@@ -125,9 +124,7 @@ class Flags:
         "", "palimpsest: folder or URL with the task's cache", read_if=_only("palimpsest")
     )
     max_shard_size: str | None = field(
-        None,
-        "huggingface: largest size of a weights file; None: 5GB",
-        read_if=_only("huggingface"),
+        None, "huggingface: largest size of a weights file; None: 5GB", read_if=_only("huggingface")
     )
     model: ModelFlags = field(
         ModelFlags,
@@ -144,16 +141,9 @@ def _settings(flags: Flags) -> Settings:
     if bool(flags.task) != bool(flags.cache_dir):
         raise UserError("--task and --cache_dir need one another")
     found = flags.vocabulary and vocabulary.load(flags.vocabulary, flags.extra_ids or 0)
-    return Settings(
-        flags.format,
-        flags.dtype,
-        flags.scan_layers,
-        flags.custom_code,
-        shard_bytes(flags.max_shard_size or "5GB"),
-        found or None,
-        flags.task,
-        flags.cache_dir,
-    )
+    size = shard_bytes(flags.max_shard_size or "5GB")
+    form = flags.format, flags.dtype, flags.scan_layers, flags.custom_code, size
+    return Settings(*form, found or None, flags.task, flags.cache_dir)
 
 
 def run(flags: Flags) -> int:
@@ -172,13 +162,9 @@ def run(flags: Flags) -> int:
     settings = _settings(flags)
     if flags.push_to:
         converting.check_push(flags.push_to)
-    given = Given(
-        model.preset,
-        model.gin_file,
-        tuple(path for paths in model.gin_search_paths for path in paths.split(",")),
-        model.gin_param,
-        tuple(f"--model.{each}" for each in model.model),
-    )
+    search = tuple(path for paths in model.gin_search_paths for path in paths.split(","))
+    fields = tuple(f"--model.{each}" for each in model.model)
+    given = Given(model.preset, model.gin_file, search, model.gin_param, fields)
     try:
         converting.convert(flags.source, flags.to, settings, given, flags.steps, flags.push_to)
     except NotEqual as error:

@@ -123,13 +123,7 @@ class _Evaluate:
     """Evaluates states on the validation split; `owed` if the newest is still to be evaluated."""
 
     def __init__(
-        self,
-        run: Run,
-        program: Program,
-        watch: Watch,
-        reports: Reports,
-        stop: Stop,
-        owed: bool,
+        self, run: Run, program: Program, watch: Watch, reports: Reports, stop: Stop, owed: bool
     ):
         self._program, self._watch, self._reports = program, watch, reports
         self._stop, self.owed = stop, owed

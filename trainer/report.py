@@ -79,7 +79,6 @@ def run(flags: Flags) -> None:
 
 
 def _text(runs: list[Any]) -> str:
-    """Returns a table of the newest results, a column per run."""
     from trainer.reporting.page import results
 
     columns = [dict(results(run)) for run in runs]

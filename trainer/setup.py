@@ -140,7 +140,6 @@ def _fit(
 
 
 def _imply_new_tokens(config: Config, origins: dict[str, str], lengths: Lengths) -> Config:
-    """Sets the maximum of new tokens to the length of targets, unless it was set."""
     path = "evaluation.decoding.max_new_tokens"
     if origins.get(path, "lengths.targets") != "lengths.targets" or not lengths.targets:
         return config
@@ -149,7 +148,6 @@ def _imply_new_tokens(config: Config, origins: dict[str, str], lengths: Lengths)
 
 
 def _check_packing(config: Config) -> None:
-    """Rejects rows of several examples for models that cannot read them."""
     segments, packs = config.data.segment_documents, config.data.pack_examples
     if segments and packs:
         raise UserError(
@@ -165,7 +163,6 @@ def _check_packing(config: Config) -> None:
 
 
 def _check_task(task: TaskSpec, config: Config) -> None:
-    """Rejects a task whose examples the model cannot read."""
     if features.convertible(config.model, task.objective):
         return
     fitting = " or ".join(_FITTING[name] for name in task.objective.architectures)
@@ -225,7 +222,6 @@ def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Voca
 
 
 def _has_other_rows(config: Config, vocabulary: _Vocabulary) -> bool:
-    """Returns whether the vocabulary differs from --init_from's."""
     path = files.join(config.model_dir, CONFIG_FILE)
     if files.exists(path):  # the run has started and no longer needs --init_from
         return load_config(config.model_dir)[0].model.vocab_size != config.model.vocab_size

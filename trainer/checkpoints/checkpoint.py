@@ -270,7 +270,6 @@ def _orbax_path(path: str) -> str:
 
 
 def _check_arrays(path: str, stored: dict[str, str], abstract: TrainState) -> None:
-    """Rejects an intact checkpoint of another model."""
     wanted = {name: checksums.kind_of(leaf) for name, leaf in named(abstract).items()}
     kept = {name: checksums.kind(checksum) for name, checksum in stored.items()}
     for name in [*wanted, *kept]:

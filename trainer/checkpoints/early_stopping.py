@@ -62,9 +62,8 @@ class _Patience:
 
     def recall(self, stored: Mapping[str, Any] | None) -> None:
         """Restores the state of a checkpoint that watched the same metric; otherwise resets."""
-        known = stored is not None and stored["metric"] == self.metric
-        self.best = stored["best"] if stored and known else None
-        self.stale = stored["stale"] if stored and known else 0
+        known = stored if stored and stored["metric"] == self.metric else {"best": None, "stale": 0}
+        self.best, self.stale = known["best"], known["stale"]
 
 
 class Watch:
@@ -134,12 +133,9 @@ class Watch:
 
     def record(self) -> dict[str, Any]:
         """Returns the state as JSON values: "best" and "watch"."""
-        watch = {
-            "stopping": self._stopping.record(),
-            "plateau": self._plateau.record(),
-            "rate_scale": self.rate_scale,
-        }
-        return {"best": self.best and self.best._asdict(), "watch": watch}
+        watch = {"stopping": self._stopping.record(), "plateau": self._plateau.record()}
+        best = self.best and self.best._asdict()
+        return {"best": best, "watch": {**watch, "rate_scale": self.rate_scale}}
 
     def recall(self, stored: Mapping[str, Any]) -> None:
         """Restores a checkpoint's state for metrics that it also watched; resets the rest."""

@@ -68,6 +68,5 @@ class Mirror:
                 state = os.stat(path)
                 changed = (state.st_size, state.st_mtime_ns)
                 if self._copied.get(path) != changed:
-                    below = os.path.relpath(path, self.folder)
-                    files.copy(path, files.join(self._target, below))
+                    files.copy(path, files.join(self._target, os.path.relpath(path, self.folder)))
                     self._copied[path] = changed

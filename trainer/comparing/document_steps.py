@@ -110,7 +110,6 @@ class Sightings:
 
 
 def _lineage(path: str) -> Any:
-    """Returns the documents of a shard and their places, as an Arrow table."""
     from pyarrow import parquet
 
     try:
@@ -124,7 +123,6 @@ def _lineage(path: str) -> Any:
 
 
 def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
-    """Returns a task with the earlier state of its cache, by the plan's fingerprint."""
     manifest, building = old_states.load(task.cache, fingerprint), None
     if not old_states.is_whole(manifest):
         building = Following(task.cache, manifest.plan, known=manifest.splits)

@@ -43,9 +43,8 @@ def compare(one: History, other: History) -> Compared:
             if not same(before.get(name), now.get(name))
         }
         if differ:
-            return Compared(
-                Report(step, split, differ, equal.get(split, 0)), len(common), common[-1][0]
-            )
+            first = Report(step, split, differ, equal.get(split, 0))
+            return Compared(first, len(common), common[-1][0])
         equal[split] = step
     return Compared(None, len(common), common[-1][0] if common else 0)
 

@@ -125,7 +125,6 @@ def _compare_step(found: Compared, step: int, paths: tuple[str, str], reading: b
 
 
 def _checksums(path: str) -> dict[str, str]:
-    """Returns a checkpoint's recorded checksums; {} if T5X wrote it."""
     if not files.exists(files.join(path, "run")):
         return {}
     return metadata.read(path)[metadata.CHECKSUMS]
@@ -212,7 +211,6 @@ def _ordered(bits: np.ndarray) -> np.ndarray:
 def _counts(
     names: list[str], tensors: list[dict[str, Tensor]]
 ) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yields the differing counts of updates."""
     for name in names:
         both = [side.get(name) for side in tensors]
         if all(each and not each.shape and each.dtype.kind in "iu" for each in both):

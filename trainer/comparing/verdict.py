@@ -81,7 +81,6 @@ def compare(
 def _span(
     suspected: bool, metrics: steps.Compared, batches: int, last: int
 ) -> tuple[int, int] | None:
-    """Returns the first and last update whose batches to compare, or None."""
     if suspected or batches < 0:
         span = (1, last)
     elif batches:

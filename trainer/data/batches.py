@@ -24,7 +24,7 @@ from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.data import segments
 from trainer.data.epoch_rows import Layout, Members, OneByOne, PairRows
 from trainer.data.features import Batch, Converter
-from trainer.data.followed import FollowedOrder, reading
+from trainer.data.followed import FollowedOrder, no_window, reading
 from trainer.data.interleave import MixingSchedule
 from trainer.data.order import BlockOrder, Order
 
@@ -115,11 +115,7 @@ class Source:
 
     def __post_init__(self) -> None:
         if not isinstance(self.order, FollowedOrder) and not len(self.maker.windows):
-            raise UserError(
-                f"the training split of {self.task} has fewer than "
-                f"{self.maker.windows.window_tokens} tokens, not one window: use more text or "
-                "shorter lengths"
-            )
+            raise no_window(self.task, self.maker.windows)
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -232,10 +228,8 @@ class TrainingBatches:
             yield number, rows, self._sources[number].layout.members(ranks_W[rows])
 
     def __getitem__(self, step: int) -> Batch:
-        batch = {
-            name: np.zeros((self._rows, *row.shape[1:]), row.dtype)
-            for name, row in self._features.items()
-        }
+        shapes = {name: (self._rows, *row.shape[1:]) for name, row in self._features.items()}
+        batch = {name: np.zeros(shapes[name], row.dtype) for name, row in self._features.items()}
         for number, rows, members in self._members(step):
             source = self._sources[number]
             source.read_ahead(int(members.epochs_E[-1]), int(members.ranks_E[-1]))

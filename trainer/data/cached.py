@@ -53,11 +53,7 @@ class CachedData:
     """Batches from the caches of a run's tasks; `training` is whether a run trains on them."""
 
     def __init__(
-        self,
-        config: Config,
-        tasks: list[CachedTask],
-        converter: Converter,
-        training: bool = False,
+        self, config: Config, tasks: list[CachedTask], converter: Converter, training: bool = False
     ):
         self._trains, self._packs = training, config.data.pack_examples
         self._config, self.tasks, self._converter = config, tasks, converter
@@ -77,7 +73,6 @@ class CachedData:
             self._check(each)
 
     def _check(self, each: CachedTask) -> None:
-        """Checks a task and its cache against the configuration."""
         config, objective = self._config, each.task.objective
         lengths = self.example_lengths(each.task)
         check_kind(each.cache, each.manifest, objective)
@@ -103,7 +98,6 @@ class CachedData:
         each.task.check(lengths, each.ids, each.manifest.plan.separator, where)
 
     def _converter_of(self, each: CachedTask) -> Converter:
-        """Returns the converter of a task's unpacked examples."""
         lengths = self.example_lengths(each.task)
         return features.converter(self._config.model, lengths, each.ids.special)
 

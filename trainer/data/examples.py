@@ -132,12 +132,10 @@ def of_batches(
                     continue
                 row_L = batch["decoder_target_tokens"][row]
                 targets = row_L[weighted[0] : weighted[-1] + 1]
+                inputs = row_L[: weighted[0]]
                 if "encoder_input_tokens" in batch:
-                    inputs_L = batch["encoder_input_tokens"][row]
-                    places_L = token_places(batch, "encoder")[row]
-                    inputs = inputs_L[: np.flatnonzero(places_L)[-1] + 1]
-                else:
-                    inputs = row_L[: weighted[0]]
+                    end = np.flatnonzero(token_places(batch, "encoder")[row])[-1] + 1
+                    inputs = batch["encoder_input_tokens"][row, :end]
                 text = target_of(_before_eos(targets, ids.special.eos))
                 target = _judged(judge, text, text, is_target=True)
                 found.append(Example(inputs, targets, text_of(inputs), text, target))
@@ -170,11 +168,9 @@ def _before_eos(tokens: np.ndarray, eos: int) -> np.ndarray:
 def rows_of(pairs: Sequence[tuple[np.ndarray, np.ndarray]], converter: Converter) -> Batch:
     """Returns the features of (inputs, targets), one example per row; longer sides are cut."""
     lengths = converter.lengths
-    inputs = [pair[0][: lengths.inputs] for pair in pairs]
-    targets = [pair[1][: lengths.targets] for pair in pairs]
-    examples: Examples = {"targets": _padded(targets)}
+    examples: Examples = {"targets": _padded([pair[1][: lengths.targets] for pair in pairs])}
     if lengths.inputs:
-        examples["inputs"] = _padded(inputs)
+        examples["inputs"] = _padded([pair[0][: lengths.inputs] for pair in pairs])
     return converter(examples)
 
 

@@ -117,11 +117,7 @@ class FollowedOrder:
                 last = True
                 self._windows.keep_first(ends[-1])
         if last and not ends[-1]:
-            raise UserError(
-                f"the training split of {self._folder} has fewer than "
-                f"{self._windows.window_tokens} tokens, not one window: use more text or shorter "
-                "lengths"
-            )
+            raise no_window(self._folder, self._windows)
         self._shards = borders[-1]
         # A block without wanted windows does not count.
         firsts = np.maximum.accumulate(np.concatenate([firsts, ends]))
@@ -191,6 +187,14 @@ class FollowedOrder:
         block = int(np.searchsorted(firsts, rank, side="right")) - 1
         ends = firsts[block : block + 3].tolist()
         return list(itertools.pairwise(ends))
+
+
+def no_window(name: str, windows: Windows) -> UserError:
+    """Returns the error of a task or cache whose training split is too small."""
+    return UserError(
+        f"the training split of {name} has fewer than {windows.window_tokens} tokens, not one "
+        "window: use more text or shorter lengths"
+    )
 
 
 def reading(order: Order | FollowedOrder, windows: int) -> Reading:

@@ -117,10 +117,7 @@ def _metric(function: Callable[..., Mapping[str, Any]]) -> Metric:
     return Metric(getattr(function, "__name__", str(function)), _of_numbers(function))
 
 
-def _of_numbers(
-    function: Callable[..., Mapping[str, Any]],
-) -> Callable[..., Mapping[str, float]]:
-    """Wraps one of seqio's metric functions; drops values that are texts."""
+def _of_numbers(function: Callable[..., Mapping[str, Any]]) -> Callable[..., Mapping[str, float]]:
     return lambda *arguments: _numbers(function(*arguments))
 
 

@@ -47,11 +47,7 @@ def new_guard() -> Guard:
 
 
 def checked(
-    before: State,
-    after: State,
-    gradients: Any,
-    loss: tuple[jax.Array, jax.Array],
-    config: Config,
+    before: State, after: State, gradients: Any, loss: tuple[jax.Array, jax.Array], config: Config
 ) -> State:
     """Returns the state `after` an update if the update is good, otherwise the state to keep.
 

@@ -1,12 +1,10 @@
 """Why a run stops: a signal, an error, or evaluations that no longer improve."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax
 
@@ -86,7 +84,7 @@ class Stop:
         print(f"{self.cause}: {said if step else 'no update was made yet'}", file=sys.stderr)
         return EXIT_INTERRUPTED if self.cause == _CTRL_C else EXIT_PREEMPTED
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> Self:
         if self._alone:
             self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._terminated)
             # A shell that starts a command with & makes it ignore Ctrl-C.

@@ -27,9 +27,7 @@ def of_rows(program: Program) -> Callable[[Any, Batch], tuple[jax.Array, jax.Arr
     model, mesh = build_model(program.spec), program.mesh
 
     @partial(
-        jax.jit,
-        in_shardings=(program.model_shardings, rows(mesh)),
-        out_shardings=replicated(mesh),
+        jax.jit, in_shardings=(program.model_shardings, rows(mesh)), out_shardings=replicated(mesh)
     )
     def likelihoods(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
         with tracing_on(mesh, program.rules):

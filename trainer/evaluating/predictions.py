@@ -21,6 +21,7 @@ from trainer.evaluating.likelihood import Likelihood
 
 # Folder of predictions in model_dir.
 PREDICTIONS = "predictions"
+Stopping = Callable[[], bool]
 # Batches decoded between checks for a stop.
 _BATCHES_AT_ONCE = 4
 
@@ -53,7 +54,7 @@ class Predicting:
         self._examples: dict[str, list[Example]] = {}
 
     def __call__(
-        self, params: Any, output: str | None, stopping: Callable[[], bool] = lambda: False
+        self, params: Any, output: str | None, stopping: Stopping = lambda: False
     ) -> dict[str, dict[str, float]] | None:
         """Returns metrics by split: a task's under SPLIT/TASK, means over tasks under SPLIT.
 
@@ -79,7 +80,7 @@ class Predicting:
         return results
 
     def _task(
-        self, params: Any, task: ExampleSet, stopping: Callable[[], bool]
+        self, params: Any, task: ExampleSet, stopping: Stopping
     ) -> tuple[dict[str, float], list[dict[str, Any]]] | None:
         if task.name not in self._examples:
             self._examples[task.name] = task.read(self._limit)
@@ -98,14 +99,10 @@ class Predicting:
             if found is None:
                 return None
             texts, outputs = found
-            scores = outputs.scores
-            assert scores is not None
-            predictions = [
-                task.postprocess(text, each) for text, each in zip(texts, examples, strict=True)
-            ]
-            for line, text, prediction, score in zip(
-                lines, texts, predictions, scores, strict=True
-            ):
+            scores = outputs.scores or []
+            predictions = list(map(task.postprocess, texts, examples))
+            columns = zip(lines, texts, predictions, scores, strict=True)
+            for line, text, prediction, score in columns:
                 line |= {"prediction": text, "score": score}
                 if prediction != text:
                     line["postprocessed"] = plain(prediction)
@@ -126,11 +123,7 @@ class Predicting:
         return values, lines
 
     def _generated(
-        self,
-        params: Any,
-        task: ExampleSet,
-        examples: Sequence[Example],
-        stopping: Callable[[], bool],
+        self, params: Any, task: ExampleSet, examples: Sequence[Example], stopping: Stopping
     ) -> tuple[list[str], Outputs] | None:
         """Returns predicted texts, and outputs; None to abandon the evaluation."""
         assert self._decoder
@@ -156,11 +149,10 @@ class Predicting:
 def means_over_tasks(by_task: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Returns the mean of each metric over the tasks that have it."""
     names = dict.fromkeys(name for values in by_task.values() for name in values)
-    found = {}
-    for name in names:
-        of_tasks = [values[name] for values in by_task.values() if name in values]
-        found[name] = math.fsum(of_tasks) / len(of_tasks)
-    return found
+    of_tasks = {
+        name: [values[name] for values in by_task.values() if name in values] for name in names
+    }
+    return {name: math.fsum(values) / len(values) for name, values in of_tasks.items()}
 
 
 def plain(value: Any) -> Any:

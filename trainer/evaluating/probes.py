@@ -119,7 +119,6 @@ def _fitting(ids: Sequence[int], length: int, text: str) -> np.ndarray:
 
 
 def _lines(path: str) -> list[tuple[str, dict[str, Any]]]:
-    """Returns (place, value) of each line of a JSON lines file, for `_probe`."""
     if not files.exists(path):
         raise UserError(f"--evaluation.probes={path}: no such file")
     found = []

@@ -106,7 +106,6 @@ def _on_another_task(config: Config, origins: dict[str, str], task: str) -> Conf
 
 
 def _as_lines(results: dict[int, Results]) -> str:
-    """Returns JSON lines {"step", "split", "metrics"}."""
     return "".join(
         json.dumps({"step": step, "split": split, "metrics": values}) + "\n"
         for step, by_split in results.items()

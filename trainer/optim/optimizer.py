@@ -149,13 +149,10 @@ def weight_decay_mask(excluded: tuple[str, ...]) -> Callable[[Tree], Tree]:
     """
     patterns = [re.compile(pattern) for pattern in excluded]
 
-    def mask(params: Tree) -> Tree:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, _: not any(pattern.search(path_name(path)) for pattern in patterns),
-            params,
-        )
+    def decays(path: tuple, _: Any) -> bool:
+        return not any(pattern.search(path_name(path)) for pattern in patterns)
 
-    return mask
+    return lambda params: jax.tree_util.tree_map_with_path(decays, params)
 
 
 def scale_by_parameter_rms(
@@ -170,7 +167,6 @@ def scale_by_parameter_rms(
         rms = jnp.sqrt(over_tensor(jnp.mean, jnp.square(param), stacked(path)))
         return update * jnp.clip(rms, minimum, maximum)
 
-    def update(updates: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
-        return jax.tree_util.tree_map_with_path(scale, updates, params), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(
+        lambda updates, params: jax.tree_util.tree_map_with_path(scale, updates, params)
+    )

@@ -3,8 +3,6 @@
 Peak operations per second are in `trainer.engine.hardware`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import math
@@ -12,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 from tasks.terminal.command_line import UserError
 
@@ -99,7 +97,13 @@ def seconds_of_collective(
     Latency and other traffic are not counted. `sent` are bytes per device, `group` the devices that
     exchange, and `shape` the chips of a slice along each axis.
     """
-    return sent / (_links(chip, group, shape) * chip.link)
+    # Links of a chip that the group uses; an open row of chips has half the bandwidth of a ring.
+    links = 0
+    for axis, length in enumerate(shape):
+        extent = len({place.coordinates[axis] for place in group})
+        if extent > 1:
+            links += 2 if extent == length and length % chip.wraps == 0 else 1
+    return sent / (max(links, 1) * chip.link)
 
 
 def sent_bytes(kind: str, size: int, group: int) -> int:
@@ -116,28 +120,9 @@ def sent_bytes(kind: str, size: int, group: int) -> int:
     return passes * size * (group - 1) // group
 
 
-def _links(chip: Chip, group: list[Place], shape: tuple[int, ...]) -> int:
-    """Returns how many links of a chip a group within a slice uses, at least 1."""
-    extents = [
-        len({place.coordinates[axis] for place in group})
-        for axis in range(len(group[0].coordinates))
-    ]
-    links = 0
-    for extent, length in zip(extents, shape, strict=True):
-        if extent > 1:
-            # An open row of chips has half the bandwidth of a ring.
-            links += 2 if extent == length and length % chip.wraps == 0 else 1
-    return max(links, 1)
-
-
 def slice_shape(places: list[Place]) -> tuple[int, ...]:
     """Returns the chips of a slice along each axis of the interconnect."""
     return tuple(1 + max(axis) for axis in zip(*(each.coordinates for each in places), strict=True))
-
-
-def chips_in(shape: tuple[int, ...]) -> int:
-    """Returns the number of chips of a slice."""
-    return math.prod(shape)
 
 
 _TOPOLOGY = re.compile(r"(?:(\d+)x)?(v\w+):(\d+(?:x\d+)+)")
@@ -156,7 +141,7 @@ class Topology:
     slices: int
 
     @classmethod
-    def named(cls, name: str) -> Topology:
+    def named(cls, name: str) -> Self:
         """Parses the name of a topology; raises UserError if there is no such topology."""
         found = _TOPOLOGY.fullmatch(name)
         if not found or found[2] not in CHIPS:
@@ -170,7 +155,7 @@ class Topology:
             example = "x".join(["4"] * axes)
             raise UserError(f"--topology={name}: {found[2]} slices have {axes} axes, as {example}")
         whole = all(size % host == 0 for size, host in zip(shape, _HOST, strict=False))
-        if not all(shape) or not (whole or chips_in(shape) == 1) or found[1] == "0":
+        if not all(shape) or not (whole or math.prod(shape) == 1) or found[1] == "0":
             raise UserError(
                 f"--topology={name}: hosts have 2 x 2 chips, so the first two sizes must be even "
                 "and above 0"
@@ -195,14 +180,14 @@ class Topology:
     @property
     def hosts(self) -> int:
         """Number of hosts of all slices."""
-        return max(chips_in(self.shape) // chips_in(_HOST), 1) * self.slices
+        return max(math.prod(self.shape) // math.prod(_HOST), 1) * self.slices
 
     def devices(self) -> list[Any]:
         """Returns devices to compile programs for, not to run them."""
         from jax.experimental import topologies
 
         options: dict[str, Any] = {"num_slices": self.slices} if self.slices > 1 else {}
-        if chips_in(self.shape) == 1:
+        if math.prod(self.shape) == 1:
             options["chips_per_host_bounds"] = (1, 1, 1)
         if self.chip.config != "default":
             options["chip_config_name"] = self.chip.config

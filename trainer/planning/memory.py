@@ -191,7 +191,6 @@ class _Run:
         return fullest
 
     def _assign(self) -> None:
-        """Assigns memory to each instruction's results."""
         last_use = {
             operand: place
             for place, each in enumerate(self._instructions)

@@ -178,14 +178,12 @@ def _cost(plan: Plan, price: float | None) -> Iterator[tuple[str, str]]:
 
 
 def _bill(plan: Plan, price: float | None) -> tuple[float, float | None, str]:
-    """Returns (hours, dollars, origin of the price)."""
     hours = (plan.step or 0.0) * plan.subject.config.train_steps / 3600
     chip = plan.target.chip
-    if price is None and chip is None:
+    each = price if price is not None else chip and chip.dollars
+    if each is None:
         return hours, None, ""
-    each = price if price is not None else chip.dollars if chip else 0.0
-    origin = "--price" if price is not None else PRICES
-    text = f"${each:,.2f} a chip and hour: {origin}"
+    text = f"${each:,.2f} a chip and hour: {PRICES if price is None else '--price'}"
     return hours, hours * len(plan.target.devices) * each, text
 
 

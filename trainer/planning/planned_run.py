@@ -1,9 +1,7 @@
 """The subject of a plan: a configuration without data, completed from flags or from its task."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -31,7 +29,7 @@ class Subject:
         """Encoder and decoder positions."""
         return self.converter.encoder_length, self.converter.decoder_length
 
-    def with_values(self, values: dict[str, Any]) -> Subject:
+    def with_values(self, values: dict[str, Any]) -> Self:
         """Returns the subject with fields set; raises UserError if the configuration is invalid."""
         return dataclasses.replace(self, config=fields.replace_all(self.config, values))
 

@@ -1,5 +1,6 @@
 """Tries ways to run a model on its devices: meshes, microbatches, rematerialisation, scan."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -125,7 +126,6 @@ def as_flags(values: Mapping[str, Any]) -> str:
 
 
 def _report(attempt: Attempt) -> None:
-    """Prints an attempt to standard error: each takes a minute or more."""
     outcome = str(attempt.refused)
     if plan := attempt.plan:
         fit = f"{plan.missing / 1e9:,.1f} GB too much" if plan.missing else "fits"
@@ -138,7 +138,10 @@ def _attempts(
     asked: Subject, target: Target, known: Plan | TooLarge | None = None
 ) -> Iterator[Attempt]:
     """Yields attempts, the likeliest first; `known` is the outcome of `asked`, if compiled."""
-    scanned = _may_scan(asked)
+    scanned = False
+    with contextlib.suppress(UserError):
+        asked.with_values({_SCAN: True})
+        scanned = True
     base: Values = {_SCAN: True} if scanned and not asked.config.model.scan_layers else {}
     best: Attempt | None = None
     for mesh in _meshes(asked, target):
@@ -147,9 +150,8 @@ def _attempts(
         for values in _ways(asked, mesh):
             parts = values.get("microbatches")
             # Microbatches cost time: try them only if nothing cheaper fits.
-            if parts and (
-                found or (least and _in_parts(least, asked, parts) > (target.memory or 0))
-            ):
+            hopeless = parts and least and _in_parts(least, asked, parts) > (target.memory or 0)
+            if parts and (found or hopeless):
                 continue
             attempt = _attempt(asked, target, {**mesh, **base, **values}, known)
             if attempt is None:
@@ -204,14 +206,6 @@ def _attempt(
         return Attempt(differing, None, error)
 
 
-def _may_scan(asked: Subject) -> bool:
-    try:
-        asked.with_values({_SCAN: True})
-    except UserError:
-        return False
-    return True
-
-
 def _ways(asked: Subject, mesh: Values) -> Iterator[Values]:
     """Yields ways to keep less for the backward pass, the fastest first."""
     config = asked.config
@@ -258,7 +252,6 @@ def _divisors(number: int, most: int | None = None) -> list[int]:
 
 
 def _state_bytes(subject: Subject, target: Target) -> int:
-    """Returns the bytes of parameters and optimizer state, undivided."""
     state = compiled.make_program(subject, target).abstract_state()
     leaves = jax.tree.leaves((state.params, state.opt_state))
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)

@@ -98,7 +98,6 @@ def _x(run: History, steps: Sequence[int]) -> dict[str, Sequence[float]]:
 
 
 def _of_tasks(runs: Sequence[History]) -> Iterable[Chart]:
-    """Yields a chart of the loss of each task of a mixture."""
     splits = dict.fromkeys(split for run in runs for split in run.names() if "/" in split)
     for split in splits:
         lines, unit = [(split, "loss", "")], "nats per target token"
@@ -107,7 +106,6 @@ def _of_tasks(runs: Sequence[History]) -> Iterable[Chart]:
 
 
 def _others(runs: Sequence[History], split: str) -> Iterable[Chart]:
-    """Yields charts of a split's remaining metrics."""
     skipped = {*_STATISTICS, *_OWN, "z_loss" if split == TRAIN else "training_loss"}
     names = dict.fromkeys(name for run in runs for name in run.names().get(split, ()))
     for name in names:
@@ -119,5 +117,4 @@ def _others(runs: Sequence[History], split: str) -> Iterable[Chart]:
 
 
 def _key(name: str) -> str:
-    """Returns a name as an HTML id."""
     return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)

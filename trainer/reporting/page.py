@@ -86,7 +86,6 @@ def results(run: History) -> Iterator[tuple[str, str]]:
 
 
 def _landmarks(run: History) -> Iterator[tuple[str, str]]:
-    """Yields references for the validation loss."""
     points = run.points(VALIDATION, "loss")
     known = [pair for pair in zip(points.values, points.steps, strict=True) if pair[0] == pair[0]]
     entropy = run.last(VALIDATION, "unigram_entropy")

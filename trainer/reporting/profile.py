@@ -1,7 +1,5 @@
 """Profiles of a few updates, for XProf, TensorBoard and Perfetto."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
@@ -9,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -89,7 +87,7 @@ class Profile:
                 flush=True,
             )
 
-    def __enter__(self) -> Profile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: Any) -> None:

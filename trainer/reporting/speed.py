@@ -1,11 +1,10 @@
 """The speed of training: rates, MFU and the time that checkpoints block it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator
+from typing import Self
 
 import jax
 
@@ -35,7 +34,7 @@ class Speed:
     _step: int = 0
 
     @classmethod
-    def of(cls, run: Run, waiting: Waiting) -> Speed:
+    def of(cls, run: Run, waiting: Waiting) -> Self:
         """Returns the speed of a run on all devices of all processes."""
         lengths = run.converter.encoder_length, run.converter.decoder_length
         peak = peak_flops(jax.devices()[0].device_kind)

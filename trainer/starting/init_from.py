@@ -141,7 +141,6 @@ def _rows(
 
 
 def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str]:
-    """Returns the fields of a checkpoint's model that make its function differ from ours."""
     if checkpoint is None or checkpoint.run is None:
         return []
     stored = checkpoint.run["config"]["model"]
@@ -215,7 +214,6 @@ def _check_names(
 def _check_shapes(
     flag: str, found: dict[str, Parts], expected: dict[str, tuple[int, ...]], ids: int
 ) -> None:
-    """Rejects parameters of another shape or kind; `ids` is the run's vocabulary size."""
     # Embeddings first: a wrong number of rows is the most common mistake, and the easiest to fix.
     embeddings = [name for name in expected if name.endswith(_EMBEDDING)]
     for name in dict.fromkeys([*embeddings, *expected]):

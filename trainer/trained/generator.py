@@ -56,11 +56,9 @@ class Generator:
         tasks = run.data.tasks if isinstance(run.data, CachedData) else []
         self.modes = {piece for each in tasks for piece in each.task.objective.pieces}
         decoding = replace(decoding, prefix=decoding.prefix or self._form.prefix)
-        config = run.config
-        mesh = make_mesh(config.mesh)
         self.vocabulary = trained_run.vocabulary_of(run, vocabulary)
-        special = self.vocabulary.special
-        self.decoder = Decoder(config.model, decoding, mesh, config.mesh.rules, special)
+        model, mesh, special = run.config.model, run.config.mesh, self.vocabulary.special
+        self.decoder = Decoder(model, decoding, make_mesh(mesh), mesh.rules, special)
         self.step, self._params = trained_run.restore(run, step, self.vocabulary)
 
     def ids(self, prompt: str) -> np.ndarray:

@@ -66,7 +66,6 @@ def examine(
 
 
 def _makers(data: CachedData) -> Iterator[tuple[CachedTask, BatchMaker]]:
-    """Yields the tasks that have text in the validation split."""
     for each in data.tasks:
         if _SPLIT in each.manifest.splits:
             maker = data.maker(each, _SPLIT, keep_tails=True)
@@ -80,7 +79,6 @@ def _spread(count: int, most: int) -> np.ndarray:
 
 
 def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
-    """Returns the rows with the highest and lowest loss, and their documents."""
     step, params = trained_run.restore(run, None, trained_run.vocabulary_of(run, None))
     losses_of = _losses(Program(run))
     found: list[_Row] = []
@@ -182,7 +180,6 @@ def _completed(run: Run, data: CachedData, count: int, cache_dir: str | None) ->
 def _of_task(
     generator: Generator, task: CachedTask, maker: BatchMaker, count: int, seed: int
 ) -> Iterator[str]:
-    """Yields an article for each of `count` rows of a task."""
     windows = len(maker.windows)
     # The first and the last row may be short.
     indices_W = _spread(windows, count + 2)[1:-1] if windows > count + 1 else np.arange(windows)

@@ -105,7 +105,6 @@ def _converted_vocabulary(run: Run, path: str | None) -> Vocabulary:
 
 
 def _check_vocabulary(checkpoint: str, loaded: Vocabulary) -> None:
-    """Rejects a vocabulary other than the one that the checkpoint records, if any."""
     trained_on = metadata.read(checkpoint).get("vocabulary_sha256")
     if trained_on not in (None, loaded.record.sha256):
         raise UserError(
