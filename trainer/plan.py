@@ -137,10 +137,7 @@ def target_of(name: str | None) -> "Target":
 
 
 def _stop_at_once(schedules: "Schedules") -> None:
-    """Makes Ctrl-C and SIGTERM end the process even while it compiles, which takes minutes.
-
-    Python would handle them afterwards, and libtpu prints the stack of a terminated process.
-    """
+    """Makes Ctrl-C and SIGTERM end the process at once, where Python would wait for a compiler."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     # Python immediately writes a signal's number to this pipe.

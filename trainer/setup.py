@@ -30,12 +30,9 @@ _FITTING = {
 
 
 def prepare(config: Config, origins: dict[str, str], training: bool = False) -> Run:
-    """Opens a run's data, fills in the fields that the data imply, and checks all fields.
+    """Opens a run's data, fills in fields that they imply, and checks all fields.
 
     Adds origins of implied fields to `origins`. `training` waits for caches that are being built.
-
-    Raises:
-      UserError: a setting is missing or does not fit; names the flag to change.
     """
     for name in ("task", "model_dir"):
         if not getattr(config, name):
@@ -73,16 +70,11 @@ def _prepare_caches(config: Config, origins: dict[str, str], training: bool) -> 
     for each in tasks:
         _check_task(each.task, config)
         config = _imply_lengths(config, origins, each.task)
-    record = tasks[0].manifest.plan.vocabulary
-    vocabulary = _Vocabulary(
-        "vocabulary of the cache",
-        f"the vocabulary of {tasks[0].cache}",
-        tasks[0].ids.size,
-        record.sha256,
-        record.extra_ids,
-        record.special_ids,
-        tasks[0].ids if tasks[0].ids.model else None,
-    )
+    record, ids = tasks[0].manifest.plan.vocabulary, tasks[0].ids
+    place = f"the vocabulary of {tasks[0].cache}"
+    known = ids.size, record.sha256, record.extra_ids, record.special_ids
+    own = ids if ids.model else None
+    vocabulary = _Vocabulary("vocabulary of the cache", place, *known, own)
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
     config, converter = _fit(config, origins, vocabulary, lengths)
     return Run(config, CachedData(config, tasks, converter, training), converter)
@@ -104,14 +96,9 @@ def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
         )
     name = config.task.removeprefix(SEQIO)
     data = SeqioData(config, name)
-    vocabulary = _Vocabulary(
-        "vocabulary of the task",
-        f"the vocabulary of {config.task}",
-        data.vocab_size,
-        data.model_sha256,
-        data.extra_ids,
-        data.special,
-    )
+    place = f"the vocabulary of {config.task}"
+    known = data.vocab_size, data.model_sha256, data.extra_ids, data.special
+    vocabulary = _Vocabulary("vocabulary of the task", place, *known)
     config, converter = _fit(config, origins, vocabulary, data.lengths)
     # Opened again: data depend on the batch size, which `_fit` may have implied.
     return Run(config, SeqioData(config, name), converter)

@@ -95,8 +95,7 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, run: Run, evaluated: bool = True) -> None:
         """Starts to write a checkpoint; returns as soon as the state may be changed.
 
-        `evaluated` is False if this step is still to be evaluated. Earlier checkpoints stay intact
-        on failure. Raises UserError or OSError if the disk is or gets full.
+        `evaluated` is False if this step is still to be evaluated.
         """
         self._check_room(state)
         of_run = {

@@ -8,10 +8,7 @@ from trainer.reporting.history import History
 
 
 class Report(NamedTuple):
-    """A line of metrics that differs, after an equal line of its split at step `after` (or 0).
-
-    `metrics` maps the differing names to both runs' values; None if missing.
-    """
+    """A line of metrics that differs, both values by name, and the last equal step of its split."""
 
     step: int
     split: str

@@ -97,11 +97,7 @@ class BatchMaker:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A task of a run: how its rows are made, and in what order.
-
-    `packed` is the layout of packed rows, None for one example per row. Raises a UserError at
-    construction if there is no window.
-    """
+    """A task of a run: how its rows are made, and in what order; `packed` lays out packed rows."""
 
     task: str
     maker: BatchMaker
@@ -162,10 +158,7 @@ class Places(NamedTuple):
 
 
 class TrainingBatches:
-    """An endless sequence of training batches with random access: `batches[k]` is step k's.
-
-    Host `host` of `hosts` gets its share of the `batch_size` rows, which must be divisible.
-    """
+    """Training batches: `batches[k]` has step k's rows that host `host` of `hosts` makes."""
 
     def __init__(
         self,
@@ -195,11 +188,7 @@ class TrainingBatches:
         return self.examples(step)[1]
 
     def examples(self, step: int) -> tuple[np.ndarray, Places, list[tuple[Members, int]]]:
-        """Returns the examples of this host's rows of batch `step`, in row order.
-
-        The result is (each example's row, int64 [E]; origins; per example, the members of its
-        source's rows and its index among them).
-        """
+        """Returns (row of each example, int64 [E]; origins; its members and index among them)."""
         columns, members_of = [], []
         for number, rows, members in self._members(step):
             count = len(members.rows_E)

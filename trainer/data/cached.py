@@ -293,11 +293,7 @@ class CachedData:
                 each.following.close()
 
     def evaluated(self, each: CachedTask, split: str) -> CacheManifest:
-        """Returns the manifest of a split's shards that evaluations read.
-
-        These are all shards or, with `data.follow`, the first block, for which it waits. Raises a
-        UserError if they are not built, and this run does not wait or the build has ended.
-        """
+        """Returns the manifest of the shards that evaluations read; may wait for the first."""
         plan, reading = each.manifest.plan, self._config.data
         if not reading.follow or split not in plan.shards:
             return each.manifest

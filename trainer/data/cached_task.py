@@ -45,11 +45,7 @@ class CachedTask:
 
 
 def open_cache(config: Config, name: str, patient: bool = False) -> CachedTask:
-    """Finds a task and opens its cache, which may belong to another task on the same corpus.
-
-    `patient`: with `data.follow`, whether to wait for a cache that is being built. Raises a
-    UserError if task or cache does not exist.
-    """
+    """Opens a task's cache, maybe a relative's; `patient` waits for one that is being built."""
     task = _task(config, name)
     objective = fields.with_settings(
         task.objective, config.objective, "objective", f"the objective of {task.name}"

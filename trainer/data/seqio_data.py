@@ -100,11 +100,8 @@ class SeqioData:
         self.model_sha256 = model and hashlib.sha256(model).hexdigest()
         # Special ids for the model; seqio itself pads with 0.
         self.special = special_of(vocabulary)
-        self._feature_lengths = {
-            side: length
-            for side, length in dataclasses.asdict(self.lengths).items()
-            if side in features
-        }
+        lengths = dataclasses.asdict(self.lengths)
+        self._feature_lengths = {side: lengths[side] for side in lengths if side in features}
         by_length = {} if self.special.zero_pads else {"padding": "lengths"}
         self.tasks_record = {task.name: _record(task) | by_length for task in self._tasks()}
         # seqio's caches record neither a fingerprint nor their vocabulary.
@@ -159,12 +156,9 @@ class SeqioData:
         if not self.special.zero_pads:
             packed += ", padding told by lengths, as id 0 is a piece"
         warnings = [_LIMITS, *self._uncached(), *self._colliding(), *self._unmeasured()]
+        lengths = f"inputs {self.lengths.inputs}, targets {self.lengths.targets}"
         return [
-            (
-                "task",
-                f"seqio:{self.name}, {source}, inputs {self.lengths.inputs}, targets "
-                f"{self.lengths.targets}, {packed}",
-            ),
+            ("task", f"seqio:{self.name}, {source}, {lengths}, {packed}"),
             *(("warning", text) for text in warnings),
             ("batch", f"{self._config.batch_size} rows"),
             ("packing", packing(next(self.training(0)))),

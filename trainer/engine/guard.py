@@ -83,10 +83,7 @@ def checked(
 
 
 def explain(guard: Guard, params: Any, factor: float | None, learned: Any = None) -> str:
-    """Returns why the next update of `params` was rejected, as in "gradients/… is not finite".
-
-    `learned` is the tree of parameters with gradients, by default all.
-    """
+    """Returns why the next update of `params` was rejected, as in "gradients/… is not finite"."""
     name = leaf_name(params, int(jax.jit(first_nonfinite)(params)))
     if name:
         return f"parameters/{name} was not finite before it"
@@ -103,10 +100,7 @@ def cleared(guard: Guard) -> Guard:
 
 
 def first_nonfinite(tree: Any) -> jax.Array:
-    """Returns the int32 index in `jax.tree.leaves` of the first leaf with NaN or infinity, or -1.
-
-    Traceable; `leaf_name` turns the index into a name on the host.
-    """
+    """Returns the int32 index of the first leaf with NaN or infinity, or -1; traceable."""
     leaves = jax.tree.leaves(tree)
     if not leaves:
         return jnp.int32(-1)

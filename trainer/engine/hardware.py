@@ -37,11 +37,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def peak_memory() -> dict[str, int]:
-    """Returns this process's peak memory in bytes.
-
-    `device_memory_bytes` is the fullest local device's, absent if devices do not count it (CPUs);
-    `host_memory_bytes` is resident memory.
-    """
+    """Returns the peak bytes of this process on the host and, if counted, on the fullest device."""
     import jax
 
     counted = [device.memory_stats() or {} for device in jax.local_devices()]

@@ -139,10 +139,7 @@ def _side_loss(
 
 
 def sequence_accuracy(output: jax.Array | RoutedLogits | Predictions, batch: Batch) -> Metrics:
-    """Returns the metric `sequence_accuracy`; {} for encoder-only models.
-
-    It is the fraction of rows with targets in which every target has the strictly highest logit.
-    """
+    """Returns the share of rows whose targets all have the highest logit; {} for encoders."""
     if isinstance(output, Predictions):
         return {}
     logits_BLV = output.logits_BLV if isinstance(output, RoutedLogits) else output

@@ -226,10 +226,7 @@ class _Watch:
         self._publish(_DONE)
 
     def ended(self, error: BaseException) -> None:
-        """Announces that this process ends with `error`, unless the loss of another caused it.
-
-        To tell, it waits: if another process is lost, the watch meanwhile ends this one.
-        """
+        """Announces `error`; if a lost process caused it, the watch ends this one meanwhile."""
         user_error = isinstance(error, UserError | OSError | KeyboardInterrupt | SystemExit)
         if not user_error:
             time.sleep(self._timeout + 2 * self._beat)

@@ -66,11 +66,7 @@ def rows(mesh: Mesh) -> NamedSharding:
 
 
 def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree) -> Tree:
-    """Returns the sharding of each parameter; raises a UserError for one that does not divide.
-
-    `rules` names one of RULES; `params` is a tree of arrays or shapes; `logical_axes` comes from
-    `trainer.model.transformer.logical_axes`.
-    """
+    """Returns the sharding of each parameter; raises a UserError for one that does not divide."""
 
     def sharding_of(path: tuple, param: Any, names: PartitionSpec) -> NamedSharding:
         spec = nn.logical_to_mesh_axes(tuple(names), RULES[rules]) or PartitionSpec()
@@ -110,14 +106,10 @@ def like_parameters(mesh: Mesh, tree: Tree, params: Tree, shardings: Tree) -> Tr
 
 
 def put_batch(batch: dict[str, Any], mesh: Mesh, batch_size: int | None = None) -> dict[str, Any]:
-    """Puts a batch on the devices, its rows divided over data and fsdp.
-
-    `batch` holds all rows in every process or, if `batch_size` is larger, the rows that `host_part`
-    assigns to this process.
-    """
-    if jax.process_count() == 1:
-        return jax.device_put(batch, rows(mesh))
+    """Puts all rows of a batch, or this host's of `batch_size`, on the devices."""
     sharding = rows(mesh)
+    if jax.process_count() == 1:
+        return jax.device_put(batch, sharding)
     return {
         name: jax.make_array_from_process_local_data(
             sharding, array, (batch_size or len(array), *array.shape[1:])

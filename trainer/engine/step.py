@@ -52,11 +52,7 @@ def zero_metrics(model: Transformer | Encoder) -> Metrics:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The components of a run's steps.
-
-    `optimizer` covers the trainable parameters, which `tuning` determines; `shardings` are those of
-    the state's arrays, before and after a step.
-    """
+    """The components of a run's steps; `shardings` are those of the state's arrays."""
 
     model: Transformer | Encoder
     optimizer: optax.GradientTransformation

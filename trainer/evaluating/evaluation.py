@@ -55,9 +55,8 @@ class Evaluation:
             for split, values in found.items():
                 named = {_of_text(name): value for name, value in values.items()}
                 results.setdefault(split, {}).update(named)
-        results = {
-            self._label + name.removeprefix(self._split): values for name, values in results.items()
-        }
+        size = len(self._split)
+        results = {self._label + name[size:]: values for name, values in results.items()}
         if self._probes:
             results |= self._probes(params)
         return results

@@ -142,11 +142,7 @@ def _scale_tensors(factors: dict[str, float]) -> optax.GradientTransformation:
 
 
 def weight_decay_mask(excluded: tuple[str, ...]) -> Callable[[Tree], Tree]:
-    """Returns tree -> tree of bools: True where weight decay applies.
-
-    It applies unless a regular expression in `excluded` matches anywhere in the tensor's path, as
-    in "decoder/layers_0/mlp/wo/kernel".
-    """
+    """Returns tree -> tree of bools: True unless a regular expression matches the path."""
     patterns = [re.compile(pattern) for pattern in excluded]
 
     def decays(path: tuple, _: Any) -> bool:

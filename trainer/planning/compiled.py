@@ -139,12 +139,7 @@ class Plan:
 
 
 def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> Plan:
-    """Compiles the programs of a run and returns its plan.
-
-    Raises:
-      TooLarge: a program needs far more memory than a device has.
-      UserError: model, batch or mesh do not fit the devices, or the compiler fails.
-    """
+    """Compiles the programs of a run and returns its plan; may raise TooLarge."""
     config = subject.config
     program = make_program(subject, target)
     state = program.abstract_state()

@@ -47,10 +47,7 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """An instruction; `attributes` is the text after the operands, `shape` the result's.
-
-    `name` is unique in the program. `root` marks the result of a computation.
-    """
+    """An instruction; `attributes` is the text after the operands, `shape` the result's."""
 
     name: str
     opcode: str

@@ -47,12 +47,7 @@ class Subject:
 
 
 def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
-    """Completes a configuration for a number of devices.
-
-    With a cache, lengths and vocabulary are the cache's. Otherwise lengths come from the task or
-    flags, and the vocabulary from the preset or a flag. Raises UserError for a missing or unfit
-    setting.
-    """
+    """Completes a configuration for `devices` from its cache, or from its task and flags."""
     if config.engine != "palimpsest":
         raise UserError(f"--engine={config.engine}: only steps of this trainer can be planned")
     if config.task and config.cache_dir:

@@ -176,10 +176,7 @@ class Found:
 
 
 def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
-    """Yields the collectives of an instruction or of its fusion.
-
-    Between slices, the TPU's compiler writes a `send`, which the runtime executes over the network.
-    """
+    """Yields the collectives of an instruction or of its fusion; a `send` goes between slices."""
     called = instruction.computation("calls")
     scattered, asynchronous = called.startswith("all-reduce-scatter"), "async_collective" in called
     transfer = _TRANSFER.search(instruction.attributes)

@@ -7,10 +7,7 @@ from trainer.engine.evaluator import TOKEN_METRICS
 
 
 def evaluation_table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
-    """Returns a table of evaluations; `results` maps step -> split or SPLIT/TASK -> values.
-
-    The row `all` is over all tokens, `mean` over tasks. Uninformative columns are left out.
-    """
+    """Returns a table of step -> split or SPLIT/TASK -> values, without uninformative columns."""
 
     def shown(result: Mapping[str, float], name: str, form: str) -> str:
         return format(result[name], form) if name in result else "-"

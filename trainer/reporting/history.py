@@ -100,11 +100,7 @@ class History:
         return round(statistics.median(rates)) if rates else planned
 
     def hours(self, steps: Sequence[int]) -> list[float]:
-        """Returns the hours of training before each of the ascending steps, by the recorded speed.
-
-        Compilation and evaluation do not count. Updates before the first record are assumed to be
-        as fast as those after it.
-        """
+        """Returns the hours of training before each of the ascending steps, by recorded speed."""
         return [_between(self._clock, step) / 3600 for step in steps]
 
     @functools.cached_property

@@ -49,9 +49,8 @@ class MetricsWriter:
         ]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         files.write_bytes(self._path, text.encode())
-        self._board_folder = (
-            files.join(folder, "tensorboard") if config.metrics.tensorboard else None
-        )
+        boards = files.join(folder, "tensorboard")
+        self._board_folder = boards if config.metrics.tensorboard else None
         self._resume_step = resume_step
         self.flush()
 
@@ -143,9 +142,8 @@ def read_metrics(model_dir: str) -> list[dict[str, Any]]:
     for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
-            if not (isinstance(line["step"], int) and isinstance(line["split"], str)):
-                raise TypeError
-            if not isinstance(line["metrics"], dict):
+            kinds = {"step": int, "split": str, "metrics": dict}
+            if not all(isinstance(line[name], kind) for name, kind in kinds.items()):
                 raise TypeError
         except (ValueError, KeyError, TypeError) as error:
             if number == len(texts):

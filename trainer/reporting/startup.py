@@ -10,11 +10,7 @@ from trainer.model.device import AUTO, Device
 
 
 def startup_text(run: Run, program: Program, step: int, begins: str, changes: list[str]) -> str:
-    """Returns a line each on data, model, mesh and the run.
-
-    `begins` describes the beginning at `step`; `changes` lists hardware and software changed since
-    the last start.
-    """
+    """Returns a line each on data, model, mesh and the run, and on `changes` of the machine."""
     config = run.config
     lengths = run.converter.encoder_length, run.converter.decoder_length
     flops = flops_per_step(config.model, config.batch_size, *lengths)

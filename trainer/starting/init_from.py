@@ -240,9 +240,7 @@ def optimizer_state(
 ) -> tuple[dict[str, Tensor], str | None]:
     """Returns the optimizer state's leaves by name, and why moments start at 0, if so."""
     abstract = _abstract_state(config)
-    shapes = {
-        path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(abstract)
-    }
+    shapes = {name: leaf.shape for name, leaf in named(abstract).items()}
     counts = [name for name in shapes if _COUNT.fullmatch(name)]
     if not checkpoint or not config.init_from_state:
         step, leaves = 0, None
@@ -303,10 +301,7 @@ def _abstract_state(config: Config) -> Any:
 
 
 def _schedule_counts(state: Any) -> set[str]:
-    """Returns the names of the counts that learning rate schedules read.
-
-    Such a count is the only field of its state; counts of moments are not.
-    """
+    """Returns the counts that learning rate schedules read: the only fields of their states."""
 
     def is_schedule(node: Any) -> bool:
         return getattr(node, "_fields", None) == ("count",)

@@ -88,10 +88,7 @@ def rows_for(
 
 
 def has_other_rows(config: Config, own: TokenIds | None) -> bool:
-    """Returns whether `own` is known to differ from the vocabulary of `config.init_from`.
-
-    If so, the table has as many rows as `own` needs, not as many as `init_from` has.
-    """
+    """Returns whether `own` is known to differ from the vocabulary of `config.init_from`."""
     source, given = config.init_from or "", config.init_from_vocabulary
     if own is None:
         return False
@@ -173,11 +170,7 @@ def of_run(checkpoint: Checkpoint) -> tuple[Vocabulary | None, str]:
 
 
 def of_folder(folder: str, model: ModelConfig) -> Vocabulary | None:
-    """Returns the vocabulary in a transformers folder; None if none can be read.
-
-    T5's sentinels follow the pieces of its SentencePiece model: as many as tokenizer_config.json
-    says, or 100.
-    """
+    """Returns the vocabulary in a transformers folder, with T5's sentinels, or None."""
     names = ("spiece.model", "tokenizer.model", *vocabulary.VOCABULARY_FILES)
     if not any(files.exists(files.join(folder, name)) for name in names):
         return None

@@ -14,11 +14,7 @@ from trainer.trained import text, trained_run
 
 
 class PromptForm(NamedTuple):
-    """The form of prompts in training.
-
-    `ends`: they end with EOS; `prefix`: their tokens attend in both directions (decoder-only
-    models).
-    """
+    """The form of prompts: whether EOS `ends` them, whether a `prefix` attends both ways."""
 
     ends: bool
     prefix: bool

@@ -26,9 +26,8 @@ def generator_of(flags: TrainedFlags, decoding: Decoding) -> Generator:
     """Returns the generator that the flags name; notes on stderr if it has no cache."""
     if flags.task_module:
         registry.load(flags.task_module)
-    made = Generator(
-        flags.model_dir, decoding, flags.step, flags.cache_dir, vocabulary=flags.vocabulary
-    )
+    place = flags.step, flags.cache_dir, flags.vocabulary
+    made = Generator(flags.model_dir, decoding, *place)
     if made.decoder.without_cache and processes.is_first():
         print(
             f"note: no cache: {made.decoder.without_cache} cannot keep keys and values, so the "
@@ -87,11 +86,7 @@ def results(generator: Generator, prompts: list[str], first: int, count: int) ->
 
 
 class _Output:
-    """A file of lines, local or remote, that a killed command continues.
-
-    Until it is complete, the folder `path`.partial holds one file per block and one with the
-    settings.
-    """
+    """A file of lines that a killed command continues; until complete, a folder of blocks."""
 
     def __init__(self, path: str, settings: dict[str, Any]):
         if files.exists(path):
