@@ -83,7 +83,7 @@ def _train(
 
     def save(step: int, state: TrainState) -> None:
         reports.settle(step, state)
-        with reports.speed.blocking():
+        with reports.speed.blocking.timed():
             # Metrics come first: a checkpoint implies that its steps' metrics are written.
             writer.flush()
             check_lock()

@@ -299,10 +299,8 @@ def chosen_steps(text: str, steps: list[int], model_dir: str) -> list[int]:
     """Returns the steps selected by "all", "latest" or "1000,2000"; raises UserError if missing."""
     if not steps:
         raise UserError(f"{model_dir} has no checkpoint yet: train with trainer.pretrain")
-    if text == "all":
-        return steps
-    if text == "latest":
-        return steps[-1:]
+    if text in ("all", "latest"):
+        return steps if text == "all" else steps[-1:]
     try:
         wanted = [int(part) for part in text.split(",")]
     except ValueError as error:

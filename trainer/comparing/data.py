@@ -172,11 +172,7 @@ def _shards(task: str, one: CacheManifest, other: CacheManifest) -> Iterator[str
             }
             for each in (one, other)
         ]
-        differ = sorted(
-            name
-            for name in sides[0].keys() | sides[1].keys()
-            if sides[0].get(name) != sides[1].get(name)
-        )
+        differ = sorted({name for name, _ in sides[0].items() ^ sides[1].items()})
         if differ:
             more = f", and {len(differ) - 1} more of {split}" if len(differ) > 1 else ""
             yield f"{files.join(task, differ[0])} has other bytes{more}"

@@ -49,7 +49,6 @@ def compare(one: History, other: History) -> Compared:
 def same(one: Any, other: Any) -> bool:
     """Returns whether two values have the same bits; NaN equals NaN."""
     if isinstance(one, float) and isinstance(other, float):
-        if math.isnan(one) and math.isnan(other):
-            return True
-        return struct.pack("d", one) == struct.pack("d", other)
+        both_nan = math.isnan(one) and math.isnan(other)
+        return both_nan or struct.pack("d", one) == struct.pack("d", other)
     return type(one) is type(other) and one == other

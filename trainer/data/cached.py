@@ -129,14 +129,11 @@ class CachedData:
 
     @functools.cached_property
     def tasks_record(self) -> dict[str, Any]:
+        rows = self.lengths if self._packs else None
+        by_document = self._config.data.segment_documents
         return {
             each.task.name: task_record.task_record(
-                each.task,
-                self.example_lengths(each.task),
-                each.ids,
-                each.manifest.plan.separator,
-                self.lengths if self._packs else None,
-                self._config.data.segment_documents,
+                each, self.example_lengths(each.task), rows, by_document
             )
             for each in self.tasks
         }
@@ -293,7 +290,7 @@ class CachedData:
                 each.following.close()
 
     def evaluated(self, each: CachedTask, split: str) -> CacheManifest:
-        """Returns the manifest of the shards that evaluations read; may wait for the first."""
+        """Returns the manifest of the shards that evaluations read; waits for them if need be."""
         plan, reading = each.manifest.plan, self._config.data
         if not reading.follow or split not in plan.shards:
             return each.manifest

@@ -57,7 +57,7 @@ FILLING = MappingProxyType(
 
 
 def token_places(batch: Mapping[str, Any], side: str) -> Any:
-    """Returns the side's segment ids, or else its tokens: positive [W, L] where tokens are."""
+    """Returns the side's segment ids or, without them, its tokens: positive at tokens, [W, L]."""
     tokens = "encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"
     return batch.get(f"{side}_segment_ids", batch[tokens])
 

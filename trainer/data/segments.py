@@ -107,8 +107,7 @@ def segmented(batch: Batch, of: dict[str, np.ndarray], converter: Converter) -> 
         batch[f"{side}_segment_ids"] = segment_WL
         batch[f"{side}_positions"] = ((column_L - first_WL) * (segment_WL > 0)).astype(np.int32)
         if side == "decoder":
-            first_WL = begins_WL & (segment_WL > 0)
             inputs_WL = batch["decoder_input_tokens"].copy()
-            inputs_WL[first_WL] = converter.special.start
+            inputs_WL[begins_WL & (segment_WL > 0)] = converter.special.start
             batch["decoder_input_tokens"] = inputs_WL
     return batch

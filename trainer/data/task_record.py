@@ -15,39 +15,34 @@ from typing import Any
 import numpy as np
 
 from tasks.objectives import Lengths, Objective, noise
-from tasks.task import TaskSpec
 from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.config import load_record
+from trainer.data.cached_task import CachedTask
 
 # Number of windows in an objective's digest, and the seed of their tokens.
 _PROBES, _PROBE_SEED = 16, 0x9E0B
 
 
 def task_record(
-    task: TaskSpec,
-    lengths: Lengths,
-    ids: TokenIds,
-    separator: str,
-    rows: Lengths | None = None,
-    by_document: bool = False,
+    task: CachedTask, lengths: Lengths, rows: Lengths | None = None, by_document: bool = False
 ) -> dict[str, Any]:
-    """Returns what determines the examples of a task, as JSON values.
+    """Returns what determines the examples of a task, of `lengths`, as JSON values.
 
-    `task` has the run's settings of its objective; `separator` ends a document in the cache; `rows`
-    are lengths of packed rows, None for one example per row; `by_document` is whether a row's
-    documents are segments.
+    `rows` are lengths of packed rows, None for one example per row; `by_document` is whether a
+    row's documents are segments.
     """
+    objective = task.task.objective
     segments = {"segments": {"by": "document", "version": 1}} if by_document else {}
     packed = {"packed": {"rows": dataclasses.asdict(rows), "version": 1}} if rows else {}
     return {
         **packed,
         **segments,
-        "objective": plain(task.objective),
+        "objective": plain(objective),
         "lengths": dataclasses.asdict(lengths),
-        "window_tokens": task.objective.window_tokens(lengths),
-        "separator": separator,
-        "examples_sha256": _examples_sha256(task.objective, lengths, ids),
+        "window_tokens": objective.window_tokens(lengths),
+        "separator": task.manifest.plan.separator,
+        "examples_sha256": _examples_sha256(objective, lengths, task.ids),
     }
 
 

@@ -20,7 +20,7 @@ NAMES = ("weight_rms", "weight_gradient_rms", "weight_update_rms")
 
 
 class Norms:
-    """Computes the norms of an update by a separate program, to keep the bits of the step's."""
+    """Computes an update's norms in a program of its own, so that the step's bits stay."""
 
     def __init__(self, parts: Parts, axes: Any, shapes: Any):
         tuning, mesh = parts.tuning, parts.mesh

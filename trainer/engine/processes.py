@@ -226,7 +226,7 @@ class _Watch:
         self._publish(_DONE)
 
     def ended(self, error: BaseException) -> None:
-        """Announces `error`; if a lost process caused it, the watch ends this one meanwhile."""
+        """Announces `error`, unless the watch ends this process meanwhile for a lost one."""
         user_error = isinstance(error, UserError | OSError | KeyboardInterrupt | SystemExit)
         if not user_error:
             time.sleep(self._timeout + 2 * self._beat)

@@ -51,7 +51,7 @@ class Attempt:
 
 
 def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
-    """Compiles up to `most` configurations, and the best one's evaluation; the best first."""
+    """Compiles up to `most` configurations, and the best one's evaluation; best ones first."""
     attempts = []
     for attempt in itertools.islice(_attempts(asked, target), most):
         attempts.append(attempt)

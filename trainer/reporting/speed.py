@@ -1,9 +1,7 @@
 """The speed of training: rates, MFU and the time that checkpoints block it."""
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
 from typing import Self
 
 import jax
@@ -21,14 +19,13 @@ class Speed:
     """Measures speed between reports, without compilation and evaluation.
 
     `tokens_per_step` are encoder and decoder positions; `peak_flops` is per second, of all devices,
-    None if unknown; `blocked` are seconds that training waited for checkpoints since the last
-    report, `waiting` those for caches to be built.
+    None if unknown; `blocking` times waits for checkpoints, `waiting` those for caches to be built.
     """
 
     tokens_per_step: int
     flops_per_step: int
     peak_flops: float | None
-    blocked: float = 0.0
+    blocking: Waiting = dataclasses.field(default_factory=Waiting)
     waiting: Waiting = dataclasses.field(default_factory=Waiting)
     _time: float | None = None
     _step: int = 0
@@ -49,13 +46,6 @@ class Speed:
         """Restarts the measurement at `step`; the time before is not counted."""
         self._time, self._step = time.monotonic(), step
 
-    @contextlib.contextmanager
-    def blocking(self) -> Iterator[None]:
-        """Counts the time inside as blocked by a checkpoint."""
-        begin = time.monotonic()
-        yield
-        self.blocked += time.monotonic() - begin
-
     def since_last(self, step: int) -> dict[str, float]:
         """Returns the rates since the last call or `restart`; the first call has none.
 
@@ -63,7 +53,7 @@ class Speed:
         FLOPs by `cost.flops_per_step`. The rates include the time of `checkpoint_blocking_seconds`
         and `build_waiting_seconds`, which are present only after such waits.
         """
-        blocked, self.blocked = self.blocked, 0.0
+        blocked, self.blocking.seconds = self.blocking.seconds, 0.0
         rates = {"checkpoint_blocking_seconds": blocked} if blocked else {}
         waited, self.waiting.seconds = self.waiting.seconds, 0.0
         if waited > _SHORTEST_WAIT:

@@ -192,8 +192,8 @@ def sentinels_of(folder: str, model: ModelConfig) -> int:
         return found
     others = config.get("additional_special_tokens") or config.get("extra_special_tokens") or ()
     names = [str(each.get("content") if isinstance(each, dict) else each) for each in others]
-    if any(name.startswith("<extra_id_") for name in names):
-        return sum(name.startswith("<extra_id_") for name in names)
+    if count := sum(name.startswith("<extra_id_") for name in names):
+        return count
     return _T5_SENTINELS if model.family in _T5_FAMILIES and not names else 0
 
 
@@ -256,11 +256,11 @@ def changed_state(
         parameter = next((each for each in axes if name.endswith(f"/{each}")), None)
         if parameter is None or tensor.shape == (1,):
             continue
-        axis, old = axes[parameter], shapes[parameter]
-        if tensor.shape == old and not _FACTOR.fullmatch(name):
+        axis, old, factor = axes[parameter], shapes[parameter], _FACTOR.fullmatch(name)
+        if tensor.shape == old and not factor:
             out[name] = along(tensor, axis, rows)
             continue
-        factor, before = _FACTOR.fullmatch(name), layout.by_size(old)
+        before = layout.by_size(old)
         after = layout.by_size((*old[:axis], len(rows.sources), *old[axis + 1 :]))
         if factor and before and after:
             # A row is averaged over the longer axis, which may be the other one now.

@@ -25,10 +25,9 @@ def prompt_form(run: Run) -> PromptForm:
     decoder_only = run.config.model.architecture == "decoder"
     if not decoder_only or run.lengths.inputs:
         return PromptForm(ends=True, prefix=decoder_only)
-    if not isinstance(run.data, CachedData):
-        return PromptForm(ends=False, prefix=False)
-    objectives = [each.task.objective for each in run.data.tasks]
-    return PromptForm(ends=False, prefix=any("prefix" in each.features for each in objectives))
+    tasks = run.data.tasks if isinstance(run.data, CachedData) else []
+    prefix = any("prefix" in each.task.objective.features for each in tasks)
+    return PromptForm(ends=False, prefix=prefix)
 
 
 class Generator:
