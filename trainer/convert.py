@@ -8,18 +8,12 @@ compared bit for bit; if transformers can load one side, its logits are compared
 then does it get its name, so the same command continues after a kill.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
-from typing import TYPE_CHECKING
 
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, ReadIf, field
-
-if TYPE_CHECKING:
-    from trainer.conversion.targets import Settings
 
 _FORMATS = ("huggingface", "t5x", "palimpsest")
 _DTYPES = ("float32", "bfloat16")
@@ -134,18 +128,6 @@ class Flags:
     )
 
 
-def _settings(flags: Flags) -> Settings:
-    from tasks import vocabulary
-    from trainer.conversion.targets import Settings, shard_bytes
-
-    if bool(flags.task) != bool(flags.cache_dir):
-        raise UserError("--task and --cache_dir need one another")
-    found = flags.vocabulary and vocabulary.load(flags.vocabulary, flags.extra_ids or 0)
-    size = shard_bytes(flags.max_shard_size or "5GB")
-    form = flags.format, flags.dtype, flags.scan_layers, flags.custom_code, size
-    return Settings(*form, found or None, flags.task, flags.cache_dir)
-
-
 def run(flags: Flags) -> int:
     """Converts; returns 1 if the written model computes something different."""
     model = flags.model
@@ -155,11 +137,18 @@ def run(flags: Flags) -> int:
 
     packages.check_packages(flags.format, bool(flags.vocabulary))
 
+    from tasks import vocabulary
     from trainer.conversion import converting
     from trainer.conversion.sources import Given
+    from trainer.conversion.targets import Settings, shard_bytes
     from trainer.conversion.verify import NotEqual
 
-    settings = _settings(flags)
+    if bool(flags.task) != bool(flags.cache_dir):
+        raise UserError("--task and --cache_dir need one another")
+    found = flags.vocabulary and vocabulary.load(flags.vocabulary, flags.extra_ids or 0)
+    size = shard_bytes(flags.max_shard_size or "5GB")
+    form = flags.format, flags.dtype, flags.scan_layers, flags.custom_code, size
+    settings = Settings(*form, found or None, flags.task, flags.cache_dir)
     if flags.push_to:
         converting.check_push(flags.push_to)
     search = tuple(path for paths in model.gin_search_paths for path in paths.split(","))

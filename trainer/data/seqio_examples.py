@@ -89,13 +89,11 @@ def examples_of(
         for row in dataset.take(-1 if limit is None else limit).as_numpy_iterator():
             targets = np.asarray(row["targets"], np.int32)
             inputs = np.asarray(row["inputs"] if read_inputs else [], np.int32)
-            target = _text(row, "targets", vocabulary)
-            prompt = ""
+            target, prompt = _text(row, "targets", vocabulary), ""
             if read_inputs:
                 prompt = _text(row, "inputs", task.output_features["inputs"].vocabulary)
-            found.append(
-                Example(inputs, targets, prompt, target, postprocessed(target, row, True), row)
-            )
+            compared = postprocessed(target, row, True)
+            found.append(Example(inputs, targets, prompt, target, compared, row))
         return found
 
     own = TASK_METRICS in config.evaluation.metrics

@@ -52,10 +52,9 @@ def is_first() -> bool:
 def stop_agreed(times: int, received: bool) -> bool:
     """Returns whether the run stops now; the answer is the same in all processes.
 
-    Every process must call this at the same points: after every step, and between the batches of an
-    evaluation. `times` counts the calls, including this one. `received`, whether this process
-    received SIGTERM, matters in single-process runs only: with several processes JAX handles the
-    signal and makes all stop at the same call, so none may install its own handler.
+    Every process must call this at the same points; `times` counts the calls, including this one.
+    With several processes JAX handles SIGTERM and makes all stop at the same call, so none may
+    install its own handler; a single one has `received` the signal or not.
     """
     import jax
     from jax.experimental import multihost_utils

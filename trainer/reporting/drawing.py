@@ -50,7 +50,7 @@ def draw_metrics(
     from trainer.engine.evaluator import TOKEN_METRICS
 
     pyplot = load_pyplot()
-    values = [values for by_split in results.values() for values in by_split.values()]
+    values = (values for by_split in results.values() for values in by_split.values())
     names = dict.fromkeys(name for each in values for name in each if name not in TOKEN_METRICS)
     panels = ["loss", "accuracy", *names]
     figure, grid = pyplot.subplots(

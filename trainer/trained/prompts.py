@@ -135,9 +135,9 @@ def write_all(
     with processes.failing_together():
         prompts = read_prompts(prompts_path, column)
     generator = generator_of(flags, decoding)
-    remote = files.is_remote(flags.model_dir)
+    folder = flags.model_dir
     settings = {
-        "model_dir": flags.model_dir if remote else os.path.abspath(flags.model_dir),
+        "model_dir": folder if files.is_remote(folder) else os.path.abspath(folder),
         "step": generator.step,
         "vocabulary": flags.vocabulary,
         "input": hashlib.sha256("\n".join(prompts).encode()).hexdigest(),
