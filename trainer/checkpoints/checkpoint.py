@@ -144,7 +144,7 @@ class Checkpoints:
         return state
 
     def check_resumable(self, step: int, run: Run) -> None:
-        """Restores the watch; raises UserError, naming the differences, if `run` is another run."""
+        """Restores the watch; raises a UserError that names differences from the earlier run."""
         path = self.path(step)
         with processes.failing_together():
             if _of_t5x(path):
@@ -186,7 +186,7 @@ class Checkpoints:
         return None
 
     def set_aside(self, after: int) -> list[str]:
-        """Renames the checkpoints newer than step `after`; a collective call. Returns new names."""
+        """Renames checkpoints newer than step `after` and returns the names; a collective call."""
         moved = []
         with processes.failing_together():
             for step in reversed([step for step in self.steps() if step > after]):

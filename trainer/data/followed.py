@@ -209,7 +209,7 @@ def without_shards(manifest: CacheManifest, split: str) -> CacheManifest:
 
 
 def check(config: Config, mixtures: list[MixtureSpec]) -> None:
-    """Raises a UserError for a setting that needs a finished cache, even for a finished one."""
+    """Raises a UserError for a setting that needs a finished cache, even if it is finished."""
     follow = "with --data.follow=true"
     if config.engine != "palimpsest":
         raise UserError(f"--engine={config.engine} {follow}: it does not wait; leave out one")

@@ -22,7 +22,7 @@ class EvaluationSet(NamedTuple):
 
 @dataclasses.dataclass
 class Waiting:
-    """How a run waits for unfinished data; `seconds` counts, `stopping()` ends the wait."""
+    """A wait for unfinished data: `stopping()` ends it, `seconds` is the time spent."""
 
     stopping: Callable[[], bool] = lambda: False
     seconds: float = 0.0

@@ -151,7 +151,7 @@ def _examples_sha256(objective: Objective, lengths: Lengths, ids: TokenIds) -> s
 
 
 def warn_of_changes(model_dir: str, now: dict[str, Any]) -> None:
-    """Reports on stderr how `Data.tasks_record` differs from the one of the training."""
+    """Reports on stderr how `Data.tasks_record` differs from the training run's."""
     before = {"tasks": load_record(model_dir).get("tasks", {})}
     for change in changes(before, {"tasks": now}, step=0):
         print(f"warning: since {model_dir} was trained, {change}", file=sys.stderr)

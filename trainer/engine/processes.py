@@ -225,7 +225,7 @@ class _Watch:
         self._publish(_DONE)
 
     def ended(self, error: BaseException) -> None:
-        """Announces `error`, unless the watch ends this process meanwhile for a lost one."""
+        """Announces `error`, after a wait in which the watch may end this process."""
         user_error = isinstance(error, UserError | OSError | KeyboardInterrupt | SystemExit)
         if not user_error:
             time.sleep(self._timeout + 2 * self._beat)

@@ -113,7 +113,7 @@ def clip_by_tensor_rms(
 def _factored_axes(
     shape: tuple[int, ...], stack: tuple[int, ...], min_dim_size: int
 ) -> tuple[int, int] | None:
-    """Returns (second largest, largest) axis, the later of equals larger; None if unfactored."""
+    """Returns the axes (second largest, largest), or None; of equal ones the later is larger."""
     own = sorted((axis for axis in range(len(shape)) if axis not in stack), key=shape.__getitem__)
     if len(own) < 2 or shape[own[-2]] < min_dim_size:
         return None

@@ -51,7 +51,7 @@ class Attempt:
 
 
 def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
-    """Compiles up to `most` configurations, and the best one's evaluation; best ones first."""
+    """Compiles up to `most` configurations and the best one's evaluation; returns best first."""
     attempts = []
     for attempt in itertools.islice(_attempts(asked, target), most):
         attempts.append(attempt)
@@ -68,7 +68,7 @@ def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
 
 
 def evaluated(plan: Plan) -> Plan:
-    """Returns the plan with an evaluation that fits, with fewer rows than asked if necessary."""
+    """Returns the plan with an evaluation that fits, with fewer rows if necessary."""
     config = plan.subject.config
     size = config.evaluation.batch_size or config.batch_size
     devices = plan.mesh["data"] * plan.mesh["fsdp"]
