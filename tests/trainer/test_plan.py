@@ -107,7 +107,7 @@ class Refusing:
 def test_a_run_that_the_compiler_refuses_gets_a_remedy(monkeypatch):
     run = tiny("--evaluation.every_steps=0", "--model.scan_layers=true")
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.engine.program.make_train_step", lambda *_: Refusing())
+        patch.setattr("trainer.engine.step.make_train_step", lambda *_: Refusing())
         with pytest.raises(TooLarge, match=r"66\.4 GB a device") as raised:
             compile_plan(run, local_target())
     target = dataclasses.replace(local_target(), memory=4 << 30)

@@ -260,11 +260,9 @@ class _Run:
             reused = next((old for old in ended if self._sizes[old] == array.size), None)
             if reused is not None:
                 ended.remove(reused)
-            else:
-                reused = len(self._sizes)
-                self._sizes.append(array.size)
-                self._parts.append(self._program.part(each, array.dimensions))
-            buffers.append(reused)
+            self._sizes.append(0 if reused is not None else array.size)
+            self._parts.append(self._program.part(each, array.dimensions))
+            buffers.append(len(self._sizes) - 1 if reused is None else reused)
         return buffers
 
     def _by_part(self, alive: set[int], inner: dict[str, int]) -> dict[str, int]:

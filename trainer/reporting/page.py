@@ -14,7 +14,7 @@ _GB = 1e9
 _DEFAULT = ("default", "preset ")
 
 
-def page(runs: Sequence[History], examined: Mapping[str, str]) -> str:
+def page(runs: Sequence[History], examined: Mapping[str, str] | None = None) -> str:
     """Returns the report as HTML; `examined` maps names of further sections to HTML."""
     drawn = curves.charts(runs)
     axes = {
@@ -27,7 +27,7 @@ def page(runs: Sequence[History], examined: Mapping[str, str]) -> str:
         ("Curves", chart.figures(drawn, axes) if drawn else "<p>No metrics are recorded yet.</p>"),
         ("Mixture and padding", _data(runs)),
         ("Configuration", _configuration(runs)),
-        *examined.items(),
+        *(examined or {}).items(),
         ("Software and hardware", _software(runs)),
     ]
     body, links = html_page.sections(parts)
