@@ -62,8 +62,8 @@ class _Patience:
 
     def recall(self, stored: Mapping[str, Any] | None) -> None:
         """Restores the state of a checkpoint that watched the same metric; otherwise resets."""
-        known = stored if stored and stored["metric"] == self.metric else {"best": None, "stale": 0}
-        self.best, self.stale = known["best"], known["stale"]
+        known = stored if stored and stored["metric"] == self.metric else {}
+        self.best, self.stale = known.get("best"), known.get("stale", 0)
 
 
 class Watch:

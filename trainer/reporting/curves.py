@@ -79,7 +79,7 @@ def _chart(
             if points.steps:
                 series.append(
                     Series(
-                        " ".join(filter(None, (several and run.name, label))) or title.lower(),
+                        " ".join(filter(None, (run.name if several else "", label))) or title.lower(),
                         _x(run, points.steps), [of(value) for value in points.values],
                         number if several else place, faint=several and place != main,
                         dots=split != TRAIN,
