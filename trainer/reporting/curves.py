@@ -71,15 +71,15 @@ def _chart(
     `of` is applied to the values. One run has a colour per line; several have a colour each, and
     all lines but the `main` one are faint.
     """
-    series = []
-    several = len(runs) > 1
+    series, several = [], len(runs) > 1
     for number, run in enumerate(runs):
+        name = run.name if several else ""
         for place, (split, metric, label) in enumerate(lines):
             points = run.points(split, metric, part)
             if points.steps:
                 series.append(
                     Series(
-                        " ".join(filter(None, (run.name if several else "", label))) or title.lower(),
+                        " ".join(filter(None, (name, label))) or title.lower(),
                         _x(run, points.steps), [of(value) for value in points.values],
                         number if several else place, faint=several and place != main,
                         dots=split != TRAIN,
