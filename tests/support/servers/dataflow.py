@@ -96,8 +96,8 @@ class _Handler(QuietHandler):
     owner: DataflowServer
 
     def do_POST(self) -> None:
-        if self.dataflow.refuses:
-            status, message = self.dataflow.refuses
+        if self.owner.refuses:
+            status, message = self.owner.refuses
             self.answer(status, {"error": {"code": status, "message": message}})
         elif re.search(r"/projects/[^/]+/locations/[^/]+/jobs\?", self.path):
             self.answer(200, self.owner.submit(self._asked()))

@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import sys
 import threading
 from typing import Any, ClassVar, Self
 
@@ -38,8 +39,9 @@ class _Threads(http.server.ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def handle_error(self, *_: Any) -> None:
-        pass  # the client disconnected
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # as when the client disconnects
+            super().handle_error(request, client_address)
 
 
 class QuietServer:
