@@ -139,7 +139,8 @@ class Flags:
 
 def _settings(flags: Flags) -> Settings:
     from tasks import vocabulary
-    from trainer.conversion.targets import Settings, shard_bytes
+    from trainer.conversion.targets import Settings
+    from trainer.huggingface import weights
 
     if bool(flags.task) != bool(flags.cache_dir):
         raise UserError("--task and --cache_dir need one another")
@@ -149,7 +150,7 @@ def _settings(flags: Flags) -> Settings:
         flags.dtype,
         flags.scan_layers,
         flags.custom_code,
-        shard_bytes(flags.max_shard_size or "5GB"),
+        weights.size(flags.max_shard_size or "5GB"),
         found or None,
         flags.task,
         flags.cache_dir,
@@ -161,9 +162,11 @@ def run(flags: Flags) -> int:
     model = flags.model
     if model.gin_param and not model.gin_file:
         raise UserError(f"--gin.{model.gin_param[0]} needs a --gin_file")
-    from trainer.conversion import packages
+    from trainer.huggingface import hub, require_packages
 
-    packages.check_packages(flags.format, bool(flags.vocabulary))
+    wanted = ["safetensors", "huggingface_hub"] if flags.format == "huggingface" else []
+    wanted += ["sentencepiece", "tokenizers"] if flags.vocabulary else []
+    require_packages(wanted, f"converting to {flags.format}")
 
     from trainer.conversion import converting
     from trainer.conversion.sources import Given
@@ -171,7 +174,7 @@ def run(flags: Flags) -> int:
 
     settings = _settings(flags)
     if flags.push_to:
-        converting.check_push(flags.push_to)
+        hub.check(flags.push_to)
     given = Given(
         model.preset,
         model.gin_file,

@@ -31,14 +31,14 @@ class RunFlags:
     run: Given = field(REQUIRED, "The run as a whole", flat=True, partial=Config)
     optimizer_preset: str | None = field(
         None,
-        "published recipe of optimizer, schedule and loss; other flags override its values: "
+        "published recipe of optimizer, schedule and loss, which other flags override: "
         f"{', '.join(OPTIMIZER_PRESETS)}",
         metavar="NAME",
         often="recipe: t5x, t5x_finetune, nanot5 or primer",
     )
     print_config: str | None = field(
         None,
-        "print every field with its value and origin, then exit; words: also what it does",
+        "print every field with its value and origin, then exit; words: with its help",
         choices=("values", "words"),
         alone="values",
         often="print all fields with origins, and exit",
@@ -56,31 +56,27 @@ class RunFlags:
         return {f"run.{path}": value for path, value in fields.leaves(config) if path != "preset"}
 
 
-def _refuse(words: Sequence[str], known: Any) -> None:
-    refuse_unknown(words, known)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gin:
     """Gin files of T5X and Mesh T5."""
 
     gin_file: tuple[str, ...] = field(
         (),
-        "gin file to read; may be repeated, and later files override earlier ones",
+        "gin file to read; may be repeated, later files override earlier ones",
         metavar="FILE",
         repeated=True,
         often="gin file of T5X or Mesh T5",
     )
     gin_search_paths: tuple[str, ...] = field(
         (),
-        "folders to search for gin files and for the files that they include",
+        "folders to search for gin files and their includes",
         metavar="DIR,DIR",
         repeated=True,
         aliases=("gin_location_prefix",),
     )
     gin_param: tuple[str, ...] = field(
         (),
-        "binding that overrides the files; --gin.NAME=VALUE, as in T5X, does the same",
+        "binding that overrides the files; same as T5X's --gin.NAME=VALUE",
         metavar="NAME=VALUE",
         repeated=True,
         aliases=("gin_bindings", "gin.*"),
@@ -100,14 +96,11 @@ class GinRunFlags(RunFlags):
         Gin, "gin files of T5X and Mesh T5: read, never executed (docs/migrating_from_t5x.md)",
         flat=True,
     )  # fmt: skip
-    others: tuple[str, ...] = field((), "flags of T5X and Mesh T5", rest=_refuse)
+    others: tuple[str, ...] = field((), "flags of T5X and Mesh T5", rest=refuse_unknown)
 
 
 class Settings(NamedTuple):
-    """Settings that a command makes before its flags are read.
-
-    `origin` is the origin of `values`, by field path; `model` replaces the preset's unless None.
-    """
+    """Values that a command sets before its flags; `model` replaces the preset's."""
 
     origin: str
     values: dict[str, Any]
@@ -115,10 +108,7 @@ class Settings(NamedTuple):
 
 
 def given(flags: Sequence[str]) -> Given:
-    """Returns the parsed flags of a run's fields.
-
-    Raises a UserError for unknown fields and values of the wrong type.
-    """
+    """Returns the parsed flags of a run; raises a UserError if one is unknown or invalid."""
     return parse(RunFlags, flags).below("run")
 
 
@@ -133,9 +123,7 @@ def build_config(
     Applies the model `preset`, the recipe `optimizer_preset`, a command's `settings`, then the
     flags in `overrides`. Raises a UserError for unknown or rejected fields and values.
     """
-    if not isinstance(overrides, Given):
-        overrides = given(overrides)
-    _import_task_module(overrides)
+    overrides = _parsed(overrides)
     if settings and settings.model:
         model, origin = settings.model, f"the run {preset}"
     else:
@@ -166,20 +154,21 @@ def build_from_gin(
 
     Raises a UserError like `build_config`, or with file and line of a gin error.
     """
-    if not isinstance(overrides, Given):
-        overrides = given(overrides)
+    overrides = _parsed(overrides)
     module, _, name = _GIN.partition(":")
     load: Callable = getattr(importlib.import_module(module), name)
-    _import_task_module(overrides)
     typed = list(overrides.typed.values())
     config, origins, notes = load(gin_files, search_paths, bindings, preset, typed)
     return fields.override(config, origins, overrides), origins, notes
 
 
-def _import_task_module(overrides: Given) -> None:
-    """Imports --task_module, which may register values for other flags, such as mixers."""
+def _parsed(overrides: Sequence[str] | Given) -> Given:
+    """Returns the parsed flags; imports --task_module, which may register values for others."""
+    if not isinstance(overrides, Given):
+        overrides = given(overrides)
     if (module := overrides.values.get("task_module")) is not None:
         registry.load(module)
+    return overrides
 
 
 def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Config, dict[str, str]]:
@@ -241,7 +230,7 @@ _FOREIGN = {
     "alsologtostderr": "messages go to stderr",
     "logtostderr": "messages go to stderr",
     "gcp_project": "the machine that runs the command trains",
-    "module_import": "nothing is imported; --task_module names a module with further tasks",
+    "module_import": "nothing is imported; --task_module names a module with more tasks",
     "multiprocess_gpu": "see --processes.coordinator",
     "t5_tfds_data_dir": "the data are in a cache, --cache_dir",
     "tfds_data_dir": "the data are in a cache, --cache_dir",

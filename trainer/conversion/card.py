@@ -1,11 +1,10 @@
 """The model card of an exported model: its data, training, evaluation and checks."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,18 +32,16 @@ _PIPELINES = {
     "decoder": "text-generation",
     "encoder": "fill-mask",
 }
+_GENERATE = (
+    'inputs = tokenizer("The first word{}", return_tensors="pt")\n'
+    "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))"
+)
 _USE = {
     "encoder_decoder": (
         "AutoModelForSeq2SeqLM",
-        'inputs = tokenizer("The first word of a <extra_id_0> is its subject.", '
-        'return_tensors="pt")\n'
-        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
+        _GENERATE.format(" of a <extra_id_0> is its subject."),
     ),
-    "decoder": (
-        "AutoModelForCausalLM",
-        'inputs = tokenizer("The first word", return_tensors="pt")\n'
-        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
-    ),
+    "decoder": ("AutoModelForCausalLM", _GENERATE.format("")),
     "encoder": (
         "AutoModelForMaskedLM, pipeline",
         'fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)\n'
@@ -55,14 +52,7 @@ _USE = {
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """Facts about a model that only the user knows; empty if not given.
-
-    Attributes:
-      license: the Hub's name, such as "apache-2.0".
-      languages: the Hub's codes, such as "en".
-      datasets: data sets of the Hub that the corpus comes from; by default those of hf: corpora.
-      base_model: the model that training started from.
-    """
+    """Facts about a model that only the user knows, in the Hub's names; empty if not given."""
 
     license: str = ""
     languages: tuple[str, ...] = ()
@@ -90,7 +80,7 @@ def model_card(
     `match` is None if the vocabulary is a class of --task_module. `custom_code` says whether
     loading the model runs code from its folder.
     """
-    config = run.config
+    config, rows = run.config, _evaluation(run.config.model_dir, step)
     datasets = named.datasets or tuple(_hub_data_sets(run.data))
     lines = [
         *_head(config.model, dataclasses.replace(named, datasets=datasets)),
@@ -106,7 +96,7 @@ def model_card(
         "",
         "## Evaluation",
         "",
-        _evaluation_table(config.model_dir, step),
+        table(("metric", "value"), rows, markdown=True) if rows else "None was made.",
         "",
         "## Checked on export",
         "",
@@ -186,11 +176,6 @@ def _hub_data_sets(data: Data) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _evaluation_table(model_dir: str, step: int) -> str:
-    rows = _evaluation(model_dir, step)
-    return table(("metric", "value"), rows, markdown=True) if rows else "None was made."
-
-
 def _training(run: Run, step: int) -> list[tuple[str, str]]:
     config, data, optimizer = run.config, run.data, run.config.optimizer
     rows = [
@@ -217,16 +202,11 @@ def _tokens_seen(data: CachedData, config: Config, step: int) -> int:
 
     A mixture's count follows from its rates and is exact to one window per task.
     """
-    changes = [*data.rates, (step, [])]
     windows = [each.task.objective.window_tokens(data.lengths) for each in data.tasks]
     total = 0.0
-    for (first, shares), (last, _) in itertools.pairwise(changes):
-        updates = max(0, min(last, step) - first)
-        total += (
-            updates
-            * config.batch_size
-            * sum(share * tokens for share, tokens in zip(shares, windows, strict=True))
-        )
+    for (first, shares), (last, _) in itertools.pairwise([*data.rates, (step, [])]):
+        rows = max(0, min(last, step) - first) * config.batch_size
+        total += rows * sum(map(operator.mul, shares, windows))
     return round(total)
 
 

@@ -1,9 +1,6 @@
 """Trims models to the pieces that a corpus needs."""
 
-from __future__ import annotations
-
 import dataclasses
-import os
 from typing import Any
 
 import numpy as np
@@ -65,8 +62,9 @@ def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vo
         run = checkpoint.run and {**checkpoint.run, "vocabulary_sha256": left.record.sha256}
         checkpoint = dataclasses.replace(checkpoint, state=state, run=run)
     name = opened.model.name
-    if opened.source.transformers and _written(opened.source.path)["model_type"] == "mt5":
-        name = "mt5"
+    if opened.source.transformers:
+        written = files.read_json(files.join(opened.source.path, "config.json"))
+        name = "mt5" if written["model_type"] == "mt5" else name
     return opened._replace(
         # It differs from what transformers loads from this folder.
         source=opened.source._replace(transformers=False),
@@ -74,10 +72,6 @@ def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vo
         parameters=vocabulary_change.changed(flag, opened.parameters, axes, made),
         checkpoint=checkpoint,
     )
-
-
-def _written(folder: str) -> dict[str, Any]:
-    return files.read_json(os.path.join(files.local_path(folder), "config.json"))
 
 
 def _roles(opened: Opened) -> Any:

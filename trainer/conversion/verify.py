@@ -1,7 +1,5 @@
 """Verifies a conversion: arrays bit for bit, and logits against transformers."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import os
@@ -37,10 +35,7 @@ class NotEqual(Exception):
 def transformers_arrays(
     folder: str, model: ModelConfig, kind: str, arrays: dict[str, np.ndarray]
 ) -> int:
-    """Compares the tensors of a transformers folder with the expected ones.
-
-    Returns the number of equal parameters; raises NotEqual for the first difference.
-    """
+    """Returns the number of parameters of a transformers folder; raises NotEqual if one differs."""
     stored = weights.read(folder)
     wanted = names.to_tensors(tree_of(arrays), model, kind)
     if stored.keys() != wanted.keys():
@@ -51,9 +46,9 @@ def transformers_arrays(
 
 
 def checkpoint_arrays(path: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> int:
-    """Compares a T5X or Palimpsest checkpoint with the expected parameters, in the stored dtype.
+    """Returns the number of parameters of a T5X or Palimpsest checkpoint, in the stored dtype.
 
-    Returns the number of equal parameters; raises NotEqual for the first difference.
+    Raises NotEqual if one differs.
     """
     found = layout.read_parts(read.load(path))
     if not layout.have_positions_per_layer(arrays):

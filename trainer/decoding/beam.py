@@ -3,8 +3,6 @@
 Dimensions: B batch, K beams, C candidates (2 K), N new tokens, V vocabulary, R = B * K rows.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -3,8 +3,6 @@
 Dimensions: B batch, N new tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

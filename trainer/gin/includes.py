@@ -3,8 +3,6 @@
 Source: google-research/t5x, `configs/runs/{pretrain,finetune}.gin` and `examples/*/**.gin`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

@@ -14,6 +14,7 @@ from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
 from trainer.gin.reader import (
+    COMMANDS,
     FLAXFORMER,
     Binding,
     Macros,
@@ -28,17 +29,8 @@ MUST = object()
 # Default of an argument that is ignored unless a file sets it.
 UNSET = object()
 
-# T5X's programs other than training -> our commands.
-COMMANDS = {
-    "evaluate": "evaluate a run with python -m trainer.evaluate --model_dir=DIR --split=SPLIT",
-    "infer": "export a run with python -m trainer.export, and generate text with transformers",
-    "save": "export a run with python -m trainer.export, or trainer.export_t5x for T5X",
-    "precompile": "compile a run ahead of time with python -m trainer.plan --topology=NAME",
-}
-
 
 def _command(binding: Binding) -> str | None:
-    """Returns our command for the T5X program that a binding configures, or None."""
     return COMMANDS.get(binding.selector.rpartition(".")[2])
 
 

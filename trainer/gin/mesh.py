@@ -7,8 +7,6 @@ Source: tensorflow/mesh `transformer/`; google-research/text-to-text-transfer-tr
 google-research/google-research `primer/`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType

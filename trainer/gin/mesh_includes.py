@@ -4,8 +4,6 @@ Source: google-research/text-to-text-transfer-transformer, `t5/models/gin/**.gin
 `transformer/gin/defaults.gin`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from trainer.config.presets import MODEL_PRESETS

@@ -4,8 +4,6 @@ Source: tensorflow/mesh `transformer/`; google-research/text-to-text-transfer-tr
 google-research/google-research `primer/`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from trainer.gin.meaning import Argument, configurable, field, keep, nothing, only, partitions

@@ -4,8 +4,6 @@ gin-config's parser handles the syntax; `trainer.gin.t5x` and `trainer.gin.mesh`
 meaning. Values are literals, `@references` and `%MACROS`; an expression is an error.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import os
@@ -23,15 +21,22 @@ FLAXFORMER = (
     "Flaxformer's models are not read: leave their files out and name the model, as "
     "--preset=t5_1_1_base (--help=presets), umT5 with --model.position=relative_per_layer"
 )
-_EVALUATE = "python -m trainer.evaluate --model_dir=DIR"
-# Files of commands other than training, by base name -> our commands.
-_OTHER_COMMANDS = {
-    "eval.gin": f"evaluate a run with {_EVALUATE} --split=SPLIT",
-    "perplexity_eval.gin": f"evaluate a run with {_EVALUATE} --checkpoints=all --split=validation",
-    "infer.gin": "export a run with python -m trainer.export, and generate text with transformers",
-    "export.gin": "export a run with python -m trainer.export",
-    "export_seqio.gin": "export a run with python -m trainer.export",
-    "precompile.gin": "compile a run ahead of time with python -m trainer.plan --topology=NAME",
+_EVALUATE = "evaluate a run with python -m trainer.evaluate"
+_EXPORT = "export a run with python -m trainer.export"
+_INFER = f"{_EXPORT}, and generate text with transformers"
+_PRECOMPILE = "compile a run ahead of time with python -m trainer.plan --topology=NAME"
+# T5X's programs other than training, and their files by base name -> our commands.
+COMMANDS = {
+    "evaluate": f"{_EVALUATE} --model_dir=DIR --split=SPLIT",
+    "eval.gin": f"{_EVALUATE} --model_dir=DIR --split=SPLIT",
+    "perplexity_eval.gin": f"{_EVALUATE} --model_dir=DIR --checkpoints=all --split=validation",
+    "infer": _INFER,
+    "infer.gin": _INFER,
+    "save": f"{_EXPORT}, or trainer.export_t5x for T5X",
+    "export.gin": _EXPORT,
+    "export_seqio.gin": _EXPORT,
+    "precompile": _PRECOMPILE,
+    "precompile.gin": _PRECOMPILE,
 }
 _LIBRARY = "t5x/"
 
@@ -140,7 +145,7 @@ class _Reader:
         path = next((each for each in candidates if os.path.isfile(each)), None)
         if path is None:
             if name not in self._built_in:
-                hint = _OTHER_COMMANDS.get(os.path.basename(name))
+                hint = COMMANDS.get(os.path.basename(name))
                 hint = FLAXFORMER if name.startswith("flaxformer/") else hint
                 if hint:
                     raise UserError(f"{named_at}: there is no {name}: {hint}")

@@ -1,7 +1,5 @@
 """Translates gin files and flags of a T5X command into a configuration, origins and notes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Source: google-research/t5x: signatures and defaults of `train.train`, `utils`, 
 `trainer`. Models and optimizers are in `trainer.gin.t5x_model`.
 """
 
-from __future__ import annotations
-
 import math
 
 from tasks.terminal.command_line import UserError

@@ -4,8 +4,6 @@ Source: google-research/t5x: signatures and defaults of `models`, `adafactor`, `
 and the networks of `examples`; seqio for vocabularies, optax for its optimizers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -4,8 +4,6 @@ Models without a counterpart in transformers are refused with the reason. The de
 "lm" and "primer" have a modelling file of our own, which a folder can include.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Mapping
@@ -14,9 +12,8 @@ from typing import Any
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, SpecialIds
-from trainer.huggingface.config_readers import from_config
-from trainer.huggingface.config_writers import CUSTOM, WRITERS
 from trainer.huggingface.folding import folded
+from trainer.huggingface.formats import CUSTOM, KINDS, from_config
 from trainer.huggingface.names import logits_are_tied
 from trainer.model.config import ModelConfig
 from trainer.model.spec import EncoderSpec, ModelSpec, model_spec
@@ -199,7 +196,7 @@ def to_config(
 def _written(
     config: ModelConfig, kind: str, positions: int, special: SpecialIds = T5_IDS
 ) -> dict[str, Any]:
-    written = WRITERS[kind](config, positions)
+    written = KINDS[kind].write(config, positions)
     # A decoder's first input in training.
     for name in ("bos_token_id", "decoder_start_token_id"):
         if name in written:

@@ -4,8 +4,6 @@ Each step is a branch `step_N`, loaded by `from_pretrained(…, revision="step_N
 last upload. The token comes from HF_TOKEN or `hf auth login`. Files already uploaded are skipped.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Iterator

@@ -32,45 +32,29 @@ class PalimpsestConfig(PretrainedConfig):
 
     model_type = "palimpsest"
 
-    def __init__(
-        self,
-        vocab_size=32128,
-        hidden_size=512,
-        intermediate_size=1024,
-        num_hidden_layers=8,
-        num_attention_heads=6,
-        num_key_value_heads=6,
-        head_dim=64,
-        hidden_act="gelu_new",
-        gated_mlp=True,
-        mlp_bias=False,
-        mixer="attention",
-        norm="rms_norm",
-        norm_placement="pre",
-        rms_norm_eps=1e-6,
-        relative_attention_num_buckets=32,
-        relative_attention_max_distance=128,
-        tie_word_embeddings=True,
-        family="lm",
-        **kwargs,
-    ):
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.intermediate_size = intermediate_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_key_value_heads
-        self.head_dim = head_dim
-        self.hidden_act = hidden_act
-        self.gated_mlp = gated_mlp
-        self.mlp_bias = mlp_bias
-        self.mixer = mixer
-        self.norm = norm
-        self.norm_placement = norm_placement
-        self.family = family
-        self.rms_norm_eps = rms_norm_eps
-        self.relative_attention_num_buckets = relative_attention_num_buckets
-        self.relative_attention_max_distance = relative_attention_max_distance
+    defaults = {
+        "vocab_size": 32128,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 6,
+        "head_dim": 64,
+        "hidden_act": "gelu_new",
+        "gated_mlp": True,
+        "mlp_bias": False,
+        "mixer": "attention",
+        "norm": "rms_norm",
+        "norm_placement": "pre",
+        "rms_norm_eps": 1e-6,
+        "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": 128,
+        "family": "lm",
+    }
+
+    def __init__(self, tie_word_embeddings=True, **kwargs):
+        for name, value in self.defaults.items():
+            setattr(self, name, kwargs.pop(name, value))
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
 
 

@@ -8,8 +8,6 @@ Source: google-research/t5x and transformers' modeling_t5.py, modeling_umt5.py, 
 modeling_llama.py, modeling_gemma.py and modeling_gpt2.py.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -32,6 +30,9 @@ Tree = dict[str, Any]
 Tensors = dict[str, np.ndarray]
 
 _TRANSPOSED = ("kernel", "rel_embedding")
+_GPT2 = "transformer."
+# Projections that GPT-2 joins.
+_JOINED = ("query", "key", "value")
 
 
 def logits_are_tied(config: ModelConfig) -> bool:
@@ -46,7 +47,6 @@ def activations(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _unsupported(config: ModelConfig) -> list[str]:
-    """Returns the parts without a counterpart in transformers or our modelling file."""
     known = TRANSFORMERS in config.mixer_facts.exports
     known |= config.part("mixer").name in t5_experiments.MIXERS
     parts = [] if known else [f"mixer {config.mixer}"]
@@ -81,25 +81,27 @@ class Place(NamedTuple):
 def places(config: ModelConfig, kind: str) -> dict[str, Place]:
     """Returns each parameter's place by path ("encoder/encoder_norm/scale") in the unscanned tree.
 
-    `kind` is the model_type that computes the model. Raises UserError if transformers lacks a part
-    of it.
+    `kind` is the model_type. Raises UserError if transformers lacks a part of the model.
     """
     if parts := _unsupported(config):
         raise UserError(f"transformers has no counterpart for {', '.join(parts)}")
-    if kind == "gpt2":
-        return _gpt2(config)
     modules = _MODULES[kind](config)
+    if not logits_are_tied(config):
+        bert = ("mlm_head/logits_dense/kernel", "cls.predictions.decoder")
+        path, module = bert if kind == "bert" else ("decoder/logits_dense/kernel", "lm_head")
+        modules[path] = module
     memory = {"memory_embedder/embedding": Place(t5_experiments.MEMORY, False)}
     return (memory if config.memory_tokens else {}) | {
-        path: Place(f"{module}.{_tensor(path)}", path.endswith(_TRANSPOSED))
-        for path, module in modules.items()
+        path: _place(path, module) for path, module in modules.items()
     }
 
 
-def _tensor(path: str) -> str:
-    """Returns a parameter's name within its torch module."""
-    name = path.rsplit("/", 1)[-1]
-    return name if name.startswith("tap_") else "bias" if name.endswith("bias") else "weight"
+def _place(path: str, module: str) -> Place:
+    *_, owner, name = path.split("/")
+    tensor = name if name.startswith("tap_") else "bias" if name.endswith("bias") else "weight"
+    is_gpt2 = module.startswith(_GPT2)
+    part = (_JOINED.index(owner), len(_JOINED)) if module.endswith(".c_attn") else (0, 1)
+    return Place(f"{module}.{tensor}", name in _TRANSPOSED and not is_gpt2, *part)
 
 
 def to_tensors(params: Tree, config: ModelConfig, kind: str) -> Tensors:
@@ -132,7 +134,6 @@ _MISSING = {
 
 
 def _why_missing(name: str, tensors: Mapping[str, np.ndarray]) -> str:
-    """Returns the end of a message: what the folder holds, or the nearest name."""
     for beginning, what in _MISSING.items():
         if name.startswith(beginning) and not any(each.startswith(beginning) for each in tensors):
             return f": it is {what}"
@@ -188,10 +189,8 @@ def from_tensors(
             node = node.setdefault(parent, {})
         node[last] = np.ascontiguousarray(array)
     for name, array in rest.items():
-        copied = any(
-            original in tensors and np.array_equal(array, tensors[original])
-            for original in _COPIES.get(name, ())
-        )
+        originals = [tensors[each] for each in _COPIES.get(name, ()) if each in tensors]
+        copied = any(np.array_equal(array, each) for each in originals)
         if not copied and not name.endswith(_WITHOUT_EFFECT):
             raise UserError(f"{where} has a tensor {name} that the model has no place for")
     return tree
@@ -255,8 +254,6 @@ def _t5(config: ModelConfig) -> dict[str, str]:
             modules[f"{ours}/pre_mlp_layer_norm/scale"] = f"{last}.layer_norm"
             for kernel in (*_inner_kernels(config), "wo"):
                 modules[f"{ours}/mlp/{kernel}/kernel"] = f"{last}.DenseReluDense.{kernel}"
-    if not logits_are_tied(config):
-        modules["decoder/logits_dense/kernel"] = "lm_head"
     return modules
 
 
@@ -302,53 +299,44 @@ def _decoder(config: ModelConfig) -> dict[str, str]:
                 modules[f"{ours}/mlp/{mine}/{part}"] = f"{theirs}.mlp.{name}"
     if config.position_scheme == "relative":
         modules["decoder/relpos_bias/rel_embedding"] = "model.relative_attention_bias"
-    if not logits_are_tied(config):
-        modules["decoder/logits_dense/kernel"] = "lm_head"
     return modules
 
 
-def _gpt2(config: ModelConfig) -> dict[str, Place]:
-    found = {
-        "decoder/token_embedder/embedding": Place("transformer.wte.weight", False),
-        "decoder/position_embedder/pos_embedding": Place("transformer.wpe.weight", False),
+def _both(ours: str, theirs: str) -> dict[str, str]:
+    first = "scale" if ours.endswith("norm") else "kernel"
+    return {f"{ours}/{first}": theirs, f"{ours}/bias": theirs}
+
+
+def _gpt2(config: ModelConfig) -> dict[str, str]:
+    modules = {
+        "decoder/token_embedder/embedding": f"{_GPT2}wte",
+        "decoder/position_embedder/pos_embedding": f"{_GPT2}wpe",
+        **_both("decoder/decoder_norm", f"{_GPT2}ln_f"),
     }
-
-    def norm(ours: str, theirs: str) -> None:
-        found[f"{ours}/scale"] = Place(f"{theirs}.weight", False)
-        found[f"{ours}/bias"] = Place(f"{theirs}.bias", False)
-
-    def dense(ours: str, theirs: str, part: int = 0, parts: int = 1) -> None:
-        found[f"{ours}/kernel"] = Place(f"{theirs}.weight", False, part, parts)
-        found[f"{ours}/bias"] = Place(f"{theirs}.bias", False, part, parts)
-
+    inside = {
+        "pre_self_attention_layer_norm": "ln_1",
+        "pre_mlp_layer_norm": "ln_2",
+        **{f"self_attention/{name}": "attn.c_attn" for name in _JOINED},
+        "self_attention/out": "attn.c_proj",
+        "mlp/wi": "mlp.c_fc",
+        "mlp/wo": "mlp.c_proj",
+    }
     for index in range(config.num_decoder_layers):
-        ours, theirs = f"decoder/layers_{index}", f"transformer.h.{index}"
-        norm(f"{ours}/pre_self_attention_layer_norm", f"{theirs}.ln_1")
-        norm(f"{ours}/pre_mlp_layer_norm", f"{theirs}.ln_2")
-        for part, name in enumerate(("query", "key", "value")):
-            dense(f"{ours}/self_attention/{name}", f"{theirs}.attn.c_attn", part, 3)
-        dense(f"{ours}/self_attention/out", f"{theirs}.attn.c_proj")
-        dense(f"{ours}/mlp/wi", f"{theirs}.mlp.c_fc")
-        dense(f"{ours}/mlp/wo", f"{theirs}.mlp.c_proj")
-    norm("decoder/decoder_norm", "transformer.ln_f")
-    if not logits_are_tied(config):
-        found["decoder/logits_dense/kernel"] = Place("lm_head.weight", True)
-    return found
+        for ours, theirs in inside.items():
+            modules |= _both(f"decoder/layers_{index}/{ours}", f"{_GPT2}h.{index}.{theirs}")
+    return modules
 
 
 def _bert(config: ModelConfig) -> dict[str, str]:
-    def both(ours: str, theirs: str, first: str) -> dict[str, str]:
-        return {f"{ours}/{first}": theirs, f"{ours}/bias": theirs}
-
     modules = {
         "token_embedder/embedding": "bert.embeddings.word_embeddings",
         "encoder/type_embedder/embedding": "bert.embeddings.token_type_embeddings",
-        **both("encoder/embedding_layer_norm", "bert.embeddings.LayerNorm", "scale"),
-        **both("mlm_head/dense", "cls.predictions.transform.dense", "kernel"),
-        **both("mlm_head/layer_norm", "cls.predictions.transform.LayerNorm", "scale"),
+        **_both("encoder/embedding_layer_norm", "bert.embeddings.LayerNorm"),
+        **_both("mlm_head/dense", "cls.predictions.transform.dense"),
+        **_both("mlm_head/layer_norm", "cls.predictions.transform.LayerNorm"),
         "mlm_head/logits_bias": "cls.predictions",
-        **both("order_head/pooler", "bert.pooler.dense", "kernel"),
-        **both("order_head/logits", "cls.seq_relationship", "kernel"),
+        **_both("order_head/pooler", "bert.pooler.dense"),
+        **_both("order_head/logits", "cls.seq_relationship"),
     }
     if config.position_scheme == "absolute":
         table = "bert.embeddings.position_embeddings"
@@ -356,30 +344,24 @@ def _bert(config: ModelConfig) -> dict[str, str]:
     if config.position_scheme == "relative":
         table = "bert.encoder.layer.0.attention.self.relative_attention_bias"
         modules["encoder/relpos_bias/rel_embedding"] = table
-    pre = config.value("norm_placement") == "pre"
-    if pre:
-        modules |= both("encoder/encoder_norm", "bert.encoder.last_layer_ln", "scale")
+    inside = {
+        **{f"attention/{name}": f"attention.self.{name}" for name in _JOINED},
+        "attention/out": "attention.output.dense",
+        "mlp/wi": "intermediate.dense",
+        "mlp/wo": "output.dense",
+    }
+    if config.value("norm_placement") == "pre":
+        modules |= _both("encoder/encoder_norm", "bert.encoder.last_layer_ln")
+        inside["pre_attention_layer_norm"] = "pre_attention_ln"
+        inside["pre_mlp_layer_norm"] = "post_attention_ln"
+    else:
+        inside["post_attention_layer_norm"] = "attention.output.LayerNorm"
+        inside["post_mlp_layer_norm"] = "output.LayerNorm"
     for index in range(config.num_encoder_layers):
-        ours, theirs = f"encoder/layers_{index}", f"bert.encoder.layer.{index}"
-        for name in ("query", "key", "value"):
-            modules |= both(f"{ours}/attention/{name}", f"{theirs}.attention.self.{name}", "kernel")
-        output = f"{theirs}.attention.output"
-        modules |= both(f"{ours}/attention/out", f"{output}.dense", "kernel")
-        modules |= both(f"{ours}/mlp/wi", f"{theirs}.intermediate.dense", "kernel")
-        modules |= both(f"{ours}/mlp/wo", f"{theirs}.output.dense", "kernel")
-        norms = {
-            "post_attention_layer_norm": f"{output}.LayerNorm",
-            "post_mlp_layer_norm": f"{theirs}.output.LayerNorm",
-        }
-        if pre:
-            norms = {
-                "pre_attention_layer_norm": f"{theirs}.pre_attention_ln",
-                "pre_mlp_layer_norm": f"{theirs}.post_attention_ln",
-            }
-        for mine, norm in norms.items():
-            modules |= both(f"{ours}/{mine}", norm, "scale")
-    if not logits_are_tied(config):
-        modules["mlm_head/logits_dense/kernel"] = "cls.predictions.decoder"
+        for ours, theirs in inside.items():
+            modules |= _both(
+                f"encoder/layers_{index}/{ours}", f"bert.encoder.layer.{index}.{theirs}"
+            )
     return modules
 
 
@@ -391,6 +373,7 @@ _MODULES: Mapping[str, Callable[[ModelConfig], dict[str, str]]] = MappingProxyTy
     {
         **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
         **dict.fromkeys(("llama", "gemma", "palimpsest"), _decoder),
+        "gpt2": _gpt2,
         "bert": _bert,
     }
 )

@@ -1,7 +1,5 @@
 """Compares a model's logits in transformers with the trainer's."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -23,12 +21,9 @@ Compute = Callable[[Batch], Logits]
 
 
 class Parity(NamedTuple):
-    """A comparison of logits over `rows` rows.
+    """The largest absolute difference of logits over rows and their positions without padding.
 
-    Attributes:
-      positions: number of positions compared, without padding.
-      difference: largest absolute difference between logits.
-      agreement: share of positions, 0 to 1, at which both models prefer the same token.
+    `agreement` is the share of positions, 0 to 1, at which both models prefer the same token.
     """
 
     rows: int

@@ -7,11 +7,9 @@ Source: t5-experiments, `modeling_t5.py`, `modeling_bert.py`, `t5configs` and `b
 the names of fields and tensors and the defaults.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.model import parts
 from trainer.model.config import ModelConfig
@@ -20,15 +18,8 @@ from trainer.model.spec import model_spec
 from trainer.zoo.conditional_queries import ConditionalQueryAttention
 from trainer.zoo.t5_experiments import ConditionalQueries
 
-
-class Fields(Protocol):
-    """The fields of a config.json, as `config_readers` reads them."""
-
-    def __getitem__(self, name: str) -> Any: ...
-    def get(self, name: str, default: Any) -> Any: ...
-    def require(self, name: str, expected: Any, default: Any = None) -> None: ...
-    def named(self, name: str, known: Mapping[Any, str], default: Any = None) -> Any: ...
-
+# The fields of a config.json: `formats._Fields`, which imports this module.
+Fields = Any
 
 _ATTENTION, _CDQ = "modeling_t5:T5Attention", "modeling_t5:T5CDQAttention"
 # Our encoder mixers with known tensor names -> theirs.

@@ -13,8 +13,6 @@ An existing tokenizer.json is kept, plus EOS and sentinels. A SentencePiece mode
 - In BPE it orders merges that yield the same piece.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable

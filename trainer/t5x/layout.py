@@ -13,8 +13,6 @@ one table per stack.
 Source: google-research/t5x, `examples/scalable_t5` and `adafactor.py`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 
@@ -45,7 +43,12 @@ MIN_DIM_SIZE = 128
 
 def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
     """Returns a checkpoint's parameters and moments by name, layers unstacked."""
-    kept = _our_moments(checkpoint.state) if checkpoint.run is not None else checkpoint.moments
+    kept = checkpoint.moments
+    if checkpoint.run is not None:
+        kept = {}
+        for name, tensor in checkpoint.state.items():
+            if moment := _OUR_MOMENT.fullmatch(name):
+                kept.setdefault(moment[2], {})[{"ema": "m"}.get(moment[1], moment[1])] = tensor
     found: dict[str, Parts] = {}
     for name, value in checkpoint.parameters.items():
         moments = {
@@ -105,8 +108,6 @@ def adafactor_parts(
     name: str, parts: Parts, factors: FactoredOver, momentum: bool
 ) -> tuple[Parts, str | None]:
     """Returns a parameter's value with exactly the moments that an Adafactor needs.
-
-    `factors` are the axes that it averages over; `momentum` says whether it has momentum.
 
     Returns (parts, None), or (incomplete parts, a message) if a moment is missing or superfluous.
     """
@@ -188,15 +189,6 @@ def is_stacked(name: str) -> bool:
 def own_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape of one layer's tensor."""
     return shape[:LAYERS_AXIS] + shape[LAYERS_AXIS + 1 :] if is_stacked(name) else shape
-
-
-def _our_moments(state: Mapping[str, Tensor]) -> dict[str, Parts]:
-    kept: dict[str, Parts] = {}
-    for name, tensor in state.items():
-        if found := _OUR_MOMENT.fullmatch(name):
-            kind = {"ema": "m"}.get(found[1], found[1])
-            kept.setdefault(found[2], {})[kind] = tensor
-    return kept
 
 
 def _axis(part: str) -> int:

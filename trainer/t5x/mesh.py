@@ -8,8 +8,6 @@ Source: tensorflow/mesh, `transformer/` and `optimize.AdafactorOptimizer`; T5X,
 `checkpoint_importer.py`; Primer, `t5_models.py`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import NamedTuple

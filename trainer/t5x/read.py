@@ -11,8 +11,7 @@
 Source: google-research/t5x, `checkpoints.py`; google/orbax, the metadata of its PyTree handler.
 """
 
-from __future__ import annotations
-
+import contextlib
 import math
 import os
 import re
@@ -25,9 +24,9 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
-from trainer.config.lora import LoraConfig
+from trainer.config.lora import LORA, LoraConfig
 from trainer.engine import checksums
-from trainer.t5x import lora, mesh
+from trainer.t5x import mesh
 from trainer.t5x.tensors import Index, Tensor, held
 
 _PLACEHOLDER = "PLACEHOLDER://"
@@ -121,11 +120,9 @@ def load(path: str) -> Checkpoint:
         found = mesh.load(path)
         step = NO_STEP if found.step is None else found.step
         return Checkpoint(path, step, found.parameters, found.moments)
-    try:
+    with _readable(path):
         orbax = files.exists(files.join(folder, _METADATA))
         tensors = _orbax_tensors(folder) if orbax else _msgpack_tensors(folder)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError) as error:
-        raise UserError(f"{path} cannot be read: {_first_line(error)}") from error
 
     def inside(prefix: str) -> dict[str, Tensor]:
         return {
@@ -151,11 +148,31 @@ def load(path: str) -> Checkpoint:
     tensors = {name: _checked(path, name, stored, tensor) for name, tensor in tensors.items()}
     parameters, state = inside("params/"), inside("opt_state/")
     step = int(tensors["step"].whole())
-    if lora.has_lora(parameters) and "config" in run:
+    if any(name.startswith(f"{LORA}/") for name in parameters) and "config" in run:
         # The state belongs to LoRA's parameters, which merging removes.
-        config = LoraConfig(**run["config"]["lora"])
-        parameters, state = lora.merged(parameters, config), {}
+        parameters, state = _merged(parameters, LoraConfig(**run["config"]["lora"])), {}
     return Checkpoint(path, step, parameters, state=state, run=run)
+
+
+def _merged(parameters: dict[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
+    """Returns the kernels plus LoRA's products, read lazily; middle axes index layers."""
+
+    def merged(kernel: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        def read(index: Index) -> np.ndarray:
+            first, *between, last = index
+            everything = slice(None)
+            factors = a.read((first, *between, everything)), b.read((everything, *between, last))
+            product = np.einsum("d...r,r...f->d...f", *factors)
+            return kernel.read(index) + np.float32(config.scale) * product
+
+        return Tensor(kernel.shape, kernel.dtype, read)
+
+    found = {}
+    for name, tensor in parameters.items():
+        if not name.startswith(f"{LORA}/"):
+            a, b = (parameters.get(f"{LORA}/{name}/{side}") for side in "ab")
+            found[name] = merged(tensor, a, b) if a and b else tensor
+    return found
 
 
 def raw_tensors(path: str) -> dict[str, Tensor]:
@@ -164,10 +181,16 @@ def raw_tensors(path: str) -> dict[str, Tensor]:
     Raises UserError if it cannot be read.
     """
     folder = _tree_folder(path)
-    try:
+    with _readable(path):
         if folder is None or not files.exists(files.join(folder, _METADATA)):
             raise ValueError(f"there is no {_STATE}/{_METADATA}")
         return _orbax_tensors(folder)
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError) as error:
         raise UserError(f"{path} cannot be read: {_first_line(error)}") from error
 

@@ -8,8 +8,6 @@ Source: tensorflow, `core/util/tensor_bundle/tensor_bundle.cc`, `core/protobuf/t
 and `core/lib/io/table_format.txt`.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Lazily read tensors, and functions that stack, slice and reshape them without reading."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

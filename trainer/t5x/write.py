@@ -3,8 +3,6 @@
 Source: google-research/t5x, `checkpoints.OrbaxCheckpointManagerInterface` and `train_state.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os
@@ -68,11 +66,8 @@ def write_parts(
 ) -> str:
     """Writes `output/checkpoint_STEP` atomically and returns its path.
 
-    Args:
-      parameters: values and Adafactor's moments, layers unstacked; missing moments become 0.
-      scanned: see `write`.
-      least: T5X's `min_dim_size_to_factor`.
-      dtype: dtype of the stored values; moments are float32.
+    `parameters` are values and Adafactor's moments, layers unstacked; missing moments become 0.
+    `least` is T5X's `min_dim_size_to_factor`, `dtype` the values' dtype; moments are float32.
 
     Raises:
       UserError: T5X does not support the model.
@@ -136,9 +131,7 @@ def has_moments(checkpoint: Checkpoint) -> bool:
 
 def _with_moments(name: str, parts: Parts, factors: layout.FactoredOver) -> Parts:
     if set(parts) == {"value"}:
-        shape = parts["value"].shape
-        zeros = held(np.zeros(shape, np.float32))
-        parts = {**parts, "v": zeros}
+        parts = {**parts, "v": held(np.zeros(parts["value"].shape, np.float32))}
     kept, problem = layout.adafactor_parts(name, parts, factors, momentum="m" in parts)
     if problem:
         raise OtherMoments(f"T5X factors {name} differently from this run: {problem}")

@@ -271,7 +271,7 @@ def test_a_vocabulary_of_another_size_is_rejected(run, tmp_path, text_cache):
 
 
 def test_a_missing_package_is_named(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'palimpsest\[huggingface\]'"):
         exporting.export(run, f"{tmp_path}/new")
 

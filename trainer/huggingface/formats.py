@@ -1,26 +1,80 @@
-"""Reads transformers' config.json for each supported model_type."""
-
-from __future__ import annotations
+"""transformers' config.json, read and written for each model_type: a row of KINDS."""
 
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import PAD_ID
 from trainer.huggingface import t5_experiments
-from trainer.huggingface.config_writers import (
-    ACTIVATIONS,
-    CUSTOM,
-    OUR_BUCKETS,
-    OUR_DISTANCE,
-    T5_PROJECTIONS,
-)
+from trainer.huggingface.names import activations, decoder_layer, logits_are_tied
 from trainer.model import parts
+from trainer.model.capabilities import TRANSFORMERS
 from trainer.model.config import ModelConfig
 from trainer.model.parts import PER_LAYER
 from trainer.model.slots import Choice
+
+# The model_type of modeling_palimpsest.py.
+CUSTOM = "palimpsest"
+# Fixed in our modelling file; a folder with other values holds another model.
+OUR_BUCKETS, OUR_DISTANCE = 32, 128
+
+# Our activations -> transformers' names.
+ACTIVATIONS = MappingProxyType(
+    {
+        "gelu": "gelu_new",
+        "gelu_erf": "gelu",
+        "relu": "relu",
+        "silu": "silu",
+        "squared_relu": "relu2",
+    }
+)
+T5_PROJECTIONS = MappingProxyType(
+    {
+        ("relu",): "relu",
+        ("gelu",): "gelu_new",
+        ("gelu_erf",): "gelu",
+        ("silu",): "silu",
+        ("squared_relu",): "relu2",
+        ("gelu", "linear"): "gated-gelu",
+        ("silu", "linear"): "gated-silu",
+        ("relu", "linear"): "gated-relu",
+    }
+)
+
+
+# transformers' fields of sizes -> ours.
+_T5 = {
+    "d_model": "emb_dim",
+    "d_kv": "head_dim",
+    "d_ff": "mlp_dim",
+    "num_heads": "num_heads",
+    "num_layers": "num_encoder_layers",
+}
+_LAYERS = {
+    "hidden_size": "emb_dim",
+    "intermediate_size": "mlp_dim",
+    "num_attention_heads": "num_heads",
+}
+_DECODER = {**_LAYERS, "num_hidden_layers": "num_decoder_layers"}
+_BERT = {
+    **_LAYERS,
+    "num_hidden_layers": "num_encoder_layers",
+    "max_position_embeddings": "max_positions",
+}
+_GPT2 = {
+    "n_embd": "emb_dim",
+    "n_layer": "num_decoder_layers",
+    "n_head": "num_heads",
+    "n_positions": "max_positions",
+}
+
+
+def _sizes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
+    return {theirs: getattr(config, ours) for theirs, ours in names.items()}
+
 
 # transformers' synonyms.
 _SYNONYMS = MappingProxyType({"gelu_pytorch_tanh": "gelu_new", "swish": "silu"})
@@ -35,13 +89,13 @@ def from_config(
     tied, but stores the kernel of untied ones. A UserError names the unsupported field.
     """
     kind = str(written.get("model_type"))
-    if kind not in _READERS:
+    if kind not in KINDS:
         raise UserError(
-            f"{where}: model_type is {kind}; this reads {', '.join(sorted(_READERS))} folders"
+            f"{where}: model_type is {kind}; this reads {', '.join(sorted(KINDS))} folders"
         )
     fields = {name: value for name, value in written.items() if value is not None}
     try:
-        return _READERS[kind](_Fields(fields, where, tensors))
+        return KINDS[kind].read(_Fields(fields, where, tensors))
     except ValueError as error:
         raise UserError(f"{where}: {error}") from error
     except TypeError as error:
@@ -67,8 +121,11 @@ class _Fields:
             raise UserError(f"{self._where} has no field {name}")
         return self._fields[name]
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._fields
+    def sizes(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """Returns our fields of the vocabulary's and these sizes."""
+        return {
+            ours: self[theirs] for theirs, ours in {**names, "vocab_size": "vocab_size"}.items()
+        }
 
     def get(self, name: str, default: Any) -> Any:
         return self._fields.get(name, default)
@@ -115,12 +172,7 @@ def _from_t5(fields: _Fields) -> ModelConfig:
         tied = tied and "lm_head.weight" not in fields.tensors
     return ModelConfig(
         family="t5_1_0" if tied else "t5_1_1",
-        vocab_size=fields["vocab_size"],
-        emb_dim=fields["d_model"],
-        num_heads=fields["num_heads"],
-        head_dim=fields["d_kv"],
-        mlp_dim=fields["d_ff"],
-        num_encoder_layers=fields["num_layers"],
+        **fields.sizes(_T5),
         num_decoder_layers=fields.get("num_decoder_layers", fields["num_layers"]),
         dropout_rate=fields.get("dropout_rate", 0.0),
         tied_logits=tied,
@@ -141,14 +193,10 @@ def _from_decoder(
     activation = fields.named("hidden_act", ACTIVATIONS, activation)
     return ModelConfig(
         family=family,
-        vocab_size=fields["vocab_size"],
-        emb_dim=fields["hidden_size"],
-        num_heads=heads,
+        **fields.sizes(_DECODER),
         num_kv_heads=None if kv_heads == heads else kv_heads,
         head_dim=fields.get("head_dim", fields["hidden_size"] // heads),
-        mlp_dim=fields["intermediate_size"],
         num_encoder_layers=0,
-        num_decoder_layers=fields["num_hidden_layers"],
         mlp_activations=(activation, "linear") if gated else (activation,),
         **pieces,
     )
@@ -223,18 +271,14 @@ def _from_gpt2(fields: _Fields) -> ModelConfig:
         ("add_cross_attention", False),
     ):
         fields.require(name, expected)
-    heads, width = fields["n_head"], fields["n_embd"]
+    width = fields["n_embd"]
     return ModelConfig(
         family="gpt2",
-        vocab_size=fields["vocab_size"],
-        emb_dim=width,
-        num_heads=heads,
-        head_dim=width // heads,
+        **fields.sizes(_GPT2),
+        head_dim=width // fields["n_head"],
         mlp_dim=fields.get("n_inner", 4 * width),
         num_encoder_layers=0,
-        num_decoder_layers=fields["n_layer"],
         dropout_rate=fields.get("resid_pdrop", 0.1),
-        max_positions=fields["n_positions"],
         tied_logits=fields.get("tie_word_embeddings", True),
         mlp_activations=(fields.named("activation_function", ACTIVATIONS, "gelu_new"),),
         norm=_norm("layer_norm", fields.get("layer_norm_epsilon", 1e-5)),
@@ -262,33 +306,165 @@ def _from_bert(fields: _Fields) -> ModelConfig:
     fields.require("type_vocab_size", 2)
     for name in ("is_decoder", "add_cross_attention"):
         fields.require(name, False)
-    heads = fields["num_attention_heads"]
     return ModelConfig(
         **t5_experiments.bert_parts(fields),
-        vocab_size=fields["vocab_size"],
-        emb_dim=fields["hidden_size"],
-        num_heads=heads,
-        head_dim=fields["hidden_size"] // heads,
-        mlp_dim=fields["intermediate_size"],
-        num_encoder_layers=fields["num_hidden_layers"],
+        **fields.sizes(_BERT),
+        head_dim=fields["hidden_size"] // fields["num_attention_heads"],
         num_decoder_layers=0,
         dropout_rate=fields.get("hidden_dropout_prob", 0.1),
-        max_positions=fields["max_position_embeddings"],
         tied_logits=fields.get("tie_word_embeddings", True),
         mlp_activations=(fields.named("hidden_act", ACTIVATIONS, "gelu"),),
         norm=_norm("layer_norm", fields.get("layer_norm_eps", 1e-12)),
     )
 
 
-_READERS: Mapping[str, Callable[[_Fields], ModelConfig]] = MappingProxyType(
+def _epsilon(config: ModelConfig) -> float:
+    norm = config.part("norm")
+    if not hasattr(norm.options, "epsilon"):
+        raise KeyError(norm.name)
+    return float(norm.options.epsilon)
+
+
+def _to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:
+    relative = config.part("position").options
+    if not isinstance(relative, parts.Relative):
+        raise KeyError(config.position)
+    tied = logits_are_tied(config)
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        **_sizes(config, _T5),
+        "num_decoder_layers": config.num_decoder_layers,
+        "feed_forward_proj": T5_PROJECTIONS[activations(config)],
+        "relative_attention_num_buckets": relative.num_buckets,
+        "relative_attention_max_distance": relative.max_distance,
+        "layer_norm_epsilon": _epsilon(config),
+        "dropout_rate": config.dropout_rate,
+        "decoder_start_token_id": PAD_ID,
+        # Without this field, transformers scales tied logits.
+        "scale_decoder_outputs": tied and config.logits_scale is None,
+    }
+
+
+def _to_umt5(config: ModelConfig, positions: int) -> dict[str, Any]:
+    if logits_are_tied(config) and config.logits_scale is not None:
+        raise KeyError("logits_scale")
+    written = _to_t5(config, positions)
+    return {**written, "architectures": ["UMT5ForConditionalGeneration"]}
+
+
+def _to_decoder(config: ModelConfig, positions: int) -> dict[str, Any]:
+    return {
+        **_sizes(config, _DECODER),
+        "num_key_value_heads": config.num_kv_heads or config.num_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": ACTIVATIONS[activations(config)[0]],
+        "rms_norm_eps": _epsilon(config),
+        # Rows begin with id 0 in training.
+        "bos_token_id": PAD_ID,
+    }
+
+
+def _to_llama(config: ModelConfig, positions: int) -> dict[str, Any]:
+    rotary = config.part("position").options
+    if not isinstance(rotary, parts.Rotary):
+        raise KeyError(config.position)
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.base}
+    if rotary.scaling != "none":
+        rope |= {"rope_type": rotary.scaling, "factor": rotary.factor}
+    if rotary.scaling == "llama3":
+        rope |= {
+            "low_freq_factor": rotary.low_frequency,
+            "high_freq_factor": rotary.high_frequency,
+            "original_max_position_embeddings": rotary.original_positions,
+        }
+    if config.emb_dim % config.num_heads:
+        raise KeyError("num_heads")  # transformers refuses such a Llama
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        **_to_decoder(config, positions),
+        "max_position_embeddings": positions,
+        "rope_parameters": rope,
+        "attention_bias": bool(config.value("attention_bias")),
+        "mlp_bias": bool(config.value("mlp_bias")),
+    }
+
+
+def _to_gemma(config: ModelConfig, positions: int) -> dict[str, Any]:
+    written = _to_llama(config, positions) | {"architectures": ["GemmaForCausalLM"]}
+    # Gemma has no such field, and calls its activation by torch's name.
+    del written["mlp_bias"]
+    return {**written, "hidden_act": "gelu_pytorch_tanh"}
+
+
+def _to_gpt2(config: ModelConfig, positions: int) -> dict[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        **_sizes(config, _GPT2),
+        "n_inner": config.mlp_dim,
+        "activation_function": ACTIVATIONS[activations(config)[0]],
+        "layer_norm_epsilon": _epsilon(config),
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout_rate),
+        # Rows begin with id 0 in training.
+        "bos_token_id": PAD_ID,
+    }
+
+
+def _to_custom(config: ModelConfig, positions: int) -> dict[str, Any]:
+    if TRANSFORMERS not in config.mixer_facts.exports:
+        raise KeyError(config.mixer)
+    module = f"modeling_{CUSTOM}"
+    layer = decoder_layer(config)
+    return {
+        "architectures": ["PalimpsestForCausalLM"],
+        "auto_map": {
+            "AutoConfig": f"{module}.PalimpsestConfig",
+            "AutoModelForCausalLM": f"{module}.PalimpsestForCausalLM",
+        },
+        **_to_decoder(config, positions),
+        "family": config.family,
+        "gated_mlp": len(activations(config)) == 2,
+        "mixer": config.part("mixer").name,
+        "norm": config.part("norm").name,
+        "norm_placement": config.value("norm_placement"),
+        "mlp_bias": layer.feed_forward.bias,
+        "relative_attention_num_buckets": OUR_BUCKETS,
+        "relative_attention_max_distance": OUR_DISTANCE,
+    }
+
+
+def _to_bert(config: ModelConfig, positions: int) -> dict[str, Any]:
+    return {
+        # The weights include both heads; BertForMaskedLM loads only its own.
+        "architectures": ["BertForPreTraining"],
+        **_sizes(config, _BERT),
+        "hidden_act": ACTIVATIONS[activations(config)[0]],
+        "hidden_dropout_prob": config.dropout_rate,
+        "attention_probs_dropout_prob": config.dropout_rate,
+        "type_vocab_size": 2,
+        "layer_norm_eps": _epsilon(config),
+    }
+
+
+class Kind(NamedTuple):
+    """How to read and write a model_type.
+
+    A writer gets the length of the longest training row. It raises KeyError if its type cannot
+    express the model; `configs.model_type` compares the rest with what is read back.
+    """
+
+    read: Callable[[_Fields], ModelConfig]
+    write: Callable[[ModelConfig, int], dict[str, Any]]
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "t5": _from_t5,
-        "mt5": _from_t5,
-        "umt5": _from_t5,
-        "llama": _from_llama,
-        "gemma": _from_gemma,
-        "gpt2": _from_gpt2,
-        CUSTOM: _from_custom,
-        "bert": _from_bert,
+        **dict.fromkeys(("t5", "mt5"), Kind(_from_t5, _to_t5)),
+        "umt5": Kind(_from_t5, _to_umt5),
+        "llama": Kind(_from_llama, _to_llama),
+        "gemma": Kind(_from_gemma, _to_gemma),
+        "gpt2": Kind(_from_gpt2, _to_gpt2),
+        CUSTOM: Kind(_from_custom, _to_custom),
+        "bert": Kind(_from_bert, _to_bert),
     }
 )
