@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from tasks.terminal.fields import (
     REQUIRED,
@@ -24,7 +23,7 @@ GREEDY, BEAM, SAMPLE = "greedy", "beam", "sample"
 METHODS = (GREEDY, BEAM, SAMPLE)
 # Variants of beam search, by the project they reproduce, each with its own alpha.
 T5X, TRANSFORMERS = "t5x", "transformers"
-_ALPHAS: Mapping[str, float] = MappingProxyType({T5X: 0.6, TRANSFORMERS: 1.0})
+_ALPHAS: Mapping[str, float] = {T5X: 0.6, TRANSFORMERS: 1.0}
 EARLY_STOPPING = ("false", "true", "never")
 
 _SHARE = Rule("above 0 and at most 1", lambda value: 0 < value <= 1)

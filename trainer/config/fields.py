@@ -22,10 +22,7 @@ class RejectedField(UserError):
 
 
 def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (field path, value) of every field that holds a plain value.
-
-    Enters nested dataclasses and tuples of dataclasses; tuple elements are numbered.
-    """
+    """Yields (field path, value) of plain values, in nested dataclasses and tuples of them too."""
     if isinstance(config, tuple):
         parts = [(str(place), value) for place, value in enumerate(config)]
     else:
@@ -45,10 +42,9 @@ def replace(config: Any, path: str, value: Any) -> Any:
 
 
 def replace_all(config: Any, values: Mapping[str, Any]) -> Any:
-    """Returns a copy of `config` with the fields at all paths set.
+    """Returns a copy of `config` with the fields at all paths set, those of a dataclass at once.
 
-    Fields of one dataclass are set at once, so that its checks see them together. Raises a
-    UserError if a dataclass rejects them; a `RejectedField` if it says which one.
+    Raises a UserError if a dataclass rejects them; a `RejectedField` if it says which one.
     """
     try:
         return _replaced(config, values, "")
@@ -97,10 +93,7 @@ def metadata(config: Any, path: str) -> Mapping[str, Any]:
 
 
 def override(config: Any, origins: dict[str, str], given: Given) -> Any:
-    """Returns `config` with the given flags, and records their origin.
-
-    Raises a UserError if a field rejects its value.
-    """
+    """Returns `config` with the given flags, and records their origin."""
     origins |= dict.fromkeys(given.values, "command line")
     try:
         return replace_all(config, given.values)
@@ -111,10 +104,7 @@ def override(config: Any, origins: dict[str, str], given: Given) -> Any:
 
 
 def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> str:
-    """Returns one line per field, "path = value  # origin", the value as JSON.
-
-    With `words`, an indented comment below each line explains the field.
-    """
+    """Returns a line per field, "path = JSON  # origin"; with `words`, also a line of help."""
     rows = [
         (path, json.dumps(value), origins.get(path, "default")) for path, value in leaves(config)
     ]

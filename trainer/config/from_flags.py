@@ -120,8 +120,8 @@ def build_config(
 ) -> tuple[Config, dict[str, str]]:
     """Returns (the configuration, field path -> origin).
 
-    Applies the model `preset`, the recipe `optimizer_preset`, a command's `settings`, then the
-    flags in `overrides`. Raises a UserError for unknown or rejected fields and values.
+    Applies the model `preset`, a command's `settings`, the recipe `optimizer_preset`, then the
+    flags in `overrides`.
     """
     overrides = _parsed(overrides)
     if settings and settings.model:
@@ -150,10 +150,7 @@ def build_from_gin(
     preset: str | None,
     overrides: Sequence[str] | Given,
 ) -> tuple[Config, dict[str, str], list[tuple[str, str]]]:
-    """Returns (the configuration, field path -> origin, (subject, text) lines to print).
-
-    Raises a UserError like `build_config`, or with file and line of a gin error.
-    """
+    """Returns (the configuration, field path -> origin, (subject, text) lines to print)."""
     overrides = _parsed(overrides)
     module, _, name = _GIN.partition(":")
     load: Callable = getattr(importlib.import_module(module), name)
@@ -172,7 +169,7 @@ def _parsed(overrides: Sequence[str] | Given) -> Given:
 
 
 def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Config, dict[str, str]]:
-    """Returns `build_config` of the flags; prints the report of gin files.
+    """Returns (the configuration of a command, field path -> origin); reports gin files.
 
     Raises a UserError if flags are missing, contradict one another, or have no effect.
     """
@@ -207,8 +204,7 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
 def model_of_run(source: str, own: str | None) -> ModelConfig:
     """Returns the model of one of our runs, given by its folder or a checkpoint.
 
-    For resuming, `own`, the folder of the run that starts from it, suffices. Raises a UserError if
-    there is no configuration.
+    For resuming, `own`, the folder of the run that starts from it, suffices.
     """
     folder = source.rstrip("/")
     for path in (folder, re.sub(r"/checkpoint_\d+$", "", folder), *([own] if own else ())):

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import Checked, Rule, field
@@ -20,18 +19,16 @@ _INNER = (("mlp", "tensor"), ("heads", "tensor"), ("joined_kv", "tensor"))
 # parameter_partitioning_dims=2 our fsdp above 1); mu-transformer, "2D finalized" (Xu et al. 2021,
 # arXiv:2105.04663, section 5.1), like T5X's two 2s but with a replicated vocabulary. Experts lie
 # along the rows that they serve, as in Primer's Mesh TensorFlow.
-RULES: Mapping[str, tuple[tuple[str, str | None], ...]] = MappingProxyType(
-    {
-        "standard": (("vocab", "tensor"), *_INNER, ("embed", "fsdp"), ("expert", "data")),
-        "2d": (
-            ("vocab", None),
-            *_INNER,
-            ("embed", "tensor"),
-            ("embed", "fsdp"),
-            ("expert", "data"),
-        ),
-    }
-)
+RULES: Mapping[str, tuple[tuple[str, str | None], ...]] = {
+    "standard": (("vocab", "tensor"), *_INNER, ("embed", "fsdp"), ("expert", "data")),
+    "2d": (
+        ("vocab", None),
+        *_INNER,
+        ("embed", "tensor"),
+        ("embed", "fsdp"),
+        ("expert", "data"),
+    ),
+}
 
 
 _SIZE = Rule("above 0, or -1", lambda value: value > 0 or value == -1)

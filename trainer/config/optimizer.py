@@ -1,14 +1,9 @@
-"""Optimizers and learning-rate schedules as plain data, no JAX, and published recipes.
-
-To add an optimizer, write a module with its `Direction` and add an entry to OPTIMIZERS; a new
-hyperparameter is a field of `OptimizerConfig`.
-"""
+"""Optimizers and learning-rate schedules as plain data, and published recipes."""
 
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
@@ -41,16 +36,15 @@ _OPTAX = {"multiply_by_parameter_scale": False}
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer: its code, the fields it reads, and its defaults.
+    """An optimizer: its code, and the values of unset fields.
 
     Attributes:
       code: "module:function", its `trainer.optim.optimizer.Direction`; imported lazily (no JAX).
       defaults: every field the optimizer reads -> its value when unset.
-      learning_rate: the learning rate when unset; None means it must be set.
-      schedule: the schedule when unset.
+      learning_rate: None means it must be set.
       rate_exponent: "module:function", (path, number of axes without stacks) of a tensor -> the
         power of muP's rate for Adam that this optimizer needs; None means 1.
-      averages_updates: whether `beta1` averages scaled updates rather than gradients.
+      averages_updates: `beta1` averages scaled updates rather than gradients.
     """
 
     code: str
@@ -105,21 +99,19 @@ _COOLDOWN = {"cooldown_start": None, "cooldown_steps": REQUIRED, "final_fraction
 
 # Keys of `schedule.FACTORS` -> the fields that only the factor reads, with their defaults.
 # Source: T5X, `utils.create_learning_rate_scheduler`.
-SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "constant": {"learning_rate": REQUIRED},
-        "linear_warmup": {"warmup_start": 0.0},
-        "linear_decay": {"learning_rate": REQUIRED, "decay_factor": 0.5},
-        "rsqrt_decay": {},
-        "rsqrt_no_ramp_down": {},
-        "rsqrt_normalized_decay": {},
-        "decay_every": {"decay_factor": 0.5, "steps_per_decay": 20_000},
-        "cosine_decay": {"steps_per_cycle": 100_000, "final_fraction": 0.0},
-        "polynomial_decay": {"decay_steps": REQUIRED, "power": 1.0, "final_fraction": 0.0},
-        "linear_cooldown": _COOLDOWN,
-        "sqrt_cooldown": _COOLDOWN,
-    }
-)
+SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = {
+    "constant": {"learning_rate": REQUIRED},
+    "linear_warmup": {"warmup_start": 0.0},
+    "linear_decay": {"learning_rate": REQUIRED, "decay_factor": 0.5},
+    "rsqrt_decay": {},
+    "rsqrt_no_ramp_down": {},
+    "rsqrt_normalized_decay": {},
+    "decay_every": {"decay_factor": 0.5, "steps_per_decay": 20_000},
+    "cosine_decay": {"steps_per_cycle": 100_000, "final_fraction": 0.0},
+    "polynomial_decay": {"decay_steps": REQUIRED, "power": 1.0, "final_fraction": 0.0},
+    "linear_cooldown": _COOLDOWN,
+    "sqrt_cooldown": _COOLDOWN,
+}
 
 
 # Fields that matter only if the switch is neither 0 nor False.
@@ -136,9 +128,6 @@ _SWITCHES = {
 @dataclass(frozen=True)
 class OptimizerConfig:
     """An optimizer and its schedule; an unset field has the optimizer's default.
-
-    Rejects a field that neither the optimizer (OPTIMIZERS) nor the schedule (SCHEDULE_FACTORS)
-    reads.
 
     Source: Shazeer and Stern 2018 (arXiv:1804.04235); google-research/t5x, `adafactor.py` and
     `utils.create_learning_rate_scheduler`.
@@ -378,17 +367,15 @@ _NANOT5 = OptimizerConfig(
     clip_norm=1.0,
 )
 
-OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = MappingProxyType(
-    {
-        # Source: T5X, `configs/runs/pretrain.gin`.
-        "t5x": OptimizerConfig(),
-        # Source: T5X, `configs/runs/finetune.gin`; Raffel et al. 2020, section 3.1.2.
-        "t5x_finetune": OptimizerConfig(learning_rate=1e-3, schedule="constant"),
-        "nanot5": _NANOT5,
-        # Source: google-research/primer README; 0.01 for 10,000 steps, then 1 / sqrt(step).
-        "primer": OptimizerConfig(schedule="rsqrt_no_ramp_down"),
-    }
-)
+OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = {
+    # Source: T5X, `configs/runs/pretrain.gin`.
+    "t5x": OptimizerConfig(),
+    # Source: T5X, `configs/runs/finetune.gin`; Raffel et al. 2020, section 3.1.2.
+    "t5x_finetune": OptimizerConfig(learning_rate=1e-3, schedule="constant"),
+    "nanot5": _NANOT5,
+    # Source: google-research/primer README; 0.01 for 10,000 steps, then 1 / sqrt(step).
+    "primer": OptimizerConfig(schedule="rsqrt_no_ramp_down"),
+}
 
 # The loss of a preset, if not the default. nanoT5 clips the gradient of the mean loss; the summed
 # loss's would be clipped at every update. Mesh TensorFlow divides by all positions.
@@ -399,10 +386,7 @@ _LOSS_OF_PRESETS = {
 
 
 def recipe(name: str) -> dict[str, Any]:
-    """Returns field path -> value of a preset: its optimizer and its loss.
-
-    Raises a UserError if there is no such preset.
-    """
+    """Returns field path -> value of a preset: its optimizer and its loss."""
     if name not in OPTIMIZER_PRESETS:
         raise UserError(
             f"unknown optimizer preset {name}{nearest(name, OPTIMIZER_PRESETS)}; known: "

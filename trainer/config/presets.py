@@ -4,7 +4,6 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 from tasks.terminal.command_line import UserError, nearest
 from trainer.model.capabilities import DECODER, ENCODER
@@ -221,14 +220,12 @@ _MUP = {
     for size in ("mini", "small", "base", "xl")
 }
 
-MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
-    {
+MODEL_PRESETS: Mapping[str, ModelConfig] = {
+    **{
         f"{family}_{size}": config
         for family, sizes in (
-            ("t5_1_0", _T5_1_0),
-            ("t5_1_0", _T5_EXPERIMENTS),
-            ("t5_1_1", _T5_1_1),
-            ("t5_1_1", _T5_1_1_PRIMER_EZ),
+            ("t5_1_0", _T5_1_0 | _T5_EXPERIMENTS),
+            ("t5_1_1", _T5_1_1 | _T5_1_1_PRIMER_EZ),
             ("mt5", _MT5),
             ("umt5", _UMT5),
             ("byt5", _BYT5),
@@ -238,15 +235,14 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
             ("llama3", _LLAMA3),
             ("gemma", _GEMMA),
             ("gpt2", _GPT2),
-            ("bert", _BERT),
-            ("bert", _BERT_EXPERIMENTS),
+            ("bert", _BERT | _BERT_EXPERIMENTS),
         )
         for size, config in sizes.items()
-    }
-    | _of_zoo("primer_presets")
-    | {f"mup_{size}": config for size, config in _MUP.items()}
-    | _of_zoo("march_presets")
-)
+    },
+    **_of_zoo("primer_presets"),
+    **{f"mup_{size}": config for size, config in _MUP.items()},
+    **_of_zoo("march_presets"),
+}
 
 
 def model_preset(name: str) -> ModelConfig:

@@ -1,8 +1,4 @@
-"""A run's configuration: frozen typed dataclasses whose fields carry their own help.
-
-Values come from, in rising precedence: defaults, a preset, gin files, values implied by task and
-cache, and `--field.path=value`. No heavy import: `python -m trainer.pretrain --help` reads this.
-"""
+"""A run's configuration, and its file. No heavy import: --help reads this."""
 
 import dataclasses
 import re

@@ -4,7 +4,6 @@ Source: google-research/t5x, `configs/runs/{pretrain,finetune}.gin` and `example
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from trainer.config.presets import MODEL_PRESETS
@@ -224,12 +223,10 @@ def _models() -> dict[str, dict[str, Any]]:
 
 def described(files: Mapping[str, Mapping[str, Any]]) -> Mapping[str, list[Binding]]:
     """Returns path of a file -> its bindings."""
-    return MappingProxyType(
-        {
-            path: [binding(key, value, path) for key, value in settings.items()]
-            for path, settings in files.items()
-        }
-    )
+    return {
+        path: [binding(key, value, path) for key, value in settings.items()]
+        for path, settings in files.items()
+    }
 
 
 DESCRIPTIONS = described({**_RUNS, **_models()})

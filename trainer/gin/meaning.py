@@ -1,7 +1,6 @@
 """Translates gin bindings into configuration fields, by tables of configurables and arguments.
 
-A table gives each argument's meaning: a field, a configurable that it refers to, its only supported
-value, or no counterpart, with the reason. Anything unlisted is an error.
+Anything that a table does not list is an error.
 """
 
 from __future__ import annotations
@@ -58,11 +57,7 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Configurable:
-    """A configurable that files bind.
-
-    `names` are its full names, the first for messages. `fields` are configuration fields and their
-    values, set whenever the configurable is used.
-    """
+    """A configurable with its full names, the first for messages; its use sets `fields`."""
 
     names: tuple[str, ...]
     arguments: Mapping[str, Argument]
@@ -134,11 +129,8 @@ def keep(name: str, kind: Any, default: Any = UNSET) -> Argument:
 class Reading:
     """The meaning of files, collected while they are read.
 
-    Attributes:
-      fields: configuration path -> value and origin.
-      notes: lines to print: ("warning", …) and ("read, no counterpart", …).
-      facts: values that table functions keep for one another.
-      scope: scope of the current binding.
+    `fields` are by configuration path, `facts` are what table functions keep for one another,
+    `notes` are lines to print, and `scope` is the current binding's.
     """
 
     def __init__(self, statements: Statements, known: Iterable[Configurable]):
@@ -170,10 +162,7 @@ class Reading:
         self.fields[path] = Value(value, origin)
 
     def walk(self, configurable: Configurable, scope: str = "", origin: str = "") -> None:
-        """Reads the arguments of a configurable under a scope, and everything that they refer to.
-
-        `origin` is the place that refers to it. Errors name file and line.
-        """
+        """Reads a configurable's arguments under a scope, and everything that they refer to."""
         for path, value in configurable.fields.items():
             self.set(path, value, f"{origin} as @{configurable.short}()")
         for name, argument in configurable.arguments.items():
@@ -206,9 +195,8 @@ class Reading:
                 continue
             self.scope = scope
             self._used.add((scope, name, argument))
-            configurable = next(each for each in self._known if each.names[0] == name)
+            configurable, meaning = self._meaning(name, argument)
             short = f"{configurable.short}.{argument}"
-            meaning = configurable.arguments[argument]
             self._argument(short, meaning, binding)
             if not scope or not meaning.field:
                 continue
@@ -237,10 +225,7 @@ class Reading:
         raise found.must_be(name, rule)
 
     def finish(self, macros: Iterable[str]) -> None:
-        """Reports macros and bindings that were never read.
-
-        The warning about a macro unknown to `macros` and to the files suggests the nearest name.
-        """
+        """Reports macros and bindings that were never read; `macros` are known ones."""
         known = {*macros, *self.macros.named()}
         for binding in self.macros.unread():
             if binding.library or binding.name in known - {*macros}:
@@ -249,12 +234,12 @@ class Reading:
             self.warn(f"{binding.name} ({binding.place}) is read by none of these files{hint}")
         for key, binding in self._bound.items():
             if key not in self._used and not binding.library:
-                configurable = next(each for each in self._known if each.names[0] == key[1])
-                text = (
-                    configurable.arguments[binding.argument].why
-                    or "nothing in these files refers to it"
-                )
-                self.idle(f"{binding.name} ({binding.place}): {text}")
+                why = self._meaning(*key[1:])[1].why or "nothing in these files refers to it"
+                self.idle(f"{binding.name} ({binding.place}): {why}")
+
+    def _meaning(self, name: str, argument: str) -> tuple[Configurable, Argument]:
+        found = next(each for each in self._known if each.names[0] == name)
+        return found, found.arguments[argument]
 
     def _argument(self, name: str, argument: Argument, binding: Binding) -> None:
         if argument.why and argument.only is UNSET and self.macros.unset(binding):
@@ -280,15 +265,10 @@ class Reading:
                     f"{argument.only!r}: {argument.why}"
                 )
         else:
-            self._without_counterpart(name, argument, binding, found)
-
-    def _without_counterpart(
-        self, name: str, argument: Argument, binding: Binding, found: Value
-    ) -> None:
-        for reference in references(found.value):
-            self._cover(reference, found.origin)
-        if found.value != argument.default and not binding.library:
-            self.idle(f"{name} = {found.value!r} ({found.origin}): {argument.why}")
+            for reference in references(found.value):
+                self._cover(reference, found.origin)
+            if found.value != argument.default and not binding.library:
+                self.idle(f"{name} = {found.value!r} ({found.origin}): {argument.why}")
 
     def _cover(self, reference: Reference, origin: str) -> None:
         """Marks the bindings of an unsupported configurable, and of its references, as read."""
@@ -304,27 +284,23 @@ class Reading:
                     self._cover(inner, origin)
 
     def _configurable(self, reference: Reference, origin: str) -> Configurable:
-        configurable = self._called(reference.name)
-        if configurable is None:
-            raise UserError(
-                f"{origin}: {reference} is not a configurable that is known here"
-                f"{self._nearest(reference.name)}; files are read, and nothing in them is executed"
-            )
-        return configurable
-
-    def _called(self, selector: str) -> Configurable | None:
-        return next((each for each in self._known if _names(each, selector)), None)
+        for each in self._known:
+            if _names(each, reference.name):
+                return each
+        raise UserError(
+            f"{origin}: {reference} is not a configurable that is known here"
+            f"{self._nearest(reference.name)}; files are read, and nothing in them is executed"
+        )
 
     def _nearest(self, selector: str) -> str:
         return nearest(selector.rpartition(".")[2], [each.short for each in self._known])
 
     def _key(self, binding: Binding) -> tuple[str, str, str]:
-        """Returns (scope, full name, argument), or raises UserError if one is unknown."""
+        """Returns (scope, full name, argument); raises UserError if one is unknown."""
         named = [each for each in self._known if _names(each, binding.selector)]
         if not named:
-            hint = _command(binding)
-            if binding.selector.startswith("flaxformer."):
-                hint = FLAXFORMER
+            of_flaxformer = binding.selector.startswith("flaxformer.")
+            hint = FLAXFORMER if of_flaxformer else _command(binding)
             raise UserError(
                 f"{binding.place}: {binding.name}: no configurable {binding.selector} is known "
                 f"here{self._nearest(binding.selector) if not hint else ''}: "

@@ -9,7 +9,6 @@ google-research/google-research `primer/`.
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from tasks import registry
@@ -39,14 +38,12 @@ _FIRST, _JOINS = "select_random_chunk", "reduce_concat_tokens"
 _LANGUAGE_MODEL = (_FIRST, _JOINS, "split_tokens_to_targets_length")
 _SPLITS = ("split_tokens", "split_tokens_to_inputs_length")
 # T5's noise masks -> ours, and our fields -> T5's arguments where their names differ.
-_MASKS: Mapping[str, Callable[..., Mask]] = MappingProxyType(
-    {
-        "random_spans_noise_mask": RandomSpans,
-        "regular_noise_mask": RegularSpans,
-        "iid_noise_mask": IidTokens,
-        "random_prefix_noise_mask": RandomPrefix,
-    }
-)
+_MASKS: Mapping[str, Callable[..., Mask]] = {
+    "random_spans_noise_mask": RandomSpans,
+    "regular_noise_mask": RegularSpans,
+    "iid_noise_mask": IidTokens,
+    "random_prefix_noise_mask": RandomPrefix,
+}
 _ARGUMENTS = {"shortest": "min_span_length", "longest": "max_span_length"}
 # T5's names for parts of C4 -> the Hub's; None if the Hub lacks it.
 _PARTS_OF_C4 = {"noclean": "en.noclean", "realnewslike": "realnewslike", "webtextlike": None}
@@ -100,8 +97,7 @@ def refuse_evaluation(bindings: Iterable[Binding]) -> None:
 def understand(reading: Reading, preset: str | None) -> str:
     """Sets the fields that depend on several bindings; returns the model's preset.
 
-    A given `preset` overrides the files' model and sizes. Raises UserError if the model, the task
-    or the schedule is not supported.
+    A given `preset` overrides the files' model and sizes.
     """
     reading.set("loss.normalizer", "num_total_target_tokens", "Mesh T5's loss")
     if "checkpoint.keep" not in reading.fields:
@@ -304,11 +300,9 @@ def _set_lengths_and_rows(reading: Reading) -> None:
 
 
 def task(reading: Reading, named: bool) -> Value:
-    """Returns our task with the bound corpus and objective.
+    """Returns our task with the bound corpus and objective, or else the files' own task name.
 
-    Without a counterpart, returns the files' own task name, possibly a seqio task. If `named`, a
-    flag names the task and the bound objective is ignored. Raises UserError if the files name no
-    task, or bind an unsupported objective.
+    If `named`, a flag names the task and the bound objective is ignored.
     """
     name = reading.facts.get("task")
     if name is None:
@@ -384,7 +378,6 @@ def _objective(reading: Reading, steps: Value, known: Collection[str]) -> str:
 
 
 def _denoising(reading: Reading, steps: Value) -> Denoising:
-    """Returns the objective with the bound mask, inputs and targets."""
     mask = reading.facts.get("noise_mask_fn", Value(None, steps.origin))
     if _short(mask.value) not in _MASKS:
         raise mask.must_be("denoise.noise_mask_fn", f"{_any_of(_MASKS)}: {_NAME_IT}")

@@ -1,7 +1,6 @@
-"""Reads gin files into bindings with their places. Nothing is imported or executed.
+"""Reads gin files into bindings with their places, by gin-config's parser.
 
-gin-config's parser handles the syntax; `trainer.gin.t5x` and `trainer.gin.mesh` give bindings their
-meaning. Values are literals, `@references` and `%MACROS`; an expression is an error.
+Nothing is imported or executed: values are literals, `@references` and `%MACROS`.
 """
 
 import dataclasses
@@ -65,8 +64,8 @@ class Macro(NamedTuple):
 class Binding(NamedTuple):
     """`scope/selector.argument = value`; a macro has no argument.
 
-    `place` is FILE:LINE, the flag, or the name of a built-in include. `library` marks bindings of
-    T5X's own files, which may go unused without a warning.
+    `place` is FILE:LINE, the flag, or a built-in include. Bindings of T5X's own files (`library`)
+    may go unused without a warning.
     """
 
     scope: str
@@ -119,10 +118,8 @@ def read(
     """Reads files in order, then flags of the form `NAME=VALUE`.
 
     Files are searched in the working folder, then in `search_paths`; includes also beside the
-    including file. `built_in` maps an include to its bindings, used if no such file exists.
-
-    Raises:
-      UserError: a file is missing, includes itself or cannot be parsed; names file and line.
+    including file. `built_in` maps an include to its bindings, used if no such file exists. A
+    UserError names the file and line that cannot be read.
     """
     reader = _Reader(["", *search_paths], built_in)
     for path in files:
@@ -200,7 +197,14 @@ class _Reader:
                 elif isinstance(statement, config_parser.BindingStatement):
                     scope, selector, argument, value, _ = statement
                     selector = _spelled_out(selector, seen) if argument else selector
-                    value = _each(value, lambda each: _with_modules(each, seen))
+                    value = _each(
+                        value,
+                        lambda each: (
+                            each._replace(name=_spelled_out(each.name, seen))
+                            if isinstance(each, Reference)
+                            else each
+                        ),
+                    )
                     self.found.bindings.append(
                         Binding(scope, selector, argument, value, place, library)
                     )
@@ -225,13 +229,11 @@ OURS = {
 
 
 def _flags(macro: str) -> str:
-    """Returns the flags that set a macro, ours first."""
     theirs = f"--gin.{macro}=VALUE, a text as \"'text'\""
     return f"--{OURS[macro]}=VALUE, or {theirs}" if macro in OURS else theirs
 
 
 def _failure(error: SyntaxError | tokenize.TokenError) -> tuple[Any, str]:
-    """Returns the line and message of a parser error."""
     if isinstance(error, SyntaxError):
         return error.lineno, str(error.msg).splitlines()[-1].strip().rstrip(".")
     message, (line, _) = error.args
@@ -254,19 +256,11 @@ def _delegate() -> Any:
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     """Applies `change` to a value or, in a copy, to every element of a container."""
-    if isinstance(value, Reference | Macro):
-        return change(value)
     if isinstance(value, dict):
         return {_each(key, change): _each(item, change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not isinstance(value, Reference | Macro):
         return type(value)(_each(item, change) for item in value)
     return change(value)
-
-
-def _with_modules(value: Any, modules: Mapping[str, str]) -> Any:
-    if isinstance(value, Reference):
-        return value._replace(name=_spelled_out(value.name, modules))
-    return value
 
 
 def _spelled_out(selector: str, modules: Mapping[str, str]) -> str:
@@ -330,11 +324,10 @@ class Macros:
             self._read.add(name)
             bound = self._bound[name]
             return self._resolve(bound.value, bound.place, (*through, name))
+
         # A container's origin is its own place, regardless of macros inside.
-        whole = _each(
-            value,
-            lambda each: (
-                self._resolve(each, place, through).value if isinstance(each, Macro) else each
-            ),
-        )
+        def resolved(each: Any) -> Any:
+            return self._resolve(each, place, through).value if isinstance(each, Macro) else each
+
+        whole = _each(value, resolved)
         return Value(whole, f"{place} via {', '.join(through)}" if through else place)

@@ -41,14 +41,10 @@ def load(
     preset: str | None,
     overrides: Sequence[str],
 ) -> Recipe:
-    """Reads gin files and bindings given as flags; errors name file and line.
+    """Reads gin files, later ones overriding earlier ones, and NAME=VALUE `flags`.
 
-    Args:
-      gin_files: in order; later files override earlier ones.
-      search_paths: folders of these files and of their includes.
-      flags: NAME=VALUE strings, which override the files.
-      preset: the model if the files name none; overrides a T5X model in the files.
-      overrides: `--field=value` flags, not applied here; may include the task.
+    `preset` overrides the files' model. `overrides` are `--field=value` flags, not applied here.
+    Errors name file and line.
     """
     described = {**includes.DESCRIPTIONS, **mesh_includes.DESCRIPTIONS}
     statements = reader.read(gin_files, search_paths, flags, described)

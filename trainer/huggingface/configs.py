@@ -1,13 +1,8 @@
-"""Converts model configurations to transformers' config.json and back.
-
-Models without a counterpart in transformers are refused with the reason. The decoder-only families
-"lm" and "primer" have a modelling file of our own, which a folder can include.
-"""
+"""Finds the transformers model that equals ours, or the reason why there is none."""
 
 import contextlib
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from tasks.terminal.command_line import UserError
@@ -22,18 +17,16 @@ from trainer.model.spec import EncoderSpec, ModelSpec, model_spec
 OF_CUSTOM_CODE = ("lm", "primer")
 
 # Family -> candidate model_types; the first equivalent one is written.
-_KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "t5_1_0": ("t5", "umt5"),
-        "t5_1_1": ("t5", "umt5"),
-        "llama": ("llama", "gemma", "gpt2"),
-        "gemma": ("gemma", "llama"),
-        "gpt2": ("gpt2",),
-        "lm": (CUSTOM, "llama", "gemma", "gpt2"),
-        "primer": (CUSTOM, "llama", "gpt2"),
-        "bert": ("bert",),
-    }
-)
+_KINDS: Mapping[str, tuple[str, ...]] = {
+    "t5_1_0": ("t5", "umt5"),
+    "t5_1_1": ("t5", "umt5"),
+    "llama": ("llama", "gemma", "gpt2"),
+    "gemma": ("gemma", "llama"),
+    "gpt2": ("gpt2",),
+    "lm": (CUSTOM, "llama", "gemma", "gpt2"),
+    "primer": (CUSTOM, "llama", "gpt2"),
+    "bert": ("bert",),
+}
 
 
 def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
@@ -182,8 +175,7 @@ def to_config(
 ) -> dict[str, Any]:
     """Returns the contents of config.json for a model that `refusal` accepts.
 
-    `positions` is the length of the longest training row. `mt5` labels an untied T5 as mT5, which
-    differs only in its vocabulary.
+    `positions` is the length of the longest training row. `mt5` labels an untied T5 as mT5.
     """
     config, kind = exportable(config)
     assert kind is not None, config.family

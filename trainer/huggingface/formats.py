@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from collections.abc import Callable, Collection, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tasks.terminal.command_line import UserError
@@ -22,27 +21,23 @@ CUSTOM = "palimpsest"
 OUR_BUCKETS, OUR_DISTANCE = 32, 128
 
 # Our activations -> transformers' names.
-ACTIVATIONS = MappingProxyType(
-    {
-        "gelu": "gelu_new",
-        "gelu_erf": "gelu",
-        "relu": "relu",
-        "silu": "silu",
-        "squared_relu": "relu2",
-    }
-)
-T5_PROJECTIONS = MappingProxyType(
-    {
-        ("relu",): "relu",
-        ("gelu",): "gelu_new",
-        ("gelu_erf",): "gelu",
-        ("silu",): "silu",
-        ("squared_relu",): "relu2",
-        ("gelu", "linear"): "gated-gelu",
-        ("silu", "linear"): "gated-silu",
-        ("relu", "linear"): "gated-relu",
-    }
-)
+ACTIVATIONS = {
+    "gelu": "gelu_new",
+    "gelu_erf": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "squared_relu": "relu2",
+}
+T5_PROJECTIONS = {
+    ("relu",): "relu",
+    ("gelu",): "gelu_new",
+    ("gelu_erf",): "gelu",
+    ("silu",): "silu",
+    ("squared_relu",): "relu2",
+    ("gelu", "linear"): "gated-gelu",
+    ("silu", "linear"): "gated-silu",
+    ("relu", "linear"): "gated-relu",
+}
 
 
 # transformers' fields of sizes -> ours.
@@ -77,7 +72,7 @@ def _sizes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 # transformers' synonyms.
-_SYNONYMS = MappingProxyType({"gelu_pytorch_tanh": "gelu_new", "swish": "silu"})
+_SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 
 
 def from_config(
@@ -457,14 +452,12 @@ class Kind(NamedTuple):
     write: Callable[[ModelConfig, int], dict[str, Any]]
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
-    {
-        **dict.fromkeys(("t5", "mt5"), Kind(_from_t5, _to_t5)),
-        "umt5": Kind(_from_t5, _to_umt5),
-        "llama": Kind(_from_llama, _to_llama),
-        "gemma": Kind(_from_gemma, _to_gemma),
-        "gpt2": Kind(_from_gpt2, _to_gpt2),
-        CUSTOM: Kind(_from_custom, _to_custom),
-        "bert": Kind(_from_bert, _to_bert),
-    }
-)
+KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(("t5", "mt5"), Kind(_from_t5, _to_t5)),
+    "umt5": Kind(_from_t5, _to_umt5),
+    "llama": Kind(_from_llama, _to_llama),
+    "gemma": Kind(_from_gemma, _to_gemma),
+    "gpt2": Kind(_from_gpt2, _to_gpt2),
+    CUSTOM: Kind(_from_custom, _to_custom),
+    "bert": Kind(_from_bert, _to_bert),
+}

@@ -1,8 +1,7 @@
 """Names of our parameters in transformers, and conversion of parameters in both directions.
 
 Our kernels are [in, out]; torch's weights are [out, in], except GPT-2's. Our tables of relative
-positions are [heads, buckets], theirs [buckets, heads]. No other tensor is transposed. GPT-2 joins
-queries, keys and values in one tensor.
+positions are [heads, buckets], theirs [buckets, heads]. No other tensor is transposed.
 
 Source: google-research/t5x and transformers' modeling_t5.py, modeling_umt5.py, modeling_bert.py,
 modeling_llama.py, modeling_gemma.py and modeling_gpt2.py.
@@ -10,7 +9,6 @@ modeling_llama.py, modeling_gemma.py and modeling_gpt2.py.
 
 import sys
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -145,9 +143,8 @@ def from_tensors(
 ) -> Tree:
     """Returns float32 parameters in the unscanned tree; the inverse of `to_tensors`.
 
-    `kind` is the folder's model_type, and `where` its name in messages. A missing head for the
-    order of segments gets the initial values of key 0, with a line on stderr. Raises UserError if
-    another tensor is missing, unknown or misshapen.
+    A missing head for the order of segments gets the initial values of key 0, with a line on
+    stderr. Raises UserError if another tensor is missing, unknown or misshapen.
     """
     spec, found, rest = model_spec(config), places(config, kind), dict(tensors)
     tree: Tree = {}
@@ -199,20 +196,18 @@ def from_tensors(
 # The head for the order of segments, needed only in pretraining.
 _DRAWN = "order_head"
 # Tensors that some folders store twice.
-_COPIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "encoder.embed_tokens.weight": ("shared.weight",),
-        "decoder.embed_tokens.weight": ("shared.weight",),
-        t5_experiments.MEMORY_COPY: (t5_experiments.MEMORY,),
-        "cls.predictions.decoder.bias": ("cls.predictions.bias",),
-        "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight",),
-        "lm_head.weight": (
-            "shared.weight",
-            "model.embed_tokens.weight",
-            "transformer.wte.weight",
-        ),
-    }
-)
+_COPIES: Mapping[str, tuple[str, ...]] = {
+    "encoder.embed_tokens.weight": ("shared.weight",),
+    "decoder.embed_tokens.weight": ("shared.weight",),
+    t5_experiments.MEMORY_COPY: (t5_experiments.MEMORY,),
+    "cls.predictions.decoder.bias": ("cls.predictions.bias",),
+    "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight",),
+    "lm_head.weight": (
+        "shared.weight",
+        "model.embed_tokens.weight",
+        "transformer.wte.weight",
+    ),
+}
 # Unused tensors that older releases saved.
 _WITHOUT_EFFECT = (
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
@@ -369,11 +364,9 @@ def _inner_kernels(config: ModelConfig) -> tuple[str, ...]:
     return ("wi_0", "wi_1") if len(activations(config)) == 2 else ("wi",)
 
 
-_MODULES: Mapping[str, Callable[[ModelConfig], dict[str, str]]] = MappingProxyType(
-    {
-        **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
-        **dict.fromkeys(("llama", "gemma", "palimpsest"), _decoder),
-        "gpt2": _gpt2,
-        "bert": _bert,
-    }
-)
+_MODULES: Mapping[str, Callable[[ModelConfig], dict[str, str]]] = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
+    **dict.fromkeys(("llama", "gemma", "palimpsest"), _decoder),
+    "gpt2": _gpt2,
+    "bert": _bert,
+}

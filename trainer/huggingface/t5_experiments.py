@@ -8,7 +8,6 @@ the names of fields and tensors and the defaults.
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from trainer.model import parts
@@ -23,7 +22,7 @@ Fields = Any
 
 _ATTENTION, _CDQ = "modeling_t5:T5Attention", "modeling_t5:T5CDQAttention"
 # Our encoder mixers with known tensor names -> theirs.
-MIXERS = MappingProxyType({"attention": _ATTENTION, "cdq": _CDQ})
+MIXERS = {"attention": _ATTENTION, "cdq": _CDQ}
 
 
 def t5_parts(fields: Fields) -> dict[str, Any]:
@@ -82,20 +81,22 @@ def _rotary(fields: Fields) -> str:
     return str(Choice("rotary", parts.Rotary(base, rotated / head_dim)))
 
 
-_BERT_POSITIONS = MappingProxyType(
-    {"absolute": "absolute", "relative": "relative_attention_bias", "rotary": "rotary"}
-)
-_POSITION_OPTIONS: Mapping[str, Callable[[Fields], str]] = MappingProxyType(
-    {"absolute": lambda _: "absolute", "relative": _relative, "rotary": _rotary}
-)
+_BERT_POSITIONS = {
+    "absolute": "absolute",
+    "relative": "relative_attention_bias",
+    "rotary": "rotary",
+}
+_POSITION_OPTIONS: Mapping[str, Callable[[Fields], str]] = {
+    "absolute": lambda _: "absolute",
+    "relative": _relative,
+    "rotary": _rotary,
+}
 
 MEMORY = "memory_tokens"
 # The encoder may register the parameter a second time.
 MEMORY_COPY = f"encoder.{MEMORY}"
 
-_CONDITIONAL = MappingProxyType(
-    {"pool": "T", "pool_hidden": "W_t", "condition": "cd_w", "conditional_query": "cd_q"}
-)
+_CONDITIONAL = {"pool": "T", "pool_hidden": "W_t", "condition": "cd_w", "conditional_query": "cd_q"}
 
 
 def encoder_projections(config: ModelConfig, plain: Mapping[str, str]) -> dict[str, str]:

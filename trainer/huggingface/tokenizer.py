@@ -44,12 +44,9 @@ _TIE = 1e-3
 
 
 class Match(NamedTuple):
-    """A comparison of two tokenizers on a number of `texts`.
+    """A comparison with the training's `library` on a number of `texts`.
 
-    Attributes:
-      different: the texts whose ids differ.
-      ties: how many of these have two segmentations of equal score, both correct.
-      library: the library used in training.
+    `ties` are the `different` texts with two segmentations of equal score, both correct.
     """
 
     texts: int
@@ -60,13 +57,7 @@ class Match(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """The pieces with a role for the model.
-
-    Attributes:
-      begins: the piece that begins every text, or "".
-      ends: whether EOS ends every text, including the first of a pair.
-      mask: the mask piece of an encoder-only model, or "".
-    """
+    """The piece that begins every text, whether EOS `ends` it, and an encoder's mask piece."""
 
     begins: str = ""
     ends: bool = True
@@ -268,8 +259,7 @@ def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str
 def write(folder: str, vocabulary: Vocabulary, roles: Roles = Roles()) -> None:
     """Writes tokenizer.json, tokenizer_config.json and, if there is one, the SentencePiece model.
 
-    For a user's class, writes only vocabulary.json, with its pieces and special ids, since
-    transformers has no format for its encoding.
+    For a user's class, writes only vocabulary.json: transformers has no format for its encoding.
     """
     if vocabulary.is_registered:
         with open(f"{folder}/{vocabulary.record.file_name}", "wb") as file:
@@ -286,10 +276,7 @@ def write(folder: str, vocabulary: Vocabulary, roles: Roles = Roles()) -> None:
 
 
 def compare(tokenizer: Any, vocabulary: Vocabulary, texts: Iterable[str]) -> Match:
-    """Compares a transformers tokenizer with the vocabulary's library on texts.
-
-    Raises UserError if a sentinel's id differs from training.
-    """
+    """Compares a transformers tokenizer with the vocabulary's library on texts."""
     for number in range(vocabulary.record.sentinels):
         text, expected = sentinel_piece(number), vocabulary.size - 1 - number
         found = tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -79,10 +79,7 @@ def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
 
 
 def with_shared_positions(path: str, parameters: Mapping[str, Parts]) -> dict[str, Parts]:
-    """Merges equal per-layer tables of relative positions into one per stack.
-
-    Raises UserError if the tables of a stack differ; says how to keep them.
-    """
+    """Merges equal per-layer tables of relative positions into one per stack."""
     out = dict(parameters)
     for name, parts in parameters.items():
         found = _LAYER.fullmatch(name)

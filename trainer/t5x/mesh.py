@@ -37,11 +37,7 @@ _TABLE = "relpos_bias/rel_embedding"
 
 
 class Found(NamedTuple):
-    """A Mesh TensorFlow checkpoint under T5X's names, layers unstacked.
-
-    `step` is None if it is not recorded. `moments` is T5X's Adafactor state: parameter -> "m", "v",
-    "v_row" or "v_col" -> tensor.
-    """
+    """A Mesh TensorFlow checkpoint as `read.Checkpoint`; `step` is None if it is not recorded."""
 
     step: int | None
     parameters: dict[str, Tensor]
@@ -63,10 +59,7 @@ def prefixes(folder: str) -> dict[int, str]:
 
 
 def load(prefix: str) -> Found:
-    """Opens a checkpoint and reads names, shapes and dtypes.
-
-    Raises UserError if it cannot be read, or has a variable unknown to our models.
-    """
+    """Opens a checkpoint and reads names, shapes and dtypes."""
     variables = tensor_bundle.load(prefix)
     stored = variables.pop(_STEP, None)
     names = {name: _SLOT.fullmatch(name) for name in variables}

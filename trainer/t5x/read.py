@@ -52,9 +52,9 @@ class Checkpoint:
 
     Attributes:
       step: number of updates made; NO_STEP if T5X's state has none or a negative one.
-      parameters: by T5X's names, layers stacked or not.
+      parameters: layers stacked or not.
       moments: T5X's Adafactor state, parameter -> "m", "v", "v_row" or "v_col" -> tensor.
-      state: leaves of our optimizer state by name. Either this or `moments` may be empty.
+      state: leaves of our optimizer state by name.
       run: our checkpoints' record of their run; None for T5X checkpoints.
     """
 
@@ -67,10 +67,7 @@ class Checkpoint:
 
 
 def find(path: str) -> str:
-    """Returns the checkpoint at `path` or the newest in it; raises UserError if there is none.
-
-    For Mesh TensorFlow, returns the prefix of its files.
-    """
+    """Returns the checkpoint at `path` or the newest in it; for Mesh TensorFlow, its prefix."""
     if is_checkpoint(path):
         return mesh.prefix_of(path) or path
     if found := steps(path):
@@ -111,8 +108,7 @@ def of_step(folder: str, step: int) -> str:
 def load(path: str) -> Checkpoint:
     """Opens the checkpoint at `path` or the newest in it; reads names, shapes and dtypes.
 
-    LoRA's products are merged into their kernels. Raises UserError if there is no readable
-    checkpoint.
+    LoRA's products are merged into their kernels.
     """
     path = find(path)
     folder = _tree_folder(path)
@@ -176,10 +172,7 @@ def _merged(parameters: dict[str, Tensor], config: LoraConfig) -> dict[str, Tens
 
 
 def raw_tensors(path: str) -> dict[str, Tensor]:
-    """Returns all arrays of one of our checkpoints by path, without comparing checksums.
-
-    Raises UserError if it cannot be read.
-    """
+    """Returns all arrays of one of our checkpoints by path, without comparing checksums."""
     folder = _tree_folder(path)
     with _readable(path):
         if folder is None or not files.exists(files.join(folder, _METADATA)):

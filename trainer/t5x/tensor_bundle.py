@@ -51,10 +51,7 @@ class _Entry(NamedTuple):
 
 
 def load(prefix: str) -> dict[str, Tensor]:
-    """Returns a checkpoint's numeric variables by name, read lazily.
-
-    Raises UserError if the index cannot be read, or divides a variable into slices.
-    """
+    """Returns a checkpoint's numeric variables by name, read lazily."""
     path = prefix + SUFFIX
     try:
         table = dict(_table(files.read_bytes(path)))

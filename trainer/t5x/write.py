@@ -41,11 +41,9 @@ class OtherMoments(UserError):
 def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = False) -> str:
     """Writes one of our checkpoints atomically to `output/checkpoint_STEP` and returns that path.
 
-    Adafactor's moments are written too; 0 if another optimizer trained the model. `scanned` chooses
-    the layout of T5X's `scalable_t5`, which stacks all layers in one array and repeats the table of
-    relative positions in every layer.
-
-    Raises UserError if T5X does not support the model, or `output` has a checkpoint of this step.
+    Adafactor's moments are 0 if another optimizer trained the model. `scanned` chooses the layout
+    of T5X's `scalable_t5`, which stacks all layers in one array and repeats the table of relative
+    positions in every layer.
     """
     path = files.join(output, f"checkpoint_{checkpoint.step}")
     if files.exists(path):
