@@ -26,11 +26,7 @@ compdef _palimpsest palimpsest""",
 
 
 def script(shell: str) -> str:
-    """Returns the script that a shell reads to complete command lines.
-
-    Raises:
-      UserError: there is none for this shell.
-    """
+    """Returns the script that a shell reads to complete command lines."""
     if shell not in _SCRIPTS:
         raise UserError(f"completion {shell}: name a shell, {', '.join(_SCRIPTS)}")
     return _SCRIPTS[shell]

@@ -257,9 +257,6 @@ class OldVocabularyConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        require(
-            self.id_map is None or self.path is None,
-            "OldVocabularyConfig.id_map",
-            self.id_map,
-            "left out beside init_from_vocabulary.path: each alone says which rows to carry over",
-        )
+        rule = "left out beside init_from_vocabulary.path: each alone says which rows to carry over"
+        alone = self.id_map is None or self.path is None
+        require(alone, "OldVocabularyConfig.id_map", self.id_map, rule)

@@ -1,7 +1,9 @@
 """Settings of checkpoints and evaluations, and of actions on their results. No JAX."""
 
 import dataclasses
+import operator
 from collections import Counter
+from typing import Any
 
 from tasks.metrics.metric import METRICS, values_of
 from tasks.terminal.fields import (
@@ -139,14 +141,9 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         check(self)
         names = Counter(each for metric in self.metrics for each in values_of(metric))
-        require(
-            all(count == 1 for count in names.values()),
-            "EvaluationConfig.metrics",
-            ",".join(self.metrics),
-            "metrics whose values have different names: "
-            + ", ".join(name for name, count in names.items() if count > 1)
-            + " comes twice",
-        )
+        twice = ", ".join(name for name, count in names.items() if count > 1)
+        rule = f"metrics whose values have different names: {twice} comes twice"
+        require(not twice, "EvaluationConfig.metrics", ",".join(self.metrics), rule)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,37 +224,19 @@ class EvaluateFlags:
     processes: ProcessesConfig = field(ProcessesConfig, SEVERAL_HOSTS)
 
 
-def check_watched(
-    checkpoint: CheckpointConfig,
-    stopping: StoppingConfig,
-    plateau: PlateauConfig,
-    evaluation: EvaluationConfig,
-    task: str,
-    task_module: str | None,
-) -> None:
+def check_watched(config: Any) -> None:
     """Rejects watched metrics that are never evaluated, as far as is known without the data."""
+    evaluation = config.evaluation
     # Metrics of tasks, user modules and probes are known once these are loaded.
-    others = task.startswith("seqio:") or task_module is not None or evaluation.probes is not None
-    others |= evaluation.supervised is not None
-    others |= not METRICS.keys() >= {*evaluation.metrics} - {TASK_METRICS}
+    others = config.reads_seqio or not METRICS.keys() >= {*evaluation.metrics} - {TASK_METRICS}
+    others |= any((config.task_module, evaluation.probes, evaluation.supervised))
     known = BEST_METRICS + tuple(each for name in evaluation.metrics for each in values_of(name))
-    for path, watched in (
-        ("checkpoint.best_metric", checkpoint.best_metric),
-        ("stopping.metric", stopping.metric),
-        ("plateau.metric", plateau.metric),
-    ):
+    for path in ("checkpoint.best_metric", "stopping.metric", "plateau.metric"):
+        watched = operator.attrgetter(path)(config)
         if watched is None:
             continue
-        require(
-            evaluation.every_steps > 0,
-            f"Config.{path}",
-            watched,
-            "unset without evaluations: set evaluation.every_steps above 0",
-        )
+        rule = "unset without evaluations: set evaluation.every_steps above 0"
+        require(evaluation.every_steps > 0, f"Config.{path}", watched, rule)
         name = watched.removeprefix("min:").removeprefix("max:").rpartition("/")[2]
-        require(
-            name in known or others,
-            f"Config.{path}",
-            watched,
-            f"{one_of(known)}; others need evaluation.metrics or evaluation.probes",
-        )
+        rule = f"{one_of(known)}; others need evaluation.metrics or evaluation.probes"
+        require(name in known or others, f"Config.{path}", watched, rule)

@@ -42,10 +42,7 @@ def replace(config: Any, path: str, value: Any) -> Any:
 
 
 def replace_all(config: Any, values: Mapping[str, Any]) -> Any:
-    """Returns a copy of `config` with the fields at all paths set, those of a dataclass at once.
-
-    Raises a UserError if a dataclass rejects them; a `RejectedField` if it says which one.
-    """
+    """Returns a copy with the fields at all paths set, or raises UserError (`RejectedField`)."""
     try:
         return _replaced(config, values, "")
     except ValueError as error:

@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,17 +12,56 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 from tasks.terminal.flags import Given, flags_of, parse, refuse_unknown
-from trainer.config import fields, from_transformers, help
+from tasks.terminal.table import table
+from trainer.config import fields, from_transformers
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
 from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.config.run import CONFIG_FILE, Config
 from trainer.config.unused_fields import refuse_unread
 from trainer.model.config import ModelConfig
+from trainer.model.parts import SLOTS
 
 # The gin reader, imported only if needed.
 _GIN = "trainer.gin.recipe:load"
 # The preset whose values --help shows as defaults.
 _SHOWN = "t5_1_1_small"
+
+
+def _presets() -> str:
+    """Returns a table of the models for --preset, by family, with their sizes."""
+    families: dict[str, list[str]] = {}
+    for name, model in MODEL_PRESETS.items():
+        families.setdefault(f"{model.family} ({model.architecture})", []).append(name)
+    header = ("  --preset", "emb_dim", "heads", "head_dim", "mlp_dim", "vocabulary", "layers")
+    return "\n\n".join(
+        f"{family}\n{table(header, [_sizes(name) for name in names])}"
+        for family, names in families.items()
+    )
+
+
+def _parts() -> str:
+    """Returns the parts that model fields name, with their options, defaults and help."""
+    lines = []
+    for slot, known in SLOTS.items():
+        lines.append(f"--model.{slot}=NAME or NAME:OPTION=VALUE,OPTION=VALUE")
+        for name, part in known.items():
+            lines.append(f"  {name}")
+            for each in dataclasses.fields(part.options):
+                default = "" if each.default is None else f" (default: {each.default})"
+                text = f"{each.name}: {each.metadata['words']}{default}"
+                lines += textwrap.wrap(
+                    text, 96, initial_indent="    ", subsequent_indent="        "
+                )
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _sizes(name: str) -> tuple[object, ...]:
+    model = MODEL_PRESETS[name]
+    stacks = (model.num_encoder_layers, model.num_decoder_layers)
+    layers = " + ".join(str(number) for number in stacks if number)
+    widths = (model.emb_dim, model.num_heads, model.head_dim, model.mlp_dim, model.vocab_size)
+    return (f"  {name}", *widths, layers)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +87,7 @@ class RunFlags:
     @staticmethod
     def help_topics() -> dict[str, Callable[[], str]]:
         """Returns name -> function of the further texts of --help=NAME."""
-        return {"presets": help.presets, "parts": help.parts}
+        return {"presets": _presets, "parts": _parts}
 
     @staticmethod
     def help_defaults() -> dict[str, Any]:
@@ -169,10 +209,7 @@ def _parsed(overrides: Sequence[str] | Given) -> Given:
 
 
 def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Config, dict[str, str]]:
-    """Returns (the configuration of a command, field path -> origin); reports gin files.
-
-    Raises a UserError if flags are missing, contradict one another, or have no effect.
-    """
+    """Returns (the configuration of a command, field path -> origin); reports gin files."""
     preset = flags.run.values.get("preset")
     gin = getattr(flags, "gin", Gin())
     others = getattr(flags, "others", ())

@@ -21,13 +21,7 @@ _INNER = (("mlp", "tensor"), ("heads", "tensor"), ("joined_kv", "tensor"))
 # along the rows that they serve, as in Primer's Mesh TensorFlow.
 RULES: Mapping[str, tuple[tuple[str, str | None], ...]] = {
     "standard": (("vocab", "tensor"), *_INNER, ("embed", "fsdp"), ("expert", "data")),
-    "2d": (
-        ("vocab", None),
-        *_INNER,
-        ("embed", "tensor"),
-        ("embed", "fsdp"),
-        ("expert", "data"),
-    ),
+    "2d": (("vocab", None), *_INNER, ("embed", "tensor"), ("embed", "fsdp"), ("expert", "data")),
 }
 
 

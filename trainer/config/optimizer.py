@@ -1,7 +1,6 @@
 """Optimizers and learning-rate schedules as plain data, and published recipes."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from tasks.terminal.fields import (
     one_of,
     require,
 )
+from trainer.config.lora import check_pattern
 
 # Fields of all optimizers, and of all but adafactor.
 _COMMON = {
@@ -116,11 +116,7 @@ SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = {
 
 # Fields that matter only if the switch is neither 0 nor False.
 _SWITCHES = {
-    "weight_decay": (
-        "weight_decay_rate_exponent",
-        "no_weight_decay",
-        "independent_weight_decay",
-    ),
+    "weight_decay": ("weight_decay_rate_exponent", "no_weight_decay", "independent_weight_decay"),
     "multiply_by_parameter_scale": ("minimum_parameter_scale", "maximum_parameter_scale"),
 }
 
@@ -306,13 +302,7 @@ class OptimizerConfig:
                 )
                 raise Rejected(f"OptimizerConfig.{name}", None, rule)
         for pattern in self.no_weight_decay or ():
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                rule = f"regular expressions, and {pattern!r} is none: {error}"
-                raise Rejected(
-                    "OptimizerConfig.no_weight_decay", self.no_weight_decay, rule
-                ) from error
+            check_pattern("OptimizerConfig.no_weight_decay", pattern)
 
     def unread(self) -> dict[str, str]:
         """Returns field -> reason, for fields that neither optimizer nor schedule reads."""

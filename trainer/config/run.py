@@ -51,12 +51,7 @@ SEQIO = "seqio:"
 _ENGINES = ("palimpsest", "t5x")
 _ON_NAN = ("stop", "skip")
 
-NORMALIZERS = (
-    "sum",
-    "num_real_target_tokens",
-    "num_total_target_tokens",
-    "average_per_sequence",
-)
+NORMALIZERS = ("sum", "num_real_target_tokens", "num_total_target_tokens", "average_per_sequence")
 _NORMALIZED = ("batch", "microbatch")
 
 
@@ -310,14 +305,10 @@ class Config:
                     f"Config.init_from_vocabulary.{name}", value, None, "without --init_from"
                 )
         check_pattern("Config.trainable", self.trainable)
-        watched = self.checkpoint, self.stopping, self.plateau
-        check_watched(*watched, self.evaluation, self.task, self.task_module)
-        require(
-            self.profiled.stop <= self.train_steps + 1,
-            "Config.profile_steps",
-            self.profile_steps,
-            f"at most {self.train_steps}, the last of train_steps",
-        )
+        check_watched(self)
+        rule = f"at most {self.train_steps}, the last of train_steps"
+        inside = self.profiled.stop <= self.train_steps + 1
+        require(inside, "Config.profile_steps", self.profile_steps, rule)
 
     @property
     def reads_seqio(self) -> bool:
@@ -355,10 +346,7 @@ def load_record(model_dir: str) -> dict[str, Any]:
 
 
 def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
-    """Returns (the configuration of the run in `model_dir`, field path -> origin).
-
-    Raises a UserError if the run is missing, damaged, or of another version.
-    """
+    """Returns (the configuration of the run in `model_dir`, field path -> origin)."""
     path = files.join(model_dir, CONFIG_FILE)
     if not files.exists(path):
         raise UserError(

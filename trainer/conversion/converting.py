@@ -33,12 +33,8 @@ def convert(
 ) -> list[Converted]:
     """Converts the checkpoints at `source`, oldest first, and prints a line for each.
 
-    Names and shapes of all checkpoints are checked before the first is written. `steps` are "all",
-    "latest" or a list such as "1000,2000"; `push_to` is a repository of the Hub.
-
-    Raises:
-      UserError: a checkpoint or its model is unsuitable, or the target holds something else.
-      NotEqual: the written checkpoint differs from the source and was deleted.
+    Names and shapes of all checkpoints are checked before the first is written. Raises NotEqual if
+    a written checkpoint differs from its source; it is deleted.
     """
     if files.is_remote(target):
         raise UserError(f"--to={target}: give a local folder")
@@ -68,10 +64,6 @@ def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> C
     """Writes and checks an opened checkpoint and prints a line; keeps a finished one.
 
     `in_folder` writes `target/checkpoint_STEP` rather than `target` itself.
-
-    Raises:
-      UserError: the path holds something else.
-      NotEqual: the written checkpoint differs from the source and was deleted.
     """
     path = os.path.join(target, f"checkpoint_{opened.step}") if in_folder else target
     vocabulary = settings.vocabulary

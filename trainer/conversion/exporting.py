@@ -51,17 +51,11 @@ def export(
     custom_code: bool = False,
     named: Named | None = None,
 ) -> tuple[int, Parity, Match | None]:
-    """Exports a checkpoint, the newest if `step` is None, to a transformers folder.
-
-    `output` must not exist. `vocabulary_path` is as in `tasks.vocabulary.load`, by default the
-    cache's; `named` are facts for the model card.
+    """Exports a checkpoint, the newest if `step` is None, to a new transformers folder.
 
     Returns (step, comparison of logits, comparison of tokenizers). The last is None if the
-    vocabulary is a class of --task_module; only its pieces are written.
-
-    Raises:
-      UserError: the run, checkpoint or model is unsuitable, or `output` exists.
-      NotEqual: transformers computes different logits or ids. Nothing was written.
+    vocabulary is a class of --task_module; only its pieces are written. Raises NotEqual, and writes
+    nothing, if transformers computes different logits or ids.
     """
     check_packages()
     shard_bytes = weights.size(max_shard_size)
@@ -212,10 +206,7 @@ def push(repository: str, model_dir: str, step: int, output: str) -> None:
 
 
 def is_made(model_dir: str, output: str, step: int | None, vocabulary: str | None) -> int | None:
-    """Returns the step that an earlier command exported to `output`, or None.
-
-    Raises UserError if `output` holds something else.
-    """
+    """Returns the step that an earlier command exported to `output`, or None."""
     found = read.steps(model_dir)
     step = step if step is not None else found[-1] if found else 0
     made = record.of_export(model_dir, step, vocabulary)

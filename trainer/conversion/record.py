@@ -38,10 +38,7 @@ def checks(path: str) -> list[str]:
 
 
 def is_finished(path: str, record: dict[str, Any], flag: str = "--to") -> bool:
-    """Returns whether `path` holds the conversion `record`; False if it does not exist.
-
-    `flag` named the path, for messages. Raises UserError if `path` holds something else.
-    """
+    """Returns whether `path` holds the conversion `record`; refuses to touch anything else."""
     if not os.path.lexists(path):
         return False
     found = recorded(path)

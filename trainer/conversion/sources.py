@@ -75,10 +75,7 @@ class Opened(NamedTuple):
 
 
 def find(path: str) -> tuple[list[Source], bool]:
-    """Returns the checkpoints at `path` by ascending step, and whether `path` is a folder of them.
-
-    Raises UserError if there are none, or folder names lack a step or share one.
-    """
+    """Returns the checkpoints at `path` by ascending step; True if `path` is a folder of them."""
     if _is_of_transformers(path):
         return [Source(path, _step_in(path) or 0, True)], False
     if read.is_checkpoint(path):
@@ -130,10 +127,7 @@ def _step_in(path: str) -> int | None:
 
 
 def opened(source: Source, given: Given) -> Opened:
-    """Opens a checkpoint and checks it against its model; reads the arrays of transformers folders.
-
-    Raises UserError if it cannot be read, its model is unknown, or it does not fit the model.
-    """
+    """Opens a checkpoint and checks it against its model; reads arrays only of transformers."""
     flag = f"{FLAG}={source.path}"
     if source.transformers:
         _refuse_given(flag, given, "its config.json describes the model")
@@ -152,13 +146,10 @@ def opened(source: Source, given: Given) -> Opened:
 
 
 def _refuse_given(flag: str, given: Given, reason: str) -> None:
-    for name, value in (
-        ("--preset", given.preset),
-        ("--gin_file", given.gin_files),
-        (given.overrides[0] if given.overrides else "", given.overrides),
-    ):
-        if value:
-            raise UserError(f"{name} has no effect on {flag}: {reason}")
+    named = {"--preset": given.preset, "--gin_file": given.gin_files}
+    set_ones = [*(name for name, value in named.items() if value), *given.overrides]
+    if set_ones:
+        raise UserError(f"{set_ones[0]} has no effect on {flag}: {reason}")
 
 
 def _positions_of(path: str, config: ModelConfig) -> int:

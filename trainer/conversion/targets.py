@@ -92,10 +92,7 @@ def refuse(opened: Opened, settings: Settings) -> None:
 
 
 def values(opened: Opened, dtype: str) -> Arrays:
-    """Returns the parameters by name in `dtype`, layers unstacked.
-
-    Raises UserError if one cannot be read, or has NaN, infinite or implausible values.
-    """
+    """Returns the parameters by name in `dtype`, layers unstacked."""
     flag = f"{FLAG}={opened.source.path}"
     return {
         name: init_from.sound(name, parts["value"].whole().astype(np.float32), flag).astype(
@@ -225,10 +222,7 @@ def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
 
 
 def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:
-    """Writes a converted run's config.json and vocabulary unless the folder has them.
-
-    Raises UserError if the folder holds another run.
-    """
+    """Writes a converted run's config.json and vocabulary unless the folder has them."""
     config, folder = run.config, run.config.model_dir
     files.make_folder(folder)
     if vocabulary:

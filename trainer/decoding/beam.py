@@ -17,25 +17,16 @@ _NONE = -1.0e7
 
 
 class _State(NamedTuple):
-    """Live and finished sequences, best first.
+    """Live and finished sequences, best first."""
 
-    Attributes:
-      number: tokens of each live sequence.
-      live_BKN, live_BK: tokens and log probabilities of live sequences.
-      done_BKN, done_BK: tokens (EOS included) and scores of finished sequences.
-      full_BK: False where there is no finished sequence.
-      open_B: True where finished sequences can still improve.
-      state: the model's state of live sequences.
-    """
-
-    number: jax.Array
+    number: jax.Array  # tokens of each live sequence
     live_BKN: jax.Array
-    live_BK: jax.Array
-    done_BKN: jax.Array
-    done_BK: jax.Array
-    full_BK: jax.Array
-    open_B: jax.Array
-    state: Any
+    live_BK: jax.Array  # log probabilities
+    done_BKN: jax.Array  # EOS included
+    done_BK: jax.Array  # scores
+    full_BK: jax.Array  # False where there is no finished sequence
+    open_B: jax.Array  # True where finished sequences can still improve
+    state: Any  # the model's, of live sequences
 
 
 def search(model: NextToken, params: Any, prompts: Prompts, decoding: Decoding) -> Found:

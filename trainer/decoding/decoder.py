@@ -47,17 +47,11 @@ _SHORTEST = 8
 
 
 class Decoded(NamedTuple):
-    """A result.
+    """A result."""
 
-    Attributes:
-      ids: int32 [tokens], without prompt and EOS.
-      score: log probability, EOS included; for beam search, divided by the length penalty.
-      ended: False if there was no room for EOS.
-    """
-
-    ids: np.ndarray
-    score: float
-    ended: bool
+    ids: np.ndarray  # int32 [tokens], without prompt and EOS
+    score: float  # log probability, EOS included; for beam search, divided by the length penalty
+    ended: bool  # False if there was no room for EOS
 
 
 class Decoder:
@@ -119,10 +113,7 @@ class Decoder:
         return self._config.max_positions - self._decoding.max_new_tokens
 
     def __call__(
-        self,
-        params: Any,
-        prompts: Sequence[np.ndarray],
-        example_ids: Sequence[int] | None = None,
+        self, params: Any, prompts: Sequence[np.ndarray], example_ids: Sequence[int] | None = None
     ) -> list[Decoded]:
         """Returns `num_return_sequences` results per prompt, in the order of the prompts.
 

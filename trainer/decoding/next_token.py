@@ -23,18 +23,12 @@ Tree = Any
 
 
 class Prompts(NamedTuple):
-    """A batch of prompts.
+    """A batch of prompts, int32; without encoder inputs in a decoder-only model."""
 
-    Attributes:
-      decoder_BP: decoder inputs, int32; places after the prompt's end are not read.
-      length_B: number of decoder inputs, int32; 0 for a padding row.
-      encoder_BS: encoder inputs; None in a decoder-only model.
-      segment_BS: 1 at encoder inputs, 0 after their end; None where id 0 is padding.
-    """
-
-    decoder_BP: jax.Array | np.ndarray
-    length_B: jax.Array | np.ndarray
+    decoder_BP: jax.Array | np.ndarray  # places after the prompt's end are not read
+    length_B: jax.Array | np.ndarray  # number of decoder inputs; 0 for a padding row
     encoder_BS: jax.Array | np.ndarray | None = None
+    # 1 at encoder inputs, 0 after their end; None where id 0 is padding.
     segment_BS: jax.Array | np.ndarray | None = None
 
 

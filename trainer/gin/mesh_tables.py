@@ -68,10 +68,7 @@ _IDLE = {
         ("the vocabulary is the cache's", "mixture_or_task_name mixture_name"),
     ),
     "mesh_tensorflow.layers.VarianceScalingInitializer": (_PRESET, "scale"),
-    "t5.data.utils.rate_num_examples": (
-        "the mixture sets its rates",
-        "maximum scale temperature",
-    ),
+    "t5.data.utils.rate_num_examples": ("the mixture sets its rates", "maximum scale temperature"),
     "t5.data.utils.rate_unsupervised": ("the mixture sets its rates", "value"),
     "t5.data.sentencepiece_vocabulary.SentencePieceVocabulary": (
         _VOCABULARY,

@@ -164,13 +164,9 @@ def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
 
 
 def _flag(overrides: Sequence[str], name: str) -> str | None:
-    """Returns the last value of the flag --NAME among `overrides`, or None."""
-    value = None
-    for place, flag in enumerate(overrides):
-        key, equals, text = flag.removeprefix("--").partition("=")
-        if key.replace("-", "_") == name:
-            value = text if equals else next(iter(overrides[place + 1 : place + 2]), None)
-    return value
+    """Returns the last value of the flag --NAME=VALUE among `overrides`, or None."""
+    given = (flag.removeprefix("--").partition("=") for flag in overrides)
+    return {key.replace("-", "_"): text for key, _, text in given}.get(name)
 
 
 def _warn_of_padding(reading: Reading, task: str) -> None:

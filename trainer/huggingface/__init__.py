@@ -27,10 +27,7 @@ def require_packages(names: Iterable[str], work: str) -> None:
 
 
 def model_config(path: str) -> ModelConfig:
-    """Returns the configuration of a folder of T5, mT5, umT5, BERT, Llama, Gemma, GPT-2 or ours.
-
-    Raises UserError if the folder does not exist or a field is not supported.
-    """
+    """Returns the configuration of a folder of T5, mT5, umT5, BERT, Llama, Gemma, GPT-2 or ours."""
     return _read(path)[0]
 
 
@@ -59,12 +56,8 @@ def _read(path: str) -> tuple[ModelConfig, str]:
 def load(path: str, config: ModelConfig) -> dict[str, Any]:
     """Returns the float32 parameters of a model folder as an unscanned model's tree.
 
-    The folder has config.json and safetensors, in one file or several. Its model may differ from
-    `config` in dropout, dtype, scan and remat.
-
-    Raises:
-      UserError: the folder's model differs from `config`, or a tensor is missing, unknown or has
-        another shape; names the fields or the tensor.
+    Its model may differ from `config` in dropout, dtype, scan and remat. A UserError names other
+    fields, and tensors that are missing, unknown or misshapen.
     """
     from trainer.huggingface import configs, names, t5_experiments
 

@@ -154,19 +154,13 @@ def _inference(config: ModelConfig) -> ModelConfig:
 
 def _plain(config: ModelConfig) -> ModelConfig:
     """Returns the model with its family's own parts; heads of BERT and GPT-2 fill the width."""
-    fills = config.emb_dim // config.num_heads
-    filled = config.family in ("bert", "gpt2")
-    return ModelConfig(
-        family=config.family,
-        vocab_size=config.vocab_size,
-        emb_dim=config.emb_dim,
-        num_heads=config.num_heads,
-        head_dim=fills if filled else config.head_dim,
-        mlp_dim=config.mlp_dim,
-        num_encoder_layers=config.num_encoder_layers,
-        num_decoder_layers=config.num_decoder_layers,
-        max_positions=config.max_positions if filled else 512,
-        tied_logits=config.tied_logits,
+    names = ["family", "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "tied_logits"]
+    names += ["num_encoder_layers", "num_decoder_layers"]
+    fills = config.family in ("bert", "gpt2")
+    names += ["max_positions"] if fills else []
+    plain = ModelConfig(**{name: getattr(config, name) for name in names})
+    return (
+        dataclasses.replace(plain, head_dim=config.emb_dim // config.num_heads) if fills else plain
     )
 
 

@@ -67,6 +67,19 @@ _GPT2 = {
 }
 
 
+# Kinds of rotary positions -> transformers' fields -> ours.
+_SCALINGS: Mapping[str, Mapping[str, str]] = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low_frequency",
+        "high_freq_factor": "high_frequency",
+        "original_max_position_embeddings": "original_positions",
+    },
+}
+
+
 def _sizes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
     return {theirs: getattr(config, ours) for theirs, ours in names.items()}
 
@@ -200,31 +213,19 @@ def _from_decoder(
 def _rotary(fields: _Fields) -> str:
     rope = {**fields.get("rope_scaling", {}), **fields.get("rope_parameters", {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ("default", "linear", "llama3"):
+    if kind not in _SCALINGS:
         raise ValueError(
             f"rotary positions of kind {kind}; our models have kind default, linear or llama3"
         )
-    values: dict[str, Any] = {
-        "base": float(rope.get("rope_theta", fields.get("rope_theta", 10_000.0)))
-    }
-
-    def needed(name: str) -> float:
-        if rope.get(name) is None:
-            raise ValueError(f"rope_parameters of kind {kind} have no {name}")
-        return float(rope[name])
-
-    if kind != "default":
-        values |= {"scaling": kind, "factor": needed("factor")}
-    if kind == "llama3":
-        # transformers' fallback for a missing field.
-        original = "original_max_position_embeddings"
-        if rope.get(original) is None:
-            rope[original] = fields.get("max_position_embeddings", None)
-        values |= {
-            "low_frequency": needed("low_freq_factor"),
-            "high_frequency": needed("high_freq_factor"),
-            "original_positions": int(needed(original)),
-        }
+    base = float(rope.get("rope_theta", fields.get("rope_theta", 10_000.0)))
+    values: dict[str, Any] = {"base": base, **({} if kind == "default" else {"scaling": kind})}
+    for theirs, ours in _SCALINGS[kind].items():
+        value = rope.get(theirs)
+        if value is None and ours == "original_positions":  # transformers' fallback
+            value = fields.get("max_position_embeddings", None)
+        if value is None:
+            raise ValueError(f"rope_parameters of kind {kind} have no {theirs}")
+        values[ours] = int(value) if ours == "original_positions" else float(value)
     return str(Choice("rotary", parts.Rotary(**values)))
 
 
@@ -364,15 +365,9 @@ def _to_llama(config: ModelConfig, positions: int) -> dict[str, Any]:
     rotary = config.part("position").options
     if not isinstance(rotary, parts.Rotary):
         raise KeyError(config.position)
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.base}
-    if rotary.scaling != "none":
-        rope |= {"rope_type": rotary.scaling, "factor": rotary.factor}
-    if rotary.scaling == "llama3":
-        rope |= {
-            "low_freq_factor": rotary.low_frequency,
-            "high_freq_factor": rotary.high_frequency,
-            "original_max_position_embeddings": rotary.original_positions,
-        }
+    kind = "default" if rotary.scaling == "none" else rotary.scaling
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": rotary.base}
+    rope |= {theirs: getattr(rotary, ours) for theirs, ours in _SCALINGS[kind].items()}
     if config.emb_dim % config.num_heads:
         raise KeyError("num_heads")  # transformers refuses such a Llama
     return {

@@ -40,8 +40,7 @@ def push(
     """Uploads a folder to the branch `step_N` and, if `main`, to `main`; returns the branch's URL.
 
     Creates the repository OWNER/NAME and the branch if necessary. `message` is the first line of
-    the commit message, `facts` the rest. Raises UserError if the Hub refuses it or the connection
-    is lost.
+    the commit message, `facts` the rest.
     """
     from huggingface_hub import HfApi
 

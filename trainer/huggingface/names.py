@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from tasks.terminal.command_line import UserError, nearest
 from trainer.huggingface import t5_experiments
@@ -147,13 +148,13 @@ def from_tensors(
     stderr. Raises UserError if another tensor is missing, unknown or misshapen.
     """
     spec, found, rest = model_spec(config), places(config, kind), dict(tensors)
-    tree: Tree = {}
+    flat: Tensors = {}
     if t5_experiments.MEMORY_COPY in rest and t5_experiments.MEMORY not in rest:
         rest[t5_experiments.MEMORY] = rest.pop(t5_experiments.MEMORY_COPY)
         tensors = dict(rest)
     facts_of = parameter_facts(spec)
     drawn = [
-        path for path in facts_of if path.startswith(_DRAWN) and found[path].tensor not in rest
+        name for name in facts_of if name.startswith(_DRAWN) and found[name].tensor not in rest
     ]
     if drawn:
         missing = ", ".join(sorted({found[path].tensor.rpartition(".")[0] for path in drawn}))
@@ -180,17 +181,13 @@ def from_tensors(
                 f"{where}: {name} makes a parameter {path} of {list(array.shape)}, and "
                 f"the model has {list(facts.shape)}"
             )
-        *parents, last = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = np.ascontiguousarray(array)
+        flat[path] = np.ascontiguousarray(array)
     for name, array in rest.items():
         originals = [tensors[each] for each in _COPIES.get(name, ()) if each in tensors]
         copied = any(np.array_equal(array, each) for each in originals)
         if not copied and not name.endswith(_WITHOUT_EFFECT):
             raise UserError(f"{where} has a tensor {name} that the model has no place for")
-    return tree
+    return traverse_util.unflatten_dict(flat, sep="/")
 
 
 # The head for the order of segments, needed only in pretraining.
@@ -202,11 +199,7 @@ _COPIES: Mapping[str, tuple[str, ...]] = {
     t5_experiments.MEMORY_COPY: (t5_experiments.MEMORY,),
     "cls.predictions.decoder.bias": ("cls.predictions.bias",),
     "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight",),
-    "lm_head.weight": (
-        "shared.weight",
-        "model.embed_tokens.weight",
-        "transformer.wte.weight",
-    ),
+    "lm_head.weight": ("shared.weight", "model.embed_tokens.weight", "transformer.wte.weight"),
 }
 # Unused tensors that older releases saved.
 _WITHOUT_EFFECT = (

@@ -90,10 +90,7 @@ def _applied(config: ModelConfig) -> Callable[[Any, Batch], Any]:
 
 
 def their_model(folder: str, written: Mapping[str, Any]) -> Any:
-    """Loads `folder` in float32 on the CPU, as the class named in `written`, its config.json.
-
-    Raises UserError if transformers reports missing, unexpected or mismatched tensors.
-    """
+    """Loads `folder` in float32 on the CPU, as the class named in `written`, its config.json."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()

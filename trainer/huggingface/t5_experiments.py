@@ -26,10 +26,7 @@ MIXERS = {"attention": _ATTENTION, "cdq": _CDQ}
 
 
 def t5_parts(fields: Fields) -> dict[str, Any]:
-    """Returns the fields of `ModelConfig` that such a T5 changes; none for a plain one.
-
-    Raises UserError if its attention is not supported.
-    """
+    """Returns the fields of `ModelConfig` that such a T5 changes; none for a plain one."""
     if fields["model_type"] != "t5":
         for name in ("encoder_self_attention_layer", "num_cdq_heads", "num_memory_tokens"):
             fields.require(name, None)

@@ -65,11 +65,7 @@ class Roles:
 
 
 def tokenizer_json(vocabulary: Vocabulary, roles: Roles = Roles()) -> str:
-    """Returns the contents of tokenizer.json.
-
-    A sentinel absorbs preceding white space, as the span that it replaces would. Raises UserError
-    if `tokenizers` does not support the vocabulary's model or normalisation.
-    """
+    """Returns the contents of tokenizer.json; a sentinel absorbs preceding white space."""
     from tokenizers import AddedToken, Tokenizer, processors
 
     if vocabulary.is_sentencepiece:
@@ -229,10 +225,9 @@ def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
 def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str, Any]:
     """Returns the contents of tokenizer_config.json.
 
-    The class is `PreTrainedTokenizerFast`, which transformers 4 and 5 share and which uses
-    tokenizer.json unchanged; T5Tokenizer would replace its white space rules. A model whose texts
-    have no end is decoder-only. It pads with EOS, since id 0 begins every text and must not be
-    masked, and on the left, so that generation continues the text.
+    `PreTrainedTokenizerFast` uses tokenizer.json unchanged; T5Tokenizer would replace its white
+    space rules. A decoder-only model, whose texts have no end, pads with EOS, since id 0 begins
+    every text and must not be masked, and on the left, so that generation continues the text.
     """
     pieces = vocabulary.special_pieces()
     eos, pad = pieces["eos"], vocabulary.piece(vocabulary.special.pads(not roles.ends))

@@ -60,10 +60,7 @@ def tensor_names(folder: str) -> frozenset[str]:
 
 
 def read(folder: str) -> dict[str, np.ndarray]:
-    """Returns a local folder's tensors in their stored dtypes.
-
-    Raises UserError if there are none, or a file named in the index is missing or damaged.
-    """
+    """Returns a local folder's tensors in their stored dtypes."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 

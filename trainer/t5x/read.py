@@ -48,22 +48,15 @@ _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's lazily read tensors, by names such as "decoder/decoder_norm/scale".
-
-    Attributes:
-      step: number of updates made; NO_STEP if T5X's state has none or a negative one.
-      parameters: layers stacked or not.
-      moments: T5X's Adafactor state, parameter -> "m", "v", "v_row" or "v_col" -> tensor.
-      state: leaves of our optimizer state by name.
-      run: our checkpoints' record of their run; None for T5X checkpoints.
-    """
+    """A checkpoint's lazily read tensors, by names such as "decoder/decoder_norm/scale"."""
 
     path: str
-    step: int
-    parameters: dict[str, Tensor]
+    step: int  # number of updates; NO_STEP if T5X's state has none or a negative one
+    parameters: dict[str, Tensor]  # layers stacked or not
+    # T5X's Adafactor state, parameter -> "m", "v", "v_row" or "v_col" -> tensor; or our state.
     moments: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     state: dict[str, Tensor] = field(default_factory=dict)
-    run: dict[str, Any] | None = None
+    run: dict[str, Any] | None = None  # our checkpoints' record of their run
 
 
 def find(path: str) -> str:
