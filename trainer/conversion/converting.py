@@ -54,7 +54,6 @@ def convert(
 
 
 def _push(made: Converted, repository: str, source: str, last: bool) -> None:
-    """Uploads a folder; if it is the last one, also to the branch `main`."""
     message = f"Step {made.step:,}, converted from {os.path.basename(source.rstrip('/'))}"
     url = hub.push(made.path, repository, made.step, message, "\n".join(made.checks), last)
     print(f"{made.path}: uploaded to {url}", flush=True)

@@ -110,7 +110,6 @@ def _target(output: str) -> str:
 
 
 def _write(folder: str, run: Run, params: Any, settings: Settings) -> tuple[Parity, Match | None]:
-    """Writes and checks everything except the model card."""
     model, vocabulary = run.config.model, settings.vocabulary
     assert vocabulary is not None
     if model.architecture == "encoder":

@@ -202,7 +202,6 @@ def _given_model(source: Source, given: Given) -> Model:
 
 
 def _gin_beside(path: str) -> list[str]:
-    """Returns the first gin file in the checkpoint's folder or its parent."""
     folders = (path, path.rstrip("/").rpartition("/")[0] or ".")
     places = [files.join(folder, name) for folder in folders for name in _GIN_FILES]
     return [place for place in places if files.exists(place)][:1]

@@ -72,7 +72,6 @@ def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vo
 
 
 def _roles(opened: Opened) -> Any:
-    """Returns the roles recorded in an encoder-only folder; None for others."""
     path = files.join(opened.source.path, TOKENIZER_CONFIG)
     if opened.model.config.architecture != "encoder" or not files.exists(path):
         return None

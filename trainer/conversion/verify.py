@@ -123,7 +123,6 @@ def kept_logits(
 
 
 def _batch(model: ModelConfig) -> Batch:
-    """Returns padded rows of random ids with different lengths."""
     random = np.random.default_rng(0)
 
     def tokens(length: int) -> np.ndarray:

@@ -67,21 +67,17 @@ class _T5X:
         self.decoding, self.alpha = decoding, decoding.law[1]
 
     def penalty(self, length: Any) -> jax.Array:
-        """Returns the divisor of a sequence's log probability."""
         return ((5.0 + jnp.asarray(length, jnp.float32)) / 6.0) ** self.alpha
 
     def ends(self, token_BC: jax.Array, length: jax.Array) -> jax.Array:
-        """Returns which candidates are finished, bool [B, C]."""
         return token_BC == self.decoding.eos_id
 
     def counted(self, ends_BC: jax.Array) -> jax.Array:
-        """Returns which finished candidates count, bool [B, C]."""
         return ends_BC
 
     def stays_open(
         self, best_live_B: jax.Array, done_BK: jax.Array, full_BK: jax.Array, length: jax.Array
     ) -> jax.Array:
-        """Returns where finished sequences can still improve, bool [B]."""
         reached_B = best_live_B / self.penalty(self.decoding.max_new_tokens + 1)
         return ~(jnp.all(full_BK, axis=1) & (done_BK[:, -1] > reached_B))
 
@@ -129,7 +125,6 @@ def _empty(prompts: Prompts, batch: int, decoding: Decoding) -> _State:
 
 
 def _extended(found: _State, logits_BKV: jax.Array, state: Any, law: _T5X) -> _State:
-    """Extends all sequences by one token."""
     batch, beams, vocabulary = logits_BKV.shape
     total_BKV = jax.nn.log_softmax(logits_BKV) + found.live_BK[:, :, None]
     total_BC, index_BC = jax.lax.top_k(total_BKV.reshape(batch, -1), 2 * beams)

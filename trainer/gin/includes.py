@@ -54,7 +54,6 @@ def _data(scope: str, **settings: Any) -> dict[str, Any]:
 
 
 def _run(macros: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Adds the bindings that pretraining and finetuning share."""
     required = ("MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "TRAIN_STEPS", "MODEL_DIR")
     return {
         **dict.fromkeys(required, _REQUIRED),

@@ -338,7 +338,6 @@ def task(reading: Reading, named: bool) -> Value:
 
 
 def _objective(reading: Reading, steps: Value, known: Collection[str]) -> str:
-    """Returns the one of the `known` objectives that matches the files, and sets its settings."""
     names = tuple(_short(each) for each in steps.value)
     if names == _LANGUAGE_MODEL:
         return "autoregressive_lm"

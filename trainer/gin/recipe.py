@@ -124,7 +124,6 @@ def _set_seed(reading: Reading) -> None:
 
 
 def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
-    """Sets the task and the settings that only seqio tasks have."""
     found = reading.facts["task"]
     known = registry.names(_flag(overrides, "task_module"))
     task = found.value if found.value in known else f"seqio:{found.value}"
@@ -164,7 +163,6 @@ def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
 
 
 def _flag(overrides: Sequence[str], name: str) -> str | None:
-    """Returns the last value of the flag --NAME=VALUE among `overrides`, or None."""
     given = (flag.removeprefix("--").partition("=") for flag in overrides)
     return {key.replace("-", "_"): text for key, _, text in given}.get(name)
 

@@ -25,7 +25,6 @@ def _lengths(reading: m.Reading, found: Value) -> None:
 
 
 def _same(fact: str, what: str) -> m.Argument:
-    """Returns an argument of the evaluation data that must equal the training's."""
 
     def check(reading: m.Reading, found: Value) -> None:
         trained = reading.facts.get(fact)

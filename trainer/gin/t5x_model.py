@@ -27,7 +27,6 @@ def _activations(value: Any) -> Any:
 
 
 def _by(table: Mapping[Any, str]) -> Callable[[Any], str]:
-    """Returns the conversion of a table's keys to its values."""
 
     def convert(value: Any) -> str:
         for key, ours in table.items():
@@ -105,7 +104,6 @@ _WARMUP_COSINE = m.configurable(
 
 
 def _set_warmup_cosine(reading: m.Reading, found: Value) -> None:
-    """Sets the schedule from the arguments of optax's `warmup_cosine_decay_schedule`."""
     peak, end, steps = (reading.facts[name] for name in ("peak_value", "end_value", "decay_steps"))
     start, warmup = reading.facts["init_value"], reading.fields["optimizer.warmup_steps"]
     if not peak.value > 0 or type(warmup.value) is not int or steps.value <= warmup.value:

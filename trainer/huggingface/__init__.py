@@ -32,7 +32,6 @@ def model_config(path: str) -> ModelConfig:
 
 
 def _read(path: str) -> tuple[ModelConfig, str]:
-    """Returns the model of a folder's config.json, and its model_type."""
     from trainer.huggingface.formats import from_config
 
     folder = files.local_path(path)

@@ -64,7 +64,6 @@ def push(
 
 @contextlib.contextmanager
 def _in_one_line(repository: str) -> Iterator[None]:
-    """Converts errors of huggingface_hub to `UserError`."""
     import httpx
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -73,7 +73,6 @@ def our_logits(config: ModelConfig, params: Any) -> Compute:
 
 @functools.cache
 def _applied(config: ModelConfig) -> Callable[[Any, Batch], Any]:
-    """Returns the model's compiled (parameters, batch) -> output function."""
     import jax
 
     from trainer.model.spec import model_spec

@@ -169,7 +169,6 @@ def _removed(processor: Any) -> str:
 
 
 def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
-    """Sets the normaliser, pre-tokenizer and decoder."""
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     rules = proto.normalizer_spec

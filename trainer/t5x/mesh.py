@@ -97,7 +97,6 @@ def load(prefix: str) -> Found:
 
 
 def _layers(names: list[str]) -> dict[str, int]:
-    """Returns the number of sublayers per block, by tower."""
     found: dict[str, int] = {}
     for name in names:
         if match := re.match(rf"{_TOWER}/block_\d+/layer_(\d+)/", name):
@@ -106,7 +105,6 @@ def _layers(names: list[str]) -> dict[str, int]:
 
 
 def _ours(name: str, layers: dict[str, int]) -> str | None:
-    """Returns a variable's name in T5X, or None."""
     if name == "shared/embedding":
         return "token_embedder/embedding"
     top = re.fullmatch(rf"{_TOWER}/(.+)", name)

@@ -201,7 +201,6 @@ def _checked(path: str, name: str, stored: dict[str, str], tensor: Tensor) -> Te
 
 
 def _pieces(tensor: Tensor) -> Iterator[np.ndarray]:
-    """Yields pieces of about _PIECE_BYTES along the first dimension."""
     rows = tensor.shape[0]
     row_bytes = max(1, math.prod(tensor.shape[1:]) * tensor.dtype.itemsize)
     step = max(1, _PIECE_BYTES // row_bytes)
@@ -305,7 +304,6 @@ def _stored(folder: str, places: dict[str, str], driver: dict[str, Any]) -> dict
 
 
 def _kvstore(folder: str) -> dict[str, Any]:
-    """Returns TensorStore's spec of a local, Google Cloud Storage or S3 folder."""
     if not files.is_remote(folder):
         return {"driver": "file", "path": os.path.abspath(files.local_path(folder)) + "/"}
     scheme, _, rest = folder.partition("://")
