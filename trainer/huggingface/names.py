@@ -211,56 +211,55 @@ _WITHOUT_EFFECT = (
 )
 
 
+def _affine(ours: str, theirs: str, bias: object = True) -> dict[str, str]:
+    """Returns the names of a dense layer or a norm, with or without a bias."""
+    first = "scale" if ours.endswith("norm") else "kernel"
+    return {f"{ours}/{name}": theirs for name in ((first, "bias") if bias else (first,))}
+
+
+def _layers(stack: str, number: int, theirs: str, inside: Mapping[str, str]) -> dict[str, str]:
+    return {
+        f"{stack}/layers_{index}/{ours}": f"{theirs}.{index}.{name}"
+        for index in range(number)
+        for ours, name in inside.items()
+    }
+
+
 def _t5(config: ModelConfig) -> dict[str, str]:
     modules = {"token_embedder/embedding": "shared"}
-    for stack, layers, mixer in (
-        ("encoder", config.num_encoder_layers, "attention"),
-        ("decoder", config.num_decoder_layers, "self_attention"),
+    for stack, number, mixers in (
+        ("encoder", config.num_encoder_layers, ("attention",)),
+        ("decoder", config.num_decoder_layers, ("self_attention", "encoder_decoder_attention")),
     ):
-        bias = "layer.0.SelfAttention.relative_attention_bias"
-        if config.position_scheme != PER_LAYER:
-            modules[f"{stack}/relpos_bias/rel_embedding"] = f"{stack}.block.0.{bias}"
-        modules[f"{stack}/{stack}_norm/scale"] = f"{stack}.final_layer_norm"
-        sublayers = [(mixer, f"pre_{mixer}_layer_norm", "SelfAttention")]
-        if stack == "decoder":
-            cross = ("encoder_decoder_attention", "pre_cross_attention_layer_norm")
-            sublayers.append((*cross, "EncDecAttention"))
-        for index in range(layers):
-            ours, theirs = f"{stack}/layers_{index}", f"{stack}.block.{index}.layer"
-            if config.position_scheme == PER_LAYER:
-                modules[f"{ours}/relpos_bias/rel_embedding"] = f"{stack}.block.{index}.{bias}"
-            for place, (name, norm, attention) in enumerate(sublayers):
-                modules[f"{ours}/{norm}/scale"] = f"{theirs}.{place}.layer_norm"
-                letters = dict(zip(("query", "key", "value", "out"), "qkvo", strict=True))
-                if stack == "encoder":
-                    letters = t5_experiments.encoder_projections(config, letters)
-                for mine, letter in letters.items():
-                    modules[f"{ours}/{name}/{mine}/kernel"] = (
-                        f"{theirs}.{place}.{attention}.{letter}"
-                    )
-            last = f"{theirs}.{len(sublayers)}"
-            modules[f"{ours}/pre_mlp_layer_norm/scale"] = f"{last}.layer_norm"
-            for kernel in (*_inner_kernels(config), "wo"):
-                modules[f"{ours}/mlp/{kernel}/kernel"] = f"{last}.DenseReluDense.{kernel}"
+        modules |= _affine(f"{stack}/{stack}_norm", f"{stack}.final_layer_norm", False)
+        letters = dict(zip(("query", "key", "value", "out"), "qkvo", strict=True))
+        if stack == "encoder":
+            letters = t5_experiments.encoder_projections(config, letters)
+        inside = {}
+        for place, mixer in enumerate(mixers):
+            norm = mixer.replace("encoder_decoder", "cross")
+            inside |= _affine(f"pre_{norm}_layer_norm", f"{place}.layer_norm", False)
+            attention = f"{place}.{'EncDec' if place else 'Self'}Attention"
+            for mine, letter in letters.items():
+                inside |= _affine(f"{mixer}/{mine}", f"{attention}.{letter}", False)
+        last = len(mixers)
+        inside |= _affine("pre_mlp_layer_norm", f"{last}.layer_norm", False)
+        for kernel in (*_inner_kernels(config), "wo"):
+            inside |= _affine(f"mlp/{kernel}", f"{last}.DenseReluDense.{kernel}", False)
+        table, bias = "relpos_bias/rel_embedding", "0.SelfAttention.relative_attention_bias"
+        if config.position_scheme == PER_LAYER:
+            inside[table] = bias
+        else:
+            modules[f"{stack}/{table}"] = f"{stack}.block.0.layer.{bias}"
+        inside = {ours: f"layer.{name}" for ours, name in inside.items()}
+        modules |= _layers(stack, number, f"{stack}.block", inside)
     return modules
-
-
-def _kernel_and_bias(has_bias: object) -> tuple[str, ...]:
-    return ("kernel", "bias") if has_bias else ("kernel",)
 
 
 def _decoder(config: ModelConfig) -> dict[str, str]:
     """Returns names of LlamaForCausalLM, shared by Gemma and our modelling file."""
     layer = decoder_layer(config)
     mixer = cast(DotProductAttention, layer.mixer)  # the only one that can be exported
-
-    def norm(ours: str, theirs: str) -> dict[str, str]:
-        return {f"{ours}/{name}": theirs for name in ("scale", "bias")[: 1 + layer.norm.has_bias]}
-
-    modules = {
-        "decoder/token_embedder/embedding": "model.embed_tokens",
-        **norm("decoder/decoder_norm", "model.norm"),
-    }
     second = ("pre_mlp_layer_norm", "post_attention_layernorm")
     if layer.feed_forward_norm_placement is not None:
         second = ("post_mlp_layer_norm", "post_feedforward_layernorm")
@@ -271,60 +270,55 @@ def _decoder(config: ModelConfig) -> dict[str, str]:
     gated = len(_inner_kernels(config)) == 2
     mlp = {"wi_0": "gate_proj", "wi_1": "up_proj"} if gated else {"wi": "up_proj"}
     mlp["wo"] = "down_proj"
-    for index in range(config.num_decoder_layers):
-        ours, theirs = f"decoder/layers_{index}", f"model.layers.{index}"
-        modules |= norm(f"{ours}/pre_self_attention_layer_norm", f"{theirs}.input_layernorm")
-        modules |= norm(f"{ours}/{second[0]}", f"{theirs}.{second[1]}")
-        for mine, name in attention.items():
-            for part in _kernel_and_bias(config.value("attention_bias")):
-                modules[f"{ours}/self_attention/{mine}/{part}"] = f"{theirs}.self_attn.{name}"
-            if mixer.convolution and name in ("q_proj", "k_proj", "v_proj"):
-                for step in range(getattr(mixer.convolution, "width", 0)):
-                    tap = f"{ours}/self_attention/{mine}_convolution/tap_{step}"
-                    modules[tap] = f"{theirs}.self_attn.{name[0]}_conv"
-        for mine, name in mlp.items():
-            for part in _kernel_and_bias(layer.feed_forward.bias):
-                modules[f"{ours}/mlp/{mine}/{part}"] = f"{theirs}.mlp.{name}"
+    has_bias = layer.norm.has_bias
+    inside = _affine("pre_self_attention_layer_norm", "input_layernorm", has_bias)
+    inside |= _affine(*second, has_bias)
+    for mine, name in attention.items():
+        ours, theirs = f"self_attention/{mine}", f"self_attn.{name}"
+        inside |= _affine(ours, theirs, config.value("attention_bias"))
+        if mixer.convolution and name in ("q_proj", "k_proj", "v_proj"):
+            for step in range(getattr(mixer.convolution, "width", 0)):
+                inside[f"{ours}_convolution/tap_{step}"] = f"self_attn.{name[0]}_conv"
+    for mine, name in mlp.items():
+        inside |= _affine(f"mlp/{mine}", f"mlp.{name}", layer.feed_forward.bias)
+    modules = {
+        "decoder/token_embedder/embedding": "model.embed_tokens",
+        **_affine("decoder/decoder_norm", "model.norm", has_bias),
+        **_layers("decoder", config.num_decoder_layers, "model.layers", inside),
+    }
     if config.position_scheme == "relative":
         modules["decoder/relpos_bias/rel_embedding"] = "model.relative_attention_bias"
     return modules
 
 
-def _both(ours: str, theirs: str) -> dict[str, str]:
-    first = "scale" if ours.endswith("norm") else "kernel"
-    return {f"{ours}/{first}": theirs, f"{ours}/bias": theirs}
-
-
 def _gpt2(config: ModelConfig) -> dict[str, str]:
-    modules = {
+    inside = {
+        **_affine("pre_self_attention_layer_norm", "ln_1"),
+        **_affine("pre_mlp_layer_norm", "ln_2"),
+        **_affine("self_attention/out", "attn.c_proj"),
+        **_affine("mlp/wi", "mlp.c_fc"),
+        **_affine("mlp/wo", "mlp.c_proj"),
+    }
+    for name in _JOINED:
+        inside |= _affine(f"self_attention/{name}", "attn.c_attn")
+    return {
         "decoder/token_embedder/embedding": f"{_GPT2}wte",
         "decoder/position_embedder/pos_embedding": f"{_GPT2}wpe",
-        **_both("decoder/decoder_norm", f"{_GPT2}ln_f"),
+        **_affine("decoder/decoder_norm", f"{_GPT2}ln_f"),
+        **_layers("decoder", config.num_decoder_layers, f"{_GPT2}h", inside),
     }
-    inside = {
-        "pre_self_attention_layer_norm": "ln_1",
-        "pre_mlp_layer_norm": "ln_2",
-        **{f"self_attention/{name}": "attn.c_attn" for name in _JOINED},
-        "self_attention/out": "attn.c_proj",
-        "mlp/wi": "mlp.c_fc",
-        "mlp/wo": "mlp.c_proj",
-    }
-    for index in range(config.num_decoder_layers):
-        for ours, theirs in inside.items():
-            modules |= _both(f"decoder/layers_{index}/{ours}", f"{_GPT2}h.{index}.{theirs}")
-    return modules
 
 
 def _bert(config: ModelConfig) -> dict[str, str]:
     modules = {
         "token_embedder/embedding": "bert.embeddings.word_embeddings",
         "encoder/type_embedder/embedding": "bert.embeddings.token_type_embeddings",
-        **_both("encoder/embedding_layer_norm", "bert.embeddings.LayerNorm"),
-        **_both("mlm_head/dense", "cls.predictions.transform.dense"),
-        **_both("mlm_head/layer_norm", "cls.predictions.transform.LayerNorm"),
+        **_affine("encoder/embedding_layer_norm", "bert.embeddings.LayerNorm"),
+        **_affine("mlm_head/dense", "cls.predictions.transform.dense"),
+        **_affine("mlm_head/layer_norm", "cls.predictions.transform.LayerNorm"),
         "mlm_head/logits_bias": "cls.predictions",
-        **_both("order_head/pooler", "bert.pooler.dense"),
-        **_both("order_head/logits", "cls.seq_relationship"),
+        **_affine("order_head/pooler", "bert.pooler.dense"),
+        **_affine("order_head/logits", "cls.seq_relationship"),
     }
     if config.position_scheme == "absolute":
         table = "bert.embeddings.position_embeddings"
@@ -333,24 +327,20 @@ def _bert(config: ModelConfig) -> dict[str, str]:
         table = "bert.encoder.layer.0.attention.self.relative_attention_bias"
         modules["encoder/relpos_bias/rel_embedding"] = table
     inside = {
-        **{f"attention/{name}": f"attention.self.{name}" for name in _JOINED},
-        "attention/out": "attention.output.dense",
-        "mlp/wi": "intermediate.dense",
-        "mlp/wo": "output.dense",
+        **_affine("attention/out", "attention.output.dense"),
+        **_affine("mlp/wi", "intermediate.dense"),
+        **_affine("mlp/wo", "output.dense"),
     }
+    for name in _JOINED:
+        inside |= _affine(f"attention/{name}", f"attention.self.{name}")
     if config.value("norm_placement") == "pre":
-        modules |= _both("encoder/encoder_norm", "bert.encoder.last_layer_ln")
-        inside["pre_attention_layer_norm"] = "pre_attention_ln"
-        inside["pre_mlp_layer_norm"] = "post_attention_ln"
+        modules |= _affine("encoder/encoder_norm", "bert.encoder.last_layer_ln")
+        inside |= _affine("pre_attention_layer_norm", "pre_attention_ln")
+        inside |= _affine("pre_mlp_layer_norm", "post_attention_ln")
     else:
-        inside["post_attention_layer_norm"] = "attention.output.LayerNorm"
-        inside["post_mlp_layer_norm"] = "output.LayerNorm"
-    for index in range(config.num_encoder_layers):
-        for ours, theirs in inside.items():
-            modules |= _both(
-                f"encoder/layers_{index}/{ours}", f"bert.encoder.layer.{index}.{theirs}"
-            )
-    return modules
+        inside |= _affine("post_attention_layer_norm", "attention.output.LayerNorm")
+        inside |= _affine("post_mlp_layer_norm", "output.LayerNorm")
+    return modules | _layers("encoder", config.num_encoder_layers, "bert.encoder.layer", inside)
 
 
 def _inner_kernels(config: ModelConfig) -> tuple[str, ...]:
