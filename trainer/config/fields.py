@@ -115,16 +115,12 @@ def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> st
     return "\n".join(lines)
 
 
-def from_dict(kind: type, value: Mapping[str, Any], source: str) -> Any:
+def from_dict(kind: type, value: Mapping[str, Any], source: str, path: str = "") -> Any:
     """Inverse of dataclasses.asdict, tuples and nested dataclasses included.
 
     Accepts former names of fields; fields missing from `value` get their `unstored` value. Raises a
     UserError, naming the file `source`, for unknown fields and rejected values.
     """
-    return _from_dict(kind, value, source, "")
-
-
-def _from_dict(kind: type, value: Mapping[str, Any], source: str, path: str) -> Any:
     hints = typing.get_type_hints(kind)
     value = dict(value)
     for field in dataclasses.fields(kind):
@@ -142,7 +138,7 @@ def _from_dict(kind: type, value: Mapping[str, Any], source: str, path: str) -> 
     known = {}
     for name, item in value.items():
         if dataclasses.is_dataclass(hints[name]):
-            item = _from_dict(hints[name], item, source, f"{path}{name}.")
+            item = from_dict(hints[name], item, source, f"{path}{name}.")
         elif isinstance(item, list):
             item = tuple(item)
         known[name] = item

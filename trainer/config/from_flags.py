@@ -124,7 +124,6 @@ class Gin:
 
     @property
     def folders(self) -> list[str]:
-        """The folders of gin files."""
         return [path for paths in self.gin_search_paths for path in paths.split(",")]
 
 

@@ -53,11 +53,9 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """The factor alpha / rank of the products of A and B."""
         rank = self.rank or 1
         return (self.alpha or rank) / rank
 
     @property
     def pattern(self) -> str:
-        """The regular expression for kernel paths."""
         return self.kernels or _ATTENTION

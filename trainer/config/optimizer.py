@@ -326,7 +326,6 @@ class OptimizerConfig:
 
     @property
     def factors(self) -> tuple[str, ...]:
-        """The factors of the schedule, in order."""
         schedule = self.schedule or OPTIMIZERS[self.name].schedule
         return tuple(name.strip() for name in schedule.split("*"))
 

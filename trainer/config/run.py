@@ -15,7 +15,6 @@ from tasks.terminal.fields import (
     Checked,
     ReadIf,
     Rule,
-    Unread,
     above,
     at_least,
     check,
@@ -130,6 +129,9 @@ _PROFILED = Rule(
 )
 
 
+_INIT_FROM = ReadIf(lambda config: config.init_from is not None, "without --init_from")
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """A run.
@@ -229,7 +231,7 @@ class Config:
         True,
         "also take the optimizer state and step of init_from, which determine the position in the "
         "schedule and in the data; false: parameters only",
-        read_if=ReadIf(lambda config: config.init_from is not None, "without --init_from"),
+        read_if=_INIT_FROM,
     )
     trainable: str | None = field(
         None,
@@ -273,7 +275,9 @@ class Config:
         VocabularyConfig, "The vocabulary that tasks and caches must have", changes="nothing"
     )
     init_from_vocabulary: OldVocabularyConfig = field(
-        OldVocabularyConfig, "The vocabulary of init_from's parameters"
+        OldVocabularyConfig,
+        "The vocabulary of init_from's parameters",
+        read_if=_INIT_FROM._replace(whole=True),
     )
     optimizer: OptimizerConfig = field(
         OptimizerConfig, "The optimizer and its learning-rate schedule"
@@ -298,12 +302,6 @@ class Config:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("path", "id_map"):
-            value = getattr(self.init_from_vocabulary, name)
-            if value is not None and self.init_from is None:
-                raise Unread(
-                    f"Config.init_from_vocabulary.{name}", value, None, "without --init_from"
-                )
         check_pattern("Config.trainable", self.trainable)
         check_watched(self)
         rule = f"at most {self.train_steps}, the last of train_steps"
@@ -312,12 +310,10 @@ class Config:
 
     @property
     def reads_seqio(self) -> bool:
-        """Whether the task is one of seqio's."""
         return self.task.startswith(SEQIO)
 
     @property
     def is_divided(self) -> bool:
-        """Whether a batch may have several parts."""
         return self.microbatches > 1 or self.tokens_per_microbatch_per_replica is not None
 
     @property
@@ -334,7 +330,7 @@ def _updates(text: str) -> range:
 def save_config(
     config: Config, origins: dict[str, str], record: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes config.json into the model directory; `record` is that of the run's tasks, as JSON."""
+    """Writes config.json into the model directory; `record` describes the run's tasks."""
     value = {"config": dataclasses.asdict(config), "origins": origins, **(record or {})}
     files.write_json(files.join(config.model_dir, CONFIG_FILE), value)
 

@@ -116,9 +116,8 @@ def _ids_compared(match: Match | None) -> str:
     is_model = match.library == Match._field_defaults["library"]
     of_model = "`spiece.model` is the SentencePiece model used in training." * is_model
     return (
-        f"- Ids of `tokenizer.json` compared with those of {match.library}, which was used in "
-        f"training: equal for {match.texts - len(match.different)} of {match.texts} texts. "
-        + of_model
+        f"- Ids of `tokenizer.json` compared with the ids of {match.library}, used in training: "
+        f"equal for {match.texts - len(match.different)} of {match.texts} texts. " + of_model
     )
 
 

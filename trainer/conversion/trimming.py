@@ -22,7 +22,7 @@ _MULTIPLE = 128
 
 
 def vocabulary_of(opened: Opened, path: str | None, extra_ids: int | None) -> Vocabulary:
-    """Returns the vocabulary at `path` or, without one, that of an opened checkpoint."""
+    """Returns the vocabulary at `path` or, without one, an opened checkpoint's."""
     flag, source = f"--from={opened.source.path}", opened.source
     problem = "it is not recorded in such a checkpoint"
     found: Vocabulary | None = None

@@ -175,7 +175,9 @@ class Decoder:
                 prompt_BP = np.zeros((batch, length), np.int32)
                 segment_BP = np.zeros_like(prompt_BP)
                 length_B = np.zeros(batch, np.int32)
+                id_B2 = np.zeros((batch, 2), np.uint32)
                 for row, place in enumerate(places):
+                    id_B2[row] = divmod(example_ids[place], 1 << 32)
                     prompt_BP[row, : len(prompts[place])] = prompts[place]
                     segment_BP[row, : len(prompts[place])] = 1
                     length_B[row] = 1 if encodes else 1 + len(prompts[place])
@@ -187,9 +189,6 @@ class Decoder:
                     # Rows begin as in training.
                     begun_BP = np.pad(prompt_BP, ((0, 0), (1, 0)), constant_values=self._start)
                     made = Prompts(begun_BP, length_B)
-                id_B2 = np.zeros((batch, 2), np.uint32)
-                for row, place in enumerate(places):
-                    id_B2[row] = divmod(example_ids[place], 1 << 32)
                 yield places, made, id_B2
 
     def _rows(self, count: int) -> int:

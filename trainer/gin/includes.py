@@ -15,15 +15,6 @@ _MT5_VOCABULARY = "gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model"
 
 _1_0 = ("small", "base", "large", "3B", "11B")
 _1_1 = ("small", "base", "large", "xl", "xxl")
-# Macros that a file may set even if no other file reads them.
-MACROS = (
-    *("BATCH_SIZE", "DROPOUT_RATE", "EVALUATOR_NUM_EXAMPLES", "EVALUATOR_USE_MEMORY_CACHE"),
-    *("EVAL_PERIOD", "EVAL_STEPS", "INITIAL_CHECKPOINT_PATH", "JSON_WRITE_N_RESULTS"),
-    *("LABEL_SMOOTHING", "LOSS_NORMALIZING_FACTOR", "MIXTURE_OR_TASK_MODULE"),
-    *("MIXTURE_OR_TASK_NAME", "MODEL", "MODEL_DIR", "OPTIMIZER", "RANDOM_SEED"),
-    *("SHUFFLE_TRAIN_EXAMPLES", "TASK_FEATURE_LENGTHS", "TRAIN_STEPS", "TRAIN_STEPS_RELATIVE"),
-    *("USE_CACHED_TASKS", "USE_HARDWARE_RNG", "VOCABULARY", "Z_LOSS"),
-)
 
 
 def binding(key: str, value: Any, path: str) -> Binding:
@@ -229,3 +220,8 @@ def described(files: Mapping[str, Mapping[str, Any]]) -> Mapping[str, list[Bindi
 
 
 DESCRIPTIONS = described({**_RUNS, **_models()})
+# Macros that a file may set even if no other file reads them.
+MACROS = {
+    *("EVALUATOR_NUM_EXAMPLES", "EVALUATOR_USE_MEMORY_CACHE", "JSON_WRITE_N_RESULTS"),
+    *(each.name for bound in DESCRIPTIONS.values() for each in bound if not each.argument),
+}

@@ -38,7 +38,7 @@ class Argument:
     """The meaning of an argument, by exactly one of these attributes.
 
     `field`: path of the configuration field that receives the value after `convert`;
-    `refers`: configurables, one of which the argument must name (or None, if `optional`);
+    `refers`: the argument names one of these configurables, or None if `optional`;
     `only`: the only supported value, with synonyms `same`; `why` explains the restriction;
     `take`: a function called with (reading, value), for all other cases.
     Without any, the argument has no counterpart: `why` is reported unless the value is `default`.
@@ -65,7 +65,6 @@ class Configurable:
 
     @property
     def short(self) -> str:
-        """The last part of the first name."""
         return self.names[0].rpartition(".")[2]
 
 
@@ -158,7 +157,6 @@ class Reading:
         self.notes.append(("read, no counterpart", text))
 
     def set(self, path: str, value: Any, origin: str) -> None:
-        """Sets a configuration field."""
         self.fields[path] = Value(value, origin)
 
     def walk(self, configurable: Configurable, scope: str = "", origin: str = "") -> None:
@@ -204,8 +202,8 @@ class Reading:
             other, value = scoped.setdefault(meaning.field, (scope, found))
             if other != scope and value.value != found.value:
                 raise UserError(
-                    f"{found.origin}: {scope}/{short} = {found.value!r} differs from that of "
-                    f"{other}, {value.value!r} ({value.origin}): both have one value here"
+                    f"{found.origin}: {scope}/{short} = {found.value!r} differs from "
+                    f"{other}'s {value.value!r} ({value.origin}): both have one value here"
                 )
 
     def follow(

@@ -315,7 +315,7 @@ def task(reading: Reading, named: bool) -> Value:
     if _value(reading, "model_type", "") == "lm" and full and not full.value:
         reading.warn(
             f"input_full_attention = False ({full.origin}): if the task has inputs, a decoder sees "
-            "them in both directions here, and its loss is that of the targets"
+            "them in both directions here, and only targets have a loss"
         )
     if named or steps is None or not isinstance(steps.value, list | tuple):
         return name

@@ -83,19 +83,12 @@ class Binding(NamedTuple):
         return f"{scope}{self.selector}{argument}"
 
 
-class Import(NamedTuple):
-    """A file's import statement; the module is not imported."""
-
-    module: str
-    place: str
-
-
 @dataclasses.dataclass
 class Statements:
-    """The files' statements, in order."""
+    """The files' bindings, in order, and the modules that they import, with their places."""
 
     bindings: list[Binding] = dataclasses.field(default_factory=list)
-    imports: list[Import] = dataclasses.field(default_factory=list)
+    imports: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
 class Value(NamedTuple):
@@ -178,7 +171,7 @@ class _Reader:
         """Reads the text of a file or, if `above` is empty, of a flag."""
         from gin import config_parser
 
-        # A file's own imports take precedence over those of files read before. As in gin, T5X's
+        # A file's own imports take precedence over earlier files'. As in gin, T5X's
         # size files rely on the imports of the files that they include.
         modules: dict[str, str] = {} if above else self._modules
         seen = ChainMap(modules, self._modules)
@@ -193,7 +186,7 @@ class _Reader:
                     if statement.alias or statement.is_from:
                         modules[statement.bound_name()] = statement.module
                     self._modules |= modules
-                    self.found.imports.append(Import(statement.module, place))
+                    self.found.imports.append((statement.module, place))
                 elif isinstance(statement, config_parser.BindingStatement):
                     scope, selector, argument, value, _ = statement
                     selector = _spelled_out(selector, seen) if argument else selector
@@ -278,7 +271,7 @@ def references(value: Any) -> list[Reference]:
 
 
 class Macros:
-    """The values of macros, with a record of which were read."""
+    """The values of macros; records which ones are read."""
 
     def __init__(self, bindings: Iterable[Binding]):
         bindings = list(bindings)

@@ -20,12 +20,10 @@ def check(repository: str) -> None:
     from huggingface_hub.utils import validate_repo_id
 
     flag = f"--push_to={repository}"
-    try:
+    valid = False
+    with contextlib.suppress(huggingface_hub.errors.HFValidationError):
         validate_repo_id(repository)
-        owner, _, name = repository.partition("/")
-        valid = bool(owner and name)
-    except huggingface_hub.errors.HFValidationError:
-        valid = False
+        valid = all(repository.partition("/"))
     if not valid:
         raise UserError(f"{flag} is not the name of a repository: give OWNER/NAME")
     if huggingface_hub.get_token() is None:

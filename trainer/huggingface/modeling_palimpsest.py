@@ -25,9 +25,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 class PalimpsestConfig(PretrainedConfig):
     """Configuration with Llama's names for sizes and T5's for relative positions.
 
-    `mixer` is "attention", or Primer's "mdha" or "mdha_shared_qk"; `norm` is "rms_norm",
-    "layer_norm" or "primer_norm"; `norm_placement` is "pre" or "primer_alternating". `family` is
-    Palimpsest's model family.
+    `mixer` is "attention", "mdha" or "mdha_shared_qk"; `norm` is "rms_norm", "layer_norm" or
+    "primer_norm"; `norm_placement` is "pre" or "primer_alternating".
     """
 
     model_type = "palimpsest"
@@ -59,14 +58,11 @@ class PalimpsestConfig(PretrainedConfig):
 
 
 class PalimpsestCache(DynamicCache):
-    """Keys and values of earlier positions, and the last inputs of convolutions.
-
-    `inputs` maps (layer number, projection letter) to [B, 2, C].
-    """
+    """Keys and values of earlier positions, and the last inputs of convolutions."""
 
     def __init__(self):
         super().__init__()
-        self.inputs = {}
+        self.inputs = {}  # (layer number, projection letter) -> [B, 2, C]
 
     def _change(self, function):
         self.inputs = {name: function(each) for name, each in self.inputs.items()}
@@ -242,10 +238,8 @@ class Decoder(nn.Module):
 
     def bucket(self, behind):
         """Returns T5's bucket for a distance to a key, 0 for later keys (arXiv:1910.10683)."""
-        buckets, distance = (
-            self.config.relative_attention_num_buckets,
-            self.config.relative_attention_max_distance,
-        )
+        buckets = self.config.relative_attention_num_buckets
+        distance = self.config.relative_attention_max_distance
         behind, exact = behind.clamp(min=0), buckets // 2
         ratio = behind.clamp(min=1).float() / exact
         growth = torch.log(ratio) / math.log(distance / exact) * (buckets - exact)

@@ -31,7 +31,7 @@ _UNIGRAM, _BPE = 1, 2
 _USER_DEFINED = 4
 # A noncharacter: absent from texts and rules, and a barrier to composition.
 _BREAK = "\ufdd0"
-# SentencePiece's nmt rules apply all NFKC replacements except that of the fullwidth tilde.
+# SentencePiece's nmt rules apply all NFKC replacements but the fullwidth tilde's.
 _TILDE, _KEPT_TILDE = "\uff5e", "\ufdd1"
 # Characters that extend a grapheme: marks, joiners, skin tone modifiers.
 _EXTENDS = r"[\p{M}\x{200C}\x{200D}\x{1F3FB}-\x{1F3FF}]"

@@ -116,7 +116,9 @@ def adafactor_parts(
             # Exact, since averaging over an axis commutes with the moving average.
             tensor = mean(parts["v"], int(part[-1]))
         if tensor is None:
-            return out, f"it has no {_described(part, name)}"
+            kind = "not factored" if part == "v" else "factored"
+            missing = f"momentum of {name}" if part == "m" else f"second moments of {name} ({kind})"
+            return out, f"it has no {missing}"
         out[part] = tensor
     if "m" in parts and not momentum:
         return out, f"it has momentum of {name}, but --optimizer.beta1 is not set"
@@ -190,12 +192,6 @@ def own_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _axis(part: str) -> int:
     return 0 if part == "over 0" else LAYERS_AXIS
-
-
-def _described(part: str, name: str) -> str:
-    if part == "m":
-        return f"momentum of {name}"
-    return f"second moments of {name} ({'not factored' if part == 'v' else 'factored'})"
 
 
 def _without_heads(name: str, part: str, tensor: Tensor) -> Tensor:

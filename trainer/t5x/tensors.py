@@ -18,7 +18,6 @@ class Tensor:
     read: Callable[[Index], np.ndarray]
 
     def whole(self) -> np.ndarray:
-        """Reads the whole tensor."""
         return self.read((slice(None),) * len(self.shape))
 
 
