@@ -38,9 +38,7 @@ class TrainedFlags:
     step: int | None = field(None, "step of the checkpoint; None: the newest")
     vocabulary: str | None = field(None, "folder or file of the vocabulary; None: the cache's")
     cache_dir: str | None = field(None, "folder of caches by task, if they have moved")
-    task_module: str | None = field(
-        None, "Python module that registers the vocabulary, if it is a class"
-    )
+    task_module: str | None = field(None, "Python module that registers a vocabulary class")
 
 
 def _with_method(method: str) -> ReadIf:

@@ -177,7 +177,7 @@ class PlateauConfig(Checked):
         0.5, "factor that each drop applies to the schedule, above 0 and below 1", rule=_BELOW_ONE
     )
     minimum_share: float = field(
-        0.01, "lower limit on the product of all drops, in [0, 1)", rule=BELOW_ONE
+        0.01, "lower limit on the product of drops, in [0, 1)", rule=BELOW_ONE
     )
 
 
@@ -202,19 +202,15 @@ class EvaluateFlags:
     task: str | None = field(None, "task to evaluate on, or task=rate,task=rate; None: the run's")
     task_module: str | None = field(None, "Python module that registers tasks and metrics")
     metrics: str | None = field(
-        None, "metrics of generated text, as exact_match,bleu; task: the task's own"
+        None, "metrics of generated text, as exact_match,bleu; task: its own"
     )
-    supervised: str | None = field(
-        None, "T5 task, as glue_mrpc, whose metrics judge predictions on a cache"
-    )
+    supervised: str | None = field(None, "T5 task, as glue_mrpc, whose metrics judge predictions")
     examples: int | None = field(
         None,
         "maximum number of examples per task to generate text for; None: the run's",
         rule=at_least(1),
     )
-    probes: str | None = field(
-        None, "JSON lines with probes to score (docs/finetuning.md)", metavar="FILE"
-    )
+    probes: str | None = field(None, "JSON lines of probes (docs/finetuning.md)", metavar="FILE")
     cache_dir: str | None = field(None, "folder of the caches, if they have moved since training")
     batch_size: int | None = field(
         None,

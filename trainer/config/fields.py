@@ -102,9 +102,7 @@ def override(config: Any, origins: dict[str, str], given: Given) -> Any:
 
 def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> str:
     """Returns a line per field, "path = JSON  # origin"; with `words`, also a line of help."""
-    rows = [
-        (path, json.dumps(value), origins.get(path, "default")) for path, value in leaves(config)
-    ]
+    rows = [(name, json.dumps(each), origins.get(name, "default")) for name, each in leaves(config)]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = []
     for path, value, origin in rows:

@@ -49,9 +49,7 @@ def _parts() -> str:
             for each in dataclasses.fields(part.options):
                 default = "" if each.default is None else f" (default: {each.default})"
                 text = f"{each.name}: {each.metadata['words']}{default}"
-                lines += textwrap.wrap(
-                    text, 96, initial_indent="    ", subsequent_indent="        "
-                )
+                lines += textwrap.wrap(text, 96, initial_indent=" " * 4, subsequent_indent=" " * 8)
         lines.append("")
     return "\n".join(lines).rstrip()
 
@@ -217,9 +215,7 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
     refuse_unknown(others, [name for flag in flags_of(type(flags)) for name in flag.names])
     if gin.gin_file:
         if flags.optimizer_preset:
-            raise UserError(
-                "--optimizer_preset and --gin_file both name an optimizer: leave out one"
-            )
+            raise UserError("--optimizer_preset and --gin_file both name an optimizer: omit one")
         config, origins, notes = build_from_gin(
             gin.gin_file, gin.folders, gin.gin_param, preset, flags.run
         )

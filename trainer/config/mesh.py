@@ -109,9 +109,8 @@ def check_dimensions(
     for name, axis in RULES[rules]:
         field, dimension = dimensions[{"joined_kv": "heads"}.get(name, name)]
         if axis and dimension % size[axis]:
-            raise UserError(
-                f"{flag[axis]}: the model's {field} {dimension} does not divide by {size[axis]}"
-            )
+            whole = f"the model's {field} {dimension}"
+            raise UserError(f"{flag[axis]}: {whole} does not divide by {size[axis]}")
     parts = size["data"] * size["fsdp"]
     if batch_size % (parts * microbatches):
         within = f" in each of {microbatches} microbatches" if microbatches > 1 else ""

@@ -169,7 +169,7 @@ class OptimizerConfig:
         None, "updates of polynomial_decay after the warm-up; 1 or more", rule=at_least(1)
     )
     power: float | None = field(
-        None, "exponent of polynomial_decay, above 0; 1 is linear", rule=above(0)
+        None, "polynomial_decay's exponent, above 0; 1: linear", rule=above(0)
     )
     cooldown_start: int | None = field(
         None,
@@ -185,7 +185,7 @@ class OptimizerConfig:
         rule=BELOW_ONE,
     )
     minimum_learning_rate: float = field(
-        1e-8, "lower bound of the schedule; 0 or more", rule=at_least(0)
+        1e-8, "minimum of the schedule; 0 or more", rule=at_least(0)
     )
     clip_norm: float | None = field(
         None,

@@ -68,7 +68,7 @@ class LossConfig(Checked):
         rule=at_least(0),
     )
     label_smoothing: float = field(
-        0.0, "probability shared by the wrong tokens, in [0, 1)", rule=BELOW_ONE
+        0.0, "probability of all wrong tokens, in [0, 1)", rule=BELOW_ONE
     )
     normalizer: str = field(
         "sum",
@@ -125,7 +125,7 @@ class MetricsConfig(Checked):
 
 
 _PROFILED = Rule(
-    "the first and the last update to trace, as 10:20", lambda value: bool(_updates(value))
+    "the first and last update to trace, as 10:20", lambda value: bool(_updates(value))
 )
 
 
@@ -264,9 +264,7 @@ class Config:
         rule=_PROFILED,
         changes="nothing",
     )
-    lengths: LengthsConfig = field(
-        LengthsConfig, "Lengths of an example's features", changes="batches"
-    )
+    lengths: LengthsConfig = field(LengthsConfig, "Lengths of features", changes="batches")
     mixing: MixingConfig = field(
         MixingConfig, "Rates of a mixture's tasks", changes="batches", read_if=ON_CACHES
     )
@@ -291,14 +289,10 @@ class Config:
         EvaluationConfig, "Evaluation on the validation split during training", changes="nothing"
     )
     stopping: StoppingConfig = field(StoppingConfig, "Early stopping")
-    plateau: PlateauConfig = field(
-        PlateauConfig, "Lower learning rates when evaluations stop improving"
-    )
+    plateau: PlateauConfig = field(PlateauConfig, "Lower rates when evaluations stop improving")
     metrics: MetricsConfig = field(MetricsConfig, "Training metrics", changes="nothing")
     mesh: MeshConfig = field(MeshConfig, "Division of the work among devices", changes="rounding")
-    processes: ProcessesConfig = field(
-        ProcessesConfig, "Processes on several machines", changes="rounding"
-    )
+    processes: ProcessesConfig = field(ProcessesConfig, "Several machines", changes="rounding")
 
     def __post_init__(self) -> None:
         check(self)

@@ -1,8 +1,4 @@
-"""Rejects typed fields that have no effect given the others, according to `read_if`.
-
-Stored configurations, presets and gin files may set such fields; resuming ignores them
-(`resuming.config_changes`).
-"""
+"""Rejects typed fields that have no effect; stored ones, presets and gin files may set them."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping

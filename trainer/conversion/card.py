@@ -1,6 +1,5 @@
 """The model card of an exported model: its data, training, evaluation and checks."""
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -50,16 +49,6 @@ _USE = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Named:
-    """Facts about a model that only the user knows, in the Hub's names; empty if not given."""
-
-    license: str = ""
-    languages: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
-    base_model: str = ""
-
-
 def generation_config(written: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the contents of generation_config.json, given config.json's."""
     names = ("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id")
@@ -73,17 +62,17 @@ def model_card(
     parity: Parity,
     match: Match | None,
     custom_code: bool,
-    named: Named = Named(),
+    facts: Mapping[str, Any],
 ) -> str:
     """Returns the README.md of an exported model; `folder` is its name in the example.
 
     `match` is None if the vocabulary is a class of --task_module. `custom_code` says whether
-    loading the model runs code from its folder.
+    loading the model runs code from its folder. `facts` are the user's, by the Hub's names.
     """
     config, rows = run.config, _evaluation(run.config.model_dir, step)
-    datasets = named.datasets or tuple(_hub_data_sets(run.data))
+    facts = {**facts, "datasets": facts.get("datasets") or _hub_data_sets(run.data)}
     lines = [
-        *_head(config.model, dataclasses.replace(named, datasets=datasets)),
+        *_head(config.model, facts),
         f"# {folder}",
         "",
         f"{config.preset}, pretrained with Palimpsest and not fine-tuned.",
@@ -126,7 +115,7 @@ def converted_card(
 ) -> str:
     """Returns the README.md of a converted model; `folder` is its name in the example."""
     lines = [
-        *_head(model, Named()),
+        *_head(model, {}),
         f"# {folder}",
         "",
         f"{source}, after {step:,} updates, converted with Palimpsest.",
@@ -138,16 +127,13 @@ def converted_card(
     return "\n".join(lines) + "\n"
 
 
-def _head(model: ModelConfig, named: Named) -> list[str]:
+def _head(model: ModelConfig, facts: Mapping[str, Any]) -> list[str]:
     """Returns the card's YAML header; JSON values are valid YAML."""
     found = {
         "library_name": "transformers",
         "pipeline_tag": _PIPELINES[model.architecture],
         "tags": ["pretraining", "palimpsest"],
-        "license": named.license,
-        "language": named.languages,
-        "datasets": named.datasets,
-        "base_model": named.base_model,
+        **facts,
     }
     lines = [f"{name}: {json.dumps(value)}" for name, value in found.items() if value]
     return ["---", *lines, "---", ""]
@@ -197,10 +183,7 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
 
 
 def _tokens_seen(data: CachedData, config: Config, step: int) -> int:
-    """Returns the number of corpus tokens in the windows of all updates so far.
-
-    A mixture's count follows from its rates and is exact to one window per task.
-    """
+    """Returns the corpus tokens of all updates; a mixture's are exact to one window per task."""
     windows = [each.task.objective.window_tokens(data.lengths) for each in data.tasks]
     total = 0.0
     for (first, shares), (last, _) in itertools.pairwise([*data.rates, (step, [])]):

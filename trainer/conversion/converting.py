@@ -103,9 +103,8 @@ def _write(
         logits = verify.logits(opened.source.path, opened.model.config, plain)
     if settings.format == targets.HUGGING_FACE:
         model, folded = targets.for_transformers(opened.model.config, arrays)
-        written = targets.to_transformers(
-            partial, opened.model._replace(config=model), folded, settings
-        )
+        plain_model = opened.model._replace(config=model)
+        written = targets.to_transformers(partial, plain_model, folded, settings)
         count = verify.transformers_arrays(partial, model, written["model_type"], folded)
         logits = verify.logits(partial, opened.model.config, arrays)
         checks = _checks(count, logits)

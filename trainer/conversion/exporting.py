@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -13,7 +14,6 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import PAIR_BORDER, Vocabulary
 from trainer.config import load_config
 from trainer.conversion import card, record, targets
-from trainer.conversion.card import Named
 from trainer.conversion.sources import Model
 from trainer.conversion.targets import Settings
 from trainer.conversion.verify import NotEqual
@@ -49,7 +49,7 @@ def export(
     vocabulary_path: str | None = None,
     max_shard_size: str = "5GB",
     custom_code: bool = False,
-    named: Named | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> tuple[int, Parity, Match | None]:
     """Exports a checkpoint, the newest if `step` is None, to a new transformers folder.
 
@@ -68,7 +68,7 @@ def export(
         settings = Settings(targets.HUGGING_FACE, vocabulary=vocabulary, shard_bytes=shard_bytes)
         parity, match = _write(partial, run, params, settings)
         custom = run.config.model.family in configs.OF_CUSTOM_CODE
-        text = card.model_card(run, step, name, parity, match, custom, named or Named())
+        text = card.model_card(run, step, name, parity, match, custom, facts or {})
         files.write_bytes(os.path.join(partial, "README.md"), text.encode())
         made = record.of_export(model_dir, step, vocabulary_path)
         files.write_json(os.path.join(partial, record.FILE), made)

@@ -50,27 +50,20 @@ class Given:
 
 
 class Model(NamedTuple):
-    """A model without scanned layers; `name` is its preset or the file that describes it.
-
-    `positions` is the length of the longest training row, if known.
-    """
+    """A model without scanned layers."""
 
     config: ModelConfig
-    name: str
-    positions: int
+    name: str  # its preset, or the file that describes it
+    positions: int  # length of the longest training row, if known
 
 
 class Opened(NamedTuple):
-    """A checkpoint whose names and shapes match its model.
-
-    `parameters` has values and Adafactor's moments by name, layers unstacked. `checkpoint` is None
-    for transformers folders.
-    """
+    """A checkpoint whose names and shapes match its model."""
 
     source: Source
     model: Model
-    parameters: dict[str, Parts]
-    checkpoint: Checkpoint | None
+    parameters: dict[str, Parts]  # values and Adafactor's moments by name, layers unstacked
+    checkpoint: Checkpoint | None  # None for transformers folders
     step: int
 
 

@@ -216,9 +216,8 @@ def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
     vocabulary = config.vocabulary
     if settings.vocabulary:
         vocabulary = VocabularyConfig(extra_ids=settings.vocabulary.record.added_sentinels)
-    return trained_run.without_data(
-        dataclasses.replace(config, lengths=lengths, vocabulary=vocabulary)
-    )
+    config = dataclasses.replace(config, lengths=lengths, vocabulary=vocabulary)
+    return trained_run.without_data(config)
 
 
 def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:

@@ -69,8 +69,7 @@ def _require_equal(name: str, stored: np.ndarray, wanted: np.ndarray) -> None:
 def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> str:
     """Compares the logits of a transformers folder with ours on rows of random ids.
 
-    Returns the result, or why there was no comparison. Raises NotEqual if the logits differ; raises
-    UserError if transformers cannot load the folder.
+    Returns the result, or why there was no comparison; raises NotEqual if the logits differ.
     """
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:
@@ -104,9 +103,8 @@ def kept_logits(
 ) -> float:
     """Returns the largest difference between two models' logits over their common ids.
 
-    `before` and `after` are models with unstacked parameters by name. `old_of_new` is the id in
-    `before` of each id in `after`, int [kept]. Raises NotEqual if the difference exceeds float32
-    rounding.
+    `old_of_new` is the id in `before` of each id in `after`, int [kept]. Raises NotEqual if the
+    difference exceeds float32 rounding.
     """
     model, arrays = after
     batch = _batch(dataclasses.replace(model, vocab_size=len(old_of_new)))

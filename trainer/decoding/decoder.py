@@ -55,16 +55,14 @@ class Decoded(NamedTuple):
 
 
 class Decoder:
-    """Generates ids after prompts; raises UserError for a model without a decoder.
+    """Generates ids after prompts.
 
     Up to rounding, results depend neither on the order of the prompts nor on the other prompts:
     rows of a batch are independent, padding depends on the prompt's own length, and draws depend on
     the seed and the example's id. `mesh` divides rows and, by `rules`, parameters. EOS of `special`
     replaces T5's in `decoding`.
 
-    Attributes:
-      without_cache: the part of the model that forces recomputing the whole row per token; None if
-        there is none or if the cache is switched off.
+    `without_cache` is the part of the model that forces recomputing the row per token, if any.
     """
 
     def __init__(
@@ -90,10 +88,9 @@ class Decoder:
         model = build_model(self._spec)
         assert isinstance(model, Transformer)
         self._model = model
-        self.without_cache = (
-            uncached_part(model_config, self._spec) if decoding.cache == "auto" else None
-        )
-        self._caches = decoding.cache == "auto" and self.without_cache is None
+        auto = decoding.cache == "auto"
+        self.without_cache = uncached_part(model_config, self._spec) if auto else None
+        self._caches = auto and self.without_cache is None
         self._shardings, options = None, {}
         if mesh is not None:
             axes, key = logical_axes(spec), jax.random.key(0)

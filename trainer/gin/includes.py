@@ -191,7 +191,7 @@ def _model(
 
 def _models() -> dict[str, dict[str, Any]]:
     found = {
-        f"t5x/examples/t5/t5_1_0/{size}.gin": _model(f"t5_1_0_{size.lower()}") for size in _1_0
+        f"t5x/examples/t5/t5_1_0/{each}.gin": _model(f"t5_1_0_{each.lower()}") for each in _1_0
     }
     for size in _1_1:
         t5, mt5 = f"t5_1_1_{size}", f"mt5_{size}"

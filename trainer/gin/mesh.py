@@ -1,7 +1,6 @@
 """Translates gin files of Mesh T5, the T5 library before T5X, and of Primer.
 
-Mesh TensorFlow's files do not refer to their configurables, so every binding counts. Layers, norms
-and activations together determine the model's preset; sizes in the files override the preset's.
+Layers, norms and activations determine the model's preset; sizes in the files override its own.
 
 Source: tensorflow/mesh `transformer/`; google-research/text-to-text-transfer-transformer; Primer,
 google-research/google-research `primer/`.
@@ -151,10 +150,8 @@ def _refuse_other_layers(reading: Reading) -> None:
     ):
         bound = reading.facts.get(f"{stack}/layers")
         if bound and tuple(map(_short, bound.value)) != names:
-            listed = ", ".join(f"@{name}" for name in names)
-            raise bound.must_be(
-                f"{stack}/make_layer_stack.layers", f"{listed} in an encoder-decoder"
-            )
+            rule = f"{', '.join(f'@{name}' for name in names)} in an encoder-decoder"
+            raise bound.must_be(f"{stack}/make_layer_stack.layers", rule)
 
 
 def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value) -> str:
@@ -184,9 +181,7 @@ def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value
     if "MoE1D" in names:
         experts = _activations(reading, "expert_activations")
         if experts.value != activations.value:
-            raise UserError(
-                f"{experts.origin}: experts must have the activations of the other layers"
-            )
+            raise UserError(f"{experts.origin}: experts must have the other layers' activations")
         if "num_experts" in reading.facts:
             reading.set("model.num_experts", *reading.facts["num_experts"])
     if "ineffective" in reading.facts:
@@ -280,9 +275,8 @@ def _set_lengths_and_rows(reading: Reading) -> None:
         # Mesh requires an input length even for language models, which lack inputs.
         if side == "targets" or not decoder_only:
             reading.set(f"lengths.{side}", size, lengths.origin)
-    found = reading.facts.get(
-        "batch_size", Value(("tokens_per_replica", 2048), "Mesh T5's default")
-    )
+    default = Value(("tokens_per_replica", 2048), "Mesh T5's default")
+    found = reading.facts.get("batch_size", default)
     rows = found.value
     if isinstance(rows, list | tuple) and len(rows) == 2 and type(rows[1]) is int:
         unit, number = rows

@@ -16,7 +16,6 @@ _NAMES = "parameters have T5X's names"
 _PLANNED = "windows are planned in advance"
 _PRESET = "the model's preset sets it"
 _SINGLE = "a single model is trained"
-_VOCABULARY = "the cache's vocabulary has its sentinels"
 
 
 def _unread(why: str, names: str) -> dict[str, Argument]:
@@ -71,7 +70,7 @@ _IDLE = {
     "t5.data.utils.rate_num_examples": ("the mixture sets its rates", "maximum scale temperature"),
     "t5.data.utils.rate_unsupervised": ("the mixture sets its rates", "value"),
     "t5.data.sentencepiece_vocabulary.SentencePieceVocabulary": (
-        _VOCABULARY,
+        "the cache's vocabulary has its sentinels",
         "extra_ids sentencepiece_model_file",
     ),
     f"{_STEPS}.select_random_chunk": ("a cache has whole documents", "max_length feature_key"),

@@ -198,9 +198,8 @@ class _Reader:
                             else each
                         ),
                     )
-                    self.found.bindings.append(
-                        Binding(scope, selector, argument, value, place, library)
-                    )
+                    made = Binding(scope, selector, argument, value, place, library)
+                    self.found.bindings.append(made)
         except (SyntaxError, tokenize.TokenError) as error:
             line, what = _failure(error)
             place = f"{name}:{line}" if above else name

@@ -129,9 +129,8 @@ def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
     task = found.value if found.value in known else f"seqio:{found.value}"
     reading.set("task", task, found.origin)
     task = _flag(overrides, "task") or task
-    settings = {
-        name: reading.facts[name] for name in ("use_cached", "pack") if name in reading.facts
-    }
+    facts = reading.facts
+    settings = {name: facts[name] for name in ("use_cached", "pack") if name in facts}
     cached = settings.get("use_cached")
     if task.startswith("seqio:"):
         for name, value in settings.items():

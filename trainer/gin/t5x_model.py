@@ -191,9 +191,7 @@ _SENTENCEPIECE = m.configurable(
     "seqio.vocabularies.SentencePieceVocabulary",
     sentencepiece_model_file=m.field("vocabulary.model_file", m.MUST),
     extra_ids=m.field("vocabulary.extra_ids"),
-    normalizer_spec_overrides=m.only(
-        None, "pipeline.build normalizes as the SentencePiece model does"
-    ),
+    normalizer_spec_overrides=m.only(None, "pipeline.build normalizes as the model does"),
     reverse_extra_ids=m.only(True, "sentinels descend from the last id"),
     use_fast_tokenizer=m.nothing("the tokenizer is fast and gives SentencePiece's ids", False),
 )

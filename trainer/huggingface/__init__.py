@@ -1,7 +1,4 @@
-"""Converts models from and to Hugging Face transformers.
-
-`load` and `model_config` need only safetensors; `trainer.export` also needs torch and transformers.
-"""
+"""Models of Hugging Face transformers. `load` and `model_config` need only safetensors."""
 
 import importlib.util
 import os

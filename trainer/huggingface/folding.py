@@ -1,7 +1,6 @@
-"""Rewrites models with multipliers or gains that transformers lacks as equal models without them.
+"""Folds muP's multipliers and norms without gains, which transformers lacks, into parameters.
 
-muP's multipliers and norms without gains are folded into kernels and gains. The function is
-unchanged; initial values and learning rates, which only training needs, are lost.
+The function is unchanged; initial values and learning rates, which only training needs, are lost.
 """
 
 from dataclasses import replace

@@ -98,9 +98,7 @@ def from_config(
     """
     kind = str(written.get("model_type"))
     if kind not in KINDS:
-        raise UserError(
-            f"{where}: model_type is {kind}; this reads {', '.join(sorted(KINDS))} folders"
-        )
+        raise UserError(f"{where}: model_type is {kind}; this reads {', '.join(sorted(KINDS))}")
     fields = {name: value for name, value in written.items() if value is not None}
     try:
         return KINDS[kind].read(_Fields(fields, where, tensors))
@@ -131,9 +129,8 @@ class _Fields:
 
     def sizes(self, names: Mapping[str, str]) -> dict[str, Any]:
         """Returns our fields of the vocabulary's and these sizes."""
-        return {
-            ours: self[theirs] for theirs, ours in {**names, "vocab_size": "vocab_size"}.items()
-        }
+        names = {**names, "vocab_size": "vocab_size"}
+        return {ours: self[theirs] for theirs, ours in names.items()}
 
     def get(self, name: str, default: Any) -> Any:
         return self._fields.get(name, default)
@@ -214,9 +211,7 @@ def _rotary(fields: _Fields) -> str:
     rope = {**fields.get("rope_scaling", {}), **fields.get("rope_parameters", {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _SCALINGS:
-        raise ValueError(
-            f"rotary positions of kind {kind}; our models have kind default, linear or llama3"
-        )
+        raise ValueError(f"rotary positions of kind {kind}; ours are {', '.join(_SCALINGS)}")
     base = float(rope.get("rope_theta", fields.get("rope_theta", 10_000.0)))
     values: dict[str, Any] = {"base": base, **({} if kind == "default" else {"scaling": kind})}
     for theirs, ours in _SCALINGS[kind].items():

@@ -27,9 +27,7 @@ def check(repository: str) -> None:
     if not valid:
         raise UserError(f"{flag} is not the name of a repository: give OWNER/NAME")
     if huggingface_hub.get_token() is None:
-        raise UserError(
-            f"{flag} needs a token that may write: set HF_TOKEN, or log in with hf auth login"
-        )
+        raise UserError(f"{flag} needs a token to write: set HF_TOKEN, or run hf auth login")
 
 
 def push(

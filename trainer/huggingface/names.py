@@ -154,7 +154,7 @@ def from_tensors(
         tensors = dict(rest)
     facts_of = parameter_facts(spec)
     drawn = [
-        name for name in facts_of if name.startswith(_DRAWN) and found[name].tensor not in rest
+        each for each in facts_of if each.startswith(_DRAWN) and found[each].tensor not in rest
     ]
     if drawn:
         missing = ", ".join(sorted({found[path].tensor.rpartition(".")[0] for path in drawn}))

@@ -110,9 +110,8 @@ def _converted(vocabulary: Vocabulary) -> tuple[Any, list[str]]:
     tokenizer = Tokenizer(_model(proto, pieces, vocabulary))
     _set_text_rules(tokenizer, proto, vocabulary.processor)
     sentinels = {sentinel_piece(number) for number in range(vocabulary.record.sentinels)}
-    symbols = [
-        piece for piece, _, kind in pieces if kind == _USER_DEFINED and piece not in sentinels
-    ]
+    defined = [piece for piece, _, kind in pieces if kind == _USER_DEFINED]
+    symbols = [piece for piece in defined if piece not in sentinels]
     return tokenizer, symbols
 
 
@@ -127,9 +126,7 @@ def _model(proto: Any, pieces: list[tuple[str, float, int]], vocabulary: Vocabul
         # `tokenizers`, and of normal pieces in SentencePiece. The lowest score also keeps
         # `tokenizers` from choosing special pieces.
         least = min(score for _, score, kind in pieces if kind == NORMAL)
-        scores = [
-            (piece, score if piece_kind == NORMAL else least) for piece, score, piece_kind in pieces
-        ]
+        scores = [(piece, score if role == NORMAL else least) for piece, score, role in pieces]
         scores += [(piece, least) for piece in added]
         return models.Unigram(scores, unk_id=proto.trainer_spec.unk_id, byte_fallback=byte_fallback)
     if kind == _BPE:

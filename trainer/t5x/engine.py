@@ -1,8 +1,6 @@
 """T5X as the training engine: `--engine=t5x`.
 
-`t5x.train.train` receives the run's batches, initial state, model, optimizer and schedule as
-instances of T5X's classes. T5X makes the updates, evaluates, and writes its checkpoints and
-TensorBoard files into model_dir.
+T5X makes the updates, evaluates, and writes its checkpoints and TensorBoard files into model_dir.
 """
 
 import dataclasses
@@ -186,9 +184,7 @@ def unsupported(config: Config) -> list[str]:
     ]
     problems += write.unsupported(model)
     if model.position == PER_LAYER and not model.scan_layers:
-        problems.append(
-            f"--model.position={PER_LAYER}: T5X supports this only with --model.scan_layers"
-        )
+        problems.append(f"--model.position={PER_LAYER}: T5X needs --model.scan_layers with it")
     if model.position != PER_LAYER:
         problems += [
             f"--model.{name}={value}: T5X supports this only with a table of relative positions "

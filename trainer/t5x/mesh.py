@@ -79,9 +79,7 @@ def load(prefix: str) -> Found:
             parameters[ours] = variables[name]
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise UserError(
-            f"{prefix}: there is no counterpart of the variable {sorted(unknown)[0]}{more}"
-        )
+        raise UserError(f"{prefix}: no counterpart of the variable {sorted(unknown)[0]}{more}")
     for name, kept in moments.items():
         shape = parameters[name].shape if name in parameters else ()
         if len(shape) == 2 and shape[0] == shape[1] and {"v_row", "v_col"} <= kept.keys():

@@ -69,9 +69,7 @@ def find(path: str) -> str:
         name.endswith((".safetensors", ".bin", ".safetensors.index.json"))
         for name in files.list_names(path)
     ):
-        raise UserError(
-            f"{path} is a folder of Hugging Face transformers: name it as --init_from=hf:{path}"
-        )
+        raise UserError(f"{path} is a folder of transformers: name it as --init_from=hf:{path}")
     raise UserError(
         f"{path} is no checkpoint and holds none: there is neither {_STATE}/{_METADATA} (Orbax) "
         f"nor {_TREE} (T5X) nor a folder checkpoint_STEP with one of them, nor "
@@ -310,9 +308,7 @@ def _kvstore(folder: str) -> dict[str, Any]:
     bucket, _, inner = rest.partition("/")
     drivers = {"gs": "gcs", "s3": "s3"}
     if scheme not in drivers:
-        raise UserError(
-            f"{folder}: checkpoints can only be read from local folders, gs:// and s3://"
-        )
+        raise UserError(f"{folder}: checkpoints are read from local folders, gs:// and s3:// only")
     return {"driver": drivers[scheme], "bucket": bucket, "path": f"{inner.rstrip('/')}/"}
 
 

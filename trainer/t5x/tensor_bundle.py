@@ -1,8 +1,7 @@
 """Reads TensorFlow checkpoints, PREFIX.index and PREFIX.data-00000-of-0000N, without TensorFlow.
 
 The index is a sorted table in LevelDB's format: blocks of entries whose keys share prefixes, an
-index of the blocks, and a footer. An entry locates a variable's bytes. Blocks and variables have
-checksums, which are compared on reading.
+index of the blocks, and a footer. An entry locates a variable's bytes.
 
 Source: tensorflow, `core/util/tensor_bundle/tensor_bundle.cc`, `core/protobuf/tensor_bundle.proto`
 and `core/lib/io/table_format.txt`.

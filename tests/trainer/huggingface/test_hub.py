@@ -66,7 +66,7 @@ def test_steps_are_branches_and_main_is_the_last(server, tmp_path):
 @pytest.mark.parametrize(
     ("repository", "token", "message"),
     [
-        ("an/owner", None, "needs a token that may write: set HF_TOKEN"),
+        ("an/owner", None, "needs a token to write: set HF_TOKEN"),
         ("owner", TOKEN, "is not the name of a repository: give OWNER/NAME"),
         ("an/own er", TOKEN, "is not the name of a repository: give OWNER/NAME"),
         ("an/owner/x", TOKEN, "is not the name of a repository: give OWNER/NAME"),
