@@ -68,11 +68,9 @@ class Configurable:
         return self.names[0].rpartition(".")[2]
 
 
-def configurable(
-    *names: str, fields: Mapping[str, Any] = types.MappingProxyType({}), **arguments: Argument
-) -> Configurable:
-    """Returns a configurable with its arguments as keywords."""
-    return Configurable(names, arguments, fields)
+def configurable(*names: str, fields: Any = None, **arguments: Argument) -> Configurable:
+    """Returns a configurable with its arguments as keywords, and the fields that its use sets."""
+    return Configurable(names, arguments, fields or {})
 
 
 def field(path: str, default: Any = UNSET, convert: Callable[[Any], Any] | None = None) -> Argument:
