@@ -241,7 +241,7 @@ class OldVocabularyConfig:
     path: str | None = field(
         None,
         "old vocabulary, needed if --init_from has none; rows are matched by piece "
-        "(docs/vocabulary.md); None: the one of --init_from",
+        "(docs/vocabulary.md); None: init_from's own",
     )
     extra_ids: int | None = field(
         None,

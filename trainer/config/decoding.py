@@ -104,7 +104,7 @@ class Decoding:
     )
     top_p: float | None = field(
         None,
-        "sample from the fewest most likely tokens whose probabilities sum to this; None: all",
+        "sample from the fewest likely tokens whose probabilities sum to at least this; None: all",
         rule=_SHARE,
         read_if=_SAMPLE,
     )

@@ -92,8 +92,8 @@ class EvaluationConfig:
 
     every_steps: int = field(
         1000,
-        "updates between evaluations on the validation split; the last update is always "
-        "evaluated; 0: never evaluate",
+        "updates between evaluations on the validation split; the last update is evaluated too; "
+        "0: never",
         rule=at_least(0),
         often="updates between evaluations",
     )

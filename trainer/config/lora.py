@@ -42,8 +42,8 @@ class LoraConfig:
     )
     kernels: str | None = field(
         None,
-        "regular expression that paths of kernels with additions contain; None: attention's, "
-        f"{_ATTENTION}",
+        "add to kernels whose path contains a match of this regular expression; None: "
+        f"attention's, {_ATTENTION}",
         read_if=_WITH_RANK,
     )
 

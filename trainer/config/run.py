@@ -68,7 +68,7 @@ class LossConfig(Checked):
         rule=at_least(0),
     )
     label_smoothing: float = field(
-        0.0, "probability of all wrong tokens, in [0, 1)", rule=BELOW_ONE
+        0.0, "total probability of wrong tokens, in [0, 1)", rule=BELOW_ONE
     )
     normalizer: str = field(
         "sum",
