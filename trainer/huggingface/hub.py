@@ -1,7 +1,6 @@
 """Uploads exported folders to a repository of the Hugging Face Hub.
 
-Each step is a branch `step_N`, loaded by `from_pretrained(…, revision="step_N")`; `main` is the
-last upload. The token comes from HF_TOKEN or `hf auth login`. Files already uploaded are skipped.
+Each step is a branch `step_N`; `main` is the last upload. Files already uploaded are skipped.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Reads folders of t5-experiments: T5 and BERT under transformers' model_type with extra fields.
 
-Its T5 can have another encoder attention (cdQ) and memory tokens; its BERT, norms before the
-sublayers and relative or rotary positions. transformers would read such a folder as a plain model.
+Its T5 can have cdQ in the encoder and memory tokens; its BERT, norms before the sublayers and
+relative or rotary positions. transformers would read such a folder as a plain model.
 
 Source: t5-experiments, `modeling_t5.py`, `modeling_bert.py`, `t5configs` and `bert_configs`, for
 the names of fields and tensors and the defaults.
