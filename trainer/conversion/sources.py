@@ -159,8 +159,8 @@ def _model_of(
         config = fields.from_dict(Config, checkpoint.run["config"], source.path)
         lengths = (config.lengths.inputs, config.lengths.targets)
         positions = max((length for length in lengths if length), default=0)
-        model = _unscanned(config.model)
-        return Model(model, config.preset, positions or model.max_positions)
+        own = _unscanned(config.model)
+        return Model(own, config.preset, positions or own.max_positions)
     record = recorded(source.path)
     if record and not (given.preset or given.gin_files):
         config = fields.from_dict(ModelConfig, record["model"], source.path)

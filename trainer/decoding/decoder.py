@@ -91,7 +91,8 @@ class Decoder:
         auto = decoding.cache == "auto"
         self.without_cache = uncached_part(model_config, self._spec) if auto else None
         self._caches = auto and self.without_cache is None
-        self._shardings, options = None, {}
+        self._shardings: Any = None
+        options: dict[str, Any] = {}
         if mesh is not None:
             axes, key = logical_axes(spec), jax.random.key(0)
             shapes = jax.eval_shape(lambda key: init_params(spec, key), key)

@@ -235,7 +235,7 @@ def _t5(config: ModelConfig) -> dict[str, str]:
         letters = dict(zip(("query", "key", "value", "out"), "qkvo", strict=True))
         if stack == "encoder":
             letters = t5_experiments.encoder_projections(config, letters)
-        inside = {}
+        inside: dict[str, str] = {}
         for place, mixer in enumerate(mixers):
             norm = mixer.replace("encoder_decoder", "cross")
             inside |= _affine(f"pre_{norm}_layer_norm", f"{place}.layer_norm", False)
