@@ -15,6 +15,7 @@ from tasks.terminal.fields import (
     Checked,
     ReadIf,
     Rule,
+    Unread,
     above,
     at_least,
     check,
@@ -129,9 +130,6 @@ _PROFILED = Rule(
 )
 
 
-_INIT_FROM = ReadIf(lambda config: config.init_from is not None, "without --init_from")
-
-
 @dataclasses.dataclass(frozen=True)
 class Config:
     """A run.
@@ -231,7 +229,7 @@ class Config:
         True,
         "also take the optimizer state and step of init_from, which determine the position in the "
         "schedule and in the data; false: parameters only",
-        read_if=_INIT_FROM,
+        read_if=ReadIf(lambda config: config.init_from is not None, "without --init_from"),
     )
     trainable: str | None = field(
         None,
@@ -273,9 +271,7 @@ class Config:
         VocabularyConfig, "The vocabulary that tasks and caches must have", changes="nothing"
     )
     init_from_vocabulary: OldVocabularyConfig = field(
-        OldVocabularyConfig,
-        "The vocabulary of init_from's parameters",
-        read_if=_INIT_FROM._replace(whole=True),
+        OldVocabularyConfig, "The vocabulary of init_from's parameters"
     )
     optimizer: OptimizerConfig = field(
         OptimizerConfig, "The optimizer and its learning-rate schedule"
@@ -296,6 +292,11 @@ class Config:
 
     def __post_init__(self) -> None:
         check(self)
+        for name in ("path", "id_map"):
+            value = getattr(self.init_from_vocabulary, name)
+            if value is not None and self.init_from is None:
+                name = f"Config.init_from_vocabulary.{name}"
+                raise Unread(name, value, None, "without --init_from")
         check_pattern("Config.trainable", self.trainable)
         check_watched(self)
         rule = f"at most {self.train_steps}, the last of train_steps"
