@@ -162,8 +162,12 @@ def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
 
 
 def _flag(overrides: Sequence[str], name: str) -> str | None:
-    given = (flag.removeprefix("--").partition("=") for flag in overrides)
-    return {key.replace("-", "_"): text for key, _, text in given}.get(name)
+    value = None
+    for place, flag in enumerate(overrides):
+        key, equals, text = flag.removeprefix("--").partition("=")
+        if key.replace("-", "_") == name:
+            value = text if equals else next(iter(overrides[place + 1 : place + 2]), None)
+    return value
 
 
 def _warn_of_padding(reading: Reading, task: str) -> None:
