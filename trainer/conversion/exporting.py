@@ -19,7 +19,7 @@ from trainer.conversion.targets import Settings
 from trainer.conversion.verify import NotEqual
 from trainer.data.cached import CachedData
 from trainer.data.features import Batch
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.huggingface import configs, hub, parity, require_packages, tokenizer, weights
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match, Roles

@@ -27,8 +27,7 @@ from trainer.config import (
 )
 from trainer.data import task_record
 from trainer.data.features import Batch
-from trainer.data.interface import EvaluationSet
-from trainer.data.prepared import Run
+from trainer.data.interface import EvaluationSet, Run
 from trainer.engine.program import Program
 from trainer.model.parts import PER_LAYER
 from trainer.model.paths import named
