@@ -109,7 +109,8 @@ def train(monkeypatch):
     """Returns a function that trains a `Run`; it returns the exit code."""
 
     def trained(run):
-        speed = SimpleNamespace(blocking=contextlib.nullcontext, restart=lambda step: None)
+        blocking = SimpleNamespace(timed=contextlib.nullcontext)
+        speed = SimpleNamespace(blocking=blocking, restart=lambda step: None)
         parts = {
             "_locked": lambda folder: contextlib.nullcontext(lambda: None),
             "processes": SimpleNamespace(check_shared=lambda folder: None, is_first=lambda: False),

@@ -12,7 +12,7 @@ from tests.support.processes import started
 from tests.trainer.conftest import assert_one_line
 from trainer import plan
 from trainer.config.from_flags import build_config
-from trainer.planning import page, search
+from trainer.planning import compiled, page, search
 from trainer.planning.compiled import TooLarge, compile_plan, local_target
 from trainer.planning.devices import Topology
 from trainer.planning.planned_run import subject
@@ -67,7 +67,7 @@ def test_json_adds_up_and_lengths_are_the_tasks(capsys):
 )
 def test_batches_of_every_architecture_can_be_traced(preset, flags):
     run = tiny(*flags, preset=preset)
-    program = search.make_program(run, local_target())
+    program = compiled.make_program(run, local_target())
     batch = {
         name: jax.ShapeDtypeStruct((8, *array.shape[1:]), array.dtype)
         for name, array in run.row().items()
@@ -107,7 +107,7 @@ class Refusing:
 def test_a_run_that_the_compiler_refuses_gets_a_remedy(monkeypatch):
     run = tiny("--evaluation.every_steps=0", "--model.scan_layers=true")
     with monkeypatch.context() as patch:
-        patch.setattr("trainer.engine.program.make_train_step", lambda *_: Refusing())
+        patch.setattr("trainer.engine.step.make_train_step", lambda *_: Refusing())
         with pytest.raises(TooLarge, match=r"66\.4 GB a device") as raised:
             compile_plan(run, local_target())
     target = dataclasses.replace(local_target(), memory=4 << 30)

@@ -21,7 +21,7 @@ from tests.trainer.conftest import built
 from trainer.config import save_config
 from trainer.data import task_record
 from trainer.data.order import BlockOrder
-from trainer.data.padding import better_lengths
+from trainer.data.startup import better_lengths
 from trainer.engine.evaluator import _mean
 from trainer.reporting.metrics import read_metrics
 

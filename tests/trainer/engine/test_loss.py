@@ -11,11 +11,11 @@ from trainer.config import LossConfig
 from trainer.config.presets import model_preset
 from trainer.engine.loss import (
     decoder_loss,
-    decoder_scale,
     encoder_loss,
     loss_and_metrics,
     model_loss,
     routed_loss,
+    scale_of,
     sequence_accuracy,
 )
 from trainer.engine.step import zero_metrics
@@ -296,7 +296,7 @@ def test_the_auxiliary_loss_is_scaled_like_the_token_loss(config, multiple):
     assert routed_metrics.keys() - metrics.keys() == {"dropped_tokens", "auxiliary_loss"}
 
     # The losses of equally balanced parts add up to the loss of the whole.
-    scale = decoder_scale(batch, config)
+    scale = scale_of(batch, "decoder", config)
     parts = 0.0
     for rows in (slice(0, 2), slice(2, 4)):
         part = {name: array[rows] for name, array in batch.items()}

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from trainer.planning import hlo, parts
-from trainer.planning.chips import CHIPS, Place, seconds_of_collective, sent_bytes
+from trainer.planning.devices import CHIPS, Place, seconds_of_collective, sent_bytes
 from trainer.planning.kernels import Kernel, Schedule
 from trainer.planning.memory import Liveness
 from trainer.planning.timing import timing
@@ -76,7 +76,7 @@ def test_a_kernel_without_schedule_is_named(module):
 
 
 def test_the_fullest_moment_by_part(module):
-    peak = Liveness(module, {1024}).peak()
+    peak = Liveness(module, {1024}).peak(module.entry)
     # Six layers' stack, which begins as nameless memory, is the attention's.
     assert peak["activations, attention"] >= 6 * ACTIVATIONS
     assert peak["logits and loss"] == 16 * 64 * 1024 * 4

@@ -152,7 +152,7 @@ def test_speed_is_measured_since_the_last_report(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     speed = Speed(tokens_per_step=1000, flops_per_step=6 * 10**12, peak_flops=20e12)
     assert speed.since_last(5) == {}
-    speed.blocked += 0.25
+    speed.blocking.seconds += 0.25
     rates = speed.since_last(10)
     rate = {"steps_per_second": 0.5, "tokens_per_second": 500.0, "mfu": 0.15}
     assert rates == {"checkpoint_blocking_seconds": 0.25, **rate}
