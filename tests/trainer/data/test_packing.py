@@ -204,7 +204,7 @@ CUT = ["--objective=too_long=cut"]
 RESUMED = {
     "pairs": ("t5_1_1_tiny", PAIRS, (64, 24), CUT, r"\[0:"),
     "pairs of a decoder": ("lm_tiny", PAIRS, (64, 24), CUT, r"\[0:"),
-    "packed": ("t5_1_1_tiny", UL2, SHAPES[UL2][0], PACK, r"2, row 1, example 2[^$]+UL2, mode"),
+    "packed": ("t5_1_1_tiny", UL2, SHAPES[UL2][0], PACK, r"(?s)2, row 1, example 2.+UL2, mode"),
     "masked": ("bert_tiny", "python_docs_masked_lm", (32, 32), [], r"\[0:"),
 }
 
