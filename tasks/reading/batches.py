@@ -25,8 +25,10 @@ def collect(
     size = 0
     for document in _split_long(documents, longest) if unit is Unit.TEXT else documents:
         content = document[1]
-        texts = content if isinstance(content, tuple) else (content,)
-        length = sum(len(text or "") for text in texts)
+        if isinstance(content, tuple):
+            length = sum(map(len, filter(None, content)))
+        else:
+            length = len(content or "")
         if rows and (len(rows) >= count or size + length > BATCH_BYTES):
             yield _batch_of(rows, unit)
             rows, size = [], 0

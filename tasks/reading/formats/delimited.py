@@ -122,7 +122,7 @@ def _header(spec: CorpusSpec, file: SourceFile) -> tuple[int, list[str]]:
     if problem:
         raise ValueError(f"its header is {problem}")
     offset += mark if offset else 0  # the first line begins with the mark
-    return offset, [_bytes(field).decode() for field in fields]
+    return offset, list(map(_text, fields))
 
 
 def _rows(spec: CorpusSpec, found: lines.Lines) -> Iterator[_Row]:
@@ -214,14 +214,14 @@ def _documents(
             continue
         name = place
         if id_number is not None and fields[id_number]:
-            name = _bytes(fields[id_number]).decode(errors="replace")
+            name = _text(fields[id_number], errors="replace")
         try:
-            row = {column: _bytes(fields[number]).decode() for column, number in numbers.items()}
+            row = {column: _text(fields[number]) for column, number in numbers.items()}
         except UnicodeDecodeError:
             yield name, None, INVALID, 0, place
             continue
         yield name, *columns.content(row), 0, place
 
 
-def _bytes(field: str) -> bytes:
-    return field.encode("latin-1")
+def _text(field: str, errors: str = "strict") -> str:
+    return field if field.isascii() else field.encode("latin-1").decode(errors=errors)
