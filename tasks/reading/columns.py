@@ -39,9 +39,9 @@ class Template:
     only_text: bool = False
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Distinct column names."""
-        return tuple(dict.fromkeys(column for _, column in self.parts if column))
+    def columns(self) -> list[str]:
+        """Column names."""
+        return [column for _, column in self.parts if column]
 
     def render(self, row: Mapping[str, Any]) -> bytes:
         """Returns the UTF-8 of a row of values; raises _Unusable."""
@@ -86,11 +86,9 @@ class Columns:
 
     def __init__(self, spec: "CorpusSpec"):
         self.unit = spec.unit
-        self._templates: tuple[Template, ...]
+        self._templates = [Template((("", spec.column),), only_text=True)]
         if self.unit is Unit.PAIR:
-            self._templates = (parse(spec.inputs), parse(spec.targets))
-        else:
-            self._templates = (Template((("", spec.column),), only_text=True),)
+            self._templates = [parse(spec.inputs), parse(spec.targets)]
         self.names = tuple(dict.fromkeys(name for each in self._templates for name in each.columns))
         # Columns that a file must have.
         self.checked = (*self.names, spec.id) if spec.id else self.names
@@ -121,10 +119,8 @@ class Columns:
         for template in self._templates:
             pieces: list[Any] = []
             for before, column in template.parts:
-                if before:
-                    pieces.append(pa.scalar(before, pa.large_string()))
-                if column:
-                    pieces.append(strings[column])
+                pieces += [pa.scalar(before, pa.large_string())] if before else []
+                pieces += [strings[column]] if column else []
             joined = pc.binary_join_element_wise(*pieces, pa.scalar("", pa.large_string()))
             sides.append(pc.if_else(valid, joined, nothing))
         return sides, problems

@@ -1,8 +1,7 @@
 """Opening files of a corpus: local or remote, checked against the listing, decompressed."""
 
-import bz2
 import contextlib
-import gzip
+import importlib
 import io
 import os
 import zlib
@@ -63,17 +62,12 @@ def check_unchanged(file: SourceFile) -> None:
 
 def decompress(handle: IO[bytes], path: str) -> Any:
     """Returns a file's uncompressed stream; its suffix names the compression."""
-    if path.endswith(".gz"):
-        return gzip.open(handle)
-    if path.endswith(".bz2"):
-        return bz2.open(handle)
-    if path.endswith(".xz"):
-        import lzma
-
-        return lzma.open(handle)
     if path.endswith(".zst"):
         import pyarrow as pa
 
         # Unlike zstandard's own reader, this reads all frames and notices a missing end.
         return io.BufferedReader(pa.CompressedInputStream(handle, "zstd"))
+    for ending, library in ((".gz", "gzip"), (".bz2", "bz2"), (".xz", "lzma")):
+        if path.endswith(ending):
+            return importlib.import_module(library).open(handle)
     return handle

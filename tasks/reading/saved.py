@@ -20,10 +20,7 @@ _DICT, _STATE = "dataset_dict.json", "state.json"
 def list_files(spec: CorpusSpec) -> tuple[CorpusSpec, list[SourceFile], list[str]] | None:
     """Lists files as `listing.list_files` does, with the data set's splits.
 
-    Returns None if the location is not such a folder.
-
-    Raises:
-      UserError: the folder is damaged, or lacks a file.
+    Returns None if the location is not such a folder. Raises UserError if it is damaged.
     """
     folder = spec.location.rstrip("/")
     if "*" in folder:

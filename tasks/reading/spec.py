@@ -1,5 +1,6 @@
 """The grammar of a SPEC, the argument of --corpus; `sources` describes what it means."""
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -23,9 +24,7 @@ from tasks.reading.corpus import (
 )
 from tasks.reading.formats.registry import FORMATS
 from tasks.terminal.command_line import UserError, nearest
-
-# Options for data sets of the Hub; the listing decides which of them apply.
-_HUB_OPTIONS = tuple(name for name in FORMAT_OPTIONS if name != "document")
+from tasks.unit import SIDES
 
 
 def forms() -> str:
@@ -40,16 +39,14 @@ def forms() -> str:
     )
 
 
-def _options_by_kind() -> dict[str, tuple[str, ...]]:
-    formats = {kind: tuple(form.options) for kind, form in FORMATS.items()}
-    return {PYTHON_DOCS: (), **formats, HUB: _HUB_OPTIONS}
-
-
 def parse(text: str) -> CorpusSpec:
     """Parses a SPEC; the UserError for an invalid one shows the forms."""
     head, _, query = text.partition("?")
     kind, _, location = head.partition(":")
-    kinds = _options_by_kind()
+    formats = {kind: tuple(form.options) for kind, form in FORMATS.items()}
+    # Those of data sets of the Hub; the listing decides which of them apply.
+    hub = tuple(name for name in FORMAT_OPTIONS if name != "document")
+    kinds = {PYTHON_DOCS: (), **formats, HUB: hub}
     if kind not in kinds:
         raise _invalid(text, f"unknown kind {kind!r}{_meant(head) or nearest(kind, kinds)}")
     if bool(location) == (kind == PYTHON_DOCS):
@@ -122,11 +119,10 @@ def _options(text: str, query: str, quote: str) -> dict[str, Any]:
     if document not in DOCUMENTS:
         raise _invalid(text, f"document={document} is none of {', '.join(DOCUMENTS)}")
     if "validation" in options:
-        try:
-            options["validation"] = float(options["validation"])
-        except ValueError:
-            options["validation"] = math.nan
-        if not 0 <= options["validation"] < 1:
+        share = math.nan
+        with contextlib.suppress(ValueError):
+            share = options["validation"] = float(options["validation"])
+        if not 0 <= share < 1:
             raise _invalid(text, "validation is a share: at least 0 and less than 1")
     return options
 
@@ -149,13 +145,11 @@ def _check_dialect(text: str, options: dict[str, Any], quote: str) -> None:
 
 
 def _check_pairs(text: str, options: dict[str, Any]) -> None:
-    sides = [side for side in ("inputs", "targets") if side in options]
-    if not sides:
-        return
-    if len(sides) == 1:
-        other = "targets" if sides == ["inputs"] else "inputs"
-        raise _invalid(text, f"pairs need {other} as well as {sides[0]}: add &{other}=COLUMN")
-    if "column" in options:
+    sides = [side for side in SIDES if side in options]
+    for other in SIDES:
+        if sides and other not in sides:
+            raise _invalid(text, f"pairs need {other} as well as {sides[0]}: add &{other}=COLUMN")
+    if sides and "column" in options:
         raise _invalid(text, "a pair has inputs and targets, not column: leave column out")
     for side in sides:
         try:

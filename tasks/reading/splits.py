@@ -41,10 +41,7 @@ def split_of(name: str) -> str:
 
 
 def held_out_splits(spec: CorpusSpec) -> tuple[tuple[str, ...], bool]:
-    """Returns the splits of train files, and whether a hash decides between them.
-
-    For a corpus without its own validation split.
-    """
+    """Returns train files' splits, and whether a hash decides, without a validation split."""
     if spec.split == VALIDATION:
         if not spec.validation:
             raise UserError(f"corpus {spec} has no validation, and validation=0 holds none out")
@@ -98,21 +95,19 @@ def notes(found: list[SourceFile], chosen: list[ChosenFile], by_words: bool) -> 
     asked = [each for each in chosen if not each.held_out and each.splits == (VALIDATION,)]
     if asked and len(asked) < len(chosen):
         size = sum(each.file.bytes for each in asked)
-        lines.append(
-            f"read as validation: {_amount(len(asked), size)}, and no documents are held out"
-        )
+        amount = _amount(len(asked), size)
+        lines.append(f"read as validation: {amount}, and no documents are held out")
     for split, (count, size) in left_out(found, chosen).items():
         amount = _amount(count, size)
         lines.append(f"not read: {amount} of the split {split}; ?split={split} reads them")
-    if not by_words:
-        words = Counter(split_of(file.name) for file in found)
-        del words[TRAIN]
-        if words:
-            names = " or ".join(sorted(words))
-            lines.append(
-                f"read as all others: {_amount(words.total())} with {names} in their paths; "
-                "?split=train would set them apart"
-            )
+    words = Counter(split_of(file.name) for file in found)
+    del words[TRAIN]
+    if words and not by_words:
+        names = " or ".join(sorted(words))
+        lines.append(
+            f"read as all others: {_amount(words.total())} with {names} in their paths; "
+            "?split=train would set them apart"
+        )
     return lines
 
 

@@ -34,10 +34,7 @@ class Text:
     ranges_are_rows = False
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
-        ranges = lines.ranges(file)
-        if spec.document == FILE:
-            return [FileRange(0, None, each.bytes) for each in ranges]
-        return ranges
+        return lines.ranges(file, whole=spec.document == FILE)
 
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         longest, document = corpus.max_document_bytes, corpus.spec.document

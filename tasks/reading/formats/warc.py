@@ -25,14 +25,8 @@ from typing import IO, NamedTuple
 from tasks.reading import batches, opening
 from tasks.reading.batches import Batches
 from tasks.reading.columns import INVALID, Columns
-from tasks.reading.corpus import (
-    COLUMN_OPTIONS,
-    Corpus,
-    CorpusSpec,
-    FilePart,
-    FileRange,
-    SourceFile,
-)
+from tasks.reading.corpus import COLUMN_OPTIONS, Corpus, CorpusSpec, FilePart, FileRange, SourceFile
+from tasks.reading.formats import lines
 from tasks.reading.formats.format import missing_column
 from tasks.reading.long_documents import Document
 from tasks.terminal.command_line import UserError
@@ -41,7 +35,6 @@ TEXT = "text"
 _ID = "warc-record-id"
 _CONVERSION, _RESOURCE, _RESPONSES = "conversion", "resource", ("response", "revisit")
 _CORRUPT, _SHORT, _NOT_PLAIN = "corrupt record", "record cut short", "not plain text"
-# Problems by record type.
 _PROBLEMS = {
     **dict.fromkeys(_RESPONSES, "a response, not text"),
     "continuation": "continuation of another record",
@@ -76,21 +69,15 @@ class Warc:
     ranges_are_rows = False
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
-        if not file.bytes:
-            return []
-        _check(spec, file)
-        return [FileRange(0, None, file.bytes)]
+        if file.bytes:
+            _check(spec, file)
+        return lines.ranges(file, whole=True)
 
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
-        spec = corpus.spec
+        spec, longest = corpus.spec, corpus.max_document_bytes
         with opening.open_file(part.file) as handle:
-            records = _documents_of(_records(handle, part.file))
-            yield from batches.collect(
-                _documents(spec, part.file.name, records),
-                batch_documents,
-                corpus.max_document_bytes,
-                spec.unit,
-            )
+            documents = _documents(spec, part.file.name, _records(handle, part.file))
+            yield from batches.collect(documents, batch_documents, longest, spec.unit)
 
 
 def _check(spec: CorpusSpec, file: SourceFile) -> None:
@@ -115,33 +102,26 @@ def _check(spec: CorpusSpec, file: SourceFile) -> None:
             raise missing_column(file.path, name, [TEXT, *sorted(headers)], spec)
 
 
-def _documents_of(records: Iterator[_Record]) -> Iterator[_Record]:
-    for record in records:
-        kind = record.headers.get("warc-type", "")
-        problem = record.problem or _PROBLEMS.get(kind)
-        plain = record.headers.get("content-type", "").startswith("text/plain")
-        if kind == _RESOURCE and not plain:
-            problem = problem or _NOT_PLAIN
-        if problem or kind in (_CONVERSION, _RESOURCE):
-            yield record._replace(problem=problem)
-
-
 def _documents(spec: CorpusSpec, file: str, records: Iterator[_Record]) -> Iterator[Document]:
     columns, id_header = Columns(spec), (spec.id or _ID).lower()
     keys = {name: name.lower() for name in columns.names}
     for offset, headers, block, problem in records:
+        kind = headers.get("warc-type", "")
+        problem = problem or _PROBLEMS.get(kind)
+        plain = headers.get("content-type", "").startswith("text/plain")
+        if kind == _RESOURCE and not plain:
+            problem = problem or _NOT_PLAIN
+        if not problem and kind not in (_CONVERSION, _RESOURCE):
+            continue
         place = f"{file}:{offset}"
         name = headers.get(id_header) or place
         row = {column: headers[key] for column, key in keys.items() if key in headers}
         try:
-            for column in (column for column, key in keys.items() if key == TEXT):
-                row[column] = block.decode()
+            row |= {column: block.decode() for column, key in keys.items() if key == TEXT}
         except UnicodeDecodeError:
             problem = problem or INVALID
-        if problem is not None:
-            yield name, None, problem, 0, place
-        else:
-            yield name, *columns.content(row), 0, place
+        content, problem = (None, problem) if problem else columns.content(row)
+        yield name, content, problem, 0, place
 
 
 def _records(handle: IO[bytes], file: SourceFile) -> Iterator[_Record]:
