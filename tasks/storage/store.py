@@ -151,11 +151,8 @@ def _advice(path: str, error: Exception) -> str:
 @functools.lru_cache(maxsize=64)
 def _check_bucket(bucket: str) -> None:
     fs, _ = filesystem(f"gs://{bucket}")
-
     # Readers of objects are permitted to list them, but not to query the bucket.
-    def look() -> None:
-        fs.call("GET", "b/{}/o", bucket, maxResults=1)
-
+    look = functools.partial(fs.call, "GET", "b/{}/o", bucket, maxResults=1)
     try:
         retries.with_retries(f"gs://{bucket}", look)
     except FileNotFoundError as error:
@@ -216,8 +213,7 @@ def check_same(path: str, listed: tuple[int, str], found: tuple[int, str]) -> No
 def open_ranges(path: str, size: int, fetch: Fetch, ahead: int = REQUEST_BYTES) -> IO[bytes]:
     """Opens a file whose ranges `fetch` yields; retries resume at the last byte received.
 
-    `path` is for messages. A request has at least `ahead` bytes; 0 requests exactly the bytes read,
-    without a buffer.
+    `path` is for messages; `ahead` is as in `Store.open`.
     """
     raw = _Ranges(path, size, fetch)
     return io.BufferedReader(raw, ahead) if ahead else cast(IO[bytes], raw)
@@ -226,9 +222,10 @@ def open_ranges(path: str, size: int, fetch: Fetch, ahead: int = REQUEST_BYTES) 
 class _Ranges(io.RawIOBase):
     """A remote file for reading and seeking; a read is only short at the end of the file."""
 
+    _position = 0
+
     def __init__(self, path: str, size: int, fetch: Fetch):
         self._path, self._size, self._fetch = path, size, fetch
-        self._position = 0
 
     def readable(self) -> bool:
         return True

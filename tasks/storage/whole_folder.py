@@ -66,11 +66,9 @@ def _locked(path: str, parent: str, prefix: str) -> tuple[str, int]:
 def _remove_ownerless(folder: str) -> None:
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            if _lock(descriptor):
-                shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(descriptor)
+        if _lock(descriptor):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
 
 
 def _lock(descriptor: int) -> bool | None:

@@ -35,7 +35,6 @@ class Command:
 
     @property
     def flags(self) -> type:
-        """The dataclass of the flags."""
         if isinstance(self._flags, str):
             module, _, name = self._flags.partition(":")
             return getattr(importlib.import_module(module), name)

@@ -112,7 +112,7 @@ class Rejected(ValueError):
 
 
 class Unread(Rejected):
-    """A field is set that has no effect beside the others; `why` completes "it has no effect"."""
+    """A field is set that has no effect; `why` completes "it has no effect"."""
 
     def __init__(self, field: str, value: object, default: object, why: str):
         unset = "unset" if default is None else repr(default)
@@ -163,10 +163,7 @@ def above(bound: float) -> Rule:
 
 
 SEED = Rule("a 64-bit integer", lambda seed: -(2**63) <= seed < 2**63)
-# Shares such as dropout rates and decay rates of moments.
 BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
-
-
 SHARE = Rule("from 0 to 1", lambda value: 0 <= value <= 1)
 
 

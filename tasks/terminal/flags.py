@@ -41,17 +41,14 @@ class Flag(NamedTuple):
 
     @property
     def is_tuple(self) -> bool:
-        """Whether the field is a tuple."""
         return typing.get_origin(self.declared) is tuple
 
     @property
     def words(self) -> str:
-        """The flag's effect."""
         return self.field.metadata["words"]
 
     @property
     def names(self) -> list[str]:
-        """All names of the flag."""
         prefix = self.name.removesuffix(self.field.metadata["name"] or self.field.name)
         former = self.field.metadata["aliases"]
         return [self.name, *(each[2:] if each[:2] == "--" else prefix + each for each in former)]
@@ -83,13 +80,9 @@ class Given(NamedTuple):
         return Given(values, typed)
 
 
+@functools.cache
 def flags_of(kind: type) -> tuple[Flag, ...]:
     """Returns the flags of a dataclass, in the order of its fields."""
-    return _flags_of(kind)
-
-
-@functools.cache
-def _flags_of(kind: type) -> tuple[Flag, ...]:
     return tuple(_walk(kind, "", "", "", False))
 
 
@@ -98,22 +91,14 @@ def _walk(kind: Any, path: str, prefix: str, group: str, partial: bool) -> Itera
     for each in dataclasses.fields(kind):
         declared = each.metadata["partial"] or hints[each.name]
         if not dataclasses.is_dataclass(declared):
-            required = not (partial or _has_default(each))
+            required = each.default is REQUIRED and each.default_factory is REQUIRED
             name = prefix + (each.metadata["name"] or each.name)
-            yield Flag(path + each.name, name, declared, each, group, required)
+            yield Flag(path + each.name, name, declared, each, group, required and not partial)
             continue
         inner = prefix if each.metadata["flat"] else f"{prefix}{each.name}."
-        yield from _walk(
-            declared,
-            f"{path}{each.name}.",
-            inner,
-            group if prefix and group else each.name,
-            partial or each.metadata["partial"] is not None,
-        )
-
-
-def _has_default(field: dataclasses.Field[Any]) -> bool:
-    return field.default is not REQUIRED or field.default_factory is not REQUIRED
+        of = group if prefix and group else each.name
+        some = partial or each.metadata["partial"] is not None
+        yield from _walk(declared, f"{path}{each.name}.", inner, of, some)
 
 
 def parse(kind: type, words: Sequence[str]) -> Given:
