@@ -20,6 +20,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -259,29 +260,20 @@ class CacheManifest:
         """
         path = files.join(folder, MANIFEST)
         if not files.exists(path):
-            state = (
-                "is unfinished: run pipeline.build again"
-                if files.exists(files.join(folder, PLAN))
-                else _holds(folder)
-            )
+            planned = files.exists(files.join(folder, PLAN))
+            state = "is unfinished: run pipeline.build again" if planned else _holds(folder)
             raise UserError(f"{folder} {state} (there is no {MANIFEST})")
         value = files.read_json(path)
         seal = value.pop(_SEAL, None) if isinstance(value, dict) else None
         try:
             check_keys(value, "the manifest", {"plan", "splits", "software"})
-            check_form(value["splits"], dict, "splits", "an object")
+            plan, splits = plan_from_dict(value["plan"]), {}
+            for split, shards in check_form(value["splits"], dict, "splits", "an object").items():
+                check_form(shards, list, f"splits.{split}", "a list of shards")
+                names = (f"{split} shard {index}" for index in itertools.count())
+                splits[split] = tuple(map(shard_from_dict, shards, names))
             manifest = cls(
-                plan=plan_from_dict(value["plan"]),
-                splits={
-                    split: tuple(
-                        shard_from_dict(shard, f"{split} shard {index}")
-                        for index, shard in enumerate(
-                            check_form(shards, list, f"splits.{split}", "a list of shards")
-                        )
-                    )
-                    for split, shards in value["splits"].items()
-                },
-                software=check_form(value["software"], dict, "software", "an object"),
+                plan, splits, check_form(value["software"], dict, "software", "an object")
             )
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
@@ -330,11 +322,10 @@ class CacheManifest:
             least = 0
         if not least <= tokens <= rows * width:
             return f"has {tokens:,} tokens, which do not make {rows:,} rows of {width}"
-        for name, most in (
-            ("text_tokens", tokens),
-            *(() if shard.adopted else (("documents", tokens),)),  # others' may be empty
-            *(("longest_row", width), ("split_documents", shard.documents)),
-        ):
+        limits = {"text_tokens": tokens, "documents": tokens, "longest_row": width}
+        for name, most in {**limits, "split_documents": shard.documents}.items():
+            if shard.adopted and name == "documents":  # may be empty
+                continue
             if getattr(shard, name) > most:
                 return f"has {name} {getattr(shard, name):,}, which can be {most:,} at most"
         return ""
@@ -345,11 +336,10 @@ class CacheManifest:
 
     def dropped(self, split: str) -> dict[str, int]:
         """Returns the number of rejected documents of a split, by reason."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for shard in self.splits[split]:
-            for reason, count in shard.dropped.items():
-                counts[reason] = counts.get(reason, 0) + count
-        return counts
+            counts.update(shard.dropped)
+        return dict(counts)
 
 
 _SEAL = "sha256"

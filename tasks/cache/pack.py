@@ -7,7 +7,7 @@ and their order, not on the batches.
 import bisect
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +35,7 @@ class Documents:
     tokens: np.ndarray
     lengths: np.ndarray
 
-    def separated(self, separator: str, eos: int = EOS_ID) -> "Documents":
+    def separated(self, separator: str, eos: int) -> "Documents":
         """Returns the documents with a separator, "none" or "eos", after each; `eos` is its id."""
         if separator == "none":
             return self
@@ -94,18 +94,12 @@ class Rows:
             yield Row(self.tokens[begin:end], position.astype(np.int32))
 
 
-class Packer(Protocol):
-    """Packs the documents of one shard."""
+def packer(packing: str, row_tokens: int, separator: str, eos: int = EOS_ID) -> Any:
+    """Returns a packer for one shard; see tasks.cache.manifest.PACKINGS. `eos` is EOS's id.
 
-    def add(self, documents: Any) -> Rows:
-        """Adds documents; returns the rows they complete."""
-
-    def finish(self) -> Rows:
-        """Returns the rows still open."""
-
-
-def packer(packing: str, row_tokens: int, separator: str, eos: int = EOS_ID) -> Packer:
-    """Returns a new packer; see tasks.cache.manifest.PACKINGS and SEPARATORS. `eos` is EOS's id."""
+    Its method `add` takes Documents or Pairs and returns the rows that they complete; `finish`
+    returns the rows still open.
+    """
     if packing == "pairs":
         return _OnePair()
     kind = _BestFit if packing == "best_fit" else _Concat
@@ -138,7 +132,7 @@ class _Concat:
     Source: T5 `data/preprocessors.py`, reduce_concat_tokens and split_tokens, over a whole shard.
     """
 
-    def __init__(self, row_tokens: int, separator: str = "none", eos: int = EOS_ID):
+    def __init__(self, row_tokens: int, separator: str, eos: int):
         self._row_tokens = row_tokens
         self._separator, self._eos = separator, eos
         self._tokens = np.zeros(0, np.int32)
@@ -204,7 +198,7 @@ class _BestFit:
     Differences: documents are packed as they arrive, not sorted by length.
     """
 
-    def __init__(self, row_tokens: int, separator: str = "none", eos: int = EOS_ID):
+    def __init__(self, row_tokens: int, separator: str, eos: int):
         self._row_tokens = row_tokens
         self._separator, self._eos = separator, eos
         self._opened = 0
@@ -216,12 +210,8 @@ class _BestFit:
         documents = documents.separated(self._separator, self._eos)
         closed: list[_OpenRow] = []
         ends = np.cumsum(documents.lengths)
-        for name, begin, end in zip(
-            documents.ids.to_pylist(),
-            (ends - documents.lengths).tolist(),
-            ends.tolist(),
-            strict=True,
-        ):
+        bounds = ((ends - documents.lengths).tolist(), ends.tolist())
+        for name, begin, end in zip(documents.ids.to_pylist(), *bounds, strict=True):
             for offset in range(0, end - begin, self._row_tokens):
                 # Copied, so that an open row does not keep the whole batch in memory.
                 at = begin + offset
@@ -254,10 +244,9 @@ class _BestFit:
 def _stack(rows: list[_OpenRow]) -> Rows:
     pieces = [piece for row in rows for piece in row.pieces]
     numbers = np.array([piece[1:] for piece in pieces], np.int64).reshape(-1, 3)
+    tokens = [np.zeros(0, np.int32), *(part for row in rows for part in row.tokens)]
     return Rows(
-        tokens=np.concatenate(
-            [np.zeros(0, np.int32), *(part for row in rows for part in row.tokens)]
-        ),
+        tokens=np.concatenate(tokens),
         lengths=np.array([row.length for row in rows], np.int64),
         ids=pa.array([piece[0] for piece in pieces], pa.string()),
         row=np.repeat(np.arange(len(rows)), [len(row.pieces) for row in rows]),

@@ -18,7 +18,7 @@ import functools
 import importlib
 import struct
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -181,13 +181,6 @@ def find_lists(
     return found
 
 
-class Rows(Protocol):
-    """Rows that were read together."""
-
-    def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns tokens [skip, skip + count) of each record's `targets`, concatenated, int32."""
-
-
 class BareRows:
     """Rows of tokens of type `kind`, without framing or checksums, as Megatron writes them.
 
@@ -202,6 +195,7 @@ class BareRows:
         self._values, self._begins = np.frombuffer(data, kind), bounds[:-1] // kind.itemsize
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Returns tokens [skip, skip + count) of each record's `targets`, concatenated, int32."""
         shifts = self._begins[records] + skips - (np.cumsum(counts) - counts)
         return self._values[np.arange(counts.sum()) + np.repeat(shifts, counts)].astype(np.int32)
 
@@ -234,22 +228,14 @@ class Records:
         return loops().decoded(self._raw, begins, np.zeros_like(counts), counts), counts
 
     def _feature(self, name: bytes, ends: np.ndarray | None, counts: np.ndarray) -> "_Feature":
-        found = None if ends is None else self._as_we_write(name, ends, counts)
-        return found or self._parsed(name, counts)
-
-    def _as_we_write(self, name: bytes, ends: np.ndarray, counts: np.ndarray) -> "_Feature | None":
-        """Returns the feature if each record ends in its `counts` ids at `ends`, else None."""
-        begins = loops().begins_of(self._raw, ends, counts)
-        if len(begins) and begins.min() < 0:
-            return None
-        heads = [_head(name, size) for size in (ends - begins).tolist()]
-        lengths = np.array([len(head) for head in heads], np.int64)
-        joined = np.frombuffer(b"".join(heads), np.uint8)
-        if not loops().preceded(self._raw, begins, joined, lengths):
-            return None
-        return _Feature(self._raw, begins, begins - lengths)
-
-    def _parsed(self, name: bytes, counts: np.ndarray) -> "_Feature":
+        if ends is not None:  # as we write: each record ends in its `counts` ids at `ends`
+            begins = loops().begins_of(self._raw, ends, counts)
+            if not len(begins) or begins.min() >= 0:
+                heads = [_head(name, size) for size in (ends - begins).tolist()]
+                lengths = np.array([len(head) for head in heads], np.int64)
+                joined = np.frombuffer(b"".join(heads), np.uint8)
+                if loops().preceded(self._raw, begins, joined, lengths):
+                    return _Feature(self._raw, begins, begins - lengths)
         begins, ends, there = find_lists(self._raw, self._begins, self._ends, name)
         if self._leaves_eos_out:
             last = loops("example_loops").ending_in(self._raw, begins, ends, EOS_ID)

@@ -14,6 +14,8 @@ from tasks.cache.shards import ShardFiles, Shards
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
+Rows = records.Records | records.BareRows
+
 
 class SplitRows:
     """The rows of one split of a cache, with random access from any thread.
@@ -130,7 +132,7 @@ class SplitRows:
                         inputs.append(opened.inputs[begin:end].astype(np.int64))
         return np.concatenate(tokens), np.concatenate(inputs)
 
-    def read(self, rows_R: np.ndarray) -> tuple[records.Rows, np.ndarray, np.ndarray]:
+    def read(self, rows_R: np.ndarray) -> tuple[Rows, np.ndarray, np.ndarray]:
         """Reads rows of the split, given in ascending order; neighbouring rows in one read.
 
         Returns (the rows; their token counts, int64 [R]; for pairs the lengths of their inputs,
@@ -176,7 +178,7 @@ class SplitRows:
             if self._is_pairs:
                 inputs_R = index_R["inputs"].astype(np.int64)
         joined, bounds_R1 = b"".join(data), np.array([*bounds, size], np.int64)
-        read: records.Rows
+        read: Rows
         try:
             if self._is_pairs:
                 read = records.PairRecords(joined, bounds_R1, inputs_R, tokens_R - inputs_R)

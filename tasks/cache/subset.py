@@ -69,11 +69,6 @@ def of_task(amounts: Mapping[str, Take], task: str) -> Take | None:
     return amounts.get(task) or amounts.get("")
 
 
-def take(windows: Windows, folder: str, manifest: CacheManifest, split: str, wanted: Take) -> None:
-    """Keeps the first windows of a split, as `wanted` says; raises as `count`."""
-    windows.keep_first(count(windows, folder, manifest, split, wanted))
-
-
 def held(plan: Plan, shards: Iterable[Shard], unit: str) -> int:
     """Returns the number of tokens or documents in some shards."""
     counted = "rows" if unit == DOCUMENTS and plan.pairs and plan.adopted else unit

@@ -1,7 +1,5 @@
 """Metrics of labels and numbers: by scikit-learn and scipy."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

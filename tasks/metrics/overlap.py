@@ -1,7 +1,5 @@
 """Overlap of n-grams and subsequences: BLEU and chrF by sacrebleu, ROUGE by rouge-score."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

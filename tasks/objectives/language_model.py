@@ -56,9 +56,8 @@ class AutoregressiveLM(Objective):
         lengths: Lengths,
         ids: TokenIds,
     ) -> Examples:
-        if self.eos == "window":
-            return {"targets": with_eos(tokens_WN, lengths_W, ids)}
-        return {"targets": (tokens_WN, lengths_W)}
+        made = with_eos(tokens_WN, lengths_W, ids) if self.appends_eos else (tokens_WN, lengths_W)
+        return {"targets": made}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,20 +127,18 @@ class MaskedLM(Objective):
         lengths: Lengths,
         ids: TokenIds,
     ) -> Examples:
-        starts_WN = self._word_starts(tokens_WN, lengths_W, ids)
+        starts_WN = ids.word_starts[tokens_WN]
+        starts_WN[:, 0] = True  # a word cut by the window's start counts as a word
+        starts_WN[:, 1:] |= tokens_WN[:, :-1] == ids.special.eos
+        starts_WN &= noise.within(lengths_W, tokens_WN.shape[1])
         longest = lengths.inputs - 3
         sample, told_W = self._sample(tokens_WN, starts_WN, lengths_W, keys_W, longest, ids)
         tokens_WN, starts_WN, lengths_W, split_W = sample
         windows, width = tokens_WN.shape
         chosen_WN = self._choose(starts_WN, lengths_W, keys_W)
+        mask, keys = ids.id_of(self.mask), noise.fold_in(keys_W, _TOKEN)
         masked_WN = noise.replace_tokens(
-            tokens_WN,
-            chosen_WN,
-            noise.fold_in(keys_W, _TOKEN),
-            ids.id_of(self.mask),
-            ids.random_ids,
-            random_share=0.1,
-            kept_share=0.1,
+            tokens_WN, chosen_WN, keys, mask, ids.random_ids, random_share=0.1, kept_share=0.1
         )
         swapped_W = told_W & (self.pairs == ORDER)
         # Positions of the sample's tokens: A after `classify`, B after A's EOS, or B first.
@@ -158,20 +156,15 @@ class MaskedLM(Objective):
         to = (columns + shift_WN)[valid_WN]
         every = np.arange(windows)
         made = {}
-        for name, values_WN, special in (
-            ("inputs", masked_WN, True),
-            ("targets", tokens_WN, True),
-            ("weights", chosen_WN, False),
-        ):
+        values = {"inputs": masked_WN, "targets": tokens_WN, "weights": chosen_WN}
+        for name, values_WN in values.items():
             out_WL = np.zeros((windows, width + 3), np.int32)
             out_WL[window, to] = values_WN[window, place]
-            if special:
+            if name != "weights":
                 out_WL[:, 0] = ids.id_of(self.classify)
                 out_WL[every, first_W + 1] = out_WL[every, lengths_W + 2] = ids.special.eos
             made[name] = out_WL, lengths_W + 3
-        positions = np.arange(width + 3)
-        second_WL = positions > first_W[:, None] + 1
-        segments_WL = 1 + second_WL
+        segments_WL = 1 + (np.arange(width + 3) > first_W[:, None] + 1)
         segments_WL *= noise.within(lengths_W + 3, width + 3)
         made["segments"] = segments_WL.astype(np.int32), lengths_W + 3
         made["order"] = told_W[:, None].astype(np.int32), np.ones(windows, np.int64)
@@ -236,14 +229,6 @@ class MaskedLM(Objective):
         enough_WN = sentences_WN & (place_N >= target_W[:, None]) & (number_WN > 2)
         ends_W = np.where(enough_WN.any(axis=1), np.argmax(enough_WN, axis=1), lengths_W)
         return np.where(short_W, np.minimum(ends_W, lengths_W), lengths_W)
-
-    def _word_starts(
-        self, tokens_WN: np.ndarray, lengths_W: np.ndarray, ids: TokenIds
-    ) -> np.ndarray:
-        starts_WN = ids.word_starts[tokens_WN]
-        starts_WN[:, 0] = True  # a word cut by the window's start counts as a word
-        starts_WN[:, 1:] |= tokens_WN[:, :-1] == ids.special.eos
-        return starts_WN & noise.within(lengths_W, tokens_WN.shape[1])
 
     def _split(
         self, starts_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray

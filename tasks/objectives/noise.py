@@ -6,13 +6,21 @@ batch, host or worker. A mask is bool [W, N], True on noise and False beyond a w
 Dimensions: W windows, N tokens per window, S spans, D draws.
 """
 
+import functools
 import hashlib
+import importlib
+from typing import Any
 
 import numpy as np
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Separates evaluation noise from training noise under the same seed.
 _EVALUATION_EPOCH = 0xFFFF_FFFF
+
+
+@functools.cache
+def _loops() -> Any:
+    return importlib.import_module("tasks.objectives.noise_loops")  # takes a second
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -97,18 +105,6 @@ def span_counts(
     return noise_W, np.maximum(spans_W, 1)
 
 
-def subsets(keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray) -> np.ndarray:
-    """Draws a uniform subset of `size` numbers below `total` per window: bool [W, max(totals)].
-
-    Takes the first `size` distinct numbers of a stream of draws, or the complement for more than
-    half of the numbers. So draws are about as many as spans; a shuffle needs one per token.
-    """
-    from tasks.objectives import noise_loops
-
-    width = max(int(totals_W.max(initial=0)), 1)
-    return noise_loops.subsets(keys_W, totals_W, sizes_W, width).view(bool)
-
-
 def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) -> np.ndarray:
     """Splits each total into `parts` positive integers, uniformly over all such splits.
 
@@ -118,9 +114,7 @@ def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) 
     Source: T5 `data/preprocessors.py`, random_spans_noise_mask, _random_segmentation.
     Differences: T5 shuffles as many flags as there are tokens; the distribution is the same.
     """
-    from tasks.objectives import noise_loops
-
-    return noise_loops.compositions(keys_W, totals_W, parts_W, int(parts_W.max(initial=1)))
+    return _loops().compositions(keys_W, totals_W, parts_W, int(parts_W.max(initial=1)))
 
 
 def alternate(
@@ -130,9 +124,7 @@ def alternate(
 
     Span lengths are int64 [W, S], 0 after the last span.
     """
-    from tasks.objectives import noise_loops
-
-    return noise_loops.alternate(clean_WS, noise_WS, lengths_W, width)
+    return _loops().alternate(clean_WS, noise_WS, lengths_W, width)
 
 
 def span_mask(
@@ -231,15 +223,13 @@ def run_starts(mask_WN: np.ndarray) -> np.ndarray:
     return starts_WN
 
 
-def limit_noise(
-    mask_WN: np.ndarray, per_token: int, per_span: int, limit: int, spans: int
-) -> np.ndarray:
+def limit_noise(mask_WN: np.ndarray, per_span: int, limit: int, spans: int) -> np.ndarray:
     """Cuts the mask of each window before the first token that exceeds `limit` or `spans`.
 
-    The cost of noise is `per_token` for each token, plus `per_span` for each span.
+    `limit` counts 1 for each token of noise and `per_span` for each span.
     """
     spans_WN = np.cumsum(run_starts(mask_WN), axis=1, dtype=np.int32)
-    taken_WN = per_token * np.cumsum(mask_WN, axis=1, dtype=np.int32) + per_span * spans_WN
+    taken_WN = np.cumsum(mask_WN, axis=1, dtype=np.int32) + per_span * spans_WN
     return mask_WN & (taken_WN <= limit) & (spans_WN <= spans)
 
 
@@ -256,20 +246,14 @@ def substitute_spans(
 
     Source: T5 `data/preprocessors.py`, noise_span_to_unique_sentinel and noise_span_to_sentinel.
     """
-    from tasks.objectives import noise_loops
-
-    return _narrow(
-        *noise_loops.substitute_spans(
-            tokens_WN.astype(np.int32, copy=False), mask_WN, lengths_W, first_sentinel, int(unique)
-        )
-    )
+    tokens_WN = tokens_WN.astype(np.int32, copy=False)
+    found = _loops().substitute_spans(tokens_WN, mask_WN, lengths_W, first_sentinel, int(unique))
+    return _narrow(*found)
 
 
 def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Left-aligns kept tokens: (tokens int32 [W, any] padded with 0, their number int64 [W])."""
-    from tasks.objectives import noise_loops
-
-    return _narrow(*noise_loops.compress(tokens_WN.astype(np.int32, copy=False), keep_WN))
+    return _narrow(*_loops().compress(tokens_WN.astype(np.int32, copy=False), keep_WN))
 
 
 def _narrow(tokens_WN: np.ndarray, counts_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,4 @@
-"""The compiled inner loops of `noise`: numpy would pass over all tokens for each operation.
-
-Importing takes a second; `noise` does so when it draws the first mask.
-"""
+"""The compiled inner loops of `noise`: numpy would pass over all tokens for each operation."""
 
 import numpy as np
 
@@ -19,7 +16,11 @@ def _mix(x: np.uint64) -> np.uint64:
 
 @compiled(nogil=True)
 def _choose(key: np.uint64, total: int, size: int, chosen: np.ndarray) -> None:
-    """Marks a subset in `chosen`, uint8 [at least total] of zeros; see `noise.subsets`."""
+    """Marks a uniform subset of `size` numbers below `total` in `chosen`, uint8, all zeros.
+
+    Takes the first `size` distinct numbers of a stream of draws, or the complement for more than
+    half of the numbers. So draws are about as many as spans; a shuffle needs one per token.
+    """
     inverted = 2 * size > total
     left = total - size if inverted else size
     counter = np.uint64(0)
@@ -32,17 +33,6 @@ def _choose(key: np.uint64, total: int, size: int, chosen: np.ndarray) -> None:
     if inverted:
         for place in range(total):
             chosen[place] ^= 1
-
-
-@compiled(nogil=True)
-def subsets(
-    keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray, width: int
-) -> np.ndarray:
-    """Returns uint8 [W, width], 1 on the chosen; see `noise.subsets`."""
-    chosen_WN = np.zeros((len(keys_W), width), np.uint8)
-    for window in range(len(keys_W)):
-        _choose(keys_W[window], totals_W[window], sizes_W[window], chosen_WN[window])
-    return chosen_WN
 
 
 @compiled(nogil=True)

@@ -61,14 +61,11 @@ class Objective(abc.ABC):
         lengths: Lengths,
         ids: TokenIds,
     ) -> Examples:
-        """Returns feature -> (int32 [W, any] padded with 0, lengths int64 [W]).
+        """Returns the examples of windows.
 
-        Args:
-          tokens_WN: int32 [W, N] windows of at most `window_tokens`, padded with 0.
-          lengths_W: int64 [W] lengths of the windows.
-          keys_W: uint64 [W] noise keys.
-          lengths: as given to `window_tokens`.
-          ids: the vocabulary; sentinels are its last ids, descending.
+        `tokens_WN`, int32 [W, N], are windows of at most `window_tokens` tokens, padded with 0, and
+        `lengths_W`, int64 [W], their lengths; `keys_W`, uint64 [W], are noise keys. Sentinels are
+        the last of `ids`, descending.
         """
 
     def kinds(self, lengths: Lengths) -> tuple[Kind, ...]:
@@ -107,7 +104,7 @@ class Objective(abc.ABC):
 
     @property
     def cuts_sides(self) -> bool:
-        """Whether overlong sides of pairs are cut; if not, they are refused."""
+        """True if overlong sides of pairs are cut, not refused."""
         return True
 
     def cutting_sides(self) -> "Objective":

@@ -140,11 +140,10 @@ def _deck(kinds: Sequence[Kind], size: int, rows: Lengths, together: bool) -> De
         while fitting := [
             number
             for number, kind in enumerate(kinds)
-            if left[number] and _fits(kind, room[0], room[1], together)
+            if left[number] and _fits(kind, *room, together)
         ]:
-            number = max(
-                fitting, key=lambda number: _merit(kinds[number], room, need, rows, together)
-            )
+            merits = [_merit(kinds[number], room, need, rows, together) for number in fitting]
+            number = fitting[int(np.argmax(merits))]  # the first of the best
             kind = kinds[number]
             left[number] -= 1
             for side, length in enumerate((kind.inputs, kind.targets)):
@@ -153,15 +152,12 @@ def _deck(kinds: Sequence[Kind], size: int, rows: Lengths, together: bool) -> De
             choices += [kind.choice] * kind.members
             mirrored += [False, True][: kind.members]
         firsts.append(len(choices))
-    count = len(firsts) - 1
+    sizes = [rows.inputs, rows.targets]
     if together:
-        share = sum(totals) / (count * (rows.inputs + rows.targets))
-        filled = (share, share)
-    else:
-        filled = (totals[0] / (count * rows.inputs), totals[1] / (count * rows.targets))
-    return Deck(
-        np.array(choices, np.int64), np.array(mirrored, bool), np.array(firsts, np.int64), filled
-    )
+        totals, sizes = [sum(totals)] * 2, [sum(sizes)] * 2
+    filled = [total / (len(firsts[1:]) * size) for total, size in zip(totals, sizes, strict=True)]
+    slots = np.array(choices, np.int64), np.array(mirrored, bool), np.array(firsts, np.int64)
+    return Deck(*slots, (filled[0], filled[1]))
 
 
 def _merit(

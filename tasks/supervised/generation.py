@@ -4,8 +4,6 @@ Source: Raffel et al. 2020 (arXiv:1910.10683), appendix D; T5, `preprocessors.sq
 and `translate`.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ diagnostic sets AX-b and AX-g, whose labels are not public, and DPR. Its macro F
 three classes, here over those among the targets.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

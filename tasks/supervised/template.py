@@ -1,7 +1,5 @@
 """The form of a supervised task: how rows become texts, and how predictions are judged."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

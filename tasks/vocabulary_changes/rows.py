@@ -19,8 +19,6 @@ library is needed here. The mean of all is Hewitt 2021, "Initializing New Word E
 Pretrained Language Models": new ids then take little probability from the old ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -11,8 +11,6 @@ best segmentation remains, and none is new. BPE: merges within a piece do not cr
 are all kept, so the best pair is the same at every step. WordPiece: the longest match remains.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable, Iterable

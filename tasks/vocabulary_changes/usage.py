@@ -1,7 +1,5 @@
 """Counts a vocabulary's tokens in a corpus."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 from collections.abc import Iterator

@@ -234,7 +234,8 @@ class CachedData:
         else:
             maker = open_as()
             if wanted:
-                subset.take(maker.windows, each.cache, each.manifest, _TRAIN, wanted)
+                windows = maker.windows
+                windows.keep_first(subset.count(windows, each.cache, each.manifest, _TRAIN, wanted))
             order = self._order(maker.windows, noise.task_seed(seed, name))
         layout = self._layout(each.task, maker, order) if self._packs else None
         return Source(name, maker, order, seed, layout)
