@@ -28,10 +28,9 @@ class MixtureSpec:
       al. 2021 (mT5, arXiv:2010.11934), section 3.2; Chung et al. 2023 (UniMax, arXiv:2304.09151),
       algorithm 1.
 
-    Raises:
-      ValueError: at construction, if a rate is not positive, a task is named twice, a value is out
-        of range, both `alpha` and `temperature` are set, or a setting for sizes is given though
-        every task has its own rate.
+    Raises ValueError at construction if a value is out of range, a task is named twice, both
+    `alpha` and `temperature` are set, or a setting for sizes is given though every task has its own
+    rate.
     """
 
     name: str
@@ -85,12 +84,11 @@ class MixtureSpec:
     def weights(self, sizes: Mapping[str, float]) -> dict[str, float]:
         """Returns each task's unnormalised weight, given its size."""
         power = 1 / self.temperature if self.alpha is None else self.alpha
-
-        def of_size(name: str) -> float:
-            limited = min(sizes[name], self.maximum or sizes[name])
-            return float(limited) ** power
-
-        return {name: of_size(name) if rate is None else float(rate) for name, rate in self.tasks}
+        limited = {name: min(size, self.maximum or size) for name, size in sizes.items()}
+        return {
+            name: float(limited[name]) ** power if rate is None else float(rate)
+            for name, rate in self.tasks
+        }
 
 
 def limited_shares(

@@ -88,6 +88,7 @@ _PRETRAINING: dict[str, tuple[Objective, Lengths]] = {
     "masked_lm": (MaskedLM(), Lengths(_INPUTS, _INPUTS)),
 }
 _SENTENCE_ORDER = MaskedLM(split="sentences", short_share=0.1)
+_NEXT_SENTENCE = MaskedLM(split="sentences", short_share=0.1, pairs="next")
 # Objectives for a user's own corpus, by the end of the task's name.
 OBJECTIVES: dict[str, tuple[Objective, Lengths]] = {
     **_PRETRAINING,

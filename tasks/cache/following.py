@@ -140,10 +140,10 @@ class Following:
 
     def wait(self, split: str, count: int, timeout_seconds: float | None) -> None:
         """Waits until the first `count` shards are known; raises UserError like the function."""
-        ready, missing = (functools.partial(of, split, count) for of in (self.look, self.missing))
+        ready = functools.partial(self.look, split, count)
         if not self.patient and not ready():
             raise self.refuse(split, count)
-        wait(self.folder, ready, missing, self, timeout_seconds)
+        wait(self.folder, ready, lambda: self.missing(split, count), self, timeout_seconds)
 
     def missing(self, split: str, count: int) -> str:
         """Names the unknown shards among the first `count`."""

@@ -89,23 +89,18 @@ def trace(
     if shuffled:
         spans_N = np.arange(size) * SHUFFLED_PARTS // max(size, 1)
 
-    def side(name: str, spans_L: np.ndarray) -> Side:
-        return Side(made[name], places[name], spans_L)
-
-    inputs = targets = None
-    spans_L = _spans_of(targets_L, spans_N)
+    inputs, spans_L = None, _spans_of(targets_L, spans_N)
     if "inputs" in made:
         hidden_N = np.where(in_inputs_N, -1, spans_N)
         replaced_L = _replaced_spans(made["inputs"], inputs_L, targets_L, hidden_N, ids)
         inputs_spans_L = np.where(inputs_L >= 0, _spans_of(inputs_L, spans_N), replaced_L)
-        inputs = side("inputs", inputs_spans_L)
+        inputs = Side(made["inputs"], inputs_L, inputs_spans_L)
         spans_L = _with_sentinels(made["targets"], targets_L, spans_L, inputs)
-    targets = side("targets", spans_L)
     known = ("inputs", "targets", "weights")
     return Trace(
         Side(window_N, np.arange(size), spans_N),
         inputs,
-        targets,
+        Side(made["targets"], targets_L, spans_L),
         weights_L,
         {name: values for name, values in made.items() if name not in known},
         (in_inputs_N | in_targets_N | (window_N == PAIR_BORDER)) if exact else np.ones(size, bool),
@@ -121,13 +116,9 @@ def _example(
     lengths: Lengths,
     ids: TokenIds,
 ) -> dict[str, np.ndarray]:
-    examples = objective.examples(
-        window_N[None].astype(np.int32),
-        np.array([len(window_N)], np.int64),
-        np.array([key], np.uint64),
-        lengths,
-        ids,
-    )
+    window_1N, lengths_1 = window_N[None].astype(np.int32), np.array([len(window_N)], np.int64)
+    keys_1 = np.array([key], np.uint64)
+    examples = objective.examples(window_1N, lengths_1, keys_1, lengths, ids)
     return {name: values_WL[0, : counts_W[0]] for name, (values_WL, counts_W) in examples.items()}
 
 

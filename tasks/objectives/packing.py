@@ -140,7 +140,7 @@ def _deck(kinds: Sequence[Kind], size: int, rows: Lengths, together: bool) -> De
         while fitting := [
             number
             for number, kind in enumerate(kinds)
-            if left[number] and _fits(kind, *room, together)
+            if left[number] and _fits(kind, room[0], room[1], together)
         ]:
             merits = [_merit(kinds[number], room, need, rows, together) for number in fitting]
             number = fitting[int(np.argmax(merits))]  # the first of the best

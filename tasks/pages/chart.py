@@ -110,13 +110,10 @@ def data(charts: Iterable[Chart], axes: Mapping[str, str]) -> str:
             "labels": [plain(label) for label in chart.labels],
             "series": [
                 {
+                    **vars(series),
                     "label": plain(series.label),
                     "x": place_of(series.x, len(series.y)),
                     "y": [_number(value) for value in thinned(series.y, len(series.y))],
-                    "colour": series.colour,
-                    "faint": series.faint,
-                    "dots": series.dots,
-                    "smooth": series.smooth,
                 }
                 for series in chart.series
             ],

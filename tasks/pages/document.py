@@ -23,22 +23,13 @@ _SURROGATES = dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
 
 
 def document(
-    title: str,
-    links: dict[str, str],
-    head: str,
-    body: str,
-    tokens: bool = False,
-    charts: str = "",
+    title: str, links: dict[str, str], head: str, body: str, tokens: bool = False, charts: str = ""
 ) -> str:
     """Returns a page as HTML.
 
-    Args:
-      title: title and first heading, as text.
-      links: text of each link under the heading, by target id.
-      head: HTML between the heading and the links.
-      body: HTML after the links.
-      tokens: whether to include the script that explains the token under the pointer.
-      charts: `tasks.pages.chart.data` of the charts in `body`; "" without charts.
+    `links` has the text of each link under the heading, by target id; `head` is HTML between them,
+    `body` HTML after them. `tokens` includes the script that explains the token under the pointer.
+    `charts` is `tasks.pages.chart.data` of the charts in `body`.
     """
     items = "".join(f"<li><a href='#{key}'>{text(name)}</a></li>" for key, name in links.items())
     contents = f"<nav aria-label=Contents><ul>{items}</ul></nav>" if items else ""

@@ -12,8 +12,6 @@ from typing import Any
 from tasks.supervised.template import Row, Supervised, TextPair
 
 _LANGUAGES = {"de": "German", "en": "English", "fr": "French", "ro": "Romanian"}
-
-
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 _SPACES = re.compile(r"[\t\n\f\r ]+")
 

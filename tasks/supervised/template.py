@@ -57,13 +57,9 @@ class Supervised:
 
 def joined(name: str, row: Row, keys: Sequence[str]) -> str:
     """Returns "NAME key: value key: value", T5's format."""
-    return " ".join([name, *(f"{key}: {_plain(row[key])}" for key in keys)])
-
-
-def _plain(value: Any) -> str:
-    if value is None:
+    if any(row[key] is None for key in keys):
         raise TypeError("null")
-    return value if isinstance(value, str) else str(value)
+    return " ".join([name, *(f"{key}: {row[key]}" for key in keys)])
 
 
 # Target of unlabelled rows. Source: T5, `preprocessors.glue`.

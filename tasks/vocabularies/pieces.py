@@ -1,9 +1,7 @@
 """Facts about the pieces of any vocabulary."""
 
 import dataclasses
-from typing import NamedTuple, Protocol
-
-import numpy as np
+from typing import NamedTuple
 
 # Kinds of pieces; 4 is user-defined. Source: sentencepiece_model.proto, Type.
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6
@@ -22,6 +20,12 @@ class Pieces(NamedTuple):
     names: list[str]
     kinds: list[int]
     texts: list[str | bytes]
+
+    def add(self, name: str, kind: int, text: str | bytes) -> None:
+        """Adds the piece with the next id."""
+        self.names.append(name)
+        self.kinds.append(kind)
+        self.texts.append(text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,18 +62,3 @@ class SpecialIds:
 
 
 T5_IDS = SpecialIds()
-
-
-class Codec(Protocol):
-    """The library that encodes and decodes text, named `library`."""
-
-    library: str
-
-    def normalize(self, text: str) -> str:
-        """Returns a text as it is before segmentation."""
-
-    def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Returns the ids of each text, int32 [tokens], without BOS and EOS."""
-
-    def decode(self, ids: list[int]) -> str:
-        """Returns the text of ids."""

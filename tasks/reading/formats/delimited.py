@@ -8,6 +8,7 @@ from the file's start: one worker reads such a file.
 import collections
 import csv
 import io
+import itertools
 from collections.abc import Iterable, Iterator
 
 from tasks.reading import batches
@@ -145,9 +146,11 @@ class _Quoted:
         self._size = 0
 
     def rows(self) -> Iterator[_Row]:
-        while self._ahead or (line := next(self._lines, None)):
+        while True:
             if not self._ahead:
-                self._ahead.append(line)
+                self._ahead.extend(itertools.islice(self._lines, 1))
+            if not self._ahead:
+                return
             if self._ahead[0][1] is None:
                 yield self._ahead.popleft()[0], [], lines.TOO_LONG
                 continue
