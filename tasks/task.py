@@ -96,10 +96,7 @@ OBJECTIVES: dict[str, tuple[Objective, Lengths]] = {
     "supervised": (Supervised(), Lengths(_INPUTS, _INPUTS)),
     # Megatron-LM's samples for BERT, as t5-experiments reads them, and BERT's own second task.
     "sentence_order": (_SENTENCE_ORDER, Lengths(_INPUTS, _INPUTS)),
-    "next_sentence": (
-        dataclasses.replace(_SENTENCE_ORDER, pairs="next"),
-        Lengths(_INPUTS, _INPUTS),
-    ),
+    "next_sentence": (_NEXT_SENTENCE, Lengths(_INPUTS, _INPUTS)),
     **{name: (objective, objective.fitting(_INPUTS)) for name, objective in DENOISING.items()},
 }
 

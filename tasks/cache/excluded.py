@@ -5,15 +5,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class ExcludeRecord:
-    """A list of excluded documents; the cache has a copy of it.
+    """A list of excluded documents; the cache has a copy of it."""
 
-    Attributes:
-      sha256: checksum of the list, in hexadecimal.
-      kind: "duplicates" for a list that says which twins are kept, else "ids".
-      documents, paragraphs: number of entries of either kind.
-    """
-
-    sha256: str
-    kind: str
+    sha256: str  # checksum of the list, in hexadecimal
+    kind: str  # "duplicates" for a list that says which twins are kept, else "ids"
+    # documents, paragraphs: number of entries of either kind.
     documents: int
     paragraphs: int

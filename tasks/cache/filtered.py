@@ -9,18 +9,10 @@ FILTERED = "filtered: "
 
 @dataclasses.dataclass(frozen=True)
 class FilterRecord:
-    """Rules that a cache's texts passed, and edits made to them.
+    """Rules that a cache's texts passed, and edits made to them."""
 
-    Attributes:
-      name: the set's name.
-      label: name in reasons: "filtered: LABEL RULE".
-      version: version of the rules.
-      unicode: Unicode version, which defines letters and spaces.
-      settings: every setting, by name; None for disabled rules.
-    """
-
-    name: str
-    label: str
-    version: int
-    unicode: str
-    settings: dict[str, Any]
+    name: str  # the set's name
+    label: str  # name in reasons: "filtered: LABEL RULE"
+    version: int  # version of the rules
+    unicode: str  # Unicode version, which defines letters and spaces
+    settings: dict[str, Any]  # every setting, by name; None for disabled rules

@@ -20,23 +20,14 @@ _OPEN_SHARDS = 16  # shards whose index or lineage is cached, for neighbouring w
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The part of a document in a window.
+    """The part of a document in a window."""
 
-    Attributes:
-      id: the document's id in its corpus.
-      file: corpus file of the document, "" if unknown.
-      position: start of the part in the window.
-      tokens: length of the part, including the separator.
-      first: number of tokens of the document before the part.
-      whole: number of tokens of the document; None if it may continue in another row.
-    """
-
-    id: str
-    file: str
-    position: int
-    tokens: int
-    first: int
-    whole: int | None
+    id: str  # the document's id in its corpus
+    file: str  # corpus file of the document, "" if unknown
+    position: int  # start of the part in the window
+    tokens: int  # length of the part, including the separator
+    first: int  # number of tokens of the document before the part
+    whole: int | None  # number of tokens of the document; None if it may continue in another row
 
 
 class Lineage:

@@ -108,36 +108,21 @@ class PairLimits:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A finished shard of a cache.
+    """A finished shard of a cache."""
 
-    Attributes:
-      files: file name -> its size and checksum.
-      tokens: number of tokens, including separators.
-      documents: number of documents, counting each part of a split document.
-      text_bytes: UTF-8 bytes of the kept documents.
-      dropped: reason -> number of rejected documents.
-      text_tokens: number of tokens without separators.
-      longest_row: maximum number of `text_tokens` in a row.
-      split_documents: number of documents split because of their length.
-      pairs: counts of pairs; None for texts.
-      adopted: counts of a file of another program; None if it is ours.
-      cut_paragraphs: number of paragraphs cut from documents; None if none.
-      edits: edit made by filters -> number of times; None if none.
-    """
-
-    files: dict[str, FileEntry]
+    files: dict[str, FileEntry]  # file name -> its size and checksum
     rows: int
-    tokens: int
-    documents: int
-    text_bytes: int
-    dropped: dict[str, int]
-    text_tokens: int
-    longest_row: int
-    split_documents: int
-    pairs: PairCounts | None = None
-    adopted: AdoptedCounts | None = None
-    cut_paragraphs: int | None = None
-    edits: dict[str, int] | None = None
+    tokens: int  # number of tokens, including separators
+    documents: int  # number of documents, counting each part of a split document
+    text_bytes: int  # UTF-8 bytes of the kept documents
+    dropped: dict[str, int]  # reason -> number of rejected documents
+    text_tokens: int  # number of tokens without separators
+    longest_row: int  # maximum number of `text_tokens` in a row
+    split_documents: int  # number of documents split because of their length
+    pairs: PairCounts | None = None  # counts of pairs; None for texts
+    adopted: AdoptedCounts | None = None  # counts of a file of another program; None if it is ours
+    cut_paragraphs: int | None = None  # number of paragraphs cut from documents; None if none
+    edits: dict[str, int] | None = None  # edit made by filters -> number of times; None if none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,29 +145,22 @@ _ADOPTED = Remedy(
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything that determines the bytes of a cache's shards: equal plans write equal bytes.
-
-    Attributes:
-      corpus: spec, pinned revision, column and files with their sizes and checksums or etags.
-      row_tokens: maximum row length; 0 for pairs, whose rows are as long as the pair.
-      pairs: limits of pairs; None for texts.
-      adopted: the cache of another program that this is; None for ours.
-      exclude: lists of documents to leave out, in the given order; None if none.
-      filters: rules that judge documents; None if none.
-    """
+    """Everything that determines the bytes of a cache's shards: equal plans write equal bytes."""
 
     task: str
+    # Spec, pinned revision, column and files with their sizes and checksums or etags.
     corpus: dict[str, Any]
     vocabulary: VocabularyRecord
     packing: str
-    row_tokens: int
+    row_tokens: int  # maximum row length; 0 for pairs, whose rows are as long as the pair
     separator: str
     shards: dict[str, int]
     format: int = FORMAT
-    pairs: PairLimits | None = None
-    adopted: Adoption | None = None
+    pairs: PairLimits | None = None  # limits of pairs; None for texts
+    adopted: Adoption | None = None  # the cache of another program that this is; None for ours
+    # Lists of documents to leave out, in the given order; None if none.
     exclude: tuple[ExcludeRecord, ...] | None = None
-    filters: tuple[FilterRecord, ...] | None = None
+    filters: tuple[FilterRecord, ...] | None = None  # rules that judge documents; None if none
 
     @property
     def unit(self) -> Unit:

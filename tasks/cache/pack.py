@@ -23,17 +23,11 @@ OPEN_ROWS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """Tokenized documents.
+    """Tokenized documents."""
 
-    Attributes:
-      ids: string [documents].
-      tokens: int32 [sum of lengths], the documents concatenated.
-      lengths: int64 [documents], 1 or more.
-    """
-
-    ids: pa.StringArray
-    tokens: np.ndarray
-    lengths: np.ndarray
+    ids: pa.StringArray  # string [documents]
+    tokens: np.ndarray  # int32 [sum of lengths], the documents concatenated
+    lengths: np.ndarray  # int64 [documents], 1 or more
 
     def separated(self, separator: str, eos: int) -> "Documents":
         """Returns the documents with a separator, "none" or "eos", after each; `eos` is its id."""
@@ -45,16 +39,12 @@ class Documents:
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Tokenized pairs.
+    """Tokenized pairs."""
 
-    Attributes:
-      ids: string [pairs].
-      inputs, targets: int32 [sum of lengths], the sides of all pairs, concatenated.
-      inputs_lengths, targets_lengths: int64 [pairs], 1 or more.
-    """
-
-    ids: pa.StringArray
+    ids: pa.StringArray  # string [pairs]
+    # inputs, targets: int32 [sum of lengths], the sides of all pairs, concatenated.
     inputs: np.ndarray
+    # inputs_lengths, targets_lengths: int64 [pairs], 1 or more.
     inputs_lengths: np.ndarray
     targets: np.ndarray
     targets_lengths: np.ndarray
@@ -62,27 +52,18 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Complete rows, and the document pieces that begin in them, in order.
+    """Complete rows, and the document pieces that begin in them, in order."""
 
-    Attributes:
-      tokens: int32 [sum of lengths], the rows concatenated; of pairs, the targets.
-      lengths: int64 [rows], number of tokens per row.
-      ids: string [pieces], id of each piece's document.
-      row: int64 [pieces], index of the row in which each piece begins.
-      position: int64 [pieces], its start in that row.
-      piece_tokens: int64 [pieces], its length including the separator; with `concat` a piece may
-        continue in later rows.
-      document_offset: int64 [pieces], number of tokens of the document before the piece.
-      inputs, inputs_lengths: the same for the inputs of pairs; None for texts.
-    """
-
-    tokens: np.ndarray
-    lengths: np.ndarray
-    ids: pa.StringArray
-    row: np.ndarray
-    position: np.ndarray
+    tokens: np.ndarray  # int32 [sum of lengths], the rows concatenated; of pairs, the targets
+    lengths: np.ndarray  # int64 [rows], number of tokens per row
+    ids: pa.StringArray  # string [pieces], id of each piece's document
+    row: np.ndarray  # int64 [pieces], index of the row in which each piece begins
+    position: np.ndarray  # int64 [pieces], its start in that row
+    # int64 [pieces], its length including the separator; with `concat` a piece may continue in
+    # later rows.
     piece_tokens: np.ndarray
-    document_offset: np.ndarray
+    document_offset: np.ndarray  # int64 [pieces], number of tokens of the document before the piece
+    # inputs, inputs_lengths: the same for the inputs of pairs; None for texts.
     inputs: np.ndarray | None = None
     inputs_lengths: np.ndarray | None = None
 

@@ -266,16 +266,11 @@ class PairRecords(Records):
 
 @dataclasses.dataclass(frozen=True)
 class _Feature:
-    """A list of ids in each record.
+    """A list of ids in each record."""
 
-    Attributes:
-      raw: uint8, the records.
-      begins: int64 [records], where the list begins in `raw`.
-      heads: int64 [records], where the feature's map entry begins in `raw`; None if unknown.
-    """
-
-    raw: np.ndarray
-    begins: np.ndarray
+    raw: np.ndarray  # uint8, the records
+    begins: np.ndarray  # int64 [records], where the list begins in `raw`
+    # int64 [records], where the feature's map entry begins in `raw`; None if unknown.
     heads: np.ndarray | None
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:

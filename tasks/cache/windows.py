@@ -26,23 +26,14 @@ _LOCAL_BYTES = 50 << 30
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Location of a window, or of its part in one shard.
+    """Location of a window, or of its part in one shard."""
 
-    Attributes:
-      shard: index of the shard in its split.
-      path: TFRecords of the shard.
-      documents: lineage table of the shard.
-      row: row of the shard in which the part begins.
-      position: token of that row at which the part begins.
-      tokens: length of the part, which may continue in later rows unless windows are rows.
-    """
-
-    shard: int
-    path: str
-    documents: str
-    row: int
-    position: int
-    tokens: int
+    shard: int  # index of the shard in its split
+    path: str  # TFRecords of the shard
+    documents: str  # lineage table of the shard
+    row: int  # row of the shard in which the part begins
+    position: int  # token of that row at which the part begins
+    tokens: int  # length of the part, which may continue in later rows unless windows are rows
 
 
 class Windows:

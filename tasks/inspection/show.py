@@ -28,26 +28,17 @@ _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A window to show.
-
-    Attributes:
-      facts: names and values, shown as they are.
-      places: the window's places in the cache, one per shard.
-      parts: parts of documents that form the window.
-      tokens: int32[N] tokens of the window.
-      trace: the objective's example; None shows the window alone.
-      unit: the word for the owner of a part.
-    """
+    """A window to show."""
 
     title: str
-    facts: tuple[tuple[str, str], ...]
-    places: tuple[Place, ...]
-    parts: tuple[Part, ...]
+    facts: tuple[tuple[str, str], ...]  # names and values, shown as they are
+    places: tuple[Place, ...]  # the window's places in the cache, one per shard
+    parts: tuple[Part, ...]  # parts of documents that form the window
     corpus: str
-    tokens: np.ndarray
-    trace: Trace | None
+    tokens: np.ndarray  # int32[N] tokens of the window
+    trace: Trace | None  # the objective's example; None shows the window alone
     lengths: Lengths
-    unit: str = "document"
+    unit: str = "document"  # the word for the owner of a part
 
     def text(self, part: Part, ids: TokenIds) -> str:
         """Returns the text of one of the window's parts."""
@@ -56,29 +47,20 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class Token:
-    """A token to show.
+    """A token to show."""
 
-    Attributes:
-      id, piece: as in the vocabulary.
-      text: its printable share of the text.
-      mark: it is a special token: EOS, a sentinel or a mode token.
-      own: the objective added it.
-      span, place: its span and its position in the window; -1 for none.
-      used: it is in the example.
-      note: the text that it replaces.
-      label: name of the segment that begins here.
-    """
-
+    # id, piece: as in the vocabulary.
     id: int
     piece: str
-    text: str
-    mark: bool
-    own: bool
+    text: str  # its printable share of the text
+    mark: bool  # it is a special token: EOS, a sentinel or a mode token
+    own: bool  # the objective added it
+    # span, place: its span and its position in the window; -1 for none.
     span: int
     place: int
-    used: bool = True
-    note: str = ""
-    label: str = ""
+    used: bool = True  # it is in the example
+    note: str = ""  # the text that it replaces
+    label: str = ""  # name of the segment that begins here
 
 
 @dataclasses.dataclass(frozen=True)

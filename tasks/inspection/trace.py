@@ -21,16 +21,11 @@ SHUFFLED_PARTS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One feature of an example: int32 ids without padding, and per token two int64 numbers.
-
-    Attributes:
-      places_L: position in the window, -1 for tokens added by the objective.
-      spans_L: the span that contains the token or that it replaces, -1 for none.
-    """
+    """One feature of an example: int32 ids without padding, and per token two int64 numbers."""
 
     tokens_L: np.ndarray
-    places_L: np.ndarray
-    spans_L: np.ndarray
+    places_L: np.ndarray  # position in the window, -1 for tokens added by the objective
+    spans_L: np.ndarray  # the span that contains the token or that it replaces, -1 for none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,23 +35,16 @@ class Trace:
     A span is a run of tokens to predict: tokens missing from the inputs or, if there are weights,
     those with a weight in the loss. If the inputs are the window in another order, spans are
     eighths of the window.
-
-    Attributes:
-      weights_L: int64 weights of the targets, None if all targets have a loss.
-      more: further features, as the objective returns them, without padding.
-      used_N: bool, True for tokens of the window that are in the example.
-      shuffled: True if the inputs are the window in another order.
-      exact: False if the objective does not accept markers; then all places are -1.
     """
 
     window: Side
     inputs: Side | None
     targets: Side
-    weights_L: np.ndarray | None
-    more: dict[str, np.ndarray]
-    used_N: np.ndarray
-    shuffled: bool
-    exact: bool
+    weights_L: np.ndarray | None  # int64 weights of the targets, None if all targets have a loss
+    more: dict[str, np.ndarray]  # further features, as the objective returns them, without padding
+    used_N: np.ndarray  # bool, True for tokens of the window that are in the example
+    shuffled: bool  # True if the inputs are the window in another order
+    exact: bool  # False if the objective does not accept markers; then all places are -1
 
 
 def trace(

@@ -46,16 +46,13 @@ def span_corruption_lengths(
 
 
 class _Side(NamedTuple):
-    """Makes one side of an example, inputs or targets, from a window.
+    """Makes one side of an example, inputs or targets, from a window."""
 
-    Attributes:
-      make: (tokens_WN, mask_WN, lengths_W, keys_W, ids) -> (tokens, lengths).
-      tokens: (tokens of the window, bounds of its mask) -> maximum tokens of the side.
-      sentinels: bounds of the mask -> maximum sentinels of the side.
-    """
-
+    # (tokens_WN, mask_WN, lengths_W, keys_W, ids) -> (tokens, lengths).
     make: Callable[..., tuple[np.ndarray, np.ndarray]]
+    # (tokens of the window, bounds of its mask) -> maximum tokens of the side.
     tokens: Callable[[int, Bounds], int] = lambda raw, bounds: raw
+    # Bounds of the mask -> maximum sentinels of the side.
     sentinels: Callable[[Bounds], int] = lambda bounds: 0
 
 

@@ -56,19 +56,12 @@ class InSlot(Objective):
 
 @dataclasses.dataclass(frozen=True)
 class Deck:
-    """The plan of a group of windows.
+    """The plan of a group of windows."""
 
-    Attributes:
-      choices_G: int64 [G], the kind of each slot's example; slots are in row order.
-      mirrored_G: bool [G], True if the example mirrors the slot before.
-      firsts_R1: int64 [R + 1], the first slot of each row, then G.
-      filled: shares of positions that hold tokens, of inputs and of targets.
-    """
-
-    choices_G: np.ndarray
-    mirrored_G: np.ndarray
-    firsts_R1: np.ndarray
-    filled: tuple[float, float]
+    choices_G: np.ndarray  # int64 [G], the kind of each slot's example; slots are in row order
+    mirrored_G: np.ndarray  # bool [G], True if the example mirrors the slot before
+    firsts_R1: np.ndarray  # int64 [R + 1], the first slot of each row, then G
+    filled: tuple[float, float]  # shares of positions that hold tokens, of inputs and of targets
 
     @property
     def windows(self) -> int:

@@ -8,17 +8,12 @@ NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6
 
 
 class Pieces(NamedTuple):
-    """The pieces of a vocabulary, in id order.
+    """The pieces of a vocabulary, in id order."""
 
-    Attributes:
-      names: the pieces as the vocabulary's file spells them.
-      kinds: NORMAL, UNKNOWN, CONTROL, 4, UNUSED or BYTE.
-      texts: text that each adds, with its spaces: str, or bytes if it may hold part of a character;
-        "" for control pieces.
-    """
-
-    names: list[str]
-    kinds: list[int]
+    names: list[str]  # the pieces as the vocabulary's file spells them
+    kinds: list[int]  # NORMAL, UNKNOWN, CONTROL, 4, UNUSED or BYTE
+    # Text that each adds, with its spaces: str, or bytes if it may hold part of a character; "" for
+    # control pieces.
     texts: list[str | bytes]
 
     def add(self, name: str, kind: int, text: str | bytes) -> None:

@@ -36,27 +36,16 @@ _ROLES = ("pad", "eos", "bos", "unk")
 
 @dataclass(frozen=True)
 class Rows:
-    """The old rows whose mean is each new row.
+    """The old rows whose mean is each new row."""
 
-    Attributes:
-      sources: int32 [new rows, any], padded with NONE.
-      old_ids: number of old ids; old rows above are padding.
-      old_rows: number of rows of the old table.
-      carried: number of new ids that take the row of one old id.
-      spelled: number of new ids that take the mean of the old pieces that spell them.
-      others: number of new ids that take the mean of all.
-      dropped: number of old ids whose rows no new id carries.
-      shared: number of text pieces among the carried ids.
-    """
-
-    sources: np.ndarray
-    old_ids: int
-    old_rows: int
-    carried: int
-    spelled: int
-    others: int
-    dropped: int
-    shared: int
+    sources: np.ndarray  # int32 [new rows, any], padded with NONE
+    old_ids: int  # number of old ids; old rows above are padding
+    old_rows: int  # number of rows of the old table
+    carried: int  # number of new ids that take the row of one old id
+    spelled: int  # number of new ids that take the mean of the old pieces that spell them
+    others: int  # number of new ids that take the mean of all
+    dropped: int  # number of old ids whose rows no new id carries
+    shared: int  # number of text pieces among the carried ids
 
     @property
     def unchanged(self) -> bool:

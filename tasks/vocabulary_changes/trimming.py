@@ -100,16 +100,11 @@ def _opened(base: Vocabulary, model: bytes, new_ids: dict[int, int]) -> Vocabula
 
 
 class _Rules(NamedTuple):
-    """Rules of a kind of vocabulary.
+    """Rules of a kind of vocabulary."""
 
-    Attributes:
-      always: ids kept whatever the corpus.
-      needs: id -> the ids required to find its piece in a text.
-      cut: {old id: new id} of kept pieces -> the bytes of the file with these alone.
-    """
-
-    always: set[int]
-    needs: Callable[[int], set[int]]
+    always: set[int]  # ids kept whatever the corpus
+    needs: Callable[[int], set[int]]  # id -> the ids required to find its piece in a text
+    # {old id: new id} of kept pieces -> the bytes of the file with these alone.
     cut: Callable[[dict[int, int]], bytes]
 
 
