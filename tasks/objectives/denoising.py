@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from tasks.objectives import noise
 from tasks.objectives.example_lengths import Kind, Slots
 from tasks.objectives.masks import Bounds, IidTokens, Mask, RandomPrefix, RandomSpans, RegularSpans
+from tasks.objectives.noise import Array
 from tasks.objectives.objective import Examples, Lengths, Objective, with_eos
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import TokenIds
@@ -49,7 +48,7 @@ class _Side(NamedTuple):
     """Makes one side of an example, inputs or targets, from a window."""
 
     # (tokens_WN, mask_WN, lengths_W, keys_W, ids) -> (tokens, lengths).
-    make: Callable[..., tuple[np.ndarray, np.ndarray]]
+    make: Callable[..., tuple[Array, Array]]
     # (tokens of the window, bounds of its mask) -> maximum tokens of the side.
     tokens: Callable[[int, Bounds], int] = lambda raw, bounds: raw
     # Bounds of the mask -> maximum sentinels of the side.
@@ -201,9 +200,9 @@ class Denoising(Objective):
 
     def packed_examples(
         self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
+        tokens_WN: Array,
+        lengths_W: Array,
+        keys_W: Array,
         slots: Slots,
         lengths: Lengths,
         ids: TokenIds,
@@ -215,12 +214,7 @@ class Denoising(Objective):
         return self._examples(tokens_WN, mask_WN, lengths_W, keys_W, ids)
 
     def examples(
-        self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        lengths: Lengths,
-        ids: TokenIds,
+        self, tokens_WN: Array, lengths_W: Array, keys_W: Array, lengths: Lengths, ids: TokenIds
     ) -> Examples:
         mask_WN = self.mask.draw(keys_W, lengths_W, tokens_WN.shape[1])
         if not self.mask.certain:
@@ -228,12 +222,7 @@ class Denoising(Objective):
         return self._examples(tokens_WN, mask_WN, lengths_W, keys_W, ids)
 
     def _examples(
-        self,
-        tokens_WN: np.ndarray,
-        mask_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        ids: TokenIds,
+        self, tokens_WN: Array, mask_WN: Array, lengths_W: Array, keys_W: Array, ids: TokenIds
     ) -> Examples:
         keys_W = noise.fold_in(keys_W, 2)
         return {
@@ -241,7 +230,7 @@ class Denoising(Objective):
             for name, side in (("inputs", self.inputs), ("targets", self.targets))
         }
 
-    def _limited(self, mask_WN: np.ndarray, lengths: Lengths, ids: TokenIds) -> np.ndarray:
+    def _limited(self, mask_WN: Array, lengths: Lengths, ids: TokenIds) -> Array:
         # EOS takes one position; a sentinel for text after the last span takes another.
         if self.targets == "nonnoise_span_to_unique_sentinel":
             return noise.limit_noise(mask_WN, 1, lengths.targets - 2, ids.sentinels - 1)

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tasks.objectives import noise
+from tasks.objectives.noise import Array
 from tasks.terminal.fields import Rule, above, at_least, check, field, require
 
 
@@ -36,7 +37,7 @@ class Mask(Protocol):
     @property
     def certain(self) -> bool: ...
 
-    def draw(self, keys_W: np.ndarray, lengths_W: np.ndarray, width: int) -> np.ndarray:
+    def draw(self, keys_W: Array, lengths_W: Array, width: int) -> Array:
         """Returns bool [W, width], True on noise."""
 
     def bounds(self, raw: int) -> Bounds:
@@ -54,7 +55,7 @@ class RandomSpans:
     def __post_init__(self) -> None:
         check(self)
 
-    def draw(self, keys_W: np.ndarray, lengths_W: np.ndarray, width: int) -> np.ndarray:
+    def draw(self, keys_W: Array, lengths_W: Array, width: int) -> Array:
         return noise.span_mask(
             keys_W, lengths_W, width, self.noise_density, self.mean_noise_span_length
         )
@@ -78,7 +79,7 @@ class RegularSpans:
         check(self)
         require(self.longest >= self.shortest, "longest", self.longest, "at least shortest")
 
-    def draw(self, keys_W: np.ndarray, lengths_W: np.ndarray, width: int) -> np.ndarray:
+    def draw(self, keys_W: Array, lengths_W: Array, width: int) -> Array:
         return noise.regular_mask(
             keys_W, lengths_W, width, self.noise_density, self.shortest, self.longest
         )
@@ -113,7 +114,7 @@ class IidTokens:
     def __post_init__(self) -> None:
         check(self)
 
-    def draw(self, keys_W: np.ndarray, lengths_W: np.ndarray, width: int) -> np.ndarray:
+    def draw(self, keys_W: Array, lengths_W: Array, width: int) -> Array:
         return noise.iid_mask(keys_W, lengths_W, width, self.noise_density)
 
     def bounds(self, raw: int) -> Bounds:
@@ -141,12 +142,8 @@ class RandomPrefix:
     certain = True
 
     def draw(
-        self,
-        keys_W: np.ndarray,
-        lengths_W: np.ndarray,
-        width: int,
-        mirrored_W: np.ndarray | None = None,
-    ) -> np.ndarray:
+        self, keys_W: Array, lengths_W: Array, width: int, mirrored_W: Array | None = None
+    ) -> Array:
         return noise.prefix_mask(keys_W, lengths_W, width, self.noise_density, mirrored_W)
 
     def bounds(self, raw: int) -> Bounds:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from tasks.objectives.example_lengths import Kind, Slots
+from tasks.objectives.noise import Array
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
 from tasks.vocabulary import TokenIds
 
 # Feature -> (int32 [W, any] padded with 0, lengths int64 [W]).
-Examples = dict[str, tuple[np.ndarray, np.ndarray]]
+Examples = dict[str, tuple[Array, Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +55,7 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def examples(
-        self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        lengths: Lengths,
-        ids: TokenIds,
+        self, tokens_WN: Array, lengths_W: Array, keys_W: Array, lengths: Lengths, ids: TokenIds
     ) -> Examples:
         """Returns the examples of windows.
 
@@ -77,9 +73,9 @@ class Objective(abc.ABC):
 
     def packed_examples(
         self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
+        tokens_WN: Array,
+        lengths_W: Array,
+        keys_W: Array,
         slots: Slots,
         lengths: Lengths,
         ids: TokenIds,
@@ -133,11 +129,11 @@ class Objective(abc.ABC):
         """True if every example's targets end in an EOS that is not in the window."""
         return False
 
-    def describe(self, key: np.integer | np.ndarray) -> str:
+    def describe(self, key: np.integer | Array) -> str:
         """Describes the objective and its settings under a noise key."""
         return words(self)
 
-    def describe_choice(self, key: np.integer | np.ndarray, choice: int) -> str:
+    def describe_choice(self, key: np.integer | Array, choice: int) -> str:
         """Describes an example of kind `choice`, an index in `kinds`."""
         return self.describe(key)
 
@@ -157,9 +153,7 @@ def words(value: Any) -> str:
     return f"{name} ({', '.join(fields)})" if fields else name
 
 
-def with_eos(
-    tokens_WN: np.ndarray, lengths_W: np.ndarray, ids: TokenIds
-) -> tuple[np.ndarray, np.ndarray]:
+def with_eos(tokens_WN: Array, lengths_W: Array, ids: TokenIds) -> tuple[Array, Array]:
     """Appends an EOS to each window: (tokens int32 [W, N + 1], lengths + 1)."""
     out_WN = np.zeros((tokens_WN.shape[0], tokens_WN.shape[1] + 1), np.int32)
     out_WN[:, :-1] = tokens_WN

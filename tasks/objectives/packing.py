@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tasks.objectives.example_lengths import Kind, Slots
+from tasks.objectives.noise import Array
 from tasks.objectives.objective import Examples, Lengths, Objective
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.token_ids import TokenIds
@@ -41,16 +42,11 @@ class InSlot(Objective):
         return self.objective.sentinels(lengths)
 
     def examples(
-        self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        lengths: Lengths,
-        ids: TokenIds,
+        self, tokens_WN: Array, lengths_W: Array, keys_W: Array, lengths: Lengths, ids: TokenIds
     ) -> Examples:
         return self.objective.packed_examples(tokens_WN, lengths_W, keys_W, self.slot, lengths, ids)
 
-    def describe(self, key: np.integer | np.ndarray) -> str:
+    def describe(self, key: np.integer | Array) -> str:
         return self.objective.describe_choice(key, int(self.slot.choices_W[0]))
 
 
@@ -58,9 +54,9 @@ class InSlot(Objective):
 class Deck:
     """The plan of a group of windows."""
 
-    choices_G: np.ndarray  # int64 [G], the kind of each slot's example; slots are in row order
-    mirrored_G: np.ndarray  # bool [G], True if the example mirrors the slot before
-    firsts_R1: np.ndarray  # int64 [R + 1], the first slot of each row, then G
+    choices_G: Array  # int64 [G], the kind of each slot's example; slots are in row order
+    mirrored_G: Array  # bool [G], True if the example mirrors the slot before
+    firsts_R1: Array  # int64 [R + 1], the first slot of each row, then G
     filled: tuple[float, float]  # shares of positions that hold tokens, of inputs and of targets
 
     @property
@@ -102,7 +98,7 @@ def _fits(kind: Kind, inputs: int, targets: int, together: bool) -> bool:
     return kind.inputs <= inputs and kind.targets <= targets
 
 
-def _counts(kinds: Sequence[Kind], size: int) -> np.ndarray:
+def _counts(kinds: Sequence[Kind], size: int) -> Array:
     """Returns the unrounded number of windows per kind, float64 [kinds]."""
     shares = np.array([kind.share for kind in kinds])
     return shares / shares.sum() * size

@@ -14,6 +14,7 @@ import re
 import numpy as np
 
 from tasks.objectives import noise
+from tasks.objectives.noise import Array
 from tasks.vocabulary import BYTE, T5_IDS, UNK_ID, UNKNOWN, TokenIds
 
 _TERMINALS = ".!?…"
@@ -102,7 +103,7 @@ class _Marks:
         self.breaks[: len(pieces)] |= np.array([piece == "<0x0A>" for piece in pieces])
         self._words: dict[bytes, int] = {}
 
-    def end_of(self, tokens_P: np.ndarray) -> int:
+    def end_of(self, tokens_P: Array) -> int:
         """Returns `word_ends_sentence` of a word's pieces, left-padded with 0."""
         key = tokens_P.tobytes()
         if key not in self._words:
@@ -117,7 +118,7 @@ def _marks(ids: TokenIds) -> _Marks:
     return _Marks(ids)
 
 
-def sentence_starts(tokens_WN: np.ndarray, lengths_W: np.ndarray, ids: TokenIds) -> np.ndarray:
+def sentence_starts(tokens_WN: Array, lengths_W: Array, ids: TokenIds) -> Array:
     """Returns the tokens that begin a sentence, bool [W, N].
 
     These include a window's first token, and every token after an EOS or a line feed. `tokens_WN`
