@@ -123,10 +123,7 @@ def objective_of(name: str) -> str | None:
 
 def pretraining_tasks(family: str, corpus: str) -> tuple[TaskSpec, ...]:
     """Returns the tasks of every corpus family, named FAMILY_OBJECTIVE."""
-    return tuple(
-        TaskSpec(f"{family}_{name}", corpus, objective, lengths)
-        for name, (objective, lengths) in _PRETRAINING.items()
-    )
+    return tuple(TaskSpec(f"{family}_{name}", corpus, *made) for name, made in _PRETRAINING.items())
 
 
 def language_modeling_task(family: str, corpus: str) -> TaskSpec:
@@ -142,7 +139,4 @@ def language_modeling_task(family: str, corpus: str) -> TaskSpec:
 
 def denoising_tasks(family: str, corpus: str) -> tuple[TaskSpec, ...]:
     """Returns tasks with the objectives of the T5 paper, named FAMILY_EXPERIMENT."""
-    return tuple(
-        TaskSpec(f"{family}_{name}", corpus, objective, objective.fitting(_INPUTS))
-        for name, objective in DENOISING.items()
-    )
+    return tuple(TaskSpec(f"{family}_{name}", corpus, *OBJECTIVES[name]) for name in DENOISING)

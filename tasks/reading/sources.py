@@ -30,18 +30,8 @@ of any format except plain text.
 Ids. A document's id is its column `id` (or the column named by `id=`), else "file:row" (Parquet and
 Arrow) or "file:byte" (all others). It does not depend on how the corpus is cut into pieces.
 
-The modules, in processing order:
-
-    spec        parses a SPEC
-    listers     one class per kind of corpus: lists it, cuts it into pieces, reads a piece
-    listing     lists local and remote files; `hub` lists and fetches files of the Hub, `saved`
-                lists files of a saved data set
-    splits      chooses files and divides documents between train and validation
-    formats     one class per file format; `registry` lists them
-    cutting     cuts large files into pieces, and joins small ones
-    opening     opens a file of a piece
-    batches     collects documents; `long_documents` splits long ones
-    columns     makes a text, or the two sides of a pair, from a row's columns
+The modules, in processing order: spec, listers (listing, hub, saved), splits, formats, cutting,
+opening, batches (long_documents), columns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -88,15 +78,10 @@ def resolve(
 
     The pieces depend only on the files and `piece_bytes`, never on the machine.
 
-    Args:
-      spec: a parsed SPEC.
-      piece_bytes: largest size of a piece.
-      max_document_bytes: documents with more bytes of UTF-8 will be split.
-      earlier: names of a cache's existing files, by generation. They are cut as before and come
-        first; new files are the last generation.
-
-    Raises:
-      UserError: nothing matches, a file cannot be read, or a column or split is missing.
+    Documents with more than `max_document_bytes` of UTF-8 will be split. `earlier` has the names of
+    a cache's existing files, by generation: they are cut as before and come first; new files are
+    the last generation. Raises UserError if nothing matches, a file cannot be read, or a column or
+    split is missing.
     """
     if max_document_bytes < _LEAST_DOCUMENT_BYTES:
         raise UserError(

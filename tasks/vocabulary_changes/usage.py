@@ -11,7 +11,7 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
 
-# A worker's job, set when it starts.
+# A worker's job.
 _JOB: list[tuple[Vocabulary, sources.Corpus]] = []
 
 
