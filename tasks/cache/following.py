@@ -38,23 +38,15 @@ class Closed(Exception):
 class Following:
     """A cache that is being built.
 
-    Args:
-      folder: the cache, local or any fsspec URL.
-      plan: its plan.
-      patient: whether readers may wait for shards; otherwise they are refused.
-      known: the shards of an earlier state of the cache, read without looking for more; None for
-        the current state.
-
-    Attributes:
-      manifest: the plan and each split's known shards, the first ones without a gap. Its lists grow
-        when `look` finds more.
+    Its `manifest` has the plan and each split's known shards, the first ones without a gap. These
+    lists grow when `look` finds more, unless the shards of an earlier state are given as `known`.
     """
 
     def __init__(
         self,
         folder: str,
         plan: Plan,
-        patient: bool = False,
+        patient: bool = False,  # readers may wait for shards; otherwise they are refused
         known: Mapping[str, Sequence[Shard]] | None = None,
     ):
         self.folder, self.patient, self._ended = folder, patient, known is not None

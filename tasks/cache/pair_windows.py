@@ -45,7 +45,7 @@ class PairWindows(Windows):
         split: str,
         **reading: Any,
     ):
-        super().__init__(folder, manifest, split, sum(sides) + 1, **more)
+        super().__init__(folder, manifest, split, sum(sides) + 1, **reading)
         self._sides = sides
         self._longest = longest_sides(manifest.splits[split])
 

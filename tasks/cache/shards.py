@@ -95,25 +95,17 @@ class OpenShard:
 class Shards:
     """The shards of a split, opened and copied on demand.
 
-    Args:
-      shards: all shards of the split; may grow. Methods take indices in this list.
-      local_dir: parent folder for copies of a remote cache, reused by the next process that reads
-        the cache; if None, copies are in the system's temporary folder and are deleted with the
-        process.
-      local_bytes: maximum total size of the copies.
-      open_shards: maximum number of open shards, with two file descriptors each; by default an
-        eighth of the process's descriptor limit.
-      plan_check: detects a changed plan; None to skip.
-
-    Raises UserError if a shard is larger than `local_bytes`.
+    Methods take indices in the list of shards, which may grow. Copies of a remote cache are in
+    `local_dir`, where the next process finds them, or else in a temporary folder, which is deleted
+    with the process. Raises UserError if a shard is larger than `local_bytes`.
     """
 
     def __init__(
         self,
         shards: Sequence[ShardFiles],
         local_dir: str | None = None,
-        local_bytes: int = 50 << 30,
-        open_shards: int = 0,
+        local_bytes: int = 50 << 30,  # maximum total size of the copies
+        open_shards: int = 0,  # maximum; 0 takes an eighth of the process's descriptor limit
         plan_check: PlanCheck | None = None,
     ):
         self._shards = shards

@@ -21,8 +21,6 @@ from tasks.cache.split_rows import SplitRows, damaged, offsets
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-_LOCAL_BYTES = 50 << 30
-
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -39,23 +37,9 @@ class Place:
 class Windows:
     """The windows of one split of a cache; any thread may read them in any order.
 
-    Files open on first read. Index and records stay in files: only the windows of a call are in
-    memory.
-
-    Args:
-      folder: the cache, local or any fsspec URL; remote shards are copied on first read.
-      manifest: manifest of the cache.
-      split: "train", "validation", ….
-      window_tokens: tokens per window.
-      keep_tails: whether to include the unfinished last window, as evaluation does.
-      across_shards: whether windows cross shard borders; if not, each shard has its own unfinished
-        last window.
-      local_dir: folder for copies of a remote cache; the system's temporary folder if None.
-      local_bytes: maximum total size of the copies; the least recently read are deleted.
-
-    Raises:
-      UserError: the cache lacks the split, its manifest is damaged, its rows are longer than a
-        window, or a remote shard is larger than `local_bytes`.
+    Files open on first read; remote shards are then copied, as in `Shards`. Index and records stay
+    in files: only the windows of a call are in memory. Raises UserError if the cache lacks the
+    split, its manifest is damaged, its rows are longer than a window, or as `Shards`.
     """
 
     def __init__(
@@ -64,10 +48,10 @@ class Windows:
         manifest: CacheManifest,
         split: str,
         window_tokens: int,
-        keep_tails: bool = False,
+        keep_tails: bool = False,  # include the unfinished last window, as evaluation does
         local_dir: str | None = None,
-        local_bytes: int = _LOCAL_BYTES,
-        across_shards: bool = True,
+        local_bytes: int = 50 << 30,
+        across_shards: bool = True,  # if not, each shard has its own unfinished last window
     ):
         _keep_freed_memory()
         plan = manifest.plan

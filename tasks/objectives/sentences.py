@@ -76,14 +76,7 @@ def _shown(text: str | bytes) -> str:
 
 
 class _Marks:
-    """Facts about a vocabulary's pieces, by id.
-
-    Attributes:
-      text: text that a piece adds to a word.
-      last: whether a word that ends with the piece may end a sentence.
-      begins: class of the first character of a word that begins with the piece.
-      breaks: whether a new sentence follows the piece: line feeds and EOS.
-    """
+    """Facts about a vocabulary's pieces, by id."""
 
     def __init__(self, ids: TokenIds) -> None:
         pieces = ids.pieces[: ids.first_sentinel]
@@ -96,8 +89,10 @@ class _Marks:
         ]
         self.text += [""] * (ids.size - len(self.text))
         cased = any(text != text.lower() for text in self.text)
+        # A word that ends with the piece may end a sentence.
         self.last = np.array([text[-1:] in (*_TERMINALS, *_CLOSERS) for text in self.text])
         self.begins = np.array([_beginning(text, cased) for text in self.text])
+        # A new sentence follows the piece.
         self.breaks = np.array(["\n" in text for text in self.text])
         self.breaks[ids.special.eos] = True
         self.breaks[: len(pieces)] |= np.array([piece == "<0x0A>" for piece in pieces])

@@ -62,8 +62,6 @@ class MixtureOfDenoisers(Objective):
     Differences: UL2's code for T5 gives every denoiser its own share of the documents, cut to its
     own lengths; here all denoisers read the same windows, so one cache and one order serve any
     rates.
-
-    Raises ValueError at construction if a rate is negative or all are 0.
     """
 
     denoisers: tuple[Denoiser, ...] = ul2_denoisers()

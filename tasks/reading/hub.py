@@ -32,11 +32,9 @@ def list_files(
 ) -> tuple[CorpusSpec, str, list[SourceFile]]:
     """Returns the spec with its revision pinned to a commit, the files' format, and the files.
 
-    `formats` are the readable formats.
-
-    Raises:
-      UserError: the Hub cannot be reached, the data set cannot be accessed (a private one without a
-        token), its revision or configuration does not exist, or its files have another format.
+    Raises UserError if the Hub cannot be reached, the data set cannot be accessed (a private one
+    without a token), its revision or configuration does not exist, or its files are of none of the
+    `formats`.
     """
     name = spec.location
     try:

@@ -27,13 +27,9 @@ FORMS = (
 def specs(texts: Sequence[str], names: str | None, unnamed: bool = False) -> dict[str, CorpusSpec]:
     """Returns the corpus of each language, in the order given, or {"": corpus} for a single one.
 
-    Args:
-      texts: values of --corpus, one or more.
-      names: value of --languages. None finds the languages in place of `{language}` in the SPEC.
-      unnamed: whether several corpora may lack names; their SPECs then serve as names.
-
-    Raises:
-      UserError: a SPEC is invalid, a language is named twice, or there are no languages.
+    `texts` are the values of --corpus, `names` is the value of --languages; None finds the
+    languages in place of `{language}` in the SPEC. If several corpora may be `unnamed`, their SPECs
+    serve as names. Raises UserError for an invalid SPEC, or languages named twice or missing.
     """
     named = [re.fullmatch(rf"({_NAME})=(.*)", text, re.DOTALL) for text in texts]
     if unnamed and len(texts) > 1 and not any(named) and names is None:

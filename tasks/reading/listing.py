@@ -34,14 +34,9 @@ class _Found(NamedTuple):
 def list_files(spec: CorpusSpec, by_words: bool) -> tuple[CorpusSpec, list[SourceFile], list[str]]:
     """Lists the files that a pattern matches, sorted by path.
 
-    With `by_words`, words in the paths name the splits; otherwise all files are train.
-
-    Returns:
-      The spec with its pattern relative to the fixed folder, the files, and lines about matches
-      that are not read.
-
-    Raises:
-      UserError: no file matches, a link is broken, a file name is not UTF-8, or the store fails.
+    With `by_words`, words in the paths name the splits; otherwise all files are train. Returns the
+    spec with its pattern relative to the fixed folder, the files, and lines about matches that are
+    not read. Raises UserError if none matches, a link is broken, or a file name is not UTF-8.
     """
     is_remote = files.is_remote(spec.location)
     fs, pattern = store.filesystem(spec.location)

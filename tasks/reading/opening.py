@@ -31,13 +31,8 @@ def user_errors(path: str) -> Iterator[None]:
 def open_file(file: SourceFile, ahead: int = store.REQUEST_BYTES) -> IO[bytes]:
     """Opens a local or remote file of a corpus for reading and seeking.
 
-    Args:
-      file: the file as listed.
-      ahead: fewest bytes to request of a remote file; 0 requests exactly the bytes read.
-
-    Raises:
-      UserError: the file has changed, or (also while reading) cannot be reached despite retries.
-      OSError: the file cannot be opened.
+    `ahead` is as in `Store.open`. Raises UserError if the file has changed, or (also while reading)
+    cannot be reached despite retries; OSError if it cannot be opened.
     """
     path, listed = file.path, (file.bytes, file.etag)
     if not is_remote(path):
