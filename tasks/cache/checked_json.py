@@ -63,7 +63,6 @@ def _has_labels(value: Any) -> bool:
 
 
 def _label(value: dict[str, Any]) -> str:
-    """Returns the label of a filter, with the side of pairs it applies to."""
     side = value.get("settings", {}).get("side", "both")
     return value["label"] if side == "both" else f"{value['label']} of {side}"
 

@@ -58,9 +58,8 @@ def _finished(manifest: CacheManifest) -> int:
 
 
 def _kept(folder: str) -> CacheManifest | None:
-    if not files.exists(files.join(folder, MANIFEST)):
-        return None
-    return CacheManifest.load(folder, check=False)
+    there = files.exists(files.join(folder, MANIFEST))
+    return CacheManifest.load(folder, check=False) if there else None
 
 
 def load(cache: str, fingerprint: str) -> CacheManifest:
@@ -108,13 +107,9 @@ def lineage_paths(cache: str, manifest: CacheManifest, split: str, fingerprint: 
 
 def _states_from(cache: str, fingerprint: str) -> list[str]:
     """Returns the folders of the states from one on, in order of their exclude lists."""
-    states = []
-    for name in files.list_names(cache):
-        if name.startswith(BEFORE):
-            folder = files.join(cache, name)
-            if manifest := _kept(folder):
-                states.append((len(manifest.plan.exclude or ()), folder))
-    states.sort()
-    folders = [folder for _, folder in states]
+    names = [name for name in files.list_names(cache) if name.startswith(BEFORE)]
+    kept = {folder: _kept(folder) for folder in (files.join(cache, name) for name in names)}
+    states = {folder: len(each.plan.exclude or ()) for folder, each in kept.items() if each}
+    folders = sorted(states, key=lambda folder: (states[folder], folder))
     first = folder_of(cache, fingerprint)
     return folders[folders.index(first) :] if first in folders else []

@@ -78,11 +78,8 @@ def _change(before: Plan, now: Plan) -> tuple[str, str]:
     if excludes_more(before, now):
         added = (now.exclude or ())[len(before.exclude or ()) :]
         entries = sum(each.documents + each.paragraphs for each in added)
-        what = (
-            f"a takedown: --exclude got further lists, of {entries:,} entries, and the shards with "
-            "such documents are rewritten"
-        )
-        return what, new_run
+        what = f"a takedown: --exclude got further lists, of {entries:,} entries, and the shards"
+        return f"{what} with such documents are rewritten", new_run
     old, new = before.generations, now.generations
     if len(new) > len(old) and new[: len(old)] == old:
         added_files = sum(map(len, new[len(old) :]))

@@ -83,9 +83,9 @@ def count(windows: Windows, folder: str, manifest: CacheManifest, split: str, wa
     """
     plan = manifest.plan
     if wanted.unit == DOCUMENTS and not plan.pairs and (plan.adopted or plan.rows_are_windows):
-        why = "are not known, as it was adopted" if plan.adopted else (
-            "do not lie one after the other, as with packing concat"
-        )  # fmt: skip
+        why = "do not lie one after the other, as with packing concat"
+        if plan.adopted:
+            why = "are not known, as it was adopted"
         raise UserError(
             f"--data.take={wanted}: the documents of {folder} {why}: give tokens or a share"
         )

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tasks.cache import records
 from tasks.cache.manifest import PACKINGS, ROWS, CacheManifest, Shard
+from tasks.cache.records import loops
 from tasks.cache.split_rows import SplitRows, damaged, offsets
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -53,19 +53,24 @@ class Windows:
         local_bytes: int = 50 << 30,
         across_shards: bool = True,  # if not, each shard has its own unfinished last window
     ):
-        _keep_freed_memory()
+        # Freeing a block of 24 MB once makes glibc keep up to 48 MB of freed memory. Otherwise the
+        # arrays of each batch, about a megabyte each, may return to the system and be faulted in
+        # page by page, which takes as long as making the batch. The block is never written, so it
+        # takes no memory.
+        np.empty(24 << 20, np.uint8)
         plan = manifest.plan
         if split not in manifest.splits:
             raise UserError(f"{folder} has no split {split}; it has {', '.join(manifest.splits)}")
         if plan.packing not in PACKINGS:
             raise damaged(folder, f"its packing is {plan.packing!r}, which is unknown")
         if plan.packing in ("best_fit", ROWS) and plan.row_tokens > window_tokens:
-            ours = f"build it with --row_tokens={window_tokens}, or use"
+            advice = f"build it with --row_tokens={window_tokens}, or use"
+            if plan.adopted:
+                advice = "use longer ones, or adopt it with"
             raise UserError(
                 f"{folder} is packed {plan.packing} into rows of {plan.row_tokens} tokens, and "
-                f"these lengths need windows of {window_tokens}: "
-                f"{'use longer ones, or adopt it with' if plan.adopted else ours} "
-                "--packing=concat, which fits any length"
+                f"these lengths need windows of {window_tokens}: {advice} --packing=concat, which "
+                "fits any length"
             )
         self.window_tokens = window_tokens
         self._folder, self._plan = folder, plan
@@ -212,13 +217,10 @@ class Windows:
             if not self._is_stream:
                 with self._rows.shards.reading(shard) as opened:
                     stops_P = np.minimum(stops_P, opened.tokens[row])
-            places.append(
-                Place(
-                    shard, self._rows.files[shard].records,
-                    files.join(self._folder, self._rows.name(shard, "documents")),
-                    row, int(skips_P[parts[0]]), int((stops_P - skips_P)[parts].sum()),
-                )
-            )  # fmt: skip
+            records = self._rows.files[shard].records
+            documents = files.join(self._folder, self._rows.name(shard, "documents"))
+            tokens = int((stops_P - skips_P)[parts].sum())
+            places.append(Place(shard, records, documents, row, int(skips_P[parts[0]]), tokens))
         return tuple(places)
 
     def holding(self, shard: int, row: int, position: int, tokens: int) -> range:
@@ -233,9 +235,8 @@ class Windows:
             border = int(self._borders[shard])
             begin, end = begin - border, end - border
             first, last = int(self._first[shard]), int(self._first[shard + 1])
-        return range(
-            min(first + begin // self._width, last), min(first + -(-end // self._width), last)
-        )
+        bounds = first + begin // self._width, first + -(-end // self._width)
+        return range(*np.minimum(bounds, last).tolist())
 
     def blocks(self, block_bytes: int) -> np.ndarray:
         """Divides the windows into blocks: windows that begin in consecutive shards.
@@ -301,7 +302,7 @@ class Windows:
         inside_W = places_W - self._borders[shards_W]
         if self._rows.row_tokens:
             return self._rows.first[shards_W] + inside_W // self._rows.row_tokens
-        found = records.loops("example_loops").rows_at
+        found = loops("example_loops").rows_at
         return self._rows.first[shards_W] + self._rows.from_index(
             shards_W, inside_W, lambda index, inside: found(index["begin"], inside)
         )
@@ -341,13 +342,3 @@ class Windows:
 
 def _before(sizes: np.ndarray) -> np.ndarray:
     return np.cumsum(sizes) - sizes
-
-
-def _keep_freed_memory() -> None:
-    """Makes glibc keep up to 48 MB of freed memory, by freeing a block of 24 MB once.
-
-    Otherwise the arrays of each batch, about a megabyte each, may return to the system and be
-    faulted in page by page, which takes as long as making the batch. The block is never written, so
-    it takes no memory.
-    """
-    np.empty(24 << 20, np.uint8)

@@ -29,7 +29,7 @@ class Flag(NamedTuple):
     """The flag of a field.
 
     `path` is the field's path within the dataclass of all flags, `name` the text after "--",
-    `group` the nested dataclass that has the field, or "".
+    `group` the nested dataclass that has the field, or "", and `title` describes the group.
     """
 
     path: str
@@ -37,6 +37,7 @@ class Flag(NamedTuple):
     declared: Any
     field: dataclasses.Field[Any]
     group: str
+    title: str
     required: bool
 
     @property
@@ -83,20 +84,22 @@ class Given(NamedTuple):
 @functools.cache
 def flags_of(kind: type) -> tuple[Flag, ...]:
     """Returns the flags of a dataclass, in the order of its fields."""
-    return tuple(_walk(kind, "", "", "", False))
+    return tuple(_walk(kind, "", "", ("", ""), False))
 
 
-def _walk(kind: Any, path: str, prefix: str, group: str, partial: bool) -> Iterator[Flag]:
+def _walk(
+    kind: Any, path: str, prefix: str, group: tuple[str, str], partial: bool
+) -> Iterator[Flag]:
     hints = typing.get_type_hints(kind)
     for each in dataclasses.fields(kind):
         declared = each.metadata["partial"] or hints[each.name]
         if not dataclasses.is_dataclass(declared):
             required = each.default is REQUIRED and each.default_factory is REQUIRED
             name = prefix + (each.metadata["name"] or each.name)
-            yield Flag(path + each.name, name, declared, each, group, required and not partial)
+            yield Flag(path + each.name, name, declared, each, *group, required and not partial)
             continue
         inner = prefix if each.metadata["flat"] else f"{prefix}{each.name}."
-        of = group if prefix and group else each.name
+        of = group if prefix and group[0] else (each.name, each.metadata["words"])
         some = partial or each.metadata["partial"] is not None
         yield from _walk(declared, f"{path}{each.name}.", inner, of, some)
 

@@ -1,6 +1,5 @@
 """The text of --help: usage, description, and flags by group."""
 
-import dataclasses
 import shutil
 import textwrap
 import types
@@ -34,7 +33,7 @@ def page(kind: Any, program: str, description: str, topic: str = "") -> str:
     if topic in topics:
         return topics[topic]()
     defaults = kind.help_defaults() if hasattr(kind, "help_defaults") else {}
-    titles = _titles(kind)
+    titles = {flag.group: flag.title for flag in flags_of(kind) if flag.group}
     flags = [flag for flag in flags_of(kind) if not flag.field.metadata["rest"]]
     if topic in titles:
         return "\n".join(_group(topic, titles, flags, defaults))
@@ -72,24 +71,6 @@ def _brief(flag: Flag, defaults: Mapping[str, Any]) -> str:
     words = f"{flag.field.metadata['often']}{_default(flag, defaults)}"
     short = (each[2:] for each in flag.field.metadata["aliases"] if each[:2] == "--")
     return f"  --{next(short, flag.name)}{value}".ljust(_BRIEF) + f" {words}"
-
-
-def _titles(kind: Any) -> dict[str, str]:
-    groups = {flag.group for flag in flags_of(kind)} - {""}
-    found = {}
-
-    def walk(kind: Any) -> None:
-        hints = typing.get_type_hints(kind)
-        for each in dataclasses.fields(kind):
-            inner = each.metadata["partial"] or hints[each.name]
-            if dataclasses.is_dataclass(inner):
-                if each.name in groups:
-                    found[each.name] = each.metadata["words"]
-                if each.metadata["flat"]:
-                    walk(inner)
-
-    walk(kind)
-    return found
 
 
 def _usage(flags: Iterable[Flag]) -> str:

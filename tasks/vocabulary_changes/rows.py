@@ -19,6 +19,7 @@ library is needed here. The mean of all is Hewitt 2021, "Initializing New Word E
 Pretrained Language Models": new ids then take little probability from the old ones.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -50,8 +51,7 @@ class Rows:
     @property
     def unchanged(self) -> bool:
         """True if the new rows are exactly the old rows, in order."""
-        count = len(self.sources)
-        return count == self.old_rows and self.begins_equal
+        return len(self.sources) == self.old_rows and self.begins_equal
 
     @property
     def begins_equal(self) -> bool:
@@ -62,12 +62,9 @@ class Rows:
         return bool(same and (first[:, 1:] == NONE).all())
 
     def __str__(self) -> str:
-        made = self.spelled + self.others
         how = f" ({self.spelled:,} as the mean of their old pieces, {self.others:,} of all)"
-        return (
-            f"{self.carried:,} rows carried, {made:,} made{how if made else ''}, "
-            f"{self.dropped:,} dropped"
-        )
+        made = f"{count:,} made{how}" if (count := self.spelled + self.others) else "0 made"
+        return f"{self.carried:,} rows carried, {made}, {self.dropped:,} dropped"
 
 
 class _Piece(NamedTuple):
@@ -108,27 +105,23 @@ class _Pieces:
 
     def spelling(self, text: bytes) -> list[int] | None:
         """Returns the rows of the fewest pieces that spell a text; None if impossible."""
-        size = len(text)
-        best: list[tuple[int, int] | None] = [None] * size + [(0, 0)]
+        size, never = len(text), len(text) + 1
+        # (Fewest pieces from each place on, the end of the first).
+        best = [(never, 0)] * size + [(0, 0)]
         for start in reversed(range(size)):
             for end in range(min(size, start + self._longest), start, -1):
-                rest = best[end]
-                if rest is None or text[start:end] not in self._texts:
-                    continue
-                here = best[start]
-                if here is None or rest[0] + 1 < here[0]:
-                    best[start] = (rest[0] + 1, end)
-        if not size or best[0] is None:
+                count = best[end][0] + 1
+                if count < best[start][0] and text[start:end] in self._texts:
+                    best[start] = count, end
+        if best[0][0] in (0, never):
             return None
         rows, start = [], 0
         while start < size:
-            step = best[start]
-            assert step is not None
-            part = text[start : step[1]]
+            end = best[start][1]
             # A byte that duplicates another piece's text is hardly ever trained.
-            found = min(self._texts[part], key=lambda piece: (piece.kind == BYTE, piece.row))
-            rows.append(found.row)
-            start = step[1]
+            same = self._texts[text[start:end]]
+            rows.append(min(same, key=lambda piece: (piece.kind == BYTE, piece.row)).row)
+            start = end
         return rows
 
 
@@ -234,28 +227,15 @@ def _made(
             lines.append([row])
             shared += of_text and kind in (NORMAL, BYTE)
             continue
-        spelling = None
-        if of_text:
-            toggled = text[1:] if text[:1] == b" " else b" " + text
-            spelling = pieces.spelling(text) or pieces.spelling(toggled)
+        toggled = text[1:] if text[:1] == b" " else b" " + text
+        spelling = of_text and (pieces.spelling(text) or pieces.spelling(toggled))
         lines.append(spelling or [])
         spelled += bool(spelling)
-    padding = range(old_ids, old_rows)
-    lines += [
-        [padding[number % len(padding)]] if padding else [] for number in range(new_rows - new.size)
-    ]
+    padding = itertools.cycle([[row] for row in range(old_ids, old_rows)] or [[]])
+    lines += itertools.islice(padding, new_rows - new.size)
     sources = np.full((new_rows, max(1, *map(len, lines))), NONE, np.int32)
     for number, line in enumerate(lines):
         sources[number, : len(line)] = line
-    carried = sum(row is not None for row in found.values())
-    used = {row for row in found.values() if row is not None}
-    return Rows(
-        sources,
-        old_ids,
-        old_rows,
-        carried,
-        spelled,
-        new.size - carried - spelled,
-        old_ids - len(used),
-        shared,
-    )
+    used = [row for row in found.values() if row is not None]
+    others, dropped = new.size - len(used) - spelled, old_ids - len(set(used))
+    return Rows(sources, old_ids, old_rows, len(used), spelled, others, dropped, shared)
