@@ -42,7 +42,7 @@ from tasks.cache.filtered import FilterRecord
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
-from tasks.vocabulary import VOCABULARY_FILES, SpecialIds, VocabularyRecord
+from tasks.vocabulary import VOCABULARY_FILES, VocabularyRecord
 
 FORMAT = 1
 PLAN = "plan.json"
@@ -345,37 +345,16 @@ def plan_from_dict(value: Any) -> Plan:
     is_pairs = plan.packing == PAIRS
     check_count(plan.row_tokens, "row_tokens", least=0 if is_pairs or "adopted" in value else 1)
     if is_pairs != (plan.pairs is not None):
-        raise wrong("pairs", plan.pairs, "there if, and only if, the packing is pairs")
+        raise wrong("pairs", value.get("pairs"), "there if, and only if, the packing is pairs")
     for split, count in plan.shards.items():
         check_count(count, f"shards.{split}", least=1)
-    parts: dict[str, Any] = {"vocabulary": _vocabulary(value["vocabulary"])}
-    if is_pairs:
-        parts["pairs"] = checked(PairLimits, value["pairs"], "pairs")
-        if parts["pairs"].too_long not in TOO_LONG:
-            raise wrong("pairs.too_long", value["pairs"]["too_long"], f"in {', '.join(TOO_LONG)}")
-    if "adopted" in value:
-        parts["adopted"] = checked(Adoption, value["adopted"], "adopted")
-        if parts["adopted"].program not in PROGRAMS:
-            raise wrong("adopted.program", parts["adopted"].program, f"in {', '.join(PROGRAMS)}")
-    for name, kind in (("exclude", ExcludeRecord), ("filters", FilterRecord)):
-        if name in value:
-            records = check_form(value[name], list, name, "a list")
-            parts[name] = tuple(checked(kind, each, name) for each in records)
-    return dataclasses.replace(plan, **parts)
-
-
-def _vocabulary(value: Any) -> VocabularyRecord:
-    record = checked(VocabularyRecord, value, "vocabulary")
-    if record.file not in (None, *VOCABULARY_FILES):
-        raise wrong("vocabulary.file", record.file, "one of " + ", ".join(VOCABULARY_FILES))
-    if record.special is None:
-        return record
-    roles = {each.name for each in dataclasses.fields(SpecialIds)}
-    check_keys(value["special"], "vocabulary.special", {"eos"}, roles)
-    for role, number in value["special"].items():
-        check_count(number, f"vocabulary.special.{role}")
-    special = SpecialIds(**{**dict.fromkeys(roles), **value["special"]})
-    return dataclasses.replace(record, special=special)
+    if plan.pairs and plan.pairs.too_long not in TOO_LONG:
+        raise wrong("pairs.too_long", plan.pairs.too_long, f"in {', '.join(TOO_LONG)}")
+    if plan.adopted and plan.adopted.program not in PROGRAMS:
+        raise wrong("adopted.program", plan.adopted.program, f"in {', '.join(PROGRAMS)}")
+    if (file := plan.vocabulary.file) not in (None, *VOCABULARY_FILES):
+        raise wrong("vocabulary.file", file, "one of " + ", ".join(VOCABULARY_FILES))
+    return plan
 
 
 def _check_corpus(corpus: dict[str, Any]) -> None:
@@ -393,18 +372,11 @@ def _check_corpus(corpus: dict[str, Any]) -> None:
 
 def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
     """Parses a shard; raises UserError if it is damaged or edited. `name` is for messages."""
-    of = "{key} of {name}"
-    shard = checked(Shard, value, name, of)
-    parts: dict[str, Any] = {
-        "files": {file: checked(FileEntry, each, file, of) for file, each in shard.files.items()}
-    }
+    shard = checked(Shard, value, name, "{key} of {name}")
     for field in ("dropped", "edits"):
         for what, count in (getattr(shard, field) or {}).items():
             check_count(count, f"{field} {what} of {name}", least=1)
-    for part, kind in (("pairs", PairCounts), ("adopted", AdoptedCounts)):
-        if value.get(part) is not None:
-            parts[part] = checked(kind, value[part], f"{part} of {name}")
-    return dataclasses.replace(shard, **parts)
+    return shard
 
 
 # Files of a shard, in the order they are finished; quarantine is optional.

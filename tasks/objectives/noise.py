@@ -146,12 +146,7 @@ def span_mask(
 
 
 def regular_mask(
-    keys_W: Array,
-    lengths_W: Array,
-    width: int,
-    noise_density: float = 0.15,
-    shortest: int = 3,
-    longest: int = 3,
+    keys_W: Array, lengths_W: Array, width: int, noise_density: float, shortest: int, longest: int
 ) -> Array:
     """Returns equally long, equally spaced spans in each window: bool [W, width].
 
@@ -173,7 +168,7 @@ def regular_period(span_length: Array | int, noise_density: float) -> Array:
     return np.rint(period).astype(np.int64)
 
 
-def iid_mask(keys_W: Array, lengths_W: Array, width: int, noise_density: float = 0.15) -> Array:
+def iid_mask(keys_W: Array, lengths_W: Array, width: int, noise_density: float) -> Array:
     """Returns independent noise of equal probability for every token: bool [W, width].
 
     Source: T5 `data/preprocessors.py`, iid_noise_mask.
