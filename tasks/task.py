@@ -50,7 +50,6 @@ class TaskSpec:
 
     @property
     def window_tokens(self) -> int:
-        """Number of corpus tokens in one example of the default lengths."""
         return self.objective.window_tokens(self.lengths)
 
     def check(self, lengths: Lengths, ids: TokenIds, separator: str, where: str) -> None:

@@ -56,7 +56,6 @@ def differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
 
 
 def _has_labels(value: Any) -> bool:
-    """Returns whether a value is a list of labelled objects, such as filters."""
     return isinstance(value, list) and all(isinstance(e, dict) and "label" in e for e in value)
 
 

@@ -116,7 +116,6 @@ class Following:
             raise error
 
     def finished(self) -> tuple[int, int]:
-        """Returns (finished shards, planned shards) of all splits."""
         shards = self.manifest.plan.shards
         done = (len(files.list_sizes(self.folder, f"{split}.receipt-")) for split in shards)
         return sum(done), sum(shards.values())
@@ -138,7 +137,6 @@ class Following:
         wait(self.folder, ready, lambda: self.missing(split, count), self, timeout_seconds)
 
     def missing(self, split: str, count: int) -> str:
-        """Names the unknown shards among the first `count`."""
         first, of = len(self._shards[split]), self.manifest.plan.shards[split]
         some = f"shard {first}" if first + 1 == count else f"shards {first} to {count - 1}"
         return f"{split} {some} of {of:,} of {self.folder}"

@@ -164,7 +164,6 @@ class Plan:
 
     @property
     def unit(self) -> Unit:
-        """Whether a document is a text or a pair."""
         return Unit.PAIR if self.packing == PAIRS else Unit.TEXT
 
     @property
@@ -266,7 +265,6 @@ class CacheManifest:
         return files.json_bytes(sealed(as_json(self)))
 
     def contradictions(self) -> Iterator[str]:
-        """Yields contradictions between plan and shards, and within a shard's counts."""
         counts = {split: len(shards) for split, shards in self.splits.items()}
         if counts != self.plan.shards:
             yield f"it has {counts} shards, and its plan has {self.plan.shards}"
@@ -313,7 +311,6 @@ class CacheManifest:
         return sum(getattr(shard, field) for shard in self.splits[split])
 
     def dropped(self, split: str) -> dict[str, int]:
-        """Returns the number of rejected documents of a split, by reason."""
         counts: Counter[str] = Counter()
         for shard in self.splits[split]:
             counts.update(shard.dropped)

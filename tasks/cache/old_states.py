@@ -18,7 +18,6 @@ BEFORE = ".before-"
 
 
 def folder_of(cache: str, fingerprint: str) -> str:
-    """Returns the folder of a state, by its plan's fingerprint."""
     return files.join(cache, BEFORE + fingerprint[:16])
 
 

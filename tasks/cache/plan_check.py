@@ -26,7 +26,6 @@ class PlanCheck:
 
     @property
     def marked(self) -> bool:
-        """True if the folder has the mark of the reader's plan."""
         return files.exists(files.join(self._folder, PLAN_MARK + self.fingerprint))
 
     @property
@@ -73,7 +72,6 @@ def excludes_more(existing: Plan, ours: Plan) -> bool:
 
 
 def _change(before: Plan, now: Plan) -> tuple[str, str]:
-    """Describes how a plan was changed, and what to do about it."""
     new_run = "runs that began before do not go on with it: train another --model_dir"
     if excludes_more(before, now):
         added = (now.exclude or ())[len(before.exclude or ()) :]

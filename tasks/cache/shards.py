@@ -130,7 +130,6 @@ class Shards:
         return bool(self._shards) and files.is_remote(self._shards[0].records)
 
     def check_sizes(self, shards: Sequence[ShardFiles]) -> None:
-        """Raises UserError if a remote shard exceeds `local_bytes`."""
         largest = max(shards, key=lambda shard: shard.bytes, default=None)
         if largest and files.is_remote(largest.records) and largest.bytes > self._local_bytes:
             raise UserError(

@@ -41,7 +41,6 @@ class Sample:
     unit: str = "document"  # the word for the owner of a part
 
     def text(self, part: Part, ids: TokenIds) -> str:
-        """Returns the text of one of the window's parts."""
         return decode(self.tokens[part.position : part.position + part.tokens].tolist(), ids)
 
 

@@ -40,7 +40,6 @@ class Template:
 
     @property
     def columns(self) -> list[str]:
-        """Column names."""
         return [column for _, column in self.parts if column]
 
     def render(self, row: Mapping[str, Any]) -> bytes:

@@ -50,11 +50,14 @@ def list_files(
             f"{spec} holds {form} files; only {', '.join(formats)} can be read. The Hub may have a "
             f"parquet copy: try --corpus=hf:{name}@refs/convert/parquet"
         )
-    found = [
-        _source_file(name, commit, split, states[path])
-        for split in sorted(splits)
-        for path in sorted(splits[split])
-    ]
+    found = []
+    for split, paths in sorted(splits.items()):
+        own = VALIDATION if split in VALIDATION_NAMES else split
+        for path in sorted(paths):
+            info = states[path]
+            state = {"sha256": info.lfs.sha256} if info.lfs else {"etag": info.blob_id}
+            folder = f"hf://datasets/{name}@{commit}/"
+            found.append(SourceFile(folder, info.path, own, info.size, state))
     return dataclasses.replace(_with_dialect(spec, builder), revision=commit), form, found
 
 
@@ -157,19 +160,13 @@ def _retrying_session(what: str) -> Iterator[None]:
 
 
 def _gated(name: str, status: int) -> UserError:
+    why = "gated: request access on its page, then set " + _TOKEN
     if status == 403:
-        return UserError(
-            f"{name} is gated and the account of your token has no access: request it on the data "
-            f"set's page and run again, {_INSTEAD}"
+        why = (
+            "gated and the account of your token has no access: request it on the data set's page "
+            "and run again"
         )
-    return UserError(f"{name} is gated: request access on its page, then set {_TOKEN}, {_INSTEAD}")
-
-
-def _source_file(name: str, commit: str, split: str, info: Any) -> SourceFile:
-    state = {"sha256": info.lfs.sha256} if info.lfs else {"etag": info.blob_id}
-    own = VALIDATION if split in VALIDATION_NAMES else split
-    folder = f"hf://datasets/{name}@{commit}/"
-    return SourceFile(folder, info.path, own, info.size, state)
+    return UserError(f"{name} is {why}, {_INSTEAD}")
 
 
 def _explain(spec: CorpusSpec, error: Exception) -> UserError:
@@ -189,11 +186,10 @@ def _explain(spec: CorpusSpec, error: Exception) -> UserError:
         known = re.search(r"available configs: \[([^\]]*)\]", reason)
         listed = f", one of {known[1].replace(chr(39), '')}" if known else ""
         return UserError(f"{name} has several configurations: name one as {name}:CONFIG{listed}")
+    why = f"{name} cannot be read: {reason}"
     if kinds & {"ConnectError", "ConnectionError", "TimeoutException"}:
-        return UserError(
-            f"the Hugging Face Hub cannot be reached for {name} ({reason}), {_INSTEAD}"
-        )
-    return UserError(f"{name} cannot be read: {reason}")
+        why = f"the Hugging Face Hub cannot be reached for {name} ({reason}), {_INSTEAD}"
+    return UserError(why)
 
 
 def fetch_from_hub(path: str, size: int, etag: str) -> store.Fetch:

@@ -112,7 +112,6 @@ def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Foun
 
 
 def _matches(fs: Any, pattern: str) -> dict[str, dict[str, Any]]:
-    """Returns {path: the store's info} for all matches."""
     with contextlib.suppress(FileNotFoundError):
         return {pattern: fs.info(pattern)}
     found = fs.glob(pattern, detail=True)

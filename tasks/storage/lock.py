@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.storage import files
+from tasks.storage import files, store
 from tasks.storage.paths import is_on_gcs
 from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
@@ -203,16 +203,8 @@ class _InBucket(Lock):
 
         def upload(fs: Any, inner: str) -> str:
             bucket, _, name = inner.partition("/")
-            url = fs.base.replace("/storage/", "/upload/storage/") + "b/{}/o"
-            made = fs.call(
-                *("POST", url, bucket),
-                uploadType="media",
-                name=name,
-                ifGenerationMatch=generation or "0",
-                data=data,
-                headers={"Content-Type": "application/json"},
-                json_out=True,
-            )
+            match = {"ifGenerationMatch": generation or "0", "json_out": True}
+            made = store.post(fs, bucket, name, data, "application/json", **match)
             return str(made["generation"])
 
         with contextlib.suppress(FileExistsError):  # HTTP 412, as gcsfs raises it
@@ -225,8 +217,7 @@ class Observer:
     """Tells whether the lock on a folder has a live holder, without taking it."""
 
     def __init__(self, folder: str):
-        self._folder = folder
-        self._seen, self._since = b"", time.monotonic()
+        self._folder, self._seen, self._since = folder, b"", time.monotonic()
 
     def alive(self) -> bool | None:
         """Returns whether the holder is alive; None if unknown.

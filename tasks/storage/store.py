@@ -73,7 +73,6 @@ class Store:
             raise
 
     def info(self) -> dict[str, Any]:
-        """Returns fsspec's info on a file: size, type, and other store metadata."""
         return self.ask(lambda fs, inside: fs.info(inside))
 
     def open(self, listed: tuple[int, str] | None = None, ahead: int = REQUEST_BYTES) -> IO[bytes]:
@@ -125,7 +124,6 @@ class Store:
         return info
 
     def upload(self, source: str) -> None:
-        """Uploads a local file as one object."""
         self.ask(lambda fs, inside: _upload(fs, source, inside, is_on_gcs(self._url)))
 
 
@@ -181,10 +179,16 @@ def _upload(fs: Any, source: str, target: str, on_gcs: bool) -> None:
         # data.
         bucket, _, name = target.partition("/")
         with open(source, "rb") as file:
-            data = file.read()
-        url = fs.base.replace("/storage/", "/upload/storage/") + "b/{}/o"
-        kind = {"Content-Type": "application/octet-stream"}
-        fs.call("POST", url, bucket, uploadType="media", name=name, data=data, headers=kind)
+            post(fs, bucket, name, file.read(), "application/octet-stream")
+
+
+def post(fs: Any, bucket: str, name: str, data: bytes, kind: str, **more: Any) -> Any:
+    """Writes an object to Cloud Storage in one request."""
+    url = fs.base.replace("/storage/", "/upload/storage/") + "b/{}/o"
+    headers = {"Content-Type": kind}
+    return fs.call(
+        "POST", url, bucket, uploadType="media", name=name, data=data, headers=headers, **more
+    )
 
 
 def etag(info: dict[str, Any]) -> str:

@@ -49,7 +49,6 @@ class Command:
         return self._run(made(self.flags, parse(self.flags, words))) or 0
 
     def help(self, topic: str = "", program: str | None = None) -> str:
-        """Returns the text of --help or --help=TOPIC."""
         program = program or f"python -m {self.__module__}"
         text = sys.modules[self._run.__module__].__doc__ or ""
         return help.page(self.flags, program, text, topic)

@@ -32,7 +32,6 @@ class ReadIf(NamedTuple):
     whole: bool = False
 
     def reason(self, config: Any) -> str:
-        """Returns `why` for a configuration."""
         return self.why if isinstance(self.why, str) else self.why(config)
 
 

@@ -58,7 +58,6 @@ class Progress:
         return f"{done / self._total:4.0%}  {amounts}  {left} left"
 
     def close(self) -> None:
-        """Stops the bar and leaves it on the screen."""
         if self._bar:
             self._bar.stop()
 

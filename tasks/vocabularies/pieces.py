@@ -17,7 +17,6 @@ class Pieces(NamedTuple):
     texts: list[str | bytes]
 
     def add(self, name: str, kind: int, text: str | bytes) -> None:
-        """Adds the piece with the next id."""
         self.names.append(name)
         self.kinds.append(kind)
         self.texts.append(text)

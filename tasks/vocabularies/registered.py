@@ -262,7 +262,6 @@ class RegisteredCodec:
             )
 
     def another(self) -> OwnVocabulary:
-        """Returns a new instance of the class, for comparison."""
         return _made(self.name)
 
     def normalize(self, text: str) -> str:

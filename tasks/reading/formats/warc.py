@@ -44,7 +44,8 @@ _LONG = f"a record longer than {_LONGEST_BYTES >> 20} MiB"
 _LONGEST_HEADERS = 1 << 20
 _BLOCK_BYTES = 1 << 20
 _STEP_BYTES = 64
-_MEMBER = re.compile(rb"\x1f\x8b\x08")
+_GZIP = b"\x1f\x8b\x08"
+_MEMBER = re.compile(re.escape(_GZIP))
 _BEGINS = re.compile(rb"\nWARC/\d")
 _PEEK_RECORDS = 16
 
@@ -226,11 +227,10 @@ class _Lines:
         self.file.seek(begin)
         position, tail = begin, b""
         while data := self.file.read(_BLOCK_BYTES):
-            data = tail + data
+            data, position = tail + data, position - len(tail)
             if found := _BEGINS.search(data):
-                return position - len(tail) + found.start() + 1
-            position += len(data) - len(tail)
-            tail = data[-len(b"\nWARC/") :]
+                return position + found.start() + 1
+            position, tail = position + len(data), data[-len(b"\nWARC/") :]
         return None
 
     def problem(self, offset: int) -> str:
@@ -255,10 +255,9 @@ class _Members(_Lines):
                     content += some
         except zlib.error:
             return None
-        fits = len(content) >= _LONGEST_BYTES + _LONGEST_HEADERS
-        if not fits and _Lines(io.BytesIO(content)).end(0) != len(content):
-            return None
-        return offset + size
+        is_long = len(content) >= _LONGEST_BYTES + _LONGEST_HEADERS
+        is_record = is_long or _Lines(io.BytesIO(content)).end(0) == len(content)
+        return offset + size if is_record else None
 
     def is_end(self, offset: int) -> bool:
         self.file.seek(offset)
@@ -266,26 +265,19 @@ class _Members(_Lines):
         return not any(block.strip(b"\0") for block in blocks)  # padding, as in tar
 
     def following(self, begin: int) -> int | None:
-        position, tail = begin, b""
         while True:
-            self.file.seek(position)
-            data = tail + self.file.read(_BLOCK_BYTES)
-            if len(data) == len(tail):
-                return None
+            self.file.seek(begin)
+            data = self.file.read(_BLOCK_BYTES)
             for found in _MEMBER.finditer(data):
-                place = position - len(tail) + found.start()
-                if self._begins_record(place):
-                    return place
-            position += len(data) - len(tail)
-            tail = data[-2:]
-
-    def _begins_record(self, place: int) -> bool:
-        self.file.seek(place)
-        try:
-            head = zlib.decompressobj(31).decompress(self.file.read(64 << 10), 64)
-        except zlib.error:
-            return False
-        return bool(_BEGINS.match(b"\n" + head))
+                place = begin + found.start()
+                self.file.seek(place)
+                with contextlib.suppress(zlib.error):
+                    head = zlib.decompressobj(31).decompress(self.file.read(64 << 10), 64)
+                    if _BEGINS.match(b"\n" + head):
+                        return place
+            if len(data) < len(_GZIP):
+                return None
+            begin += len(data) - len(_GZIP) + 1  # a member may begin across two blocks
 
     def problem(self, offset: int) -> str:
         return _SHORT if self.end(offset) == math.inf else _CORRUPT
