@@ -180,16 +180,11 @@ def _replaced_spans(
         return replaced_L
     # The hidden span begins after the token to the left, or ends before the token to the right.
     size = len(hidden_N)
-    for at in added_L.tolist():
-        left = at - 1
-        while left >= 0 and places_L[left] < 0 and tokens_L[left] != eos:
-            left -= 1
-        right = at + 1
-        while right < len(places_L) and places_L[right] < 0 and tokens_L[right] != eos:
-            right += 1
-        after = places_L[left] + 1 if left >= 0 and places_L[left] >= 0 else size
-        before = places_L[right] - 1 if right < len(places_L) and places_L[right] >= 0 else -1
-        for place in (int(after), int(before)):
+    known = np.flatnonzero((places_L >= 0) | (tokens_L == eos))
+    beside = [-1, *places_L[known].tolist(), -1]
+    for at, following in zip(added_L.tolist(), np.searchsorted(known, added_L), strict=True):
+        left, right = beside[following], beside[following + 1]
+        for place in (left + 1 if left >= 0 else size, right - 1 if right >= 0 else -1):
             if replaced_L[at] < 0 and 0 <= place < size:
                 replaced_L[at] = hidden_N[place]
     return replaced_L

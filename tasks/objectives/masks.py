@@ -44,16 +44,18 @@ class Mask(Protocol):
         """Returns the bounds of the mask in a window of `raw` tokens."""
 
 
+class _Checked:
+    def __post_init__(self) -> None:
+        check(self)
+
+
 @dataclasses.dataclass(frozen=True)
-class RandomSpans:
+class RandomSpans(_Checked):
     """Spans of random lengths; see `noise.span_mask` and `noise.span_counts`."""
 
     noise_density: float = field(0.15, "share of noise", rule=_SHARE)
     mean_noise_span_length: float = field(3.0, "mean tokens of a span", rule=above(0))
     certain = True
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def draw(self, keys_W: Array, lengths_W: Array, width: int) -> Array:
         return noise.span_mask(
@@ -105,14 +107,11 @@ _DEVIATIONS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class IidTokens:
+class IidTokens(_Checked):
     """Independent tokens; see `noise.iid_mask`."""
 
     noise_density: float = field(0.15, "share of noise", rule=_SHARE_OR_ALL)
     certain = False
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def draw(self, keys_W: Array, lengths_W: Array, width: int) -> Array:
         return noise.iid_mask(keys_W, lengths_W, width, self.noise_density)

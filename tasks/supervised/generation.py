@@ -22,16 +22,14 @@ def _spaced(text: str) -> str:
 
 
 def _squad(row: Row) -> Iterator[TextPair]:
-    answers = [_spaced(answer) for answer in row["answers"]["text"]]
+    correct = [_spaced(answer) for answer in row["answers"]["text"]]
     question, context = _spaced(row["question"]), _spaced(row["context"])
-    yield {
-        "inputs": _SPACES.sub(" ", f"question: {question} context: {context}"),
-        "targets": answers[0] if answers else "",
-        "answers": answers,
-    }
+    inputs = _SPACES.sub(" ", f"question: {question} context: {context}")
+    yield {"inputs": inputs, "targets": correct[0] if correct else "", "answers": correct}
 
 
-def _answers(text: str, pair: TextPair, is_target: bool) -> Any:
+def answers(text: str, pair: TextPair, is_target: bool) -> Any:
+    """Returns a predicted text, or the correct answers of a pair."""
     return pair.get("answers", [text]) if is_target else text
 
 
@@ -56,7 +54,7 @@ def translation(name: str, source: str, before: str, after: str) -> Supervised:
 
 
 TASKS = (
-    Supervised("squad", "squad", _squad, ("squad",), _answers),
+    Supervised("squad", "squad", _squad, ("squad",), answers),
     summarization("cnn_dailymail", "cnn_dailymail/3.0.0", "article", "highlights"),
     summarization("xsum", "xsum", "document", "summary"),
     *(

@@ -71,6 +71,13 @@ class Given(NamedTuple):
     values: dict[str, Any]
     typed: dict[str, str]
 
+    def give(self, flag: Flag, name: str, text: str, grows: bool) -> None:
+        """Sets the value of a flag given as `name`, or adds to it if it `grows`."""
+        value = flag.parsed(name, text)
+        if grows:
+            value = (*self.values.get(flag.path, ()), value)
+        self.values[flag.path], self.typed[flag.path] = value, f"--{name}={text}"
+
     def below(self, path: str) -> "Given":
         """Returns the flags of the nested dataclass at `path`."""
         start = f"{path}."
@@ -129,13 +136,10 @@ def parse(kind: type, words: Sequence[str]) -> Given:
         text = _value(name, flag, pending) if typed is None else typed
         if name in flag.names[1:] and text in NONE:  # an unset former name
             continue
-        value = flag.parsed(name, text)
-        if flag.field.metadata["repeated"]:
-            value = (*given.values.get(flag.path, ()), value)
-        elif names.get(flag.path, name) != name:
+        if not flag.field.metadata["repeated"] and names.get(flag.path, name) != name:
             raise UserError(f"--{names[flag.path]} and --{name} are the same: set one of them")
         names[flag.path] = name
-        given.values[flag.path], given.typed[flag.path] = value, f"--{name}={text}"
+        given.give(flag, name, text, flag.field.metadata["repeated"])
     _finish(flags, known, given, rest)
     return given
 
@@ -170,13 +174,8 @@ def _place(text: str, places: list[Flag], given: Given, rest: list[str]) -> None
     if not places:
         rest.append(text)
         return
-    flag = places[0]
-    value = flag.parsed(flag.name, text)
-    if flag.is_tuple:
-        value = (*given.values.get(flag.path, ()), value)
-    else:
-        places.pop(0)
-    given.values[flag.path], given.typed[flag.path] = value, f"--{flag.name}={text}"
+    flag = places[0] if places[0].is_tuple else places.pop(0)
+    given.give(flag, flag.name, text, flag.is_tuple)
 
 
 def _finish(flags: Sequence[Flag], known: Collection[str], given: Given, rest: list[str]) -> None:

@@ -15,14 +15,14 @@ import numpy as np
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import byte_level
 from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, Pieces, SpecialIds
+from tasks.vocabularies.sentencepiece_model import SPACE
 
 FILE = "tokenizer.json"
 # Name of the built-in vocabulary of bytes.
 BYTES = "bytes"
 # Transformers files that name special tokens; the first that names a token wins.
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
-# SentencePiece's mark for a space, and its name of a byte.
-_SPACE = "\u2581"
+# SentencePiece's name of a byte.
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _USER_DEFINED = 4
 # Limit of the fast tokenizer's tries; lists of pieces are as long as the largest id.
@@ -125,7 +125,7 @@ def _text_rule(value: Mapping[str, Any]) -> Callable[[str], str | bytes]:
         if is_word_piece:
             return piece.removeprefix(mark) if mark and piece.startswith(mark) else f" {piece}"
         byte = falls_back and _BYTE.fullmatch(piece)
-        return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE, " ")
+        return bytes([int(byte[1], 16)]) if byte else piece.replace(SPACE, " ")
 
     return text
 

@@ -21,13 +21,13 @@ import numpy as np
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.pieces import NORMAL
+from tasks.vocabularies.sentencepiece_model import SPACE
 from tasks.vocabulary import Vocabulary, VocabularyRecord, from_bytes
 
 # TrainerSpec.ModelType in sentencepiece_model.proto.
 _UNIGRAM, _BPE = 1, 2
 _ASCII = frozenset(map(chr, range(33, 127)))
-# SentencePiece's mark for a space, and GPT-2's character for it.
-_SPACE, _BYTE_SPACE = "\u2581", "\u0120"
+_BYTE_SPACE = "\u0120"  # GPT-2's character for a space
 
 
 class Trimmed(NamedTuple):
@@ -115,7 +115,7 @@ def _always(base: Vocabulary, rules: _Rules) -> Iterable[int]:
         if token >= base.record.pieces:
             break  # an added EOS
         plain = kind == NORMAL and token < base.first_sentinel and token not in special
-        if not plain or token in rules.always or name in _ASCII or name in (_SPACE, _BYTE_SPACE):
+        if not plain or token in rules.always or name in _ASCII or name in (SPACE, _BYTE_SPACE):
             yield token
 
 
