@@ -1,10 +1,9 @@
 """Earlier states of a cache, kept to explain older runs after a takedown.
 
-A takedown rewrites the shards that hold a document, and moves later windows of the split. The old
-manifest and lineage show which steps of an older run saw a document. For every earlier state, the
-cache keeps the manifest and the lineage of rewritten shards, in a folder named by the plan's
-fingerprint; other shards are unchanged. If the state was unfinished (a run may follow a build, a
-takedown may be killed), its manifest has the first shards of each split. Ids are kept, tokens not.
+A takedown rewrites the shards that hold a document, and moves later windows of the split. For every
+earlier state, the cache keeps the manifest and the lineage of rewritten shards, without tokens, in
+a folder named by the plan's fingerprint. The manifest of an unfinished state (a run may follow a
+build, a takedown may be killed) has the first shards of each split.
 """
 
 from collections.abc import Sequence

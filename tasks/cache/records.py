@@ -1,6 +1,6 @@
 """Decodes the records of a cache's shards: tf.train.Example protos in TFRecord framing.
 
-pipeline/building/rows.py encodes them. TensorFlow takes 7 seconds and 730 MB to import.
+TensorFlow takes 7 seconds and 730 MB to import.
 
 Source: TensorFlow's `core/lib/io/record_writer.h` (framing, masked CRC) and
 `core/example/{example,feature}.proto`.

@@ -1,9 +1,9 @@
 """Reads a cache as windows of tokens, with random access and checksum verification.
 
 With `concat` packing, the shards of a split form one stream of tokens, cut into windows of any
-length; training drops a shorter last window. With `best_fit` and `rows`, a window is a row;
-`pair_windows` reads pairs, which are also rows. Our stream rows are full, so a token's row follows
-from its position; caches of other programs need an index for that.
+length. With `best_fit` and `rows`, a window is a row; `pair_windows` reads pairs, which are also
+rows. Our stream rows are full, so a token's row follows from its position; caches of other programs
+need an index for that.
 
 Dimensions: W windows, P parts of windows (a part lies in one row), R distinct rows, S shards.
 """

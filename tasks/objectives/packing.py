@@ -1,9 +1,8 @@
 """Packs examples into rows by a plan made once per run.
 
-An objective that cuts its own windows knows the lengths of examples before reading tokens. A deck
-is a group of consecutive windows with kinds of examples in the objective's exact proportions, and a
-plan that puts them into a fixed number of rows. So rows need no index, and every window is read
-once.
+The lengths of examples are known before tokens are read. A deck is a group of consecutive windows
+with kinds of examples in the objective's proportions, and a plan that puts them into a fixed number
+of rows. So rows need no index, and every window is read once.
 
 Dimensions: G windows of a deck, R rows of a deck.
 """

@@ -14,23 +14,15 @@ TextPair = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Supervised:
-    """A supervised task, independent of where its rows are stored.
+    """A supervised task, independent of where its rows are stored."""
 
-    Attributes:
-      name: the task's name, T5's if T5 has it.
-      source: the rows' data set and configuration on the Hugging Face Hub.
-      pairs: a row -> its examples; most rows have one.
-      metrics: names of the metrics of `tasks.metrics.metric.METRICS`.
-      postprocess: (text, pair, is_target) -> value for metrics; None: the text.
-      trains_on: row -> whether to train on it; None: on all rows.
-    """
-
-    name: str
-    source: str
-    pairs: Callable[[Row], Iterable[TextPair]]
-    metrics: tuple[str, ...]
+    name: str  # T5's if T5 has it
+    source: str  # the rows' data set and configuration on the Hugging Face Hub
+    pairs: Callable[[Row], Iterable[TextPair]]  # a row -> its examples; most rows have one
+    metrics: tuple[str, ...]  # names in `tasks.metrics.metric.METRICS`
+    # (text, pair, is_target) -> value for metrics; None takes the text.
     postprocess: Callable[[str, TextPair, bool], Any] | None = None
-    trains_on: Callable[[Row], bool] | None = None
+    trains_on: Callable[[Row], bool] | None = None  # None trains on all rows
 
     def examples(self, rows: Iterable[Row], evaluating: bool = False) -> Iterator[TextPair]:
         """Yields the examples of rows, in order; when `evaluating`, only the first per row."""

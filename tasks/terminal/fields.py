@@ -20,15 +20,15 @@ class Rule(NamedTuple):
 
 
 class ReadIf(NamedTuple):
-    """The condition under which a field has an effect."""
+    """The condition under which a field has an effect.
 
-    # Takes the dataclass that has the field or, with `whole`, the whole configuration.
+    `holds` takes the dataclass that has the field or, with `whole`, the whole configuration. Then
+    `check` accepts any value, since a preset may set fields its model does not use; only a typed
+    flag is refused.
+    """
+
     holds: Callable[[Any], bool]
-    # Completes "it has no effect", for example "without --data.shuffle=block"; may be computed from
-    # the same value.
-    why: str | Callable[[Any], str]
-    # The condition concerns the whole configuration. `check` then accepts any value, since a preset
-    # may set fields its model does not use; only a typed flag is refused.
+    why: str | Callable[[Any], str]  # completes "it has no effect", as in "without --data.shuffle"
     whole: bool = False
 
     def reason(self, config: Any) -> str:

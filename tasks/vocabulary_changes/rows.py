@@ -2,7 +2,6 @@
 
 Pieces match by text: the bytes that a piece adds to a text, with its space. So `▁the` of
 SentencePiece, `Ġthe` of byte-level BPE and `the` of WordPiece match, and so do `ing` and `##ing`.
-Matching is case-sensitive.
 
     sentinels          by number
     special ids        by role: padding, EOS, BOS, unknown, and the decoder's start
@@ -14,9 +13,8 @@ Matching is case-sensitive.
     the rest           mean of the rows of all old ids
 
 Source: the mean of the old pieces is Gee et al. 2022, "Fast Vocabulary Transfer for Language Model
-Compression" (arXiv:2402.09977), section 2, which segments new pieces with the old tokenizer; no
-library is needed here. The mean of all is Hewitt 2021, "Initializing New Word Embeddings for
-Pretrained Language Models": new ids then take little probability from the old ones.
+Compression" (arXiv:2402.09977), section 2; the mean of all is Hewitt 2021, "Initializing New Word
+Embeddings for Pretrained Language Models": new ids take little probability from the old ones.
 """
 
 import itertools

@@ -1,14 +1,12 @@
 """WARC and WET: one document per text record, such as the WET files of Common Crawl.
 
-The columns are `text`, the record's block, and the names of its headers, such as WARC-Target-URI.
-`conversion` records, and `resource` records of plain text, are documents. Requests, metadata and
-responses (HTML) are not.
+The columns are `text`, the record's block, and the names of its headers. `conversion` records, and
+`resource` records of plain text, are documents.
 
 FastWARC parses the records and stops at damage. This module finds where the damage begins and where
-the next record does; the bytes in between are one bad document. In a .gz file every record is
-usually a gzip member with its own checksum, and reading resumes at the next member that begins a
-record; in other files at the next line that begins with `WARC/`. A .gz file compressed as a whole
-cannot be read beyond its first fault, which is an error.
+the next record does; the bytes in between are one bad document. In a .gz file reading resumes at
+the next gzip member that begins a record; in other files at the next line that begins with `WARC/`.
+A .gz file compressed as a whole cannot be read beyond its first fault, which is an error.
 
 Source: ISO 28500 (WARC 1.0 and 1.1); the WET files of Common Crawl.
 """
