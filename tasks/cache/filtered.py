@@ -1,4 +1,4 @@
-"""The filters of a cache, as recorded in its plan."""
+"""The filters and exclude lists of a cache, as recorded in its plan."""
 
 import dataclasses
 from typing import Any
@@ -16,3 +16,14 @@ class FilterRecord:
     version: int  # version of the rules
     unicode: str  # Unicode version, which defines letters and spaces
     settings: dict[str, Any]  # every setting, by name; None for disabled rules
+
+
+@dataclasses.dataclass(frozen=True)
+class ExcludeRecord:
+    """A list of excluded documents; the cache has a copy of it."""
+
+    sha256: str  # checksum of the list, in hexadecimal
+    kind: str  # "duplicates" for a list that says which twins are kept, else "ids"
+    # documents, paragraphs: number of entries of either kind.
+    documents: int
+    paragraphs: int

@@ -37,8 +37,7 @@ from tasks.cache.checked_json import (
     wrong,
 )
 from tasks.cache.checked_json import as_json as as_json
-from tasks.cache.excluded import ExcludeRecord
-from tasks.cache.filtered import FilterRecord
+from tasks.cache.filtered import ExcludeRecord, FilterRecord
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit

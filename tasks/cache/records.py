@@ -171,7 +171,7 @@ def find_lists(
     Returns (begins, ends, numbers of ids), int64 [records] each. Raises CorruptRecord if a record
     is not an Example or lacks such a list, naming the record.
     """
-    found = loops("example_loops").lists_of(raw, begins, ends, np.frombuffer(name, np.uint8))
+    found = loops().lists_of(raw, begins, ends, np.frombuffer(name, np.uint8))
     for record in np.flatnonzero(found[0] < 0).tolist():
         what = {
             -1: f"the record has no feature {name.decode()!r}",
@@ -238,7 +238,7 @@ class Records:
                     return _Feature(self._raw, begins, begins - lengths)
         begins, ends, there = find_lists(self._raw, self._begins, self._ends, name)
         if self._leaves_eos_out:
-            last = loops("example_loops").ending_in(self._raw, begins, ends, EOS_ID)
+            last = loops().ending_in(self._raw, begins, ends, EOS_ID)
             there = there - (last & (there == counts + 1))
         for record in np.flatnonzero(there != counts).tolist():
             raise CorruptRecord(
@@ -278,9 +278,9 @@ class _Feature:
 
 
 @functools.cache
-def loops(name: str = "record_loops") -> Any:
-    """Imports a module of compiled loops on first use; importing takes a second."""
-    return importlib.import_module(f"tasks.cache.{name}")
+def loops() -> Any:
+    """Imports the compiled loops on first use; importing takes a second."""
+    return importlib.import_module("tasks.cache.loops")
 
 
 @functools.lru_cache(maxsize=4096)

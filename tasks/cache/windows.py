@@ -302,7 +302,7 @@ class Windows:
         inside_W = places_W - self._borders[shards_W]
         if self._rows.row_tokens:
             return self._rows.first[shards_W] + inside_W // self._rows.row_tokens
-        found = loops("example_loops").rows_at
+        found = loops().rows_at
         return self._rows.first[shards_W] + self._rows.from_index(
             shards_W, inside_W, lambda index, inside: found(index["begin"], inside)
         )

@@ -12,10 +12,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from tasks.objectives import noise
-from tasks.objectives.example_lengths import Kind, Slots
 from tasks.objectives.masks import Bounds, IidTokens, Mask, RandomPrefix, RandomSpans, RegularSpans
 from tasks.objectives.noise import Array
-from tasks.objectives.objective import Examples, Lengths, Objective, with_eos
+from tasks.objectives.objective import Examples, Kind, Lengths, Objective, Slots, with_eos
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import TokenIds
 

@@ -6,11 +6,10 @@ Dimensions: W windows, N tokens per window.
 import abc
 import dataclasses
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.objectives.example_lengths import Kind, Slots
 from tasks.objectives.noise import Array
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
@@ -26,6 +25,25 @@ class Lengths:
 
     inputs: int
     targets: int
+
+
+class Kind(NamedTuple):
+    """A kind of example, or of two examples whose lengths add up to a constant."""
+
+    share: float  # weight of its examples among all examples
+    choice: int  # number of the kind in its objective
+    members: int  # examples packed into one row together, 1 or 2; the second mirrors the first
+    # inputs, targets: total lengths of these examples, EOS included.
+    inputs: int
+    targets: int
+
+
+class Slots(NamedTuple):
+    """The kinds of examples that windows become."""
+
+    choices_W: Array  # int64 [W], numbers of kinds
+    # bool [W], True for an example that mirrors the previous one and has its key.
+    mirrored_W: Array
 
 
 class Objective(abc.ABC):

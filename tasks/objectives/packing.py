@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.objectives.example_lengths import Kind, Slots
 from tasks.objectives.noise import Array
-from tasks.objectives.objective import Examples, Lengths, Objective
+from tasks.objectives.objective import Examples, Kind, Lengths, Objective, Slots
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.token_ids import TokenIds
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from tasks.objectives import noise
 from tasks.objectives.denoising import Denoising, prefix_lm, span_corruption
-from tasks.objectives.example_lengths import Kind, Slots
 from tasks.objectives.noise import Array
-from tasks.objectives.objective import Examples, Lengths, Objective, words
+from tasks.objectives.objective import Examples, Kind, Lengths, Objective, Slots, words
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.token_ids import TokenIds
 from tasks.vocabulary import sentinel_piece

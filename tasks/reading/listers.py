@@ -25,8 +25,8 @@ from tasks.reading.corpus import (
     SourceFile,
 )
 from tasks.reading.formats.registry import FORMATS, format_of
-from tasks.reading.python_docs import PythonDocs
 from tasks.reading.splits import ChosenFile
+from tasks.reading.stdlib_docs import PythonDocs
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.unit import SIDES, Unit
