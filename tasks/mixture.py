@@ -42,13 +42,11 @@ class MixtureSpec:
     size: str = SIZES[0]
 
     def __post_init__(self) -> None:
-        names = [name for name, _ in self.tasks]
-        if not names:
+        if not self.tasks:
             raise ValueError(f"mixture {self.name} has no tasks")
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"mixture {self.name} names task {name} twice")
         for name, rate in self.tasks:
+            if self.names.count(name) > 1:
+                raise ValueError(f"mixture {self.name} names task {name} twice")
             if rate is not None and not 0 < rate < float("inf"):
                 raise ValueError(f"mixture {self.name}: the rate of {name} is {rate}, not above 0")
         alpha, epochs = self.alpha, self.max_epochs
@@ -60,13 +58,14 @@ class MixtureSpec:
             ("size", self.size in SIZES, f"one of {', '.join(SIZES)}"),
         ):
             if not holds:
-                value = getattr(self, field)
-                raise ValueError(f"mixture {self.name}: {field} is {value}, not {rule}")
+                raise ValueError(
+                    f"mixture {self.name}: {field} is {getattr(self, field)}, not {rule}"
+                )
         if alpha is not None and self.temperature != 1.0:
+            same = 1 / alpha if alpha else float("inf")
             raise ValueError(
-                f"mixture {self.name}: alpha={alpha:g} is a temperature of "
-                f"{1 / alpha if alpha else float('inf'):g}, and temperature is "
-                f"{self.temperature:g}: set one of the two"
+                f"mixture {self.name}: alpha={alpha:g} is a temperature of {same:g}, and "
+                f"temperature is {self.temperature:g}: set one of the two"
             )
         fixed = all(rate is not None for _, rate in self.tasks)
         unread = (self.maximum, self.temperature, alpha, self.size) != (None, 1.0, None, SIZES[0])

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 from typing import Any
 
@@ -188,17 +189,12 @@ class Vocabulary:
 
     def decode(self, ids: np.ndarray) -> str:
         """Returns the text of `ids`; sentinels appear as <extra_id_k>, padding is omitted."""
-        special = self.special
-        left_out = {special.pad, special.eos, special.bos}
+        left_out = {self.special.pad, self.special.eos, self.special.bos}
+        kept = [token for token in map(int, ids) if token not in left_out]
         text: list[str] = []
-        run: list[int] = []
-        for token in map(int, ids):
-            if token >= self.first_sentinel:
-                text += [self.codec.decode(run), sentinel_piece(self.size - 1 - token)]
-                run = []
-            elif token not in left_out:
-                run.append(token)
-        return " ".join(part for part in [*text, self.codec.decode(run)] if part)
+        for above, run in itertools.groupby(kept, lambda token: token >= self.first_sentinel):
+            text += map(self.piece, run) if above else [self.codec.decode(list(run))]
+        return " ".join(filter(None, text))
 
 
 _CODECS: dict[Any, Any] = {

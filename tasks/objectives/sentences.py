@@ -9,7 +9,6 @@ Dimensions: W windows, N tokens per window, C candidates, P pieces.
 """
 
 import functools
-import re
 
 import numpy as np
 
@@ -21,23 +20,12 @@ _TERMINALS = ".!?…"
 _CLOSERS = "\"'”’»)]}"
 _OPENERS = "\"'„“”‘’«([{—–-•*¿¡"
 # Titles and similar words, which do not end a sentence; lower case, without full stops.
-_TITLES = frozenset(
-    re.findall(
-        r"\S+",
-        """mr mrs ms messrs mx dr prof rev hon st mt ft gen col lt sgt capt cmdr adm gov sen rep
-        pres approx vs cf viz eg ie al dept univ
-        dl d-l dna d-na dlui dnei dv ing av acad arh ec drd lect conf asist cpt plt subl sf pt cca
-        aprox ex tel jud mun""",
-    )
-)
+_TITLES = """mr mrs ms messrs mx dr prof rev hon st mt ft gen col lt sgt capt cmdr adm gov sen rep
+    pres approx vs cf viz eg ie al dept univ dl d-l dna d-na dlui dnei dv ing av acad arh ec drd
+    lect conf asist cpt plt subl sf pt cca aprox ex tel jud mun"""
 # Abbreviations before a number.
-_NUMBERED = frozenset(
-    re.findall(
-        r"\S+",
-        """no nos nr art alin lit pag pg pp cap ch chap vol fig figs tab eq sec bl sc ap et str bd
-        pct op ed jan feb mar apr jun jul aug sep sept oct nov dec ian iun iul noi mil mld""",
-    )
-)
+_NUMBERED = """no nos nr art alin lit pag pg pp cap ch chap vol fig figs tab eq sec bl sc ap et str
+    bd pct op ed jan feb mar apr jun jul aug sep sept oct nov dec ian iun iul noi mil mld"""
 # Whether the last word ends a sentence, and the first character of the next.
 _NO_END, _END, _END_UNLESS_NUMBER = 0, 1, 2
 _NOTHING, _CAPITAL, _DIGIT, _SMALL = 0, 1, 2, 3
@@ -55,9 +43,16 @@ def word_ends_sentence(word: str) -> int:
     body = core[:-1].lstrip(_OPENERS)
     plain = body.lower()
     # Initials and letters with full stops between them; words of one letter end no sentence.
-    if all(len(part) == 1 and part.isalpha() for part in body.split(".")) or plain in _TITLES:
+    if all(len(part) == 1 and part.isalpha() for part in body.split(".")) or plain in _words(
+        _TITLES
+    ):
         return _NO_END
-    return _END_UNLESS_NUMBER if plain in _NUMBERED else _END
+    return _END_UNLESS_NUMBER if plain in _words(_NUMBERED) else _END
+
+
+@functools.cache
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 def _beginning(text: str, cased: bool) -> int:
@@ -79,9 +74,8 @@ class _Marks:
     """Facts about a vocabulary's pieces, by id."""
 
     def __init__(self, ids: TokenIds) -> None:
-        pieces = ids.pieces[: ids.first_sentinel]
-        kinds = ids.kinds[: ids.first_sentinel]
-        texts = ids.texts[: ids.first_sentinel]
+        every = (ids.pieces, ids.kinds, ids.texts)
+        pieces, kinds, texts = (each[: ids.first_sentinel] for each in every)
         silent = UNK_ID if ids.special == T5_IDS else -1
         self.text = [
             "" if number <= silent or kind in (BYTE, UNKNOWN) else _shown(text)

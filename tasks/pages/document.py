@@ -113,19 +113,19 @@ def table(
         f"<th scope=col{' class=number' if right else ''}>{text(name)}</th>"
         for name, right in zip(header, numeric, strict=True)
     )
-    lines = []
+    lines = ""
     for row in rows:
         cells = [text(cell) for cell in row]
         if html_last:
             cells[-1] = str(row[-1])
-        made = "".join(
+        made = (
             f"<td{' class=number' if right else ''}>{cell}</td>"
             for cell, right in zip(cells, numeric, strict=True)
         )
-        lines.append(f"<tr>{made}</tr>")
+        lines += f"<tr>{''.join(made)}</tr>"
     return (
         f"<div class=scroll tabindex=0><table><caption>{text(caption)}</caption><thead><tr>{names}"
-        f"</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+        f"</tr></thead><tbody>{lines}</tbody></table></div>"
     )
 
 

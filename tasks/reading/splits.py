@@ -82,11 +82,10 @@ def generations(
             f"corpus {spec}: with the new files, documents of the old ones would move between "
             "train and validation: build a new cache in another --cache_dir"
         )
-    new = [each for each in chosen if each.file.name not in known]
-    old: list[list[ChosenFile]] = [[] for _ in earlier]
-    for each in before:
-        old[known[each.file.name]].append(each)
-    return [*old, new] if new else old
+    found_in: list[list[ChosenFile]] = [[] for _ in range(len(earlier) + 1)]
+    for each in chosen:
+        found_in[known.get(each.file.name, -1)].append(each)
+    return found_in if found_in[-1] else found_in[:-1]
 
 
 def notes(found: list[SourceFile], chosen: list[ChosenFile], by_words: bool) -> list[str]:
@@ -114,12 +113,12 @@ def notes(found: list[SourceFile], chosen: list[ChosenFile], by_words: bool) -> 
 def left_out(found: list[SourceFile], chosen: list[ChosenFile]) -> dict[str, tuple[int, int]]:
     """Returns unread (files, bytes) by split."""
     read = {each.file.name for each in chosen}
-    totals: dict[str, tuple[int, int]] = {}
-    for file in found:
-        if file.name not in read:
-            count, size = totals.get(file.split, (0, 0))
-            totals[file.split] = count + 1, size + file.bytes
-    return dict(sorted(totals.items()))
+    unread = [file for file in found if file.name not in read]
+    sizes = {
+        split: [file.bytes for file in unread if file.split == split]
+        for split in sorted({file.split for file in unread})
+    }
+    return {split: (len(each), sum(each)) for split, each in sizes.items()}
 
 
 def _amount(count: int, size: int | None = None) -> str:

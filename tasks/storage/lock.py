@@ -101,7 +101,7 @@ def _open_current(path: str, folder: str, what: str, flag: str) -> int:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise UserError(_refusal(folder, what, flag, os.read(descriptor, 4096))) from error
+                raise _refused(folder, what, flag, os.read(descriptor, 4096)) from error
             except OSError as error:
                 if error.errno not in _NOT_SUPPORTED:
                     raise
@@ -145,7 +145,7 @@ class _InBucket(Lock):
             generation = self._wait_for_end(generation, found)
         written = self._write(generation)
         if not written:
-            raise UserError(_refusal(self.folder, self._what, self._flag, self._read()[1]))
+            raise _refused(self.folder, self._what, self._flag, self._read()[1])
         self._generation = written
         self._thread.start()
         return self
@@ -158,14 +158,9 @@ class _InBucket(Lock):
                 files.remove(self._path)
 
     def _wait_for_end(self, generation: str, found: bytes) -> str:
-        """Returns the generation of a lock whose holder has ended, "" for a released lock.
-
-        Raises UserError if the holder is alive.
-        """
-        _warn(
-            f"{self.folder} is locked by {_named(found)}: watching for {_PATIENCE_SECONDS:.0f} s "
-            "whether it is alive"
-        )
+        """Returns the generation of a lock whose holder has ended, "" for a released lock."""
+        watching = f"watching for {_PATIENCE_SECONDS:.0f} s whether it is alive"
+        _warn(f"{self.folder} is locked by {_named(found)}: {watching}")
         end = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < end:
             time.sleep(_BEAT_SECONDS / 2)
@@ -173,7 +168,7 @@ class _InBucket(Lock):
             if not now:
                 return ""
             if now != generation:
-                raise UserError(_refusal(self.folder, self._what, self._flag, found))
+                raise _refused(self.folder, self._what, self._flag, found)
         return generation
 
     def _beat(self) -> None:
@@ -299,8 +294,6 @@ def _named(content: bytes) -> str:
     return "another process"
 
 
-def _refusal(folder: str, what: str, flag: str, content: bytes) -> str:
-    return (
-        f"another {what} is writing {folder}: {_named(content)}; wait until it ends, or choose "
-        f"another {flag}"
-    )
+def _refused(folder: str, what: str, flag: str, content: bytes) -> UserError:
+    other = f"another {what} is writing {folder}: {_named(content)}"
+    return UserError(f"{other}; wait until it ends, or choose another {flag}")
