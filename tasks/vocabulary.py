@@ -192,8 +192,9 @@ class Vocabulary:
         left_out = {self.special.pad, self.special.eos, self.special.bos}
         kept = [token for token in map(int, ids) if token not in left_out]
         text: list[str] = []
-        for above, run in itertools.groupby(kept, lambda token: token >= self.first_sentinel):
-            text += map(self.piece, run) if above else [self.codec.decode(list(run))]
+        for above, group in itertools.groupby(kept, lambda token: token >= self.first_sentinel):
+            run = list(group)
+            text += map(self.piece, run) if above else [self.codec.decode(run)]
         return " ".join(filter(None, text))
 
 
