@@ -123,10 +123,7 @@ class MaskedLM(Objective):
     def examples(
         self, tokens_WN: Array, lengths_W: Array, keys_W: Array, lengths: Lengths, ids: TokenIds
     ) -> Examples:
-        starts_WN = ids.word_starts[tokens_WN]
-        starts_WN[:, 0] = True  # a word cut by the window's start counts as a word
-        starts_WN[:, 1:] |= tokens_WN[:, :-1] == ids.special.eos
-        starts_WN &= noise.within(lengths_W, tokens_WN.shape[1])
+        starts_WN = self._word_starts(tokens_WN, lengths_W, ids)
         longest = lengths.inputs - 3
         sample, told_W = self._sample(tokens_WN, starts_WN, lengths_W, keys_W, longest, ids)
         tokens_WN, starts_WN, lengths_W, split_W = sample
@@ -225,6 +222,12 @@ class MaskedLM(Objective):
         enough_WN = sentences_WN & (place_N >= target_W[:, None]) & (number_WN > 2)
         ends_W = np.where(enough_WN.any(axis=1), np.argmax(enough_WN, axis=1), lengths_W)
         return np.where(short_W, np.minimum(ends_W, lengths_W), lengths_W)
+
+    def _word_starts(self, tokens_WN: Array, lengths_W: Array, ids: TokenIds) -> Array:
+        starts_WN = ids.word_starts[tokens_WN]
+        starts_WN[:, 0] = True  # a word cut by the window's start counts as a word
+        starts_WN[:, 1:] |= tokens_WN[:, :-1] == ids.special.eos
+        return starts_WN & noise.within(lengths_W, tokens_WN.shape[1])
 
     def _split(self, starts_WN: Array, lengths_W: Array, keys_W: Array) -> Array:
         """Returns the start of a uniformly drawn word other than the first, int64 [W].
