@@ -302,7 +302,7 @@ def register(
     }
     made = []
     for spec in chosen:
-        packs = {
+        packs: dict[str, Any] = {
             "packing": packing,
             "row_tokens": row_tokens or spec.window_tokens,
             "separator": separator or spec.objective.separator or "none",

@@ -87,7 +87,7 @@ def _form(kind: Any) -> tuple[frozenset[str], frozenset[str], list[tuple[str, An
     types = {field.name: field.type for field in dataclasses.fields(kind)}
     optional = frozenset(name for name, each in types.items() if type(None) in get_args(each))
     parsers = ((name, _parser(each)) for name, each in types.items())
-    return types.keys() - optional, optional, [each for each in parsers if each[1]]
+    return frozenset(types) - optional, optional, [each for each in parsers if each[1]]
 
 
 def _parser(kind: Any) -> Any:
@@ -95,9 +95,9 @@ def _parser(kind: Any) -> Any:
     args = get_args(kind)
     if type(None) in args:
         return _parser(args[0])
-    if dataclasses.is_dataclass(kind):
-        return functools.partial(checked, kind)
-    of: Any = next(filter(dataclasses.is_dataclass, args), None)
+    of: Any = next(filter(dataclasses.is_dataclass, (kind, *args)), None)
+    if of is kind:
+        return functools.partial(checked, of)
     if of and get_origin(kind) is tuple:
         return lambda value, name: tuple(
             checked(of, each, name) for each in check_form(value, list, name, "a list")
