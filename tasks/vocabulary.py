@@ -63,23 +63,14 @@ FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyRecord:
-    """The vocabulary of a cache: ids below `pieces` are the file's, then come `extra_ids` more.
+    """The vocabulary of a cache: ids below `pieces` are the file's, then come `extra_ids` more."""
 
-    Attributes:
-      sha256: of the vocabulary's file.
-      pieces: number of ids in the file.
-      extra_ids: number of added ids: an EOS if the file has none, then sentinels.
-      sentinels: number of sentinels, added or the file's own.
-      file: name of the file in the cache; None for VOCABULARY.
-      special: ids with a role; None for T5's.
-    """
-
-    sha256: str
-    pieces: int
-    extra_ids: int
-    sentinels: int
-    file: str | None = None
-    special: SpecialIds | None = None
+    sha256: str  # of the vocabulary's file
+    pieces: int  # number of ids in the file
+    extra_ids: int  # number of added ids: an EOS if the file has none, then sentinels
+    sentinels: int  # number of sentinels, added or the file's own
+    file: str | None = None  # name of the file in the cache; None for VOCABULARY
+    special: SpecialIds | None = None  # ids with a role; None for T5's
 
     @property
     def size(self) -> int:

@@ -117,9 +117,8 @@ def own_folder(owner: object, parent: str | None, sizes: Mapping[str, int]) -> t
     """Locks a folder for the copies of `owner`: the free folder with most of them, or a new one.
 
     The lock is released when `owner` or the process ends. A folder in `parent` is kept for the next
-    process; one in the system's temporary folder (`parent` None) is deleted, unless the process is
-    killed. `sizes` holds the bytes of each file that may be copied; other files are deleted.
-    Returns (the folder, names of its files that have the given size; their content is unchecked).
+    process; one in the system's temporary folder (`parent` None) is deleted. Files whose size is
+    not in `sizes` are deleted. Returns (the folder, names of the others, unchecked in content).
     """
     place = parent or tempfile.gettempdir()
     os.makedirs(place, exist_ok=True)

@@ -72,11 +72,8 @@ class CorpusSpec:
 
 
 def default_spec(kind: str) -> CorpusSpec:
-    """Returns a spec with default options.
-
-    The built-in corpus is small, so it holds out a larger share for validation.
-    """
-    if kind == PYTHON_DOCS:
+    """Returns a spec with default options."""
+    if kind == PYTHON_DOCS:  # small, so it holds out a larger share for validation
         return CorpusSpec(kind, split=TRAIN, validation=0.1)
     if kind in _DIALECTS:
         delimiter, quote = _DIALECTS[kind]

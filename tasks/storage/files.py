@@ -90,10 +90,7 @@ def threads(folder: str) -> int:
 
 
 def make_folder(path: str) -> None:
-    """Makes the folder and its parents; object stores need none.
-
-    Raises UserError if the file system does not allow folders there, as in /proc.
-    """
+    """Makes the folder and its parents; raises UserError where none can be made, as in /proc."""
     if is_remote(path):
         return
     try:

@@ -20,8 +20,7 @@ def written(path: str) -> Iterator[str]:
     """Yields a new folder beside the local `path`, which gets that name on success.
 
     The folder is deleted if the block fails or a signal ends the process, as are folders of killed
-    processes for the same path: a live writer holds a lock on its folder. Raises UserError if
-    `path` exists or no folder can be made beside it.
+    processes, whose locks are free. Raises UserError if `path` exists or has no room beside it.
     """
     parent, name = os.path.split(path)
     files.make_folder(parent)
