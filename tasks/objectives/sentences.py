@@ -74,8 +74,8 @@ class _Marks:
     """Facts about a vocabulary's pieces, by id."""
 
     def __init__(self, ids: TokenIds) -> None:
-        every = (ids.pieces, ids.kinds, ids.texts)
-        pieces, kinds, texts = (each[: ids.first_sentinel] for each in every)
+        first = ids.first_sentinel
+        pieces, kinds, texts = ids.pieces[:first], ids.kinds[:first], ids.texts[:first]
         silent = UNK_ID if ids.special == T5_IDS else -1
         self.text = [
             "" if number <= silent or kind in (BYTE, UNKNOWN) else _shown(text)
