@@ -222,8 +222,7 @@ class Observer:
         try:
             found = files.read_bytes(files.join(self._folder, LOCK))
         except FileNotFoundError:
-            has_locks = not files.is_remote(self._folder) or is_on_gcs(self._folder)
-            return False if has_locks else None
+            return False if _has_locks(self._folder) else None
         if _ended_here(found):
             return False
         if not files.is_remote(self._folder):
@@ -231,6 +230,10 @@ class Observer:
         if found != self._seen:
             self._seen, self._since = found, time.monotonic()
         return time.monotonic() - self._since < _PATIENCE_SECONDS
+
+
+def _has_locks(folder: str) -> bool:
+    return not files.is_remote(folder) or is_on_gcs(folder)
 
 
 def _holder() -> dict[str, Any]:
