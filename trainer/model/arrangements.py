@@ -6,16 +6,14 @@ Dimensions: B batch, L length, M kept positions, D model.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 
 from trainer.model.flow import Flow, take_rows
 from trainer.model.masks import Rows
-from trainer.model.norms import NormPlacement
-from trainer.model.norms import Sublayer as Function
+from trainer.model.norms import Function, NormPlacement
 
 
 def _keeps_all(rows: Rows) -> None:
@@ -35,75 +33,40 @@ class Sublayer(NamedTuple):
     kept: Callable[[Rows], jax.Array | None] = _keeps_all
 
 
-class Arrangement(Protocol):
-    """The arrangement slot: runs the sublayers of a layer, with dropout on their outputs."""
-
-    def __call__(
-        self,
-        flow: Flow,
-        rows: Rows,
-        sublayers: Sequence[Sublayer],
-        norm: Callable[[Sublayer], Function],
-        dropout: Function,
-    ) -> Flow: ...
+# Makes the norm of a sublayer.
+Norms = Callable[[Sublayer], Function]
+# The arrangement slot: runs the sublayers of a layer, with dropout on their outputs.
+Arrangement = Callable[[Flow, Rows, Sequence[Sublayer], Norms, Function], Flow]
 
 
-@dataclass(frozen=True)
-class Sequential:
-    """Each sublayer reads the previous one's output, as in the first Transformer."""
-
-    def __call__(
-        self,
-        flow: Flow,
-        rows: Rows,
-        sublayers: Sequence[Sublayer],
-        norm: Callable[[Sublayer], Function],
-        dropout: Function,
-    ) -> Flow:
-        for each in sublayers:
-            run = partial(each.run, rows=rows)
-            flow = flow._replace(x_BLD=each.placement(flow.x_BLD, norm(each), run, dropout))
-            if (kept_BM := each.kept(rows)) is not None:
-                flow, rows = flow.keep(kept_BM), take_rows(rows, kept_BM)
-        return flow
+def sequential(
+    flow: Flow, rows: Rows, sublayers: Sequence[Sublayer], norm: Norms, dropout: Function
+) -> Flow:
+    """Lets each sublayer read the previous one's output, as in the first Transformer."""
+    for each in sublayers:
+        run = partial(each.run, rows=rows)
+        flow = flow._replace(x_BLD=each.placement.branch(flow.x_BLD, norm(each), run, dropout))
+        if (kept_BM := each.kept(rows)) is not None:
+            flow, rows = flow.keep(kept_BM), take_rows(rows, kept_BM)
+    return flow
 
 
-@dataclass(frozen=True)
-class Parallel:
-    """All sublayers read the same states, and their outputs are added to these.
+def parallel(
+    flow: Flow, rows: Rows, sublayers: Sequence[Sublayer], norm: Norms, dropout: Function
+) -> Flow:
+    """Adds the outputs of all sublayers to the states that they read, each by its own norm.
 
-    With `one_norm` they share a norm (GPT-J, PaLM); otherwise each has its own (GPT-NeoX).
+    As in GPT-NeoX.
     """
-
-    one_norm: bool = False
-
-    def __call__(
-        self,
-        flow: Flow,
-        rows: Rows,
-        sublayers: Sequence[Sublayer],
-        norm: Callable[[Sublayer], Function],
-        dropout: Function,
-    ) -> Flow:
-        x_BLD = flow.x_BLD
-        shared_BLD = norm(sublayers[0])(x_BLD) if self.one_norm else None
-        outputs = [
-            dropout(each.run(norm(each)(x_BLD) if shared_BLD is None else shared_BLD, rows=rows))
-            for each in sublayers
-        ]
-        return flow._replace(x_BLD=sum(outputs, start=x_BLD))
+    x_BLD = flow.x_BLD
+    outputs = [dropout(each.run(norm(each)(x_BLD), rows=rows)) for each in sublayers]
+    return flow._replace(x_BLD=sum(outputs, start=x_BLD))
 
 
-def sequential(config: Any, options: Any) -> Arrangement:
-    """Returns sequential sublayers."""
-    return Sequential()
-
-
-def parallel(config: Any, options: Any) -> Arrangement:
-    """Returns parallel sublayers, each with its own norm."""
-    return Parallel()
-
-
-def parallel_with_one_norm(config: Any, options: Any) -> Arrangement:
-    """Returns parallel sublayers with one norm."""
-    return Parallel(one_norm=True)
+def parallel_with_one_norm(
+    flow: Flow, rows: Rows, sublayers: Sequence[Sublayer], norm: Norms, dropout: Function
+) -> Flow:
+    """Like `parallel`, with one norm for all (GPT-J, PaLM)."""
+    y_BLD = norm(sublayers[0])(flow.x_BLD)
+    outputs = [dropout(each.run(y_BLD, rows=rows)) for each in sublayers]
+    return flow._replace(x_BLD=sum(outputs, start=flow.x_BLD))

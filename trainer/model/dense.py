@@ -62,6 +62,29 @@ class Shared:
         return Dropout(self.dropout_rate, broadcast)
 
 
+class Buildable:
+    """Base of parts that are modules: frozen dataclasses whose `run` is the module's call.
+
+    `run` gets the module, which holds parameters and settings, then `build`'s `settings` and the
+    inputs.
+    """
+
+    def build(self, shared: Shared, name: str | None = None, *settings: Any) -> nn.Module:
+        return Built(self, shared, settings, name=name)
+
+
+class Built(nn.Module):
+    """The module of a `Buildable`."""
+
+    part: Any
+    shared: Shared
+    settings: tuple[Any, ...] = ()
+
+    @nn.compact
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self.part.run(self, *self.settings, *inputs, **named)
+
+
 def tracing_device() -> Device:
     """Returns the device of `tracing_on`'s mesh, present or not; otherwise JAX's default."""
     device = jax.sharding.get_abstract_mesh().abstract_device

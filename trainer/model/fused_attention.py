@@ -32,7 +32,7 @@ from trainer.model.device import LANES, fills_lanes
 from trainer.model.fused_kernels import Operands, backward_kernel, forward_kernel
 from trainer.model.fused_sparsity import Tables
 from trainer.model.fused_tiles import Plan, Visits, blocks_of
-from trainer.model.masks import Predicate, Rows
+from trainer.model.masks import Mask, Rows
 from trainer.model.positions import RelativeBias
 
 # Ids of queries and keys outside of any example; different, so that neither sees the other.
@@ -58,7 +58,7 @@ def fused_attention(
     query: Rows,
     key: Rows,
     head_dim: int,
-    predicate: Predicate,
+    predicate: Mask,
     relative: RelativeBias | None = None,
     scale: float = 1.0,
     block: int | None = None,
@@ -88,7 +88,7 @@ def fused_attention(
         length,
         source_length,
         head_dim,
-        Predicate(predicate.causal, predicate.prefix and query.prefix_BL is not None),
+        Mask(predicate.causal, predicate.prefix and query.prefix_BL is not None),
         relative.spec if relative else None,
         scale,
         *blocks,
@@ -110,7 +110,7 @@ def fused_attention(
     return out_BLJ[..., :width] if missing else out_BLJ
 
 
-def _ids(rows: Rows, predicate: Predicate, length: int, none: int) -> jax.Array:
+def _ids(rows: Rows, predicate: Mask, length: int, none: int) -> jax.Array:
     """Returns int32 ids [B, I, length]: the segment and, with a prefix, the segment within it.
 
     A key is visible if one of its ids equals the query's.

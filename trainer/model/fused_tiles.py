@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from trainer.model.device import LANES
-from trainer.model.masks import Predicate
+from trainer.model.masks import Mask
 from trainer.model.positions import T5RelativePosition
 
 # Height of a TPU's registers.
@@ -66,7 +66,7 @@ class Plan:
     length: int
     source_length: int
     head_dim: int
-    predicate: Predicate
+    predicate: Mask
     bias: T5RelativePosition | None
     scale: float
     block_q: int
@@ -109,7 +109,7 @@ class Plan:
     @property
     def skips(self) -> bool:
         """Whether tiles with every key after every query are skipped."""
-        return self.predicate.causal and not self.predicate.prefix
+        return self.predicate.skips
 
     @property
     def causal_bias(self) -> bool:
@@ -199,7 +199,7 @@ def _divisor(number: int, most: int) -> int:
 def blocks_of(
     length: int,
     source_length: int,
-    predicate: Predicate,
+    predicate: Mask,
     head_dim: int | None,
     vmem_bytes: int,
     block: int | None,
@@ -212,7 +212,7 @@ def blocks_of(
         return block, block
     if head_dim is None and not predicate.causal:
         return _block(length, False, lambda _: True), _block(source_length, False, lambda _: True)
-    longest, skips = max(length, source_length), predicate.causal and not predicate.prefix
+    longest, skips = max(length, source_length), predicate.skips
     same = _block(longest, skips, partial(bias_fits, longest, skips, head_dim, vmem_bytes))
     return same, same
 

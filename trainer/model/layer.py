@@ -19,7 +19,7 @@ from trainer.model.dense import Shared
 from trainer.model.flow import Flow, take_view
 from trainer.model.masks import Rows
 from trainer.model.mixers import View
-from trainer.model.norms import Sublayer as Function
+from trainer.model.norms import Function
 from trainer.model.positions import Position
 from trainer.model.spec import LayerSpec
 

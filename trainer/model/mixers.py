@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from trainer.model.cache import Cache
 from trainer.model.dense import Shared, einsum_float32, sum_leading, tracing_device
-from trainer.model.masks import Predicate, Rows
+from trainer.model.masks import Mask, Rows
 from trainer.model.positions import Positions
 
 # Masked logit, T5X's value. Finite, so that a row that sees nothing (padding) gets uniform weights
@@ -54,7 +54,7 @@ class View(NamedTuple):
     positions: Positions
     rows: Rows
     source_rows: Rows
-    predicate: Predicate | None = None
+    predicate: Mask | None = None
     watched: dict[str, jax.Array | None] | None = None
     cache: Cache | None = None
 
@@ -82,6 +82,11 @@ class Mixer(Protocol):
     def products_per_pair(self) -> int: ...
 
     def build(self, shared: Shared, name: str) -> nn.Module: ...
+
+
+def split_heads(joined: jax.Array, head_dim: int) -> jax.Array:
+    """Maps [B, L, H * K] to [B, L, H, K]."""
+    return joined.reshape(*joined.shape[:2], -1, head_dim)
 
 
 def compare_heads(q_BLHK: jax.Array, k_BSGK: jax.Array) -> jax.Array:

@@ -25,7 +25,7 @@ from trainer.model.capabilities import (
     StackPartFacts,
 )
 from trainer.model.device import ATTENTION_NAMES
-from trainer.model.slots import Part, Slot, reject_changed, require_of
+from trainer.model.slots import Part, Slot, constant, reject_changed, require_of
 
 __all__ = ["register"]
 
@@ -62,11 +62,12 @@ class LayerNormOptions(NormOptions):
     bias: bool = field(True, "learned bias of each channel")
 
 
+_NORMS = "trainer.model.norms:"
 NORMS = Slot(
     "norm",
     {
-        "layer_norm": Part("trainer.model.norms:layer_norm", options=LayerNormOptions),
-        "rms_norm": Part("trainer.model.norms:rms_norm", options=NormOptions),
+        "layer_norm": Part(_NORMS + "layer_norm", options=LayerNormOptions),
+        "rms_norm": Part(_NORMS + "rms_norm", options=NormOptions),
     },
 )
 
@@ -74,19 +75,20 @@ NORMS = Slot(
 NORM_PLACEMENTS = Slot(
     "norm_placement",
     {
-        "post": Part("trainer.model.norms:after_sums", PlacementFacts(ends_normalised=True)),
-        "pre": Part("trainer.model.norms:before_sublayers", PlacementFacts(parallel=True)),
+        "post": Part(constant(_NORMS + "AFTER_SUMS"), PlacementFacts(ends_normalised=True)),
+        "pre": Part(constant(_NORMS + "BEFORE_SUBLAYERS"), PlacementFacts(parallel=True)),
     },
     PlacementFacts,
 )
 
 # How a layer's sublayers follow one another: builder(config, options).
+_ARRANGEMENTS = "trainer.model.arrangements:"
 ARRANGEMENTS = Slot(
     "parallel_blocks",
     {
-        "none": Part("trainer.model.arrangements:sequential"),
-        "one_norm": Part("trainer.model.arrangements:parallel_with_one_norm"),
-        "two_norms": Part("trainer.model.arrangements:parallel"),
+        "none": Part(constant(_ARRANGEMENTS + "sequential")),
+        "one_norm": Part(constant(_ARRANGEMENTS + "parallel_with_one_norm")),
+        "two_norms": Part(constant(_ARRANGEMENTS + "parallel")),
     },
 )
 
@@ -178,7 +180,7 @@ POSITIONS = Slot(
         "alibi": Part(_POSITIONS + "alibi", PositionFacts(fuses=False, any_width=False)),
         "none": Part(_POSITIONS + "no_position"),
         "relative": Part(_POSITIONS + "relative", options=Relative),
-        PER_LAYER: Part(_POSITIONS + "relative_per_layer", options=Relative),
+        PER_LAYER: Part(_POSITIONS + "relative", options=Relative),
         "rotary": Part(
             _POSITIONS + "rotary",
             PositionFacts(rotates=True, any_width=False),
@@ -294,14 +296,15 @@ def _check_no_feed_forward(config: Any, options: Any) -> None:
     require_of(config, config.parallel_blocks == "none", "parallel_blocks", rule)
 
 
+_FEED_FORWARD = "trainer.model.feedforward:"
 FEED_FORWARDS = Slot(
     "feed_forward",
     {
         "mlp": Part(
-            "trainer.model.feedforward:mlp",
+            _FEED_FORWARD + "mlp",
             FeedForwardFacts(("mlp_activations", "mlp_bias", "num_experts")),
         ),
-        "none": Part("trainer.model.feedforward:no_feed_forward", check=_check_no_feed_forward),
+        "none": Part(constant(_FEED_FORWARD + "NO_FEED_FORWARD"), check=_check_no_feed_forward),
     },
     FeedForwardFacts,
 )

@@ -19,6 +19,17 @@ from tasks.terminal.fields import Rejected, check, kind_in_words, one_of, parse_
 __all__ = ["Part"]
 
 
+def load(path: str) -> Any:
+    """Imports "module:name"."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def constant(path: str) -> Callable[..., Any]:
+    """Returns a builder of the object at "module:name", for every configuration."""
+    return lambda *arguments: load(path)
+
+
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
     """Options of a part that has none."""
@@ -29,7 +40,8 @@ class Part:
     """A part of a model.
 
     Attributes:
-      builder: function or "module:function" of a `ModelConfig`, `options` and slot arguments.
+      builder: function or "module:function" of a `ModelConfig`, `options` and slot arguments; or
+        `constant("module:name")`.
       facts: for configuration, cost and exports; None means the slot's default.
       options: frozen dataclass whose fields have defaults, words and rules (`terminal.fields`).
       check: of a `ModelConfig` and options; raises `Rejected` if they do not fit.
@@ -41,10 +53,8 @@ class Part:
     check: Callable[[Any, Any], None] | None = None
 
     def build(self, *arguments: Any) -> Any:
-        if isinstance(self.builder, str):
-            module, _, name = self.builder.partition(":")
-            return getattr(importlib.import_module(module), name)(*arguments)
-        return self.builder(*arguments)
+        builder = load(self.builder) if isinstance(self.builder, str) else self.builder
+        return builder(*arguments)
 
 
 class Choice(NamedTuple):

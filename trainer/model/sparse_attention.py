@@ -20,7 +20,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from trainer.model.dense import einsum_float32
-from trainer.model.masks import Predicate, Rows
+from trainer.model.masks import Mask, Rows
 from trainer.model.mixers import MASKED_LOGIT, add_bias
 from trainer.model.positions import spread_diagonals
 from trainer.model.sparsity import Group, Pattern, groups_of, visited
@@ -40,7 +40,7 @@ def block_sparse_attention(
     k_BLGK: jax.Array,
     v_BLGK: jax.Array,
     rows: Rows,
-    predicate: Predicate,
+    predicate: Mask,
     pattern: Pattern,
     bias_HC: jax.Array | None = None,
     scale: float = 1.0,

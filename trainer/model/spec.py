@@ -6,14 +6,13 @@ variant is a row of a slot (`parts`); the modules that run a spec do not change.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 from trainer.model import attention
-from trainer.model.arrangements import Arrangement, Sequential
+from trainer.model.arrangements import Arrangement, sequential
 from trainer.model.capabilities import DECODER, ENCODER, ENCODER_DECODER
 from trainer.model.config import ModelConfig
 from trainer.model.dense import Shared
@@ -21,17 +20,16 @@ from trainer.model.embedding import (
     DenseLogits,
     Embedding,
     Logits,
-    PlainEmbedding,
     TiedLogits,
     TransformedLogits,
-    TypedEmbedding,
 )
 from trainer.model.feedforward import FeedForward, Mlp
-from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Mask, SameSegment
+from trainer.model.masks import AnyMask, Mask
 from trainer.model.mixers import Mixer
 from trainer.model.norms import NoNorm, Norm, NormPlacement
 from trainer.model.parts import STACK_PARTS
 from trainer.model.positions import Position
+from trainer.model.slots import load
 from trainer.model.stack_parts import CrossAttention, LayerHook, StackPart
 from trainer.model.switch import Switch
 
@@ -47,7 +45,7 @@ class LayerSpec:
     cross_mixer: Mixer | None = None
     feed_forward_norm_placement: NormPlacement | None = None
     mixer_norm_placement: NormPlacement | None = None
-    arrangement: Arrangement = field(default_factory=Sequential)
+    arrangement: Arrangement = sequential
     hooks: tuple[LayerHook, ...] = ()
 
 
@@ -61,11 +59,11 @@ class StackSpec:
 
     layers: tuple[LayerSpec, ...]
     position: Position
-    mask: Mask
+    mask: AnyMask
     norm: Norm
-    cross_mask: Mask | None = None
+    cross_mask: AnyMask | None = None
     logits: Logits | None = None
-    embedding: Embedding = field(default_factory=PlainEmbedding)
+    embedding: Embedding = field(default_factory=Embedding)
     output_dropout: bool = True
     parts: tuple[StackPart, ...] = ()
 
@@ -130,7 +128,7 @@ def _encoder_decoder(config: ModelConfig) -> ModelSpec:
     if not config.mixer_facts.decodes:
         layer["mixer"] = attention.attention(config)
     decoder = _stack(config, config.num_decoder_layers, DECODER, cross.decoder, **layer)
-    decoder = replace(decoder, mask=AllOf((SameSegment(), Causal())), cross_mask=SameSegment())
+    decoder = replace(decoder, mask=Mask(causal=True), cross_mask=Mask())
     return ModelSpec(_shared(config), decoder, encoder)
 
 
@@ -138,17 +136,15 @@ def _decoder_only(config: ModelConfig) -> ModelSpec:
     """Returns a decoder that sees marked prefixes (`decoder_causal_attention`) both ways."""
     decoder = _stack(config, config.num_decoder_layers, DECODER)
     if config.family_facts.layers is not None:
-        module, _, name = config.family_facts.layers.partition(":")
-        layers = getattr(importlib.import_module(module), name)(config, decoder.layers[0])
+        layers = load(config.family_facts.layers)(config, decoder.layers[0])
         decoder = replace(decoder, layers=layers)
-    mask = AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix()))))
-    return ModelSpec(_shared(config), replace(decoder, mask=mask))
+    return ModelSpec(_shared(config), replace(decoder, mask=Mask(causal=True, prefix=True)))
 
 
 def _encoder_only(config: ModelConfig) -> EncoderSpec:
     encoder = replace(
         _stack(config, config.num_encoder_layers, ENCODER),
-        embedding=TypedEmbedding(_embedding_norm(config)),
+        embedding=Embedding(_embedding_norm(config), num_types=2),
         output_dropout=False,
     )
     shared = replace(_shared(config), broadcast_dropout=False)
@@ -178,10 +174,10 @@ def _stack(
     return StackSpec(
         layers=_layers(config, count, hooks=tuple(hooks), **slots),
         position=config.build("position", role == ENCODER),
-        mask=SameSegment(),
+        mask=Mask(),
         norm=NoNorm() if ends_normalised else config.build("norm"),
         logits=_logits(config) if role == DECODER else None,
-        embedding=PlainEmbedding(_embedding_norm(config)),
+        embedding=Embedding(_embedding_norm(config)),
         parts=parts,
     )
 

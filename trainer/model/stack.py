@@ -16,9 +16,9 @@ from trainer.model.embedding import TokenEmbedder
 from trainer.model.flow import Flow, take, take_rows
 from trainer.model.layer import NAMES, Layer, Surroundings
 from trainer.model.layers import rematerialised, scan
-from trainer.model.masks import Rows, predicate
+from trainer.model.masks import Rows, known
 from trainer.model.mixers import View
-from trainer.model.norms import Sublayer as Function
+from trainer.model.norms import Function
 from trainer.model.positions import Positions
 from trainer.model.spec import StackSpec
 
@@ -96,7 +96,7 @@ class Stack(nn.Module):
         else:
             source_rows = cache.source_rows()
             mask_BLS = cache.seen_BS[:, None]
-        view = View(mask_BLS, Positions(), rows, source_rows, predicate(spec.mask), cache=cache)
+        view = View(mask_BLS, Positions(), rows, source_rows, known(spec.mask), cache=cache)
         heads = sorted({layer.mixer.num_heads for layer in spec.layers} or {1}, reverse=True)
         views = dict.fromkeys(heads, view)
         if spec.position.per_layer:
@@ -129,8 +129,8 @@ class Stack(nn.Module):
             source_angle = scheme(sources, sources, memory.rows.position_BL).angle_BLC
             angles = Positions(angle_BLC=own.positions.angle_BLC, source_angle_BSC=source_angle)
         cache = None if own.cache is None else own.cache._replace(fixed=True)
-        known = predicate(spec.cross_mask)
-        return View(mask_BLS, angles, own.rows, memory.rows, known, cache=cache)
+        mask = known(spec.cross_mask)
+        return View(mask_BLS, angles, own.rows, memory.rows, mask, cache=cache)
 
     def _first_states(
         self, x_BLD: jax.Array, positions: Positions, rows: Rows, deterministic: bool

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
-from flax import linen as nn
 
 from trainer.model.arrangements import Sublayer
-from trainer.model.dense import Shared
+from trainer.model.dense import Buildable, Shared
 from trainer.model.masks import Rows
 from trainer.model.mixers import Mixer, View
 from trainer.model.norms import NormPlacement
@@ -71,18 +70,6 @@ class LayerHook:
         return left
 
 
-class Source(Protocol):
-    """Frozen data that builds a module of the stack."""
-
-    def build(self, shared: Shared, name: str) -> nn.Module: ...
-
-
-class Front(Protocol):
-    """Frozen data that builds a module of the model."""
-
-    def build(self, shared: Shared) -> nn.Module: ...
-
-
 @dataclass(frozen=True)
 class StackPart:
     """A part in every layer of a stack; None means that a field is unused.
@@ -94,8 +81,8 @@ class StackPart:
 
     name: str
     hook: LayerHook | None = None
-    source: Source | None = None
-    front: Front | None = None
+    source: Buildable | None = None
+    front: Buildable | None = None
     lengthening: int = 0
     encoder_only: bool = False
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-from trainer.model.dense import Dense, Shared
-from trainer.model.feedforward import Mlp, MlpModule
+from trainer.model.dense import Built, Dense
+from trainer.model.feedforward import FeedForward, Mlp
 from trainer.model.masks import Rows
 from trainer.model.parameters import EXACT_KERNEL, EXPERT_AXIS
 
@@ -38,7 +38,7 @@ class Routing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Switch:
+class Switch(FeedForward):
     """Several copies of `expert`, and a router that sends each token to the most probable one.
 
     Tokens form groups in row order. In each group an expert takes up to `capacity(…)` tokens; the
@@ -57,14 +57,7 @@ class Switch:
     jitter: float = 0.01
     auxiliary_weight: float = 0.01
     largest_group: int = 1024
-    activations = ()
-    bias = None
     routes = True
-    pointwise = True
-    exports = ()
-
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return _Switch(self, shared, name=name)
 
     def group_size(self, tokens: int) -> int:
         sizes = range(min(self.largest_group, tokens), 0, -1)
@@ -76,28 +69,21 @@ class Switch:
         room = min(group, math.floor(group * factor / self.num_experts))
         return max(_SMALLEST_CAPACITY, room)
 
-
-class _Switch(nn.Module):
-    spec: Switch
-    shared: Shared
-
-    @nn.compact
-    def __call__(self, x_BLD: jax.Array, rows: Rows, deterministic: bool) -> jax.Array:
-        spec, dtype = self.spec, self.shared.dtype
-        group = spec.group_size(x_BLD.shape[0] * x_BLD.shape[1])
+    def run(self, module: Built, x_BLD: jax.Array, rows: Rows, deterministic: bool) -> jax.Array:
+        dtype, group = module.shared.dtype, self.group_size(x_BLD.shape[0] * x_BLD.shape[1])
         token_GS = (rows.segment_BL > 0).reshape(-1, group)
         x_GSD = x_BLD.reshape(-1, group, x_BLD.shape[-1]) * token_GS[..., None].astype(dtype)
 
-        probability_GSE = self._probabilities(x_GSD, deterministic)
+        probability_GSE = self._probabilities(module, x_GSD, deterministic)
         expert_GS = jnp.argmax(probability_GSE, axis=-1)
-        choice_GSE = jax.nn.one_hot(expert_GS, spec.num_experts)
+        choice_GSE = jax.nn.one_hot(expert_GS, self.num_experts)
 
         taken_GSE = choice_GSE * token_GS[..., None]
         slot_GS = jnp.sum((jnp.cumsum(taken_GSE, axis=1) - 1) * taken_GSE, axis=-1)
-        capacity = spec.capacity(group, training=not deterministic)
+        capacity = self.capacity(group, training=not deterministic)
         kept_GS = token_GS & (slot_GS < capacity)
         # The place of each token among all experts' places; the token of each place.
-        places = spec.num_experts * capacity
+        places = self.num_experts * capacity
         place_GS = expert_GS * capacity + slot_GS.astype(jnp.int32)
         place_GS = jnp.where(kept_GS, place_GS, places)
         token_GP = jax.vmap(
@@ -105,14 +91,14 @@ class _Switch(nn.Module):
         )(place_GS)
 
         in_GPD = _rearranged(x_GSD, token_GP, place_GS)
-        in_EGCD = in_GPD.reshape(-1, spec.num_experts, capacity, x_GSD.shape[-1]).swapaxes(0, 1)
+        in_EGCD = in_GPD.reshape(-1, self.num_experts, capacity, x_GSD.shape[-1]).swapaxes(0, 1)
         experts = nn.vmap(
-            MlpModule,
+            Built,
             in_axes=(0, None, None),
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
             metadata_params={nn.PARTITION_NAME: EXPERT_AXIS},
-        )(spec.expert, self.shared, name="experts")
+        )(self.expert, module.shared, name="experts")
         in_EGCD = _at_experts(_at_tokens(in_EGCD))
         out_EGCD = _at_tokens(_at_experts(experts(in_EGCD, None, deterministic)))
         out_GPD = out_EGCD.swapaxes(0, 1).reshape(in_GPD.shape)
@@ -121,38 +107,32 @@ class _Switch(nn.Module):
 
         balance_GE = jnp.mean(choice_GSE, axis=1) * jnp.mean(probability_GSE, axis=1)
         tokens, kept = jnp.sum(token_GS), jnp.sum(kept_GS)
-        self._count(
-            Routing(
-                spec.auxiliary_weight * spec.num_experts**2 * jnp.mean(balance_GE),
-                (tokens - kept).astype(jnp.float32),
-                tokens.astype(jnp.float32),
-            )
+        routing = Routing(
+            self.auxiliary_weight * self.num_experts**2 * jnp.mean(balance_GE),
+            (tokens - kept).astype(jnp.float32),
+            tokens.astype(jnp.float32),
         )
+        module.sow(ROUTING, "sums", routing, reduce_fn=_add, init_fn=_nothing)
         return out_GSD.reshape(x_BLD.shape)
 
-    def _probabilities(self, x_GSD: jax.Array, deterministic: bool) -> jax.Array:
+    def _probabilities(self, module: Built, x_GSD: jax.Array, deterministic: bool) -> jax.Array:
         """Returns each token's expert probabilities, float32 [G, S, E]."""
-        spec = self.spec
         seen_GSD = x_GSD.astype(jnp.float32)
         if not deterministic:
-            key = self.make_rng("dropout")
+            key = module.make_rng("dropout")
             noise_GSD = jax.random.uniform(key, seen_GSD.shape, minval=-1.0, maxval=1.0)
-            seen_GSD *= 1.0 + spec.jitter * noise_GSD
-        initializer = self.shared.parametrisation.feed_forward()
-        axes = ("embed", "unmodeled")
-        router = Dense(
-            spec.num_experts, axes, initializer, "float32", use=EXACT_KERNEL, name="router"
-        )
+            seen_GSD *= 1.0 + self.jitter * noise_GSD
+        axes, start = ("embed", "unmodeled"), module.shared.parametrisation.feed_forward()
+        router = Dense(self.num_experts, axes, start, "float32", use=EXACT_KERNEL, name="router")
         return jax.nn.softmax(router(seen_GSD))
 
-    def _count(self, routing: Routing) -> None:
-        def nothing() -> Routing:
-            return Routing(*(jnp.zeros((), jnp.float32),) * 3)
 
-        def add(before: Routing, now: Routing) -> Routing:
-            return Routing(*map(jnp.add, before, now))
+def _nothing() -> Routing:
+    return Routing(*(jnp.zeros((), jnp.float32),) * 3)
 
-        self.sow(ROUTING, "sums", routing, reduce_fn=add, init_fn=nothing)
+
+def _add(before: Routing, now: Routing) -> Routing:
+    return Routing(*map(jnp.add, before, now))
 
 
 @jax.custom_vjp

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.model.dense import Shared
+from trainer.model.dense import Built
+from trainer.model.norms import Norm
 from trainer.model.parameters import TABLE, parameter
 
 
 @dataclass(frozen=True)
-class DynamicTanh:
+class DynamicTanh(Norm):
     """gain * tanh(alpha * x) + bias; one learned alpha, initially `alpha`, for all channels.
 
     Source: Zhu et al. 2025 (arXiv:2503.10622), section 4; 0.5 from section 7.
@@ -26,26 +27,15 @@ class DynamicTanh:
     alpha: float = 0.5
     gain = "vector"
     has_bias = True
-    exports: tuple[str, ...] = ()
 
-    def build(self, shared: Shared, name: str, axis: str = "embed") -> nn.Module:
-        return _DynamicTanh(self, shared, axis, name=name)
-
-
-class _DynamicTanh(nn.Module):
-    spec: DynamicTanh
-    shared: Shared
-    axis: str
-
-    @nn.compact
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    def run(self, module: Built, axis: str, x_BLD: jax.Array) -> jax.Array:
         ones, zeros, shape = nn.initializers.ones, nn.initializers.zeros, x_BLD.shape[-1:]
-        start = nn.initializers.constant(self.spec.alpha)
-        alpha = parameter(self, TABLE, "alpha", start, ("unmodeled",), (1,))
-        scale_D = parameter(self, TABLE, "scale", ones, (self.axis,), shape)
-        bias_D = parameter(self, TABLE, "bias", zeros, (self.axis,), shape)
+        start = nn.initializers.constant(self.alpha)
+        alpha = parameter(module, TABLE, "alpha", start, ("unmodeled",), (1,))
+        scale_D = parameter(module, TABLE, "scale", ones, (axis,), shape)
+        bias_D = parameter(module, TABLE, "bias", zeros, (axis,), shape)
         out_BLD = jnp.tanh(alpha * x_BLD.astype(jnp.float32)) * scale_D + bias_D
-        return out_BLD.astype(self.shared.dtype)
+        return out_BLD.astype(module.shared.dtype)
 
 
 def norm(config: Any, options: Any) -> DynamicTanh:

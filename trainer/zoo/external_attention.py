@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 from trainer.model.arrangements import Sublayer
-from trainer.model.dense import Shared
+from trainer.model.dense import Buildable, Built, Shared
 from trainer.model.masks import Rows
-from trainer.model.mixers import View, compare_heads, mix_heads
+from trainer.model.mixers import View, compare_heads, mix_heads, split_heads
 from trainer.model.norms import Norm, NormPlacement
 from trainer.model.parameters import Use, parameter
 from trainer.model.positions import Positions, rotate
@@ -35,7 +34,7 @@ class KeysAndValues(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GivenAttention:
+class GivenAttention(Buildable):
     """Softmax attention that projects only queries and outputs. Its source is `KeysAndValues`.
 
     Source: "no_key_value_weights_cross_attn" and "database" of MARCH (2023).
@@ -49,38 +48,29 @@ class GivenAttention:
     def products_per_pair(self) -> int:
         return 2 * self.num_heads * self.head_dim
 
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return _GivenAttention(self, shared, name=name)
-
-
-class _GivenAttention(nn.Module):
-    spec: GivenAttention
-    shared: Shared
-
-    @nn.compact
-    def __call__(
-        self, x_BLD: jax.Array, source_BSD: KeysAndValues, view: View, deterministic: bool
+    def run(
+        self,
+        module: Built,
+        x_BLD: jax.Array,
+        source: KeysAndValues,
+        view: View,
+        deterministic: bool,
     ) -> jax.Array:
-        spec, shared, positions = self.spec, self.shared, view.positions
-
-        def heads(joined: jax.Array) -> jax.Array:
-            return joined.reshape(*joined.shape[:2], -1, spec.head_dim)
-
-        initializer = shared.parametrisation.query(spec.head_dim)
-        width, axes = spec.num_heads * spec.head_dim, ("embed", "joined_kv")
-        q_BLHK = heads(shared.dense(width, axes, initializer, "query")(x_BLD))
-        if spec.query_norm is not None:
-            q_BLHK = spec.query_norm.build(shared, "query_norm", "kv")(q_BLHK)
-        k_BSGK, v_BSGK = map(heads, source_BSD)
+        shared, positions = module.shared, view.positions
+        width, axes = self.num_heads * self.head_dim, ("embed", "joined_kv")
+        query = shared.dense(width, axes, shared.parametrisation.query(self.head_dim), "query")
+        q_BLHK = split_heads(query(x_BLD), self.head_dim)
+        if self.query_norm is not None:
+            q_BLHK = self.query_norm.build(shared, "query_norm", "kv")(q_BLHK)
+        k_BSGK, v_BSGK = (split_heads(joined, self.head_dim) for joined in source)
         if positions.angle_BLC is not None and positions.source_angle_BSC is not None:
             q_BLHK = rotate(q_BLHK, positions.angle_BLC)
             k_BSGK = rotate(k_BSGK, positions.source_angle_BSC)
-        logits_BHLS = compare_heads(q_BLHK, k_BSGK)
-        return mix_heads(shared, logits_BHLS, v_BSGK, view, deterministic)
+        return mix_heads(shared, compare_heads(q_BLHK, k_BSGK), v_BSGK, view, deterministic)
 
 
 @dataclass(frozen=True)
-class Database:
+class Database(Buildable):
     """Learned keys and values [N, K] of a stack, read by each of its layers.
 
     All rows, positions and heads share them. Every entry is visible; none has a position.
@@ -91,8 +81,15 @@ class Database:
     entries: int
     head_dim: int
 
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return _Database(self, shared, name=name)
+    def run(self, module: Built, batch: int) -> KeysAndValues:
+        shared, shape = module.shared, (self.entries, self.head_dim)
+        start, axes = shared.parametrisation.attention(), ("unmodeled", "kv")
+
+        def entries(name: str) -> jax.Array:
+            entry_NK = parameter(module, _ENTRIES, name, start, axes, shape)
+            return jnp.broadcast_to(entry_NK.astype(shared.dtype), (batch, *shape))
+
+        return KeysAndValues(entries("key"), entries("value"))
 
 
 @dataclass(frozen=True)
@@ -116,32 +113,11 @@ class LookAtDatabase(LayerHook):
         read, entries = self.mixer.build(shared, "database_attention"), sources["database"]
 
         def look(y_BLD: jax.Array, rows: Rows) -> jax.Array:
-            view = _entries_view(entries, rows)
+            ones_BN = jnp.ones(entries.key_BSJ.shape[:2], jnp.int32)
+            view = View(ones_BN[:1, None] > 0, Positions(), rows, Rows(ones_BN))
             return read(y_BLD, entries, view, deterministic)
 
         return Sublayer("database_layer_norm", placement, look)
-
-
-def _entries_view(entries: KeysAndValues, rows: Rows) -> View:
-    ones_BN = jnp.ones(entries.key_BSJ.shape[:2], jnp.int32)
-    return View(ones_BN[:1, None] > 0, Positions(), rows, Rows(ones_BN))
-
-
-class _Database(nn.Module):
-    spec: Database
-    shared: Shared
-
-    @nn.compact
-    def __call__(self, batch: int) -> KeysAndValues:
-        spec, shared = self.spec, self.shared
-        initializer, axes = shared.parametrisation.attention(), ("unmodeled", "kv")
-
-        def entries(name: str) -> jax.Array:
-            shape = (spec.entries, spec.head_dim)
-            entry_NK = parameter(self, _ENTRIES, name, initializer, axes, shape)
-            return jnp.broadcast_to(entry_NK.astype(shared.dtype), (batch, *shape))
-
-        return KeysAndValues(entries("key"), entries("value"))
 
 
 def given_attention(config: Any) -> GivenAttention:

@@ -15,7 +15,7 @@ from trainer.model.capabilities import (
 )
 from trainer.model.device import AUTO
 from trainer.model.parts import ATTENTION, MIXERS, STACK_PARTS, register
-from trainer.model.slots import Part, require_of
+from trainer.model.slots import Part, constant, require_of
 
 # ---- Norms and their places. --------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ register(
 register(
     "norm_placement",
     "pre_without_mixer_residual",
-    Part("trainer.zoo.march_attention:without_mixer_residual"),
+    Part(constant("trainer.zoo.march_attention:WITHOUT_MIXER_RESIDUAL")),
 )
 
 # ---- Mixers. ------------------------------------------------------------------------------------

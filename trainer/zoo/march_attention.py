@@ -7,21 +7,22 @@ N roles.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from trainer.model.attention import DotProductAttention, self_attention
-from trainer.model.dense import Shared
-from trainer.model.norms import Placements, PreNorm, Sublayer
+from trainer.model.attention import DotProductAttention, MixedPart, self_attention
+from trainer.model.dense import Buildable, Built
+from trainer.model.norms import PRE_NORM, Function, NormPlacement, Placements
 from trainer.model.parameters import KERNEL, SOURCE_KERNEL, parameter
 from trainer.model.spec import LayerSpec
 
 
 @dataclass(frozen=True)
-class ValuesRelu:
+class ValuesRelu(Buildable):
     """A ReLU feed-forward on values with `mlp_dim` hidden units; None means one square product.
 
     The square product is itself activated, with dropout on its input instead of hidden units.
@@ -31,33 +32,21 @@ class ValuesRelu:
 
     mlp_dim: int | None
 
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return _ValuesRelu(self, shared, name=name)
-
-
-class _ValuesRelu(nn.Module):
-    spec: ValuesRelu
-    shared: Shared
-
-    @nn.compact
-    def __call__(self, v_BSJ: jax.Array, deterministic: bool) -> jax.Array:
-        shared, mlp_dim, joined = self.shared, self.spec.mlp_dim, v_BSJ.shape[-1]
-        initializer, dropout = shared.parametrisation.feed_forward(), shared.dropout()
-
-        def project(features: int, axes: tuple[str, str], name: str) -> nn.Module:
-            return shared.dense(features, axes, initializer, name, bias=False, use=SOURCE_KERNEL)
-
-        if mlp_dim is None:
+    def run(self, module: Built, v_BSJ: jax.Array, deterministic: bool) -> jax.Array:
+        shared, joined = module.shared, v_BSJ.shape[-1]
+        start, dropout = shared.parametrisation.feed_forward(), shared.dropout()
+        project = partial(shared.dense, initializer=start, bias=False, use=SOURCE_KERNEL)
+        if self.mlp_dim is None:
             # A kernel cannot have one axis twice.
-            product = project(joined, ("unmodeled", "joined_kv"), "wi")
+            product = project(joined, ("unmodeled", "joined_kv"), name="wi")
             return nn.relu(product(dropout(v_BSJ, deterministic)))
-        hidden_BSF = nn.relu(project(mlp_dim, ("unmodeled", "mlp"), "wi")(v_BSJ))
+        hidden_BSF = nn.relu(project(self.mlp_dim, ("unmodeled", "mlp"), name="wi")(v_BSJ))
         hidden_BSF = dropout(hidden_BSF, deterministic)
-        return project(joined, ("mlp", "unmodeled"), "wo")(hidden_BSF)
+        return project(joined, ("mlp", "unmodeled"), name="wo")(hidden_BSF)
 
 
 @dataclass(frozen=True)
-class Roles:
+class Roles(MixedPart):
     """The element-wise product of mixed values and a role of the querying position.
 
     A role is its projected state or, with `vectors`, the mean of that many learned unit vectors,
@@ -68,35 +57,27 @@ class Roles:
     """
 
     vectors: int = 0
-    value_deviation = 1.0
 
-    def build(self, shared: Shared, name: str, head_dim: int) -> nn.Module:
-        return _Roles(self, shared, name=name)
-
-
-class _Roles(nn.Module):
-    spec: Roles
-    shared: Shared
-
-    @nn.compact
-    def __call__(self, mixed_BLJ: jax.Array, x_BLD: jax.Array) -> jax.Array:
-        shared, vectors, joined = self.shared, self.spec.vectors, mixed_BLJ.shape[-1]
-        initializer = shared.parametrisation.attention()
-        if not vectors:
+    def run(
+        self, module: Built, head_dim: int, mixed_BLJ: jax.Array, x_BLD: jax.Array
+    ) -> jax.Array:
+        shared, joined = module.shared, mixed_BLJ.shape[-1]
+        start = shared.parametrisation.attention()
+        if not self.vectors:
             axes = ("embed", "joined_kv")
-            return mixed_BLJ * shared.dense(joined, axes, initializer, "role")(x_BLD)
+            return mixed_BLJ * shared.dense(joined, axes, start, "role")(x_BLD)
         axes = ("joined_kv", "unmodeled")
-        logits = shared.dense(vectors, axes, initializer, "role", float32_output=True)
+        logits = shared.dense(self.vectors, axes, start, "role", float32_output=True)
         weights_BLN = jax.nn.softmax(logits(mixed_BLJ)).astype(shared.dtype)
-        normal, shape = nn.initializers.normal(1.0), (vectors, joined)
-        vector_NJ = parameter(self, KERNEL, "vectors", normal, ("unmodeled", "joined_kv"), shape)
+        normal, axes = nn.initializers.normal(1.0), ("unmodeled", "joined_kv")
+        vector_NJ = parameter(module, KERNEL, "vectors", normal, axes, (self.vectors, joined))
         vector_NJ = vector_NJ.astype(jnp.float32)
         vector_NJ /= jnp.linalg.norm(vector_NJ, axis=-1, keepdims=True)
         return mixed_BLJ * jnp.einsum("bln,nj->blj", weights_BLN, vector_NJ.astype(shared.dtype))
 
 
 @dataclass(frozen=True)
-class SummedHeads:
+class SummedHeads(MixedPart):
     """Sums of `group` consecutive heads: [B, L, H * K / group].
 
     Values start with a smaller deviation, so that sums match other attentions' heads.
@@ -110,34 +91,23 @@ class SummedHeads:
     def value_deviation(self) -> float:
         return self.group**-0.5
 
-    def build(self, shared: Shared, name: str, head_dim: int) -> nn.Module:
-        return _SummedHeads(self, head_dim, name=name)
-
-
-class _SummedHeads(nn.Module):
-    spec: SummedHeads
-    head_dim: int
-
-    @nn.compact
-    def __call__(self, mixed_BLJ: jax.Array, x_BLD: jax.Array) -> jax.Array:
+    def run(
+        self, module: Built, head_dim: int, mixed_BLJ: jax.Array, x_BLD: jax.Array
+    ) -> jax.Array:
         batch, length, _ = mixed_BLJ.shape
-        shape = (batch, length, -1, self.spec.group, self.head_dim)
+        shape = (batch, length, -1, self.group, head_dim)
         return mixed_BLJ.reshape(shape).sum(axis=3).reshape(batch, length, -1)
 
 
-@dataclass(frozen=True)
-class PreNormWithoutResidual:
-    """`sublayer(norm(x))`, without a residual.
+def _without_residual(
+    x_BLD: jax.Array, norm: Function, sublayer: Function, dropout: Function
+) -> jax.Array:
+    return dropout(sublayer(norm(x_BLD)))
 
-    Source: "sparse_seqlen" of MARCH (2023).
-    """
 
-    prefix = "pre"
-
-    def __call__(
-        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
-    ) -> jax.Array:
-        return dropout(sublayer(norm(x_BLD)))
+# Norms before all sublayers, with no residual around the mixer.
+# Source: "sparse_seqlen" of MARCH (2023).
+WITHOUT_MIXER_RESIDUAL = Placements(PRE_NORM, mixer=NormPlacement("pre", _without_residual))
 
 
 def role_attention(config: Any, options: Any) -> DotProductAttention:
@@ -154,11 +124,6 @@ def values_relu(config: Any, options: Any) -> DotProductAttention:
     """Returns attention with `ValuesRelu`."""
     part = ValuesRelu(config.mlp_dim if options.kernels == 2 else None)
     return self_attention(config, value_part=part)
-
-
-def without_mixer_residual(config: Any, options: Any) -> Placements:
-    """Returns norms before all sublayers, with no residual around the mixer."""
-    return Placements(PreNorm(), mixer=PreNormWithoutResidual())
 
 
 def halves(config: Any, options: Any, layer: LayerSpec, count: int) -> tuple[LayerSpec, ...]:

@@ -10,25 +10,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
-from trainer.model.dense import Shared
+from trainer.model.dense import Buildable, Built
 from trainer.model.masks import Rows
 from trainer.model.parameters import TABLE, parameter
 from trainer.model.stack_parts import StackPart
 
 
 @dataclass(frozen=True)
-class MemoryTokens:
-    """`count` memory tokens."""
-
-    count: int
-
-    def build(self, shared: Shared) -> nn.Module:
-        return _MemoryTokens(self.count, shared)
-
-
-class _MemoryTokens(nn.Module):
+class MemoryTokens(Buildable):
     """Learned vectors [count, D] before a stack's embedded tokens, equal in every row.
 
     Rows must not be packed: the vectors would pass information between examples.
@@ -37,15 +27,13 @@ class _MemoryTokens(nn.Module):
     """
 
     count: int
-    shared: Shared
 
-    @nn.compact
-    def __call__(self, x_BLD: jax.Array, rows: Rows) -> tuple[jax.Array, Rows]:
+    def run(self, module: Built, x_BLD: jax.Array, rows: Rows) -> tuple[jax.Array, Rows]:
         if rows.position_BL is not None:
             raise ValueError("memory_tokens need rows of one example: they cannot be packed")
         batch, width = len(x_BLD), x_BLD.shape[-1]
-        start, axes = self.shared.parametrisation.embedding(), ("unmodeled", "embed")
-        vectors_ND = parameter(self, TABLE, "embedding", start, axes, (self.count, width))
+        start, axes = module.shared.parametrisation.embedding(), ("unmodeled", "embed")
+        vectors_ND = parameter(module, TABLE, "embedding", start, axes, (self.count, width))
         memory_BND = jnp.broadcast_to(vectors_ND.astype(x_BLD.dtype), (batch, self.count, width))
         ones_BN = jnp.ones((batch, self.count), rows.segment_BL.dtype)
         segment_BL = jnp.concatenate([ones_BN, rows.segment_BL], axis=1)

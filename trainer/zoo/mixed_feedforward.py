@@ -11,13 +11,13 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from trainer.model.dense import Dropout, Shared
-from trainer.model.feedforward import drops_hidden
+from trainer.model.dense import Built, Dropout
+from trainer.model.feedforward import FeedForward, drops_hidden
 from trainer.model.masks import Rows
 
 
 @dataclass(frozen=True)
-class MixedMlp:
+class MixedMlp(FeedForward):
     """(sigmoid(W0 x) + relu(W1 x)) / 2, projected back; without `mean` it is not halved.
 
     `sigmoid_dropout` is the dropout rate of sigmoids before the sum. `dropout` drops hidden units
@@ -31,36 +31,24 @@ class MixedMlp:
     sigmoid_dropout: float = 0.0
     dropout: bool = True
     bias: bool | None = None
-    activations = ()
-    routes = False
-    pointwise = True
-    exports = ()
 
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return _MixedMlp(self, shared, name=name)
-
-
-class _MixedMlp(nn.Module):
-    spec: MixedMlp
-    shared: Shared
-
-    @nn.compact
-    def __call__(self, x_BLD: jax.Array, rows: Rows | None, deterministic: bool) -> jax.Array:
-        spec, shared, parametrisation = self.spec, self.shared, self.shared.parametrisation
+    def run(
+        self, module: Built, x_BLD: jax.Array, rows: Rows | None, deterministic: bool
+    ) -> jax.Array:
+        shared, parametrisation = module.shared, module.shared.parametrisation
 
         def project(name: str) -> jax.Array:
-            axes, initializer = ("embed", "mlp"), parametrisation.feed_forward()
-            return shared.dense(spec.mlp_dim, axes, initializer, name, bias=spec.bias)(x_BLD)
+            axes, start = ("embed", "mlp"), parametrisation.feed_forward()
+            return shared.dense(self.mlp_dim, axes, start, name, bias=self.bias)(x_BLD)
 
-        gate = Dropout(spec.sigmoid_dropout, shared.broadcast_dropout)
+        gate = Dropout(self.sigmoid_dropout, shared.broadcast_dropout)
         hidden_BLF = gate(nn.sigmoid(project("wi_0")), deterministic) + nn.relu(project("wi_1"))
-        if spec.mean:
+        if self.mean:
             hidden_BLF /= 2
-        if spec.dropout:
+        if self.dropout:
             hidden_BLF = shared.dropout()(hidden_BLF, deterministic)
-        initializer = parametrisation.feed_forward_out()
-        axes = ("mlp", "embed")
-        return shared.dense(shared.emb_dim, axes, initializer, "wo", bias=spec.bias)(hidden_BLF)
+        axes, start = ("mlp", "embed"), parametrisation.feed_forward_out()
+        return shared.dense(shared.emb_dim, axes, start, "wo", bias=self.bias)(hidden_BLF)
 
 
 def mixed(config: Any, options: Any) -> MixedMlp:

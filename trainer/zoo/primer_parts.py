@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.model.capabilities import TRANSFORMERS
-from trainer.model.norms import Norm, Placements, PreNorm, ScaledNorm, Sublayer
+from trainer.model.norms import PRE_NORM, Function, Norm, NormPlacement, Placements, ScaledNorm
 from trainer.model.parametrisation import Initializer, Shape, StandardParametrisation
 
 
@@ -35,19 +35,16 @@ class PrimerNorm(ScaledNorm):
         return centred_BLD * jax.lax.rsqrt(jnp.maximum(variance_BL1, 0.0) + self.epsilon)
 
 
-@dataclass(frozen=True)
-class BranchNorm:
-    """`x + norm(sublayer(x))`: normalises the branch's output, not the sum.
+def _on_branch(
+    x_BLD: jax.Array, norm: Function, sublayer: Function, dropout: Function
+) -> jax.Array:
+    return x_BLD + dropout(norm(sublayer(x_BLD)))
 
-    Source: So et al. 2021 (arXiv:2109.08668), appendix A: every second norm of Primer.
-    """
 
-    prefix = "post"
-
-    def __call__(
-        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
-    ) -> jax.Array:
-        return x_BLD + dropout(norm(sublayer(x_BLD)))
+# Normalises the branch's output, not the sum.
+BRANCH_NORM = NormPlacement("post", _on_branch)
+# Source: So et al. 2021 (arXiv:2109.08668), appendix A.
+ALTERNATING_NORMS = Placements(PRE_NORM, feed_forward=BRANCH_NORM)
 
 
 @dataclass(frozen=True)
@@ -77,11 +74,6 @@ class PrimerParametrisation(StandardParametrisation):
 def norm(config: Any, options: Any) -> Norm:
     """Returns Primer's norm."""
     return PrimerNorm(options.epsilon, options.gain)
-
-
-def alternating_norms(config: Any, options: Any) -> Placements:
-    """Returns norms before the mixer and after the feed-forward sublayer."""
-    return Placements(PreNorm(), feed_forward=BranchNorm())
 
 
 def parametrisation(config: Any, options: Any) -> PrimerParametrisation:
