@@ -16,7 +16,7 @@ from flax import linen as nn
 
 from trainer.model.device import AUTO, Device
 from trainer.model.parameters import KERNEL, TABLE, Use, parameter
-from trainer.model.parametrisation import Initializer, Parametrisation
+from trainer.model.parametrisation import Initializer, StandardParametrisation
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Shared:
     vocab_size: int
     dtype: str
     dropout_rate: float
-    parametrisation: Parametrisation
+    parametrisation: StandardParametrisation
     dense_bias: bool = False
     scale_embeddings: bool = False
     broadcast_dropout: bool = True

@@ -10,6 +10,7 @@ distance: a tile is one vector, rotated by one more element in each row. Tiles a
 all rows of a batch; their gradients are summed over the batch and folded into a vector.
 
 JAX's splash attention has no additive bias, and its flash attention needs one of [B, H, L, S].
+tokamax computes attention on TPUs by splash and refuses a bias.
 
 Dimensions: B batch, L query length, S key length, H heads, K head size, J = H * K, N groups of
 heads, G heads of a group, R relative buckets, T tiles of the bias, W = 2 * block, I ids.
@@ -106,7 +107,8 @@ def fused_attention(
             table_HR = jnp.pad(table_HR, ((0, missing // head_dim), (0, 0)))
     query_BIL = _ids(query, plan.predicate, plan.query_blocks * plan.block_q, _NO_QUERY)
     key_BIS = _ids(key, plan.predicate, plan.key_blocks * plan.block_k, _NO_KEY)
-    out_BLJ = _attention(plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables)
+    operands = Operands(q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables=tables)
+    out_BLJ = _attention(plan, table_HR, operands)
     return out_BLJ[..., :width] if missing else out_BLJ
 
 
@@ -125,31 +127,13 @@ def _ids(rows: Rows, predicate: Mask, length: int, none: int) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(
-    plan: Plan,
-    table_HR: jax.Array,
-    q_BLJ: jax.Array,
-    k_BSJ: jax.Array,
-    v_BSJ: jax.Array,
-    query_BIL: jax.Array,
-    key_BIS: jax.Array,
-    tables: Any,
-) -> jax.Array:
-    return _forward(plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables)[0]
+def _attention(plan: Plan, table_HR: jax.Array | None, operands: Operands) -> jax.Array:
+    return _forward(plan, table_HR, operands)[0]
 
 
-def _forward(
-    plan: Plan,
-    table_HR: jax.Array,
-    q_BLJ: jax.Array,
-    k_BSJ: jax.Array,
-    v_BSJ: jax.Array,
-    query_BIL: jax.Array,
-    key_BIS: jax.Array,
-    tables: Any,
-) -> tuple[jax.Array, Any]:
+def _forward(plan: Plan, table_HR: jax.Array | None, operands: Operands) -> tuple[jax.Array, Any]:
     vector_NTW = None if table_HR is None else plan.vectors(table_HR)
-    operands = Operands(q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, vector_NTW, tables)
+    q_BLJ = operands.q_BLJ
     batch, groups = q_BLJ.shape[0], q_BLJ.shape[2] // plan.lanes
     statistic = (groups, batch, plan.heads, plan.query_blocks * plan.block_q)
     out_BLJ, normaliser = _call(
@@ -157,7 +141,7 @@ def _forward(
         plan,
         plan.rows(batch, 4, q_BLJ.dtype.itemsize),
         "attention_forward",
-        operands,
+        operands._replace(vector_NTW=vector_NTW),
         {
             "query": jax.ShapeDtypeStruct(q_BLJ.shape, q_BLJ.dtype),
             "statistic": jax.ShapeDtypeStruct(statistic, jnp.float32),
@@ -167,17 +151,16 @@ def _forward(
     out_BLJ, normaliser = checkpoint_name((out_BLJ, normaliser), SAVED)
     # With one key block the backward pass computes its sums from the weights themselves.
     read_out = out_BLJ if plan.key_blocks > 1 else None
-    saved = table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables, read_out, normaliser
-    return out_BLJ, saved
+    return out_BLJ, (table_HR, operands, read_out, normaliser)
 
 
 def _backward(plan: Plan, saved: Any, gradient_BLJ: jax.Array) -> tuple[Any, ...]:
-    table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables, out_BLJ, normaliser = saved
+    table_HR, operands, out_BLJ, normaliser = saved
     vector_NTW, to_table = None, None
     if table_HR is not None:
         vector_NTW, to_table = jax.vjp(plan.vectors, table_HR)
-    operands = Operands(q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, vector_NTW, tables)
-    batch, dtype = q_BLJ.shape[0], q_BLJ.dtype
+    operands = operands._replace(vector_NTW=vector_NTW)
+    q_BLJ, k_BSJ, batch, dtype = *operands[:2], len(operands.q_BLJ), operands.q_BLJ.dtype
     scratch = _tiles_scratch(plan, 2)
     if plan.loops:
         blocks, block_q = plan.query_blocks, plan.block_q
@@ -198,13 +181,12 @@ def _backward(plan: Plan, saved: Any, gradient_BLJ: jax.Array) -> tuple[Any, ...
     if vector_NTW is not None:
         results["vector"] = jax.ShapeDtypeStruct(vector_NTW.shape, jnp.float32)
 
-    def kernel(plan: Plan, rows: int, at: Any, *refs: Any) -> None:
+    def kernel(plan: Plan, rows: int, at: Any, first: Any, *rest: Any) -> None:
         if plan.alike:
-            of_all, *rest = refs
-            each = [of_all.at[n] for n in range(3)]
+            each = [first.at[n] for n in range(3)]
         else:
-            of_query, of_sources, *rest = refs
-            each = [of_query, of_sources.at[0], of_sources.at[1]]
+            sources, *rest = rest
+            each = [first, sources.at[0], sources.at[1]]
         backward_kernel(plan, rows, at, *each, *rest)
 
     *gradients, last = _call(
@@ -217,13 +199,10 @@ def _backward(plan: Plan, saved: Any, gradient_BLJ: jax.Array) -> tuple[Any, ...
         scratch,
     )
     table_gradient = to_table(last)[0] if to_table else None
-    gradients = gradients if to_table else [*gradients, last]
+    first, *rest = gradients if to_table else [*gradients, last]
     # Indexed, not unpacked: unpacking copies an array.
-    if plan.alike:
-        of_operands = [gradients[0][n] for n in range(3)]
-    else:
-        of_operands = [gradients[0], gradients[1][0], gradients[1][1]]
-    return table_gradient, *of_operands, None, None, None
+    each = [first[n] for n in range(3)] if plan.alike else [first, rest[0][0], rest[0][1]]
+    return table_gradient, Operands(*each, None, None, None, None)
 
 
 _attention.defvjp(_forward, _backward)

@@ -31,7 +31,7 @@ class Operands(NamedTuple):
     v_BSJ: Any
     query_BIL: Any
     key_BIS: Any
-    vector_NTW: Any
+    vector_NTW: Any = None
     tables: Any = None
 
 

@@ -185,7 +185,7 @@ def rounded_kernels(spec: ModelSpec | EncoderSpec, params: Tree) -> Tree:
     def rounded(facts: ParameterFacts, param: jax.Array) -> jax.Array:
         return param.astype(dtype) if facts.use.rounded else param
 
-    return jax.tree.map(rounded, _facts(spec), params)
+    return jax.tree.map(rounded, parameter_tree(spec), params)
 
 
 def build_model(spec: ModelSpec | EncoderSpec) -> Transformer | Encoder:
@@ -205,7 +205,7 @@ def init_params(spec: ModelSpec | EncoderSpec, key: jax.Array) -> Tree:
 
 def parameter_facts(spec: ModelSpec | EncoderSpec) -> dict[str, ParameterFacts]:
     """Returns shape, logical axes and use of each parameter by path, without allocating."""
-    return named(_facts(spec))
+    return named(parameter_tree(spec))
 
 
 def logical_axes(spec: ModelSpec | EncoderSpec) -> Tree:
@@ -214,21 +214,17 @@ def logical_axes(spec: ModelSpec | EncoderSpec) -> Tree:
     For instance `PartitionSpec('embed', 'mlp')`, or `PartitionSpec('embed', 'layers', 'mlp')` in a
     scanned model. The names are T5X's; `flax.linen.logical_to_mesh` maps them to a mesh.
     """
-    return jax.tree.map(lambda facts: facts.axes, _facts(spec))
-
-
-def parameter_tree(spec: ModelSpec | EncoderSpec) -> Tree:
-    """Returns the tree of `init_params` with the `ParameterFacts` of each tensor."""
-    return _facts(spec)
+    return jax.tree.map(lambda facts: facts.axes, parameter_tree(spec))
 
 
 def decayed(spec: ModelSpec | EncoderSpec) -> Tree:
     """Returns the tree of `init_params` with True where weight decay applies by default."""
-    return jax.tree.map(lambda facts: facts.use.decays, _facts(spec))
+    return jax.tree.map(lambda facts: facts.use.decays, parameter_tree(spec))
 
 
 @lru_cache
-def _facts(spec: ModelSpec | EncoderSpec) -> Tree:
+def parameter_tree(spec: ModelSpec | EncoderSpec) -> Tree:
+    """Returns the tree of `init_params` with the `ParameterFacts` of each tensor."""
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     facts = described(jax.eval_shape(lambda key: _init(_unscanned(spec), key), key))
     return stack_facts(facts) if spec.shared.scan_layers else facts

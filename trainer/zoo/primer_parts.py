@@ -67,9 +67,6 @@ class PrimerParametrisation(StandardParametrisation):
 
         return initializer
 
-    def logits(self) -> Initializer:
-        return self.unless_zero("logits", self.feed_forward())
-
 
 def norm(config: Any, options: Any) -> Norm:
     """Returns Primer's norm."""
