@@ -105,7 +105,6 @@ class Mlp(FeedForward):
 
 
 def mlp(config: Any, options: Any) -> FeedForward:
-    """Returns a configuration's MLP."""
     activations, bias = config.value("mlp_activations"), config.value("mlp_bias")
     return Mlp(config.mlp_dim, activations, drops_hidden(config), bias)
 

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple, cast
 import jax
 from flax import linen as nn
 
-from trainer.model.arrangements import Sublayer
+from trainer.model.arrangements import Flow, Sublayer, take_view
 from trainer.model.cache import positions_at
 from trainer.model.dense import Shared
-from trainer.model.flow import Flow, take_view
 from trainer.model.masks import Rows
 from trainer.model.mixers import View
 from trainer.model.norms import Function

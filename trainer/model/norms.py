@@ -154,11 +154,5 @@ class Placements(NamedTuple):
 BEFORE_SUBLAYERS, AFTER_SUMS = Placements(PRE_NORM), Placements(POST_NORM)
 
 
-def rms_norm(config: Any, options: Any) -> Norm:
-    """Returns the norm for `NormOptions`."""
-    return RMSNorm(options.epsilon, options.gain)
-
-
 def layer_norm(config: Any, options: Any) -> Norm:
-    """Returns the norm for `LayerNormOptions`."""
     return LayerNorm(options.epsilon, options.gain, options.bias)

@@ -231,12 +231,10 @@ STANDARD = StandardParametrisation()
 
 
 def normal(config: Any, options: Normal) -> NormalParametrisation:
-    """Returns the parametrisation of BERT and GPT-2."""
     layers = max(config.num_encoder_layers, config.num_decoder_layers)
     branches = 2 * layers if options.scale_residual else 1
     return NormalParametrisation(deviation=options.deviation, residual_branches=branches)
 
 
 def mup(config: Any, options: MaximalUpdate) -> MaximalUpdateParametrisation:
-    """Returns muP."""
     return MaximalUpdateParametrisation(width=config.emb_dim, **vars(options))

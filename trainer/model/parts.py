@@ -25,7 +25,7 @@ from trainer.model.capabilities import (
     StackPartFacts,
 )
 from trainer.model.device import ATTENTION_NAMES
-from trainer.model.slots import Part, Slot, constant, reject_changed, require_of
+from trainer.model.slots import Part, Slot, constant, of_options, reject_changed, require_of
 
 __all__ = ["register"]
 
@@ -247,7 +247,7 @@ SLOTS = {
             "norm",
             {
                 "layer_norm": Part(_NORMS + "layer_norm", options=LayerNormOptions),
-                "rms_norm": Part(_NORMS + "rms_norm", options=NormOptions),
+                "rms_norm": Part(of_options(_NORMS + "RMSNorm"), options=NormOptions),
             },
         ),
         # Builder(config, options) -> `parametrisation.StandardParametrisation`.
@@ -265,7 +265,7 @@ SLOTS = {
             {
                 "absolute": Part(_POSITIONS + "absolute", PositionFacts(counts_positions=True)),
                 "alibi": Part(_POSITIONS + "alibi", PositionFacts(fuses=False, any_width=False)),
-                "none": Part(_POSITIONS + "no_position"),
+                "none": Part(constant(_POSITIONS + "NO_POSITION")),
                 "relative": Part(_POSITIONS + "relative", options=Relative),
                 PER_LAYER: Part(_POSITIONS + "relative", options=Relative),
                 "rotary": Part(
@@ -274,7 +274,9 @@ SLOTS = {
                     Rotary,
                     _check_rotary,
                 ),
-                "sinusoidal": Part(_POSITIONS + "sinusoidal", options=Sinusoidal),
+                "sinusoidal": Part(
+                    of_options(_POSITIONS + "SinusoidalPosition"), options=Sinusoidal
+                ),
             },
             PositionFacts,
         ),

@@ -290,33 +290,22 @@ def rotate(x_BLHK: jax.Array, angle_BLC: jax.Array) -> jax.Array:
     )
 
 
+NO_POSITION = NoPosition()
+
+
 def absolute(config: Any, options: Any, bidirectional: bool) -> Position:
-    """Returns learned positions."""
     return LearnedPosition(config.max_positions)
 
 
 def alibi(config: Any, options: Any, bidirectional: bool) -> Position:
-    """Returns ALiBi."""
     return AlibiPosition(config.head_dim)
 
 
-def no_position(config: Any, options: Any, bidirectional: bool) -> Position:
-    """Returns the empty scheme."""
-    return NoPosition()
-
-
 def relative(config: Any, options: Any, bidirectional: bool) -> Position:
-    """Returns T5's biases, in one table per stack or per layer."""
     own = config.position_scheme == PER_LAYER
     return T5RelativePosition(bidirectional, options.num_buckets, options.max_distance, own)
 
 
 def rotary(config: Any, options: Rotary, bidirectional: bool) -> Position:
-    """Returns the rotation for the options."""
     scaling = None if options.scaling == "none" else options
     return RotaryPosition(int(config.rotated_channels), options.base, options.cross, scaling)
-
-
-def sinusoidal(config: Any, options: Any, bidirectional: bool) -> Position:
-    """Returns sinusoidal positions."""
-    return SinusoidalPosition(options.base)

@@ -30,6 +30,11 @@ def constant(path: str) -> Callable[..., Any]:
     return lambda *arguments: load(path)
 
 
+def of_options(path: str) -> Callable[..., Any]:
+    """Returns a builder of the class at "module:name", whose fields are the part's options."""
+    return lambda config, options, *arguments: load(path)(**vars(options))
+
+
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
     """Options of a part that has none."""
@@ -41,7 +46,7 @@ class Part:
 
     Attributes:
       builder: function or "module:function" of a `ModelConfig`, `options` and slot arguments; or
-        `constant("module:name")`.
+        what `constant` or `of_options` returns.
       facts: for configuration, cost and exports; None means the slot's default.
       options: frozen dataclass whose fields have defaults, words and rules (`terminal.fields`).
       check: of a `ModelConfig` and options; raises `Rejected` if they do not fit.

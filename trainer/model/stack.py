@@ -10,10 +10,10 @@ from typing import Any, NamedTuple, cast
 import jax
 from flax import linen as nn
 
+from trainer.model.arrangements import Flow, take, take_rows
 from trainer.model.cache import Cache, positions_at
 from trainer.model.dense import Shared, rows_divided
 from trainer.model.embedding import TokenEmbedder
-from trainer.model.flow import Flow, take, take_rows
 from trainer.model.layer import NAMES, Layer, Surroundings
 from trainer.model.layers import rematerialised, scan
 from trainer.model.masks import Rows, known

@@ -108,6 +108,5 @@ class ConditionalQueryAttention(Buildable):
 
 
 def mixer(config: Any, options: Any) -> ConditionalQueryAttention:
-    """Returns cdQ in `options.conditional_heads`, or all."""
     heads = options.conditional_heads or config.num_heads
     return ConditionalQueryAttention(heads, config.num_heads - heads, config.head_dim)

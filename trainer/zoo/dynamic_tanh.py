@@ -6,7 +6,6 @@ Dimensions: B batch, L length, D model.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +35,3 @@ class DynamicTanh(Norm):
         bias_D = parameter(module, TABLE, "bias", zeros, (axis,), shape)
         out_BLD = jnp.tanh(alpha * x_BLD.astype(jnp.float32)) * scale_D + bias_D
         return out_BLD.astype(module.shared.dtype)
-
-
-def norm(config: Any, options: Any) -> DynamicTanh:
-    """Returns dynamic tanh."""
-    return DynamicTanh(options.alpha)

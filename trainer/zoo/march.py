@@ -15,7 +15,7 @@ from trainer.model.capabilities import (
 )
 from trainer.model.device import AUTO
 from trainer.model.parts import ATTENTION, MIXERS, STACK_PARTS, register
-from trainer.model.slots import Part, constant, require_of
+from trainer.model.slots import Part, constant, of_options, require_of
 
 # ---- Norms and their places. --------------------------------------------------------------------
 
@@ -30,12 +30,12 @@ class DynamicTanhOptions:
 register(
     "norm",
     "dynamic_tanh",
-    Part("trainer.zoo.dynamic_tanh:norm", options=DynamicTanhOptions),
+    Part(of_options("trainer.zoo.dynamic_tanh:DynamicTanh"), options=DynamicTanhOptions),
 )
 register(
     "norm_placement",
     "pre_without_mixer_residual",
-    Part(constant("trainer.zoo.march_attention:WITHOUT_MIXER_RESIDUAL")),
+    Part(constant("trainer.zoo.march_parts:WITHOUT_MIXER_RESIDUAL")),
 )
 
 # ---- Mixers. ------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def _check_group(config: Any, options: SummedHeads) -> None:
     require_of(config, config.num_heads % options.group == 0, "num_heads", rule)
 
 
-_ATTENTION = "trainer.zoo.march_attention:"
+_ATTENTION = "trainer.zoo.march_parts:"
 _WITHOUT_EXPORTS = replace(ATTENTION, exports=())
 register("mixer", "role_attention", Part(_ATTENTION + "role_attention", _WITHOUT_EXPORTS, Roles))
 register(
@@ -107,7 +107,7 @@ register(
     "feed_forward",
     "mixed",
     Part(
-        "trainer.zoo.mixed_feedforward:mixed",
+        "trainer.zoo.march_parts:mixed",
         FeedForwardFacts(("mlp_bias",)),
         Mixed,
         _check_mixed,
@@ -199,7 +199,7 @@ def _check_halves(config: Any, options: Halves) -> None:
 register(
     "head_scaling",
     "halves",
-    Part("trainer.zoo.march_attention:halves", HeadFacts(alike=False), Halves, _check_halves),
+    Part("trainer.zoo.march_parts:halves", HeadFacts(alike=False), Halves, _check_halves),
 )
 
 # ---- Parts of whole stacks. ---------------------------------------------------------------------
@@ -233,12 +233,12 @@ def _dropping_is_idle(config: Any, length: int) -> str | None:
 
 
 STACK_PARTS.register(
-    "database_entries", Part("trainer.zoo.external_attention:database", check=_check_database)
+    "database_entries", Part("trainer.zoo.cross_attention:database", check=_check_database)
 )
 STACK_PARTS.register(
     "token_dropping",
     Part(
-        "trainer.zoo.token_dropping:dropping",
+        "trainer.zoo.march_parts:dropping",
         StackPartFacts(reads_weights=True, idle=_dropping_is_idle),
         check=_check_dropping,
     ),

@@ -41,6 +41,5 @@ class MemoryTokens(Buildable):
 
 
 def part(config: Any, count: int) -> StackPart:
-    """Returns the part that puts `count` vectors in front."""
     front = MemoryTokens(count)
     return StackPart("memory_embedder", front=front, lengthening=count, encoder_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tasks.terminal.fields import above, field
 from trainer.model.capabilities import DECODER, TRANSFORMERS, FamilyFacts, MixerFacts
 from trainer.model.parts import ATTENTION, FAMILIES, NormOptions, register
-from trainer.model.slots import Part, constant
+from trainer.model.slots import Part, constant, of_options
 
 _CONVOLUTION, _SYNTHESIZER = "trainer.zoo.convolution:", "trainer.zoo.synthesizer:"
 _MDHA = replace(ATTENTION, selects=False, convolves=True, exports=(TRANSFORMERS,))
@@ -30,7 +30,11 @@ register(
     "random_synthesizer",
     Part(_SYNTHESIZER + "random", MixerFacts(queries=True, counts_positions=True, caches=True)),
 )
-register("norm", "primer_norm", Part("trainer.zoo.primer_parts:norm", options=NormOptions))
+register(
+    "norm",
+    "primer_norm",
+    Part(of_options("trainer.zoo.primer_parts:PrimerNorm"), options=NormOptions),
+)
 register(
     "norm_placement",
     "primer_alternating",

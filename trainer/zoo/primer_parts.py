@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.model.capabilities import TRANSFORMERS
-from trainer.model.norms import PRE_NORM, Function, Norm, NormPlacement, Placements, ScaledNorm
+from trainer.model.norms import PRE_NORM, Function, NormPlacement, Placements, ScaledNorm
 from trainer.model.parametrisation import Initializer, Shape, StandardParametrisation
 
 
@@ -68,13 +68,7 @@ class PrimerParametrisation(StandardParametrisation):
         return initializer
 
 
-def norm(config: Any, options: Any) -> Norm:
-    """Returns Primer's norm."""
-    return PrimerNorm(options.epsilon, options.gain)
-
-
 def parametrisation(config: Any, options: Any) -> PrimerParametrisation:
-    """Returns the parametrisation for `primer.Primer`."""
     # Source: google-research/primer, `gin/models/switch_*.gin` for 0.1.
     variance = options.scale or (0.1 if config.num_experts else 1.0)
     return PrimerParametrisation(variance=variance)

@@ -115,7 +115,6 @@ class DenseSynthesizer(Buildable):
 
 
 def dense(config: Any, options: Any) -> DenseSynthesizer:
-    """Returns the dense Synthesizer."""
     return DenseSynthesizer(
         config.num_heads, config.head_dim, config.max_positions, not config.upstream_compat
     )

@@ -12,7 +12,7 @@ from trainer.model.layers import stack_layers
 from trainer.model.positions import T5RelativePosition
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
-from trainer.zoo.token_dropping import TokenDropping
+from trainer.zoo.march_parts import TokenDropping
 
 V, S, L = 40, 8, 6
 T5 = {"family": "t5_1_0", "num_encoder_layers": 2, "num_decoder_layers": 2, "tied_logits": False}

@@ -10,8 +10,7 @@ from trainer.model.masks import Rows
 from trainer.model.mixers import View
 from trainer.model.parametrisation import StandardParametrisation
 from trainer.model.positions import Positions
-from trainer.zoo.march_attention import SummedHeads, ValuesRelu
-from trainer.zoo.mixed_feedforward import MixedMlp
+from trainer.zoo.march_parts import MixedMlp, SummedHeads, ValuesRelu
 
 SHARED = Shared(64, 40, "float32", 0.0, StandardParametrisation())
 DROPS = Shared(64, 40, "float32", 0.25, StandardParametrisation())

@@ -1,7 +1,7 @@
-"""MARCH's changes of attention: of values, of heads, and of the residual.
+"""MARCH's changes of attention, of the residual, and of feed-forward sublayers; token dropping.
 
-Dimensions: B batch, L query length, S key length, D model, H heads, K head size, J = H * K, F mlp,
-N roles.
+Dimensions: B batch, L query length, M length after a layer, S key length, D model, H heads, K head
+size, J = H * K, F mlp, N roles.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from trainer.model.attention import DotProductAttention, MixedPart, self_attention
-from trainer.model.dense import Buildable, Built
+from trainer.model.dense import Buildable, Built, Dropout
+from trainer.model.feedforward import FeedForward, drops_hidden
+from trainer.model.masks import Rows
 from trainer.model.norms import PRE_NORM, Function, NormPlacement, Placements
 from trainer.model.parameters import KERNEL, SOURCE_KERNEL, parameter
 from trainer.model.spec import LayerSpec
+from trainer.model.stack_parts import LayerHook, StackPart, Watched
 
 
 @dataclass(frozen=True)
@@ -111,17 +114,14 @@ WITHOUT_MIXER_RESIDUAL = Placements(PRE_NORM, mixer=NormPlacement("pre", _withou
 
 
 def role_attention(config: Any, options: Any) -> DotProductAttention:
-    """Returns attention with `Roles`."""
     return self_attention(config, mixed_part=Roles(options.vectors))
 
 
 def summed_heads(config: Any, options: Any) -> DotProductAttention:
-    """Returns attention with `SummedHeads`."""
     return self_attention(config, mixed_part=SummedHeads(options.group))
 
 
 def values_relu(config: Any, options: Any) -> DotProductAttention:
-    """Returns attention with `ValuesRelu`."""
     part = ValuesRelu(config.mlp_dim if options.kernels == 2 else None)
     return self_attention(config, value_part=part)
 
@@ -150,3 +150,78 @@ def halves(config: Any, options: Any, layer: LayerSpec, count: int) -> tuple[Lay
         return replace(layer, mixer=mixer, cross_mixer=cross_mixer, hooks=hooks)
 
     return (half(options.first),) * (count // 2) + (half(options.second),) * (count - count // 2)
+
+
+@dataclass(frozen=True)
+class MixedMlp(FeedForward):
+    """(sigmoid(W0 x) + relu(W1 x)) / 2, projected back; without `mean` it is not halved.
+
+    `sigmoid_dropout` is the dropout rate of sigmoids before the sum. `dropout` drops hidden units
+    after it, as in `Mlp`.
+
+    Source: "mixed_act" of MARCH (2023), a zoo of T5's variants.
+    """
+
+    mlp_dim: int
+    mean: bool = True
+    sigmoid_dropout: float = 0.0
+    dropout: bool = True
+    bias: bool | None = None
+
+    def run(
+        self, module: Built, x_BLD: jax.Array, rows: Rows | None, deterministic: bool
+    ) -> jax.Array:
+        shared, parametrisation = module.shared, module.shared.parametrisation
+
+        def project(name: str) -> jax.Array:
+            axes, start = ("embed", "mlp"), parametrisation.feed_forward()
+            return shared.dense(self.mlp_dim, axes, start, name, bias=self.bias)(x_BLD)
+
+        gate = Dropout(self.sigmoid_dropout, shared.broadcast_dropout)
+        hidden_BLF = gate(nn.sigmoid(project("wi_0")), deterministic) + nn.relu(project("wi_1"))
+        if self.mean:
+            hidden_BLF /= 2
+        if self.dropout:
+            hidden_BLF = shared.dropout()(hidden_BLF, deterministic)
+        axes, start = ("mlp", "embed"), parametrisation.feed_forward_out()
+        return shared.dense(shared.emb_dim, axes, start, "wo", bias=self.bias)(hidden_BLF)
+
+
+def mixed(config: Any, options: Any) -> MixedMlp:
+    drops, bias = drops_hidden(config), config.value("mlp_bias")
+    return MixedMlp(config.mlp_dim, options.mean, options.sigmoid_dropout, drops, bias)
+
+
+@dataclass(frozen=True)
+class TokenDropping(LayerHook):
+    """Each layer of a stack drops `count` positions per row, after its mixer.
+
+    A position's score is the sum of its attention weights over all heads and queries. Padding is
+    dropped first, and among equals the last. A layer that would drop more than half of a row drops
+    nothing. Order is kept. Packed examples compete for the places of their row.
+
+    Source: "FCABS" of MARCH (2023). Differences: queries that are padding give no weights.
+    """
+
+    count: int
+    watches = ("weights_BHLS",)
+
+    def length_after(self, length: int) -> int:
+        return length if 2 * self.count > length else length - self.count
+
+    def kept(self, watched: Watched, rows: Rows) -> jax.Array | None:
+        """Returns the kept indices; None if the row is too short to drop any."""
+        kept_BM = self.most_watched(watched["weights_BHLS"], rows.segment_BL > 0)
+        return None if kept_BM.shape == rows.segment_BL.shape else kept_BM
+
+    def most_watched(self, weights_BHLL: jax.Array, token_BL: jax.Array) -> jax.Array:
+        """Returns the kept indices, int [B, M], ascending; `token_BL` is True at tokens."""
+        mask_BL = token_BL.astype(jnp.float32)
+        received_BL = jnp.einsum("bhls,bl->bs", weights_BHLL.astype(jnp.float32), mask_BL)
+        worth_BL = jax.lax.stop_gradient(jnp.where(token_BL, received_BL, -1.0))
+        _, index_BM = jax.lax.top_k(worth_BL, self.length_after(token_BL.shape[1]))
+        return jnp.sort(index_BM, axis=1)
+
+
+def dropping(config: Any, count: int) -> StackPart:
+    return StackPart("token_dropping", TokenDropping(count), encoder_only=True)
