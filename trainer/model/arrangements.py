@@ -70,10 +70,6 @@ def _both(x_LL: jax.Array, index_M: jax.Array) -> jax.Array:
     return x_LL[..., index_M[:, None], index_M[None, :]]
 
 
-def _keeps_all(rows: Rows) -> None:
-    return None
-
-
 class Sublayer(NamedTuple):
     """A sublayer of a layer.
 
@@ -84,7 +80,7 @@ class Sublayer(NamedTuple):
     norm_name: str
     placement: NormPlacement
     run: Callable[..., jax.Array]
-    kept: Callable[[Rows], jax.Array | None] = _keeps_all
+    kept: Callable[[Rows], jax.Array | None] = lambda rows: None
 
 
 # Makes the norm of a sublayer.

@@ -194,7 +194,7 @@ def _backward(plan: Plan, saved: Any, gradient_BLJ: jax.Array) -> tuple[Any, ...
         plan,
         plan.rows(batch, 8, dtype.itemsize),
         "attention_backward",
-        (operands, out_BLJ, normaliser, gradient_BLJ),
+        operands._replace(out_BLJ=out_BLJ, normaliser=normaliser, gradient_BLJ=gradient_BLJ),
         results,
         scratch,
     )
@@ -202,7 +202,7 @@ def _backward(plan: Plan, saved: Any, gradient_BLJ: jax.Array) -> tuple[Any, ...
     first, *rest = gradients if to_table else [*gradients, last]
     # Indexed, not unpacked: unpacking copies an array.
     each = [first[n] for n in range(3)] if plan.alike else [first, rest[0][0], rest[0][1]]
-    return table_gradient, Operands(*each, None, None, None, None)
+    return table_gradient, Operands(*each, query_BIL=None, key_BIS=None)
 
 
 _attention.defvjp(_forward, _backward)
@@ -213,7 +213,7 @@ def _call(
     plan: Plan,
     rows: int,
     name: str,
-    operands: Any,
+    operands: Operands,
     results: dict[str, jax.ShapeDtypeStruct],
     scratch: list[Any],
 ) -> list[jax.Array]:
@@ -226,7 +226,7 @@ def _call(
     ids = 2 if plan.predicate.prefix else 1
     query_ids = pl.BlockSpec((rows, ids, longest_q), lambda group, row: (row, 0, 0))
     key_ids = pl.BlockSpec((rows, ids, longest_k), lambda group, row: (row, 0, 0))
-    vector = None
+    vector, tables = None, _specs_of_tables(plan, operands.tables)
     if plan.bias is not None:
         shape = (None, heads * plan.tiles, 2 * plan.block_q)
         vector = pl.BlockSpec(shape, lambda group, row: (group, 0, 0))
@@ -237,16 +237,10 @@ def _call(
         "statistic": statistic,
         "vector": vector,
     }
-    given = operands if isinstance(operands, Operands) else operands[0]
-    in_specs: Any = Operands(
-        query, key, key, query_ids, key_ids, vector, _specs_of_tables(plan, given.tables)
-    )
-    if not isinstance(operands, Operands):
-        out = None if operands[1] is None else query
-        in_specs = (in_specs, out, statistic, query)
-    batch, _, width = jax.tree.leaves(operands)[0].shape
-    flat_specs, flat = jax.tree.leaves(in_specs), jax.tree.leaves(operands)
-    structure = jax.tree.structure(operands)
+    of_operands = (query, key, key, query_ids, key_ids, vector, tables, query, statistic, query)
+    given = [spec for spec, each in zip(of_operands, operands, strict=True) if each is not None]
+    batch, _, width = operands.q_BLJ.shape
+    flat, structure = jax.tree.flatten(operands)
 
     def run(*refs: Any) -> None:
         kernel(plan, rows, jax.tree.unflatten(structure, refs[: len(flat)]), *refs[len(flat) :])
@@ -254,7 +248,7 @@ def _call(
     return pl.pallas_call(
         run,
         grid=(width // lanes, batch // rows),
-        in_specs=flat_specs,
+        in_specs=jax.tree.leaves(given),
         out_specs=[specs[result] for result in results],
         out_shape=list(results.values()),
         scratch_shapes=scratch,

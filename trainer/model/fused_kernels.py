@@ -33,6 +33,9 @@ class Operands(NamedTuple):
     key_BIS: Any
     vector_NTW: Any = None
     tables: Any = None
+    out_BLJ: Any = None
+    normaliser: Any = None
+    gradient_BLJ: Any = None
 
 
 def forward_kernel(
@@ -107,9 +110,8 @@ def forward_kernel(
 
 
 def backward_kernel(
-    plan: Plan, rows: int, at: Any, dq_ref: Any, dk_ref: Any, dv_ref: Any, *refs: Any
+    plan: Plan, rows: int, at: Operands, dq_ref: Any, dk_ref: Any, dv_ref: Any, *refs: Any
 ) -> None:
-    operands, out_ref, normaliser_ref, gradient_ref = at
     vector_gradient_ref: Any = None
     tiles_ref: Any = None
     tiles_gradient_ref: Any = None
@@ -119,18 +121,18 @@ def backward_kernel(
 
         @pl.when(pl.program_id(1) == 0)
         def _() -> None:
-            _spread(plan, operands.vector_NTW, tiles_ref)
+            _spread(plan, at.vector_NTW, tiles_ref)
             tiles_gradient_ref[...] = jnp.zeros_like(tiles_gradient_ref)
 
     heads, group = range(plan.heads), pl.program_id(0)
 
     def query_side(row: Any, i: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         """Returns transposed queries and gradients [P, q], and gradients times outputs [G, q]."""
-        q_qP = _block_of(operands.q_BLJ, row, i, plan.block_q, plan.length)
-        gradient_qP = _block_of(gradient_ref, row, i, plan.block_q, plan.length)
+        q_qP = _block_of(at.q_BLJ, row, i, plan.block_q, plan.length)
+        gradient_qP = _block_of(at.gradient_BLJ, row, i, plan.block_q, plan.length)
         inner_Gq = None
-        if out_ref is not None:
-            out_qP = _block_of(out_ref, row, i, plan.block_q, plan.length)
+        if at.out_BLJ is not None:
+            out_qP = _block_of(at.out_BLJ, row, i, plan.block_q, plan.length)
             product_Pq = (gradient_qP.astype(jnp.float32) * out_qP.astype(jnp.float32)).T
             parts = [product_Pq[_lanes_of(plan, head)] for head in heads]
             inner_Gq = jnp.concatenate([jnp.sum(part, 0, keepdims=True) for part in parts], 0)
@@ -138,13 +140,10 @@ def backward_kernel(
 
     def products(key_ids: Any, row: Any, i: Any, j: Any, head: int) -> tuple[jax.Array, jax.Array]:
         """Returns logits and weight gradients, both [k, q]."""
-        v_kP = _block_of(operands.v_BSJ, row, j, plan.block_k, plan.source_length)
-        gradient_qP = _block_of(gradient_ref, row, i, plan.block_q, plan.length)
+        v_kP = _block_of(at.v_BSJ, row, j, plan.block_k, plan.source_length)
+        gradient_qP = _block_of(at.gradient_BLJ, row, i, plan.block_q, plan.length)
         weights_gradient = _dot(_only(plan, v_kP, head), gradient_qP, 1, 1)
-        return (
-            _logits(plan, operands, tiles_ref, key_ids, row, i, j, head),
-            weights_gradient,
-        )
+        return _logits(plan, at, tiles_ref, key_ids, row, i, j, head), weights_gradient
 
     def gradients(
         side: Any, k_Pk: jax.Array, tile: tuple, row: Any, i: Any, j: Any, head: int
@@ -153,7 +152,7 @@ def backward_kernel(
         q_Pq, gradient_Pq, inner_Gq = side
         logits_kq, weights_gradient_kq = tile
         columns, lanes = pl.ds(i * plan.block_q, plan.block_q), _lanes_of(plan, head)
-        weights_kq = jnp.exp(logits_kq - normaliser_ref[row, head : head + 1, columns])
+        weights_kq = jnp.exp(logits_kq - at.normaliser[row, head : head + 1, columns])
         product_kq = weights_kq * weights_gradient_kq
         if inner_Gq is None:
             inner_1q = jnp.sum(product_kq, 0, keepdims=True)
@@ -173,7 +172,7 @@ def backward_kernel(
         ref[row, pl.ds(index * block, block), :] = x_Pn.T.astype(ref.dtype)
 
     def keys(row: Any, j: Any) -> jax.Array:
-        return _block_of(operands.k_BSJ, row, j, plan.block_k, plan.source_length).T
+        return _block_of(at.k_BSJ, row, j, plan.block_k, plan.source_length).T
 
     if plan.loops:
         q_ref, gradients_ref, inner_ref, sums_ref = of_loops
@@ -185,13 +184,13 @@ def backward_kernel(
             sums_ref[i] = jnp.zeros_like(sums_ref[i])
 
         def key_block(j: jax.Array, _: None) -> None:
-            key_ids, k_Pk = _key_ids(operands, 0, j, plan), keys(0, j)
+            key_ids, k_Pk = _key_ids(at, 0, j, plan), keys(0, j)
 
-            which, begin, end = _visiting_queries(plan, operands, group, j)
+            which, begin, end = _visiting_queries(plan, at, group, j)
 
             def query_block(m: jax.Array, sums: tuple) -> tuple:
                 i = which(m)
-                inner_Gq = None if out_ref is None else inner_ref[i]
+                inner_Gq = None if at.out_BLJ is None else inner_ref[i]
                 side = q_ref[i], gradients_ref[i], inner_Gq
                 tiles = [products(key_ids, 0, i, j, head) for head in heads]
                 each = [gradients(side, k_Pk, tiles[head], 0, i, j, head) for head in heads]
@@ -218,7 +217,7 @@ def backward_kernel(
 
         def some_rows(first: Any) -> None:
             key_ids = {
-                (row, j): _key_ids(operands, first + row, j, plan)
+                (row, j): _key_ids(at, first + row, j, plan)
                 for row in range(together)
                 for j in range(plan.key_blocks)
             }

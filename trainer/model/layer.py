@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -26,21 +25,6 @@ from trainer.model.spec import LayerSpec
 CROSS_ATTENTION = "encoder_decoder_attention"
 
 
-class Names(NamedTuple):
-    """T5X's names of the first sublayer; placements prefix the norm's name ("pre" in T5X)."""
-
-    mixer_norm: str
-    mixer: str
-
-
-NAMES = MappingProxyType(
-    {
-        "encoder": Names("attention_layer_norm", "attention"),
-        "decoder": Names("self_attention_layer_norm", "self_attention"),
-    }
-)
-
-
 class Surroundings(NamedTuple):
     """What a layer reads besides its states.
 
@@ -57,12 +41,13 @@ class Surroundings(NamedTuple):
 class Layer(nn.Module):
     """One layer: mixer, then the spec's cross mixer, sublayers of parts and feed-forward.
 
-    `position` is None if a stack's layers share one scheme.
+    `role` is "encoder" or "decoder" and affects only names. `position` is None if a stack's layers
+    share one scheme.
     """
 
     spec: LayerSpec
     shared: Shared
-    names: Names
+    role: str
     position: Position | None
 
     @nn.compact
@@ -102,8 +87,10 @@ class Layer(nn.Module):
         self, view: View, surroundings: Surroundings, deterministic: bool
     ) -> list[Sublayer]:
         spec, shared = self.spec, self.shared
-        first, last = spec.norm_placement, spec.feed_forward_norm_placement or spec.norm_placement
-        mixer = spec.mixer.build(shared, self.names.mixer)
+        first, last = spec.placements.sublayers, spec.placements.feed_forward
+        # T5X's name; that of the norm also begins with the placement's prefix ("pre" in T5X).
+        mixer_name = "attention" if self.role == "encoder" else "self_attention"
+        mixer = spec.mixer.build(shared, mixer_name)
         source, watched = surroundings.source, view.watched or {}
 
         def mix(y_BLD: jax.Array, rows: Rows) -> jax.Array:
@@ -116,8 +103,8 @@ class Layer(nn.Module):
             each = (hook.kept(watched, rows) for hook in spec.hooks)
             return next((index_BM for index_BM in each if index_BM is not None), None)
 
-        placement = spec.mixer_norm_placement or first
-        sublayers = [Sublayer(self.names.mixer_norm, placement, mix, kept)]
+        placement = spec.placements.mixer or first
+        sublayers = [Sublayer(f"{mixer_name}_layer_norm", placement, mix, kept)]
         if spec.cross_mixer is not None:
             cross, seen = spec.cross_mixer.build(shared, CROSS_ATTENTION), surroundings.cross_view
 
@@ -132,5 +119,5 @@ class Layer(nn.Module):
         if feed_forward is not None:
             kept_states = {} if spec.feed_forward.pointwise else {"cache": view.cache}
             run = partial(feed_forward, deterministic=deterministic, **kept_states)
-            sublayers.append(Sublayer("mlp_layer_norm", last, cast(Any, run)))
+            sublayers.append(Sublayer("mlp_layer_norm", last or first, cast(Any, run)))
         return sublayers

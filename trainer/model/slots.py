@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import math
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -78,35 +78,23 @@ class Choice(NamedTuple):
         return ":".join([self.name, *[",".join(changed)] * bool(changed)])
 
 
-class Slot(Mapping[str, Part]):
+class Slot(dict[str, Part]):
     """The parts that a field of `ModelConfig` can name."""
 
     def __init__(self, field: str, parts: Mapping[str, Part], facts: Callable[[], Any] = NoOptions):
         """`facts` makes the default facts of a part."""
-        self.field, self._facts, self._parts = field, facts, dict[str, Part]()
+        super().__init__()
+        self.field, self._facts = field, facts
         for name, part in parts.items():
             self.register(name, part)
 
-    def __getitem__(self, name: str) -> Part:
-        return self._parts[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
     def register(self, name: str, part: Part) -> None:
         """Adds a part, in this process; raises ValueError if the name is taken."""
-        if name in self._parts:
+        if name in self:
             raise ValueError(f"there is a {self.field} called {name!r} already")
         if part.facts is None:
             part = dataclasses.replace(part, facts=self._facts())
-        self._parts[name] = part
-
-    def unregister(self, name: str) -> None:
-        """Removes a part, for tests."""
-        del self._parts[name]
+        self[name] = part
 
     def parse(self, text: str) -> Choice:
         """Parses a choice; raises `Rejected` if a part, option or value is invalid."""

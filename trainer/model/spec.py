@@ -26,7 +26,7 @@ from trainer.model.embedding import (
 from trainer.model.feedforward import FeedForward, Mlp
 from trainer.model.masks import AnyMask, Mask
 from trainer.model.mixers import Mixer
-from trainer.model.norms import NoNorm, Norm, NormPlacement
+from trainer.model.norms import NoNorm, Norm, Placements
 from trainer.model.parts import STACK_PARTS
 from trainer.model.positions import Position
 from trainer.model.slots import load
@@ -36,15 +36,13 @@ from trainer.model.switch import Switch
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """The slots of one layer; without their own placement, sublayers use `norm_placement`."""
+    """The slots of one layer."""
 
     norm: Norm
-    norm_placement: NormPlacement
+    placements: Placements
     mixer: Mixer
     feed_forward: FeedForward
     cross_mixer: Mixer | None = None
-    feed_forward_norm_placement: NormPlacement | None = None
-    mixer_norm_placement: NormPlacement | None = None
     arrangement: Arrangement = sequential
     hooks: tuple[LayerHook, ...] = ()
 
@@ -184,14 +182,11 @@ def _stack(
 
 def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, ...]:
     """Returns the layers of a stack; every `switch_every`-th has experts, if any."""
-    placements = config.build("norm_placement")
     layer = LayerSpec(
         norm=config.build("norm"),
-        norm_placement=placements.sublayers,
+        placements=config.build("norm_placement"),
         mixer=config.build("mixer"),
         feed_forward=config.build("feed_forward"),
-        feed_forward_norm_placement=placements.feed_forward,
-        mixer_norm_placement=placements.mixer,
         arrangement=config.build("parallel_blocks"),
     )
     layers: tuple[LayerSpec, ...] = config.build("head_scaling", replace(layer, **slots), count)

@@ -14,7 +14,7 @@ from trainer.model.arrangements import Flow, take, take_rows
 from trainer.model.cache import Cache, positions_at
 from trainer.model.dense import Shared, rows_divided
 from trainer.model.embedding import TokenEmbedder
-from trainer.model.layer import NAMES, Layer, Surroundings
+from trainer.model.layer import Layer, Surroundings
 from trainer.model.layers import rematerialised, scan
 from trainer.model.masks import Rows, known
 from trainer.model.mixers import View
@@ -147,12 +147,12 @@ class Stack(nn.Module):
         if shared.scan_layers:
             if len(set(spec.layers)) > 1:
                 raise ValueError(f"the layers of the {self.role} differ: a scan cannot run them")
-            layer = Layer(spec.layers[0], shared, NAMES[self.role], position, name=self.role)
+            layer = Layer(spec.layers[0], shared, self.role, position, name=self.role)
             return scan(run, layer, flow, len(spec.layers)), []
         left = []
         for index, layer_spec in enumerate(spec.layers):
             name = f"layers_{index}"
-            layer = Layer(layer_spec, shared, NAMES[self.role], position, name=name)
+            layer = Layer(layer_spec, shared, self.role, position, name=name)
             source = [memory.layers[index]] if memory is not None and memory.layers else []
             flow, each = run(layer, flow, *source)
             left += [] if each is None else [each]

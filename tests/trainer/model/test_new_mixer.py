@@ -37,7 +37,7 @@ def mixer():
     exec(example("A mixer"), vars(module))
     yield module.AverageMixer
     del sys.modules[module.__name__]
-    MIXERS.unregister("average")
+    del MIXERS["average"]
 
 
 # ---- Its behaviour in the package. --------------------------------------------------------------

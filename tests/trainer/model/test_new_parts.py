@@ -32,7 +32,7 @@ def module():
     yield module
     del sys.modules[module.__name__]
     for slot, name in PARTS.items():
-        SLOTS[slot].unregister(name.partition(":")[0])
+        del SLOTS[slot][name.partition(":")[0]]
 
 
 def test_a_model_of_them_trains():

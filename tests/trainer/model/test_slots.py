@@ -152,8 +152,8 @@ def test_auto_leaves_out_what_kernels_cannot_compute(make_config):
 
 def test_the_families_of_bert_differ_in_two_slots(make_config):
     bert, pre_ln = (model_spec(make_config(name)) for name in ("bert", "bert_pre_ln"))
-    assert bert.encoder.layers[0].norm_placement == POST_NORM
-    assert pre_ln.encoder.layers[0].norm_placement == PRE_NORM
+    assert bert.encoder.layers[0].placements.sublayers == POST_NORM
+    assert pre_ln.encoder.layers[0].placements.sublayers == PRE_NORM
     assert isinstance(bert.encoder.norm, NoNorm)
     assert isinstance(pre_ln.encoder.norm, LayerNorm)
     assert isinstance(bert.encoder.position, LearnedPosition)
