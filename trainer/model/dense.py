@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.spmd import with_logical_constraint
 
 from trainer.model.device import AUTO, Device
 from trainer.model.parameters import KERNEL, TABLE, Use, parameter
@@ -99,7 +100,7 @@ def rows_divided(x_BLD: jax.Array) -> jax.Array:
     """
     if not nn.get_logical_axis_rules():
         return x_BLD
-    return nn.with_logical_constraint(x_BLD, ("batch", None, None))
+    return with_logical_constraint(x_BLD, ("batch", None, None))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

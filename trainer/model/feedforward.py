@@ -20,24 +20,15 @@ from trainer.model.capabilities import ENCODER, T5X, TRANSFORMERS
 from trainer.model.dense import Buildable, Built
 from trainer.model.masks import Rows
 
-
-def _linear(x: jax.Array) -> jax.Array:
-    return x
-
-
-def _squared_relu(x: jax.Array) -> jax.Array:
-    # Source: So et al. 2021 (arXiv:2109.08668), section 3.1.
-    return jnp.square(nn.relu(x))
-
-
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
     {
         "gelu": nn.gelu,  # the tanh approximation, as in T5X
         "gelu_erf": partial(nn.gelu, approximate=False),  # x times the normal distribution, as BERT
-        "linear": _linear,
+        "linear": lambda x: x,
         "relu": nn.relu,
         "silu": nn.silu,  # also called swish
-        "squared_relu": _squared_relu,
+        # Source: So et al. 2021 (arXiv:2109.08668), section 3.1.
+        "squared_relu": lambda x: jnp.square(nn.relu(x)),
     }
 )
 

@@ -5,6 +5,7 @@ Dimensions: see `fused_attention`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -89,11 +90,7 @@ def forward_kernel(
     ]
 
     def some_rows(first: Any) -> None:
-        key_ids = {
-            (row, j): _key_ids(at, first + row, j, plan)
-            for row in range(together)
-            for j in range(plan.key_blocks)
-        }
+        key_ids = _ids_of_rows(at, first, together, plan)
 
         def products(row: int, i: int, j: int, head: int) -> jax.Array:
             return _logits(plan, at, tiles_ref, key_ids[row, j], first + row, i, j, head)
@@ -146,7 +143,7 @@ def backward_kernel(
         return _logits(plan, at, tiles_ref, key_ids, row, i, j, head), weights_gradient
 
     def gradients(
-        side: Any, k_Pk: jax.Array, tile: tuple, row: Any, i: Any, j: Any, head: int
+        side: Any, k_Pk: jax.Array, tile: Any, row: Any, i: Any, j: Any, head: int
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns a tile's share of a head's gradients: dq [K, q], dk and dv [K, k]."""
         q_Pq, gradient_Pq, inner_Gq = side
@@ -188,7 +185,7 @@ def backward_kernel(
 
             which, begin, end = _visiting_queries(plan, at, group, j)
 
-            def query_block(m: jax.Array, sums: tuple) -> tuple:
+            def query_block(m: jax.Array, sums: Any) -> Any:
                 i = which(m)
                 inner_Gq = None if at.out_BLJ is None else inner_ref[i]
                 side = q_ref[i], gradients_ref[i], inner_Gq
@@ -216,20 +213,12 @@ def backward_kernel(
         ]
 
         def some_rows(first: Any) -> None:
-            key_ids = {
-                (row, j): _key_ids(at, first + row, j, plan)
-                for row in range(together)
-                for j in range(plan.key_blocks)
-            }
+            key_ids = _ids_of_rows(at, first, together, plan)
             sides: dict[Any, Any] = {}
-            sums: dict[tuple, jax.Array] = {}
+            sums: dict[tuple[str, int, int, int], jax.Array] = {}
 
             def ahead(row: int, i: int, j: int, head: int) -> tuple[jax.Array, jax.Array]:
                 return products(key_ids[row, j], first + row, i, j, head)
-
-            def add(name: str, row: int, index: int, head: int, x: jax.Array) -> None:
-                known = sums.get((name, row, index, head))
-                sums[name, row, index, head] = x if known is None else known + x
 
             def joined(name: str, row: int, index: int) -> jax.Array:
                 return jnp.concatenate([sums.pop((name, row, index, head)) for head in heads], 0)
@@ -240,7 +229,8 @@ def backward_kernel(
                 k_Pk = keys(first + row, j)
                 parts = gradients(sides[row, i], k_Pk, tile, first + row, i, j, head)
                 for name, index, part in zip(("dq", "dk", "dv"), (i, j, j), parts, strict=True):
-                    add(name, row, index, head, part)
+                    known = sums.get((name, row, index, head))
+                    sums[name, row, index, head] = part if known is None else known + part
                 rest = work[number + 1 :]
                 if not any((other[0], other[2]) == (row, j) for other in rest):
                     store(dk_ref, first + row, j, plan.block_k, joined("dk", row, j), plan.scale)
@@ -300,7 +290,7 @@ def _absorb(state: _Softmax | None, logits_kq: jax.Array, v_Kk: jax.Array) -> _S
 
 
 def _logits(
-    plan: Plan, at: Operands, tiles_ref: Any, key_ids: list, row: Any, i: Any, j: Any, head: int
+    plan: Plan, at: Operands, tiles_ref: Any, key_ids: Any, row: Any, i: Any, j: Any, head: int
 ) -> jax.Array:
     """Returns a tile's masked logits, float32 [k, q]."""
     columns = pl.ds(i * plan.block_q, plan.block_q)
@@ -333,6 +323,12 @@ def _row_of(ref: Any, row: Any, columns: Any) -> jax.Array:
     rows = ref[pl.ds(first, SUBLANES), columns]
     number = lax.broadcasted_iota(jnp.int32, rows.shape, 0)
     return jnp.sum(jnp.where(number == row - first, rows, 0), 0, keepdims=True)
+
+
+def _ids_of_rows(at: Operands, first: Any, rows: int, plan: Plan) -> dict[tuple[int, int], Any]:
+    """Returns `_key_ids` by row, counted from `first`, and key block."""
+    pairs = itertools.product(range(rows), range(plan.key_blocks))
+    return {(row, j): _key_ids(at, first + row, j, plan) for row, j in pairs}
 
 
 def _key_ids(at: Operands, row: Any, j: Any, plan: Plan) -> list[jax.Array]:
@@ -416,7 +412,7 @@ def _for_each(rows: int, together: int, some_rows: Callable[[Any], None]) -> Non
         lax.fori_loop(0, rows // together, lambda n, _: some_rows(n * together), None)
 
 
-_Item = TypeVar("_Item", bound=tuple)
+_Item = TypeVar("_Item", bound=tuple[int, ...])
 _Result = TypeVar("_Result")
 
 

@@ -56,7 +56,7 @@ class Layer(nn.Module):
     ) -> tuple[Flow, Any]:
         """Returns the states, and what the layer leaves for a decoder."""
         spec, shared = self.spec, self.shared
-        view, rows = self._views(flow, surroundings)
+        view = self._view(flow, surroundings)
         assert view.watched is not None
 
         def norm(sublayer: Sublayer) -> Function:
@@ -67,11 +67,11 @@ class Layer(nn.Module):
             return shared.dropout()(y_BLD, deterministic)
 
         sublayers = self._sublayers(view, surroundings, deterministic)
-        flow = spec.arrangement(flow, rows, sublayers, norm, dropout)
+        flow = spec.arrangement(flow, view.rows, sublayers, norm, dropout)
         left = (hook.left(flow.x_BLD, view.watched) for hook in spec.hooks)
         return flow, next((each for each in left if each is not None), None)
 
-    def _views(self, flow: Flow, surroundings: Surroundings) -> tuple[View, Rows]:
+    def _view(self, flow: Flow, surroundings: Surroundings) -> View:
         spec, view = self.spec, surroundings.view
         if self.position is not None:
             own = self.position.build(self.shared, spec.mixer.num_heads or 1, self.position.name)
@@ -81,7 +81,7 @@ class Layer(nn.Module):
         for hook in spec.hooks:
             view = hook.view(view, surroundings.cross_view)
         watched = dict.fromkeys(name for hook in spec.hooks for name in hook.watches)
-        return view._replace(watched=watched), view.rows
+        return view._replace(watched=watched)
 
     def _sublayers(
         self, view: View, surroundings: Surroundings, deterministic: bool

@@ -16,6 +16,7 @@ from flax import linen as nn
 
 from trainer.model.cache import Cache
 from trainer.model.dense import Shared, einsum_float32, sum_leading, tracing_device
+from trainer.model.feedforward import ACTIVATIONS
 from trainer.model.masks import Mask, Rows
 from trainer.model.positions import Positions
 
@@ -136,10 +137,6 @@ def _elu(x: jax.Array) -> jax.Array:
     return jax.nn.elu(x) + 1
 
 
-def _squared_relu(x: jax.Array) -> jax.Array:
-    return jnp.square(jax.nn.relu(x))
-
-
 # Avoids division by 0 if all weights are 0.
 _LEAST_SUM = 1e-6
 
@@ -151,9 +148,9 @@ WEIGHTS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = MappingProx
     {
         "softmax": _softmax,
         "elu": _positive(_elu, normalised=False),
-        "squared_relu": _positive(_squared_relu, normalised=False),
+        "squared_relu": _positive(ACTIVATIONS["squared_relu"], normalised=False),
         "norm_elu": _positive(_elu, normalised=True),
-        "norm_squared_relu": _positive(_squared_relu, normalised=True),
+        "norm_squared_relu": _positive(ACTIVATIONS["squared_relu"], normalised=True),
     }
 )
 

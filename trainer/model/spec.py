@@ -6,14 +6,12 @@ variant is a row of a slot (`parts`); the modules that run a spec do not change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from trainer.model import attention
 from trainer.model.arrangements import Arrangement, sequential
-from trainer.model.capabilities import DECODER, ENCODER, ENCODER_DECODER
+from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig
 from trainer.model.dense import Shared
 from trainer.model.embedding import (
@@ -114,7 +112,9 @@ class EncoderSpec:
 
 def model_spec(config: ModelConfig) -> ModelSpec | EncoderSpec:
     """Returns the spec of a configuration."""
-    return _ARCHITECTURES[config.architecture](config)
+    if config.architecture == ENCODER:
+        return _encoder_only(config)
+    return _decoder_only(config) if config.architecture == DECODER else _encoder_decoder(config)
 
 
 def _encoder_decoder(config: ModelConfig) -> ModelSpec:
@@ -149,11 +149,6 @@ def _encoder_only(config: ModelConfig) -> EncoderSpec:
     activation = config.value("mlp_activations")[0]
     head = TransformedLogits(activation, config.build("norm"), _logits(config))
     return EncoderSpec(shared, encoder, head)
-
-
-_ARCHITECTURES: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] = MappingProxyType(
-    {ENCODER_DECODER: _encoder_decoder, DECODER: _decoder_only, ENCODER: _encoder_only}
-)
 
 
 def _stack(

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.spmd import logical_to_mesh_axes
 from jax.sharding import PartitionSpec
 
 from trainer.model.dense import Built, Dense
@@ -99,8 +100,9 @@ class Switch(FeedForward):
             split_rngs={"params": True, "dropout": True},
             metadata_params={nn.PARTITION_NAME: EXPERT_AXIS},
         )(self.expert, module.shared, name="experts")
-        in_EGCD = _at_experts(_at_tokens(in_EGCD))
-        out_EGCD = _at_tokens(_at_experts(experts(in_EGCD, None, deterministic)))
+        (axis,) = logical_to_mesh_axes((EXPERT_AXIS,)) or (None,)
+        in_EGCD = _placed(_placed(in_EGCD, None), axis)
+        out_EGCD = _placed(_placed(experts(in_EGCD, None, deterministic), axis), None)
         out_GPD = out_EGCD.swapaxes(0, 1).reshape(in_GPD.shape)
         probability_GS = jnp.sum(probability_GSE * taken_GSE, axis=-1)
         out_GSD = _rearranged(out_GPD, place_GS, token_GP) * probability_GS[..., None].astype(dtype)
@@ -163,23 +165,14 @@ def _rearranged_backward(places: Any, gradient_GMD: jax.Array) -> tuple[Any, ...
 _rearranged.defvjp(_rearranged_forward, _rearranged_backward)
 
 
-def _at_tokens(x_EGCD: jax.Array) -> jax.Array:
-    return _placed(x_EGCD, None)
-
-
-def _at_experts(x_EGCD: jax.Array) -> jax.Array:
-    """Places an array on the experts' devices: tokens move, experts do not."""
-    (axis,) = nn.logical_to_mesh_axes((EXPERT_AXIS,)) or (None,)
-    return _placed(x_EGCD, axis)
-
-
 def _placed(x_EGCD: jax.Array, experts: str | None) -> jax.Array:
-    """Places experts on a mesh axis and groups on the remaining row axes.
+    """Places experts on a mesh axis, or with the tokens, and groups on the remaining row axes.
 
-    Axes come from `flax.linen.logical_axis_rules`; without a mesh nothing changes. Without this
-    constraint the compiler copies all tokens to every device.
+    Tokens move to the experts' devices; experts do not move. Axes come from
+    `flax.linen.logical_axis_rules`; without a mesh nothing changes. Without this constraint the
+    compiler copies all tokens to every device.
     """
-    (rows,) = nn.logical_to_mesh_axes(("batch",)) or (None,)
+    (rows,) = logical_to_mesh_axes(("batch",)) or (None,)
     if rows is None:
         return x_EGCD
     groups = tuple(axis for axis in rows if axis != experts)

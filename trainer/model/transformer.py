@@ -126,9 +126,7 @@ class Encoder(nn.Module):
 
     The batch holds int arrays [B, L]: `encoder_input_tokens`, 0 where there is no token;
     optionally `encoder_token_types` (default 0); in packed rows `encoder_segment_ids` and
-    optionally `encoder_positions`. Other features are ignored.
-
-    With `deterministic=False` and a dropout rate above 0, `apply` needs `rngs={"dropout": key}`.
+    optionally `encoder_positions`. Other features are ignored. For dropout see `Transformer`.
     """
 
     spec: EncoderSpec
@@ -209,10 +207,9 @@ def parameter_facts(spec: ModelSpec | EncoderSpec) -> dict[str, ParameterFacts]:
 
 
 def logical_axes(spec: ModelSpec | EncoderSpec) -> Tree:
-    """Returns the tree of `init_params` with a `PartitionSpec` of logical axis names at each leaf.
+    """Returns the tree of `init_params` with a `PartitionSpec` of T5X's logical axes at each leaf.
 
-    For instance `PartitionSpec('embed', 'mlp')`, or `PartitionSpec('embed', 'layers', 'mlp')` in a
-    scanned model. The names are T5X's; `flax.linen.logical_to_mesh` maps them to a mesh.
+    For instance `PartitionSpec('embed', 'mlp')`, or in a scanned model ('embed', 'layers', 'mlp').
     """
     return jax.tree.map(lambda facts: facts.axes, parameter_tree(spec))
 
