@@ -46,9 +46,5 @@ register(
 )
 STACK_PARTS.register(
     "memory_tokens",
-    Part(
-        "trainer.zoo.memory_tokens:part",
-        StackPartFacts(lengthens=True),
-        check=_check_memory,
-    ),
+    Part("trainer.zoo.memory_tokens:part", StackPartFacts(lengthens=True), check=_check_memory),
 )
