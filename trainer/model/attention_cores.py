@@ -57,6 +57,7 @@ class Attending(NamedTuple):
 
     @property
     def predicate(self) -> Mask:
+        """The mask, without a prefix if the batch marks none."""
         if self.view.predicate is None:
             raise ValueError("a pattern needs a mask that kernels know")
         prefix = self.view.predicate.prefix and self.view.rows.prefix_BL is not None
@@ -222,13 +223,14 @@ def _fused(at: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array) 
         q_BLJ = rotate_joined(q_BLJ, at.angles[0], at.head_dim)
         k_BSJ = rotate_joined(k_BSJ, at.angles[1], at.head_dim)
     device, relative = tracing_device(), at.view.positions.relative
+    assert at.view.predicate is not None, "the table of cores chose another"
     visits, tables = None, None
     if at.pattern is not None:
         visits, tables = _tables(at, at.pattern, q_BLJ.shape[1])
     run = partial(
         fused_attention,
         head_dim=at.head_dim,
-        predicate=at.predicate,
+        predicate=at.view.predicate,
         scale=at.scale,
         vmem_bytes=device.kernel_bytes,
         interpret=not device.is_tpu,
