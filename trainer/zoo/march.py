@@ -30,7 +30,7 @@ class DynamicTanhOptions:
 register(
     "norm",
     "dynamic_tanh",
-    Part(of_options("trainer.zoo.dynamic_tanh:DynamicTanh"), options=DynamicTanhOptions),
+    Part(of_options(_PARTS + "DynamicTanh"), options=DynamicTanhOptions),
 )
 register(
     "norm_placement",

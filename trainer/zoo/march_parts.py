@@ -1,4 +1,4 @@
-"""MARCH's changes of attention, of the residual, and of feed-forward sublayers; token dropping.
+"""MARCH's parts: of attention, residuals and feed-forward sublayers; and dynamic tanh, a norm.
 
 Dimensions: B batch, L query length, M length after a layer, S key length, D model, H heads, K head
 size, J = H * K, F mlp, N roles.
@@ -18,10 +18,31 @@ from trainer.model.attention import DotProductAttention, MixedPart, self_attenti
 from trainer.model.dense import Buildable, Built, Dropout
 from trainer.model.feedforward import FeedForward, drops_hidden
 from trainer.model.masks import Rows
-from trainer.model.norms import PRE_NORM, Function, NormPlacement, Placements
-from trainer.model.parameters import KERNEL, SOURCE_KERNEL, parameter
+from trainer.model.norms import PRE_NORM, Function, Norm, NormPlacement, Placements
+from trainer.model.parameters import KERNEL, SOURCE_KERNEL, TABLE, parameter
 from trainer.model.spec import LayerSpec
 from trainer.model.stack_parts import LayerHook, StackPart, Watched
+
+
+@dataclass(frozen=True)
+class DynamicTanh(Norm):
+    """gain * tanh(alpha * x) + bias; one learned alpha, initially `alpha`, for all channels.
+
+    Source: Zhu et al. 2025 (arXiv:2503.10622), section 4; 0.5 from section 7.
+    """
+
+    alpha: float = 0.5
+    gain = "vector"
+    has_bias = True
+
+    def run(self, module: Built, axis: str, x_BLD: jax.Array) -> jax.Array:
+        ones, zeros, shape = nn.initializers.ones, nn.initializers.zeros, x_BLD.shape[-1:]
+        start = nn.initializers.constant(self.alpha)
+        alpha = parameter(module, TABLE, "alpha", start, ("unmodeled",), (1,))
+        scale_D = parameter(module, TABLE, "scale", ones, (axis,), shape)
+        bias_D = parameter(module, TABLE, "bias", zeros, (axis,), shape)
+        out_BLD = jnp.tanh(alpha * x_BLD.astype(jnp.float32)) * scale_D + bias_D
+        return out_BLD.astype(module.shared.dtype)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from trainer.huggingface import configs
 from trainer.model.dense import Shared
 from trainer.model.parametrisation import StandardParametrisation
 from trainer.model.spec import model_spec
-from trainer.zoo.dynamic_tanh import DynamicTanh
+from trainer.zoo.march_parts import DynamicTanh
 
 
 def test_outputs_are_those_of_the_formula():

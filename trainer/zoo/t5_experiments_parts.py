@@ -1,7 +1,7 @@
-"""Attention whose queries depend on a summary of the row made by each head (cdQ).
+"""Attention whose queries depend on a summary of the row made by each head (cdQ); memory tokens.
 
 Dimensions: B batch, L query length, S key length, D model, H conditional heads, G heads of keys and
-values, K head size, Q queries of the summary: L if rows are packed, or 1.
+values, K head size, Q queries of the summary: L if rows are packed, or 1; N memory tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from flax import linen as nn
 from trainer.model.dense import Buildable, Built, Shared, einsum_float32
 from trainer.model.masks import Mask, Rows
 from trainer.model.mixers import MASKED_LOGIT, View, compare_heads, mix_heads, split_heads
-from trainer.model.parameters import SOURCE_KERNEL, Use
+from trainer.model.parameters import SOURCE_KERNEL, TABLE, Use, parameter
 from trainer.model.positions import rotate
+from trainer.model.stack_parts import StackPart
 
 # A kernel that is multiplied by another kernel, not by positions.
 _MULTIPLIED_ONCE = Use(None, decays=True)
@@ -110,3 +111,31 @@ class ConditionalQueryAttention(Buildable):
 def mixer(config: Any, options: Any) -> ConditionalQueryAttention:
     heads = options.conditional_heads or config.num_heads
     return ConditionalQueryAttention(heads, config.num_heads - heads, config.head_dim)
+
+
+@dataclass(frozen=True)
+class MemoryTokens(Buildable):
+    """Learned vectors [count, D] before a stack's embedded tokens, equal in every row.
+
+    Rows must not be packed: the vectors would pass information between examples.
+
+    Source: Burtsev et al. 2020 (arXiv:2006.11527); t5-experiments, `num_memory_tokens`.
+    """
+
+    count: int
+
+    def run(self, module: Built, x_BLD: jax.Array, rows: Rows) -> tuple[jax.Array, Rows]:
+        if rows.position_BL is not None:
+            raise ValueError("memory_tokens need rows of one example: they cannot be packed")
+        batch, width = len(x_BLD), x_BLD.shape[-1]
+        start, axes = module.shared.parametrisation.embedding(), ("unmodeled", "embed")
+        vectors_ND = parameter(module, TABLE, "embedding", start, axes, (self.count, width))
+        memory_BND = jnp.broadcast_to(vectors_ND.astype(x_BLD.dtype), (batch, self.count, width))
+        ones_BN = jnp.ones((batch, self.count), rows.segment_BL.dtype)
+        segment_BL = jnp.concatenate([ones_BN, rows.segment_BL], axis=1)
+        return jnp.concatenate([memory_BND, x_BLD], axis=1), Rows(segment_BL)
+
+
+def memory_tokens(config: Any, count: int) -> StackPart:
+    front = MemoryTokens(count)
+    return StackPart("memory_embedder", front=front, lengthening=count, encoder_only=True)
