@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from trainer.model.masks import Rows
 from trainer.model.mixers import View
@@ -21,21 +22,21 @@ from trainer.model.positions import Positions
 class Flow(NamedTuple):
     """The states between two layers; `index_BL` are the remaining positions, None if all."""
 
-    x_BLD: jax.Array
-    index_BL: jax.Array | None = None
+    x_BLD: Array
+    index_BL: Array | None = None
 
-    def keep(self, index_BM: jax.Array) -> Flow:
+    def keep(self, index_BM: Array) -> Flow:
         kept_BM = index_BM if self.index_BL is None else take(self.index_BL, index_BM)
         return Flow(take(self.x_BLD, index_BM), kept_BM)
 
 
-def take(x_BLD: jax.Array, index_BM: jax.Array) -> jax.Array:
+def take(x_BLD: Array, index_BM: Array) -> Array:
     """Returns positions `index_BM` of [B, L, ...]; a batch of 1 stands for all rows."""
     x_BLD = jnp.broadcast_to(x_BLD, (len(index_BM), *x_BLD.shape[1:]))
     return jax.vmap(lambda x_LD, index_M: x_LD[index_M])(x_BLD, index_BM)
 
 
-def take_rows(rows: Rows, index_BM: jax.Array) -> Rows:
+def take_rows(rows: Rows, index_BM: Array) -> Rows:
     """Returns facts about the remaining positions, which keep their position numbers."""
     position_BL = rows.position_BL
     if position_BL is None:
@@ -44,7 +45,7 @@ def take_rows(rows: Rows, index_BM: jax.Array) -> Rows:
     return jax.tree.map(lambda each_BL: take(each_BL, index_BM), whole)
 
 
-def take_view(view: View, index_BM: jax.Array) -> View:
+def take_view(view: View, index_BM: Array) -> View:
     """Returns the remaining positions' view of one another."""
     length = view.rows.segment_BL.shape[1]
     mask_BLL = jnp.broadcast_to(view.mask_BLS, (len(view.mask_BLS), length, length))
@@ -56,7 +57,7 @@ def take_view(view: View, index_BM: jax.Array) -> View:
     return View(mask_BMM, positions, left, left, watched=view.watched)
 
 
-def _take_positions(positions: Positions, index_BM: jax.Array) -> Positions:
+def _take_positions(positions: Positions, index_BM: Array) -> Positions:
     bias_BHMM, angle_BMC = None, None
     if positions.bias_HLS is not None:
         bias_HLS = positions.bias_HLS
@@ -66,7 +67,7 @@ def _take_positions(positions: Positions, index_BM: jax.Array) -> Positions:
     return Positions(angle_BLC=angle_BMC, bias_BHLS=bias_BHMM)
 
 
-def _both(x_LL: jax.Array, index_M: jax.Array) -> jax.Array:
+def _both(x_LL: Array, index_M: Array) -> Array:
     return x_LL[..., index_M[:, None], index_M[None, :]]
 
 
@@ -79,8 +80,8 @@ class Sublayer(NamedTuple):
 
     norm_name: str
     placement: NormPlacement
-    run: Callable[..., jax.Array]
-    kept: Callable[[Rows], jax.Array | None] = lambda rows: None
+    run: Callable[..., Array]
+    kept: Callable[[Rows], Array | None] = lambda rows: None
 
 
 # Makes the norm of a sublayer.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import jax
+from jax import Array
 
 from trainer.model.attention_cores import CORES, Attending, choose
 from trainer.model.config import ModelConfig
@@ -77,13 +77,8 @@ class DotProductAttention(Buildable):
         return 2 * self.num_heads * self.head_dim
 
     def run(
-        self,
-        module: Built,
-        x_BLD: jax.Array,
-        source_BSD: jax.Array,
-        view: View,
-        deterministic: bool,
-    ) -> jax.Array:
+        self, module: Built, x_BLD: Array, source_BSD: Array, view: View, deterministic: bool
+    ) -> Array:
         shared = module.shared
         attending = self._attending(module, x_BLD, view, deterministic)
         core = choose(attending)
@@ -100,16 +95,14 @@ class DotProductAttention(Buildable):
             mixed_BLJ = self.mixed_part.build(shared, "mixed", self.head_dim)(mixed_BLJ, x_BLD)
         return project_out(shared, mixed_BLJ)
 
-    def _attending(
-        self, module: Built, x_BLD: jax.Array, view: View, deterministic: bool
-    ) -> Attending:
+    def _attending(self, module: Built, x_BLD: Array, view: View, deterministic: bool) -> Attending:
         pattern, learned = self.pattern, self.learned_logits
         # A row of one block needs no pattern: the block sees itself.
         length = x_BLD.shape[1] if view.cache is None else view.cache.slots
         if pattern is not None and pattern.block >= length:
             pattern = None
 
-        def added() -> jax.Array:
+        def added() -> Array:
             assert learned is not None
             logits = learned.build(module.shared, "learned_logits", self.num_heads)
             return logits(view.rows, view.source_rows, view.cache is not None)
@@ -123,13 +116,8 @@ class DotProductAttention(Buildable):
         return attending.drops or any(part is not None for part in parts)
 
     def _project(
-        self,
-        shared: Shared,
-        x_BLD: jax.Array,
-        source_BSD: jax.Array,
-        view: View,
-        together: bool,
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        self, shared: Shared, x_BLD: Array, source_BSD: Array, view: View, together: bool
+    ) -> tuple[Array, Array, Array]:
         """Returns queries, keys and values; `together` uses one product per input."""
         query, key, value = self._projections(shared)
         convolve = partial(self._convolve, shared, view)
@@ -165,15 +153,15 @@ class DotProductAttention(Buildable):
         return query, source(name="key", initializer=start), value
 
     def _convolve(
-        self, shared: Shared, view: View, projected: jax.Array, name: str, rows: Rows
-    ) -> jax.Array:
+        self, shared: Shared, view: View, projected: Array, name: str, rows: Rows
+    ) -> Array:
         if self.convolution is None:
             return projected
         module = self.convolution.build(shared, f"{name}_convolution")
         # The cache keeps only keys and values of earlier positions, not their inputs.
         return module(projected, rows if view.cache is None else view.rows, view.cache)
 
-    def _normalise(self, shared: Shared, projected: jax.Array, name: str) -> jax.Array:
+    def _normalise(self, shared: Shared, projected: Array, name: str) -> Array:
         assert self.query_key_norm is not None
         norm = self.query_key_norm.build(shared, f"{name}_norm", "kv")
         return norm(split_heads(projected, self.head_dim)).reshape(projected.shape)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax.linen.spmd import logical_to_mesh_axes
+from jax import Array
 from jax.sharding import PartitionSpec
 
 from trainer.model.dense import Built, Shared, tracing_device
@@ -40,7 +41,7 @@ class Attending(NamedTuple):
     num_heads: int
     head_dim: int
     pattern: Pattern | None
-    added_logits: Callable[[], jax.Array] | None
+    added_logits: Callable[[], Array] | None
     deterministic: bool
 
     @property
@@ -64,24 +65,24 @@ class Attending(NamedTuple):
         return self.view.predicate._replace(prefix=prefix)
 
     @property
-    def angles(self) -> tuple[jax.Array, jax.Array] | None:
+    def angles(self) -> tuple[Array, Array] | None:
         """Angles of queries and of keys."""
         own, source = self.view.positions.angle_BLC, self.view.positions.source_angle_BSC
         if own is None:
             return None
         return own, own if source is None else source
 
-    def heads(self, joined: jax.Array) -> jax.Array:
+    def heads(self, joined: Array) -> Array:
         return split_heads(joined, self.head_dim)
 
-    def rotated(self, q_BLJ: jax.Array, k_BSJ: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def rotated(self, q_BLJ: Array, k_BSJ: Array) -> tuple[Array, Array]:
         """Returns queries and keys by head."""
         q_BLHK, k_BSGK = self.heads(q_BLJ), self.heads(k_BSJ)
         if self.angles is None:
             return q_BLHK, k_BSGK
         return rotate(q_BLHK, self.angles[0]), rotate(k_BSGK, self.angles[1])
 
-    def repeated(self, joined: jax.Array) -> jax.Array:
+    def repeated(self, joined: Array) -> Array:
         """Returns keys or values with one head per query head."""
         heads = self.heads(joined)
         if heads.shape[2] == self.num_heads:
@@ -89,7 +90,7 @@ class Attending(NamedTuple):
         heads = jnp.repeat(heads, self.num_heads // heads.shape[2], axis=2)
         return heads.reshape(*joined.shape[:2], -1)
 
-    def drop_values(self, v_BSJ: jax.Array) -> jax.Array:
+    def drop_values(self, v_BSJ: Array) -> Array:
         """Returns values [B, S, J] with dropout per head and key.
 
         All queries share a draw, so dropping values equals dropping weights.
@@ -103,7 +104,7 @@ class Attending(NamedTuple):
 
 
 # Maps queries [B, L, J], keys and values [B, S, G * K], not yet rotated, to mixed values [B, L, J].
-Core = Callable[[Attending, jax.Array, jax.Array, jax.Array], jax.Array]
+Core = Callable[[Attending, Array, Array, Array], Array]
 
 
 def choose(at: Attending) -> str:
@@ -143,7 +144,7 @@ def _tiles(at: Attending, pattern: Pattern) -> bool:
     return devices == 1 or at.num_heads * at.head_dim % (devices * LANES) == 0
 
 
-def _einsum(at: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array) -> jax.Array:
+def _einsum(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
     q_BLHK, k_BSGK = at.rotated(q_BLJ, k_BSJ)
     v_BSGK = at.heads(v_BSJ)
     if at.view.cache is not None:
@@ -156,7 +157,7 @@ def _einsum(at: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array)
     return weigh_heads(at.shared, logits_BHLS, v_BSGK, at.view, at.deterministic)
 
 
-def _visited(at: Attending, pattern: Pattern) -> jax.Array:
+def _visited(at: Attending, pattern: Pattern) -> Array:
     """Returns where a pattern visits pairs, bool [B, H or 1, L, S], for a cache's slots."""
     known, view = at.predicate, at.view
     length = view.cache.slots if view.cache else view.rows.segment_BL.shape[1]
@@ -168,7 +169,7 @@ def _visited(at: Attending, pattern: Pattern) -> jax.Array:
     return jnp.asarray(layout_PNN)[:, block_BL[..., None], block_BS[:, None]].swapaxes(0, 1)
 
 
-def _sparse(at: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array) -> jax.Array:
+def _sparse(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
     shared, dropping = at.shared, None
     assert at.pattern is not None
     if at.view.rows is not at.view.source_rows:
@@ -193,9 +194,7 @@ def _sparse(at: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array)
     return mixed_BLHK.reshape(q_BLJ.shape)
 
 
-def _library(
-    implementation: Any, at: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array
-) -> jax.Array:
+def _library(implementation: Any, at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
     q_BLHK, k_BSGK = at.rotated(q_BLJ, k_BSJ)
     bias_BHLS = None
     if at.view.positions.bias_HLS is not None:
@@ -214,7 +213,7 @@ def _library(
     return mixed_BLHK.reshape(q_BLJ.shape)
 
 
-def _fused(at: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array) -> jax.Array:
+def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
     """Calls `fused_attention` on each device, for its own rows and heads."""
     k_BSJ, v_BSJ = at.repeated(k_BSJ), at.repeated(v_BSJ)
     if at.drops:
@@ -238,7 +237,7 @@ def _fused(at: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array) 
     sides = [Rows(side.segment_BL, side.prefix_BL) for side in (at.view.rows, at.view.source_rows)]
     table_HR = None if relative is None else relative.table_HR
 
-    def attend(*operands: Any) -> jax.Array:
+    def attend(*operands: Any) -> Array:
         *others, table_HR, tables = operands
         own = None if relative is None else relative._replace(table_HR=table_HR)
         return run(*others, relative=own, layout=None if visits is None else (visits, tables))
@@ -256,7 +255,7 @@ def _tables(at: Attending, pattern: Pattern, length: int) -> Any:
     return tables_of(pattern, at.num_heads, at.head_dim, length, known, fits)
 
 
-def _divided(attend: Callable[..., jax.Array], by_group: bool) -> Callable[..., jax.Array]:
+def _divided(attend: Callable[..., Array], by_group: bool) -> Callable[..., Array]:
     """Runs `attend` on each device for its own rows and heads."""
     batch, heads = logical_to_mesh_axes(("batch", "joined_kv")) or (None, None)
     joined, rows = PartitionSpec(batch, None, heads), PartitionSpec(batch)

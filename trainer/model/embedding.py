@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.dense import Buildable, Built, Shared, einsum_float32
 from trainer.model.feedforward import ACTIVATIONS
@@ -29,7 +29,7 @@ class TokenEmbedder(nn.Module):
         shape = (self.shared.vocab_size, self.shared.emb_dim)
         self.embedding = parameter(self, TABLE, "embedding", start, axes, shape)
 
-    def __call__(self, tokens_BL: jax.Array) -> jax.Array:
+    def __call__(self, tokens_BL: Array) -> Array:
         """Returns rows of the table, [B, L, D] in the model's dtype; unknown ids give NaN.
 
         Differences: T5X multiplies by one-hot vectors, for older TPUs; values and gradients agree.
@@ -41,7 +41,7 @@ class TokenEmbedder(nn.Module):
             rows_BLD *= jnp.asarray(self.shared.emb_dim**0.5, self.shared.dtype)
         return rows_BLD
 
-    def attend(self, y_BLD: jax.Array) -> jax.Array:
+    def attend(self, y_BLD: Array) -> Array:
         """Returns inner products with all rows of the table, float32 [B, L, V]."""
         dtype = self.shared.dtype
         table_VD = self.embedding.astype(dtype)
@@ -60,7 +60,7 @@ class Embedding:
     norm: Norm | None = None
     num_types: int = 0
 
-    def __call__(self, x_BLD: jax.Array, rows: Rows, shared: Shared) -> jax.Array:
+    def __call__(self, x_BLD: Array, rows: Rows, shared: Shared) -> Array:
         if self.num_types:
             x_BLD += _TypeEmbedder(self.num_types).build(shared, "type_embedder")(rows)
         norm = self.norm and self.norm.build(shared, "embedding_layer_norm")
@@ -71,7 +71,7 @@ class Embedding:
 class _TypeEmbedder(Buildable):
     num_types: int
 
-    def run(self, module: Built, rows: Rows) -> jax.Array:
+    def run(self, module: Built, rows: Rows) -> Array:
         shared, axes = module.shared, ("token_types", "embed")
         start, shape = shared.parametrisation.embedding(), (self.num_types, shared.emb_dim)
         table_TD = parameter(module, TABLE, "embedding", start, axes, shape).astype(shared.dtype)
@@ -85,7 +85,7 @@ class Logits(Buildable):
 
     tied: bool = False
 
-    def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder, shared: Shared) -> jax.Array:
+    def __call__(self, y_BLD: Array, embedder: TokenEmbedder, shared: Shared) -> Array:
         raise NotImplementedError
 
 
@@ -95,7 +95,7 @@ class DenseLogits(Logits):
 
     scale: float = 1.0
 
-    def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder, shared: Shared) -> jax.Array:
+    def __call__(self, y_BLD: Array, embedder: TokenEmbedder, shared: Shared) -> Array:
         axes, start = ("embed", "vocab"), shared.parametrisation.logits()
         dense = shared.dense(shared.vocab_size, axes, start, "logits_dense", True, bias=False)
         logits_BLV = dense(y_BLD)
@@ -109,7 +109,7 @@ class TiedLogits(Logits):
     scale: float | None = None
     tied = True
 
-    def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder, shared: Shared) -> jax.Array:
+    def __call__(self, y_BLD: Array, embedder: TokenEmbedder, shared: Shared) -> Array:
         scale = self.scale
         if scale is None:
             scale = shared.parametrisation.tied_logits_multiplier(shared.emb_dim)
@@ -131,10 +131,10 @@ class TransformedLogits(Logits):
     def tied(self) -> bool:  # type: ignore[override]
         return self.logits.tied
 
-    def __call__(self, y_BLD: jax.Array, embedder: TokenEmbedder, shared: Shared) -> jax.Array:
+    def __call__(self, y_BLD: Array, embedder: TokenEmbedder, shared: Shared) -> Array:
         return self.build(shared, "mlm_head")(y_BLD, embedder)
 
-    def run(self, module: Built, y_BLD: jax.Array, embedder: TokenEmbedder) -> jax.Array:
+    def run(self, module: Built, y_BLD: Array, embedder: TokenEmbedder) -> Array:
         shared, zeros = module.shared, nn.initializers.zeros
         # "mlp" names the output channels: a kernel cannot have one axis twice.
         axes, start = ("embed", "mlp"), shared.parametrisation.feed_forward()
@@ -155,7 +155,7 @@ class RowClassifier(nn.Module):
     shared: Shared
 
     @nn.compact
-    def __call__(self, y_BLD: jax.Array) -> jax.Array:
+    def __call__(self, y_BLD: Array) -> Array:
         shared, parametrisation = self.shared, self.shared.parametrisation
         dense = partial(shared.dense, bias=True, use=ROW_KERNEL)
         axes, start = ("embed", "mlp"), parametrisation.feed_forward()

@@ -15,12 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.capabilities import ENCODER, T5X, TRANSFORMERS
 from trainer.model.dense import Buildable, Built
 from trainer.model.masks import Rows
 
-ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     {
         "gelu": nn.gelu,  # the tanh approximation, as in T5X
         "gelu_erf": partial(nn.gelu, approximate=False),  # x times the normal distribution, as BERT
@@ -72,9 +73,7 @@ class Mlp(FeedForward):
     bias: bool | None = None
     exports = (TRANSFORMERS, T5X)
 
-    def run(
-        self, module: Built, x_BLD: jax.Array, rows: Rows | None, deterministic: bool
-    ) -> jax.Array:
+    def run(self, module: Built, x_BLD: Array, rows: Rows | None, deterministic: bool) -> Array:
         shared, parametrisation = module.shared, module.shared.parametrisation
         count, projected = len(self.activations), []
         for name in ["wi"] if count == 1 else [f"wi_{i}" for i in range(count)]:
@@ -84,7 +83,7 @@ class Mlp(FeedForward):
 
         # Recomputing in the backward pass is cheaper than keeping it, as a scan would.
         @partial(jax.checkpoint, prevent_cse=False)
-        def activate(projected: list[jax.Array]) -> jax.Array:
+        def activate(projected: list[Array]) -> Array:
             pairs = zip(self.activations, projected, strict=True)
             return reduce(mul, (ACTIVATIONS[name](x_BLF) for name, x_BLF in pairs))
 

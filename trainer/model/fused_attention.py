@@ -25,6 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -53,9 +54,9 @@ def fits_memory(longest: int, vmem_bytes: int, itemsize: int = 2) -> bool:
 
 
 def fused_attention(
-    q_BLJ: jax.Array,
-    k_BSJ: jax.Array,
-    v_BSJ: jax.Array,
+    q_BLJ: Array,
+    k_BSJ: Array,
+    v_BSJ: Array,
     query: Rows,
     key: Rows,
     head_dim: int,
@@ -66,7 +67,7 @@ def fused_attention(
     vmem_bytes: int = 14 << 20,
     interpret: bool = False,
     layout: tuple[Visits, Tables] | None = None,
-) -> jax.Array:
+) -> Array:
     """Returns values weighted by `softmax((q k + bias) * scale)`: [B, L, J] in the dtype of q.
 
     A query that sees no key gets zeros. Bias, logits and all sums are float32; weights are rounded
@@ -112,7 +113,7 @@ def fused_attention(
     return out_BLJ[..., :width] if missing else out_BLJ
 
 
-def _ids(rows: Rows, predicate: Mask, length: int, none: int) -> jax.Array:
+def _ids(rows: Rows, predicate: Mask, length: int, none: int) -> Array:
     """Returns int32 ids [B, I, length]: the segment and, with a prefix, the segment within it.
 
     A key is visible if one of its ids equals the query's.
@@ -127,11 +128,11 @@ def _ids(rows: Rows, predicate: Mask, length: int, none: int) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(plan: Plan, table_HR: jax.Array | None, operands: Operands) -> jax.Array:
+def _attention(plan: Plan, table_HR: Array | None, operands: Operands) -> Array:
     return _forward(plan, table_HR, operands)[0]
 
 
-def _forward(plan: Plan, table_HR: jax.Array | None, operands: Operands) -> tuple[jax.Array, Any]:
+def _forward(plan: Plan, table_HR: Array | None, operands: Operands) -> tuple[Array, Any]:
     vector_NTW = None if table_HR is None else plan.vectors(table_HR)
     q_BLJ = operands.q_BLJ
     batch, groups = q_BLJ.shape[0], q_BLJ.shape[2] // plan.lanes
@@ -154,7 +155,7 @@ def _forward(plan: Plan, table_HR: jax.Array | None, operands: Operands) -> tupl
     return out_BLJ, (table_HR, operands, read_out, normaliser)
 
 
-def _backward(plan: Plan, saved: Any, gradient_BLJ: jax.Array) -> tuple[Any, ...]:
+def _backward(plan: Plan, saved: Any, gradient_BLJ: Array) -> tuple[Any, ...]:
     table_HR, operands, out_BLJ, normaliser = saved
     vector_NTW, to_table = None, None
     if table_HR is not None:
@@ -216,7 +217,7 @@ def _call(
     operands: Operands,
     results: dict[str, jax.ShapeDtypeStruct],
     scratch: list[Any],
-) -> list[jax.Array]:
+) -> list[Array]:
     """Runs a kernel on a 2-D grid: groups of heads, then blocks of `rows` batch rows."""
     lanes, heads = plan.lanes, plan.heads
     longest_q, longest_k = plan.query_blocks * plan.block_q, plan.key_blocks * plan.block_k

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from trainer.model.device import LANES
@@ -170,7 +170,7 @@ class Plan:
             distance = jnp.clip(i - j, nearest, self.farthest)
         return head * self.tiles + distance - nearest
 
-    def vectors(self, table_HR: jax.Array) -> jax.Array:
+    def vectors(self, table_HR: Array) -> Array:
         """Returns the vectors of the bias tiles, [N, G * T, W] float32.
 
         Tile t holds `vector[(q - k) mod W]` at (k, q). A matrix product, so its gradient is one

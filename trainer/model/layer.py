@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-import jax
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.arrangements import Flow, Sublayer, take_view
 from trainer.model.cache import positions_at
@@ -63,7 +63,7 @@ class Layer(nn.Module):
             name = f"{sublayer.placement.prefix}_{sublayer.norm_name}"
             return cast(Function, spec.norm.build(shared, name))
 
-        def dropout(y_BLD: jax.Array) -> jax.Array:
+        def dropout(y_BLD: Array) -> Array:
             return shared.dropout()(y_BLD, deterministic)
 
         sublayers = self._sublayers(view, surroundings, deterministic)
@@ -93,13 +93,13 @@ class Layer(nn.Module):
         mixer = spec.mixer.build(shared, mixer_name)
         source, watched = surroundings.source, view.watched or {}
 
-        def mix(y_BLD: jax.Array, rows: Rows) -> jax.Array:
+        def mix(y_BLD: Array, rows: Rows) -> Array:
             looked_at = y_BLD
             for hook in spec.hooks:
                 looked_at = hook.looked_at(looked_at, source, view)
-            return cast(jax.Array, mixer(y_BLD, looked_at, view, deterministic))
+            return cast(Array, mixer(y_BLD, looked_at, view, deterministic))
 
-        def kept(rows: Rows) -> jax.Array | None:
+        def kept(rows: Rows) -> Array | None:
             each = (hook.kept(watched, rows) for hook in spec.hooks)
             return next((index_BM for index_BM in each if index_BM is not None), None)
 
@@ -108,8 +108,8 @@ class Layer(nn.Module):
         if spec.cross_mixer is not None:
             cross, seen = spec.cross_mixer.build(shared, CROSS_ATTENTION), surroundings.cross_view
 
-            def look(y_BLD: jax.Array, rows: Rows) -> jax.Array:
-                return cast(jax.Array, cross(y_BLD, source, seen, deterministic))
+            def look(y_BLD: Array, rows: Rows) -> Array:
+                return cast(Array, cross(y_BLD, source, seen, deterministic))
 
             sublayers.append(Sublayer("cross_attention_layer_norm", first, look))
         for hook in spec.hooks:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 
 class Rows(NamedTuple):
@@ -23,11 +24,11 @@ class Rows(NamedTuple):
       input_BL: int, input ids; None in an encoder.
     """
 
-    segment_BL: jax.Array
-    prefix_BL: jax.Array | None = None
-    position_BL: jax.Array | None = None
-    type_BL: jax.Array | None = None
-    input_BL: jax.Array | None = None
+    segment_BL: Array
+    prefix_BL: Array | None = None
+    position_BL: Array | None = None
+    type_BL: Array | None = None
+    input_BL: Array | None = None
 
 
 class Mask(NamedTuple):
@@ -47,7 +48,7 @@ class Mask(NamedTuple):
         """Whether no query sees a later key."""
         return self.causal and not self.prefix
 
-    def __call__(self, query: Rows, key: Rows) -> jax.Array:
+    def __call__(self, query: Rows, key: Rows) -> Array:
         key_segment_B1S = key.segment_BL[:, None, :]
         same_BLS = (query.segment_BL[:, :, None] == key_segment_B1S) & (key_segment_B1S > 0)
         if not self.causal:
@@ -61,7 +62,7 @@ class Mask(NamedTuple):
 
 
 # Maps the rows of queries and of keys to where a query may see a key.
-AnyMask = Callable[[Rows, Rows], jax.Array]
+AnyMask = Callable[[Rows, Rows], Array]
 
 
 def known(mask: AnyMask | None) -> Mask | None:
@@ -69,7 +70,7 @@ def known(mask: AnyMask | None) -> Mask | None:
     return mask if isinstance(mask, Mask) else None
 
 
-def encoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
+def encoder_rows(batch: Mapping[str, Array]) -> Rows:
     """Returns the encoder side of a batch: positions with an input id above 0 hold tokens."""
     segment_ids_BS = batch.get("encoder_segment_ids")
     return Rows(
@@ -79,7 +80,7 @@ def encoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
     )
 
 
-def decoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
+def decoder_rows(batch: Mapping[str, Array]) -> Rows:
     """Returns the decoder side of a batch.
 
     Without segment ids, *target* ids above 0 mark tokens: the first input of an example is 0.
@@ -93,7 +94,7 @@ def decoder_rows(batch: Mapping[str, jax.Array]) -> Rows:
     )
 
 
-def _positions(position_BL: jax.Array | None, segment_ids_BL: jax.Array | None) -> jax.Array | None:
+def _positions(position_BL: Array | None, segment_ids_BL: Array | None) -> Array | None:
     """Returns the given positions, or else positions within each packed example."""
     if position_BL is not None or segment_ids_BL is None:
         return position_BL
@@ -102,6 +103,6 @@ def _positions(position_BL: jax.Array | None, segment_ids_BL: jax.Array | None) 
     return index_L - jax.lax.cummax(jnp.where(begins_BL, index_L, 0), axis=1)
 
 
-def _segments(tokens_BL: jax.Array, segment_ids_BL: jax.Array | None) -> jax.Array:
+def _segments(tokens_BL: Array, segment_ids_BL: Array | None) -> Array:
     """Returns the given segment ids, or 1 where an id is above 0; both are 0 at padding."""
     return (tokens_BL > 0).astype(jnp.int32) if segment_ids_BL is None else segment_ids_BL

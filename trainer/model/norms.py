@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.capabilities import T5X, TRANSFORMERS
 from trainer.model.dense import Built, Shared
 from trainer.model.parameters import TABLE, parameter
 
-Function = Callable[[jax.Array], jax.Array]
+Function = Callable[[Array], Array]
 
 
 class Norm:
@@ -47,10 +48,10 @@ class ScaledNorm(Norm):
     epsilon: float = 1e-6
     gain: str = "vector"
 
-    def normalised(self, x_BLD: jax.Array) -> jax.Array:
+    def normalised(self, x_BLD: Array) -> Array:
         raise NotImplementedError
 
-    def run(self, module: Built, axis: str, x_BLD: jax.Array) -> jax.Array:
+    def run(self, module: Built, axis: str, x_BLD: Array) -> Array:
         ones, zeros = nn.initializers.ones, nn.initializers.zeros
         axes, shape, scale_D = (axis,), x_BLD.shape[-1:], None
         if self.gain == "scalar":
@@ -64,9 +65,7 @@ class ScaledNorm(Norm):
 
         # Recomputing in the backward pass is cheaper than keeping it in float32, as a scan would.
         @partial(jax.checkpoint, prevent_cse=False)
-        def normalise(
-            x_BLD: jax.Array, scale_D: jax.Array | None, bias_D: jax.Array | None
-        ) -> jax.Array:
+        def normalise(x_BLD: Array, scale_D: Array | None, bias_D: Array | None) -> Array:
             out_BLD = self.normalised(x_BLD.astype(jnp.float32))
             if scale_D is not None:
                 out_BLD *= scale_D
@@ -86,7 +85,7 @@ class RMSNorm(ScaledNorm):
     def exports(self) -> tuple[str, ...]:
         return (TRANSFORMERS, T5X) if self == RMSNorm() else (TRANSFORMERS,)
 
-    def normalised(self, x_BLD: jax.Array) -> jax.Array:
+    def normalised(self, x_BLD: Array) -> Array:
         mean_square_BL1 = jnp.mean(jnp.square(x_BLD), axis=-1, keepdims=True)
         return x_BLD * jax.lax.rsqrt(mean_square_BL1 + self.epsilon)
 
@@ -102,7 +101,7 @@ class LayerNorm(ScaledNorm):
     has_bias: bool = True
     exports = (TRANSFORMERS,)
 
-    def normalised(self, x_BLD: jax.Array) -> jax.Array:
+    def normalised(self, x_BLD: Array) -> Array:
         x_BLD -= jnp.mean(x_BLD, axis=-1, keepdims=True)
         variance_BL1 = jnp.mean(jnp.square(x_BLD), axis=-1, keepdims=True)
         return x_BLD * jax.lax.rsqrt(variance_BL1 + self.epsilon)
@@ -114,7 +113,7 @@ class NoNorm(Norm):
 
     exports = (TRANSFORMERS,)
 
-    def run(self, module: Built, axis: str, x_BLD: jax.Array) -> jax.Array:
+    def run(self, module: Built, axis: str, x_BLD: Array) -> Array:
         return x_BLD
 
 
@@ -126,14 +125,14 @@ class NormPlacement(NamedTuple):
     """
 
     prefix: str
-    branch: Callable[[jax.Array, Function, Function, Function], jax.Array]
+    branch: Callable[[Array, Function, Function, Function], Array]
 
 
-def _pre(x: jax.Array, norm: Function, sublayer: Function, dropout: Function) -> jax.Array:
+def _pre(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
     return x + dropout(sublayer(norm(x)))
 
 
-def _post(x: jax.Array, norm: Function, sublayer: Function, dropout: Function) -> jax.Array:
+def _post(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
     return norm(x + dropout(sublayer(x)))
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.parts import MaximalUpdate, Normal
 
-Initializer = Callable[..., jax.Array]
+Initializer = Callable[..., Array]
 Shape = tuple[int, ...]
 
 
@@ -41,7 +41,7 @@ class Start:
     initializer: Initializer
     rates: Callable[[Shape], Rates] = _as_in_base
 
-    def __call__(self, key: jax.Array, shape: Shape, dtype: Any = None) -> jax.Array:
+    def __call__(self, key: Array, shape: Shape, dtype: Any = None) -> Array:
         return self.initializer(key, shape, dtype)
 
 
@@ -54,7 +54,7 @@ def narrowed(initializer: Initializer, factor: float) -> Initializer:
     if factor == 1:
         return initializer
 
-    def start(key: jax.Array, shape: Shape, dtype: Any = None) -> jax.Array:
+    def start(key: Array, shape: Shape, dtype: Any = None) -> Array:
         return factor * initializer(key, shape, dtype)
 
     return Start(start, _rates(initializer))
@@ -106,7 +106,7 @@ class StandardParametrisation:
         Source: t5-experiments, `modeling_t5.py`, `_init_weights`.
         """
 
-        def initializer(key: jax.Array, shape: Shape, dtype: Any = None) -> jax.Array:
+        def initializer(key: Array, shape: Shape, dtype: Any = None) -> Array:
             return nn.initializers.normal((shape[-2] * shape[-1]) ** -0.5)(key, shape, dtype)
 
         return initializer

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.dense import Built, Shared
 from trainer.model.parameters import TABLE, parameter
@@ -22,7 +22,7 @@ from trainer.model.parts import PER_LAYER, Rotary
 class RelativeBias(NamedTuple):
     """Logit bias by distance: `table_HR[h, spec.bucket(s - l)]`."""
 
-    table_HR: jax.Array
+    table_HR: Array
     spec: T5RelativePosition
 
 
@@ -38,17 +38,17 @@ class Positions(NamedTuple):
       source_angle_BSC: float32, rotates keys in cross-attention.
     """
 
-    embedding_BLD: jax.Array | None = None
-    bias_HLS: jax.Array | None = None
-    bias_HN: jax.Array | None = None
+    embedding_BLD: Array | None = None
+    bias_HLS: Array | None = None
+    bias_HN: Array | None = None
     relative: RelativeBias | None = None
-    angle_BLC: jax.Array | None = None
-    source_angle_BSC: jax.Array | None = None
-    bias_BHLS: jax.Array | None = None
+    angle_BLC: Array | None = None
+    source_angle_BSC: Array | None = None
+    bias_BHLS: Array | None = None
 
 
 # Positions of queries within packed examples, int [B, L]; None if they count along the row.
-Indices = jax.Array | None
+Indices = Array | None
 
 
 class Position:
@@ -112,7 +112,7 @@ class T5RelativePosition(Position):
         return Positions(bias_HLS=bias_HLS, bias_HN=bias_HN, relative=RelativeBias(table_HR, self))
 
 
-def spread_diagonals(x_HN: jax.Array, query_length: int) -> jax.Array:
+def spread_diagonals(x_HN: Array, query_length: int) -> Array:
     """Maps [H, N] by distance to [H, L, S] with `out[h, l, s] = x[h, s - l + L - 1]`.
 
     Reshaping a sequence of period N + 1 into rows of length N shifts each row by one element. This
@@ -184,7 +184,7 @@ class SinusoidalPosition(Position):
         return Positions(embedding_BLD=waves_BLD.astype(module.shared.dtype))
 
 
-def _angles(frequency_C: np.ndarray, length: int, at_BL: Indices) -> jax.Array:
+def _angles(frequency_C: np.ndarray, length: int, at_BL: Indices) -> Array:
     """Returns position times frequency, float32 [B, L, C]."""
     if at_BL is None:
         at_BL = jnp.arange(length)[None]
@@ -258,13 +258,13 @@ class RotaryPosition(Position):
         return Positions(angle_BLC=_angles(self.frequency_C, length, at_BL))
 
 
-def rotate_joined(x_BLJ: jax.Array, angle_BLC: jax.Array, head_dim: int) -> jax.Array:
+def rotate_joined(x_BLJ: Array, angle_BLC: Array, head_dim: int) -> Array:
     """Like `rotate`, for joined heads: on a TPU separating them costs copies around kernels."""
     pairs, heads = angle_BLC.shape[-1], x_BLJ.shape[-1] // head_dim
     channel_J = np.arange(x_BLJ.shape[-1]) % head_dim
     rest = head_dim - 2 * pairs
 
-    def joined(first_BLC: jax.Array, second_BLC: jax.Array, other: float) -> jax.Array:
+    def joined(first_BLC: Array, second_BLC: Array, other: float) -> Array:
         other_BLC = jnp.full((*angle_BLC.shape[:2], rest), other, angle_BLC.dtype)
         head_BLK = jnp.concatenate([first_BLC, second_BLC, other_BLC], axis=-1)
         return jnp.tile(head_BLK, (1, 1, heads))
@@ -278,7 +278,7 @@ def rotate_joined(x_BLJ: jax.Array, angle_BLC: jax.Array, head_dim: int) -> jax.
     return rotated_BLJ.astype(x_BLJ.dtype)
 
 
-def rotate(x_BLHK: jax.Array, angle_BLC: jax.Array) -> jax.Array:
+def rotate(x_BLHK: Array, angle_BLC: Array) -> Array:
     """Rotates channels i and i + C by angle i; channels from 2C on are unchanged."""
     pairs = angle_BLC.shape[-1]
     cos_BL1C, sin_BL1C = jnp.cos(angle_BLC)[:, :, None], jnp.sin(angle_BLC)[:, :, None]

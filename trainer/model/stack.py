@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
 
-import jax
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.arrangements import Flow, take, take_rows
 from trainer.model.cache import Cache, positions_at
@@ -26,7 +26,7 @@ from trainer.model.spec import StackSpec
 class Memory(NamedTuple):
     """An encoder's normalised last states and, if the decoder reads them, what its layers leave."""
 
-    states_BSD: jax.Array
+    states_BSD: Array
     rows: Rows
     layers: tuple[Any, ...] = ()
 
@@ -41,14 +41,14 @@ class Stack(nn.Module):
     @nn.compact
     def __call__(
         self,
-        tokens_BL: jax.Array,
+        tokens_BL: Array,
         rows: Rows,
         embedder: TokenEmbedder | None,
         memory: Memory | None,
         deterministic: bool,
-        embedded_BLD: jax.Array | None = None,
+        embedded_BLD: Array | None = None,
         cache: Cache | None = None,
-        last_B: jax.Array | None = None,
+        last_B: Array | None = None,
     ) -> Any:
         """Returns the states, all positions' logits, or with `last_B` the logits of one per row.
 
@@ -133,8 +133,8 @@ class Stack(nn.Module):
         return View(mask_BLS, angles, own.rows, memory.rows, mask, cache=cache)
 
     def _first_states(
-        self, x_BLD: jax.Array, positions: Positions, rows: Rows, deterministic: bool
-    ) -> jax.Array:
+        self, x_BLD: Array, positions: Positions, rows: Rows, deterministic: bool
+    ) -> Array:
         if positions.embedding_BLD is not None:
             x_BLD += positions.embedding_BLD
         x_BLD = self.spec.embedding(x_BLD, rows, self.shared)
@@ -158,7 +158,7 @@ class Stack(nn.Module):
             left += [] if each is None else [each]
         return flow, left
 
-    def _last_states(self, flow: Flow, deterministic: bool) -> tuple[jax.Array, Function]:
+    def _last_states(self, flow: Flow, deterministic: bool) -> tuple[Array, Function]:
         spec, shared = self.spec, self.shared
         last_norm = spec.norm.build(shared, f"{self.role}_norm")
         y_BLD = last_norm(flow.x_BLD)

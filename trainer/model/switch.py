@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.spmd import logical_to_mesh_axes
+from jax import Array
 from jax.sharding import PartitionSpec
 
 from trainer.model.dense import Built, Dense
@@ -33,9 +34,9 @@ class Routing(NamedTuple):
     Padding counts in the loss. A token is dropped if its expert is full.
     """
 
-    auxiliary: jax.Array
-    dropped: jax.Array
-    routed: jax.Array
+    auxiliary: Array
+    dropped: Array
+    routed: Array
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Switch(FeedForward):
         room = min(group, math.floor(group * factor / self.num_experts))
         return max(_SMALLEST_CAPACITY, room)
 
-    def run(self, module: Built, x_BLD: jax.Array, rows: Rows, deterministic: bool) -> jax.Array:
+    def run(self, module: Built, x_BLD: Array, rows: Rows, deterministic: bool) -> Array:
         dtype, group = module.shared.dtype, self.group_size(x_BLD.shape[0] * x_BLD.shape[1])
         token_GS = (rows.segment_BL > 0).reshape(-1, group)
         x_GSD = x_BLD.reshape(-1, group, x_BLD.shape[-1]) * token_GS[..., None].astype(dtype)
@@ -117,7 +118,7 @@ class Switch(FeedForward):
         module.sow(ROUTING, "sums", routing, reduce_fn=_add, init_fn=_nothing)
         return out_GSD.reshape(x_BLD.shape)
 
-    def _probabilities(self, module: Built, x_GSD: jax.Array, deterministic: bool) -> jax.Array:
+    def _probabilities(self, module: Built, x_GSD: Array, deterministic: bool) -> Array:
         """Returns each token's expert probabilities, float32 [G, S, E]."""
         seen_GSD = x_GSD.astype(jnp.float32)
         if not deterministic:
@@ -138,7 +139,7 @@ def _add(before: Routing, now: Routing) -> Routing:
 
 
 @jax.custom_vjp
-def _rearranged(x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array) -> jax.Array:
+def _rearranged(x_GND: Array, from_GM: Array, to_GN: Array) -> Array:
     """Returns [G, M, D] with `x_GND[g, from_GM[g, m]]` at (g, m), or 0 if that index is N or more.
 
     `to_GN` is the inverse (M or more for none), so the gradient is a rearrangement too. Upstream's
@@ -151,13 +152,11 @@ def _rearranged(x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array) -> jax.A
     )
 
 
-def _rearranged_forward(
-    x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array
-) -> tuple[jax.Array, Any]:
+def _rearranged_forward(x_GND: Array, from_GM: Array, to_GN: Array) -> tuple[Array, Any]:
     return _rearranged(x_GND, from_GM, to_GN), (from_GM, to_GN)
 
 
-def _rearranged_backward(places: Any, gradient_GMD: jax.Array) -> tuple[Any, ...]:
+def _rearranged_backward(places: Any, gradient_GMD: Array) -> tuple[Any, ...]:
     from_GM, to_GN = places
     return _rearranged(gradient_GMD, to_GN, from_GM), None, None
 
@@ -165,7 +164,7 @@ def _rearranged_backward(places: Any, gradient_GMD: jax.Array) -> tuple[Any, ...
 _rearranged.defvjp(_rearranged_forward, _rearranged_backward)
 
 
-def _placed(x_EGCD: jax.Array, experts: str | None) -> jax.Array:
+def _placed(x_EGCD: Array, experts: str | None) -> Array:
     """Places experts on a mesh axis, or with the tokens, and groups on the remaining row axes.
 
     Tokens move to the experts' devices; experts do not move. Axes come from

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.attention import DotProductAttention, self_attention
 from trainer.model.cache import Cache
@@ -24,7 +25,7 @@ from trainer.model.spec import LayerSpec
 
 
 @jax.custom_vjp
-def depthwise(x_BLC: jax.Array, kernel_WC: jax.Array, segment_BL: jax.Array | None) -> jax.Array:
+def depthwise(x_BLC: Array, kernel_WC: Array, segment_BL: Array | None) -> Array:
     """Returns at position t the sum over w of `kernel_WC[w]` times `x_BLC` at t - w.
 
     Positions before the row count as 0, and with `segment_BL` so do other packed examples.
@@ -33,9 +34,7 @@ def depthwise(x_BLC: jax.Array, kernel_WC: jax.Array, segment_BL: jax.Array | No
     return sum(map(jnp.multiply, shifted, kernel_WC), jnp.zeros_like(x_BLC))
 
 
-def _shifted(
-    x_BLC: jax.Array, width: int, segment_BL: jax.Array | None, ahead: bool
-) -> Iterator[jax.Array]:
+def _shifted(x_BLC: Array, width: int, segment_BL: Array | None, ahead: bool) -> Iterator[Array]:
     """Yields `x_BLC` shifted by 0 to `width` - 1 positions: later, or earlier with `ahead`."""
     length, margin = x_BLC.shape[1], (0, width - 1) if ahead else (width - 1, 0)
     # Padded once: XLA's CPU compiler writes every pad to memory but reads slices in place.
@@ -51,14 +50,14 @@ def _shifted(
 
 
 def _depthwise_forward(
-    x_BLC: jax.Array, kernel_WC: jax.Array, segment_BL: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    x_BLC: Array, kernel_WC: Array, segment_BL: Array
+) -> tuple[Array, tuple[Array, ...]]:
     return depthwise(x_BLC, kernel_WC, segment_BL), (x_BLC, kernel_WC, segment_BL)
 
 
 def _depthwise_backward(
-    operands: tuple[jax.Array, ...], gradient_BLC: jax.Array
-) -> tuple[jax.Array | None, ...]:
+    operands: tuple[Array, ...], gradient_BLC: Array
+) -> tuple[Array | None, ...]:
     # Each input feeds its own and later outputs, so the same shifted gradients give the gradients
     # of both input and kernel.
     x_BLC, kernel_WC, segment_BL = operands
@@ -72,13 +71,8 @@ depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
 def _over_rows(
-    module: nn.Module,
-    x_BLC: jax.Array,
-    kernel_WC: jax.Array,
-    rows: Rows,
-    reset: bool,
-    cache: Cache | None,
-) -> jax.Array:
+    module: nn.Module, x_BLC: Array, kernel_WC: Array, rows: Rows, reset: bool, cache: Cache | None
+) -> Array:
     """Applies `depthwise`, including earlier positions in a cache; `reset` separates examples."""
     if cache is None:
         return depthwise(x_BLC, kernel_WC, rows.segment_BL if reset else None)
@@ -101,9 +95,7 @@ class HeadConvolution(Buildable):
     width: int = 3
     reset: bool = True
 
-    def run(
-        self, module: Built, x_BLC: jax.Array, rows: Rows, cache: Cache | None = None
-    ) -> jax.Array:
+    def run(self, module: Built, x_BLC: Array, rows: Rows, cache: Cache | None = None) -> Array:
         taps, shape = [], x_BLC.shape[-1:]
         for step in range(self.width):
             start = nn.initializers.constant(0.5 / self.width if step else 0.5)
@@ -121,7 +113,7 @@ class _SeparableConvolution(Buildable):
     axes: tuple[str, str]
     reset: bool
 
-    def run(self, module: Built, x_BLC: jax.Array, rows: Rows, cache: Cache | None) -> jax.Array:
+    def run(self, module: Built, x_BLC: Array, rows: Rows, cache: Cache | None) -> Array:
         shared, channels, axes = module.shared, x_BLC.shape[-1], self.axes
         start, zeros = shared.parametrisation.feed_forward(), nn.initializers.zeros
         own, shape = ("unmodeled", axes[0]), (self.width, channels)
@@ -153,14 +145,14 @@ class ConvolutionBranch(FeedForward):
     def run(
         self,
         module: Built,
-        x_BLD: jax.Array,
+        x_BLD: Array,
         rows: Rows,
         deterministic: bool,
         cache: Cache | None = None,
-    ) -> jax.Array:
+    ) -> Array:
         shared, width = module.shared, module.shared.emb_dim
 
-        def convolve(x_BLC: jax.Array, width: int, features: int, name: str) -> jax.Array:
+        def convolve(x_BLC: Array, width: int, features: int, name: str) -> Array:
             if rows.input_BL is not None:
                 x_BLC *= (rows.input_BL != 0)[..., None].astype(x_BLC.dtype)
             axes = ("mlp", "embed") if name == "out" else ("embed", "mlp")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
+from jax import Array
 
 from trainer.model.arrangements import Sublayer
 from trainer.model.attention import attention
@@ -32,8 +32,8 @@ _ENTRIES = Use(None, decays=True)
 class KeysAndValues(NamedTuple):
     """Unrotated keys, and values: [B, S, H * K], or [B, N, K] shared by all heads."""
 
-    key_BSJ: jax.Array
-    value_BSJ: jax.Array
+    key_BSJ: Array
+    value_BSJ: Array
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,8 @@ class GivenAttention(Buildable):
         return 2 * self.num_heads * self.head_dim
 
     def run(
-        self,
-        module: Built,
-        x_BLD: jax.Array,
-        source: KeysAndValues,
-        view: View,
-        deterministic: bool,
-    ) -> jax.Array:
+        self, module: Built, x_BLD: Array, source: KeysAndValues, view: View, deterministic: bool
+    ) -> Array:
         shared, positions = module.shared, view.positions
         width, axes = self.num_heads * self.head_dim, ("embed", "joined_kv")
         query = shared.dense(width, axes, shared.parametrisation.query(self.head_dim), "query")
@@ -88,7 +83,7 @@ class Database(Buildable):
         shared, shape = module.shared, (self.entries, self.head_dim)
         start, axes = shared.parametrisation.attention(), ("unmodeled", "kv")
 
-        def entries(name: str) -> jax.Array:
+        def entries(name: str) -> Array:
             entry_NK = parameter(module, _ENTRIES, name, start, axes, shape)
             return jnp.broadcast_to(entry_NK.astype(shared.dtype), (batch, *shape))
 
@@ -115,7 +110,7 @@ class LookAtDatabase(LayerHook):
     ) -> Sublayer:
         read, entries = self.mixer.build(shared, "database_attention"), sources["database"]
 
-        def look(y_BLD: jax.Array, rows: Rows) -> jax.Array:
+        def look(y_BLD: Array, rows: Rows) -> Array:
             ones_BN = jnp.ones(entries.key_BSJ.shape[:2], jnp.int32)
             view = View(ones_BN[:1, None] > 0, Positions(), rows, Rows(ones_BN))
             return read(y_BLD, entries, view, deterministic)
@@ -139,10 +134,10 @@ def database(config: Any, entries: int) -> StackPart:
 class LeavesStates(LayerHook):
     """Leaves the states after a layer for the decoder layer of the same number."""
 
-    def left(self, x_BLD: jax.Array, watched: Watched) -> jax.Array:
+    def left(self, x_BLD: Array, watched: Watched) -> Array:
         return x_BLD
 
-    def finished(self, left: jax.Array, norm: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    def finished(self, left: Array, norm: Callable[[Array], Array]) -> Array:
         return norm(left)
 
 
@@ -152,7 +147,7 @@ class LeavesKeys(LayerHook):
 
     watches = ("key_BSJ", "value_BSJ")
 
-    def left(self, x_BLD: jax.Array, watched: Watched) -> KeysAndValues:
+    def left(self, x_BLD: Array, watched: Watched) -> KeysAndValues:
         return KeysAndValues(*(watched[name] for name in self.watches))
 
 
@@ -166,7 +161,7 @@ class MergesMemory(LayerHook):
         assert cross_view is not None
         return _merged(view, cross_view)
 
-    def looked_at(self, y_BLD: jax.Array, source: jax.Array, view: View) -> jax.Array:
+    def looked_at(self, y_BLD: Array, source: Array, view: View) -> Array:
         fills = view.cache is None or view.cache.filling
         return jnp.concatenate([source, y_BLD], axis=1) if fills else y_BLD
 
@@ -192,7 +187,7 @@ def _merged(own: View, cross: View) -> View:
     keys, sources = (view.source_rows.segment_BL.shape[1] for view in (own, cross))
     batch = max(len(own.mask_BLS), len(cross.mask_BLS))
 
-    def spread(mask_BLS: jax.Array, size: int) -> jax.Array:
+    def spread(mask_BLS: Array, size: int) -> Array:
         return jnp.broadcast_to(mask_BLS, (batch, length, size))
 
     masks = [spread(cross.mask_BLS, sources), spread(own.mask_BLS, keys)]

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.attention import DotProductAttention, MixedPart, self_attention
 from trainer.model.dense import Buildable, Built, Dropout
@@ -35,7 +36,7 @@ class DynamicTanh(Norm):
     gain = "vector"
     has_bias = True
 
-    def run(self, module: Built, axis: str, x_BLD: jax.Array) -> jax.Array:
+    def run(self, module: Built, axis: str, x_BLD: Array) -> Array:
         ones, zeros, shape = nn.initializers.ones, nn.initializers.zeros, x_BLD.shape[-1:]
         start = nn.initializers.constant(self.alpha)
         alpha = parameter(module, TABLE, "alpha", start, ("unmodeled",), (1,))
@@ -56,7 +57,7 @@ class ValuesRelu(Buildable):
 
     mlp_dim: int | None
 
-    def run(self, module: Built, v_BSJ: jax.Array, deterministic: bool) -> jax.Array:
+    def run(self, module: Built, v_BSJ: Array, deterministic: bool) -> Array:
         shared, joined = module.shared, v_BSJ.shape[-1]
         start, dropout = shared.parametrisation.feed_forward(), shared.dropout()
         project = partial(shared.dense, initializer=start, bias=False, use=SOURCE_KERNEL)
@@ -82,9 +83,7 @@ class Roles(MixedPart):
 
     vectors: int = 0
 
-    def run(
-        self, module: Built, head_dim: int, mixed_BLJ: jax.Array, x_BLD: jax.Array
-    ) -> jax.Array:
+    def run(self, module: Built, head_dim: int, mixed_BLJ: Array, x_BLD: Array) -> Array:
         shared, joined = module.shared, mixed_BLJ.shape[-1]
         start = shared.parametrisation.attention()
         if not self.vectors:
@@ -115,17 +114,13 @@ class SummedHeads(MixedPart):
     def value_deviation(self) -> float:
         return self.group**-0.5
 
-    def run(
-        self, module: Built, head_dim: int, mixed_BLJ: jax.Array, x_BLD: jax.Array
-    ) -> jax.Array:
+    def run(self, module: Built, head_dim: int, mixed_BLJ: Array, x_BLD: Array) -> Array:
         batch, length, _ = mixed_BLJ.shape
         shape = (batch, length, -1, self.group, head_dim)
         return mixed_BLJ.reshape(shape).sum(axis=3).reshape(batch, length, -1)
 
 
-def _without_residual(
-    x_BLD: jax.Array, norm: Function, sublayer: Function, dropout: Function
-) -> jax.Array:
+def _without_residual(x_BLD: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
     return dropout(sublayer(norm(x_BLD)))
 
 
@@ -189,12 +184,10 @@ class MixedMlp(FeedForward):
     dropout: bool = True
     bias: bool | None = None
 
-    def run(
-        self, module: Built, x_BLD: jax.Array, rows: Rows | None, deterministic: bool
-    ) -> jax.Array:
+    def run(self, module: Built, x_BLD: Array, rows: Rows | None, deterministic: bool) -> Array:
         shared, parametrisation = module.shared, module.shared.parametrisation
 
-        def project(name: str) -> jax.Array:
+        def project(name: str) -> Array:
             axes, start = ("embed", "mlp"), parametrisation.feed_forward()
             return shared.dense(self.mlp_dim, axes, start, name, bias=self.bias)(x_BLD)
 
@@ -230,12 +223,12 @@ class TokenDropping(LayerHook):
     def length_after(self, length: int) -> int:
         return length if 2 * self.count > length else length - self.count
 
-    def kept(self, watched: Watched, rows: Rows) -> jax.Array | None:
+    def kept(self, watched: Watched, rows: Rows) -> Array | None:
         """Returns the kept indices; None if the row is too short to drop any."""
         kept_BM = self.most_watched(watched["weights_BHLS"], rows.segment_BL > 0)
         return None if kept_BM.shape == rows.segment_BL.shape else kept_BM
 
-    def most_watched(self, weights_BHLL: jax.Array, token_BL: jax.Array) -> jax.Array:
+    def most_watched(self, weights_BHLL: Array, token_BL: Array) -> Array:
         """Returns the kept indices, int [B, M], ascending; `token_BL` is True at tokens."""
         mask_BL = token_BL.astype(jnp.float32)
         received_BL = jnp.einsum("bhls,bl->bs", weights_BHLL.astype(jnp.float32), mask_BL)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.capabilities import TRANSFORMERS
 from trainer.model.norms import PRE_NORM, Function, NormPlacement, Placements, ScaledNorm
@@ -29,15 +30,13 @@ class PrimerNorm(ScaledNorm):
     has_bias = True
     exports = (TRANSFORMERS,)
 
-    def normalised(self, x_BLD: jax.Array) -> jax.Array:
+    def normalised(self, x_BLD: Array) -> Array:
         centred_BLD = x_BLD - jnp.mean(x_BLD, axis=-1, keepdims=True)
         variance_BL1 = jnp.mean(x_BLD * centred_BLD, axis=-1, keepdims=True)
         return centred_BLD * jax.lax.rsqrt(jnp.maximum(variance_BL1, 0.0) + self.epsilon)
 
 
-def _on_branch(
-    x_BLD: jax.Array, norm: Function, sublayer: Function, dropout: Function
-) -> jax.Array:
+def _on_branch(x_BLD: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
     return x_BLD + dropout(norm(sublayer(x_BLD)))
 
 
@@ -61,7 +60,7 @@ class PrimerParametrisation(StandardParametrisation):
     variance: float = 1.0
 
     def feed_forward(self) -> Initializer:
-        def initializer(key: jax.Array, shape: Shape, dtype: Any = None) -> jax.Array:
+        def initializer(key: Array, shape: Shape, dtype: Any = None) -> Array:
             deviation = (self.variance / shape[-2]) ** 0.5
             return nn.initializers.truncated_normal(deviation)(key, shape, dtype)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.attention import DotProductAttention, attention
 from trainer.model.dense import Buildable, Built, einsum_float32
@@ -42,7 +42,7 @@ class LearnedLogits(Buildable):
 
     def run(
         self, module: Built, num_heads: int, rows: Rows, source_rows: Rows, cached: bool = False
-    ) -> jax.Array:
+    ) -> Array:
         """Returns float32 logits, broadcastable to [B, H, L, S].
 
         With `cached` rows hold one example each, in the slots of a `Cache`.
@@ -80,13 +80,8 @@ class DenseSynthesizer(Buildable):
         return self.num_heads * self.head_dim
 
     def run(
-        self,
-        module: Built,
-        x_BLD: jax.Array,
-        source_BSD: jax.Array,
-        view: View,
-        deterministic: bool,
-    ) -> jax.Array:
+        self, module: Built, x_BLD: Array, source_BSD: Array, view: View, deterministic: bool
+    ) -> Array:
         shared, parametrisation = module.shared, module.shared.parametrisation
         heads, head_dim, places = self.num_heads, self.head_dim, self.max_positions
         _check_length(source_BSD.shape[1], places)

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.dense import Buildable, Built, Shared, einsum_float32
 from trainer.model.masks import Mask, Rows
@@ -52,13 +53,8 @@ class ConditionalQueryAttention(Buildable):
         return 2 * (self.num_heads + self.plain_heads) * self.head_dim
 
     def run(
-        self,
-        module: Built,
-        x_BLD: jax.Array,
-        source_BSD: jax.Array,
-        view: View,
-        deterministic: bool,
-    ) -> jax.Array:
+        self, module: Built, x_BLD: Array, source_BSD: Array, view: View, deterministic: bool
+    ) -> Array:
         shared, positions = module.shared, view.positions
         parametrisation, joined = shared.parametrisation, self.num_heads * self.head_dim
         project = partial(shared.dense, joined, ("embed", "joined_kv"))
@@ -82,9 +78,7 @@ class ConditionalQueryAttention(Buildable):
                 view = view._replace(positions=positions._replace(bias_HLS=bias_HLS))
         return mix_heads(shared, logits_BHLS, v_BSGK, view, deterministic)
 
-    def _conditional(
-        self, shared: Shared, x_BLD: jax.Array, rows: Rows, deterministic: bool
-    ) -> jax.Array:
+    def _conditional(self, shared: Shared, x_BLD: Array, rows: Rows, deterministic: bool) -> Array:
         width, start = x_BLD.shape[-1], shared.parametrisation.conditional_query()
         dense = partial(shared.dense, initializer=start, bias=False)
         hidden = dense(width, ("embed", "mlp"), name="pool_hidden")
@@ -124,7 +118,7 @@ class MemoryTokens(Buildable):
 
     count: int
 
-    def run(self, module: Built, x_BLD: jax.Array, rows: Rows) -> tuple[jax.Array, Rows]:
+    def run(self, module: Built, x_BLD: Array, rows: Rows) -> tuple[Array, Rows]:
         if rows.position_BL is not None:
             raise ValueError("memory_tokens need rows of one example: they cannot be packed")
         batch, width = len(x_BLD), x_BLD.shape[-1]
