@@ -312,8 +312,7 @@ class ModelConfig:
 
     @property
     def mixer_facts(self) -> MixerFacts:
-        facts: MixerFacts = self.facts("mixer")
-        return facts
+        return self.facts("mixer")
 
     @property
     def architecture(self) -> str:

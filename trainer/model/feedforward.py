@@ -104,5 +104,4 @@ NO_FEED_FORWARD = NoFeedForward()
 
 def drops_hidden(config: Any) -> bool:
     """Returns whether hidden units are dropped, as in T5; BERT-like models drop only outputs."""
-    architecture: str = config.architecture
-    return architecture != ENCODER
+    return config.architecture != ENCODER

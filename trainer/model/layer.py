@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 from jax import Array
@@ -61,7 +61,7 @@ class Layer(nn.Module):
 
         def norm(sublayer: Sublayer) -> Function:
             name = f"{sublayer.placement.prefix}_{sublayer.norm_name}"
-            return cast(Function, spec.norm.build(shared, name))
+            return spec.norm.build(shared, name)
 
         def dropout(y_BLD: Array) -> Array:
             return shared.dropout()(y_BLD, deterministic)
@@ -97,7 +97,7 @@ class Layer(nn.Module):
             looked_at = y_BLD
             for hook in spec.hooks:
                 looked_at = hook.looked_at(looked_at, source, view)
-            return cast(Array, mixer(y_BLD, looked_at, view, deterministic))
+            return mixer(y_BLD, looked_at, view, deterministic)
 
         def kept(rows: Rows) -> Array | None:
             each = (hook.kept(watched, rows) for hook in spec.hooks)
@@ -109,7 +109,7 @@ class Layer(nn.Module):
             cross, seen = spec.cross_mixer.build(shared, CROSS_ATTENTION), surroundings.cross_view
 
             def look(y_BLD: Array, rows: Rows) -> Array:
-                return cast(Array, cross(y_BLD, source, seen, deterministic))
+                return cross(y_BLD, source, seen, deterministic)
 
             sublayers.append(Sublayer("cross_attention_layer_norm", first, look))
         for hook in spec.hooks:
@@ -119,5 +119,5 @@ class Layer(nn.Module):
         if feed_forward is not None:
             kept_states = {} if spec.feed_forward.pointwise else {"cache": view.cache}
             run = partial(feed_forward, deterministic=deterministic, **kept_states)
-            sublayers.append(Sublayer("mlp_layer_norm", last or first, cast(Any, run)))
+            sublayers.append(Sublayer("mlp_layer_norm", last or first, run))
         return sublayers

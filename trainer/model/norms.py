@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,10 @@ class Norm:
     """
 
     gain: str = "none"
-    has_bias: bool = False
+
+    @property
+    def has_bias(self) -> bool:
+        return False
 
     @property
     def exports(self) -> tuple[str, ...]:
@@ -98,8 +101,12 @@ class LayerNorm(ScaledNorm):
     google-research/bert has 1e-12.
     """
 
-    has_bias: bool = True
+    bias: bool = True
     exports = (TRANSFORMERS,)
+
+    @property
+    def has_bias(self) -> bool:
+        return self.bias
 
     def normalised(self, x_BLD: Array) -> Array:
         x_BLD -= jnp.mean(x_BLD, axis=-1, keepdims=True)
@@ -151,7 +158,3 @@ class Placements(NamedTuple):
 
 
 BEFORE_SUBLAYERS, AFTER_SUMS = Placements(PRE_NORM), Placements(POST_NORM)
-
-
-def layer_norm(config: Any, options: Any) -> Norm:
-    return LayerNorm(options.epsilon, options.gain, options.bias)

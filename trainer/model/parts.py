@@ -246,7 +246,7 @@ SLOTS = {
         Slot(
             "norm",
             {
-                "layer_norm": Part(_NORMS + "layer_norm", options=LayerNormOptions),
+                "layer_norm": Part(of_options(_NORMS + "LayerNorm"), options=LayerNormOptions),
                 "rms_norm": Part(of_options(_NORMS + "RMSNorm"), options=NormOptions),
             },
         ),

@@ -55,7 +55,7 @@ class Part:
     builder: str | Callable[..., Any]
     facts: Any = None
     options: type = NoOptions
-    check: Callable[[Any, Any], None] | None = None
+    check: Callable[[Any, Any], None] = lambda config, options: None
 
     def build(self, *arguments: Any) -> Any:
         builder = load(self.builder) if isinstance(self.builder, str) else self.builder

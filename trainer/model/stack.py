@@ -5,7 +5,7 @@ Dimensions: B batch, L query length, S key length, D model, H heads.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 from jax import Array
@@ -164,4 +164,4 @@ class Stack(nn.Module):
         y_BLD = last_norm(flow.x_BLD)
         # T5X draws per element for an encoder's output, but per row before logits.
         dropout = shared.dropout(broadcast_length=spec.logits is not None)
-        return dropout(y_BLD, deterministic or not spec.output_dropout), cast(Function, last_norm)
+        return dropout(y_BLD, deterministic or not spec.output_dropout), last_norm

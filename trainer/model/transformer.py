@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,8 +66,7 @@ class Transformer(nn.Module):
             embedded_BSD, embedded_BLD = jnp.split(both_BSLD, [source_BS.shape[1]], axis=1)
             memory = self._memory(batch, deterministic, embedded_BSD)
         rows = decoder_rows(batch)
-        logits_BLV = self.decoder(tokens_BL, rows, embedder, memory, deterministic, embedded_BLD)
-        return cast(Array, logits_BLV)
+        return self.decoder(tokens_BL, rows, embedder, memory, deterministic, embedded_BLD)
 
     def encode(self, batch: Batch, deterministic: bool = True) -> Array:
         """Returns the encoder's last states, [B, S, D] in the model's dtype.
@@ -98,7 +97,7 @@ class Transformer(nn.Module):
         logits_B1V = self.decoder(
             tokens_BL, rows, embedder, memory, True, cache=cache, last_B=last_B
         )
-        return cast(Array, logits_B1V)[:, 0]
+        return logits_B1V[:, 0]
 
     def _memory(
         self, batch: Batch, deterministic: bool, embedded_BSD: Array | None = None
@@ -111,8 +110,7 @@ class Transformer(nn.Module):
                 if embedded_BSD is None:
                     embedded_BSD = embedder(tokens_BS)
                 embedded_BSD, rows = getattr(self, part.name)(embedded_BSD, rows)
-        memory = self.encoder(tokens_BS, rows, embedder, None, deterministic, embedded_BSD)
-        return cast(Memory, memory)
+        return self.encoder(tokens_BS, rows, embedder, None, deterministic, embedded_BSD)
 
 
 class Predictions(NamedTuple):
@@ -147,8 +145,7 @@ class Encoder(nn.Module):
     def encode(self, batch: Batch, deterministic: bool = True) -> Array:
         """Returns the last states, [B, L, D] in the model's dtype."""
         tokens_BL, rows = batch["encoder_input_tokens"], encoder_rows(batch)
-        memory = self.encoder(tokens_BL, rows, self.token_embedder, None, deterministic)
-        return cast(Memory, memory).states_BSD
+        return self.encoder(tokens_BL, rows, self.token_embedder, None, deterministic).states_BSD
 
 
 class RoutedLogits(NamedTuple):
@@ -168,7 +165,7 @@ def run_model(
     if random:
         arguments["rngs"] = {"dropout": training_key}
     if not routed:
-        return cast(Any, model.apply({"params": params}, batch, **arguments))
+        return model.apply({"params": params}, batch, **arguments)
     logits_BLV, variables = model.apply({"params": params}, batch, mutable=[ROUTING], **arguments)
     return RoutedLogits(logits_BLV, routing_of(variables[ROUTING]))
 
