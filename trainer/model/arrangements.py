@@ -105,10 +105,7 @@ def sequential(
 def parallel(
     flow: Flow, rows: Rows, sublayers: Sequence[Sublayer], norm: Norms, dropout: Function
 ) -> Flow:
-    """Adds the outputs of all sublayers to the states that they read, each by its own norm.
-
-    As in GPT-NeoX.
-    """
+    """Adds all outputs to the states that the sublayers read, each by its own norm (GPT-NeoX)."""
     x_BLD = flow.x_BLD
     outputs = [dropout(each.run(norm(each)(x_BLD), rows=rows)) for each in sublayers]
     return flow._replace(x_BLD=sum(outputs, start=x_BLD))

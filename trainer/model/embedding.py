@@ -146,12 +146,11 @@ class TransformedLogits(Logits):
 
 
 class RowClassifier(nn.Module):
-    """Computes float32 logits [B, classes] from each row's first state.
+    """Computes float32 logits [B, 2] from each row's first state.
 
     Source: google-research/bert, `modeling.py` (pooler) and `get_next_sentence_output`.
     """
 
-    classes: int
     shared: Shared
 
     @nn.compact
@@ -161,5 +160,5 @@ class RowClassifier(nn.Module):
         axes, start = ("embed", "mlp"), parametrisation.feed_forward()
         pooled_B1D = jnp.tanh(dense(shared.emb_dim, axes, start, "pooler")(y_BLD[:, :1]))
         axes, start = ("embed", "classes"), parametrisation.logits()
-        logits = dense(self.classes, axes, start, "logits", float32_output=True)
+        logits = dense(2, axes, start, "logits", float32_output=True)
         return logits(pooled_B1D)[:, 0]

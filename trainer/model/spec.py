@@ -94,12 +94,11 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """An encoder-only model. It predicts tokens in place and sorts rows into `row_classes`."""
+    """An encoder-only model. It predicts tokens in place and sorts rows into two classes."""
 
     shared: Shared
     encoder: StackSpec
     logits: Logits
-    row_classes: int = 2
 
     @property
     def stacks(self) -> dict[str, StackSpec]:

@@ -134,7 +134,7 @@ class Encoder(nn.Module):
         spec = self.spec
         self.token_embedder = TokenEmbedder(spec.shared)
         self.encoder = Stack(spec.encoder, spec.shared, "encoder")
-        self.order_head = RowClassifier(spec.row_classes, spec.shared)
+        self.order_head = RowClassifier(spec.shared)
 
     @nn.compact
     def __call__(self, batch: Batch, deterministic: bool = True) -> Predictions:
