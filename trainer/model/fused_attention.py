@@ -161,7 +161,8 @@ def _backward(plan: Plan, saved: Any, gradient_BLJ: Array) -> tuple[Any, ...]:
     if table_HR is not None:
         vector_NTW, to_table = jax.vjp(plan.vectors, table_HR)
     operands = operands._replace(vector_NTW=vector_NTW)
-    q_BLJ, k_BSJ, batch, dtype = *operands[:2], len(operands.q_BLJ), operands.q_BLJ.dtype
+    q_BLJ, k_BSJ = operands.q_BLJ, operands.k_BSJ
+    batch, dtype = len(q_BLJ), q_BLJ.dtype
     scratch = _tiles_scratch(plan, 2)
     if plan.loops:
         blocks, block_q = plan.query_blocks, plan.block_q
@@ -182,7 +183,8 @@ def _backward(plan: Plan, saved: Any, gradient_BLJ: Array) -> tuple[Any, ...]:
     if vector_NTW is not None:
         results["vector"] = jax.ShapeDtypeStruct(vector_NTW.shape, jnp.float32)
 
-    def kernel(plan: Plan, rows: int, at: Any, first: Any, *rest: Any) -> None:
+    def kernel(plan: Plan, rows: int, at: Any, *refs: Any) -> None:
+        first, *rest = refs
         if plan.alike:
             each = [first.at[n] for n in range(3)]
         else:
@@ -202,8 +204,8 @@ def _backward(plan: Plan, saved: Any, gradient_BLJ: Array) -> tuple[Any, ...]:
     table_gradient = to_table(last)[0] if to_table else None
     first, *rest = gradients if to_table else [*gradients, last]
     # Indexed, not unpacked: unpacking copies an array.
-    each = [first[n] for n in range(3)] if plan.alike else [first, rest[0][0], rest[0][1]]
-    return table_gradient, Operands(*each, query_BIL=None, key_BIS=None)
+    dq, dk, dv = (first[n] for n in range(3)) if plan.alike else (first, rest[0][0], rest[0][1])
+    return table_gradient, Operands(dq, dk, dv, None, None)
 
 
 _attention.defvjp(_forward, _backward)

@@ -62,7 +62,7 @@ class Mask(NamedTuple):
 
 
 # Maps the rows of queries and of keys to where a query may see a key.
-AnyMask = Callable[[Rows, Rows], Array]
+AnyMask = Mask | Callable[[Rows, Rows], Array]
 
 
 def known(mask: AnyMask | None) -> Mask | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ def parameter(
     def declared(*arguments: Any) -> _Declared:
         return _Declared(initializer(*arguments), names=axes, use=use, rates=rates)
 
-    return module.param(name, declared, shape, jnp.float32)
+    return cast(Array, module.param(name, declared, shape, jnp.float32))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ layouts (1 if all share one), T block distances, C token distances.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -78,7 +79,8 @@ def block_sparse_attention(
         tiles = None if bias_HC is None else _tiles(group, bias_HC, length, pattern.block)
         key = jax.random.fold_in(dropping.key, number) if dropping else None
         run = partial(_attend, group, predicate.causal, scale, softmax_dtype, rate)
-        mixed.append(jax.checkpoint(run, policy=keep)(*operands, tiles, key))
+        attend: Callable[..., Array] = jax.checkpoint(run, policy=keep)
+        mixed.append(attend(*operands, tiles, key))
     order_N = np.argsort(np.concatenate([group.query_n for group in groups]))
     mixed_BHNqK = mixed[0] if len(mixed) == 1 else jnp.concatenate(mixed, 2)[:, :, order_N]
     mixed_BNqHK = mixed_BHNqK.transpose(0, 2, 3, 1, 4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -165,7 +165,7 @@ def run_model(
     if random:
         arguments["rngs"] = {"dropout": training_key}
     if not routed:
-        return model.apply({"params": params}, batch, **arguments)
+        return cast(Any, model.apply({"params": params}, batch, **arguments))
     logits_BLV, variables = model.apply({"params": params}, batch, mutable=[ROUTING], **arguments)
     return RoutedLogits(logits_BLV, routing_of(variables[ROUTING]))
 

@@ -90,10 +90,11 @@ class DenseSynthesizer(Buildable):
         # XLA's CPU runtime supports this bfloat16 product only with heads as the first axis.
         hidden_HBLK = jnp.moveaxis(split_heads(nn.relu(hidden(x_BLD)), head_dim), 2, 0)
         start = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal", batch_axis=(0,))
-        axes, shape = ("heads", "kv", "unmodeled"), (heads, head_dim, places)
-        kernel_HKP = parameter(module, KERNEL, "kernel", start, axes, shape).astype(shared.dtype)
-        zeros, axes = nn.initializers.zeros, ("heads", "unmodeled")
-        bias_HP = parameter(module, TABLE, "bias", zeros, axes, (heads, places))
+        axes = ("heads", "kv", "unmodeled")
+        kernel_HKP = parameter(module, KERNEL, "kernel", start, axes, (heads, head_dim, places))
+        kernel_HKP = kernel_HKP.astype(shared.dtype)
+        zeros = nn.initializers.zeros
+        bias_HP = parameter(module, TABLE, "bias", zeros, ("heads", "unmodeled"), (heads, places))
         logits_BHLP = einsum_float32("hblk,hkp->hblp", hidden_HBLK, kernel_HKP).swapaxes(0, 1)
         logits_BHLP += bias_HP[:, None]
         key_BS = view.source_rows.position_BL
