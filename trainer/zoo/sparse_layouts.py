@@ -228,11 +228,6 @@ def _with_random(
     return layouts
 
 
-for _name, _options in (
-    ("bigbird", BigBird),
-    ("dilated", Dilated),
-    ("fixed", Fixed),
-    ("local", Local),
-    ("variable", Variable),
-):
-    register("attention_pattern", _name, Part(lambda config, options: options, options=_options))
+for _options in (BigBird, Dilated, Fixed, Local, Variable):
+    _part = Part(lambda config, options: options, options=_options)
+    register("attention_pattern", _options.__name__.lower(), _part)
