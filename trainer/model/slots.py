@@ -11,7 +11,7 @@ import importlib
 import math
 import typing
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from tasks.terminal.fields import Rejected, check, kind_in_words, one_of, parse_value
@@ -27,12 +27,12 @@ def load(path: str) -> Any:
 
 def constant(path: str) -> Callable[..., Any]:
     """Returns a builder of the object at "module:name", for every configuration."""
-    return lambda *arguments: load(path)
+    return partial(lambda path, *arguments: load(path), path)
 
 
 def of_options(path: str) -> Callable[..., Any]:
     """Returns a builder of the class at "module:name", whose fields are the part's options."""
-    return lambda config, options, *arguments: load(path)(**vars(options))
+    return partial(lambda path, _, options, *arguments: load(path)(**vars(options)), path)
 
 
 @dataclasses.dataclass(frozen=True)
