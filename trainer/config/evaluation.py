@@ -235,4 +235,5 @@ def check_watched(config: Any) -> None:
         require(evaluation.every_steps > 0, f"Config.{path}", watched, rule)
         name = watched.removeprefix("min:").removeprefix("max:").rpartition("/")[2]
         rule = f"{one_of(known)}; others need evaluation.metrics or evaluation.probes"
-        require(name in known or others, f"Config.{path}", watched, rule)
+        may_be = others and name != "" and ":" not in name
+        require(name in known or may_be, f"Config.{path}", watched, rule)
