@@ -17,7 +17,6 @@ import json
 import platform
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from pipeline.runners import beam_options
 from tasks import vocabulary
@@ -54,14 +53,9 @@ def train(
     base: vocabulary.Vocabulary | None = None,
     work: Work = Work(),
 ) -> vocabulary.Vocabulary:
-    """Writes the vocabulary to `output` and returns it; keeps a finished one.
+    """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
 
-    Args:
-      options: the settings of the vocabulary.
-      corpus: the corpus to train on, or several with their weights.
-      output: folder, local or any fsspec URL.
-      base: the vocabulary to extend; `options.extends` is its checksum.
-      work: how words are counted.
+    `base` is the vocabulary to extend; `options.extends` is its checksum.
 
     Raises:
       UserError: `output` holds another vocabulary or is not writable, the corpus has no text, or
@@ -69,8 +63,10 @@ def train(
         counts are kept for the next run, even with other options.
     """
     corpora = as_corpora(corpus)
-    if kept := _finished(options, corpora.record, output):
-        return kept
+    if before := folder.finished(output, options.as_dict(), corpora.record):
+        sha256 = before["model"]["sha256"]
+        print(f"the vocabulary is already finished: {output} (sha256 {sha256[:12]})")
+        return vocabulary.load(output)
     splitter = _splitter(options, base)
     jobs = {name: _job(options, splitter, each, output) for name, each in corpora.parts.items()}
     with _claimed(output, *(job.key for job in jobs.values())) as held:
@@ -185,40 +181,6 @@ def _counted(counts: count.Counts) -> str:
         f"{found['words_kept'] / found['words']:.2%} of the text; words with fewer than "
         f"{counts.threshold:,.0f} occurrences are sampled to fit --memory_bytes"
     )
-
-
-def _finished(
-    options: Options, record: dict[str, Any], output: str
-) -> vocabulary.Vocabulary | None:
-    """Returns the vocabulary in `output`, or None; raises UserError for a different one."""
-    path = files.join(output, MANIFEST)
-    if not files.exists(path):
-        return None
-    manifest = files.read_json(path)
-    ours = {**options.as_dict(), **json.loads(json.dumps(record))}
-    try:
-        theirs = {**manifest["options"], **manifest["corpus"]}
-        sha256 = manifest["model"]["sha256"]
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} is not the manifest of a vocabulary: choose another --output"
-        ) from error
-    differing = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)]
-    if differing:
-        key = differing[0]
-        values = f"was {theirs.get(key)}, now {ours.get(key)}"
-        raise UserError(
-            f"{output} holds a vocabulary made with another {', '.join(differing)}"
-            f"{f' ({values})' if len(values) < 100 else ''}: choose another --output"
-        )
-    model_path = files.join(output, VOCABULARY)
-    if not files.exists(model_path) or files.sha256(model_path) != sha256:
-        raise UserError(
-            f"{model_path} does not match the {MANIFEST} beside it: choose another --output, or "
-            "delete the folder and train again"
-        )
-    print(f"the vocabulary is already finished: {output} (sha256 {sha256[:12]})")
-    return vocabulary.load(output)
 
 
 @contextlib.contextmanager

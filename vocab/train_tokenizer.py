@@ -61,7 +61,7 @@ def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vo
     """
     corpora = as_corpora(corpus)
     manifest = {"options": dataclasses.asdict(options), "corpus": corpora.record}
-    if folder.finished(output, manifest):
+    if folder.finished(output, *manifest.values()):
         return vocabulary.load(output)
     with folder.claimed(output, _FILES) as held:
         model = _trained(options, corpora).to_str(pretty=True).encode()
@@ -113,7 +113,10 @@ def _trained(options: Options, corpora: Corpora) -> Any:
         trainer = trainers.WordPieceTrainer(**given)
     factors = dict.fromkeys(corpora.parts, 1.0)
     if len(factors) > 1:
-        sizes = {name: _bytes(each) for name, each in corpora.parts.items()}
+        sizes = {
+            name: sum(len(text.encode()) for text in _texts(each))
+            for name, each in corpora.parts.items()
+        }
         factors = corpora.factors(sizes)
         print(weighting.shares(sizes, factors))
     texts = (_texts(each, factors[name]) for name, each in corpora.parts.items())
@@ -152,10 +155,6 @@ def _texts(corpus: sources.Corpus, times: float = 1.0) -> Iterator[str]:
 def _uniform(id: str) -> float:
     """Returns a number in [0, 1) from a hash of a document's id."""
     return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=6).digest()) / 2**48
-
-
-def _bytes(corpus: sources.Corpus) -> int:
-    return sum(len(text.encode()) for text in _texts(corpus))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

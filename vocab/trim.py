@@ -42,7 +42,7 @@ def trim(
     """
     options = {"base": base.record.sha256, "min_count": min_count, "vocab_size": vocab_size}
     made: dict[str, Any] = {"options": options, "corpus": corpus.record}
-    if before := folder.finished(output, made):
+    if before := folder.finished(output, options, corpus.record):
         if before["model"]["extra_ids"] != base.record.extra_ids:
             raise UserError(
                 f"--output={output} holds a vocabulary made with another --extra_ids: choose "

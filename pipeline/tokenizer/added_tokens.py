@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.tokenizer import pretokenize_kernels, trie
+from pipeline.tokenizer import trie, word_kernels
 
 
 class Added(NamedTuple):
@@ -29,26 +29,18 @@ class Added(NamedTuple):
     begins_odd: np.ndarray
 
 
-class Passes(NamedTuple):
-    """The added tokens of a tokenizer.json.
+def passes(tokenizer: Any) -> tuple[list[Added], list[str]]:
+    """Returns (successive searches, tokens that only the library finds) of a tokenizers.Tokenizer.
 
-    `passes` are successive searches. Only the library finds `refused` tokens, as it may normalise
-    first.
+    The library may normalise before it searches for the latter.
     """
-
-    passes: list[Added]
-    refused: list[str]
-
-
-def passes(tokenizer: Any) -> Passes:
-    """Returns the added tokens of a tokenizers.Tokenizer."""
-    every = [(token, id_) for id_, token in tokenizer.get_added_tokens_decoder().items()]
-    every = [(token, id_) for token, id_ in every if token.content]
+    decoder = tokenizer.get_added_tokens_decoder()
+    every = [(token, id_) for id_, token in decoder.items() if token.content]
     raw = [(token, id_) for token, id_ in every if not token.normalized]
     after = [(token, id_) for token, id_ in every if token.normalized]
     if tokenizer.normalizer is None:
-        return Passes([_added(each) for each in (raw, after) if each], [])
-    return Passes([_added(raw)] if raw else [], [token.content for token, _ in after])
+        return [_added(each) for each in (raw, after) if each], []
+    return [_added(raw)] if raw else [], [token.content for token, _ in after]
 
 
 def _added(tokens: list[tuple[Any, int]]) -> Added:
@@ -72,7 +64,7 @@ class Parts(NamedTuple):
 
     Attributes:
       offsets: int64[parts + 1].
-      given: int32[parts] token ids; pretokenize_kernels.TEXT or REFUSED for other parts.
+      given: int32[parts] token ids; word_kernels.TEXT or REFUSED for other parts.
       owners: int64[parts] document of each part; every document has a part.
     """
 
@@ -84,7 +76,7 @@ class Parts(NamedTuple):
 def cut(each: list[Added], data: np.ndarray, offsets: np.ndarray) -> Parts:
     """Returns the parts of documents data[offsets[i] : offsets[i + 1]]."""
     count = len(offsets) - 1
-    found = Parts(offsets, np.full(count, pretokenize_kernels.TEXT, np.int32), np.arange(count))
+    found = Parts(offsets, np.full(count, word_kernels.TEXT, np.int32), np.arange(count))
     for added in each:
         found = _cut(added, data, found)
     return found
@@ -96,7 +88,7 @@ def _cut(added: Added, data: np.ndarray, found: Parts) -> Parts:
         ends, owners = np.empty(room + 1, np.int64), np.empty(room, np.int64)
         given = np.empty(room, np.int32)
         ends[0] = found.offsets[0]
-        count = pretokenize_kernels.parts(added, data, *found, ends[1:], given, owners)
+        count = word_kernels.parts(added, data, *found, ends[1:], given, owners)
         if count >= 0:
             return Parts(ends[: count + 1], given[:count], owners[:count])
         room *= 4

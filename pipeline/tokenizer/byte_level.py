@@ -21,7 +21,7 @@ class Words(NamedTuple):
     """Rules that cut texts into words.
 
     Attributes:
-      kinds: uint8[characters.POINTS], kinds of characters, plus `pretokenize_kernels.CHANGES` if
+      kinds: uint8[characters.POINTS], kinds of characters, plus `word_kernels.CHANGES` if
         the document must be normalised.
       tokens: int64[nodes] trie of added tokens that need the library.
       begins_token: bool[256] their first bytes.
@@ -61,12 +61,7 @@ _OTHERS = {r" ?[^\s\p{L}\p{N}]+|": False, r" ?[^\s\p{L}\p{N}]+[\r\n]*|": True}
 _LINES = {"": False, r"\s*[\r\n]+|": True}
 _LAST_SPACE = {r"\s+": False, r"\s+(?!\S)|\s+": True}
 _PLACES: tuple[dict[str, Any], ...] = (
-    _CONTRACTIONS,
-    _LETTERS,
-    _NUMBERS,
-    _OTHERS,
-    _LINES,
-    _LAST_SPACE,
+    *(_CONTRACTIONS, _LETTERS, _NUMBERS, _OTHERS, _LINES, _LAST_SPACE),
 )
 PATTERNS = {
     "".join(parts): tuple(place[part] for place, part in zip(_PLACES, parts, strict=True))

@@ -5,11 +5,21 @@ passing every character to the library, a second per table.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.tokenizer.pretokenize_kernels import LETTER, NEWLINE, NUMBER, SPACE
+from pipeline.tokenizer.word_kernels import (
+    ALONE,
+    BREAK,
+    KEEP,
+    LETTER,
+    NEWLINE,
+    NUMBER,
+    REFUSE,
+    REMOVE,
+    SPACE,
+)
 
 POINTS = 0x110000
 # Separates characters that are normalised together; neither changes nor combines.
@@ -90,26 +100,70 @@ def changed_by(normaliser: Any) -> np.ndarray:
 
     found = _marks()
     characters = _all()
-    for character, result in zip(
-        characters, normalised(normaliser.normalize_str, characters), strict=True
-    ):
-        if result != character:
-            found[ord(character)] = True
+    results = normalised(normaliser.normalize_str, characters)
+    for character, result in zip(characters, results, strict=True):
+        found[ord(character)] |= result != character
     for result in normalised(normalizers.NFD().normalize_str, characters):
         for part in result[1:]:
             found[ord(part)] = True
     return found
 
 
-def rendered(normaliser: Any, decomposes: bool) -> dict[str, str | None]:
-    """Returns what BERT's words contain for each character that changes.
+class Actions(NamedTuple):
+    """Words of BERT's WordPiece: normalised text, cut at white space and punctuation.
 
-    Values are replacements, with a space at each new word border; None if neighbours matter.
+    BERT's normaliser treats each character alone, except for the order of combining marks, which it
+    then removes. The library encodes texts with the few exceptions.
 
-    Args:
-      normaliser: treats each character alone, except for the order of combining marks.
-      decomposes: whether it applies NFD or NFKD, which reorder marks.
+    Attributes:
+      actions: int32[POINTS] for each character KEEP, BREAK (white space), ALONE (a separate word),
+        REMOVE, REFUSE, or the index of its replacement in `right_sides`.
+      right_sides: uint8[bytes] zero-terminated replacements; spaces separate words.
+      longest: longest replacement, in bytes.
+      tokens: int64[nodes] trie of added tokens that need the library.
+      begins_token: bool[256] their first bytes.
     """
+
+    actions: np.ndarray
+    right_sides: np.ndarray
+    longest: int
+    tokens: np.ndarray
+    begins_token: np.ndarray
+
+
+def actions(normaliser: Any, decomposes: bool) -> dict[str, Any]:
+    """Returns the fields of `Actions` that depend only on the normaliser.
+
+    `decomposes`: whether it applies NFD or NFKD, which reorder marks.
+    """
+    found = np.full(POINTS, KEEP, np.int32)
+    right_sides: dict[str, int] = {}
+    size = 1  # index 0 is no replacement
+    for character, shown in _rendered(normaliser, decomposes).items():
+        if shown is None:
+            action = REFUSE
+        elif shown == f" {character} ":
+            action = ALONE
+        elif not shown:
+            action = REMOVE
+        elif not shown.strip(" "):
+            action = BREAK
+        else:
+            if shown not in right_sides:
+                right_sides[shown] = size
+                size += len(shown.encode()) + 1
+            action = right_sides[shown]
+        found[ord(character)] = action
+    blob = b"\0" + b"".join(shown.encode() + b"\0" for shown in right_sides)
+    return {
+        "actions": found,
+        "right_sides": np.frombuffer(blob, np.uint8),
+        "longest": max([4, *(len(shown.encode()) for shown in right_sides)]),
+    }
+
+
+def _rendered(normaliser: Any, decomposes: bool) -> dict[str, str | None]:
+    """Returns replacements, with a space at each new word border; None if neighbours matter."""
     from tokenizers import pre_tokenizers
 
     characters = _all()

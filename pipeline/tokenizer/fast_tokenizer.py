@@ -128,15 +128,16 @@ def from_model(model: bytes, processor: Any) -> FastTokenizer:
       Unsupported: the model is neither unigram nor BPE, or uses an unsupported feature.
     """
 
-    def make() -> tuple[Normaliser, Pieces]:
+    def make() -> dict[str, Any]:
         from sentencepiece import sentencepiece_model_pb2
 
         proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-        return _normaliser(proto), _pieces(proto)
+        return {**_normaliser(proto)._asdict(), **_pieces(proto)._asdict()}  # no common field
 
-    modules = (kernels.__file__, trie.__file__, __file__)
-    normaliser, pieces = table_cache.load_or_make(model, modules, (Normaliser, Pieces), make)
-    return FastTokenizer(normaliser, pieces, processor)
+    tables = table_cache.load_or_make(model, (kernels.__file__, trie.__file__, __file__), make)
+    kinds: tuple[Any, ...] = (Normaliser, Pieces)
+    parts = (kind(**{name: tables[name] for name in kind._fields}) for kind in kinds)
+    return FastTokenizer(*parts, processor)
 
 
 def _normaliser(proto: Any) -> Normaliser:
@@ -220,7 +221,11 @@ def _pieces(proto: Any) -> Pieces:
     for key, number in normal:
         if len(key) == 1:
             singles[key[0]] = number
-    ascii_pairs, pairs = _adjacent([key for key, _ in normal])
+    # No piece has a line end, so it separates them.
+    points = "\n".join(key.decode() for key, _ in normal).encode("utf-32-le")
+    text = np.frombuffer(points, np.uint32).astype(np.int64)
+    adjacent = np.unique(text[:-1] << 32 | text[1:])
+    ascii_pairs, pairs = kernels.pair_sets(adjacent >> 32, adjacent & 0xFFFFFFFF)
     return Pieces(
         kind=kernels.UNIGRAM if unigram else kernels.BPE,
         trie=trie.build(normal),
@@ -234,13 +239,3 @@ def _pieces(proto: Any) -> Pieces:
         ascii_pairs=ascii_pairs,
         pairs=pairs,
     )
-
-
-def _adjacent(keys: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    text = np.frombuffer("\n".join(key.decode() for key in keys).encode("utf-32-le"), np.uint32)
-    pairs = np.unique(text[:-1].astype(np.uint64) << np.uint64(32) | text[1:].astype(np.uint64))
-    left, right = (
-        (pairs >> np.uint64(32)).astype(np.int64),
-        (pairs & np.uint64(0xFFFFFFFF)).astype(np.int64),
-    )
-    return kernels.pair_sets(left, right)

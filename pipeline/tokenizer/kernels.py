@@ -156,22 +156,16 @@ def _character_bytes(byte):
 
 @compiled(inline="always")
 def _code_point(text, at, size):
+    first = np.int64(text[at])
     if size == 1:
-        return np.int64(text[at])
+        return first
+    second = np.int64(text[at + 1]) & 0x3F
     if size == 2:
-        return (np.int64(text[at]) & 0x1F) << 6 | (np.int64(text[at + 1]) & 0x3F)
+        return (first & 0x1F) << 6 | second
+    third = np.int64(text[at + 2]) & 0x3F
     if size == 3:
-        return (
-            (np.int64(text[at]) & 0x0F) << 12
-            | (np.int64(text[at + 1]) & 0x3F) << 6
-            | (np.int64(text[at + 2]) & 0x3F)
-        )
-    return (
-        (np.int64(text[at]) & 0x07) << 18
-        | (np.int64(text[at + 1]) & 0x3F) << 12
-        | (np.int64(text[at + 2]) & 0x3F) << 6
-        | (np.int64(text[at + 3]) & 0x3F)
-    )
+        return (first & 0x0F) << 12 | second << 6 | third
+    return (first & 0x07) << 18 | second << 12 | third << 6 | (np.int64(text[at + 3]) & 0x3F)
 
 
 @compiled
@@ -196,12 +190,14 @@ def longest_key(trie, text, at, end):
 def longest_rule(rules, text, at, end):
     """Returns (bytes, index of the right side) of the longest rule at `at`, or (0, 0).
 
+    The third value is the length of the longest prefix of text[at:end] that begins some rule.
     Source: darts.h of Darts-clone, DoubleArrayUnit and commonPrefixSearch.
     """
     length, value = 0, 0
     unit = np.int64(rules[0])
     node = (unit >> 10) << ((unit & 512) >> 6)
-    for position in range(at, end):
+    position = at
+    while position < end:
         byte = np.int64(text[position])
         node ^= byte
         if node >= len(rules):
@@ -209,28 +205,12 @@ def longest_rule(rules, text, at, end):
         unit = np.int64(rules[node])
         if unit & 0x800000FF != byte:
             break
+        position += 1
         node ^= (unit >> 10) << ((unit & 512) >> 6)
         if unit & 256:
-            length = position - at + 1
+            length = position - at
             value = np.int64(rules[node]) & 0x7FFFFFFF
-    return length, value
-
-
-@compiled
-def reached(rules, text, at, end):
-    """Returns the length of the longest prefix of text[at:end] that begins some rule."""
-    unit = np.int64(rules[0])
-    node = (unit >> 10) << ((unit & 512) >> 6)
-    for position in range(at, end):
-        byte = np.int64(text[position])
-        node ^= byte
-        if node >= len(rules):
-            return position - at
-        unit = np.int64(rules[node])
-        if unit & 0x800000FF != byte:
-            return position - at
-        node ^= (unit >> 10) << ((unit & 512) >> 6)
-    return end - at
+    return length, value, position - at
 
 
 @compiled
@@ -295,24 +275,21 @@ def _normalise(normaliser, data, at, end, out):
                 continue
         # The replacement: data[begin:stop] itself, or a right side.
         source, begin, stop = data, at, at
-        length = 0
+        length = place = 0
         if normaliser.begins_symbol[byte]:
             length, _ = longest_key(normaliser.symbols, data, at, end)
             stop = at + length
         if length == 0:
             width = min(_character_bytes(byte), end - at)
-            if width > 1 and width < 4 and normaliser.plain[_code_point(data, at, width)]:
+            if not (width > 1 and width < 4 and normaliser.plain[_code_point(data, at, width)]):
+                length, place, _ = longest_rule(rules, data, at, end)
+            if length == 0:
                 length = width
                 stop = at + length
             else:
-                length, place = longest_rule(rules, data, at, end)
-                if length == 0:
-                    length = width
-                    stop = at + length
-                else:
-                    source, begin, stop = sides, place, place
-                    while sides[stop] != 0:
-                        stop += 1
+                source, begin, stop = sides, place, place
+                while sides[stop] != 0:
+                    stop += 1
         at += length
         if not begun:
             if remove and stop - begin == 1 and source[begin] == 0x20:
@@ -328,12 +305,8 @@ def _normalise(normaliser, data, at, end, out):
                 return -1
             after_space = remove and source[stop - 1] == 0x20
             while begin < stop:
-                if (
-                    source[begin] == 0xE2
-                    and begin + 2 < stop
-                    and source[begin + 1] == 0x96
-                    and source[begin + 2] == 0x81
-                ):
+                has_three = source[begin] == 0xE2 and begin + 2 < stop
+                if has_three and source[begin + 1] == 0x96 and source[begin + 2] == 0x81:
                     out[size] = 0x20
                     begin += 3
                 else:
@@ -386,7 +359,7 @@ def ascii_table(rules, right_sides):
     text = np.zeros(2, np.uint8)
     for byte in range(128):
         text[0] = byte
-        length, place = longest_rule(rules, text, 0, 1)
+        length, place, _ = longest_rule(rules, text, 0, 1)
         if length == 0:
             table[byte] = byte
         elif right_sides[place] == 0:
@@ -398,7 +371,7 @@ def ascii_table(rules, right_sides):
         # A rule that begins with this byte and another ASCII byte.
         for after in range(128):
             text[1] = after
-            if reached(rules, text, 0, 2) == 2:
+            if longest_rule(rules, text, 0, 2)[2] == 2:
                 table[byte] = _NO_RULE
     return table
 
@@ -418,7 +391,7 @@ def plain_characters(rules):
             text[0] = 0xE0 | point >> 12
             text[1] = 0x80 | point >> 6 & 0x3F
             text[2] = 0x80 | point & 0x3F
-        plain[point] = reached(rules, text, 0, size) < size and point != 0x2581
+        plain[point] = longest_rule(rules, text, 0, size)[2] < size and point != 0x2581
     return plain
 
 
@@ -676,8 +649,7 @@ def _reverse(work, size):
 @compiled
 def _path_length(pieces, text, at, size, work):
     """Returns the number of ids of a reversed path, counting unknown characters as bytes."""
-    count = 0
-    position = 0
+    count = position = 0
     while position < size:
         end = work.starts[position]
         if pieces.has_bytes and work.ids[end] == pieces.unknown_id:
@@ -731,12 +703,9 @@ def _remember(pieces, text, at, end, work, slot, low, high, limit):
             if pieces.has_bytes and token == pieces.unknown_id:
                 # The character's first byte carries its score.
                 score = pieces.scores[token]
-                for index in range(3 if text[at + position] == 0x20 else ending - position):
-                    byte = (
-                        _SPACE[index]
-                        if text[at + position] == 0x20
-                        else text[at + position + index]
-                    )
+                is_space = text[at + position] == 0x20
+                for index in range(3 if is_space else ending - position):
+                    byte = _SPACE[index] if is_space else text[at + position + index]
                     store[place] = pieces.byte_ids[byte]
                     scores[place + 1] = score
                     place += 2

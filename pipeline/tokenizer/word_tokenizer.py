@@ -11,14 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.tokenizer import (
-    added_tokens,
-    bpe_kernels,
-    byte_level,
-    pretokenize_kernels,
-    tokenizer_file,
-    word_piece,
-)
+from pipeline.tokenizer import added_tokens, byte_level, characters, tokenizer_file, word_kernels
 from pipeline.tokenizer.fast_tokenizer import buffers
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.tokenizer_json import TokenizersCodec
@@ -31,7 +24,7 @@ _MEMO_WORDS = 1 << 20
 _TEXT_BYTES = 1 << 18
 _WORD_BYTES = 1 << 10
 _OUT_TOKENS = 1 << 20
-# Ids that `bpe_kernels.encode` may write beyond the last.
+# Ids that `word_kernels.encode` may write beyond the last.
 _EXCESS = 4
 
 
@@ -41,8 +34,8 @@ def from_file(model: bytes, codec: TokenizersCodec) -> "WordTokenizer | ByteToke
     tables = tokenizer_file.model(rules)
     if rules.is_bytes:
         return ByteTokenizer(tables.byte_ids)
-    added = added_tokens.passes(codec.tokenizer)
-    return WordTokenizer(tokenizer_file.words(rules, added.refused), added.passes, tables, codec)
+    passes, refused = added_tokens.passes(codec.tokenizer)
+    return WordTokenizer(tokenizer_file.words(rules, refused), passes, tables, codec)
 
 
 class ByteTokenizer:
@@ -63,9 +56,9 @@ class WordTokenizer:
 
     def __init__(
         self,
-        words: byte_level.Words | word_piece.Words,
+        words: byte_level.Words | characters.Actions,
         added: list[added_tokens.Added],
-        model: bpe_kernels.Model,
+        model: word_kernels.Model,
         codec: TokenizersCodec,
     ):
         self.refused = 0
@@ -73,7 +66,7 @@ class WordTokenizer:
         self._refused: set[int] = set()  # documents of the current call
         self._reserve_text(_TEXT_BYTES)
         self._out = np.empty(_OUT_TOKENS, np.int32)
-        self._work = bpe_kernels.Work(
+        self._work = word_kernels.Work(
             **_word_arrays(_WORD_BYTES),
             table=np.zeros((_MEMO_ENTRIES, 3), np.int64),
             store=np.empty(_MEMO_WORDS, np.int64),
@@ -111,7 +104,9 @@ class WordTokenizer:
         """
         offsets, given, owners = parts
         counts = np.empty(len(lengths), np.int64)
-        cut = self._cutter(normal)
+        cut = functools.partial(word_kernels.byte_level, self._words, normal)
+        if isinstance(self._words, characters.Actions):
+            cut = functools.partial(word_kernels.word_piece, self._words)
         first = 0
         while True:
             why, stop, size, words, need = cut(
@@ -122,42 +117,32 @@ class WordTokenizer:
                 longest = int(np.diff(self._ends[:words], prepend=np.int32(0)).max())
                 if longest > len(self._work.ids):
                     self._work = self._work._replace(**_word_arrays(2 * longest))
-            used = bpe_kernels.encode(
+            used = word_kernels.encode(
                 self._model, self._work, self._text, self._ends, counts, first, stop, self._out,
                 used, lengths,
             )  # fmt: skip
             first = stop
-            if why == pretokenize_kernels.DONE:
+            if why == word_kernels.DONE:
                 return used
-            if why == pretokenize_kernels.GROW:
+            if why == word_kernels.GROW:
                 self._reserve_text(need)
-            elif why != pretokenize_kernels.FULL:
+            elif why != word_kernels.FULL:
                 text = data[offsets[first] : offsets[first + 1]].tobytes().decode()
                 one = lengths[first : first + 1]
                 used = self._other(why, text, one, used, int(owners[first]))
                 first += 1
 
-    def _cutter(self, normal: bool) -> Any:
-        if isinstance(self._words, word_piece.Words):
-            return functools.partial(pretokenize_kernels.word_piece, self._words)
-        return functools.partial(pretokenize_kernels.byte_level, self._words, normal)
-
     def _other(self, why: int, text: str, length: np.ndarray, used: int, owner: int) -> int:
         """Like `_encode`, for one text of document `owner` that needs the library."""
-        if why == pretokenize_kernels.NORMALISE:
-            again = _readable(self._codec.normalize(text).encode())
+        if why == word_kernels.NORMALISE:
+            again = np.frombuffer(self._codec.normalize(text).encode() + b"\0", np.uint8)
             size, words = len(again) - 1, self._words
             # The library searches for these tokens after normalisation, and for others before it.
-            if not pretokenize_kernels.holds_token(
-                words.tokens, words.begins_token, again, 0, size
-            ):
-                place, given = np.array([0, size]), np.full(1, pretokenize_kernels.TEXT, np.int32)
+            if not word_kernels.holds_token(words.tokens, words.begins_token, again, 0, size):
+                place, given = np.array([0, size]), np.full(1, word_kernels.TEXT, np.int32)
                 part = added_tokens.Parts(place, given, np.array([owner]))
                 return self._encode(again, part, length, used, True)
         self._refused.add(owner)
-        return self._by_library(text, length, used)
-
-    def _by_library(self, text: str, length: np.ndarray, used: int) -> int:
         (ids,) = self._codec.encode([text])
         self._reserve(used + len(ids) + _EXCESS, used)
         self._out[used : used + len(ids)] = ids
@@ -175,11 +160,7 @@ class WordTokenizer:
             self._out = out
 
 
-def _readable(text: bytes) -> np.ndarray:
-    return np.frombuffer(text + b"\0", np.uint8)
-
-
 def _word_arrays(size: int) -> dict[str, Any]:
-    """Returns the fields of `bpe_kernels.Work` for a word of `size` bytes."""
+    """Returns the fields of `word_kernels.Work` for a word of `size` bytes."""
     arrays: dict[str, Any] = {name: np.empty(size, np.int32) for name in ("ids", "ends", "before")}
     return {**arrays, "heap": np.empty(3 * size, np.int64)}
