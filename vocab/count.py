@@ -23,7 +23,6 @@ from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from tasks.terminal.polling import polling
 from vocab.word_splitter import Splitter, passages
 
 if TYPE_CHECKING:
@@ -76,42 +75,29 @@ class Counts:
 
 def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
     """Writes the missing files, in this process if `beam_arguments` is None."""
-    numbers = _train_pieces(job)
+    pieces = [(number, job.corpus.pieces[number]) for number in _train_pieces(job)]
+    names = [job.path(number).rpartition("/")[2] for number, _ in pieces]
     finished = set(files.list_names(job.folder))
-    names = {number: job.path(number).rsplit("/", 1)[-1] for number in numbers}
-    missing = [number for number in numbers if names[number] not in finished]
-    sizes = {names[number]: job.corpus.pieces[number].bytes for number in numbers}
-    total = sum(sizes.values())
-    if len(missing) < len(numbers):
-        print(f"reusing the counts of {len(numbers) - len(missing):,} of {len(numbers):,} pieces")
+    missing = [piece for piece, name in zip(pieces, names, strict=True) if name not in finished]
+    if len(missing) < len(pieces):
+        print(f"reusing the counts of {len(pieces) - len(missing):,} of {len(pieces):,} pieces")
     title = f"counting the words of {job.corpus.spec}"
-    begun = total - sum(sizes[names[number]] for number in missing)
-    with progress.shown(title, total, begun, unit="B") as bar:
-        if beam_arguments is None:
-            done = begun
-            for number in missing:
-                piece = job.corpus.pieces[number]
+    sizes = {name: piece.bytes for name, (_, piece) in zip(names, pieces, strict=True)}
+    if beam_arguments is None:
+        done = sum(sizes.values()) - sum(piece.bytes for _, piece in missing)
+        with progress.shown(title, sum(sizes.values()), done, unit="B") as bar:
+            for number, piece in missing:
                 show = lambda inside, done=done: bar.update(done + inside)  # noqa: E731
                 _count_piece(job, (number, piece), show)
-                done += sizes[names[number]]
-        elif missing:
+                done += piece.bytes
+    elif missing:
+        # Importing Beam takes seconds, which a small corpus does not need to spend.
+        from pipeline.runners import beam_job
 
-            def show_progress() -> None:
-                written = sizes.keys() & set(files.list_names(job.folder))
-                bar.update(sum(sizes[name] for name in written))
-
-            with polling(show_progress, files.is_remote(job.folder)):
-                # Importing Beam takes seconds, which a small corpus does not need to spend.
-                from pipeline.runners import beam_job
-
-                # A worker is sent its own pieces; the others may be a million files.
-                record = {
-                    key: job.corpus.record[key] for key in job.corpus.record.keys() - {"files"}
-                }
-                corpus = dataclasses.replace(job.corpus, record=record, pieces=())
-                count = functools.partial(_count_piece, dataclasses.replace(job, corpus=corpus))
-                elements = [(number, job.corpus.pieces[number]) for number in missing]
-                beam_job.run(count, elements, job.folder, beam_arguments, verbose)
+        slim = dataclasses.replace(job, corpus=beam_job.without_pieces(job.corpus))
+        with beam_job.files_shown(title, job.folder, sizes, "B"):
+            count = functools.partial(_count_piece, slim)
+            beam_job.run(count, missing, job.folder, beam_arguments, verbose)
 
 
 def clean(folder: str, *keys: str) -> None:
@@ -125,9 +111,6 @@ def clean(folder: str, *keys: str) -> None:
 def _train_pieces(job: Job) -> list[int]:
     pieces = enumerate(job.corpus.pieces)
     return [number for number, piece in pieces if sources.TRAIN in piece.splits]
-
-
-# --- one piece
 
 
 def _count_piece(
@@ -199,9 +182,6 @@ def _write(writer: Any, counts: Counter[str]) -> None:
 
 def _hash(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest())
-
-
-# --- all pieces
 
 
 def sizes(jobs: Mapping[str, Job]) -> dict[str, int]:

@@ -6,25 +6,22 @@ changed files.
 
 import dataclasses
 import errno
+import functools
 import hashlib
 import io
 import itertools
 import json
-import multiprocessing
 import os
 import platform
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 
 import numpy as np
 
 from pipeline.adopting import megatron, seqio_cache
-from pipeline.adopting.found_files import Found
 from pipeline.adopting.options import CONCAT, TARGETS, Options
-from pipeline.adopting.scan import MOST_IDS, Scan
+from pipeline.adopting.scan import MOST_IDS, Found, Scan
+from pipeline.runners import processes
 from tasks.cache.adopted import Adoption
 from tasks.cache.manifest import (
     MANIFEST,
@@ -194,9 +191,9 @@ def _adopted(
     total = sum(job.size for job in jobs)
     done, shards = 0, []
     with progress.shown("adopting", total, 0, "B") as bar:
-        for job, shard in zip(
-            jobs, _in_order(jobs, options.workers if total > _SMALL_BYTES else 1), strict=True
-        ):
+        workers = options.workers if total > _SMALL_BYTES else 1
+        scanned = processes.in_order(functools.partial, (_shard,), jobs, workers)
+        for job, shard in zip(jobs, scanned, strict=True):
             shards.append(shard)
             done += job.size
             bar.update(done)
@@ -204,26 +201,6 @@ def _adopted(
     return {
         split: tuple(itertools.islice(each, len(names))) for split, names in found.files.items()
     }
-
-
-def _in_order(jobs: list[_Job], workers: int) -> Iterator[Shard]:
-    if workers == 1:
-        yield from map(_shard, jobs)
-        return
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start)
-    try:
-        yield from pool.map(_shard, jobs)
-    except BrokenProcessPool as error:
-        raise UserError(
-            f"a worker process died: if memory ran out, use fewer --workers than {workers}"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _start() -> None:
-    """Prepares a worker process to ignore Ctrl-C; its parent ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _shard(job: _Job) -> Shard:

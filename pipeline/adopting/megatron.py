@@ -14,8 +14,7 @@ import struct
 
 import numpy as np
 
-from pipeline.adopting.found_files import Found
-from pipeline.adopting.scan import Scan, scan_tokens
+from pipeline.adopting.scan import Found, Scan, scan_tokens
 from tasks.cache.adopted import MEGATRON
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -62,10 +61,9 @@ def survey(folder: str, names: list[str], validation: str | None) -> Found:
             f"{folder} has tokens of two types, {first[1]} in {first[0]} and {second[1]} in "
             f"{second[0]}: adopt them from folders of their own"
         )
-    of_splits = {split: tuple(sorted(found)) for split, found in splits.items() if found}
     return Found(
         program=MEGATRON,
-        files=of_splits,
+        files={split: tuple(sorted(found)) for split, found in splits.items() if found},
         examples={},
         is_pairs=False,
         scan=functools.partial(scan, folder),

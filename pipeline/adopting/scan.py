@@ -3,8 +3,8 @@
 import dataclasses
 import hashlib
 import struct
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Callable
+from typing import IO
 
 import numpy as np
 
@@ -37,16 +37,40 @@ class Scan:
     documents: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Another program's cache.
+
+    Attributes:
+      program: one of `tasks.cache.adopted.PROGRAMS`.
+      files: split -> ordered names of its record files.
+      examples: split -> number of rows, if the program states it.
+      scan: (record file, number of ids, id of EOS) -> its content; runs in other processes.
+      token: NumPy name of the token type; "" for records.
+      unread: names of unread features.
+      unknown: properties that cannot be determined.
+    """
+
+    program: str
+    files: dict[str, tuple[str, ...]]
+    examples: dict[str, int]
+    is_pairs: bool
+    scan: Callable[[str, int, int], Scan]
+    token: str = ""
+    unread: tuple[str, ...] = ()
+    version: str = ""
+    unknown: tuple[str, ...] = ("corpus", "borders of documents", "text")
+
+
 class Collector:
     """Rows of a file, collected block by block."""
 
     def __init__(self, path: str, size: int, is_pairs: bool):
         self._path, self._size, self._is_pairs = path, size, is_pairs
         self._index: list[np.ndarray] = [np.zeros(0, PAIR_INDEX if is_pairs else RAGGED_INDEX)]
-        self._rows = self._tokens = self._inputs = self._zeros = self._ids = 0
+        self.rows = self._tokens = self._inputs = self._zeros = self._ids = self._empty = 0
         self._ends = {"inputs": 0, "targets": 0}
         self._longest = {"inputs": 0, "targets": 0}
-        self._empty = 0
 
     def ids(self, lowest: int, highest: int, low_row: int, high_row: int, zeros: int) -> None:
         """Counts a block's ids, given extremes and their rows; raises a UserError if invalid."""
@@ -82,19 +106,15 @@ class Collector:
             index["begin"] = self._tokens + np.cumsum(tokens) - tokens
         else:
             index["inputs"] = inputs
-            index["documents"] = self._rows + np.arange(len(offsets))
+            index["documents"] = self.rows + np.arange(len(offsets))
             self._inputs += int(inputs.sum())
         self._index.append(index)
-        self._rows += len(offsets)
+        self.rows += len(offsets)
         self._tokens += int(tokens.sum())
         self._empty += int((targets == 0).sum())
 
-    @property
-    def rows(self) -> int:
-        return self._rows
-
     def refused(self, row: int, why: str) -> UserError:
-        return UserError(f"{self._path}, row {self._rows + row:,}: {why}")
+        return UserError(f"{self._path}, row {self.rows + row:,}: {why}")
 
     def finish(self, entry: FileEntry, documents: int = 0) -> Scan:
         """Returns the content of the file with size and checksum `entry`."""
@@ -106,29 +126,20 @@ class Collector:
         return Scan(entry, np.concatenate(self._index), counts, pairs, documents)
 
 
-class _Hashed:
+class Hashed:
     """Counts and hashes a file while it is read."""
 
     def __init__(self, file: IO[bytes]):
         self._file, self._hash, self.bytes = file, hashlib.sha256(), 0
 
-    def read(self) -> bytes:
-        data = self._file.read(_BLOCK_BYTES)
+    def read(self, count: int | None = None) -> bytes:
+        data = self._file.read(count or _BLOCK_BYTES)
         self._hash.update(data)
         self.bytes += len(data)
         return data
 
     def entry(self) -> FileEntry:
         return FileEntry(self.bytes, self._hash.hexdigest())
-
-
-def blocks(path: str) -> Iterator[Any]:
-    """Yields the blocks of a file, then its FileEntry."""
-    with files.open_read(path) as file:
-        hashed = _Hashed(file)
-        while data := hashed.read():
-            yield data
-        yield hashed.entry()
 
 
 def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos: int) -> Scan:
@@ -141,20 +152,19 @@ def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos
     """
     rows = Collector(path, size, is_pairs)
     left, start = b"", 0
-    for block in blocks(path):
-        if isinstance(block, FileEntry):
-            entry = block
-            break
-        data = left + block
-        try:
-            bounds = _bounds(data)
-            _scan_block(rows, data[: bounds[-1]], bounds, start, is_pairs, inputs_refused, eos)
-        except CorruptRecord as error:
-            raise rows.refused(error.record, f"{error}; {_RESTORE}") from error
-        left, start = data[bounds[-1] :], start + int(bounds[-1])
+    with files.open_read(path) as file:
+        hashed = Hashed(file)
+        while block := hashed.read():
+            data = left + block
+            try:
+                bounds = _bounds(data)
+                _scan_block(rows, data[: bounds[-1]], bounds, start, is_pairs, inputs_refused, eos)
+            except CorruptRecord as error:
+                raise rows.refused(error.record, f"{error}; {_RESTORE}") from error
+            left, start = data[bounds[-1] :], start + int(bounds[-1])
     if left:
         raise UserError(f"{path} ends in row {rows.rows:,}: it was cut short; {_RESTORE}")
-    return rows.finish(entry)
+    return rows.finish(hashed.entry())
 
 
 def _bounds(data: bytes) -> np.ndarray:
@@ -225,30 +235,29 @@ def scan_tokens(
     ends = np.cumsum(lengths)
     total, at, left = int(lengths.sum()), 0, b""
     last = np.zeros(len(lengths), bool)
-    for block in blocks(path):
-        if isinstance(block, FileEntry):
-            entry = block
-            break
-        data = left + block
-        whole = len(data) // kind.itemsize
-        left = data[whole * kind.itemsize :]
-        if not whole:
-            continue
-        tokens = np.frombuffer(data, kind, whole)
-        low, high = int(tokens.argmin()), int(tokens.argmax())
-        in_rows = np.searchsorted(ends, [at + low, at + high], side="right").tolist()
-        zeros = int((tokens == 0).sum())
-        rows.ids(int(tokens[low]), int(tokens[high]), in_rows[0], in_rows[1], zeros)
-        first, stop = np.searchsorted(ends, [at, at + whole], side="right")
-        inside = ends[first : stop + 1] - 1 - at
-        here = (inside >= 0) & (inside < whole)
-        last[first : stop + 1][here] = tokens[inside[here]] == eos
-        at += whole
+    with files.open_read(path) as file:
+        hashed = Hashed(file)
+        while block := hashed.read():
+            data = left + block
+            whole = len(data) // kind.itemsize
+            left = data[whole * kind.itemsize :]
+            if not whole:
+                continue
+            tokens = np.frombuffer(data, kind, whole)
+            low, high = int(tokens.argmin()), int(tokens.argmax())
+            in_rows = np.searchsorted(ends, [at + low, at + high], side="right").tolist()
+            zeros = int((tokens == 0).sum())
+            rows.ids(int(tokens[low]), int(tokens[high]), *in_rows, zeros)
+            first, stop = np.searchsorted(ends, [at, at + whole], side="right")
+            inside = ends[first : stop + 1] - 1 - at
+            here = (inside >= 0) & (inside < whole)
+            last[first : stop + 1][here] = tokens[inside[here]] == eos
+            at += whole
     if at != total or left:
         raise UserError(
-            f"{path} has {entry.bytes:,} bytes, and its index says {total * kind.itemsize:,}: it "
+            f"{path} has {hashed.bytes:,} bytes, and its index says {total * kind.itemsize:,}: it "
             f"was cut short or changed; {_RESTORE}"
         )
     lengths = rows.side("targets", lengths, last & (lengths > 0))
     rows.add((ends - lengths) * kind.itemsize, lengths, None)
-    return rows.finish(entry, documents)
+    return rows.finish(hashed.entry(), documents)

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.adopting.found_files import Found
 from pipeline.adopting.options import PAIRS, TARGETS
-from pipeline.adopting.scan import Scan, scan_records
+from pipeline.adopting.scan import Found, Scan, scan_records
 from tasks.cache import records
 from tasks.cache.adopted import SEQIO
 from tasks.storage import files

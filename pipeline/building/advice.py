@@ -30,7 +30,8 @@ def pretrain(task: TaskSpec, options: Options, held_out: bool) -> str:
     on_accelerator, on_cpu = _PRESETS[task.objective.architectures[0]]
     if "prefix" in task.objective.features:
         on_cpu = "mini_primer_ez"  # Llama has no bidirectional prefixes
-    if _has_accelerator():
+    wants_cpu = os.environ.get("JAX_PLATFORMS", "") == "cpu"
+    if not wants_cpu and any(map(glob.glob, _DEVICES)):
         preset, size = on_accelerator, _ON_ACCELERATOR
     else:
         rows = max(1, _CPU_POSITIONS // (task.lengths.inputs + task.lengths.targets))
@@ -46,8 +47,3 @@ def pretrain(task: TaskSpec, options: Options, held_out: bool) -> str:
         *([f"--task_module={options.task_module}"] if options.task_module else []),
     ]
     return shlex.join(["python", "-m", "trainer.pretrain", *arguments])
-
-
-def _has_accelerator() -> bool:
-    platforms = os.environ.get("JAX_PLATFORMS", "")
-    return platforms != "cpu" and any(map(glob.glob, _DEVICES))

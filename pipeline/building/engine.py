@@ -99,13 +99,18 @@ def _task(options: Options) -> TaskSpec:
             f"--name={options.name}: with it, --task is one of the objectives "
             f"{', '.join(OBJECTIVES)}, not {name}"
         )
+    return registry.get(named_task(options), options.task_module)
+
+
+def named_task(options: Options) -> str:
+    """Returns NAME_TASK; raises a UserError if no task can have this name."""
     name = f"{options.name}_{options.task}"
     if not options.name or objective_of(name) != options.task:
         raise UserError(
             f"--name={options.name} cannot begin the name of a task {name}: choose another, of "
             "letters, digits, _, - and ."
         )
-    return registry.get(name, options.task_module)
+    return name
 
 
 def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
@@ -151,11 +156,8 @@ def _planned(
         exclude=cache_lists.records(existing, lists, options.max_document_bytes, folder, spec.unit),
         filters=filters,
     )
-    job = graph.Job(
-        folder, plan, corpus, options.tokenizer, options.hf_token_secret or "",
-        options.task_module or "",
-    )  # fmt: skip
-    return job, assignments
+    secret_name, module = options.hf_token_secret or "", options.task_module or ""
+    return graph.Job(folder, plan, corpus, options.tokenizer, secret_name, module), assignments
 
 
 def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> PairLimits | None:
@@ -170,26 +172,23 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
             f"{task.name} reads pairs, and corpus {spec} has texts: name the two sides, as in "
             f"--corpus='{spec}{'&' if '?' in str(spec) else '?'}inputs=COLUMN&targets=COLUMN'"
         )
-    for name, default, unit in (
-        ("max_inputs", None, Unit.PAIR),
-        ("max_targets", None, Unit.PAIR),
-        ("too_long", None, Unit.PAIR),
-        ("row_tokens", None, Unit.TEXT),
-        ("packing", "concat", Unit.TEXT),
-        ("separator", None, Unit.TEXT),
+    for unit, names in (
+        (Unit.PAIR, ("max_inputs", "max_targets", "too_long")),
+        (Unit.TEXT, ("row_tokens", "packing", "separator")),
     ):
-        if unit is not reads and getattr(options, name) != default:
-            raise UserError(
-                f"--{name} is for {unit.plural}, and {task.name} reads {reads.plural}: leave it out"
-            )
+        for name in names if unit is not reads else ():
+            if getattr(options, name) != getattr(Options, name):
+                raise UserError(
+                    f"--{name} is for {unit.plural}, and {task.name} reads {reads.plural}: leave "
+                    "it out"
+                )
     if reads is Unit.TEXT:
         return None
     for name in ("max_inputs", "max_targets"):
         if getattr(options, name) == 1:
             raise UserError(f"--{name}=1 is the EOS alone: give 2 or more")
-    return PairLimits(
-        options.max_inputs or 0, options.max_targets or 0, options.too_long or TOO_LONG[0]
-    )
+    too_long = options.too_long or TOO_LONG[0]
+    return PairLimits(options.max_inputs or 0, options.max_targets or 0, too_long)
 
 
 def assign(pieces: tuple[sources.Piece, ...]) -> list[graph.Assignment]:
@@ -268,7 +267,15 @@ def _work(
         raise
     if options.tokenizer == tokenize.FAST:
         _report_tokenizer(job, counts)
-    return sum(each.piece.bytes for each in to_do), _all_shards(job.folder, job.plan)
+    found = lifecycle.survey(job.folder, job.plan, check=False)
+    missing = [key for key, shard in found.items() if shard is None]
+    if missing:
+        raise UserError(
+            f"Beam reported success and {len(missing):,} of {len(found):,} shards are missing, the "
+            f"first is {missing[0][0]} {missing[0][1]}: run the same command to build them"
+        )
+    read = sum(each.piece.bytes for each in to_do)
+    return read, {key: shard for key, shard in found.items() if shard}
 
 
 def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
@@ -290,21 +297,10 @@ def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
         )
 
 
-def _all_shards(folder: str, plan: Plan) -> dict[lifecycle.ShardKey, Shard]:
-    found = lifecycle.survey(folder, plan, check=False)
-    missing = [key for key, shard in found.items() if shard is None]
-    if missing:
-        raise UserError(
-            f"Beam reported success and {len(missing):,} of {len(found):,} shards are missing, the "
-            f"first is {missing[0][0]} {missing[0][1]}: run the same command to build them"
-        )
-    return {key: shard for key, shard in found.items() if shard}
-
-
 def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
     share = bad_share(shards)
     if share > limit:
-        reasons = summary.dropped(shards)
+        reasons = summary.counted(shards, "dropped")
         top = ", ".join(
             f"{count:,} {reason}" for reason, count in reasons.most_common() if is_fault(reason)
         )
@@ -318,7 +314,7 @@ def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
 def _check_rows(job: graph.Job, shards: dict[lifecycle.ShardKey, Shard]) -> None:
     first = "train" if "train" in job.plan.shards else next(iter(job.plan.shards))
     if not any(shard.rows for (split, _), shard in shards.items() if split == first):
-        reasons = summary.dropped(list(shards.values())).most_common(3)
+        reasons = summary.counted(list(shards.values()), "dropped").most_common(3)
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
         raise UserError(
             f"empty corpus: {job.corpus.spec} has no document with text in the split {first}"

@@ -7,12 +7,11 @@ small corpus is built completely, with error 0.
 """
 
 import bisect
-import contextlib
 import dataclasses
+import functools
 import heapq
 import itertools
 import math
-import multiprocessing
 import os
 import random
 import statistics
@@ -20,10 +19,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 
 from pipeline.building import graph
 from pipeline.filtering.stages import Filters
+from pipeline.runners import processes
 from tasks.cache.manifest import Shard
 from tasks.cache.receipts import finished
 from tasks.reading import cutting
@@ -67,30 +66,23 @@ class Quantity:
         return Quantity(self.value / unit, self.variance / unit**2)
 
     def __str__(self) -> str:
-        value = (
-            f"{self.value:,.0f}" if self.value % 1 == 0 or self.value > 100 else f"{self.value:.2f}"
-        )
+        is_whole = self.value % 1 == 0 or self.value > 100
+        value = f"{self.value:,.0f}" if is_whole else f"{self.value:.2f}"
         share = math.sqrt(self.variance) / self.value if self.variance and self.value else 0
         return f"{value} ± {share:.1%}" if share else value
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """The expected size and time of a build.
+    """The expected size and time of a build."""
 
-    Attributes:
-      counts: "documents", "tokens", "rows" and "disk" (bytes) of the whole cache, by split.
-      filtered: documents that filters judge and drop, by the keys of `Filters.tally`.
-      sampled: bytes of the corpus built for the estimate.
-      core_seconds: time for unfinished pieces, summed over local processes.
-      seconds: the runner's wall time on this machine.
-    """
-
+    # "documents", "tokens", "rows" and "disk" (bytes) of the whole cache, by split.
     counts: dict[str, dict[str, Quantity]]
+    # Documents that filters judge and drop, by the keys of `Filters.tally`.
     filtered: dict[tuple[str, str], Quantity]
-    sampled: int
-    core_seconds: float
-    seconds: float
+    sampled: int  # bytes of the corpus built for the estimate
+    core_seconds: float  # time for unfinished pieces, summed over local processes
+    seconds: float  # the runner's wall time on this machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,19 +108,18 @@ def estimate(
 ) -> Estimate:
     """Builds a sample in a temporary folder and scales the result up.
 
-    Args:
-      job: the build; nothing is written to its folder.
-      loaded: vocabulary of the build.
-      to_do: unfinished pieces.
-      workers: number of local processes.
-      runner_arguments: Beam's arguments, to time its runner on an empty job.
-      copies: other files of the cache (exclude lists), by name.
+    Nothing is written to the job's own folder. `to_do` are its unfinished pieces; `copies`, the
+    paths of other files of the cache (exclude lists) by name; `runner_arguments`, Beam's, to time
+    its runner on an empty job with `workers` processes.
     """
     generator = random.Random(seed)
-    slices = _draw(job.corpus.pieces, generator)
+    # A small corpus is built as a whole, and timed.
+    slices = timed = list(job.corpus.pieces)
+    if sum(piece.bytes for piece in slices) > SAMPLE_BYTES:
+        slices = _draw(job.corpus.pieces, generator)
+        timed = _spread(timed, _TIMED_BYTES, _TIMED_SLICES * workers, generator)
     nothing = dataclasses.replace(slices[0], parts=(), members=(), bytes=0)
     # Build slices first, so that processes are warm when pieces are timed.
-    timed = _timed(job.corpus.pieces, workers, generator)
     to_build = [*slices, *[nothing] * _EMPTY_PIECES, *timed]
     with tempfile.TemporaryDirectory() as scratch:
         files.write_bytes(files.join(scratch, loaded.record.file_name), loaded.model)
@@ -155,10 +146,8 @@ def estimate(
 
 
 def _draw(pieces: tuple[Piece, ...], generator: random.Random) -> list[Piece]:
-    """Returns all pieces, or random slices stratified by the splits they feed."""
+    """Returns random slices of the pieces, stratified by the splits they feed."""
     total = sum(piece.bytes for piece in pieces)
-    if total <= SAMPLE_BYTES:
-        return list(pieces)
     drawn = []
     for stratum in _strata(pieces).values():
         size = sum(piece.bytes for piece in stratum)
@@ -166,13 +155,6 @@ def _draw(pieces: tuple[Piece, ...], generator: random.Random) -> list[Piece]:
         drawn += _spread(stratum, _SLICE_BYTES, wanted, generator)
     generator.shuffle(drawn)
     return drawn
-
-
-def _timed(pieces: tuple[Piece, ...], workers: int, generator: random.Random) -> list[Piece]:
-    """Returns slices long enough to time, or all pieces of a small corpus."""
-    if sum(piece.bytes for piece in pieces) <= SAMPLE_BYTES:
-        return list(pieces)
-    return _spread(list(pieces), _TIMED_BYTES, _TIMED_SLICES * workers, generator)
 
 
 def _spread(pieces: list[Piece], size: int, wanted: int, generator: random.Random) -> list[Piece]:
@@ -231,21 +213,17 @@ def _cut_parts(piece: Piece, size: int) -> Iterator[tuple[int, int, FilePart]]:
 def _build(job: graph.Job, pieces: list[Piece], workers: int) -> list[_Built]:
     sizes = list(itertools.accumulate(piece.bytes for piece in pieces))
     built = []
-    results: Iterator[_Built]
-    with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(progress.shown("sampling", sizes[-1], 0, "B"))
-        results = map(_time, itertools.repeat(job), pieces, itertools.count())
-        if workers > 1:
-            spawn = multiprocessing.get_context("spawn")
-            pool = stack.enter_context(ProcessPoolExecutor(workers, spawn))
-            results = pool.map(_time, itertools.repeat(job), pieces, range(len(pieces)))
-        for result, done in zip(results, sizes, strict=False):
+    numbered = list(enumerate(pieces))
+    results = processes.in_order(functools.partial, (_time, job), numbered, workers)
+    with progress.shown("sampling", sizes[-1], 0, "B") as bar:
+        for result, done in zip(results, sizes, strict=True):
             built.append(result)
             bar.update(done)
     return built
 
 
-def _time(job: graph.Job, piece: Piece, number: int) -> _Built:
+def _time(job: graph.Job, numbered: tuple[int, Piece]) -> _Built:
+    number, piece = numbered
     begin = time.monotonic()
     shards = tuple((split, number) for split in piece.splits)
     filters = Filters(job.plan.filters) if job.plan.filters else None
@@ -257,9 +235,8 @@ def _time(job: graph.Job, piece: Piece, number: int) -> _Built:
     for shard in there.values():
         for name in shard.files:
             files.remove(files.join(job.folder, name))
-    return _Built(
-        piece, os.getpid(), begin, seconds, there, filters.tally if filters else Counter()
-    )
+    tally = filters.tally if filters else Counter[tuple[str, str]]()
+    return _Built(piece, os.getpid(), begin, seconds, there, tally)
 
 
 def _costs(measured: list[_Built]) -> tuple[float, float]:
@@ -279,7 +256,11 @@ def _scale_up(
         mine = [each for each in built if each.piece.splits == key]
         for split in key:
             for name in names:
-                values = [_count(each.shards[split], name) for each in mine]
+                shards = [each.shards[split] for each in mine]
+                if name == "disk":
+                    values = [sum(file.bytes for file in each.files.values()) for each in shards]
+                else:
+                    values = [getattr(each, name) for each in shards]
                 nominal = name == "documents"
                 sizes = [each.piece.bytes if nominal else _text(each) for each in mine]
                 if sum(sizes) > _REPEATED * sum(each.piece.bytes for each in mine):
@@ -297,9 +278,8 @@ def _filtered(pieces: tuple[Piece, ...], built: list[_Built]) -> dict[tuple[str,
         sizes = [each.piece.bytes for each in mine]
         total = sum(piece.bytes for piece in stratum)
         for key in found:
-            found[key] += _ratio(
-                [each.tally[key] for each in mine], sizes, total, sum(sizes) >= total
-            )
+            tallies = [each.tally[key] for each in mine]
+            found[key] += _ratio(tallies, sizes, total, sum(sizes) >= total)
     return found
 
 
@@ -312,12 +292,6 @@ def _text(built: _Built) -> int:
     if not form or not form.ranges_are_rows or not built.piece.bytes:
         return built.piece.bytes
     return sum(shard.text_bytes for shard in built.shards.values())
-
-
-def _count(shard: Shard, name: str) -> int:
-    if name == "disk":
-        return sum(entry.bytes for entry in shard.files.values())
-    return getattr(shard, name)
 
 
 def _ratio(values: list[int], sizes: list[int], total: int, whole: bool = False) -> Quantity:

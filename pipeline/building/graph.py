@@ -109,10 +109,9 @@ def _tokenizer(job: Job) -> Iterator[_Loaded]:
 
 
 def for_workers(job: Job) -> Job:
-    """Returns the job without pieces and file list, maybe a million; workers get their own."""
-    record = {key: value for key, value in job.corpus.record.items() if key != "files"}
-    corpus = dataclasses.replace(job.corpus, record=record, pieces=(), notes=())
-    plan = dataclasses.replace(job.plan, corpus=record)
+    """Returns the job without pieces and file list."""
+    corpus = beam_job.without_pieces(job.corpus)
+    plan = dataclasses.replace(job.plan, corpus=corpus.record)
     return dataclasses.replace(job, corpus=corpus, plan=plan)
 
 

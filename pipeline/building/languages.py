@@ -14,7 +14,7 @@ from tasks.cache.manifest import MANIFEST, CacheManifest
 from tasks.mixture import MixtureSpec
 from tasks.reading import languages
 from tasks.storage import files
-from tasks.task import OBJECTIVES, objective_of
+from tasks.task import OBJECTIVES
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
 
@@ -58,12 +58,7 @@ def _task(options: Options) -> str:
             "several languages need --name=NAME and, as --task, one of the objectives "
             f"{', '.join(OBJECTIVES)}: each language is then the task NAME_LANGUAGE_OBJECTIVE"
         )
-    task = f"{options.name}_{options.task}"
-    if objective_of(task) != options.task:
-        raise UserError(
-            f"--name={options.name} cannot begin the name of a task {task}: choose another, of "
-            "letters, digits, _, - and ."
-        )
+    task = engine.named_task(options)
     if files.exists(files.join(options.cache_dir, task, MANIFEST)):
         raise UserError(
             f"{files.join(options.cache_dir, task)} is a cache of one corpus: choose another "
@@ -121,13 +116,6 @@ def _row(
 ) -> tuple[str, ...]:
     documents, tokens, rows, size = counts
     return (
-        name,
-        f"{documents:,}",
-        f"{tokens:,}",
-        f"{rows:,}",
-        f"{size / 1e6:,.2f}",
-        f"{size / max(tokens, 1):.2f}",
-        f"{held_out:,}",
-        f"{share:.2%}",
-        f"{sampled:.2%}",
+        *(name, f"{documents:,}", f"{tokens:,}", f"{rows:,}", f"{size / 1e6:,.2f}"),
+        *(f"{size / max(tokens, 1):.2f}", f"{held_out:,}", f"{share:.2%}", f"{sampled:.2%}"),
     )

@@ -17,7 +17,9 @@ affected receipts are deleted, then plan.json is replaced. Until then the remain
 both plans, so the command of either completes the folder.
 """
 
+import contextlib
 import dataclasses
+import functools
 import json
 import platform
 from collections.abc import Iterable, Sequence
@@ -258,20 +260,16 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
 
     def rename(key: ShardKey) -> None:
         split, index = key
-        new = {
-            shard_file(split, kind, index, earlier[split]): shard_file(
-                split, kind, index, plan.shards[split]
-            )
-            for kind in SHARD_KINDS
-        }
+        before, after = earlier[split], plan.shards[split]
+        name_of = functools.partial(shard_file, split, index=index)
+        new = {name_of(kind, count=before): name_of(kind, count=after) for kind in SHARD_KINDS}
         *data, receipt = new
         if receipt in names and (shard := read_receipt(files.join(folder, receipt))):
             for name in names.intersection(data):
                 files.rename(files.join(folder, name), files.join(folder, new[name]))
             entries = {new[name]: entry for name, entry in shard.files.items()}
             renamed = dataclasses.replace(shard, files=entries)
-            path = files.join(folder, new[receipt])
-            files.write_json(path, as_json(renamed))
+            files.write_json(files.join(folder, new[receipt]), as_json(renamed))
         for name in names.intersection(new):
             files.remove(files.join(folder, name))
 
@@ -302,9 +300,7 @@ def invalidate(folder: str, plan: Plan, keys: Iterable[ShardKey] = ()) -> None:
     files.remove(files.join(folder, COMPLETED))
     files.remove(files.join(folder, MANIFEST))
     receipts = {shard_file(split, "receipt", index, plan.shards[split]) for split, index in keys}
-    if not receipts:
-        return
-    for split in plan.shards:
+    for split in plan.shards if receipts else ():
         receipts_there = files.list_sizes(folder, f"{split}.receipt-").keys() & receipts
         with ThreadPoolExecutor(files.threads(folder)) as pool:
             # Reading the results raises the threads' exceptions.
@@ -317,7 +313,17 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
         split: tuple(shards[split, index] for index in range(count))
         for split, count in plan.shards.items()
     }
-    manifest = _keep_software(folder, CacheManifest(plan, splits, _software(plan)))
+    packages = [*_PACKAGES]
+    if plan.vocabulary.file_name == tokenizer_json.FILE:
+        packages.append("tokenizers")
+    versions = {package: metadata.version(package) for package in packages}
+    manifest = CacheManifest(plan, splits, {"python": platform.python_version(), **versions})
+    with contextlib.suppress(UserError):
+        # A cache that differs only in versions of software is not rewritten.
+        existing = CacheManifest.load(folder)
+        kept = dataclasses.replace(manifest, software=existing.software)
+        if as_json(existing) == as_json(kept):
+            manifest = kept
     wanted = closing_files(manifest)
     stale = [name for name, data in wanted.items() if not _holds(files.join(folder, name), data)]
     if stale:
@@ -328,21 +334,21 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
 
 
 def closing_files(manifest: CacheManifest) -> dict[str, bytes]:
-    """Returns the files that complete a cache, name -> content, in writing order."""
-    splits = manifest.splits
-    return {
-        **{
-            f"info.{split}.json": files.json_bytes(
-                _seqio_info(len(splits[split]), manifest.plan.unit)
-            )
-            for split in splits
-        },
-        **{
-            f"stats.{split}.json": files.json_bytes(_seqio_stats(splits[split])) for split in splits
-        },
-        MANIFEST: manifest.content(),
-        COMPLETED: b"tfrecord",
-    }
+    """Returns the files that complete a cache, name -> content, in writing order.
+
+    Source of info.SPLIT.json: seqio `beam_utils.py`, GetInfo.
+    """
+    feature = {"dtype": "int32", "shape": [None]}
+    other = "inputs" if manifest.plan.unit is Unit.PAIR else "document_starts"
+    features = {"features": {other: feature, "targets": feature}}
+    found: dict[str, dict[str, Any]] = {}
+    for split, shards in manifest.splits.items():
+        sizes = {"num_shards": len(shards), "seqio_version": _SEQIO_VERSION}
+        found[f"info.{split}.json"] = {**features, **sizes}
+    for split, shards in manifest.splits.items():
+        found[f"stats.{split}.json"] = _seqio_stats(shards)
+    written = {name: files.json_bytes(value) for name, value in found.items()}
+    return {**written, MANIFEST: manifest.content(), COMPLETED: b"tfrecord"}
 
 
 def _holds(path: str, data: bytes) -> bool:
@@ -352,53 +358,19 @@ def _holds(path: str, data: bytes) -> bool:
         return False
 
 
-def _software(plan: Plan) -> dict[str, str]:
-    packages = [*_PACKAGES]
-    if plan.vocabulary.file_name == tokenizer_json.FILE:
-        packages.append("tokenizers")
-    versions = {package: metadata.version(package) for package in packages}
-    return {"python": platform.python_version(), **versions}
-
-
-def _keep_software(folder: str, manifest: CacheManifest) -> CacheManifest:
-    """Keeps a finished cache's software versions if all else is equal, to avoid rewriting it."""
-    try:
-        existing = CacheManifest.load(folder)
-    except UserError:
-        return manifest
-    kept = dataclasses.replace(manifest, software=existing.software)
-    return kept if as_json(existing) == as_json(kept) else manifest
-
-
-def _seqio_info(shards: int, unit: Unit) -> dict[str, object]:
-    """Returns the content of info.SPLIT.json. Source: seqio `beam_utils.py`, GetInfo."""
-    feature = {"dtype": "int32", "shape": [None]}
-    other = "inputs" if unit is Unit.PAIR else "document_starts"
-    return {
-        "features": {other: feature, "targets": feature},
-        "num_shards": shards,
-        "seqio_version": _SEQIO_VERSION,
-    }
-
-
-def _seqio_stats(shards: Iterable[Shard]) -> dict[str, int]:
+def _seqio_stats(shards: Sequence[Shard]) -> dict[str, int]:
     """Returns the content of stats.SPLIT.json: output features without padding and EOS.
 
     Source: seqio `beam_utils.py`, GetStats.
     """
-    shards = list(shards)
-    pairs = [shard.pairs for shard in shards if shard.pairs]
-    if pairs:
-        inputs = sum(each.inputs_tokens for each in pairs)
-        return {
-            "examples": sum(shard.rows for shard in shards),
-            "inputs_max_tokens": max(each.longest_inputs for each in pairs),
-            "inputs_tokens": inputs,
-            "targets_max_tokens": max(each.longest_targets for each in pairs),
-            "targets_tokens": sum(shard.text_tokens for shard in shards) - inputs,
-        }
-    return {
+    found = {
         "examples": sum(shard.rows for shard in shards),
         "targets_max_tokens": max((shard.longest_row for shard in shards), default=0),
         "targets_tokens": sum(shard.text_tokens for shard in shards),
     }
+    if pairs := [shard.pairs for shard in shards if shard.pairs]:
+        found["targets_max_tokens"] = max(each.longest_targets for each in pairs)
+        found["inputs_max_tokens"] = max(each.longest_inputs for each in pairs)
+        found["inputs_tokens"] = sum(each.inputs_tokens for each in pairs)
+        found["targets_tokens"] -= found["inputs_tokens"]
+    return found

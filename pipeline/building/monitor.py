@@ -3,7 +3,7 @@
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.building.documents import is_fault
@@ -74,8 +74,15 @@ class Monitor:
         waiting: list[Assignment] = []
         for each in self._waiting:
             (done if sizes.keys() >= self._names(each, "receipt") else waiting).append(each)
-        self._read(done, sizes)
         self._waiting = waiting
+        for assignment in done:
+            self._finished += assignment.piece.bytes
+            self._seen += assignment.piece.bytes
+            self._written += sum(sizes.get(name, 0) for name in self._names(assignment, "tfrecord"))
+        keys = [key for assignment in done for key in assignment.shards]
+        read = lambda key: finished(self._folder, self._plan, *key, sizes)  # noqa: E731
+        with ThreadPoolExecutor(files.threads(self._folder)) as pool:
+            self.shards += [shard for shard in pool.map(read, keys) if shard]
         rows = re.compile(rf"{re.escape(files.PARTIAL)}.*\.tfrecord-")
         writing = sum(size for name, size in sizes.items() if rows.match(name))
         ratio = self._seen / self._written if self._written else _TEXT_PER_ROW_BYTE
@@ -87,18 +94,6 @@ class Monitor:
             shard_file(split, kind, index, self._plan.shards[split])
             for split, index in assignment.shards
         }
-
-    def _read(self, done: list[Assignment], sizes: Mapping[str, int]) -> None:
-        for assignment in done:
-            self._finished += assignment.piece.bytes
-            self._seen += assignment.piece.bytes
-            self._written += sum(sizes.get(name, 0) for name in self._names(assignment, "tfrecord"))
-        keys = [key for assignment in done for key in assignment.shards]
-        with ThreadPoolExecutor(files.threads(self._folder)) as pool:
-            found = pool.map(
-                lambda key: finished(self._folder, self._plan, key[0], key[1], sizes), keys
-            )
-            self.shards += [shard for shard in found if shard]
 
 
 @contextlib.contextmanager

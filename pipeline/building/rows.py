@@ -22,12 +22,8 @@ def framed(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (uint8 bytes of TFRecords, int64[rows + 1] bounds of records).
 
-    Args:
-      targets: ids of all rows, concatenated; at most 2**31 - 1.
-      lengths: [rows] ids per row.
-      others: values of the other feature of all rows, concatenated.
-      counts: [rows] values of that feature per row.
-      name: the other feature's name, alphabetically before "targets".
+    `targets` are the ids of all rows, concatenated, `lengths` per row; `others` and `counts` the
+    same of the other feature, whose `name` is alphabetically before "targets". Ids are below 2**31.
     """
     room = _OVERHEAD * len(lengths) + 5 * (len(targets) + len(others))
     out = np.empty(room, np.uint8)

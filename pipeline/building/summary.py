@@ -74,18 +74,14 @@ def _rows(columns: list[list[Shard]]) -> Iterator[tuple[str, ...]]:
                 yield row(f"cut {side}", cut)
         if any(split := totals("split_documents")):
             yield row("split pairs", split)
-    for name, count in (("left out", dropped), ("edited", _edits)):
-        for what in sorted(count(every)):
-            yield row(f"{name}: {what}", [count(shards)[what] for shards in columns])
+    for name, field in (("left out", "dropped"), ("edited", "edits")):
+        for what in sorted(counted(every, field)):
+            yield row(f"{name}: {what}", [counted(shards, field)[what] for shards in columns])
 
 
-def dropped(shards: list[Shard]) -> Counter[str]:
-    """Returns the number of omitted documents by reason."""
-    return sum((Counter(shard.dropped) for shard in shards), Counter())
-
-
-def _edits(shards: list[Shard]) -> Counter[str]:
-    return sum((Counter(shard.edits) for shard in shards), Counter())
+def counted(shards: list[Shard], field: str) -> Counter[str]:
+    """Returns the sum of the counts in a field, "dropped" or "edits"."""
+    return sum((Counter(getattr(shard, field)) for shard in shards), Counter())
 
 
 def rules_table(counts: Mapping[tuple[str, str], Any]) -> str:

@@ -55,9 +55,8 @@ class ShardWriter:
         special = plan.vocabulary.special_ids
         self._unspoken = (-1 if special.pad is None else special.pad), special.eos
         self._packer = packer(plan.packing, plan.row_tokens, plan.separator, special.eos)
-        self._pair_counts = dict.fromkeys(
-            (field.name for field in dataclasses.fields(PairCounts)), 0
-        )
+        names = (field.name for field in dataclasses.fields(PairCounts))
+        self._pair_counts = dict.fromkeys(names, 0)
         self._index: list[np.ndarray] = []
         self._lineage: list[pa.Table] = []
         self._files: dict[str, _HashedFile] = {}
@@ -76,9 +75,8 @@ class ShardWriter:
         self._stack = contextlib.ExitStack()
         with self._stack:
             self._records = self._open("tfrecord")
-            self._documents = parquet.ParquetWriter(
-                self._open("documents"), _LINEAGE, compression="zstd"
-            )
+            file = self._open("documents")
+            self._documents = parquet.ParquetWriter(file, _LINEAGE, compression="zstd")
             self._stack.push(self._abandon)
             self._stack = self._stack.pop_all()
         return self
@@ -129,14 +127,9 @@ class ShardWriter:
         self._files["quarantine"].write(line.encode() + b"\n")
         self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         if kind is not None:
-            self._stack.__exit__(kind, error, trace)
+            self._stack.__exit__(kind, *error)
             return
         with self._stack:
             self._write(self._packer.finish())
@@ -187,24 +180,15 @@ class ShardWriter:
         index["documents"] = self._pieces + np.cumsum(starts) - starts
         self._index.append(index)
         self._records.write(data)
-        self._add_lineage(
-            [
-                rows.ids,
-                self._counts["rows"] + rows.row,
-                rows.position.astype(np.int32),
-                rows.piece_tokens,
-                rows.document_offset,
-            ]
-        )
+        places = (self._counts["rows"] + rows.row, rows.position.astype(np.int32))
+        columns = [rows.ids, *places, rows.piece_tokens, rows.document_offset]
+        self._lineage.append(pa.table(columns, schema=_LINEAGE))
+        self._write_lineage(at_least=_LINEAGE_GROUP)
         self._pieces += len(rows.ids)
         self._counts["rows"] += len(tokens)
         self._counts["tokens"] += int(tokens.sum())
         self._counts["text_tokens"] += int(text.sum())
         self._counts["longest_row"] = max(self._counts["longest_row"], int(text.max()))
-
-    def _add_lineage(self, columns: list[Any]) -> None:
-        self._lineage.append(pa.table(columns, schema=_LINEAGE))
-        self._write_lineage(at_least=_LINEAGE_GROUP)
 
     def _write_lineage(self, at_least: int) -> None:
         if sum(map(len, self._lineage)) < at_least:

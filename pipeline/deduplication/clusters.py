@@ -18,7 +18,7 @@ import pyarrow as pa
 from pipeline.deduplication import arrays, kernels
 from pipeline.deduplication.contamination import Judge
 from pipeline.deduplication.edges import Pieces
-from pipeline.deduplication.plan import EDGES, LIST, PREFIXES, Job, partitions
+from pipeline.deduplication.plan import EDGES, LIST, PARAGRAPH, PREFIXES, Job, partitions
 from pipeline.deduplication.signatures import COUNTS
 from pipeline.excluding import lists
 from tasks.storage import files
@@ -64,7 +64,14 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
         for name, count in zip(("candidates", "unlike"), found.read("counts"), strict=True):
             result.counts[name] += int(count)
     kernels.flatten(roots)
-    _count_clusters(roots, result)
+    others = kernels.others_of(roots)
+    sizes: Counter[int] = Counter()
+    for begin in range(0, len(others), _BLOCK):
+        some = others[begin : begin + _BLOCK]
+        found_sizes, counts = np.unique(some[some > 0], return_counts=True)
+        sizes.update(dict(zip((found_sizes + 1).tolist(), counts.tolist(), strict=True)))
+    result.sizes = dict(sorted(sizes.items()))
+    result.counts["groups"] = sizes.total()
     shared = np.concatenate(repeated)
     result.counts.update(units=total, repeated=len(shared))
     judge = Judge(job, opened.opened) if job.contaminated else None
@@ -84,17 +91,6 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
             bar.update(number + 1)
         _merge(job, scratch, pieces, header, result)
     return result
-
-
-def _count_clusters(roots: np.ndarray, result: Result) -> None:
-    others = kernels.others_of(roots)
-    sizes: Counter[int] = Counter()
-    for begin in range(0, len(others), _BLOCK):
-        some = others[begin : begin + _BLOCK]
-        found, counts = np.unique(some[some > 0], return_counts=True)
-        sizes.update(dict(zip((found + 1).tolist(), counts.tolist(), strict=True)))
-    result.sizes = dict(sorted(sizes.items()))
-    result.counts["groups"] = sizes.total()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,14 +133,15 @@ class _Clusters:
         twins = self._names(roots)
         similarity = np.full(len(units), np.nan, np.float32)
         if self.job.rules.near and len(units):
-            equal = self._equal(here[units], roots)
+            signatures = self.pieces.signatures
+            equal = (signatures(here[units]) == signatures(roots)).sum(1)
             similarity = self.job.rules.estimate(equal).astype(np.float32)
             result.unlike_twin += float(self.unlike[equal[reasons == _NEAR]].sum())
         if self.judge and contaminated:
             more, examples = contaminated
             units = np.concatenate([units, more])
             reasons = np.concatenate([reasons, np.full(len(more), _CONTAMINATED)])
-            twins += [self.judge.name(example) for example in examples.tolist()]
+            twins += [self.judge.grams.name(example) for example in examples.tolist()]
             nothing = np.full(len(more), np.nan, np.float32)
             similarity = np.concatenate([similarity, nothing])
         owners = own.read("owner")[units].astype(np.int64)
@@ -180,10 +177,6 @@ class _Clusters:
                 found[place] = data[bounds[owner] : bounds[owner + 1]].tobytes().decode()
         return found
 
-    def _equal(self, units: np.ndarray, roots: np.ndarray) -> np.ndarray:
-        """Returns int64[units], signature values that each unit shares with its root."""
-        return (self.pieces.signatures(units) == self.pieces.signatures(roots)).sum(1)
-
 
 def _has(pairs: np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
     if not len(pairs) or not len(high):
@@ -200,16 +193,13 @@ def _merge(job: Job, scratch: str, pieces: int, header: dict[str, Any], result: 
         for number in range(pieces)
     ]
     highs = [batch.column("high").to_numpy() for batch in spilled]  # mapped
-    parts = partitions(sum(map(len, spilled)))
+    entries = sum(map(len, spilled))
+    parts = partitions(entries)
     marks = np.arange(1, parts, dtype=np.uint64) * np.uint64(1 << 56) * np.uint64(PREFIXES // parts)
     bounds = [[0, *np.searchsorted(high, marks).tolist(), len(high)] for high in highs]
-    entries = sum(map(len, spilled))
-    paragraphs = entries if job.rules.unit == "paragraph" else 0
-    counts = {
-        "documents": entries - paragraphs,
-        "paragraphs": paragraphs,
-        "places": result.counts["places"],
-    }
+    paragraphs = entries if job.rules.unit == PARAGRAPH else 0
+    counts = {"documents": entries - paragraphs, "paragraphs": paragraphs}
+    counts["places"] = result.counts["places"]
     with files.atomic_write(files.join(job.folder, LIST)) as file:
         writer = lists.Writer(file, {**header, "reasons": _REASONS, "counts": counts})
         for part in range(parts):

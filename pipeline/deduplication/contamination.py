@@ -10,7 +10,7 @@ Differences: GPT-3 cuts 200 characters around a collision, and drops documents c
 ten parts; here the whole unit is dropped, which is a line if units are paragraphs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -77,7 +77,11 @@ def write_grams(folder: str, sets: list[sources.Corpus], ngram: int) -> list[Sum
     summaries = []
     for corpus in sets:
         before, short, grams = len(names), 0, 0
-        for ids, words, bounds in _read(corpus, reader):
+        read = (batch for piece in corpus.pieces for _, batch in sources.read(corpus, piece))
+        for batch in read:
+            data, text_bounds = text_bytes(batch)
+            words, bounds, _ = reader(data, text_bounds[:-1], text_bounds[1:])
+            ids = batch.column("id").to_pylist()
             found, ends = kernels.grams_of(words, bounds, ngram, kernels.gram_factors(ngram))
             counts = np.diff(ends)
             hashes.append(found)
@@ -104,24 +108,14 @@ def write_grams(folder: str, sets: list[sources.Corpus], ngram: int) -> list[Sum
     return summaries
 
 
-def _read(
-    corpus: sources.Corpus, reader: Words
-) -> Iterator[tuple[list[str], np.ndarray, np.ndarray]]:
-    for piece in corpus.pieces:
-        for _, batch in sources.read(corpus, piece):
-            data, bounds = text_bytes(batch)
-            words, word_bounds, _ = reader(data, bounds[:-1], bounds[1:])
-            yield batch.column("id").to_pylist(), words, word_bounds
-
-
 class Judge:
     """Decides which units are contaminated, once all pieces are read (twice, one at a time)."""
 
     def __init__(self, job: Job, pieces: Sequence[arrays.Arrays]):
-        self._rules, self._grams = job.rules, Grams.open(job.folder)
-        self._counted = np.ones(len(self._grams.known), bool)
+        self._rules, self.grams = job.rules, Grams.open(job.folder)
+        self._counted = np.ones(len(self.grams.known), bool)
         if job.rules.common:
-            units = np.zeros(len(self._grams.known), np.int64)
+            units = np.zeros(len(self.grams.known), np.int64)
             for piece in pieces:
                 units += np.bincount(piece.read("grams")[:, 1], minlength=len(units))
             self._counted = units <= job.rules.common
@@ -131,17 +125,14 @@ class Judge:
         units, grams = piece.read("grams").astype(np.int64).T
         kept = self._counted[grams]
         units, grams = units[kept], grams[kept]
-        begins = self._grams.bounds[grams]
-        counts = self._grams.bounds[grams + 1] - begins
+        begins = self.grams.bounds[grams]
+        counts = self.grams.bounds[grams + 1] - begins
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        examples = self._grams.examples[np.repeat(begins, counts) + offsets]
+        examples = self.grams.examples[np.repeat(begins, counts) + offsets]
         pairs = np.stack([np.repeat(units, counts), examples], 1)
         pairs, shared = np.unique(pairs, axis=0, return_counts=True)
         # 0.28 of 25 n-grams is 7, not floating point's 7.000000000000001.
-        needed = self._rules.share * self._grams.totals[pairs[:, 1]] - 1e-9
+        needed = self._rules.share * self.grams.totals[pairs[:, 1]] - 1e-9
         enough = shared >= np.maximum(1, needed)
         found, first = np.unique(pairs[enough, 0], return_index=True)
         return found, pairs[enough, 1][first]
-
-    def name(self, example: int) -> str:
-        return self._grams.name(example)

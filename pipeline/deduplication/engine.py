@@ -11,14 +11,12 @@ exclude.arrow, report.json; then the stages' files are deleted
 The same command resumes and keeps existing files.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pipeline.deduplication import arrays, contamination
@@ -45,9 +43,7 @@ from pipeline.excluding import lists
 from pipeline.runners import beam_job, dataflow, portable, secret
 from tasks.reading import sources
 from tasks.storage import files, lock
-from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from tasks.terminal.polling import polling
 from tasks.unit import Unit
 
 # MinHash values per unit: seven times the published maximum, Lee et al. (arXiv:2107.06499).
@@ -113,13 +109,13 @@ def _search(
     if sets:
         summaries = contamination.write_grams(job.folder, sets, job.rules.ngram)
     pieces = job.corpus.pieces
-    slim = _for_workers(job)
+    slim = dataclasses.replace(job, corpus=beam_job.without_pieces(job.corpus))
     run = functools.partial(beam_job.run, folder=job.folder, arguments=beam_arguments,
                             verbose=options.verbose)  # fmt: skip
     to_do = _missing(job, SIGNATURES, len(pieces))
-    sizes = [piece.bytes for piece in pieces]
-    read = sum(sizes[number] for number in to_do)
-    with _progress(job, SIGNATURES, "reading", sizes):
+    read = sum(pieces[number].bytes for number in to_do)
+    sizes = {_name(job.path(SIGNATURES, n)): piece.bytes for n, piece in enumerate(pieces)}
+    with beam_job.files_shown("reading", job.folder, sizes, "B"):
         if to_do:
             run(functools.partial(write_piece, slim), [(n, pieces[n]) for n in to_do])
     seconds = time.monotonic() - started
@@ -129,7 +125,8 @@ def _search(
     )
     count = partitions(units)
     to_do = _missing(job, EDGES, count)
-    with _progress(job, EDGES, "comparing", [1] * count):
+    ones = {_name(job.path(EDGES, number)): 1 for number in range(count)}
+    with beam_job.files_shown("comparing", job.folder, ones):
         if to_do:
             run(functools.partial(write_partition, slim, len(pieces), count), to_do)
     result = write_list(job, len(pieces), count, _header(job))
@@ -142,12 +139,6 @@ def _search(
         f"{read / 1e6 / max(seconds, 1e-9):.1f} MB/s; {total:.1f} s in all\n"
         f"next: python -m pipeline.build … --exclude={files.join(job.folder, LIST)}"
     )
-
-
-def _for_workers(job: Job) -> Job:
-    record = {key: value for key, value in job.corpus.record.items() if key != "files"}
-    corpus = dataclasses.replace(job.corpus, record=record, pieces=(), notes=())
-    return dataclasses.replace(job, corpus=corpus)
 
 
 def _header(job: Job) -> dict[str, Any]:
@@ -198,7 +189,7 @@ def _missing(job: Job, stage: str, count: int) -> list[int]:
     missing = [
         number
         for number in range(count)
-        if job.path(stage, number).rpartition("/")[2] not in there
+        if _name(job.path(stage, number)) not in there
         or not arrays.is_complete(job.path(stage, number))
     ]
     if len(missing) < count:
@@ -206,20 +197,8 @@ def _missing(job: Job, stage: str, count: int) -> list[int]:
     return missing
 
 
-@contextlib.contextmanager
-def _progress(job: Job, stage: str, words: str, sizes: Sequence[int]) -> Iterator[None]:
-    names = [job.path(stage, number).rpartition("/")[2] for number in range(len(sizes))]
-
-    def done() -> int:
-        there = files.list_sizes(job.folder, f"{stage}-")
-        return sum(size for name, size in zip(names, sizes, strict=True) if name in there)
-
-    unit = "B" if stage == SIGNATURES else ""
-    with progress.shown(words, sum(sizes), done(), unit) as bar:
-        look: Callable[[], None] = lambda: bar.update(done())  # noqa: E731
-        with polling(look, files.is_remote(job.folder)):
-            yield
-        bar.update(sum(sizes))
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _clear(folder: str) -> None:

@@ -8,8 +8,8 @@ hash of theirs. Shingles across part borders are missing.
 """
 
 import dataclasses
+import itertools
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -138,12 +138,13 @@ def _joined(found: list[Found], rules: Rules) -> dict[str, np.ndarray]:
         ids, places = [ids[head] for head in heads], [places[head] for head in heads]
     first = np.ones(len(ids), bool)
     if rules.unit == PARAGRAPH and ids:
-        first[1:] = [pair != other for pair, other in _neighbours(ids, places)]
+        named = zip(ids, places, strict=True)
+        first[1:] = [pair != other for pair, other in itertools.pairwise(named)]
     owners = np.flatnonzero(first)
     names = [ids[owner] for owner in owners]
     digests = id_digests(names)
     encoded = [name.encode() for name in names]
-    usable = np.flatnonzero(words >= max(1, rules.min_words))
+    usable = np.flatnonzero(words >= (rules.min_words or 1))
     keys = kernels.band_keys(sketches[usable], rules.bands, rules.rows) if hashes else None
     return {
         "counts": np.array([sum(each.counts[name] for each in found) for name in COUNTS]),
@@ -160,11 +161,6 @@ def _joined(found: list[Found], rules: Rules) -> dict[str, np.ndarray]:
         **(_sorted("band", keys, usable) if keys is not None else {}),
         "grams": np.unique(grams[np.isin(grams[:, 0], usable)], axis=0).astype(np.uint32),
     }
-
-
-def _neighbours(ids: list[str], places: list[str]) -> Any:
-    named = list(zip(ids, places, strict=True))
-    return zip(named[1:], named, strict=False)
 
 
 def _chained(exact: np.ndarray, heads: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.deduplication import kernels
+from pipeline.tokenizer.fast_tokenizer import buffers
 from tasks.unit import SIDES
 
 
@@ -34,8 +35,4 @@ def text_bytes(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
     else:
         sides = (batch.column(side).cast(pa.large_string()).fill_null("") for side in SIDES)
         texts = pc.binary_join_element_wise(*sides, pa.scalar("\n", pa.large_string()))
-    texts = texts.cast(pa.large_string()).fill_null("")
-    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset :][: len(texts) + 1]
-    buffer = texts.buffers()[2]
-    data = np.frombuffer(buffer, np.uint8) if buffer and buffer.size else np.zeros(0, np.uint8)
-    return data, offsets
+    return buffers(texts.cast(pa.large_string()).fill_null(""))

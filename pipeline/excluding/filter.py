@@ -71,8 +71,10 @@ class Filter:
                 text = batch.column("text")[row].as_py()
                 if text is None:  # quarantined as null, but has the id of a listed document
                     continue
-                text = _without(text, entries)
-                self.cut += len({each.paragraph for each in entries})
+                cut = {each.paragraph for each in entries}
+                lines = enumerate(text.split("\n"))
+                text = "\n".join(line for number, line in lines if number not in cut)
+                self.cut += len(cut)
                 if text.strip():
                     texts[row] = text
                     continue
@@ -80,7 +82,12 @@ class Filter:
             kept[row] = False
             quarantine(names[row], batch.column("place")[row].as_py(), reason)
         if texts:
-            batch = _replaced(batch, texts)
+            import pyarrow as pa
+
+            place = batch.schema.get_field_index("text")
+            old = batch.column(place)
+            values = [texts.get(row, value) for row, value in enumerate(old.to_pylist())]
+            batch = batch.set_column(place, "text", pa.array(values, old.type))
         return batch if kept.all() else batch.filter(kept)
 
     def without(self, batch: "pa.RecordBatch") -> "pa.RecordBatch":
@@ -174,18 +181,3 @@ def base(name: str) -> str:
     """Returns the id of a part's document; other ids are returned unchanged."""
     head, mark, number = name.rpartition("#part")
     return head if mark and number.isdigit() else name
-
-
-def _without(text: str, entries: list[Entry]) -> str:
-    cut = {entry.paragraph for entry in entries}
-    lines = text.split("\n")
-    return "\n".join(line for number, line in enumerate(lines) if number not in cut)
-
-
-def _replaced(batch: "pa.RecordBatch", texts: dict[int, str]) -> "pa.RecordBatch":
-    import pyarrow as pa
-
-    column = batch.column("text")
-    values = [texts.get(row, value) for row, value in enumerate(column.to_pylist())]
-    place = batch.schema.get_field_index("text")
-    return batch.set_column(place, "text", pa.array(values, column.type))

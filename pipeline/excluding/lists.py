@@ -23,7 +23,7 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -179,11 +179,6 @@ class ExcludeList:
     def has_paragraphs(self) -> bool:
         return bool(self.header["counts"]["paragraphs"])
 
-    @property
-    def has_places(self) -> bool:
-        """Whether entries distinguish documents with equal ids by place."""
-        return bool(self.header["counts"].get("places"))
-
     def hits(self, digests: np.ndarray) -> np.ndarray:
         """Returns int64, rows of `digests` (see `id_digests`) that the list may have."""
         if not self._batches:
@@ -206,16 +201,14 @@ class ExcludeList:
         if number < 0:
             return []
         batch, keys = self._batches[number], self._high[number]
-        begin, end = (int(np.searchsorted(keys, np.uint64(high), side)) for side in _SIDES)
+        begin = int(np.searchsorted(keys, np.uint64(high)))
+        end = int(np.searchsorted(keys, np.uint64(high), "right"))
         wanted = None if place is None else {0, place_hash(place)}
         return [
             Entry(row["paragraph"], self.reasons[row["reason"]], row["twin"])
             for row in batch.slice(begin, end - begin).to_pylist()
             if row["low"] == low and (wanted is None or row["place"] in wanted)
         ]
-
-
-_SIDES: Sequence[Any] = ("left", "right")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,13 +252,9 @@ def given_at(path: str, scratch: str) -> Given:
         files.write_bytes(local, data)
     opened = ExcludeList(local, path)
     opened.check()
-    counts = opened.header["counts"]
-    record = ExcludeRecord(
-        sha256=files.sha256(local),
-        kind=opened.header["kind"],
-        documents=counts["documents"],
-        paragraphs=counts["paragraphs"],
-    )
+    kind, counts = opened.header["kind"], opened.header["counts"]
+    sizes = (counts["documents"], counts["paragraphs"])
+    record = ExcludeRecord(files.sha256(local), kind, *sizes)
     return Given(record, local, opened.header, path, is_text=not is_list)
 
 
@@ -285,16 +274,8 @@ def _of_ids(path: str) -> bytes:
     writer = Writer(out, {"kind": IDS, "reasons": [LISTED], "counts": counts})
     for begin in range(0, len(digests), _BATCH):
         some = digests[begin : begin + _BATCH]
-        writer.add(
-            {
-                "high": some[:, 0],
-                "low": some[:, 1],
-                "place": np.zeros(len(some), np.uint64),
-                "paragraph": np.full(len(some), WHOLE, np.int32),
-                "reason": np.zeros(len(some), np.uint8),
-                "twin": [""] * len(some),
-                "similarity": np.full(len(some), np.nan, np.float32),
-            }
-        )
+        same = {"place": 0, "paragraph": WHOLE, "reason": 0, "twin": "", "similarity": np.nan}
+        columns = {name: [value] * len(some) for name, value in same.items()}
+        writer.add({"high": some[:, 0], "low": some[:, 1], **columns})
     writer.close()
     return out.getvalue()

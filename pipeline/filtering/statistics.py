@@ -6,32 +6,13 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.filtering import kernels
+from pipeline.tokenizer.fast_tokenizer import buffers
 
 _ANY_LENGTH = 1 << 62
 
 
 def _ascii_lower(text: str) -> str:
     return "".join(each.lower() if each.isascii() else each for each in text)
-
-
-def text_bytes(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (uint8 bytes, int64[texts + 1] bounds) of non-null texts."""
-    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset :][: len(texts) + 1]
-    buffer = texts.buffers()[2]
-    data = np.frombuffer(buffer, np.uint8) if buffer and buffer.size else np.zeros(0, np.uint8)
-    return data, offsets
-
-
-def texts_of(data: np.ndarray, bounds: np.ndarray) -> pa.LargeStringArray:
-    """Returns the texts of UTF-8 and bounds, the inverse of `text_bytes`."""
-    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.large_string(), len(bounds) - 1, buffers)
-
-
-def folded_hashes(words: list[str]) -> np.ndarray:
-    """Returns uint64[words], the folded hashes of `kernels.words_of`."""
-    joined = pa.array([" ".join(words)], pa.large_string())
-    return Statistics(joined).words[1]
 
 
 class Statistics:
@@ -44,7 +25,7 @@ class Statistics:
 
     def __init__(self, texts: pa.LargeStringArray):
         self.texts = texts
-        self._data, self._bounds = text_bytes(texts)
+        self._data, self._bounds = buffers(texts)
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -162,8 +143,9 @@ class Statistics:
     def stop_words(self, words: tuple[str, ...]) -> np.ndarray:
         """Returns how many of the words (at most 64) occur in each text."""
         _, folded, _, ends, _ = self._words
+        wanted = Statistics(pa.array([" ".join(words)], pa.large_string())).words[1]
         out = np.empty(len(self), np.int64)
-        kernels.distinct(folded, ends, folded_hashes(list(words)), out)
+        kernels.distinct(folded, ends, wanted, out)
         return out
 
     def script_letters(self, scripts: tuple[str, ...]) -> np.ndarray:
@@ -221,4 +203,6 @@ class Statistics:
         text, begin, end = map(
             np.ascontiguousarray, (self.lines[name] for name in ("text", "begin", "end"))
         )
-        return texts_of(*kernels.joined_lines(self._data, text, begin, end, kept, len(self)))
+        data, bounds = kernels.joined_lines(self._data, text, begin, end, kept, len(self))
+        parts = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+        return pa.Array.from_buffers(pa.large_string(), len(self), parts)

@@ -23,8 +23,11 @@ from typing import Any
 
 from pipeline.runners import beam_options
 from pipeline.runners.interruption import SERVICE_LIMIT_SECONDS, interrupt, interruptible
+from tasks.reading.corpus import Corpus
 from tasks.storage import files
+from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
+from tasks.terminal.polling import polling
 
 _FAILURE = "the job stopped: "
 # Namespace of the job's counters in Dataflow.
@@ -63,6 +66,30 @@ class _Call:
             raise WorkerFailure(errno=error.errno, message=error.strerror, path=place) from error
 
 
+def without_pieces(corpus: Corpus) -> Corpus:
+    """Returns a corpus for workers: each is sent its own pieces, of maybe a million files."""
+    record = {key: value for key, value in corpus.record.items() if key != "files"}
+    return dataclasses.replace(corpus, record=record, pieces=(), notes=())
+
+
+@contextlib.contextmanager
+def files_shown(
+    title: str, folder: str, sizes: Mapping[str, int], unit: str = ""
+) -> Iterator[None]:
+    """Shows progress during the block: the sum of `sizes`, by name, of the files in `folder`."""
+
+    def done() -> int:
+        return sum(sizes[name] for name in sizes.keys() & set(files.list_names(folder)))
+
+    def look() -> None:
+        bar.update(done())
+
+    with progress.shown(title, sum(sizes.values()), done(), unit) as bar:
+        with polling(look, files.is_remote(folder)):
+            yield
+        bar.update(sum(sizes.values()))
+
+
 def run(
     function: Callable[[Any], Mapping[str, int]],
     elements: Sequence[Any],
@@ -76,7 +103,7 @@ def run(
       function: returns counts; picklable, and safe to call twice with an element.
       elements: descriptions of work.
       folder: folder of the results, named by errors without a file name.
-      arguments: Beam's arguments.
+      arguments: Beam's.
       verbose: whether to show Beam's logs.
 
     Raises:
@@ -86,9 +113,11 @@ def run(
     beam = beam_options.import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    from pipeline.runners import local_workers
+    from pipeline.runners import dataflow, local_workers, portable
 
-    service = _service(arguments)
+    (runner,) = [each.partition("=")[2] for each in arguments if each.startswith("--runner=")]
+    services: tuple[Any, ...] = (dataflow, portable)
+    service = next((each for each in services if each.is_runner(runner)), None)
     quiet = contextlib.nullcontext() if verbose else _quiet()
     with contextlib.ExitStack() as stack:
         if service:
@@ -116,7 +145,11 @@ def run(
             )
             result = pipeline.run()
             _wait(result, service, arguments)
-            return _sums(result)
+            counters = result.metrics().query()["counters"]
+            ours = (each for each in counters if each.key.metric.namespace == _COUNTERS)
+            return Counter(
+                {each.key.metric.name: each.committed or each.attempted or 0 for each in ours}
+            )
         except BaseException as error:
             if workers.deaths:
                 raise UserError(
@@ -131,13 +164,6 @@ def run(
             raise
 
 
-def _service(arguments: list[str]) -> Any:
-    from pipeline.runners import dataflow, portable
-
-    (runner,) = [each.partition("=")[2] for each in arguments if each.startswith("--runner=")]
-    return next((service for service in (dataflow, portable) if service.is_runner(runner)), None)
-
-
 def _packed(elements: Sequence[Any], most: int = _CHUNK) -> list[bytes]:
     """Returns compressed chunks of at most `most` elements, fewer if large."""
     chunks = []
@@ -150,28 +176,18 @@ def _packed(elements: Sequence[Any], most: int = _CHUNK) -> list[bytes]:
     return chunks
 
 
-def _unpacked(chunk: "bytes | _Spilled") -> Sequence[Any]:
-    data = chunk.read() if isinstance(chunk, _Spilled) else chunk
-    return pickle.loads(zlib.decompress(data))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Spilled:
-    """A chunk of elements in a file: path, first and last byte."""
-
-    path: str
-    start: int
-    stop: int
-
-    def read(self) -> bytes:
-        with files.open_read(self.path) as file:
-            file.seek(self.start)
-            return file.read(self.stop - self.start)
+def _unpacked(chunk: bytes | tuple[str, int, int]) -> Sequence[Any]:
+    if isinstance(chunk, bytes):
+        return pickle.loads(zlib.decompress(chunk))
+    path, start, stop = chunk
+    with files.open_read(path) as file:
+        file.seek(start)
+        return pickle.loads(zlib.decompress(file.read(stop - start)))
 
 
 @contextlib.contextmanager
 def _sendable(chunks: list[bytes], folder: str) -> Iterator[list[Any]]:
-    """Yields the chunks or, if too large for a job's graph, their places in a file in `folder`.
+    """Yields the chunks or, if too large for a job's graph, (file in `folder`, begin, end) of each.
 
     Dataflow rejects graphs above 10 MB; a million files take 30 MB.
     """
@@ -182,7 +198,7 @@ def _sendable(chunks: list[bytes], folder: str) -> Iterator[list[Any]]:
     ends = list(itertools.accumulate(map(len, chunks)))
     files.write_bytes(path, b"".join(chunks))
     try:
-        yield [_Spilled(path, *place) for place in itertools.pairwise([0, *ends])]
+        yield [(path, *place) for place in itertools.pairwise([0, *ends])]
     finally:
         files.remove(path)
 
@@ -196,12 +212,6 @@ def _wait(result: Any, service: Any, arguments: list[str]) -> None:
         if service:
             service.cancel(result, arguments)
         raise
-
-
-def _sums(result: Any) -> Counter[str]:
-    counters = result.metrics().query()["counters"]
-    ours = (each for each in counters if each.key.metric.namespace == _COUNTERS)
-    return Counter({each.key.metric.name: each.committed or each.attempted or 0 for each in ours})
 
 
 def _raise_failure(error: BaseException) -> None:

@@ -1,18 +1,14 @@
 """Verifies a cache: its shards, the files beside them, and that no document repeats."""
 
-import collections
 import hashlib
-import itertools
 import os
-import signal
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from pipeline.excluding.lists import ExcludeList, copy_name
+from pipeline.runners import processes
 from pipeline.verification.adopted import AdoptedChecker, check_shared_files
 from pipeline.verification.shard import FINISH, Checked, Fault, ShardChecker
 from tasks.cache import old_states
@@ -82,9 +78,12 @@ def verify(
         digests = _Digests(scratch, sum(shard.documents for _, _, shard in jobs))
         done = 0
         workers = workers if sum(sizes) > _SMALL_BYTES else 1
-        results = _checked(folder, manifest.plan, jobs, workers, lists)
+        of_cache = (folder, manifest.plan, lists)
+        results = processes.in_order(_checker, of_cache, jobs, workers, _CHUNK)
         for (split, *_), size, checked in zip(jobs, sizes, results, strict=True):
-            _add(splits[split], checked)
+            total = splits[split]
+            for field in ("size", "rows", "tokens", "documents", "dropped"):
+                setattr(total, field, getattr(total, field) + getattr(checked, field))
             faults += checked.faults
             digests.add(checked.digests)
             done += size
@@ -98,57 +97,9 @@ _Job = tuple[str, int, Shard]
 _Lists = tuple[Sequence[str], Sequence[str]]
 
 
-def _checked(
-    folder: str, plan: Plan, jobs: list[_Job], workers: int, lists: _Lists
-) -> Iterator[Checked]:
-    if workers == 1:
-        yield from itertools.starmap(_checker_of(folder, plan, lists), jobs)
-        return
-    import multiprocessing
-
-    chunks = (jobs[start : start + _CHUNK] for start in range(0, len(jobs), _CHUNK))
-    spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, spawn, initializer=_start, initargs=(folder, plan, lists))
-    running: collections.deque[Future[list[Checked]]] = collections.deque()
-    try:
-        running.extend(
-            pool.submit(_check, chunk) for chunk in itertools.islice(chunks, 2 * workers)
-        )
-        while running:
-            yield from running.popleft().result()
-            running.extend(pool.submit(_check, chunk) for chunk in itertools.islice(chunks, 1))
-    except BrokenProcessPool as error:
-        raise UserError(
-            f"a worker process died: if memory ran out, use fewer --workers than {workers}"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_Checker = ShardChecker | AdoptedChecker
-_checker: _Checker
-
-
-def _checker_of(folder: str, plan: Plan, lists: _Lists) -> _Checker:
-    if plan.adopted:
-        return AdoptedChecker(folder, plan)
-    return ShardChecker(folder, plan, *lists)
-
-
-def _start(folder: str, plan: Plan, lists: _Lists) -> None:
-    """Prepares a worker process to ignore Ctrl-C; its parent ends it."""
-    global _checker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _checker = _checker_of(folder, plan, lists)
-
-
-def _check(jobs: list[_Job]) -> list[Checked]:
-    return list(itertools.starmap(_checker, jobs))
-
-
-def _add(total: Checked, more: Checked) -> None:
-    for field in ("size", "rows", "tokens", "documents", "dropped"):
-        setattr(total, field, getattr(total, field) + getattr(more, field))
+def _checker(folder: str, plan: Plan, lists: _Lists) -> Callable[[_Job], Checked]:
+    checker = AdoptedChecker(folder, plan) if plan.adopted else ShardChecker(folder, plan, *lists)
+    return lambda job: checker(*job)
 
 
 def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -> list[Fault]:

@@ -9,10 +9,11 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pipeline.adopting.scan import Hashed
 from pipeline.excluding.filter import NOTHING_LEFT, Filter
 from pipeline.excluding.lists import EXCLUDED
 from pipeline.verification import decoding
@@ -26,7 +27,6 @@ from tasks.cache.manifest import (
     ROW_INDEX,
     SHARD_KINDS,
     FileEntry,
-    PairCounts,
     Plan,
     Shard,
     as_json,
@@ -129,12 +129,17 @@ class ShardChecker:
             "text_tokens": int(rows.text.sum()),
             "longest_row": int(rows.text.max(initial=0)),
         }
-        if shard.pairs:
-            _check_pairs(shard.pairs, rows, require)
-        for field, held in {**counts, "dropped": dict(dropped)}.items():
-            recorded = getattr(shard, field)
-            what = f"it records {recorded} {field}, the files hold {held}"
-            require("receipt", what, recorded == held)
+        pairs = {
+            "inputs_tokens": rows.inputs_text,
+            "longest_inputs": int(rows.inputs.max(initial=0)),
+            "longest_targets": int((rows.lengths - rows.inputs).max(initial=0)),
+        }
+        held_by: list[tuple[Any, dict[str, Any]]] = [(shard.pairs, pairs)] if shard.pairs else []
+        for record, values in [*held_by, (shard, {**counts, "dropped": dict(dropped)})]:
+            for field, held in values.items():
+                recorded = getattr(record, field)
+                what = f"it records {recorded} {field}, the files hold {held}"
+                require("receipt", what, recorded == held)
         checked.rows, checked.tokens = counts["rows"], counts["tokens"]
         checked.documents = documents
         checked.dropped = dropped.total()
@@ -210,40 +215,27 @@ def _check_receipt(folder: str, name: str, shard: Shard, faults: list[Fault]) ->
         faults.append(Fault(name, what, "delete the receipt, then " + _REDO))
 
 
-class _Hashing:
-    """Hashes a file while it is read once."""
-
-    def __init__(self, file: IO[bytes]):
-        self._file = file
-        self._hash = hashlib.sha256()
-        self.bytes = 0
-
-    def read(self, count: int) -> bytes:
-        data = self._file.read(count)
-        self._hash.update(data)
-        self.bytes += len(data)
-        return data
-
-    def fault(self, name: str, entry: FileEntry, inside: str = "") -> Fault | None:
-        """Reads the rest; returns a fault if size, checksum or content (`inside`) is wrong."""
-        while self.read(_BLOCK_BYTES):
-            pass
-        inside = f" ({inside})" if inside else ""
-        if self.bytes != entry.bytes:
-            what = f"it has {self.bytes:,} bytes, not {entry.bytes:,}{inside}"
-        elif self._hash.hexdigest() != entry.sha256:
-            what = f"its bytes were changed, as the sha256 shows{inside}"
-        else:
-            return Fault(name, inside.strip(" ()"), _WRITTEN_WRONG) if inside else None
-        return Fault(name, what, _DELETE)
+def _fault(file: Hashed, name: str, entry: FileEntry, inside: str = "") -> Fault | None:
+    """Reads the rest; returns a fault if size, checksum or content (`inside`) is wrong."""
+    while file.read(_BLOCK_BYTES):
+        pass
+    where = f" ({inside})" if inside else ""
+    read = file.entry()
+    if read.bytes != entry.bytes:
+        what = f"it has {read.bytes:,} bytes, not {entry.bytes:,}{where}"
+    elif read.sha256 != entry.sha256:
+        what = f"its bytes were changed, as the sha256 shows{where}"
+    else:
+        return Fault(name, inside, _WRITTEN_WRONG) if inside else None
+    return Fault(name, what, _DELETE)
 
 
 def _read(folder: str, name: str, entry: FileEntry, faults: list[Fault]) -> bytes | None:
     try:
         with files.open_read(files.join(folder, name)) as file:
-            hashing = _Hashing(file)
-            data = hashing.read(entry.bytes)
-            fault = hashing.fault(name, entry)
+            hashed = Hashed(file)
+            data = hashed.read(entry.bytes)
+            fault = _fault(hashed, name, entry)
     except FileNotFoundError:
         fault = Fault(name, "missing", _REDO)
     faults += [fault] if fault else []
@@ -256,15 +248,15 @@ def _read_rows(folder: str, name: str, entry: FileEntry, plan: Plan, faults: lis
     inside = ""
     try:
         with files.open_read(files.join(folder, name)) as file:
-            hashing = _Hashing(file)
+            hashed = Hashed(file)
             try:
-                for offset, data, bounds in decoding.blocks(hashing.read):
+                for offset, data, bounds in decoding.blocks(hashed.read):
                     part = decoding.decoded(data, bounds, plan)
                     parts.append(dataclasses.replace(part, offsets=part.offsets + offset))
             except records.CorruptRecord as error:
                 row = sum(len(part.offsets) for part in parts) + error.record
                 inside = f"row {row}: {error}"
-            fault = hashing.fault(name, entry, inside)
+            fault = _fault(hashed, name, entry, inside)
     except FileNotFoundError:
         fault = Fault(name, "missing", _REDO)
     faults += [fault] if fault else []
@@ -272,18 +264,6 @@ def _read_rows(folder: str, name: str, entry: FileEntry, plan: Plan, faults: lis
 
 
 _Require = Callable[[str, str, Any], None]
-
-
-def _check_pairs(recorded: PairCounts, rows: Rows, require: _Require) -> None:
-    held = {
-        "inputs_tokens": rows.inputs_text,
-        "longest_inputs": int(rows.inputs.max(initial=0)),
-        "longest_targets": int((rows.lengths - rows.inputs).max(initial=0)),
-    }
-    for field, value in held.items():
-        recorded_value = getattr(recorded, field)
-        what = f"it records {recorded_value} {field}, the files hold {value}"
-        require("receipt", what, recorded_value == value)
 
 
 def _check_index(data: bytes, rows: Rows, plan: Plan, require: _Require) -> None:
