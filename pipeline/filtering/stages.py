@@ -46,21 +46,6 @@ class Verdict(NamedTuple):
     values: Sequence[Any] | np.ndarray | None = None
 
 
-def _measured(
-    measure: sets.Measure, settings: dict[str, Any], statistics: Statistics
-) -> np.ndarray:
-    if measure.setting:
-        setting = settings[measure.setting]
-        setting = tuple(setting) if isinstance(setting, list) else setting
-        counts = getattr(statistics, measure.of)(setting)
-    else:
-        counts = statistics[measure.of]
-    if not measure.over:
-        return counts
-    over = statistics[measure.over]
-    return np.divide(counts, over, out=np.zeros(len(counts)), where=over != 0)
-
-
 def verdicts_of(record: FilterRecord, columns: Mapping[str, Statistics]) -> Iterator[Verdict]:
     """Yields a set's verdicts on texts, or on sides of pairs, by column."""
     both = [columns[side] for side in sets.sides_of(record)]
@@ -86,14 +71,29 @@ def verdicts(record: FilterRecord, statistics: Statistics) -> Iterator[Verdict]:
         measure = sets.measure_of(key)
         if measure is None or threshold is None:
             continue
-        values = _measured(measure, settings, statistics)
+        if measure.setting:
+            setting = settings[measure.setting]
+            setting = tuple(setting) if isinstance(setting, list) else setting
+            values = getattr(statistics, measure.of)(setting)
+        else:
+            values = statistics[measure.of]
+        if measure.over:
+            over = statistics[measure.over]
+            values = np.divide(values, over, out=np.zeros(len(values)), where=over != 0)
         is_least = key.startswith("min_")
         drops = values < threshold if is_least else values > threshold
         yield Verdict(key, drops | (values == threshold) if inclusive else drops, values)
     if phrases := settings.get("page_phrases"):
         yield Verdict("page_phrases", statistics.with_phrase(tuple(phrases)))
     if words := settings.get("words"):
-        yield Verdict("words", _has_any(statistics.texts, words))
+        found = np.zeros(len(statistics), bool)
+        for begin in range(0, len(words), _WORDS):
+            # Any of these whole words or phrases, in any case.
+            choices = "|".join(map(re.escape, words[begin : begin + _WORDS]))
+            border = r"[^\pL\pM\pN_]"
+            pattern = rf"(?i)(?:^|{border})(?:{choices})(?:$|{border})"
+            found |= _matches(statistics.texts, pattern)
+        yield Verdict("words", found)
     if record.name == "regex":
         found = _matches(statistics.texts, settings["pattern"])
         yield Verdict("pattern", ~found if settings["wanted"] else found)
@@ -121,19 +121,6 @@ def _of_sides(sides: Sequence[Statistics], settings: dict[str, Any]) -> Iterator
 
 def _matches(texts: pa.LargeStringArray, pattern: str) -> np.ndarray:
     return pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
-
-
-def _has_any(texts: pa.LargeStringArray, words: Sequence[str]) -> np.ndarray:
-    found = np.zeros(len(texts), bool)
-    for begin in range(0, len(words), _WORDS):
-        found |= _matches(texts, _any_of(words[begin : begin + _WORDS]))
-    return found
-
-
-def _any_of(words: Sequence[str]) -> str:
-    """Returns an RE2 pattern that matches any of these whole words or phrases in any case."""
-    choices = "|".join(map(re.escape, words))
-    return rf"(?i)(?:^|[^\pL\pM\pN_])(?:{choices})(?:$|[^\pL\pM\pN_])"
 
 
 def _of_languages(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Iterator[Verdict]:

@@ -1,6 +1,7 @@
 """Statistics of a batch of texts, computed on demand."""
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -11,16 +12,11 @@ from pipeline.tokenizer.fast_tokenizer import buffers
 _ANY_LENGTH = 1 << 62
 
 
-def _ascii_lower(text: str) -> str:
-    return "".join(each.lower() if each.isascii() else each for each in text)
-
-
 class Statistics:
     """Statistics of each text of a batch, as int64[texts], by name.
 
-    Names are those of `kernels.COLUMNS`, of the line and paragraph methods below without the
-    underscore, and "top_2" to "top_4" and "repeated_5" to "repeated_10" from
-    `kernels.repeated_grams`. Statistics with a parameter are public methods.
+    Names are those of `kernels.COLUMNS` and `_OF_LINES`, and "top_2" to "top_4" and "repeated_5" to
+    "repeated_10" from `kernels.repeated_grams`. Statistics with a parameter are public methods.
     """
 
     def __init__(self, texts: pa.LargeStringArray):
@@ -97,41 +93,7 @@ class Statistics:
         kind, _, size = name.rpartition("_")
         if kind in ("top", "repeated") and size.isdigit():
             return self._grams[:, int(size) - 2]
-        return getattr(self, f"_{name}")()
-
-    def _lines(self) -> np.ndarray:
-        return self._of_lines()
-
-    def _line_characters(self) -> np.ndarray:
-        return self._of_lines(weights=True)
-
-    def _longest_line(self) -> np.ndarray:
-        longest = np.zeros(len(self), np.int64)
-        np.maximum.at(longest, self.lines["text"], self.lines["characters"])
-        return longest
-
-    def _ellipsis_lines(self) -> np.ndarray:
-        return self._of_lines(self.lines["ellipsis"])
-
-    def _punctuated_lines(self) -> np.ndarray:
-        is_mark = kernels.properties()[0] & kernels.PUNCTUATION != 0
-        return self._of_lines(is_mark[self.lines["last"]])
-
-    def _duplicate_lines(self) -> np.ndarray:
-        return self._of_lines(self._repeated_lines)
-
-    def _duplicate_line_characters(self) -> np.ndarray:
-        return self._of_lines(self._repeated_lines, weights=True)
-
-    def _paragraph_count(self) -> np.ndarray:
-        return self._sum(self._paragraphs[0], None)
-
-    def _duplicate_paragraphs(self) -> np.ndarray:
-        return self._sum(self._paragraphs[0][self._repeated_paragraphs], None)
-
-    def _duplicate_paragraph_characters(self) -> np.ndarray:
-        text, sizes, _ = self._paragraphs
-        return self._sum(text[self._repeated_paragraphs], sizes[self._repeated_paragraphs])
+        return _OF_LINES[name](self)
 
     def bullet_lines(self, bullets: str) -> np.ndarray:
         codes = np.array([ord(each) for each in bullets], np.uint32)
@@ -186,7 +148,7 @@ class Statistics:
         phrases: tuple[str, ...],
         kept: np.ndarray,
     ) -> None:
-        coded = [_ascii_lower(phrase).encode() for phrase in phrases]
+        coded = [phrase.encode().lower() for phrase in phrases]  # of bytes, only ASCII letters
         kernels.check_lines(
             self._data,
             np.ascontiguousarray(begins),
@@ -206,3 +168,34 @@ class Statistics:
         data, bounds = kernels.joined_lines(self._data, text, begin, end, kept, len(self))
         parts = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
         return pa.Array.from_buffers(pa.large_string(), len(self), parts)
+
+
+def _punctuated_lines(of: Statistics) -> np.ndarray:
+    is_mark = kernels.properties()[0] & kernels.PUNCTUATION != 0
+    return of._of_lines(is_mark[of.lines["last"]])
+
+
+def _longest_line(of: Statistics) -> np.ndarray:
+    longest = np.zeros(len(of), np.int64)
+    np.maximum.at(longest, of.lines["text"], of.lines["characters"])
+    return longest
+
+
+def _of_repeated_paragraphs(of: Statistics, weights: bool) -> np.ndarray:
+    text, sizes, _ = of._paragraphs
+    repeated = of._repeated_paragraphs
+    return of._sum(text[repeated], sizes[repeated] if weights else None)
+
+
+_OF_LINES: dict[str, Callable[[Statistics], np.ndarray]] = {
+    "lines": lambda of: of._of_lines(),
+    "line_characters": lambda of: of._of_lines(weights=True),
+    "longest_line": _longest_line,
+    "ellipsis_lines": lambda of: of._of_lines(of.lines["ellipsis"]),
+    "punctuated_lines": _punctuated_lines,
+    "duplicate_lines": lambda of: of._of_lines(of._repeated_lines),
+    "duplicate_line_characters": lambda of: of._of_lines(of._repeated_lines, weights=True),
+    "paragraph_count": lambda of: of._sum(of._paragraphs[0], None),
+    "duplicate_paragraphs": lambda of: _of_repeated_paragraphs(of, weights=False),
+    "duplicate_paragraph_characters": lambda of: _of_repeated_paragraphs(of, weights=True),
+}

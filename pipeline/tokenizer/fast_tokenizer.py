@@ -134,8 +134,10 @@ def from_model(model: bytes, processor: Any) -> FastTokenizer:
         proto = sentencepiece_model_pb2.ModelProto.FromString(model)
         return {**_normaliser(proto)._asdict(), **_pieces(proto)._asdict()}  # no common field
 
-    tables = table_cache.load_or_make(model, (kernels.__file__, trie.__file__, __file__), make)
     kinds: tuple[Any, ...] = (Normaliser, Pieces)
+    modules = (kernels.__file__, trie.__file__, __file__)
+    names = (*Normaliser._fields, *Pieces._fields)
+    tables = table_cache.load_or_make(model, modules, names, make)
     parts = (kind(**{name: tables[name] for name in kind._fields}) for kind in kinds)
     return FastTokenizer(*parts, processor)
 

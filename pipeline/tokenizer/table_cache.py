@@ -14,9 +14,9 @@ from tasks.storage import files
 
 
 def load_or_make(
-    key: bytes, modules: Iterable[str], make: Callable[[], dict[str, Any]]
+    key: bytes, modules: Iterable[str], names: Iterable[str], make: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Loads arrays and numbers by name, or makes and writes them.
+    """Loads arrays and numbers by their `names`, or makes and writes them.
 
     They are filed under `key` and the contents of the source files `modules`.
     """
@@ -27,7 +27,7 @@ def load_or_make(
     path = os.path.join(_folder(), f"tokenizer-{digest.hexdigest()[:32]}.npz")
     try:
         with np.load(path, allow_pickle=False) as kept:
-            arrays = {name: kept[name] for name in kept.files}
+            arrays = {name: kept[name] for name in names}
         return {name: array if array.ndim else array.item() for name, array in arrays.items()}
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
         pass  # missing or damaged: make the tables

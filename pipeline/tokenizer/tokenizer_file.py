@@ -152,7 +152,8 @@ def words(of: Rules, tokens: Iterable[str]) -> byte_level.Words | characters.Act
     if of.places is None:
         decomposes = any(map(_decomposes, of.steps))
         make = functools.partial(characters.actions, of.normaliser, decomposes)
-        return characters.Actions(**table_cache.load_or_make(key, modules, make), **found)
+        names = ("actions", "right_sides", "longest")
+        return characters.Actions(**table_cache.load_or_make(key, modules, names, make), **found)
 
     def kinds() -> dict[str, Any]:
         kinds = characters.kinds()
@@ -161,7 +162,7 @@ def words(of: Rules, tokens: Iterable[str]) -> byte_level.Words | characters.Act
         return {"kinds": kinds}
 
     found |= {name: value for name, value in of.places.items() if name != "pattern"}
-    return byte_level.Words(**table_cache.load_or_make(key, modules, kinds), **found)
+    return byte_level.Words(**table_cache.load_or_make(key, modules, ["kinds"], kinds), **found)
 
 
 def _decomposes(step: Mapping[str, Any]) -> bool:
