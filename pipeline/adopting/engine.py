@@ -177,17 +177,12 @@ def _adopted(
                     f"{files.join(source, name)} is no file, but a folder or a link to nothing: "
                     "restore it from a copy"
                 )
-            index, receipt = (
-                shard_file(split, kind, number, len(names)) for kind in ("rows", "receipt")
-            )
+            of = functools.partial(shard_file, split, index=number, count=len(names))
+            index, receipt = of("rows"), of("receipt")
             # A Megatron receipt does not tell whether the .idx file has changed.
             kept = own.get(index) if receipt in own and not found.token else None
-            jobs.append(
-                _Job(
-                    source, target, name, sizes[name], index, receipt, kept, hashes,
-                    found.is_pairs, ids, eos, found.scan,
-                )
-            )  # fmt: skip
+            files_of = (source, target, name, sizes[name], index, receipt, kept)
+            jobs.append(_Job(*files_of, hashes, found.is_pairs, ids, eos, found.scan))
     total = sum(job.size for job in jobs)
     done, shards = 0, []
     with progress.shown("adopting", total, 0, "B") as bar:
@@ -290,11 +285,12 @@ def _manifest(
     if not files.is_remote(folder):
         folder = os.path.abspath(files.local_path(folder))
     every = [shard for each in shards.values() for shard in each]
-    ids = max(shard.adopted.ids for shard in every if shard.adopted)
-    ends = sum(shard.adopted.targets_ends for shard in every if shard.adopted)
-    full = sum(shard.rows - shard.adopted.empty for shard in every if shard.adopted)
+    counts = [shard.adopted for shard in every if shard.adopted]
+    ends, empty = (sum(getattr(each, of) for each in counts) for of in ("targets_ends", "empty"))
+    full = sum(shard.rows for shard in every) - empty
     entries = [sorted(as_json(shard)["files"].items()) for shard in every]
-    unknown = VocabularyRecord(sha256="", pieces=ids, extra_ids=0, sentinels=0)
+    pieces = max(each.ids for each in counts)
+    unknown = VocabularyRecord(sha256="", pieces=pieces, extra_ids=0, sentinels=0)
     version = {found.program: found.version} if found.version else {}
     plan = Plan(
         task=folder.rstrip("/").rpartition("/")[2],
@@ -321,18 +317,16 @@ def summary(found: Found, manifest: CacheManifest) -> list[str]:
     plan = manifest.plan
     counts = [shard.adopted for each in manifest.splits.values() for shard in each if shard.adopted]
     rows = sum(manifest.total(split, "rows") for split in manifest.splits)
-    lines = []
     kinds = {
         PAIRS: "each row is a pair of inputs and targets",
         ROWS: "each row is a window",
         CONCAT: "rows are joined to one stream of tokens",
     }
-    lines.append(f"read: {kinds[plan.packing]}")
+    lines = [f"read: {kinds[plan.packing]}"]
     if found.unread:
         lines.append(f"not read: the features {', '.join(found.unread)}")
-    sides = ("inputs", "targets") if found.is_pairs else ("targets",)
     eos = "EOS" if plan.vocabulary.sha256 or found.is_pairs else f"id {EOS_ID}"
-    for side in sides:
+    for side in plan.unit.columns if found.is_pairs else ("targets",):
         ends = sum(getattr(each, f"{side}_ends") for each in counts)
         what = ", which is left out, as the objective adds one" if found.is_pairs and ends else ""
         lines.append(f"{side}: {ends:,} of {rows:,} rows end in {eos}{what}")

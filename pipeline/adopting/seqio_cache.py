@@ -22,7 +22,7 @@ _SHARD = re.compile(r"(.+)\.(tfrecord|array_record|riegeli)-(\d{5,})-of-(\d{5,})
 
 
 def is_one(names: list[str]) -> bool:
-    """Returns whether these file names are those of a seqio cache."""
+    """Returns whether these file names are a seqio cache's."""
     return any(_INFO.fullmatch(name) or _SHARD.fullmatch(name) for name in names)
 
 
@@ -117,7 +117,10 @@ def _shards(folder: str, names: list[str]) -> dict[str, tuple[str, ...]]:
 
 def _json(folder: str, name: str, names: list[str]) -> dict[str, Any]:
     path = files.join(folder, name)
-    value = files.read_json(path) if name in names else {}
+    return _table(path, files.read_json(path)) if name in names else {}
+
+
+def _table(path: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} is not of seqio's form: restore it from a copy")
     return value
@@ -125,20 +128,15 @@ def _json(folder: str, name: str, names: list[str]) -> dict[str, Any]:
 
 def _features(path: str, info: dict[str, Any]) -> set[str]:
     """Returns the names of features; those read must be lists of integers."""
-    features = info.get("features")
-    if not isinstance(features, dict):
-        raise UserError(f"{path} is not of seqio's form: restore it from a copy")
+    features = _table(path, info.get("features"))
     if "targets" not in features:
         raise UserError(
             f"{path} has the features {', '.join(sorted(features)) or 'none'} and no targets, "
             "whose ids are read: rename the feature in the task and cache it again"
         )
-    for name in ("inputs", "targets"):
-        kind = features.get(name)
-        if kind is None:
-            continue
-        dtype, shape = (kind.get(key) if isinstance(kind, dict) else None
-                        for key in ("dtype", "shape"))  # fmt: skip
+    for name in (each for each in ("inputs", "targets") if each in features):
+        kind = features[name] if isinstance(features[name], dict) else {}
+        dtype, shape = kind.get("dtype"), kind.get("shape")
         if not str(dtype).startswith("int") or not isinstance(shape, list) or len(shape) != 1:
             raise UserError(
                 f"{path}: {name} is {dtype} of the shape {shape}, and must be a list of integers: "

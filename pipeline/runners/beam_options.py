@@ -18,19 +18,9 @@ _REJECTED = {
 }
 # Flags sometimes given to the wrong command.
 OF_PRETRAIN = (
-    "batch_size",
-    "gin_file",
-    "init_from",
-    "lengths.inputs",
-    "lengths.targets",
-    "microbatches",
-    "model_dir",
-    "optimizer.learning_rate",
-    "optimizer_preset",
-    "preset",
-    "seed",
-    "tokens_per_batch",
-    "train_steps",
+    *("batch_size", "gin_file", "init_from", "lengths.inputs", "lengths.targets", "microbatches"),
+    *("model_dir", "optimizer.learning_rate", "optimizer_preset", "preset", "seed"),
+    *("tokens_per_batch", "train_steps"),
 )
 
 

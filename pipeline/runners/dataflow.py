@@ -138,7 +138,9 @@ def wheel(folder: pathlib.Path) -> pathlib.Path:
 
     Source: the wheel format, packaging.python.org/specifications/binary-distribution-format.
     """
-    version = _version()
+    version = "0"  # of a checkout that was never installed
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        version = metadata.version("palimpsest")
     name = f"palimpsest-{version}"
     root = pathlib.Path(__file__).parents[2]
     content = {
@@ -161,13 +163,6 @@ def wheel(folder: pathlib.Path) -> pathlib.Path:
         for member, data in content.items():
             archive.writestr(zipfile.ZipInfo(member, _TIME), data, zipfile.ZIP_DEFLATED)
     return path
-
-
-def _version() -> str:
-    try:
-        return metadata.version("palimpsest")
-    except metadata.PackageNotFoundError:  # a checkout that was never installed
-        return "0"
 
 
 def _digest(data: bytes) -> str:
@@ -221,10 +216,6 @@ def explain(error: BaseException, arguments: list[str]) -> UserError | None:
         )
     if isinstance(error, OSError) and error.errno is None:  # from Beam's staging
         return UserError(text)
-    return _refusal(error, text)
-
-
-def _refusal(error: BaseException, text: str) -> UserError | None:
     from google.api_core import exceptions
     from google.auth.exceptions import GoogleAuthError
 

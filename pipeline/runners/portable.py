@@ -66,7 +66,6 @@ def announce(result: Any, arguments: list[str]) -> None:
 
 
 def cancel(result: Any, arguments: list[str]) -> None:
-    """Cancels the job."""
     result.cancel()
 
 

@@ -26,30 +26,18 @@ _AFTER = records.FRAMING_BYTES - _BEFORE
 
 @dataclasses.dataclass
 class Rows:
-    """Contents of some or all records of a shard.
+    """Contents of some or all records of a shard; arrays are int64."""
 
-    Attributes:
-      offsets: int64 [R], offset of each record's framing in the file.
-      lengths: int64 [R], number of tokens.
-      starts: int64 [R], number of documents that begin in the row.
-      positions: int64 [sum of starts], positions in rows where documents begin.
-      text: int64 [R], number of tokens without separators.
-      ends: int64 [separators], positions of EOS tokens in the stream of all rows of text.
-      least, most: lowest and highest id.
-      inputs: int64 [R], number of input tokens of pairs.
-      inputs_text: number of tokens of all inputs, without EOS.
-    """
-
-    offsets: np.ndarray
-    lengths: np.ndarray
-    starts: np.ndarray
-    positions: np.ndarray
-    text: np.ndarray
-    ends: np.ndarray
-    least: int
-    most: int
-    inputs: np.ndarray
-    inputs_text: int
+    offsets: np.ndarray  # [R], offset of each record's framing in the file
+    lengths: np.ndarray  # [R], number of tokens
+    starts: np.ndarray  # [R], number of documents that begin in the row
+    positions: np.ndarray  # [sum of starts], positions in rows where documents begin
+    text: np.ndarray  # [R], number of tokens without separators
+    ends: np.ndarray  # [separators], positions of EOS tokens in the stream of all rows of text
+    least: int  # lowest id
+    most: int  # highest id
+    inputs: np.ndarray  # [R], number of input tokens of pairs
+    inputs_text: int  # number of tokens of all inputs, without EOS
 
 
 def joined(parts: list[Rows]) -> Rows:
