@@ -35,17 +35,11 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclasses.dataclass
 class Cost:
-    """The cost of a command.
+    """The cost of a command."""
 
-    Attributes:
-      wall: seconds by the clock.
-      core: processor seconds of all its processes.
-      peak: bytes of memory of its largest process.
-    """
-
-    wall: float
-    core: float
-    peak: int
+    wall: float  # seconds by the clock
+    core: float  # processor seconds of all its processes
+    peak: int  # bytes of memory of its largest process
 
     def __sub__(self, other: "Cost") -> "Cost":
         return Cost(self.wall - other.wall, self.core - other.core, self.peak)

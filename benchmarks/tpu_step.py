@@ -36,21 +36,14 @@ _STEPS = {"scanned": True, "unrolled": False}
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """The estimated time and memory of a step.
+    """The estimated time and memory of a step."""
 
-    Attributes:
-      seconds: by part of `trainer.planning.parts`.
-      bytes: bytes of a device, by part of `trainer.planning.memory`.
-      compile_seconds: time that the compiler took.
-      depths: layers of the two steps that it extrapolates; () if the step itself was compiled.
-      refused: the reason if there is no estimate.
-    """
-
-    seconds: dict[str, float]
-    bytes: dict[str, float]
-    compile_seconds: float = 0.0
+    seconds: dict[str, float]  # by part of `trainer.planning.parts`
+    bytes: dict[str, float]  # bytes of a device, by part of `trainer.planning.memory`
+    compile_seconds: float = 0.0  # time that the compiler took
+    # Layers of the two steps that it extrapolates; () if the step itself was compiled.
     depths: tuple[int, ...] = ()
-    refused: str = ""
+    refused: str = ""  # the reason if there is no estimate
 
     @property
     def step(self) -> float:

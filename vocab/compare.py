@@ -41,21 +41,16 @@ _HEADER = (
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A vocabulary on a corpus.
-
-    Attributes:
-      documents, lines: shares restored exactly by encoding and decoding, of documents and of
-        distinct lines encoded by themselves.
-      example: (text, decoded text) around the first difference, or None.
-      speed: of the library, in MB of text per second.
-    """
+    """A vocabulary on a corpus."""
 
     vocabulary: str
     report: fit.Report
+    # documents, lines: shares restored exactly by encoding and decoding, of documents and of
+    # distinct lines encoded by themselves.
     documents: float
     lines: float
-    example: tuple[str, str] | None
-    speed: float
+    example: tuple[str, str] | None  # (text, decoded text) around the first difference, or None
+    speed: float  # of the library, in MB of text per second
 
     def row(self) -> tuple[str, ...]:
         found = self.report

@@ -45,31 +45,24 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """A sweep: every combination of the axes' values with every seed.
+    """A sweep: every combination of the axes' values with every seed."""
 
-    Attributes:
-      name: name of the file, or "sweep".
-      title: the question it answers.
-      parameters: values of {placeholders} in all other texts; each is a flag.
-      prepare: commands for vocabularies and caches, run once per combination of their placeholders.
-      base: flags of trainer.pretrain that all cells share.
-      then: flags of a following trainer.finetune; empty skips it.
-      metric: the metric of the last evaluation to compare, as in metrics.jsonl.
-      baseline: axis -> label of the cells to compare the others with; {} for no comparison.
-      tune: axis whose best value each combination of the others takes; "" for none.
-    """
-
-    name: str
-    title: str = ""
+    name: str  # name of the file, or "sweep"
+    title: str = ""  # the question it answers
+    # Values of {placeholders} in all other texts; each is a flag.
     parameters: Settings = dataclasses.field(default_factory=dict)
+    # Commands for vocabularies and caches, run once per combination of their placeholders.
     prepare: tuple[str, ...] = ()
+    # Flags of trainer.pretrain that all cells share.
     base: Settings = dataclasses.field(default_factory=dict)
+    # Flags of a following trainer.finetune; empty skips it.
     then: Settings = dataclasses.field(default_factory=dict)
     axes: tuple[Axis, ...] = ()
     seeds: tuple[int, ...] = (0,)
-    metric: str = "loss"
+    metric: str = "loss"  # the metric of the last evaluation to compare, as in metrics.jsonl
+    # Axis -> label of the cells to compare the others with; {} for no comparison.
     baseline: Settings = dataclasses.field(default_factory=dict)
-    tune: str = ""
+    tune: str = ""  # axis whose best value each combination of the others takes; "" for none
 
     def axis(self, name: str) -> Axis:
         """Returns the axis of this name, which must exist."""

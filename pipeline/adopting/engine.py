@@ -136,25 +136,19 @@ def _check_target(target: str, vocabulary: Vocabulary | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """A file of records to scan, and the names of the output files.
+    """A file of records to scan, and the names of the output files."""
 
-    Attributes:
-      source, target: folders of the file and of the output.
-      kept: size of a row index that has a receipt; None if the file must be scanned.
-      hashes: whether to compare checksums with the receipt.
-      ids: number of ids; `is_pairs` and `scan` are as in `Found`.
-    """
-
+    # source, target: folders of the file and of the output.
     source: str
     target: str
     name: str
     size: int
     index: str
     receipt: str
-    kept: int | None
-    hashes: bool
+    kept: int | None  # size of a row index that has a receipt; None if the file must be scanned
+    hashes: bool  # whether to compare checksums with the receipt
     is_pairs: bool
-    ids: int
+    ids: int  # number of ids; `is_pairs` and `scan` are as in `Found`
     eos: int
     scan: Callable[[str, int, int], Scan]
 

@@ -39,26 +39,18 @@ class Scan:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Another program's cache.
+    """Another program's cache."""
 
-    Attributes:
-      program: one of `tasks.cache.adopted.PROGRAMS`.
-      files: split -> ordered names of its record files.
-      examples: split -> number of rows, if the program states it.
-      scan: (record file, number of ids, id of EOS) -> its content; runs in other processes.
-      token: NumPy name of the token type; "" for records.
-      unread: names of unread features.
-      unknown: properties that cannot be determined.
-    """
-
-    program: str
-    files: dict[str, tuple[str, ...]]
-    examples: dict[str, int]
+    program: str  # one of `tasks.cache.adopted.PROGRAMS`
+    files: dict[str, tuple[str, ...]]  # split -> ordered names of its record files
+    examples: dict[str, int]  # split -> number of rows, if the program states it
     is_pairs: bool
+    # (record file, number of ids, id of EOS) -> its content; runs in other processes.
     scan: Callable[[str, int, int], Scan]
-    token: str = ""
-    unread: tuple[str, ...] = ()
+    token: str = ""  # NumPy name of the token type; "" for records
+    unread: tuple[str, ...] = ()  # names of unread features
     version: str = ""
+    # Properties that cannot be determined.
     unknown: tuple[str, ...] = ("corpus", "borders of documents", "text")
 
 

@@ -31,18 +31,15 @@ _EXACT, _NEAR, _CONTAMINATED = range(3)
 
 @dataclasses.dataclass
 class Result:
-    """The findings of a search.
+    """The findings of a search."""
 
-    Attributes:
-      counts: "documents", "text_bytes", "units", "groups"; by reason "exact", "near",
-        "contaminated"; "candidates" that share a band with an earlier unit, and "unlike" ones among
-        them; "repeated" ids; "places" entries that need a place.
-      sizes: number of clusters by size in units.
-      unlike_twin: expected near duplicates less similar to the kept twin than `Rules.wanted`.
-    """
-
+    # "documents", "text_bytes", "units", "groups"; by reason "exact", "near", "contaminated";
+    # "candidates" that share a band with an earlier unit, and "unlike" ones among them; "repeated"
+    # ids; "places" entries that need a place.
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    # Number of clusters by size in units.
     sizes: dict[int, int] = dataclasses.field(default_factory=dict)
+    # Expected near duplicates less similar to the kept twin than `Rules.wanted`.
     unlike_twin: float = 0
 
 
@@ -95,21 +92,14 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
 
 @dataclasses.dataclass(frozen=True)
 class _Clusters:
-    """Clusters of all pieces.
-
-    Attributes:
-      roots: the unit kept instead of each unit; a kept unit's is itself.
-      firsts: the first unit with the same text as each unit.
-      judge: finds contaminated units; None without evaluation sets.
-      repeated: uint64[ids, 2], sorted digests of ids shared by several documents.
-    """
+    """Clusters of all pieces."""
 
     job: Job
     pieces: Pieces
-    roots: np.ndarray
-    firsts: np.ndarray
-    judge: Judge | None
-    repeated: np.ndarray
+    roots: np.ndarray  # the unit kept instead of each unit; a kept unit's is itself
+    firsts: np.ndarray  # the first unit with the same text as each unit
+    judge: Judge | None  # finds contaminated units; None without evaluation sets
+    repeated: np.ndarray  # uint64[ids, 2], sorted digests of ids shared by several documents
     unlike: np.ndarray
 
     def write_entries(

@@ -154,20 +154,14 @@ def _beta_cdf(at: float, trials: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Everything a worker needs.
+    """Everything a worker needs."""
 
-    Attributes:
-      folder: folder of the list and the stages' files.
-      contaminated: whether the folder has n-grams of evaluation sets.
-      hf_token_secret: name of the secret with the Hub's token, or "".
-      exclude: SHA-256 of lists, copied to the folder, whose documents are not read.
-    """
-
-    folder: str
+    folder: str  # folder of the list and the stages' files
     corpus: sources.Corpus
     rules: Rules
-    contaminated: bool
-    hf_token_secret: str = ""
+    contaminated: bool  # whether the folder has n-grams of evaluation sets
+    hf_token_secret: str = ""  # name of the secret with the Hub's token, or ""
+    # SHA-256 of lists, copied to the folder, whose documents are not read.
     exclude: tuple[str, ...] = ()
 
     def path(self, stage: str, number: int) -> str:

@@ -28,25 +28,17 @@ COUNTS = ("documents", "text_bytes")
 
 @dataclasses.dataclass
 class Found:
-    """Ordered units of a batch.
+    """Ordered units of a batch."""
 
-    Attributes:
-      ids: document ids, with "#partN" only if units are paragraphs.
-      places: document places, "file:row" or "file:byte".
-      paragraphs: int64, line numbers, -1 for documents.
-      continued: bool, whether the unit is a later part of the previous one.
-      sketches, exact, words: uint32[units, hashes], uint64[units, 2], int64[units].
-      grams: int64[found, 2] (unit, index of an evaluation n-gram).
-    """
-
-    ids: list[str]
-    places: list[str]
-    paragraphs: np.ndarray
-    continued: np.ndarray
+    ids: list[str]  # document ids, with "#partN" only if units are paragraphs
+    places: list[str]  # document places, "file:row" or "file:byte"
+    paragraphs: np.ndarray  # int64, line numbers, -1 for documents
+    continued: np.ndarray  # bool, whether the unit is a later part of the previous one
+    # sketches, exact, words: uint32[units, hashes], uint64[units, 2], int64[units].
     sketches: np.ndarray
     exact: np.ndarray
     words: np.ndarray
-    grams: np.ndarray
+    grams: np.ndarray  # int64[found, 2] (unit, index of an evaluation n-gram)
     counts: Counter[str]
 
 

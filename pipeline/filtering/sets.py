@@ -73,19 +73,12 @@ RATIOS = {"max_character_ratio": "characters", "max_word_ratio": "words"}
 
 
 class RuleSet(NamedTuple):
-    """A named set.
+    """A named set."""
 
-    Attributes:
-      source: publication, or "" for our own.
-      settings: default settings, in the order of judging. A tuple holds texts.
-      needs: settings without which the set does nothing.
-      inclusive: whether a text exactly at the threshold is dropped.
-    """
-
-    source: str
-    settings: Mapping[str, Any]
-    needs: tuple[str, ...] = ()
-    inclusive: bool = False
+    source: str  # publication, or "" for our own
+    settings: Mapping[str, Any]  # default settings, in the order of judging. A tuple holds texts
+    needs: tuple[str, ...] = ()  # settings without which the set does nothing
+    inclusive: bool = False  # whether a text exactly at the threshold is dropped
 
 
 _RAE = "Rae et al. 2021, arXiv:2112.11446, "

@@ -208,9 +208,10 @@ def _duplicates(found: Findings) -> str:
 
 def _left_out(manifest: CacheManifest, found: Findings) -> str:
     counts, edits = Counter[str](), Counter[str]()
-    for shard in (shard for shards in manifest.splits.values() for shard in shards):
-        counts.update(shard.dropped)
-        edits.update(shard.edits or {})
+    for split, shards in manifest.splits.items():
+        counts.update(manifest.dropped(split))
+        for shard in shards:
+            edits.update(shard.edits or {})
     edited = [(what, f"{count:,}") for what, count in sorted(edits.items())]
     more = html_page.table("Edits by filters", ("what", "times"), edited) if edited else ""
     if not counts:

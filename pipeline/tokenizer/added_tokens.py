@@ -15,16 +15,11 @@ from pipeline.tokenizer import trie, word_kernels
 
 
 class Added(NamedTuple):
-    """Tokens found by one search.
+    """Tokens found by one search."""
 
-    Attributes:
-      tokens: int64[nodes] trie token -> id.
-      begins: bool[256] their first bytes.
-      odd, begins_odd: the same for odd tokens, whose texts the library encodes.
-    """
-
-    tokens: np.ndarray
-    begins: np.ndarray
+    tokens: np.ndarray  # int64[nodes] trie token -> id
+    begins: np.ndarray  # bool[256] their first bytes
+    # odd, begins_odd: the same for odd tokens, whose texts the library encodes.
     odd: np.ndarray
     begins_odd: np.ndarray
 
@@ -60,17 +55,11 @@ def table(tokens: Iterable[tuple[str, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Parts(NamedTuple):
-    """Consecutive parts of documents in one byte buffer.
+    """Consecutive parts of documents in one byte buffer."""
 
-    Attributes:
-      offsets: int64[parts + 1].
-      given: int32[parts] token ids; word_kernels.TEXT or REFUSED for other parts.
-      owners: int64[parts] document of each part; every document has a part.
-    """
-
-    offsets: np.ndarray
-    given: np.ndarray
-    owners: np.ndarray
+    offsets: np.ndarray  # int64[parts + 1]
+    given: np.ndarray  # int32[parts] token ids; word_kernels.TEXT or REFUSED for other parts
+    owners: np.ndarray  # int64[parts] document of each part; every document has a part
 
 
 def cut(each: list[Added], data: np.ndarray, offsets: np.ndarray) -> Parts:

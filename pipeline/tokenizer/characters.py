@@ -114,21 +114,15 @@ class Actions(NamedTuple):
 
     BERT's normaliser treats each character alone, except for the order of combining marks, which it
     then removes. The library encodes texts with the few exceptions.
-
-    Attributes:
-      actions: int32[POINTS] for each character KEEP, BREAK (white space), ALONE (a separate word),
-        REMOVE, REFUSE, or the index of its replacement in `right_sides`.
-      right_sides: uint8[bytes] zero-terminated replacements; spaces separate words.
-      longest: longest replacement, in bytes.
-      tokens: int64[nodes] trie of added tokens that need the library.
-      begins_token: bool[256] their first bytes.
     """
 
+    # int32[POINTS] for each character KEEP, BREAK (white space), ALONE (a separate word), REMOVE,
+    # REFUSE, or the index of its replacement in `right_sides`.
     actions: np.ndarray
-    right_sides: np.ndarray
-    longest: int
-    tokens: np.ndarray
-    begins_token: np.ndarray
+    right_sides: np.ndarray  # uint8[bytes] zero-terminated replacements; spaces separate words
+    longest: int  # longest replacement, in bytes
+    tokens: np.ndarray  # int64[nodes] trie of added tokens that need the library
+    begins_token: np.ndarray  # bool[256] their first bytes
 
 
 def actions(normaliser: Any, decomposes: bool) -> dict[str, Any]:

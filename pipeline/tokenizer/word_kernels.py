@@ -363,44 +363,30 @@ _FULL = np.uint64(0xFF) << np.uint64(56)
 
 
 class Model(NamedTuple):
-    """Tables of a model.
+    """Tables of a model."""
 
-    Attributes:
-      kind: BPE or WORD_PIECE.
-      pairs: int64[entries, 2] hash table (left id, right id) -> (rank, id), see `pair_table`.
-      byte_ids: int32[256] ids of single bytes.
-      whole: whether a word in the vocabulary becomes one piece without merges.
-      initial: int64[nodes] trie of word-initial pieces (WordPiece), or of all pieces in `spelt`
-        form (BPE, if `whole`).
-      continuing: int64[nodes] trie of continuation pieces without their prefix.
-      unknown: id of a word that cannot be spelt.
-      longest: maximum characters of a known word.
-    """
-
-    kind: int
+    kind: int  # BPE or WORD_PIECE
+    # int64[entries, 2] hash table (left id, right id) -> (rank, id), see `pair_table`.
     pairs: np.ndarray
-    byte_ids: np.ndarray
-    whole: bool
+    byte_ids: np.ndarray  # int32[256] ids of single bytes
+    whole: bool  # whether a word in the vocabulary becomes one piece without merges
+    # int64[nodes] trie of word-initial pieces (WordPiece), or of all pieces in `spelt` form (BPE,
+    # if `whole`).
     initial: np.ndarray
-    continuing: np.ndarray
-    unknown: int
-    longest: int
+    continuing: np.ndarray  # int64[nodes] trie of continuation pieces without their prefix
+    unknown: int  # id of a word that cannot be spelt
+    longest: int  # maximum characters of a known word
 
 
 class Work(NamedTuple):
-    """Buffers; a word's arrays grow, the others have a fixed size.
+    """Buffers; a word's arrays grow, the others have a fixed size."""
 
-    Attributes:
-      ids, ends: int32[n] ids of a word, and ends of symbols, 0 if merged into another.
-      before: int32[n] start of the preceding symbol.
-      heap: int64[3 n] pending merges, each rank << 32 | start.
-      table, store, fill: the memo, see `_remember` and `kernels.Work`.
-    """
-
+    # ids, ends: int32[n] ids of a word, and ends of symbols, 0 if merged into another.
     ids: np.ndarray
     ends: np.ndarray
-    before: np.ndarray
-    heap: np.ndarray
+    before: np.ndarray  # int32[n] start of the preceding symbol
+    heap: np.ndarray  # int64[3 n] pending merges, each rank << 32 | start
+    # table, store, fill: the memo, see `_remember` and `kernels.Work`.
     table: np.ndarray
     store: np.ndarray
     fill: np.ndarray
