@@ -1,9 +1,9 @@
 """Counts the words of a corpus of any size, in bounded memory, with any number of workers.
 
-A Beam job or this process writes one file of (word, count) per piece of the corpus to the
-vocabulary's folder. A file depends on its piece alone and is written atomically, so a killed run
-resumes with the finished files. The files are then added up. If the words do not fit in memory, a
-sample is kept; it does not depend on the workers, the runner or the order of the pieces.
+A Beam job or this process writes one file of (word, count) per piece of the corpus, atomically, to
+the vocabulary's folder; a killed run resumes with the finished files. The files are then added up.
+If the words do not fit in memory, a sample is kept; it does not depend on the workers, the runner
+or the order of the pieces.
 """
 
 import dataclasses
@@ -54,7 +54,6 @@ class Job:
     batch_bytes: int
 
     def path(self, number: int) -> str:
-        """Returns the path of the counts of piece `number`."""
         return files.join(self.folder, f"{PREFIX}{self.key}-{number:06}.parquet")
 
 
@@ -186,7 +185,7 @@ def _hash(word: str) -> int:
 
 def sizes(jobs: Mapping[str, Job]) -> dict[str, int]:
     """Returns the bytes of text of each job."""
-    return {name: _statistics(job)[0]["bytes"] for name, job in jobs.items()}
+    return {name: _statistics([job])[0]["bytes"] for name, job in jobs.items()}
 
 
 def add_up(
@@ -201,14 +200,7 @@ def add_up(
     UserError for a corpus without text in train.
     """
     jobs = [jobs] if isinstance(jobs, Job) else jobs
-    totals: Counter[str] = Counter()
-    left_out: Counter[str] = Counter()
-    rows = 0
-    for job in jobs:
-        found_totals, found_left_out, found_rows = _statistics(job)
-        totals.update(found_totals)
-        left_out.update(found_left_out)
-        rows += found_rows
+    totals, left_out, rows = _statistics(jobs)
     kept = _Kept(limit_bytes, limit_words)
     for table in _words(jobs, factors, rows, limit_words):
         kept.add(table)
@@ -234,15 +226,13 @@ def add_up(
     return Counts(words, weights, threshold, statistics)
 
 
-def _statistics(job: Job) -> tuple[Counter[str], Counter[str], int]:
+def _statistics(jobs: Sequence[Job]) -> tuple[Counter[str], Counter[str], int]:
     """Returns the totals of all pieces, documents left out by reason, and rows of all files."""
     import pyarrow.parquet as pq
 
-    totals: Counter[str] = Counter()
-    left_out: Counter[str] = Counter()
-    rows = 0
-    for number in _train_pieces(job):
-        with files.open_read(job.path(number)) as file:
+    totals, left_out, rows = Counter[str](), Counter[str](), 0
+    for path in (job.path(number) for job in jobs for number in _train_pieces(job)):
+        with files.open_read(path) as file:
             metadata = pq.read_metadata(file)
         statistics = json.loads(metadata.metadata[_STATISTICS])
         left_out.update(statistics.pop("left_out"))
@@ -260,21 +250,15 @@ def _words(
     """
     passes = min(_PARTS, max(1, math.ceil(rows / (2 * limit_words))))
     for number_of_pass in range(passes):
-        tables = [
-            _scaled(_words_of(job, passes, number_of_pass, limit_words), factor)
-            for job, factor in zip(jobs, factors, strict=True)
-        ]
+        tables = []
+        for job, factor in zip(jobs, factors, strict=True):
+            table = _words_of(job, passes, number_of_pass, limit_words)
+            if factor != 1:
+                counts = np.rint(table.column("count").to_numpy() * factor).astype(np.int64)
+                place = table.schema.get_field_index("count")
+                table = table.set_column(place, "count", [counts])
+            tables.append(table)
         yield _grouped(tables) if len(tables) > 1 else tables[0]
-
-
-def _scaled(table: "pa.Table", factor: float) -> "pa.Table":
-    import pyarrow as pa
-
-    if factor == 1:
-        return table
-    counts = np.rint(table.column("count").to_numpy() * factor).astype(np.int64)
-    place = table.schema.get_field_index("count")
-    return table.set_column(place, "count", pa.array(counts))
 
 
 def _words_of(job: Job, passes: int, number_of_pass: int, limit_words: int) -> "pa.Table":
@@ -336,7 +320,6 @@ class _Kept:
         self.occurrences = 0
 
     def add(self, table: "pa.Table") -> None:
-        """Adds new words with their total counts."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -45,7 +45,6 @@ def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
 
 
 def symbols(model: bytes) -> tuple[str, ...]:
-    """Returns the user-defined pieces of a model, sentinels included."""
     return tuple(piece.piece for piece in _proto(model).pieces if piece.type == piece.USER_DEFINED)
 
 

@@ -25,8 +25,7 @@ _SAMPLE_BYTES = 2_000_000
 class Tally:
     """Counts over some text, and the rates computed from them.
 
-    `characters` counts the normalised text without spaces, `covered` the characters among them that
-    have their own piece.
+    `characters` counts the normalised text without spaces; `covered`, those with their own piece.
     """
 
     bytes: int = 0
@@ -39,36 +38,29 @@ class Tally:
 
     @property
     def tokens_per_word(self) -> float:
-        """Tokens per word (fertility)."""
         return self.tokens / max(self.words, 1)
 
     @property
     def bytes_per_token(self) -> float:
-        """UTF-8 bytes per token."""
         return self.bytes / max(self.tokens, 1)
 
     @property
     def unknown_rate(self) -> float:
-        """Share of tokens that are <unk>."""
         return self.unknown_tokens / max(self.tokens, 1)
 
     @property
     def byte_rate(self) -> float:
-        """Share of tokens that are single bytes."""
         return self.byte_tokens / max(self.tokens, 1)
 
     @property
     def character_coverage(self) -> float:
-        """Share of characters that have a piece."""
         return self.covered / max(self.characters, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the counts and rates."""
         counts = {field.name: getattr(self, field.name) for field in dataclasses.fields(Tally)}
         return counts | {name: round(getattr(self, name), 6) for name, _, _ in _RATES}
 
     def cells(self) -> list[str]:
-        """Returns the rates as text for a table."""
         return [form.format(getattr(self, name)) for name, _, form in _RATES]
 
 
@@ -97,11 +89,9 @@ class Report(Tally):
 
     @property
     def used_share(self) -> float:
-        """Share of the text pieces that occur in the sample."""
         return self.pieces_used / max(self.pieces, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the counts and rates for report.json."""
         return super().as_dict() | {
             "split": self.split,
             "documents": self.documents,
@@ -113,8 +103,6 @@ class Report(Tally):
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Report":
-        """Restores a report from `as_dict`."""
-
         def make(kind: Any, value: dict[str, Any]) -> Any:
             names = [field.name for field in dataclasses.fields(kind)]
             return kind(**{name: value[name] for name in names})
@@ -158,13 +146,9 @@ def table(reports: list[tuple[str, Report]]) -> str:
     header, *lines = aligned(["", *(name for name, _ in reports)], rows).splitlines()
     parts = ["\n".join([header, *lines] if header else lines)]
     for name, report in reports:
+        whole = max(report.bytes, 1)
         by_script = [
-            [
-                script,
-                f"{tally.words:,}",
-                f"{tally.bytes / max(report.bytes, 1):.1%}",
-                *tally.cells(),
-            ]
+            [script, f"{tally.words:,}", f"{tally.bytes / whole:.1%}", *tally.cells()]
             for script, tally in report.by_script.items()
         ]
         shown = aligned(["", "words", "bytes", *rates], by_script)
@@ -180,8 +164,8 @@ def measure(loaded: vocabulary.Vocabulary, corpus: sources.Corpus) -> Report:
 def sample(corpus: sources.Corpus) -> tuple[str, list[str]]:
     """Returns (split, texts): about `_SAMPLE_BYTES` of validation, or of train if there is none.
 
-    The sample consists of whole documents, from pieces in the order of a hash of their names, so it
-    is the same in every run and comes from all over the corpus. An empty corpus raises UserError.
+    The sample consists of whole documents, from pieces in the order of a hash of their names: it is
+    the same in every run and comes from all over the corpus. Raises UserError for an empty corpus.
     """
     for split in (sources.VALIDATION, sources.TRAIN):
         if texts := _texts(corpus, split):
@@ -202,9 +186,9 @@ def of_texts(
     byte_pieces = {token for token, kind in kinds.items() if kind == vocabulary.BYTE}
     silent = (vocabulary.CONTROL, vocabulary.UNUSED)
     written = {token for token, kind in kinds.items() if kind not in silent} - unknown
-    texts_of = (loaded.ids.texts[token] for token in written - byte_pieces)
+    pieces = (loaded.ids.texts[token] for token in written - byte_pieces)
     shown = (
-        text if isinstance(text, str) else text.decode(errors="ignore").strip() for text in texts_of
+        each if isinstance(each, str) else each.decode(errors="ignore").strip() for each in pieces
     )
     characters = {text for text in shown if len(text) == 1}
 
@@ -229,23 +213,17 @@ def of_texts(
     by_script: dict[str, Tally] = defaultdict(Tally)
     spaced = [space + word for word in words]
     # A vocabulary that adds a space itself, such as Llama's, would have two.
-    encoded = loaded.encode(list(words) if space and _adds_space(loaded) else spaced)
+    (of_a,) = loaded.encode(["a"])
+    adds_space = len(of_a) > 0 and loaded.ids.texts[of_a[0]][:1] in (" ", b" ")
+    encoded = loaded.encode(list(words) if space and adds_space else spaced)
     for (word, count), text, ids in zip(words.items(), spaced, encoded, strict=True):
         tally = by_script[scripts.of_word(word)]
         tally.words += count
         add(tally, text, Counter(ids.tolist()), count)
     report.words = words.total()
     report.pieces_used = len(written & used)
-    report.by_script = {
-        script: by_script[script] for script in scripts.SCRIPTS if script in by_script
-    }
+    report.by_script = {each: by_script[each] for each in scripts.SCRIPTS if each in by_script}
     return report
-
-
-def _adds_space(loaded: vocabulary.Vocabulary) -> bool:
-    """Returns True if encoding adds a space before a text."""
-    (ids,) = loaded.encode(["a"])
-    return bool(len(ids)) and loaded.ids.texts[ids[0]][:1] in (" ", b" ")
 
 
 def _texts(corpus: sources.Corpus, split: str) -> list[str]:

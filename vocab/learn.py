@@ -41,7 +41,6 @@ class Settings:
 
 
 def limits(memory_bytes: int) -> tuple[int, int]:
-    """Returns the bytes and the number of words that fit in `memory_bytes`."""
     room = max(memory_bytes - _FIXED_BYTES, memory_bytes // 8) // 2
     return room // _BYTES_PER_BYTE, room // _BYTES_PER_WORD
 
@@ -49,10 +48,9 @@ def limits(memory_bytes: int) -> tuple[int, int]:
 def learn(settings: Settings, counts: Counts, symbols: int = 0) -> bytes:
     """Returns a SentencePiece model with T5's ids, learned from `counts`, without a normaliser.
 
-    `symbols` is the difference between the user's vocab_size and the one in `settings`.
-
-    Training runs in a child process: SentencePiece holds the interpreter lock throughout, writes to
-    stderr, and exits on unexpected input. Raises UserError with its reason, or if the process died.
+    `symbols` is the difference between the user's vocab_size and the one in `settings`. Training
+    runs in a child process: SentencePiece holds the interpreter lock throughout, writes to stderr,
+    and exits on unexpected input. Raises UserError with its reason, or if the process died.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "words.tsv")

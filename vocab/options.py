@@ -78,12 +78,10 @@ class Options:
             require(new, name, symbol, "other than the pieces that every vocabulary has")
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the options as plain JSON values."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The user-defined pieces, without the sentinels."""
         kept = word_splitter.KEPT_SYMBOLS if self.keep_whitespace and not self.extends else ()
         return (*kept, *self.user_defined_symbols)
 

@@ -12,11 +12,11 @@ pipeline.build.
 import contextlib
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
-import platform
 import shlex
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from platform import python_version
 
 from pipeline.runners import beam_options
 from tasks import vocabulary
@@ -91,10 +91,7 @@ def train(
             "corpus": corpora.record,
             "counts": counts.statistics,
             **({"factors": factors} if len(jobs) > 1 else {}),
-            "software": {
-                "sentencepiece": importlib.metadata.version("sentencepiece"),
-                "python": platform.python_version(),
-            },
+            "software": {"sentencepiece": version("sentencepiece"), "python": python_version()},
         }
         held.check()
         files.write_json(files.join(output, MANIFEST), manifest)
@@ -114,7 +111,9 @@ def _write(
     # Written first, it marks an unfinished folder as this command's (see `_claimed`).
     files.write_json(files.join(output, _REPORT), fit.as_json(measured))
     files.write_bytes(files.join(output, VOCABULARY), loaded.model)
-    files.write_bytes(files.join(output, _PIECES), _pieces_text(loaded))
+    of = loaded.processor
+    lines = (f"{of.id_to_piece(i)}\t{of.get_score(i):g}\n" for i in range(loaded.size))
+    files.write_bytes(files.join(output, _PIECES), "".join(lines).encode())
     if base:
         ids = extend.id_map(base, loaded.size, options.extra_ids)
         files.write_json(files.join(output, _ID_MAP), ids)
@@ -135,13 +134,8 @@ def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> word_spli
 def _job(
     options: Options, splitter: word_splitter.Splitter, corpus: sources.Corpus, output: str
 ) -> count.Job:
-    parts = [
-        _FORMAT,
-        hashlib.sha256(splitter.model).hexdigest(),
-        splitter.symbols,
-        splitter.space_runs,
-        corpus.record,
-    ]
+    rules = (hashlib.sha256(splitter.model).hexdigest(), splitter.symbols, splitter.space_runs)
+    parts = [_FORMAT, *rules, corpus.record]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return count.Job(output, key, corpus, splitter, options.memory_bytes // 64)
 
@@ -251,14 +245,6 @@ def _verify(loaded: vocabulary.Vocabulary, options: Options) -> None:
         assert processor.decode([loaded.size - 1 - number]) == text
 
 
-def _pieces_text(loaded: vocabulary.Vocabulary) -> bytes:
-    processor = loaded.processor
-    lines = (
-        f"{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n" for i in range(loaded.size)
-    )
-    return "".join(lines).encode()
-
-
 def _corpus_flags(texts: Sequence[str], corpora: weighting.Corpora) -> list[str]:
     """Returns pipeline.build's flags for corpora; several corpora need names."""
     unnamed = len(texts) > 1 and list(corpora.parts) == list(texts)
@@ -286,8 +272,7 @@ def run(flags: Flags) -> None:
         beam_arguments = beam_options.arguments(flags)
     corpora, output = weighting.corpora_of(flags), flags.output
     options, base = options_of(flags)
-    work = Work(beam_arguments, flags.verbose)
-    loaded = train(options, corpora, output, base, work)
+    loaded = train(options, corpora, output, base, Work(beam_arguments, flags.verbose))
     measured = fit.from_json(files.read_json(files.join(output, _REPORT)))
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
     if base:

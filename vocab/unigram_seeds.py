@@ -1,10 +1,9 @@
 """Makes the seed pieces of a unigram model: frequent substrings of words.
 
 SentencePiece starts a unigram model from a million frequent substrings of its sentences. Given
-words with counts, it ignores the counts ("the frequency field is not used to extract the seed
-piece", MakeSeedSentencePiecesInternal in unigram_model_trainer.cc), and a whole word is not a seed
-unless it is part of another word. Measured, that costs 8 % in bytes per token. So seeds are
-computed here with the counts and passed as `seed_sentencepieces_file`.
+words with counts, it ignores the counts (MakeSeedSentencePiecesInternal, unigram_model_trainer.cc),
+and a whole word is not a seed unless it is part of another word. Measured, that costs 8 % in bytes
+per token. So seeds are computed here and passed as `seed_sentencepieces_file`.
 """
 
 import numpy as np

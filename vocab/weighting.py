@@ -29,7 +29,6 @@ class Corpora:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The corpora and their weights as JSON, for a manifest."""
         if list(self.parts) == [""]:
             return self.parts[""].record
         weights = None if self.weights is None else dict(self.weights)
@@ -60,7 +59,6 @@ class Corpora:
 
 
 def as_corpora(corpus: "sources.Corpus | Corpora") -> Corpora:
-    """Returns a single corpus as corpora."""
     return corpus if isinstance(corpus, Corpora) else Corpora({"": corpus})
 
 
@@ -68,16 +66,10 @@ def shares(sizes: Mapping[str, int], factors: Mapping[str, float]) -> str:
     """Returns a table of the corpora: their bytes, and their shares before and after weighting."""
     weighted = {name: size * factors[name] for name, size in sizes.items()}
     every, after = sum(sizes.values()), sum(weighted.values())
-    rows = [
-        (
-            name,
-            f"{size:,}",
-            f"{size / every:.2%}",
-            f"{weighted[name] / after:.2%}",
-            f"{factors[name]:,.3f}",
-        )
-        for name, size in sizes.items()
-    ]
+    rows = []
+    for name, size in sizes.items():
+        before_and_after = f"{size / every:.2%}", f"{weighted[name] / after:.2%}"
+        rows.append((name, f"{size:,}", *before_and_after, f"{factors[name]:,.3f}"))
     return table(("corpus", "bytes", "of all bytes", "of the training text", "times"), rows)
 
 

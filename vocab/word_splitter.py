@@ -62,7 +62,6 @@ class Splitter:
     space_runs: bool
 
     def count(self, texts: Iterable[str]) -> Counter[str]:
-        """Counts each word in the passages `texts`."""
         normalize = _processor(self.model).normalize
         # The longest symbol comes first, as in SentencePiece's matcher.
         marks = sorted([*self.symbols, *_NEVER], key=len, reverse=True)

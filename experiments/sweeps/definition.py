@@ -78,8 +78,7 @@ class Sweep:
 
     def shared(self) -> dict[str, Any]:
         """Returns the settings common to all cells of a folder, as JSON, without seeds and axes."""
-        fields = ("parameters", "base", "then")
-        return {name: getattr(self, name) for name in fields}
+        return {"parameters": self.parameters, "base": self.base, "then": self.then}
 
 
 def read(name: str) -> Sweep:
@@ -143,19 +142,10 @@ def _parsed(name: str, value: Mapping[str, Any]) -> Sweep:
                 "baseline must be a table of axis = value, since there are several axes"
             )
         baseline = {axes[0].name: baseline}
-    return Sweep(
-        name,
-        str(value.get("title", "")),
-        _texts(tables["parameters"]),
-        tuple(prepare),
-        _texts(tables["base"]),
-        _texts(tables["then"]),
-        tuple(axes),
-        tuple(seeds),
-        str(value.get("metric", "loss")),
-        _texts(baseline),
-        tune,
-    )
+    texts = {key: str(value[key]) for key in ("title", "metric", "tune") if key in value}
+    settings = {key: _texts(tables[key]) for key in ("parameters", "base", "then")}
+    lists = {"prepare": tuple(prepare), "axes": tuple(axes), "seeds": tuple(seeds)}
+    return Sweep(name, **texts, **settings, **lists, baseline=_texts(baseline))
 
 
 def _table(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:

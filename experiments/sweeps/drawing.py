@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.sweeps.curves import Curve
 from experiments.sweeps.definition import Sweep, is_number
 from experiments.sweeps.results import Curves, Values, baseline_of, tuned
 from tasks.storage import files
@@ -67,17 +66,16 @@ def _differences(panel: Any, sweep: Sweep, curves: Curves) -> None:
     base_of = {tuple(p for p in values if p[0] != sweep.tune): values for values in curves}
     for number, (values, by_seed) in enumerate(curves.items()):
         theirs = baseline_of(values, sweep.baseline)
-        base = curves.get(base_of.get(tuple(p for p in theirs if p[0] != sweep.tune), ()), {})
-        pairs = [(run, base[seed]) for seed, run in by_seed.items() if seed in base]
+        of_base = curves.get(base_of.get(tuple(p for p in theirs if p[0] != sweep.tune), ()), {})
+        pairs = [(run, of_base[seed]) for seed, run in by_seed.items() if seed in of_base]
         pairs = [pair for pair in pairs if pair[0].steps == pair[1].steps]
         if pairs:
-            gaps = [_gaps(*pair) for pair in pairs]
+            gaps = [
+                [one - other for one, other in zip(ours.values, base.values, strict=True)]
+                for ours, base in pairs
+            ]
             _band(panel, pairs[0][0].steps, gaps, f"C{number}", _name(values))
     panel.set(xlabel="step", ylabel=f"{sweep.metric} minus the baseline's")
-
-
-def _gaps(ours: Curve, theirs: Curve) -> list[float]:
-    return [one - other for one, other in zip(ours.values, theirs.values, strict=True)]
 
 
 def _along(panel: Any, sweep: Sweep, curves: Curves, axis: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
+import timeit
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -128,20 +128,12 @@ def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tu
             found.append(statistics.median(known) * each.operations / each.steps)
     if found:
         return statistics.median(found), f"by {len(found)} finished cells"
-    return _UTILISATION * _product(), "by a product of matrices on this machine's CPU"
-
-
-def _product() -> float:
     import numpy as np
 
-    size = 1024
-    matrix: Any = np.ones((size, size), np.float32)
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        matrix @ matrix
-        times.append(time.perf_counter() - started)
-    return 2 * size**3 / min(times)
+    matrix: Any = np.ones((1024, 1024), np.float32)
+    seconds = min(timeit.repeat(lambda: matrix @ matrix, number=1))
+    product = 2 * len(matrix) ** 3 / seconds
+    return _UTILISATION * product, "by a product of matrices on this machine's CPU"
 
 
 def finished(cell: Cell, output: str) -> str | None:
