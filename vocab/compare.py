@@ -25,7 +25,7 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 from tasks.terminal.table import table
 from tasks.vocabularies import byte_level, tokenizer_json
-from vocab import fit, scripts
+from vocab import fit
 
 # Scripts with less than this share of a corpus's words, by bytes, are left out of tables.
 _LEAST_SHARE = 0.001
@@ -176,7 +176,7 @@ def _by_script(measured: Sequence[Measured]) -> tuple[list[str], list[list[str]]
     total = sum(tally.bytes for tally in of_words.values())
     shown = [
         script
-        for script in scripts.SCRIPTS
+        for script in fit.SCRIPTS
         if script in of_words and of_words[script].bytes >= _LEAST_SHARE * total
     ]
     shares = [f"{of_words[script].bytes / total:.1%}" for script in shown]

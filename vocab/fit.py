@@ -5,9 +5,11 @@ to the script of its first letter.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import textwrap
+import unicodedata
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -15,10 +17,54 @@ from tasks import vocabulary
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table as aligned
-from vocab import scripts
 from vocab.word_splitter import SPACE
 
 _SAMPLE_BYTES = 2_000_000
+
+DIGITS = "digits"
+SIGNS = "punctuation"
+OTHER = "other"
+# The first word of a character's Unicode name gives its script. Source: UnicodeData.txt; Unicode
+# Standard Annex 24 assigns letters the same scripts.
+_BY_NAME = {
+    "LATIN": "Latin",
+    "FULLWIDTH": "Latin",
+    "CYRILLIC": "Cyrillic",
+    "GREEK": "Greek",
+    "CJK": "Han",
+    "IDEOGRAPHIC": "Han",
+    "HIRAGANA": "Hiragana",
+    "KATAKANA": "Katakana",
+    "HALFWIDTH": "Katakana",
+    "KATAKANA-HIRAGANA": "Katakana",
+    "HANGUL": "Hangul",
+    "ARABIC": "Arabic",
+    "HEBREW": "Hebrew",
+    "DEVANAGARI": "Devanagari",
+    "THAI": "Thai",
+}
+SCRIPTS = (*dict.fromkeys(_BY_NAME.values()), DIGITS, SIGNS, OTHER)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _of_character(character: str) -> str:
+    """Returns one of `SCRIPTS`; digits and punctuation of all scripts are `DIGITS` and `SIGNS`."""
+    category = unicodedata.category(character)
+    if category in ("Nd", "No"):
+        return DIGITS
+    if category[0] in "PS":
+        return SIGNS
+    name = unicodedata.name(character, "") if category[0] in "LMN" else ""
+    return _BY_NAME.get(name.split(" ")[0], OTHER)
+
+
+def script_of(word: str) -> str:
+    """Returns the script of the word's first letter, or `DIGITS` or `SIGNS` if it has no letter."""
+    found = [_of_character(character) for character in word]
+    for script in found:
+        if script not in (DIGITS, SIGNS):
+            return script
+    return DIGITS if DIGITS in found else SIGNS
 
 
 @dataclasses.dataclass
@@ -217,12 +263,12 @@ def of_texts(
     adds_space = len(of_a) > 0 and loaded.ids.texts[of_a[0]][:1] in (" ", b" ")
     encoded = loaded.encode(list(words) if space and adds_space else spaced)
     for (word, count), text, ids in zip(words.items(), spaced, encoded, strict=True):
-        tally = by_script[scripts.of_word(word)]
+        tally = by_script[script_of(word)]
         tally.words += count
         add(tally, text, Counter(ids.tolist()), count)
     report.words = words.total()
     report.pieces_used = len(written & used)
-    report.by_script = {each: by_script[each] for each in scripts.SCRIPTS if each in by_script}
+    report.by_script = {each: by_script[each] for each in SCRIPTS if each in by_script}
     return report
 
 

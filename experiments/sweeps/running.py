@@ -23,6 +23,7 @@ _POLL_SECONDS = 0.1
 # Time for a stopped run to save its state before it is killed.
 _PATIENCE_SECONDS = 120
 _EXIT_PREEMPTED = 75
+_CHILD = "from experiments.sweeps import child; child.main()"
 # Signals from outside; others, such as SIGSEGV, are faults of the run.
 _KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -52,10 +53,7 @@ class _Process:
         self._log = log
         with open(log, "ab") as file:
             self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "experiments.sweeps.child", str(os.getpid()), "--"),
-                    *(sys.executable, "-m", *command),
-                ],
+                [sys.executable, "-c", _CHILD, str(os.getpid()), sys.executable, "-m", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -6,7 +6,7 @@ interrupted ones continued.
 
 import dataclasses
 
-from pipeline.building import advice, engine
+from pipeline.building import engine, summary
 from pipeline.building.options import Options
 from tasks import registry
 from tasks.cache import language_set
@@ -104,7 +104,7 @@ def _report(options: Options, task: str, names: list[str]) -> None:
     rows.append(_row("all", sums, sum(held_out), 1.0, 1.0))
     header = ["language", "documents", "tokens", "rows", "MB", "bytes a token", "held out"]
     print(table([*header, "share of tokens", f"at alpha {_ALPHA}"], rows))
-    command = advice.pretrain(
+    command = summary.next_command(
         registry.get(task, options.task_module), options, held_out=any(held_out)
     )
     sampling = f" --mixing.alpha={_ALPHA}" if len(names) > 1 else ""  # refused where nothing mixes

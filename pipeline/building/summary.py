@@ -1,16 +1,34 @@
 """Reports of a build: the final table, and the table of filter rules."""
 
+import glob
+import os
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pipeline.building import advice, graph, lifecycle
+from pipeline.building import graph, lifecycle
 from pipeline.building.options import Options
 from pipeline.filtering.stages import ALONE, FIRST, JUDGED
 from tasks import registry
 from tasks.cache.manifest import Shard
+from tasks.task import TaskSpec
 from tasks.terminal.table import table
 from tasks.unit import SIDES
+
+# Device files of accelerator drivers.
+_DEVICES = ("/dev/nvidia[0-9]*", "/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
+# Architecture -> preset for an accelerator, and one that learns something on a CPU.
+_PRESETS = {
+    "encoder": ("bert_base", "bert_mini"),
+    "encoder_decoder": ("t5_1_1_small", "t5_1_1_mini"),
+    "decoder": ("lm_small", "llama_mini"),
+}
+# A GPU with 8 GB holds an eighth of T5's batch of 128 rows.
+_ON_ACCELERATOR = ("--microbatches=8", "--model.dtype=bfloat16")
+# A CPU makes about two updates with this many positions per second, in less than 4 GB.
+_CPU_POSITIONS = 8192
+_CPU_STEPS = 2000
 
 
 def show(
@@ -38,7 +56,7 @@ def show(
     )
     if advise:
         task = registry.get(plan.task, options.task_module)
-        print(f"next: {advice.pretrain(task, options, held_out)}")
+        print(f"next: {next_command(task, options, held_out)}")
     if not held_out:
         print(
             f"{plan.task} has no validation split, as no document was held out: to evaluate the "
@@ -91,3 +109,30 @@ def rules_table(counts: Mapping[tuple[str, str], Any]) -> str:
         if kind == ALONE:
             rows.append((reason, str(counts[kind, reason]), str(counts[FIRST, reason])))
     return table(("", "would drop", "is the first to"), rows)
+
+
+def next_command(task: TaskSpec, options: Options, held_out: bool) -> str:
+    """Returns a trainer.pretrain command that fits into this machine's memory.
+
+    `held_out`: whether the cache has a validation split with text.
+    """
+    on_accelerator, on_cpu = _PRESETS[task.objective.architectures[0]]
+    if "prefix" in task.objective.features:
+        on_cpu = "mini_primer_ez"  # Llama has no bidirectional prefixes
+    wants_cpu = os.environ.get("JAX_PLATFORMS", "") == "cpu"
+    if not wants_cpu and any(map(glob.glob, _DEVICES)):
+        preset, size = on_accelerator, _ON_ACCELERATOR
+    else:
+        rows = max(1, _CPU_POSITIONS // (task.lengths.inputs + task.lengths.targets))
+        rows = 1 << (rows.bit_length() - 1)
+        preset, size = on_cpu, (f"--batch_size={rows}", f"--train_steps={_CPU_STEPS}")
+    arguments = [
+        f"--preset={preset}",
+        f"--task={task.name}",
+        f"--cache_dir={options.cache_dir}",
+        "--model_dir=model",
+        *size,
+        *([] if held_out else ["--evaluation.every_steps=0"]),
+        *([f"--task_module={options.task_module}"] if options.task_module else []),
+    ]
+    return shlex.join(["python", "-m", "trainer.pretrain", *arguments])

@@ -17,17 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.building.rows import framed, text_tokens
-from tasks.cache.manifest import (
-    LINEAGE_COLUMNS,
-    PAIR_INDEX,
-    ROW_INDEX,
-    FileEntry,
-    PairCounts,
-    Plan,
-    Shard,
-    as_json,
-    shard_file,
-)
+from tasks.cache import manifest
 from tasks.cache.pack import Documents, Pairs, Rows, packer
 from tasks.storage import files
 from tasks.unit import SIDES, Unit
@@ -37,7 +27,11 @@ _SAMPLES = 3
 # Lineage rows per Parquet row group, fixed so that bytes do not depend on batch sizes.
 _LINEAGE_GROUP = 1 << 16
 _LINEAGE = pa.schema(
-    zip(LINEAGE_COLUMNS, (pa.string(), pa.int64(), pa.int32(), pa.int64(), pa.int64()), strict=True)
+    zip(
+        manifest.LINEAGE_COLUMNS,
+        (pa.string(), pa.int64(), pa.int32(), pa.int64(), pa.int64()),
+        strict=True,
+    )
 )
 
 
@@ -47,15 +41,15 @@ class ShardWriter:
     `cut_paragraphs` and filter `edits`, by kind, are counted for the receipt.
     """
 
-    def __init__(self, folder: str, plan: Plan, split: str, index: int):
+    def __init__(self, folder: str, plan: manifest.Plan, split: str, index: int):
         self._folder = folder
-        self._name = lambda kind: shard_file(split, kind, index, plan.shards[split])
+        self._name = lambda kind: manifest.shard_file(split, kind, index, plan.shards[split])
         self.unit = plan.unit
-        self._index_type = PAIR_INDEX if plan.unit is Unit.PAIR else ROW_INDEX
+        self._index_type = manifest.PAIR_INDEX if plan.unit is Unit.PAIR else manifest.ROW_INDEX
         special = plan.vocabulary.special_ids
         self._unspoken = (-1 if special.pad is None else special.pad), special.eos
         self._packer = packer(plan.packing, plan.row_tokens, plan.separator, special.eos)
-        names = (field.name for field in dataclasses.fields(PairCounts))
+        names = (field.name for field in dataclasses.fields(manifest.PairCounts))
         self._pair_counts = dict.fromkeys(names, 0)
         self._index: list[np.ndarray] = []
         self._lineage: list[pa.Table] = []
@@ -137,17 +131,17 @@ class ShardWriter:
             self._documents.close()
             index = np.concatenate([np.zeros(0, self._index_type), *self._index])
             np.save(self._open("rows"), index, allow_pickle=False)
-        shard = Shard(
+        shard = manifest.Shard(
             files={self._name(kind): file.entry() for kind, file in sorted(self._files.items())},
             dropped=dict(sorted(self._dropped.items())),
-            pairs=PairCounts(**self._pair_counts) if self.unit is Unit.PAIR else None,
+            pairs=manifest.PairCounts(**self._pair_counts) if self.unit is Unit.PAIR else None,
             adopted=None,
             cut_paragraphs=self.cut_paragraphs or None,
             edits=dict(sorted(self.edits.items())) or None,
             **self._counts,
         )
         receipt = files.join(self._folder, self._name("receipt"))
-        files.write_json(receipt, as_json(shard))
+        files.write_json(receipt, manifest.as_json(shard))
 
     def _open(self, kind: str) -> "_HashedFile":
         path = files.join(self._folder, self._name(kind))
@@ -222,5 +216,5 @@ class _HashedFile(io.RawIOBase):
     def discard(self) -> None:
         self._file = None
 
-    def entry(self) -> FileEntry:
-        return FileEntry(self.bytes, self._hash.hexdigest())
+    def entry(self) -> manifest.FileEntry:
+        return manifest.FileEntry(self.bytes, self._hash.hexdigest())

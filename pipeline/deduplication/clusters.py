@@ -190,14 +190,16 @@ def _merge(job: Job, scratch: str, pieces: int, header: dict[str, Any], result: 
     paragraphs = entries if job.rules.unit == PARAGRAPH else 0
     counts = {"documents": entries - paragraphs, "paragraphs": paragraphs}
     counts["places"] = result.counts["places"]
+
+    def columns(part: int) -> dict[str, pa.ChunkedArray]:
+        some = pa.Table.from_batches(
+            batch.slice(bound[part], bound[part + 1] - bound[part])
+            for batch, bound in zip(spilled, bounds, strict=True)
+        )
+        keys = [some.column(name).to_numpy() for name in ("paragraph", "place", "low", "high")]
+        ordered = some.take(np.lexsort(keys)).combine_chunks()
+        return dict(zip(ordered.column_names, ordered.columns, strict=True))
+
+    full = {**header, "reasons": _REASONS, "counts": counts}
     with files.atomic_write(files.join(job.folder, LIST)) as file:
-        writer = lists.Writer(file, {**header, "reasons": _REASONS, "counts": counts})
-        for part in range(parts):
-            some = pa.Table.from_batches(
-                batch.slice(bound[part], bound[part + 1] - bound[part])
-                for batch, bound in zip(spilled, bounds, strict=True)
-            )
-            keys = [some.column(name).to_numpy() for name in ("paragraph", "place", "low", "high")]
-            ordered = some.take(np.lexsort(keys)).combine_chunks()
-            writer.add({name: ordered.column(name) for name in ordered.column_names})
-        writer.close()
+        lists.write(file, full, map(columns, range(parts)))

@@ -19,24 +19,11 @@ import tempfile
 import time
 from typing import Any
 
-from pipeline.deduplication import arrays, contamination
+from pipeline.deduplication import arrays, contamination, plan
 from pipeline.deduplication.clusters import write_list
 from pipeline.deduplication.edges import write_partition
 from pipeline.deduplication.options import Options
-from pipeline.deduplication.plan import (
-    EDGES,
-    GRAMS,
-    LIST,
-    NONE,
-    PARAGRAPH,
-    PLAN,
-    REPORT,
-    SIGNATURES,
-    STAGES,
-    Job,
-    partitions,
-    record,
-)
+from pipeline.deduplication.plan import EDGES, LIST, NONE, REPORT, SIGNATURES, Job
 from pipeline.deduplication.report import as_json, text
 from pipeline.deduplication.signatures import write_piece
 from pipeline.excluding import lists
@@ -56,8 +43,8 @@ def search(options: Options, beam_arguments: list[str]) -> None:
     Finished files survive errors: UserErrors, and OSErrors if the folder cannot be written.
     """
     spec = sources.parse(options.corpus)
-    if options.unit == PARAGRAPH and spec.unit is Unit.PAIR:
-        raise UserError(f"--unit={PARAGRAPH} is for texts, and corpus {spec} has pairs")
+    if options.unit == plan.PARAGRAPH and spec.unit is Unit.PAIR:
+        raise UserError(f"--unit={plan.PARAGRAPH} is for texts, and corpus {spec} has pairs")
     if options.duplicates == NONE and not options.against:
         raise UserError(f"--duplicates={NONE} without --against looks for nothing")
     if options.bands * options.rows > _MOST_VALUES:
@@ -89,7 +76,7 @@ def search(options: Options, beam_arguments: list[str]) -> None:
         for note in corpus.notes:
             print(note)
         of_sets = [each.record for each in sets]
-        _begin(job, record(corpus, job.rules, of_sets, options.shard_bytes, digests))
+        _begin(job, plan.record(corpus, job.rules, of_sets, options.shard_bytes, digests))
         path = files.join(job.folder, LIST)
         if files.exists(path) and files.exists(files.join(job.folder, REPORT)):
             _clear(job.folder)
@@ -123,7 +110,7 @@ def _search(
         arrays.Arrays(job.path(SIGNATURES, number)).shape("owner")[0]
         for number in range(len(pieces))
     )
-    count = partitions(units)
+    count = plan.partitions(units)
     to_do = _missing(job, EDGES, count)
     ones = {_name(job.path(EDGES, number)): 1 for number in range(count)}
     with beam_job.files_shown("comparing", job.folder, ones):
@@ -155,18 +142,18 @@ def _header(job: Job) -> dict[str, Any]:
     }
 
 
-def _begin(job: Job, plan: dict[str, Any]) -> None:
-    path = files.join(job.folder, PLAN)
-    ours = json.loads(json.dumps(plan))
+def _begin(job: Job, record: dict[str, Any]) -> None:
+    path = files.join(job.folder, plan.PLAN)
+    ours = json.loads(json.dumps(record))
     try:
         theirs = files.read_json(path)
     except FileNotFoundError:
         others = [name for name in files.list_names(job.folder) if not name.startswith(".")]
         if others:
             raise UserError(
-                f"{job.folder} holds {others[0]} but no {PLAN}: choose another --output"
+                f"{job.folder} holds {others[0]} but no {plan.PLAN}: choose another --output"
             ) from None
-        files.write_json(path, plan)
+        files.write_json(path, record)
         return
     differ = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
     if "rules" in differ and isinstance(theirs.get("rules"), dict):
@@ -203,5 +190,5 @@ def _name(path: str) -> str:
 
 def _clear(folder: str) -> None:
     for name in files.list_sizes(folder):
-        if name == GRAMS or name.startswith((lists.COPY, *(f"{stage}-" for stage in STAGES))):
+        if name.startswith((plan.GRAMS, lists.COPY, f"{SIGNATURES}-", f"{EDGES}-")):
             files.remove(files.join(folder, name))

@@ -3,6 +3,7 @@
 import dataclasses
 
 from pipeline.deduplication.plan import PARAGRAPH, Rules
+from pipeline.runners import beam_options
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.terminal.fields import REQUIRED, at_least, field
 
@@ -39,6 +40,7 @@ class Options(Rules):
         None, "Secret Manager secret with the Hugging Face token, as of pipeline.build"
     )
     verbose: bool = field(False, "show Beam's log")
+    beam: tuple[str, ...] = field((), "Beam's flags", rest=beam_options.refuse_unknown)
 
     @property
     def rules(self) -> Rules:

@@ -17,7 +17,6 @@ LIST = "exclude.arrow"
 GRAMS = "grams.arrays"
 # Files of the stages, deleted after the list is written.
 SIGNATURES, EDGES = "signatures", "edges"
-STAGES = (SIGNATURES, EDGES)
 
 DOCUMENT, PARAGRAPH = "document", "paragraph"
 UNITS = (DOCUMENT, PARAGRAPH)

@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from pipeline.deduplication import arrays, contamination, kernels
 from pipeline.deduplication.plan import PARAGRAPH, PREFIXES, SIGNATURES, Job, Rules
-from pipeline.deduplication.words import Words, text_bytes
 from pipeline.excluding.filter import Filter
 from pipeline.excluding.lists import base_id, id_digests, place_hash
 from pipeline.runners import secret
@@ -47,12 +46,12 @@ class Reader:
 
     def __init__(self, rules: Rules, grams: contamination.Grams | None):
         self._rules, self._grams = rules, grams
-        self._words = Words()
+        self._words = contamination.Words()
         self._hashes = kernels.multipliers(rules.hashes)
 
     def units(self, batch: pa.RecordBatch) -> Found:
         rules = self._rules
-        data, bounds = text_bytes(batch)
+        data, bounds = contamination.text_bytes(batch)
         parts = batch.column("part").to_numpy()
         names, places = batch.column("id").to_pylist(), batch.column("place").to_pylist()
         documents = int((parts <= 1).sum())

@@ -23,7 +23,7 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -86,27 +86,18 @@ def base_id(name: str, part: int) -> str:
     return name.removesuffix(f"#part{part}") if part > 1 else name
 
 
-class Writer:
-    """Writes ordered batches of entries and a seal to an open binary file."""
-
-    def __init__(self, file: IO[bytes], header: dict[str, Any]):
-        header = {"format": FORMAT, "sealed": True, **header}
-        text = json.dumps(header, sort_keys=True).encode()
-        self._schema = _SCHEMA.with_metadata({_HEADER: text})
-        self._writer = pa.ipc.new_file(file, self._schema)
-        self._hash = hashlib.sha256(text)
-
-    def add(self, columns: dict[str, Any]) -> None:
-        arrays = [pa.array(columns[name], kind) for name, kind in zip(
-            _SCHEMA.names, _SCHEMA.types, strict=True)]  # fmt: skip
-        batch = pa.record_batch(arrays, schema=self._schema)
-        _update(self._hash, batch)
-        self._writer.write_batch(batch)
-
-    def close(self) -> None:
-        nothing = pa.record_batch([[]] * len(self._schema), schema=self._schema)
-        self._writer.write_batch(nothing, custom_metadata={_SEAL: self._hash.hexdigest()})
-        self._writer.close()
+def write(file: IO[bytes], header: dict[str, Any], batches: Iterable[Mapping[str, Any]]) -> None:
+    """Writes ordered batches of entries, by column, and a seal to an open binary file."""
+    text = json.dumps({"format": FORMAT, "sealed": True, **header}, sort_keys=True).encode()
+    schema, digest = _SCHEMA.with_metadata({_HEADER: text}), hashlib.sha256(text)
+    with pa.ipc.new_file(file, schema) as writer:
+        for columns in batches:
+            arrays = [pa.array(columns[each.name], each.type) for each in _SCHEMA]
+            batch = pa.record_batch(arrays, schema=schema)
+            _update(digest, batch)
+            writer.write_batch(batch)
+        nothing = pa.record_batch([[]] * len(schema), schema=schema)
+        writer.write_batch(nothing, custom_metadata={_SEAL: digest.hexdigest()})
 
 
 def _update(digest: "hashlib._Hash", batch: pa.RecordBatch) -> None:
@@ -269,13 +260,15 @@ def _of_ids(path: str) -> bytes:
         raise UserError(f"--exclude={path} names no document: give the ids, one a line")
     digests = id_digests(names)
     digests = np.unique(digests, axis=0)  # sorted by high, then low
+    same = {"place": 0, "paragraph": WHOLE, "reason": 0, "twin": "", "similarity": np.nan}
+
+    def columns(begin: int) -> dict[str, Any]:
+        some = digests[begin : begin + _BATCH]
+        others = {name: [value] * len(some) for name, value in same.items()}
+        return {"high": some[:, 0], "low": some[:, 1], **others}
+
     out = io.BytesIO()
     counts = {"documents": len(digests), "paragraphs": 0, "places": 0}
-    writer = Writer(out, {"kind": IDS, "reasons": [LISTED], "counts": counts})
-    for begin in range(0, len(digests), _BATCH):
-        some = digests[begin : begin + _BATCH]
-        same = {"place": 0, "paragraph": WHOLE, "reason": 0, "twin": "", "similarity": np.nan}
-        columns = {name: [value] * len(some) for name, value in same.items()}
-        writer.add({"high": some[:, 0], "low": some[:, 1], **columns})
-    writer.close()
+    header = {"kind": IDS, "reasons": [LISTED], "counts": counts}
+    write(out, header, map(columns, range(0, len(digests), _BATCH)))
     return out.getvalue()

@@ -9,17 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.tokenizer.word_kernels import (
-    ALONE,
-    BREAK,
-    KEEP,
-    LETTER,
-    NEWLINE,
-    NUMBER,
-    REFUSE,
-    REMOVE,
-    SPACE,
-)
+from pipeline.tokenizer import word_kernels
+from pipeline.tokenizer.word_kernels import LETTER, NEWLINE, NUMBER, SPACE
 
 POINTS = 0x110000
 # Separates characters that are normalised together; neither changes nor combines.
@@ -130,18 +121,18 @@ def actions(normaliser: Any, decomposes: bool) -> dict[str, Any]:
 
     `decomposes`: whether it applies NFD or NFKD, which reorder marks.
     """
-    found = np.full(POINTS, KEEP, np.int32)
+    found = np.full(POINTS, word_kernels.KEEP, np.int32)
     right_sides: dict[str, int] = {}
     size = 1  # index 0 is no replacement
     for character, shown in _rendered(normaliser, decomposes).items():
         if shown is None:
-            action = REFUSE
+            action = word_kernels.REFUSE
         elif shown == f" {character} ":
-            action = ALONE
+            action = word_kernels.ALONE
         elif not shown:
-            action = REMOVE
+            action = word_kernels.REMOVE
         elif not shown.strip(" "):
-            action = BREAK
+            action = word_kernels.BREAK
         else:
             if shown not in right_sides:
                 right_sides[shown] = size

@@ -18,21 +18,9 @@ from pipeline.excluding.filter import NOTHING_LEFT, Filter
 from pipeline.excluding.lists import EXCLUDED
 from pipeline.verification import decoding
 from pipeline.verification.decoding import Rows
-from tasks.cache import records
+from tasks.cache import manifest, records
 from tasks.cache.filtered import FILTERED
-from tasks.cache.manifest import (
-    LINEAGE_COLUMNS,
-    MANIFEST,
-    PAIR_INDEX,
-    ROW_INDEX,
-    SHARD_KINDS,
-    FileEntry,
-    Plan,
-    Shard,
-    as_json,
-    shard_file,
-    shard_files,
-)
+from tasks.cache.manifest import LINEAGE_COLUMNS, MANIFEST, FileEntry, Plan, Shard
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
@@ -91,11 +79,13 @@ class ShardChecker:
         """Checks shard `index` of `split`; a file that cannot be read raises an OSError."""
         folder, plan = self._folder, self._plan
         count = plan.shards.get(split, 0)
-        named = {kind: shard_file(split, kind, index, count) for kind in SHARD_KINDS}
+        named = {
+            kind: manifest.shard_file(split, kind, index, count) for kind in manifest.SHARD_KINDS
+        }
         checked = Checked([], size=sum(entry.bytes for entry in shard.files.values()))
         faults = checked.faults
         _check_receipt(folder, named["receipt"], shard, faults)
-        if set(shard.files) != shard_files(split, index, count, bool(shard.dropped)):
+        if set(shard.files) != manifest.shard_files(split, index, count, bool(shard.dropped)):
             faults.append(
                 Fault(MANIFEST, f"it lists other files than {named['receipt']} should", FINISH)
             )
@@ -207,7 +197,7 @@ def _check_receipt(folder: str, name: str, shard: Shard, faults: list[Fault]) ->
     except UserError:
         faults.append(Fault(name, "not valid JSON", _REDO))
         return
-    expected = as_json(shard)
+    expected = manifest.as_json(shard)
     if receipt != expected:
         there = receipt if isinstance(receipt, dict) else {}
         fields = [key for key, value in expected.items() if there.get(key) != value]
@@ -271,7 +261,7 @@ def _check_index(data: bytes, rows: Rows, plan: Plan, require: _Require) -> None
         index = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError):
         index = None
-    kind = PAIR_INDEX if plan.pairs else ROW_INDEX
+    kind = manifest.PAIR_INDEX if plan.pairs else manifest.ROW_INDEX
     if index is None or index.dtype != kind or index.shape != rows.offsets.shape:
         require("rows", "not an index of as many rows as there are records", False)
         return

@@ -42,7 +42,7 @@ def test_flags_exist(command):
         shown = completed(run, check=True).stdout
         assert all(re.search(rf"{flag.split('=')[0]}\b", shown) for flag in flags)
         return
-    given = made(build.Flags, parse(build.Flags, flags))
+    given = made(build.Options, parse(build.Options, flags))
     assert beam_options.arguments(given) == [f"--runner={given.runner}", *given.beam]
 
 
