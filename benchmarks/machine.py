@@ -18,7 +18,8 @@ def machine() -> str:
     text = _CPU_INFO.read_text() if _CPU_INFO.exists() else ""
     name = _field(text, "model name") or _field(text, "CPU implementer") or "unknown processor"
     known = (_field(text, "flags") or _field(text, "Features")).split()
-    parts = [name, f"{len(_affinity())} cores"]
+    affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+    parts = [name, f"{len(affinity(0))} cores"]
     parts += [f"L{level} {size}" for level, size in sorted(_caches().items())]
     parts.append(" ".join(each for each in _SETS if each in known))
     return ", ".join(part for part in parts if part)
@@ -27,12 +28,6 @@ def machine() -> str:
 def _field(text: str, name: str) -> str:
     found = re.search(rf"^{name}\s*:\s*(.*)$", text, re.MULTILINE)
     return found[1].strip() if found else ""
-
-
-def _affinity() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
 
 
 def _caches() -> dict[str, str]:

@@ -106,7 +106,12 @@ def run(flags: Flags) -> None:
     for name in flags.steps:
         scan = _STEPS[name]
         if depths and not scan:
-            each = [_estimate(_with_layers(trained, depth), target, scan) for depth in depths]
+            stacks = ("num_encoder_layers", "num_decoder_layers")
+            sizes = [f"model.{name}" for name in stacks if getattr(config.model, name)]
+            each = [
+                _estimate(trained.with_values(dict.fromkeys(sizes, depth)), target, scan)
+                for depth in depths
+            ]
             estimates[name] = extrapolated(*each, depths, _layers(config))
         else:
             estimates[name] = _estimate(trained, target, scan)
@@ -201,12 +206,6 @@ def _layers(config: Config) -> int:
     if len(stacks) != 1:
         raise UserError("--depths: encoder and decoder must have equally many layers")
     return stacks.pop()
-
-
-def _with_layers(trained: Subject, layers: int) -> Subject:
-    names = ("num_encoder_layers", "num_decoder_layers")
-    model = trained.config.model
-    return trained.with_values({f"model.{name}": layers for name in names if getattr(model, name)})
 
 
 main = Command(Flags, run)

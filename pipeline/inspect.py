@@ -132,16 +132,13 @@ class Flags:
     )
 
 
-def _task(flags: Flags, cache: Cache) -> TaskSpec | None:
-    if flags.task:
-        return registry.get(flags.task, flags.task_module)
-    return registry.find(cache.manifest.plan.task, flags.task_module)
-
-
 def run(flags: Flags) -> None:
     """Prints or writes the windows."""
     cache = Cache.open(flags.cache)
-    task = _task(flags, cache)
+    if flags.task:
+        task: TaskSpec | None = registry.get(flags.task, flags.task_module)
+    else:
+        task = registry.find(cache.manifest.plan.task, flags.task_module)
     own = task.lengths if task else Lengths(0, 0)
     lengths = Lengths(
         own.inputs if flags.inputs is None else flags.inputs,

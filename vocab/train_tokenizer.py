@@ -145,16 +145,13 @@ def _texts(corpus: sources.Corpus, times: float = 1.0) -> Iterator[str]:
         for split, batch in sources.read(corpus, piece):
             if split != sources.TRAIN:
                 continue
-            repeats = [whole + (rest > _uniform(id)) for id in batch.column("id").to_pylist()]
+            ids = (id.encode() for id in batch.column("id").to_pylist())
+            drawn = [int.from_bytes(hashlib.blake2b(id, digest_size=6).digest()) for id in ids]
+            repeats = [whole + (rest > number / 2**48) for number in drawn]
             for name in columns:
                 for text, count in zip(batch.column(name).to_pylist(), repeats, strict=True):
                     if text:
                         yield from itertools.repeat(text, count)
-
-
-def _uniform(id: str) -> float:
-    """Returns a number in [0, 1) from a hash of a document's id."""
-    return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=6).digest()) / 2**48
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -70,8 +70,11 @@ def _build(
         lifecycle.begin(folder, plan, loaded, options.extend, lists)
         for note in cache_lists.notes(plan, lists):
             print(note)
-        for counts in _earlier_shards(plan, assignments):
-            lifecycle.renumber(folder, plan, counts)
+        earlier: set[str] = set()
+        for generation in plan.generations[:-1]:
+            earlier.update(generation)
+            before = [each for each in assignments if each.piece.parts[0].file.name in earlier]
+            lifecycle.renumber(folder, plan, _shard_counts(before))
         started = time.monotonic()
         done, shards = _work(job, assignments, options, beam_arguments)
         _check_documents(list(shards.values()), folder, options.max_quarantined)
@@ -207,17 +210,6 @@ def _shard_counts(assignments: list[graph.Assignment]) -> dict[str, int]:
     for assignment in assignments:
         counts.update(split for split, _ in assignment.shards)
     return dict(sorted(counts.items()))
-
-
-def _earlier_shards(plan: Plan, assignments: list[graph.Assignment]) -> list[dict[str, int]]:
-    """Returns the number of shards per split before each extension."""
-    names: set[str] = set()
-    counts = []
-    for generation in plan.generations[:-1]:
-        names.update(generation)
-        before = [each for each in assignments if each.piece.parts[0].file.name in names]
-        counts.append(_shard_counts(before))
-    return counts
 
 
 def _separator(options: Options, task: TaskSpec) -> str:

@@ -132,7 +132,10 @@ def estimate(
         graph.run(aside, [], runner_arguments, verbose=False)
         runner_seconds = time.monotonic() - start
     sampled, measured = built[: len(slices)], built[len(slices) :]
-    per_piece, per_byte = _costs(measured)
+    per_piece = statistics.median(each.seconds for each in measured if not each.piece.bytes)
+    longer = [each for each in measured if each.piece.bytes]
+    seconds = sum(each.seconds - per_piece for each in longer)
+    per_byte = max(seconds, 0.0) / sum(each.piece.bytes for each in longer)
     costs = [per_piece + per_byte * piece.bytes for piece in to_do]
     first = {each.process: each for each in sorted(sampled, key=lambda each: -each.begin)}
     loading = max(each.seconds - per_piece - per_byte * each.piece.bytes for each in first.values())
@@ -237,14 +240,6 @@ def _time(job: graph.Job, numbered: tuple[int, Piece]) -> _Built:
             files.remove(files.join(job.folder, name))
     tally = filters.tally if filters else Counter[tuple[str, str]]()
     return _Built(piece, os.getpid(), begin, seconds, there, tally)
-
-
-def _costs(measured: list[_Built]) -> tuple[float, float]:
-    """Returns (seconds per piece, seconds per byte), from empty pieces and long ones."""
-    per_piece = statistics.median(each.seconds for each in measured if not each.piece.bytes)
-    timed = [each for each in measured if each.piece.bytes]
-    seconds = sum(each.seconds - per_piece for each in timed)
-    return per_piece, max(seconds, 0.0) / sum(each.piece.bytes for each in timed)
 
 
 def _scale_up(

@@ -91,8 +91,10 @@ def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
     if existing is None:
         return _recovered(folder, ours)
     if ours.difference(existing):
-        if _manifest_has(folder, ours):
-            return ours
+        with contextlib.suppress(UserError):
+            # If the manifest has our plan, the different plan.json is damaged.
+            if not ours.difference(CacheManifest.load(folder, check=False).plan):
+                return ours
         if excludes_more(existing, ours):
             return existing
         _check_extends(folder, existing, ours, extend)
@@ -173,14 +175,6 @@ def _remove_quarantines(folder: str, plan: Plan) -> None:
             name = shard_file(split, "quarantine", index, count)
             if name in left_out and shard_file(split, "receipt", index, count) not in done:
                 files.remove(files.join(folder, name))
-
-
-def _manifest_has(folder: str, plan: Plan) -> bool:
-    """Returns whether the manifest holds this plan, so that a different plan.json is damaged."""
-    try:
-        return not plan.difference(CacheManifest.load(folder, check=False).plan)
-    except UserError:
-        return False
 
 
 def _check_extends(folder: str, existing: Plan, ours: Plan, extend: bool) -> None:

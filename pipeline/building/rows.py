@@ -33,9 +33,11 @@ def framed(
         others.astype(np.int32, copy=False), counts.astype(np.int64, copy=False),
         np.frombuffer(name.encode(), np.uint8), out, bounds,
     )  # fmt: skip
-    out = out[:size]
-    _checksums(out, bounds)
-    return out, bounds
+    view = memoryview(out.data)
+    for begin, end in itertools.pairwise(bounds.tolist()):
+        struct.pack_into("<I", view, begin + 8, length_crc(end - begin - FRAMING_BYTES))
+        struct.pack_into("<I", view, end - 4, masked_crc(view[begin + _BEFORE : end - 4]))
+    return out[:size], bounds
 
 
 @compiled
@@ -48,14 +50,6 @@ def text_tokens(targets: np.ndarray, lengths: np.ndarray, pad: int, eos: int) ->
             counts[row] += targets[token] != pad and targets[token] != eos
             token += 1
     return counts
-
-
-def _checksums(out: np.ndarray, bounds: np.ndarray) -> None:
-    """Fills in the framing's checksums with a native library."""
-    view = memoryview(out.data)
-    for begin, end in itertools.pairwise(bounds.tolist()):
-        struct.pack_into("<I", view, begin + 8, length_crc(end - begin - FRAMING_BYTES))
-        struct.pack_into("<I", view, end - 4, masked_crc(view[begin + _BEFORE : end - 4]))
 
 
 @compiled(inline="always")

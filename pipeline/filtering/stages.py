@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.filtering import sets
-from pipeline.filtering.edits import EDITS, Edit, Edited
+from pipeline.filtering.edits import EDITS
 from pipeline.filtering.statistics import Statistics
 from tasks import registry
 from tasks.cache.filtered import FILTERED, FilterRecord
@@ -192,10 +192,15 @@ class Filters:
             name: column.fill_null("") if column.null_count else column
             for name, column in columns.items()
         }
+        every = usable.true_count == len(usable)
         for record in self._records:
             if edit := EDITS.get(record.name):
                 for side in sets.sides_of(record):
-                    texts[side], counts = _edited(edit, texts[side], usable, record.settings)
+                    some = texts[side] if every else texts[side].filter(usable)
+                    edited, counts = edit(some, record.settings)
+                    if not every:
+                        edited = pc.replace_with_mask(texts[side], usable, edited)
+                    texts[side] = edited
                     edits.update(
                         {f"{record.label} {what}{_of(side)}": n for what, n in counts.items() if n}
                     )
@@ -242,15 +247,6 @@ class Filters:
                     value = verdict.values[row]
                     values[row] = value if isinstance(value, str) else round(float(value), 6)
         return reasons, values
-
-
-def _edited(
-    edit: Edit, texts: pa.LargeStringArray, usable: pa.BooleanArray, settings: dict[str, Any]
-) -> Edited:
-    if usable.true_count == len(usable):
-        return edit(texts, settings)
-    edited, counts = edit(texts.filter(usable), settings)
-    return pc.replace_with_mask(texts, usable, edited), counts
 
 
 def _check(record: FilterRecord) -> None:

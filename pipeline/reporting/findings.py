@@ -86,7 +86,11 @@ def study(folder: str, manifest: CacheManifest, loaded: Vocabulary, sample_shard
 
     Raises CorruptRecord for a damaged record.
     """
-    chosen = [key for split in manifest.splits for key in _choose(manifest, split, sample_shards)]
+    chosen: list[tuple[str, int]] = []
+    for split, shards in manifest.splits.items():
+        order = [hashlib.sha256(f"{split} {n}".encode()).digest() for n in range(len(shards))]
+        indices = sorted(range(len(shards)), key=order.__getitem__)[:sample_shards]
+        chosen += [(split, index) for index in sorted(indices)]
     every = sum(map(len, manifest.splits.values()))
     lengths, hashes = [np.zeros(0, np.int64)], [np.zeros(0, "S16")]
     found = Findings((len(chosen), every), lengths[0], np.zeros(loaded.size, np.int64))
@@ -119,14 +123,6 @@ def study(folder: str, manifest: CacheManifest, loaded: Vocabulary, sample_shard
     found.lengths = np.concatenate(lengths)
     _find_duplicates(found, folder, manifest, loaded, chosen, hashes[1:])
     return found
-
-
-def _choose(manifest: CacheManifest, split: str, count: int) -> list[tuple[str, int]]:
-    def order(index: int) -> bytes:
-        return hashlib.sha256(f"{split} {index}".encode()).digest()
-
-    indices = sorted(range(len(manifest.splits[split])), key=order)[:count]
-    return [(split, index) for index in sorted(indices)]
 
 
 def read_shard(folder: str, manifest: CacheManifest, split: str, index: int) -> ShardContent:

@@ -228,6 +228,8 @@ def _raise_failure(error: BaseException) -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppresses logs and stderr, where Beam prints every exception; shows stderr after a bug."""
+    import grpc
+
     logger, usual, usual_hook = logging.getLogger(), sys.stderr, threading.excepthook
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -239,7 +241,11 @@ def _quiet() -> Iterator[None]:
         threading.excepthook = lambda failed: traceback.print_exception(
             failed.exc_value, file=sys.__stderr__
         )
-        later_hook = _without_connections(usual_hook)
+
+        def later_hook(failed: Any) -> None:
+            if not isinstance(failed.exc_value, grpc.RpcError):  # some outlive a job
+                usual_hook(failed)
+
         try:
             yield
         except KeyboardInterrupt:
@@ -256,14 +262,3 @@ def _quiet() -> Iterator[None]:
             shown.flush()
             os.dup2(shown.fileno(), 2)
             logger.setLevel(level)
-
-
-def _without_connections(usual: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Returns a hook that ignores gRPC errors of Beam's threads, which outlive a job."""
-    import grpc
-
-    def hook(failed: Any) -> None:
-        if not isinstance(failed.exc_value, grpc.RpcError):
-            usual(failed)
-
-    return hook

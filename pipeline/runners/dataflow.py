@@ -156,17 +156,16 @@ def wheel(folder: pathlib.Path) -> pathlib.Path:
         b"Wheel-Version: 1.0\nGenerator: palimpsest\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     )
     record = f"{name}.dist-info/RECORD"
-    lines = [f"{path},sha256={_digest(data)},{len(data)}" for path, data in content.items()]
+    lines = []
+    for path, data in content.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        lines.append(f"{path},sha256={digest},{len(data)}")
     content[record] = "\n".join([*lines, f"{record},,", ""]).encode()
-    path = folder / f"{name}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    written = folder / f"{name}-py3-none-any.whl"
+    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
         for member, data in content.items():
             archive.writestr(zipfile.ZipInfo(member, _TIME), data, zipfile.ZIP_DEFLATED)
-    return path
-
-
-def _digest(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return written
 
 
 def announce(result: Any, arguments: list[str]) -> None:

@@ -82,24 +82,27 @@ class FastTokenizer:
                 buffers_of_text = np.empty(need, np.uint8), np.empty(need, np.int32)
                 self._work = Work(*buffers_of_text, *self._work[2:])
             elif why == kernels.GROW_TOKENS:
-                self._reserve(need, used)
+                self._out = grown(self._out, need, used)
             elif why == kernels.GROW_SEGMENT:
                 self._work = Work(*self._work[:4], *_segment_arrays(2 * need), *self._work[-3:])
             else:  # kernels.GIVE_UP
                 text = data[offsets[document] : offsets[document + 1]].tobytes().decode()
                 ids = np.asarray(self.processor.encode(text), np.int32)
-                self._reserve(used + len(ids), used)
+                self._out = grown(self._out, used + len(ids), used)
                 self._out[used : used + len(ids)] = ids
                 used += len(ids)
                 lengths[document] = len(ids)
                 self.refused += 1
                 document += 1
 
-    def _reserve(self, count: int, used: int) -> None:
-        if count > len(self._out):
-            out = np.empty(count + count // 4, np.int32)
-            out[:used] = self._out[:used]
-            self._out = out
+
+def grown(tokens: np.ndarray, count: int, used: int) -> np.ndarray:
+    """Returns an array with room for `count` tokens, of which the first `used` are kept."""
+    if count <= len(tokens):
+        return tokens
+    larger = np.empty(count + count // 4, tokens.dtype)
+    larger[:used] = tokens[:used]
+    return larger
 
 
 def buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:

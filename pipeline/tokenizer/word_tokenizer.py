@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.tokenizer import added_tokens, byte_level, characters, tokenizer_file, word_kernels
-from pipeline.tokenizer.fast_tokenizer import buffers
+from pipeline.tokenizer.fast_tokenizer import buffers, grown
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.tokenizer_json import TokenizersCodec
 
@@ -112,7 +112,7 @@ class WordTokenizer:
             why, stop, size, words, need = cut(
                 data, offsets, given, first, self._text, self._ends, counts
             )
-            self._reserve(used + size + stop - first + _EXCESS, used)
+            self._out = grown(self._out, used + size + stop - first + _EXCESS, used)
             if words:
                 longest = int(np.diff(self._ends[:words], prepend=np.int32(0)).max())
                 if longest > len(self._work.ids):
@@ -144,7 +144,7 @@ class WordTokenizer:
                 return self._encode(again, part, length, used, True)
         self._refused.add(owner)
         (ids,) = self._codec.encode([text])
-        self._reserve(used + len(ids) + _EXCESS, used)
+        self._out = grown(self._out, used + len(ids) + _EXCESS, used)
         self._out[used : used + len(ids)] = ids
         length[0] = len(ids)
         return used + len(ids)
@@ -152,12 +152,6 @@ class WordTokenizer:
     def _reserve_text(self, size: int) -> None:
         self._text = np.empty(size, np.uint8)
         self._ends = np.empty(size, np.int32)
-
-    def _reserve(self, count: int, used: int) -> None:
-        if count > len(self._out):
-            out = np.empty(count + count // 4, np.int32)
-            out[:used] = self._out[:used]
-            self._out = out
 
 
 def _word_arrays(size: int) -> dict[str, Any]:
