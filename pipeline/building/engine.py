@@ -1,5 +1,6 @@
 """One build: checks, plan, Beam job for unfinished shards, report."""
 
+import contextlib
 import tempfile
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ from pipeline.building.options import Options
 from pipeline.excluding import cache_lists
 from pipeline.excluding.lists import Given, given
 from pipeline.filtering import sets
-from pipeline.runners import dataflow, portable, secret
+from pipeline.runners import beam_job, dataflow, secret
 from pipeline.tokenizer import tokenize
 from tasks import registry, vocabulary
 from tasks.cache.manifest import PAIRS, TOO_LONG, PairLimits, Plan, Shard
@@ -33,38 +34,23 @@ def build(options: Options, beam_arguments: list[str], advise: bool = True) -> N
     keep finished shards: UserErrors, and OSErrors if the cache cannot be written.
     """
     task = _task(options)
+    spec = _spec(options, task)
     if options.hf_token_secret:
-        if _spec(options, task).kind != "hf":
+        if spec.kind != "hf":
             raise UserError("--hf_token_secret is for corpora of the Hugging Face Hub")
         secret.provide_hf_token(options.hf_token_secret)
     loaded = vocabulary.load(options.vocabulary, options.extra_ids)
     where = f"the vocabulary {options.vocabulary}"
     task.check(task.lengths, loaded.ids, _separator(options, task), where)
     folder = files.join(options.cache_dir, task.name)
-    with tempfile.TemporaryDirectory() as scratch:
-        lists = given(options.exclude, scratch)
+    with contextlib.ExitStack() as stack:
+        lists = given(options.exclude, stack.enter_context(tempfile.TemporaryDirectory()))
         if options.dry_run:
             planned = _planned(options, task, loaded, folder, lists)
             _print_estimate(options, beam_arguments, planned, loaded, lists)
             return
-        _build(options, beam_arguments, task, loaded, folder, lists, advise)
-
-
-def _build(
-    options: Options,
-    beam_arguments: list[str],
-    task: TaskSpec,
-    loaded: Vocabulary,
-    folder: str,
-    lists: list[Given],
-    advise: bool,
-) -> None:
-    spec = _spec(options, task)
-    if dataflow.is_runner(options.runner):
-        dataflow.check(beam_arguments, spec, options.cache_dir)
-    elif portable.is_runner(options.runner):
-        portable.check(beam_arguments)
-    with lock.claimed(folder, "build", "--cache_dir"):
+        beam_job.check(beam_arguments, spec, options.cache_dir)
+        stack.enter_context(lock.claimed(folder, "build", "--cache_dir"))
         job, assignments = _planned(options, task, loaded, folder, lists)
         plan = job.plan
         lifecycle.begin(folder, plan, loaded, options.extend, lists)
@@ -81,11 +67,11 @@ def _build(
         _check_rows(job, shards)
         for line in cache_lists.unfound(folder, plan, shards, lists):
             print(line)
-        if not lifecycle.complete(folder, plan, shards) and not done:
+        if lifecycle.complete(folder, plan, shards) or done:
+            summary.show(options, job, shards, done, time.monotonic() - started, advise)
+        else:
             state = "complete" if files.is_remote(folder) else "complete and valid"
             print(f"{folder} is {state}: nothing to do")
-            return
-        summary.show(options, job, shards, done, time.monotonic() - started, advise)
 
 
 def _task(options: Options) -> TaskSpec:
@@ -127,9 +113,12 @@ def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
     return sources.parse(text)
 
 
+_Planned = tuple[graph.Job, list[graph.Assignment]]
+
+
 def _planned(
     options: Options, task: TaskSpec, loaded: Vocabulary, folder: str, lists: list[Given]
-) -> tuple[graph.Job, list[graph.Assignment]]:
+) -> _Planned:
     """Resolves the corpus; returns the job and all pieces with their shards."""
     spec = _spec(options, task)
     limits = _pair_limits(options, task, spec)
@@ -315,11 +304,7 @@ def _check_rows(job: graph.Job, shards: dict[lifecycle.ShardKey, Shard]) -> None
 
 
 def _print_estimate(
-    options: Options,
-    beam_arguments: list[str],
-    planned: tuple[graph.Job, list[graph.Assignment]],
-    loaded: Vocabulary,
-    lists: list[Given],
+    options: Options, beam: list[str], planned: _Planned, loaded: Vocabulary, lists: list[Given]
 ) -> None:
     from pipeline.building import estimate
 
@@ -331,20 +316,17 @@ def _print_estimate(
         found |= dict.fromkeys(redo)
     kept, to_do = _kept(assignments, found)
     pieces = [assignment.piece for assignment in to_do]
-    is_local = beam_arguments[0] == "--runner=FnApiRunner"
-    local_arguments = beam_arguments if is_local else ["--runner=FnApiRunner"]
+    is_local = beam[0] == "--runner=FnApiRunner"
+    local_arguments = beam if is_local else ["--runner=FnApiRunner"]
     copies = cache_lists.copies(job.folder, job.plan, lists)
     expected = estimate.estimate(job, loaded, pieces, options.workers, local_arguments, copies)
 
     splits = list(job.plan.shards)
-    rows = [
-        ("shards", *(f"{count:,}" for count in job.plan.shards.values())),
-        *(
-            (name, *(expected.counts[split][name] for split in splits))
-            for name in ("documents", "tokens", "rows")
-        ),
-        ("on disk, MB", *(expected.counts[split]["disk"] / 1e6 for split in splits)),
-    ]
+    rows: list[tuple[object, ...]]
+    rows = [("shards", *(f"{count:,}" for count in job.plan.shards.values()))]
+    for name in ("documents", "tokens", "rows"):
+        rows.append((name, *(expected.counts[split][name] for split in splits)))
+    rows.append(("on disk, MB", *(expected.counts[split]["disk"] / 1e6 for split in splits)))
     print(table(("", *splits), rows))
     if job.plan.filters:
         print(summary.rules_table(expected.filtered))

@@ -27,7 +27,7 @@ from pipeline.deduplication.plan import EDGES, LIST, NONE, REPORT, SIGNATURES, J
 from pipeline.deduplication.report import as_json, text
 from pipeline.deduplication.signatures import write_piece
 from pipeline.excluding import lists
-from pipeline.runners import beam_job, dataflow, portable, secret
+from pipeline.runners import beam_job, secret
 from tasks.reading import sources
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
@@ -56,10 +56,7 @@ def search(options: Options, beam_arguments: list[str]) -> None:
         raise UserError("--against is empty: name evaluation sets, or leave it out")
     if options.hf_token_secret:
         secret.provide_hf_token(options.hf_token_secret)
-    if dataflow.is_runner(options.runner):
-        dataflow.check(beam_arguments, spec, options.output)
-    elif portable.is_runner(options.runner):
-        portable.check(beam_arguments)
+    beam_job.check(beam_arguments, spec, options.output)
     with (
         lock.claimed(options.output, "search", "--output"),
         tempfile.TemporaryDirectory() as scratch,

@@ -23,7 +23,7 @@ from typing import Any
 
 from pipeline.runners import beam_options
 from pipeline.runners.interruption import SERVICE_LIMIT_SECONDS, interrupt, interruptible
-from tasks.reading.corpus import Corpus
+from tasks.reading.corpus import Corpus, CorpusSpec
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
@@ -90,6 +90,19 @@ def files_shown(
         bar.update(sum(sizes.values()))
 
 
+def _service(arguments: list[str]) -> Any:
+    from pipeline.runners import dataflow, portable
+
+    (runner,) = [each.partition("=")[2] for each in arguments if each.startswith("--runner=")]
+    return next((each for each in (dataflow, portable) if each.is_runner(runner)), None)
+
+
+def check(arguments: list[str], corpus: CorpusSpec, folder: str) -> None:
+    """Raises a UserError for a mistake that a service's runner would find only in the job."""
+    if service := _service(arguments):
+        service.check(arguments, corpus, folder)
+
+
 def run(
     function: Callable[[Any], Mapping[str, int]],
     elements: Sequence[Any],
@@ -113,11 +126,9 @@ def run(
     beam = beam_options.import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    from pipeline.runners import dataflow, local_workers, portable
+    from pipeline.runners import local_workers
 
-    (runner,) = [each.partition("=")[2] for each in arguments if each.startswith("--runner=")]
-    services: tuple[Any, ...] = (dataflow, portable)
-    service = next((each for each in services if each.is_runner(runner)), None)
+    service = _service(arguments)
     quiet = contextlib.nullcontext() if verbose else _quiet()
     with contextlib.ExitStack() as stack:
         if service:
