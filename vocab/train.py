@@ -55,12 +55,10 @@ def train(
 ) -> vocabulary.Vocabulary:
     """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
 
-    `base` is the vocabulary to extend; `options.extends` is its checksum.
-
-    Raises:
-      UserError: `output` holds another vocabulary or is not writable, the corpus has no text, or
-        SentencePiece fails, for instance because `vocab_size` is too large for the corpus. The word
-        counts are kept for the next run, even with other options.
+    `base` is the vocabulary to extend; `options.extends` is its checksum. Raises a UserError if
+    `output` holds another vocabulary or is not writable, the corpus has no text, or SentencePiece
+    fails, for instance because `vocab_size` is too large for the corpus. The word counts are kept
+    for the next run, even with other options.
     """
     corpora = as_corpora(corpus)
     if before := folder.finished(output, options.as_dict(), corpora.record):

@@ -27,21 +27,14 @@ _WIDEST = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A law of N and D.
+    """A law of N and D."""
 
-    Attributes:
-      names: its constants; `exponents` describe the fall of the loss.
-      log_loss: (θ, ln N, ln D) -> ln L, with θ the fitted constants.
-      constants: θ -> the constants in the order of `names`.
-      starts: values of each θ to start from, in all combinations.
-      fewest: the least numbers of different N and of different D.
-    """
-
-    names: tuple[str, ...]
-    exponents: tuple[str, ...]
+    names: tuple[str, ...]  # its constants
+    exponents: tuple[str, ...]  # those that describe the fall of the loss
+    # (θ, ln N, ln D) -> ln L, with θ the fitted constants.
     log_loss: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-    constants: Callable[[np.ndarray], tuple[float, ...]]
-    starts: tuple[tuple[float, ...], ...]
+    constants: Callable[[np.ndarray], tuple[float, ...]]  # θ -> the constants in order
+    starts: tuple[tuple[float, ...], ...]  # of each θ, in all combinations
 
 
 def _chinchilla(theta: np.ndarray, n: np.ndarray, d: np.ndarray) -> np.ndarray:

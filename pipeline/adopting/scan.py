@@ -138,9 +138,7 @@ def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos
     """Scans TFRecords of tf.train.Examples with `targets` and, for pairs, `inputs`.
 
     `size` is the vocabulary's; `inputs_refused`: whether rows with targets must have no inputs.
-
-    Raises:
-      UserError: a record is corrupt, malformed or has invalid ids; names the row.
+    Raises a UserError that names the row if a record is corrupt, malformed or has invalid ids.
     """
     rows = Collector(path, size, is_pairs)
     left, start = b"", 0
@@ -218,10 +216,8 @@ def scan_tokens(
 ) -> Scan:
     """Scans a file that holds only tokens of type `kind`.
 
-    `size` is the vocabulary's; `lengths`, int64 [rows], must fill the file.
-
-    Raises:
-      UserError: the file has another size or invalid ids; names the row.
+    `size` is the vocabulary's; `lengths`, int64 [rows], must fill the file. Raises a UserError that
+    names the row if the file has another size or invalid ids.
     """
     rows = Collector(path, size, is_pairs=False)
     ends = np.cumsum(lengths)

@@ -49,11 +49,9 @@ class Assignment:
 def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None) -> Counter[str]:
     """Reads a piece and writes its shards; returns counts for the job's metrics.
 
-    `filters` count what each rule drops; by default they are made from the plan.
-
-    Raises:
-      UserError: the corpus cannot be read, the cache's vocabulary is not the plan's, or the audit
-        found the fast tokenizer to differ from the library.
+    `filters` count what each rule drops; by default they are made from the plan. Raises a UserError
+    if the corpus cannot be read, the cache's vocabulary is not the plan's, or the audit found the
+    fast tokenizer to differ from the library.
     """
     secret.provide_hf_token(job.hf_token_secret)
     counts: Counter[str] = Counter()

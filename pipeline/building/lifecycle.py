@@ -137,10 +137,8 @@ def begin(
 
     plan.json comes last, because a run that follows the build reads the others once it exists.
     Shards with newly excluded documents lose their receipts and are rebuilt. `extend`: whether a
-    plan with more files may replace the existing one.
-
-    Raises:
-      UserError: the folder holds a different cache or other files; nothing is changed.
+    plan with more files may replace the existing one. Raises a UserError, and changes nothing, if
+    the folder holds a different cache or other files.
     """
     existing = check(folder, plan, extend)
     cache_lists.copy(folder, plan, lists)

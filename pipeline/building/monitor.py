@@ -34,12 +34,7 @@ def bad_share(shards: list[Shard], unseen: float = 0.0) -> float:
 
 
 class Monitor:
-    """State of a running build.
-
-    Attributes:
-      total, before: bytes of the corpus, and those finished before this build.
-      done: bytes finished, plus an estimate for pieces in progress from their file sizes.
-    """
+    """State of a running build."""
 
     def __init__(
         self, folder: str, plan: Plan, kept: dict[Assignment, list[Shard]], to_do: list[Assignment]
@@ -51,6 +46,8 @@ class Monitor:
         self._started = time.monotonic()
         self._seen = self._written = 0
         self.shards = [shard for shards in kept.values() for shard in shards]
+        # Bytes of the corpus: finished before this build; now finished, plus an estimate for pieces
+        # in progress from their file sizes; and in all.
         self.before = self.done = float(self._finished)
         self.total = self._finished + sum(assignment.piece.bytes for assignment in to_do)
 

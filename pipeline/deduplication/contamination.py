@@ -57,19 +57,13 @@ def text_bytes(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Grams:
-    """The n-grams of all examples: sorted hashes, and the examples that contain each.
-
-    Attributes:
-      known: uint64, sorted.
-      bounds: int64[known + 1], ranges in `examples`.
-      examples: int32, numbers of examples.
-      totals: int64[examples], distinct n-grams per example.
-    """
+    """The n-grams of all examples: sorted hashes, and the examples that contain each."""
 
     def __init__(self, opened: arrays.Arrays):
-        self.known = opened.read("known")
-        self.bounds, self.examples = opened.read("bounds"), opened.read("examples")
-        self.totals = opened.read("totals")
+        self.known = opened.read("known")  # uint64, sorted
+        self.bounds = opened.read("bounds")  # int64[known + 1], ranges in `examples`
+        self.examples = opened.read("examples")  # int32, numbers of examples
+        self.totals = opened.read("totals")  # int64[examples], distinct n-grams per example
         self._names, self._name_bounds = opened.read("names"), opened.read("name_bounds")
         bits = min(max(_SIEVE_BITS[0], (8 * len(self.known)).bit_length()), _SIEVE_BITS[1])
         self._sieve = np.zeros(1 << bits, np.bool_)

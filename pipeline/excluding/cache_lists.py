@@ -26,11 +26,9 @@ def records(
 ) -> tuple[ExcludeRecord, ...] | None:
     """Returns the records of a plan: the cache's, then the new ones.
 
-    Exclusions stay in force, so the cache's lists need not be given again.
-
-    Raises:
-      UserError: a list has paragraphs for a corpus of pairs, was made for other parts of documents,
-        or may keep duplicates whose twins another list leaves out.
+    Exclusions stay in force, so the cache's lists need not be given again. Raises a UserError if a
+    list has paragraphs for a corpus of pairs, was made for other parts of documents, or may keep
+    duplicates whose twins another list leaves out.
     """
     before = (existing.exclude or ()) if existing else ()
     added = [each for each in new if each.record not in before]

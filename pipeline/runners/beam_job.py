@@ -112,16 +112,10 @@ def run(
 ) -> Counter[str]:
     """Calls `function` with every element as a Beam job; returns the summed counts.
 
-    Args:
-      function: returns counts; picklable, and safe to call twice with an element.
-      elements: descriptions of work.
-      folder: folder of the results, named by errors without a file name.
-      arguments: Beam's.
-      verbose: whether to show Beam's logs.
-
-    Raises:
-      UserError: a worker found a mistake that the user can correct, or died.
-      OSError: a worker could not read or write.
+    The function returns counts; it must be picklable, and safe to call twice with an element.
+    `folder` holds the results, and names errors without a file name. Raises a UserError if a worker
+    found a mistake that the user can correct, or died, and an OSError if one could not read or
+    write.
     """
     beam = beam_options.import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions

@@ -124,11 +124,9 @@ def _segment_arrays(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def from_model(model: bytes, processor: Any) -> FastTokenizer:
     """Makes a tokenizer from a serialized ModelProto; `processor` encodes refused documents.
 
-    Tables are kept in the user's cache folder, keyed by hashes of the model and this code: for
-    250,000 pieces, making them takes seconds, loading milliseconds.
-
-    Raises:
-      Unsupported: the model is neither unigram nor BPE, or uses an unsupported feature.
+    Tables are kept in the user's cache folder: for 250,000 pieces, making them takes seconds,
+    loading milliseconds. Raises Unsupported if the model is neither unigram nor BPE, or uses an
+    unsupported feature.
     """
 
     def make() -> dict[str, Any]:

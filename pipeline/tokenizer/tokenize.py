@@ -34,20 +34,15 @@ Fast = fast_tokenizer.FastTokenizer | word_tokenizer.WordTokenizer | word_tokeni
 class Tokenizer:
     """Tokenizer of a vocabulary with one of ENGINES; all return the library's ids.
 
-    Attributes:
-      refusal: why FAST leaves the vocabulary to its library; "" if it does not.
-      failures: index of a text in the last `encode` call -> why a user's class cannot encode it;
-        such a text has no ids.
-      documents: number of texts "encoded", "left to the library" and "audited".
-
-    Raises:
-      UserError: at construction, if the engine does not support such vocabularies.
+    Raises a UserError, at construction, if the engine does not support such vocabularies.
     """
 
     def __init__(self, vocabulary: Vocabulary, engine: str = FAST):
         self._vocabulary = vocabulary
         self._fast: Fast | None = None
-        self.refusal = ""
+        self.refusal = ""  # why FAST leaves the vocabulary to its library
+        # Index of a text in the last `encode` call -> why a user's class cannot encode it; such a
+        # text has no ids.
         self.failures: dict[int, str] = {}
         self.documents = {"encoded": 0, "left to the library": 0, "audited": 0}
         self._seen = self._audited = 0
