@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 import pyarrow.compute as pc
@@ -30,7 +29,6 @@ from tasks.terminal.fields import REQUIRED, at_least, field
 from tasks.terminal.table import table
 
 TASK = "rlm_span_corruption"
-_TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclasses.dataclass
@@ -46,54 +44,19 @@ class Cost:
 
 
 def cost_of(command: list[str], **environment: str) -> Cost:
-    """Runs a command and returns its cost, measured over its process group through /proc."""
+    """Runs a command and returns its cost, with the processes that it has started and awaited."""
     started = time.monotonic()
-    process = subprocess.Popen(
-        command, env={**os.environ, **environment}, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    seen: dict[int, tuple[float, int]] = {}
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.02):
-            for pid in _group(process.pid):
-                try:
-                    seen[pid] = _usage(pid)
-                except (OSError, IndexError, ValueError):
-                    continue  # the process has just ended
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    output, _ = process.communicate()
-    ended.set()
-    thread.join()
-    if process.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{output}")
-    cpu = sum(seconds for seconds, _ in seen.values())
-    return Cost(time.monotonic() - started, cpu, max(peak for _, peak in seen.values()))
-
-
-def _group(leader: int) -> list[int]:
-    pids = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as file:
-                    if int(file.read().rpartition(")")[2].split()[3]) == leader:
-                        pids.append(int(entry))
-            except OSError:
-                continue
-    return pids
-
-
-def _usage(pid: int) -> tuple[float, int]:
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    with open(f"/proc/{pid}/status") as file:
-        # A zombie process has no VmHWM.
-        peak = max(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
-    return (int(fields[11]) + int(fields[12])) / _TICK, peak << 10
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            output.seek(0)
+            sys.exit(f"{' '.join(command)} failed:\n{output.read()}")
+    core = usage.ru_utime + usage.ru_stime
+    return Cost(time.monotonic() - started, core, usage.ru_maxrss << 10)
 
 
 def bare(path: str, model: str) -> None:

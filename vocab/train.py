@@ -144,18 +144,18 @@ def _model(
     splitter: word_splitter.Splitter,
     base: vocabulary.Vocabulary | None,
 ) -> bytes:
-    settings = learn.Settings(
-        model_type=options.model_type,
-        # SentencePiece never sees the symbols, because text was split at them.
-        vocab_size=options.vocab_size - (0 if base else len(options.symbols)),
-        character_coverage=options.character_coverage,
-        byte_fallback=options.byte_fallback and not base,
-        split_digits=options.split_digits,
-        allow_whitespace_only_pieces=options.keep_whitespace,
-        max_sentencepiece_length=options.max_piece_length,
-        hard_vocab_limit=not base,
-    )
-    learned = learn.learn(settings, counts, 0 if base else len(options.symbols))
+    # SentencePiece never sees the symbols, because text was split at them.
+    symbols = 0 if base else len(options.symbols)
+    same = ("model_type", "character_coverage", "split_digits")
+    settings = {
+        **{name: getattr(options, name) for name in same},
+        "vocab_size": options.vocab_size - symbols,
+        "byte_fallback": options.byte_fallback and not base,
+        "allow_whitespace_only_pieces": options.keep_whitespace,
+        "max_sentencepiece_length": options.max_piece_length,
+        "hard_vocab_limit": not base,
+    }
+    learned = learn.learn(settings, counts, symbols)
     if base:
         grown = extend.extend(base, learned, options.vocab_size, options.symbols)
     else:

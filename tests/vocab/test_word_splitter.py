@@ -69,13 +69,10 @@ def counted_model(texts, **options):
     counts = splitter().count(texts)
     order = sorted(counts, key=lambda word: (-counts[word], word))
     numbers = np.array([counts[word] for word in order], np.int64)
-    settings = learn.Settings(
-        byte_fallback=False,
-        split_digits=False,
-        allow_whitespace_only_pieces=False,
-        max_sentencepiece_length=16,
-        **options,
-    )
+    settings = {
+        **{"byte_fallback": False, "split_digits": False, "max_sentencepiece_length": 16},
+        **{"allow_whitespace_only_pieces": False, **options},
+    }
     found = learn.learn(settings, Counts(pa.array(order, pa.large_string()), numbers, 1.0, {}))
     return sentencepiece.SentencePieceProcessor(model_proto=found)
 
