@@ -17,6 +17,7 @@ from tasks import vocabulary
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table as aligned
+from tasks.vocabulary import Vocabulary
 from vocab.word_splitter import SPACE
 
 _SAMPLE_BYTES = 2_000_000
@@ -202,7 +203,7 @@ def table(reports: list[tuple[str, Report]]) -> str:
     return textwrap.indent("\n\n".join(parts), "  ")
 
 
-def measure(loaded: vocabulary.Vocabulary, corpus: sources.Corpus) -> Report:
+def measure(loaded: Vocabulary, corpus: sources.Corpus) -> Report:
     """Measures a vocabulary on the sample of a corpus; raises UserError if it has no documents."""
     return of_texts(loaded, *sample(corpus))
 
@@ -219,9 +220,7 @@ def sample(corpus: sources.Corpus) -> tuple[str, list[str]]:
     raise UserError(f"corpus {corpus.spec} has no documents")
 
 
-def of_texts(
-    loaded: vocabulary.Vocabulary, split: str, texts: list[str], space: str = ""
-) -> Report:
+def of_texts(loaded: Vocabulary, split: str, texts: list[str], space: str = "") -> Report:
     """Reports on texts; `space` is put before each word that is counted by script.
 
     Without a space, a tokenizer that does not add one, such as GPT-2's, cuts a word as at the

@@ -31,6 +31,7 @@ from tasks.vocabulary import VOCABULARY
 from vocab import count, extend, fit, folder, learn, weighting, word_splitter
 from vocab.options import OptionFlags, Options, options_of
 from vocab.weighting import Corpora, CorporaFlags, as_corpora
+from vocab.word_splitter import Splitter
 
 _REPORT = "report.json"
 _PIECES = "sentencepiece.vocab"
@@ -117,7 +118,7 @@ def _write(
         files.write_json(files.join(output, _ID_MAP), ids)
 
 
-def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> word_splitter.Splitter:
+def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> Splitter:
     sentinels = tuple(map(vocabulary.sentinel_piece, range(options.extra_ids)))
     if base:
         own = extend.own_sentinels(base)
@@ -126,12 +127,10 @@ def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> word_spli
     else:
         symbols = (*options.symbols, *sentinels)
         model = word_splitter.normaliser(options.normalization, options.keep_whitespace, symbols)
-    return word_splitter.Splitter(model, symbols, options.keep_whitespace)
+    return Splitter(model, symbols, options.keep_whitespace)
 
 
-def _job(
-    options: Options, splitter: word_splitter.Splitter, corpus: sources.Corpus, output: str
-) -> count.Job:
+def _job(options: Options, splitter: Splitter, corpus: sources.Corpus, output: str) -> count.Job:
     rules = (hashlib.sha256(splitter.model).hexdigest(), splitter.symbols, splitter.space_runs)
     parts = [_FORMAT, *rules, corpus.record]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
@@ -141,7 +140,7 @@ def _job(
 def _model(
     options: Options,
     counts: count.Counts,
-    splitter: word_splitter.Splitter,
+    splitter: Splitter,
     base: vocabulary.Vocabulary | None,
 ) -> bytes:
     # SentencePiece never sees the symbols, because text was split at them.

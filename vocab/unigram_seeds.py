@@ -10,6 +10,7 @@ import numpy as np
 
 # SentencePiece's default for `seed_sentencepiece_size`.
 SEEDS = 1_000_000
+_Found = tuple[np.ndarray, np.ndarray, np.ndarray]  # starts, counts, kept, for one length
 
 
 def seed_pieces(words: list[str], counts: np.ndarray, longest: int) -> list[tuple[str, int]]:
@@ -27,7 +28,7 @@ def seed_pieces(words: list[str], counts: np.ndarray, longest: int) -> list[tupl
     starts = np.arange(len(text))
     hashes = text.astype(np.uint64)
     shorter = np.zeros(len(text), np.int64)
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    found: list[_Found] = []
     for length in range(2, longest + 2):
         long_enough = np.flatnonzero(ends[starts] - starts >= length)
         starts, shorter = starts[long_enough], shorter[long_enough]
@@ -56,10 +57,8 @@ def seed_pieces(words: list[str], counts: np.ndarray, longest: int) -> list[tupl
     return _best(text, found[: longest - 1])
 
 
-def _best(
-    text: np.ndarray, found: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
-) -> list[tuple[str, int]]:
-    """Returns the `SEEDS` best substrings; `found` has (starts, counts, kept) for each length."""
+def _best(text: np.ndarray, found: list[_Found]) -> list[tuple[str, int]]:
+    """Returns the `SEEDS` best substrings."""
     if not found:
         return []
     lengths = np.concatenate([np.full(kept.sum(), 2 + i) for i, (_, _, kept) in enumerate(found)])

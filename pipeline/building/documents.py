@@ -152,9 +152,10 @@ def _reasons(
     return reasons
 
 
-def _of_rows(
-    tokens: np.ndarray, lengths: np.ndarray, rows: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+_Tokens = tuple[np.ndarray, np.ndarray]  # all ids, and the number of each stretch
+
+
+def _of_rows(tokens: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> _Tokens:
     if rows.all():
         return tokens, lengths
     return tokens[np.repeat(rows, lengths)], lengths[rows]
@@ -235,7 +236,7 @@ def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:
     return pa.array(names, pa.string())
 
 
-def _chosen(column: _Column, kept: np.ndarray, split: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _chosen(column: _Column, kept: np.ndarray, split: np.ndarray) -> _Tokens:
     """Returns (tokens, lengths) of the kept documents, each repeated or divided into `split`."""
     if (column.stretches == 1).all() and (split == 1).all():
         return _of_rows(column.tokens, column.lengths, kept)

@@ -113,14 +113,12 @@ def for_workers(job: Job) -> Job:
     return dataclasses.replace(job, corpus=corpus, plan=plan)
 
 
-def run(
-    job: Job, assignments: list[Assignment], arguments: list[str], verbose: bool
-) -> Counter[str]:
-    """Runs the assignments with Beam's `arguments`; returns the sums of `build_piece`'s counts.
+def run(job: Job, pieces: list[Assignment], arguments: list[str], verbose: bool) -> Counter[str]:
+    """Runs the pieces with Beam's `arguments`; returns the sums of `build_piece`'s counts.
 
     If the runner keeps the order, as the local one does, the first shards of every split come
     first, for runs that follow the build (`tasks.cache.following`).
     """
     work = functools.partial(build_piece, for_workers(job))
-    ordered = sorted(assignments, key=lambda each: min(number for _, number in each.shards))
+    ordered = sorted(pieces, key=lambda each: min(number for _, number in each.shards))
     return beam_job.run(work, ordered, job.folder, arguments, verbose)

@@ -85,17 +85,16 @@ def search(options: Options, beam_arguments: list[str]) -> None:
         _clear(job.folder)
 
 
-def _search(
-    job: Job, sets: list[sources.Corpus], options: Options, beam_arguments: list[str]
-) -> None:
+def _search(job: Job, sets: list[sources.Corpus], options: Options, arguments: list[str]) -> None:
     started = time.monotonic()
     summaries = []
     if sets:
         summaries = contamination.write_grams(job.folder, sets, job.rules.ngram)
     pieces = job.corpus.pieces
     slim = dataclasses.replace(job, corpus=beam_job.without_pieces(job.corpus))
-    run = functools.partial(beam_job.run, folder=job.folder, arguments=beam_arguments,
-                            verbose=options.verbose)  # fmt: skip
+    run = functools.partial(
+        beam_job.run, folder=job.folder, arguments=arguments, verbose=options.verbose
+    )
     to_do = _missing(job, SIGNATURES, len(pieces))
     read = sum(pieces[number].bytes for number in to_do)
     sizes = {_name(job.path(SIGNATURES, n)): piece.bytes for n, piece in enumerate(pieces)}

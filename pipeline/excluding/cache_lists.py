@@ -154,21 +154,19 @@ def affected(
                 yield split, index
 
 
-def _touches(
-    filter_: Filter, folder: str, split: str, index: int, count: int, shard: Shard
-) -> bool:
+def _touches(of: Filter, folder: str, split: str, index: int, count: int, shard: Shard) -> bool:
     from pyarrow import parquet
 
     parts = shard.split_documents > 0
     path = files.join(folder, shard_file(split, "documents", index, count))
     with files.open_read(path) as file, parquet.ParquetFile(file) as table:
         for batch in table.iter_batches(columns=["id"]):
-            if filter_.touches(batch.column("id").to_pylist(), parts):
+            if of.touches(batch.column("id").to_pylist(), parts):
                 return True
     if not shard.dropped:
         return False
     left_out = files.join(folder, shard_file(split, "quarantine", index, count))
-    return filter_.touches([line["id"] or "" for line in _lines(left_out)], True)
+    return of.touches([line["id"] or "" for line in _lines(left_out)], True)
 
 
 def unfound(

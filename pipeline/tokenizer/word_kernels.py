@@ -670,17 +670,11 @@ def encode(model, work, text, ends, counts, first, stop, out, used, lengths):
             end = np.int64(ends[word])
             word += 1
             length = end - at
-            if length > MEMO_BYTES:
-                count = ids_of_word(model, text, at, length, work)
-                for index in range(count):
-                    out[used + index] = work.ids[index]
-                used += count
-                at = end
-                continue
-            low, high = _key(text, at, length)
-            slot = _slot(low, high, len(table))
-            value = np.int64(-1)
-            while table[slot, 1] != 0:
+            low, high, slot, value = np.uint64(0), np.uint64(0), np.int64(0), np.int64(-1)
+            if length <= MEMO_BYTES:
+                low, high = _key(text, at, length)
+                slot = _slot(low, high, len(table))
+            while length <= MEMO_BYTES and table[slot, 1] != 0:
                 if table[slot, 0] == np.int64(low) and table[slot, 1] == np.int64(high):
                     value = table[slot, 2]
                     if length > 15:
@@ -697,7 +691,8 @@ def encode(model, work, text, ends, counts, first, stop, out, used, lengths):
                 for index in range(count):
                     out[used + index] = work.ids[index]
                 used += count
-                _remember(text, at, length, count, work, slot, low, high)
+                if length <= MEMO_BYTES:
+                    _remember(text, at, length, count, work, slot, low, high)
             elif value & 3:
                 # Writes all places; the next word overwrites the excess.
                 out[used] = value >> 2 & mask
