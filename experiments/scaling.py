@@ -191,10 +191,7 @@ def _losses(run: str, split: str) -> list[tuple[int, float]]:
 
 
 def _sized(run: str, split: str) -> list[tuple[float, float, float]]:
-    """Returns (parameters, tokens, loss) of a run, or of each line of a CSV file.
-
-    Tokens are the target positions of all updates, padding included.
-    """
+    """Returns (parameters, target positions with padding, loss) of a run, or of each line of a CSV."""
     if run.endswith(".csv"):
         return [(n, d, loss) for n, d, loss in _csv(run, ("parameters", "tokens", "loss"))]
     from trainer.config import load_config

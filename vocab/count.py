@@ -40,18 +40,13 @@ _STATISTICS = b"statistics"
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Everything a worker needs to count.
+    """Everything a worker needs to count."""
 
-    `folder` holds the count files; `key` hashes everything that the counts depend on, 16 hex
-    digits, and is part of their names. A worker writes its counts after every `batch_bytes` of
-    text.
-    """
-
-    folder: str
-    key: str
+    folder: str  # of the count files
+    key: str  # hash of everything that the counts depend on, 16 hex digits; part of their names
     corpus: sources.Corpus
     splitter: Splitter
-    batch_bytes: int
+    batch_bytes: int  # of text, after which a worker writes its counts
 
     def path(self, number: int) -> str:
         return files.join(self.folder, f"{PREFIX}{self.key}-{number:06}.parquet")

@@ -29,19 +29,16 @@ _MISFIT = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class CurveFit:
-    """A fit of a t^-b + c; t in updates, c in the loss's unit.
-
-    `draws` is float64 [draws, 3], the constants of each draw of the bootstrap; `first` and `last`
-    are the window's end steps. `misfit` is the root mean square of the parts' mean residuals,
-    beyond that expected of noise, as a share of the fall of the fit within the window.
-    """
+    """A fit of a t^-b + c; t in updates, c in the loss's unit."""
 
     a: float
     b: float
     c: float
-    draws: np.ndarray
-    first: int
+    draws: np.ndarray  # float64 [draws, 3], the constants of each draw of the bootstrap
+    first: int  # end steps of the window
     last: int
+    # Root mean square of the parts' mean residuals, beyond what noise explains, as a share of the
+    # fall of the fit within the window.
     misfit: float
 
     def at(self, step: float) -> float:

@@ -67,15 +67,11 @@ FORMS: Mapping[str, Form] = {
 
 @dataclasses.dataclass(frozen=True)
 class SizeFit:
-    """A fit of a form.
-
-    `theta` holds the fitted constants, some of them as logarithms; `draws`, float64 [draws,
-    constants], one fit per draw of the bootstrap over runs.
-    """
+    """A fit of a form."""
 
     form: str
-    theta: np.ndarray
-    draws: np.ndarray
+    theta: np.ndarray  # the fitted constants, some of them as logarithms
+    draws: np.ndarray  # float64 [draws, constants], one fit per draw of the bootstrap over runs
 
     def constants(self) -> dict[str, tuple[float, float, float]]:
         """Returns name -> (value, low, high) of the constants; 95 % intervals."""

@@ -46,17 +46,13 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A combination of the axes' values with a seed.
+    """A combination of the axes' values with a seed."""
 
-    `values` maps axes to labels; `stages` are its runs in order. The commands `prepare` run first;
-    `vocab_size` is the size of the vocabulary they make, for estimates, or None.
-    """
-
-    values: Settings
+    values: Settings  # axis -> label
     seed: int
-    stages: tuple[Stage, ...]
-    prepare: tuple[tuple[str, ...], ...]
-    vocab_size: int | None = None
+    stages: tuple[Stage, ...]  # its runs in order
+    prepare: tuple[tuple[str, ...], ...]  # commands to run first
+    vocab_size: int | None = None  # of the vocabulary that they make, for estimates
 
     @property
     def label(self) -> str:

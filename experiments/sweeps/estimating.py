@@ -29,16 +29,12 @@ _UTILISATION = 0.3
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of all runs of a cell.
-
-    `parameters` are the model's, `tokens` the positions of inputs and targets in all updates,
-    `operations` the floating-point operations of updates and evaluations.
-    """
+    """The cost of all runs of a cell."""
 
     parameters: int
     steps: int
-    tokens: int
-    operations: float
+    tokens: int  # positions of inputs and targets in all updates
+    operations: float  # floating-point operations of updates and evaluations
     runs: int
 
     def seconds(self, speed: float) -> float:
@@ -112,10 +108,7 @@ def _manifest(config: Config) -> CacheManifest | None:
 
 
 def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tuple[float, str]:
-    """Returns operations per second, and the source of the number.
-
-    It comes from finished cells, given with their folders, or else from one matrix product.
-    """
+    """Returns operations per second, of finished cells or else of a matrix product, and their source."""
     found = []
     for cell, folder in finished:
         rates = [

@@ -25,16 +25,13 @@ from trainer.reporting.metrics import NORMS, finite, read_metrics
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A cell and its outcome.
-
-    `status` is as recorded, "" before the end; `why` is the cause of a failure. Only a finished
-    cell has `metrics`, from the last evaluation, and a `curve` of the compared metric.
-    """
+    """A cell and its outcome."""
 
     cell: Cell
     key: str
-    status: str
-    why: str = ""
+    status: str  # as recorded, "" before the end
+    why: str = ""  # the cause of a failure
+    # Of a finished cell: metrics of the last evaluation, and the curve of the compared metric.
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     curve: Curve | None = None
 
@@ -58,10 +55,7 @@ def outcome(cell: Cell, key: str, folder: str, metric: str) -> Outcome:
 
 
 def json_lines(outcomes: Sequence[Outcome], metric: str) -> str:
-    """Returns one line per cell: its settings, outcome, metric and curve.
-
-    Numbers that are not finite are texts, "nan" or "inf".
-    """
+    """Returns a line of JSON per cell; numbers that are not finite are texts, "nan" or "inf"."""
     lines = []
     for each in outcomes:
         line: dict[str, Any] = {"values": each.cell.values, "seed": each.cell.seed}

@@ -87,10 +87,7 @@ def adopt(options: Options) -> tuple[Found, CacheManifest]:
 
 
 def survey(options: Options) -> Found:
-    """Returns the files of the cache in `options.cache_dir`.
-
-    Raises a UserError if there is no such cache, files are missing, or options do not fit.
-    """
+    """Returns the files of the cache in `options.cache_dir`; raises a UserError if options do not fit."""
     folder = options.cache_dir
     names = files.list_names(folder)
     if seqio_cache.is_one(names):

@@ -27,7 +27,6 @@ _TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 def is_one(names: list[str]) -> bool:
-    """Returns whether these file names are Megatron's."""
     return any(name.endswith(".idx") for name in names)
 
 

@@ -22,7 +22,6 @@ _SHARD = re.compile(r"(.+)\.(tfrecord|array_record|riegeli)-(\d{5,})-of-(\d{5,})
 
 
 def is_one(names: list[str]) -> bool:
-    """Returns whether these file names are a seqio cache's."""
     return any(_INFO.fullmatch(name) or _SHARD.fullmatch(name) for name in names)
 
 

@@ -272,10 +272,7 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
 
 
 def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard | None]:
-    """Returns all shards' receipts by (split, number), None if unfinished, from one listing.
-
-    `check`: whether to compare checksums too, as in `receipts.finished`.
-    """
+    """Returns receipts by (split, number), None if unfinished; `check` compares checksums, too."""
     sizes = files.list_sizes(folder)
     keys = _keys(plan.shards)
     with ThreadPoolExecutor(files.threads(folder)) as pool:

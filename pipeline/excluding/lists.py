@@ -204,16 +204,13 @@ class ExcludeList:
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A list given to a command as `named`, a text file of ids if `is_text`.
-
-    `path` is a local copy, `record` the plan's record of it.
-    """
+    """A list given to a command."""
 
     record: ExcludeRecord
-    path: str
+    path: str  # of a local copy
     header: dict[str, Any]
     named: str
-    is_text: bool = False
+    is_text: bool = False  # of ids
 
 
 def given(text: str | None, scratch: str) -> list[Given]:

@@ -126,7 +126,6 @@ def study(folder: str, manifest: CacheManifest, loaded: Vocabulary, sample_shard
 
 
 def read_shard(folder: str, manifest: CacheManifest, split: str, index: int) -> ShardContent:
-    """Returns the content of one shard; raises CorruptRecord for a damaged record."""
     from pyarrow import parquet
 
     from tasks.cache import records

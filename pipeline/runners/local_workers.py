@@ -71,10 +71,7 @@ class Workers:
 
 
 def create(on_death: Callable[[], None]) -> Workers:
-    """Makes Beam start the next job's workers through the returned object.
-
-    A thread calls `on_death` when a worker ends too early.
-    """
+    """Makes Beam start the next job's workers here; a thread calls `on_death` if one ends too early."""
     workers = Workers(on_death)
 
     class Handler(worker_handlers.GrpcWorkerHandler):

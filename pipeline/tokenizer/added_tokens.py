@@ -1,9 +1,8 @@
 """Cuts documents at the added tokens of a tokenizer.json, such as <unk>, before finding words.
 
-`tokenizers` first searches raw text for tokens with `normalized` false, then searches the
-normalised text between them for the others. Each stretch in between is a separate text. Tokens that
-strip adjacent white space or must be whole words are odd: the library encodes documents that
-contain them.
+`tokenizers` first searches raw text for tokens with `normalized` false, then the normalised text
+between them for the others. Tokens that strip adjacent white space or must be whole words are odd:
+the library encodes documents that contain them.
 """
 
 from collections.abc import Iterable

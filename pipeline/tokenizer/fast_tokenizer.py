@@ -64,10 +64,7 @@ class FastTokenizer:
         )
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids of each).
-
-        The next call overwrites the ids. `texts`: string or large_string without nulls.
-        """
+        """Returns int32 ids of all texts, overwritten by the next call, and int64[texts] their numbers."""
         data, offsets = buffers(texts)
         lengths = np.zeros(len(texts), np.int64)
         document = used = 0

@@ -283,10 +283,7 @@ def byte_level(words, normalised, data, offsets, given, first, text, ends, count
 
 @compiled(nogil=True)
 def word_piece(words, data, offsets, given, first, text, ends, counts):
-    """Normalises documents from `first` on and finds their words; see `byte_level`.
-
-    `words` is a `word_piece.Words`; `text` receives the concatenated words.
-    """
+    """Normalises documents and finds their words, concatenated in `text`; see `byte_level`."""
     size = count = np.int64(0)
     all_actions, right_sides = words.actions, words.right_sides
     for document in range(first, len(offsets) - 1):

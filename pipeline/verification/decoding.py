@@ -107,14 +107,12 @@ def decoded(data: bytes, bounds: np.ndarray, plan: Plan) -> Rows:
     )  # fmt: skip
 
 
+# Target ids, targets per row, ids of the other feature, their number per row.
 _Lists = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def _as_we_write(data: bytes, bounds: np.ndarray, plan: Plan) -> _Lists | None:
-    """Returns (target ids, targets per row, ids of the other feature, their number per row).
-
-    None if any byte differs from the build's own form.
-    """
+    """Returns the lists of both features; None if any byte differs from the build's own form."""
     raw = np.frombuffer(data + bytes(3), np.uint8)  # the loop reads up to three bytes ahead
     begins, ends = bounds[:-1] + _BEFORE, bounds[1:] - _AFTER
     name = "inputs" if plan.pairs else "document_starts"
