@@ -191,7 +191,7 @@ def _losses(run: str, split: str) -> list[tuple[int, float]]:
 
 
 def _sized(run: str, split: str) -> list[tuple[float, float, float]]:
-    """Returns (parameters, target positions with padding, loss) of a run, or of each line of a CSV."""
+    """Returns (parameters, target positions, padding included, loss) of a run, or of CSV lines."""
     if run.endswith(".csv"):
         return [(n, d, loss) for n, d, loss in _csv(run, ("parameters", "tokens", "loss"))]
     from trainer.config import load_config

@@ -49,7 +49,7 @@ def symbols(model: bytes) -> tuple[str, ...]:
 
 
 def with_symbols(model: bytes, more: tuple[str, ...]) -> bytes:
-    """Appends `more` to the model as user-defined pieces; raises UserError if one is already a piece."""
+    """Appends `more` as user-defined pieces; raises UserError if one is already a piece."""
     proto = _proto(model)
     present = {piece.piece for piece in proto.pieces}
     for symbol in more:

@@ -108,7 +108,7 @@ def _manifest(config: Config) -> CacheManifest | None:
 
 
 def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tuple[float, str]:
-    """Returns operations per second, of finished cells or else of a matrix product, and their source."""
+    """Returns operations per second, of finished cells or else of a product, and their source."""
     found = []
     for cell, folder in finished:
         rates = [

@@ -87,7 +87,7 @@ def adopt(options: Options) -> tuple[Found, CacheManifest]:
 
 
 def survey(options: Options) -> Found:
-    """Returns the files of the cache in `options.cache_dir`; raises a UserError if options do not fit."""
+    """Returns the files of a cache; raises a UserError if they or the options do not fit."""
     folder = options.cache_dir
     names = files.list_names(folder)
     if seqio_cache.is_one(names):

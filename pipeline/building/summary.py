@@ -112,7 +112,7 @@ def rules_table(counts: Mapping[tuple[str, str], Any]) -> str:
 
 
 def next_command(task: TaskSpec, options: Options, held_out: bool) -> str:
-    """Returns a trainer.pretrain command that fits this machine; `held_out`: whether text was held out."""
+    """Returns a trainer.pretrain command for this machine; `held_out`: if text was held out."""
     on_accelerator, on_cpu = _PRESETS[task.objective.architectures[0]]
     if "prefix" in task.objective.features:
         on_cpu = "mini_primer_ez"  # Llama has no bidirectional prefixes

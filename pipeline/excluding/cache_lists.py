@@ -96,7 +96,7 @@ def copies(folder: str, plan: Plan, new: Sequence[lists.Given]) -> dict[str, str
 
 
 def copy(folder: str, plan: Plan, new: Sequence[lists.Given]) -> None:
-    """Copies lists into the cache; raises a UserError if one is missing or damaged, and not given."""
+    """Copies lists into the cache; raises a UserError if one is neither there nor given."""
     for record in plan.exclude or ():
         name = lists.copy_name(record.sha256)
         path = files.join(folder, name)

@@ -68,7 +68,7 @@ def properties() -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def scripts() -> dict[str, np.ndarray]:
-    """Returns the codes of letters by the first word of their names, in lower case; CJK is "han"."""
+    """Returns codes of letters by the first word of their names, in lower case; CJK is "han"."""
     found: dict[str, list[int]] = {}
     for code in np.flatnonzero(properties()[0] & ALPHA).tolist():
         name = unicodedata.name(chr(code), "").removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ")

@@ -36,7 +36,7 @@ _BETWEEN = " ||| "
 
 
 class Verdict(NamedTuple):
-    """A rule's verdict on a batch: bool[texts] `drops`, and the measurement of each text, or None."""
+    """A rule's verdict on a batch: bool[texts] `drops`, and each text's measurement, or None."""
 
     rule: str
     drops: np.ndarray

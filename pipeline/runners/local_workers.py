@@ -71,7 +71,7 @@ class Workers:
 
 
 def create(on_death: Callable[[], None]) -> Workers:
-    """Makes Beam start the next job's workers here; a thread calls `on_death` if one ends too early."""
+    """Makes Beam start the next job's workers here; a thread calls `on_death` if one dies."""
     workers = Workers(on_death)
 
     class Handler(worker_handlers.GrpcWorkerHandler):

@@ -64,7 +64,7 @@ class FastTokenizer:
         )
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Returns int32 ids of all texts, overwritten by the next call, and int64[texts] their numbers."""
+        """Returns int32 ids of all texts, valid until the next call, and their numbers, int64."""
         data, offsets = buffers(texts)
         lengths = np.zeros(len(texts), np.int64)
         document = used = 0

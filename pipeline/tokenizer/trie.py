@@ -19,7 +19,7 @@ _NO_BYTE = 0xFF  # never occurs in UTF-8
 
 
 def build(keys: Iterable[tuple[bytes, int]]) -> np.ndarray:
-    """Returns int64[nodes] of distinct keys, not empty and without NUL bytes, and values below 2**24."""
+    """Returns int64[nodes] of distinct non-empty keys without NUL bytes, and values below 2**24."""
     pairs = sorted(keys)
     data = np.frombuffer(b"".join(key for key, _ in pairs) or b"\0", np.uint8)
     ends = np.cumsum([0, *(len(key) for key, _ in pairs)], dtype=np.int64)
