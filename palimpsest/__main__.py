@@ -1,23 +1,23 @@
 """`palimpsest COMMAND …`: any command of this project by a short name."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 from palimpsest import completion
-from palimpsest.commands import COMMANDS, GROUPS, command, summary
+from palimpsest.commands import COMMANDS, GROUPS, command, installed, summary
 from tasks.terminal import command_line
 from tasks.terminal.command_line import UserError, nearest
 
 _PROGRAM = "palimpsest"
 
 
-def named(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Splits words into (the name of a command or "", the words after it); "-" is read as "_"."""
+def named(words: Sequence[str], known: Collection[str] = COMMANDS) -> tuple[str, list[str]]:
+    """Splits words into (name of a known command or "", the words after it); reads "-" as "_"."""
     plain = [word.replace("-", "_") if word[:1] != "-" else word for word in words[:2]]
     for count in (2, 1):
         name = " ".join(plain[:count])
-        if name in COMMANDS:
+        if name in known:
             return name, list(words[count:])
     return "", list(words)
 
@@ -25,7 +25,7 @@ def named(words: Sequence[str]) -> tuple[str, list[str]]:
 def page(start: str = "") -> str:
     """Returns the commands whose names begin with `start`, in groups, with a line each."""
     lines = [f"usage: {_PROGRAM} COMMAND [--FLAG=VALUE …]"]
-    for group, commands in GROUPS.items():
+    for group, commands in {**GROUPS, "installed": installed()}.items():
         found = {name: module for name, module in commands.items() if name.startswith(start)}
         if found:
             lines += ["", f"{group}:"]
@@ -55,9 +55,10 @@ def _run(words: list[str]) -> None:
 def main(words: Sequence[str] | None = None) -> NoReturn:
     """Runs a command line and exits."""
     given = [*(sys.argv[1:] if words is None else words)]
-    name, rest = named(given)
+    commands = COMMANDS if named(given, COMMANDS)[0] else installed()
+    name, rest = named(given, commands)
     if name:
-        command(COMMANDS[name]).start(rest, f"{_PROGRAM} {name}")
+        command(commands[name]).start(rest, f"{_PROGRAM} {name}")
     command_line.run(_run, given, _PROGRAM)
 
 

@@ -46,11 +46,18 @@ GROUPS: dict[str, dict[str, str]] = {
 COMMANDS = {name: module for group in GROUPS.values() for name, module in group.items()}
 
 
+def installed() -> dict[str, str]:
+    """Returns the commands of other packages: their entry points in `palimpsest.commands`."""
+    from importlib.metadata import entry_points
+
+    return {each.name: each.value for each in entry_points(group="palimpsest.commands")}
+
+
 def summary(module: str) -> str:
     """Returns the first line of a command's docstring; the module is not imported."""
     found = importlib.util.find_spec(module)
-    assert found is not None
-    assert found.origin is not None
+    if found is None or found.origin is None:
+        return f"(there is no module {module})"
     with pathlib.Path(found.origin).open(encoding="utf-8") as file:
         return file.readline().strip().strip('"')
 

@@ -8,8 +8,6 @@ the same, 1: they differ, 2: they cannot be compared. Fields that have no effect
 software, are shown but do not count.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

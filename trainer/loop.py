@@ -1,7 +1,5 @@
 """The training loop: wait, batch, update, report, evaluate, save."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 

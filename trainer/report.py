@@ -6,8 +6,6 @@ RUN is a model directory, local or remote. The page is one file that loads nothi
 from what the runs recorded; --rows and --samples compute with the newest checkpoint of each run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 from typing import Any

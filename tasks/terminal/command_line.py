@@ -7,6 +7,7 @@ traceback means a bug in this project.
 import difflib
 import errno
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -15,6 +16,7 @@ from typing import Any, NoReturn
 from tasks.terminal.interrupt import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 
 EXIT_USER_ERROR = 2
+EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
 
 _STORAGE_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space or choose another folder, then run again",
@@ -73,7 +75,13 @@ def run(
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupts)
     try:
-        sys.exit(main([*(sys.argv[1:] if argv is None else argv)]) or 0)
+        code = main([*(sys.argv[1:] if argv is None else argv)]) or 0
+        sys.stdout.flush()
+        sys.exit(code)
+    except BrokenPipeError:
+        if not _reader_left():
+            raise
+        sys.exit(EXIT_BROKEN_PIPE)
     except UserError as error:
         message = " ".join(str(error).split())
     except OSError as error:
@@ -89,6 +97,15 @@ def run(
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     print(f"{program}: error: {message}", file=sys.stderr)
     sys.exit(EXIT_USER_ERROR)
+
+
+def _reader_left() -> bool:
+    """Returns True if nobody reads stdout, and lets Python shut down without an error about it."""
+    state = select.poll()
+    state.register(sys.stdout.fileno(), 0)
+    if left := bool(state.poll(0)):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return left
 
 
 def module_name(main: Callable[..., Any]) -> str:

@@ -11,6 +11,7 @@ from palimpsest import completion
 from palimpsest.__main__ import main, named, page
 from palimpsest.commands import COMMANDS, GROUPS, command, summary
 from tasks.terminal.command import Command
+from tests.support.extending import example
 
 ROOT = pathlib.Path(__file__).parents[2]
 # A sweep is run from a clone; tests of pages and faults are no commands of users.
@@ -73,6 +74,37 @@ def test_words_name_a_command():
 def test_the_program(words, code, says, capsys):
     assert ended(*words) == code
     assert says in "".join(capsys.readouterr())
+
+
+def test_a_package_adds_a_command(tmp_path, monkeypatch, capsys):
+    """docs/extending.md's: an entry point of an installed distribution."""
+    (tmp_path / "count_documents.py").write_text(example("A command"))
+    (points := tmp_path / "counting-1.0.dist-info").mkdir()
+    (points / "METADATA").write_text("Name: counting\nVersion: 1.0\n")
+    (points / "entry_points.txt").write_text(
+        "[palimpsest.commands]\ncache count = count_documents\ncache lost = no_such_module\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "cache count           Counts the documents of a cache.\n" in page()
+    (tmp_path / "a.txt").write_text("One document.\n" * 7)
+    build = ["--task=lm", "--name=mine", f"--corpus=text:{tmp_path}/a.txt", "--vocabulary=bytes"]
+    assert ended("build", *build, f"--cache_dir={tmp_path}") == 0
+    cache = tmp_path / "mine_lm"
+    capsys.readouterr()
+    assert ended("cache", "count", f"--cache={cache}") == 0
+    assert int(capsys.readouterr().out) == 7
+    assert ended("cache-count", f"--cache={cache}") == 2
+    assert ended("cache", "count", f"--cache={cache}", "--at_least=1000000") == 2
+    assert "lower --at_least" in capsys.readouterr().err
+
+
+def test_a_reader_may_leave_before_the_end():
+    run = subprocess.Popen(
+        [sys.executable, "-m", "palimpsest", "pretrain", "--help=all"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    run.stdout.close()
+    assert (run.stderr.read(), run.wait()) == (b"", 128 + 13)
 
 
 def test_the_list_imports_no_command():

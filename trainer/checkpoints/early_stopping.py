@@ -4,8 +4,6 @@ Checkpoints hold the state as JSON. Python writes floating-point numbers so that
 exactly, so a resumed run makes the same decisions as an uninterrupted one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Recorded tasks and caches are compared first. Batches are then made again from c
 caches, which determine them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

@@ -1,7 +1,5 @@
 """Differences between two runs' configurations and software, by effect on results."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

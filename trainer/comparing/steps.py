@@ -1,7 +1,5 @@
 """The first report whose metrics differ between two runs, bit for bit."""
 
-from __future__ import annotations
-
 import math
 import struct
 from typing import Any, NamedTuple

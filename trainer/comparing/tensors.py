@@ -1,7 +1,5 @@
 """The first checkpoint whose arrays differ between two runs, and the differences."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The comparison of two runs, layer by layer."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

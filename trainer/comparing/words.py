@@ -1,7 +1,5 @@
 """The comparison of two runs in words, for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -3,8 +3,6 @@
 Dimensions: W examples, N positions of an example, B rows of a batch, L positions of a row.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Only `trainer.data.seqio_data` imports seqio and TensorFlow; it passes the tasks in.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ packed examples. So its feature converters get every id plus 1, and `ids_of` sub
 Only segment ids then mark tokens.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ processes and the summation order. A change of one element always changes it; ot
 with a probability of about 2**-64. It guards against accidents, not forgery.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Cost of a model: parameters and floating-point operations."""
 
-from __future__ import annotations
-
 import math
 
 from trainer.model.config import ModelConfig

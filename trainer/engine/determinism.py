@@ -1,7 +1,5 @@
 """Equal bits from equal runs: XLA's flag on GPUs, and the guarantee on each platform."""
 
-from __future__ import annotations
-
 import os
 import pkgutil
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Guard against bad updates: non-finite gradients or loss, and loss spikes."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, TypeVar
 

@@ -6,8 +6,6 @@ whole rows in the core's own memory, so it reads logits once.
 Dimensions: B batch, L length, V vocabulary; l rows of a block.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

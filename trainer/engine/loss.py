@@ -3,8 +3,6 @@
 Dimensions: B batch, L length, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Metrics as weighted sums, additive over batches, microbatches and devices."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

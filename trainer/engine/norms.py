@@ -1,7 +1,5 @@
 """Root mean squares of parameters, gradients and updates per layer."""
 
-from __future__ import annotations
-
 from functools import cached_property, partial
 from typing import Any
 

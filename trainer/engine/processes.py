@@ -5,8 +5,6 @@ ends, all end: they cannot continue without its devices and would wait indefinit
 heartbeat would end them with a C++ stack trace; ours prints one line naming the missing process.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes

@@ -1,7 +1,5 @@
 """Sharding: a run's mesh, and the placement of arrays on it by T5X's logical axes."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator, Sequence

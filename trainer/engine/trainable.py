@@ -6,8 +6,6 @@ parameters: these get neither gradients nor optimizer state.
 Dimensions: D inputs of a kernel, F its outputs, R rank.
 """
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Callable

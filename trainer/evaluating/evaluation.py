@@ -1,7 +1,5 @@
 """Everything that an evaluation of a split computes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -3,8 +3,6 @@
 Dimensions: B rows of a batch, L positions, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

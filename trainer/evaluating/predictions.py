@@ -1,7 +1,5 @@
 """Evaluation by generated text: predictions, their metrics, and a file of both."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

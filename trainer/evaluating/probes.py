@@ -4,8 +4,6 @@ A line of the file is {"text": …}, for perplexity, or {"cloze": "The {} barks.
 "house"], "answer": 0}; the answer should be the most likely choice.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence

@@ -5,14 +5,12 @@ Source: google-research/t5x, `configs/runs/{pretrain,finetune}.gin` and `example
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from trainer.config.presets import MODEL_PRESETS, MT5_VOCAB_SIZE, T5_VOCAB_SIZE
+from trainer.config.presets import MODEL_PRESETS
 from trainer.gin.reader import REQUIRED, Binding, Macro, Reference
-from trainer.model.config import ModelConfig
 
 _REQUIRED = Macro(REQUIRED)
 _T5_VOCABULARY = "gs://t5-data/vocabs/cc_all.32000.100extra/sentencepiece.model"
@@ -20,17 +18,6 @@ _MT5_VOCABULARY = "gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model"
 
 _1_0 = ("small", "base", "large", "3B", "11B")
 _1_1 = ("small", "base", "large", "xl", "xxl")
-# ByT5's width, heads, encoder layers, decoder layers and hidden width (Xue et al. 2021,
-# arXiv:2105.13626).
-_BYT5 = {
-    "small": (1472, 6, 12, 4, 3584),
-    "base": (1536, 12, 18, 6, 3968),
-    "large": (1536, 16, 36, 12, 3840),
-    "xl": (2560, 32, 36, 12, 6720),
-    "xxl": (4672, 64, 36, 12, 12352),
-}
-_BYT5_VOCAB_SIZE = 384
-
 # Macros that a file may set even if no other file reads them.
 MACROS = (
     *("BATCH_SIZE", "DROPOUT_RATE", "EVALUATOR_NUM_EXAMPLES", "EVALUATOR_USE_MEMORY_CACHE"),
@@ -148,9 +135,8 @@ _RUNS = {
 
 
 def _model(
-    preset: str | ModelConfig,
+    preset: str,
     vocabulary: str | None = _T5_VOCABULARY,
-    vocab_size: int = T5_VOCAB_SIZE,
     *,
     decoder_only: bool = False,
     scalable: bool = False,
@@ -159,16 +145,15 @@ def _model(
 
     `vocabulary` is a SentencePiece model, or None for bytes.
     """
-    sizes = MODEL_PRESETS[preset] if isinstance(preset, str) else preset
-    tied = decoder_only or sizes.family == "t5_1_0"
+    sizes = MODEL_PRESETS[preset]
     gated = sizes.family != "t5_1_0"
+    same = ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim")
     network = {
-        "vocab_size": vocab_size,
         "dtype": "bfloat16",
         "mlp_activations": ("gelu", "linear") if gated else ("relu",),
         "dropout_rate": Macro("DROPOUT_RATE"),
-        "logits_via_embedding": tied,
-        **{name: getattr(sizes, name) for name in ("emb_dim", "num_heads", "head_dim", "mlp_dim")},
+        "logits_via_embedding": decoder_only or not gated,
+        **{name: getattr(sizes, name) for name in same},
     }
     if decoder_only:
         model, module, config = "DecoderOnlyModel", "DecoderWrapper", "TransformerConfig"
@@ -198,13 +183,11 @@ def _model(
         "LABEL_SMOOTHING": 0.0,
         "LOSS_NORMALIZING_FACTOR": None,
         "DROPOUT_RATE": _REQUIRED,
+        "VOCABULARY": _call(f"seqio.{'SentencePiece' if vocabulary else 'Byte'}Vocabulary"),
         **(
-            {
-                "VOCABULARY": _call("seqio.SentencePieceVocabulary"),
-                "seqio.SentencePieceVocabulary.sentencepiece_model_file": vocabulary,
-            }
+            {"seqio.SentencePieceVocabulary.sentencepiece_model_file": vocabulary}
             if vocabulary
-            else {"VOCABULARY": _call("seqio.ByteVocabulary")}
+            else {}
         ),
         "OPTIMIZER": _call("adafactor.Adafactor"),
         "adafactor.Adafactor.decay_rate": 0.8,
@@ -225,36 +208,30 @@ def _models() -> dict[str, dict[str, Any]]:
     }
     for size in _1_1:
         t5, mt5 = f"t5_1_1_{size}", f"mt5_{size}"
-        multilingual: dict[str, Any] = {"vocabulary": _MT5_VOCABULARY, "vocab_size": MT5_VOCAB_SIZE}
         found |= {
             f"t5x/examples/t5/t5_1_1/{size}.gin": _model(t5),
-            f"t5x/examples/t5/mt5/{size}.gin": _model(mt5, **multilingual),
+            f"t5x/examples/t5/mt5/{size}.gin": _model(mt5, _MT5_VOCABULARY),
+            f"t5x/examples/t5/byt5/{size}.gin": _model(f"byt5_{size}", None),
             f"t5x/examples/scalable_t5/t5_1_1/{size}.gin": _model(t5, scalable=True),
-            f"t5x/examples/scalable_t5/mt5/{size}.gin": _model(mt5, **multilingual, scalable=True),
+            f"t5x/examples/scalable_t5/mt5/{size}.gin": _model(mt5, _MT5_VOCABULARY, scalable=True),
         }
         if size != "small":
             path = f"t5x/examples/decoder_only/models/{size}.gin"
             found[path] = _model(t5, decoder_only=True)
-    for size, (width, heads, encoder, decoder, hidden) in _BYT5.items():
-        sizes = dataclasses.replace(
-            MODEL_PRESETS["t5_1_1_small"],
-            emb_dim=width,
-            num_heads=heads,
-            num_encoder_layers=encoder,
-            num_decoder_layers=decoder,
-            mlp_dim=hidden,
-        )
-        found[f"t5x/examples/t5/byt5/{size}.gin"] = _model(sizes, None, _BYT5_VOCAB_SIZE)
     # In T5X, all four are the tiny T5 1.1 model.
     for family in ("t5_1_0", "t5_1_1", "mt5", "byt5"):
         found[f"t5x/examples/t5/{family}/tiny.gin"] = _model("t5_1_1_tiny")
     return found
 
 
-# Path of a T5X file -> its bindings.
-DESCRIPTIONS: Mapping[str, list[Binding]] = MappingProxyType(
-    {
-        path: [binding(key, value, path) for key, value in settings.items()]
-        for path, settings in {**_RUNS, **_models()}.items()
-    }
-)
+def described(files: Mapping[str, Mapping[str, Any]]) -> Mapping[str, list[Binding]]:
+    """Returns path of a file -> its bindings."""
+    return MappingProxyType(
+        {
+            path: [binding(key, value, path) for key, value in settings.items()]
+            for path, settings in files.items()
+        }
+    )
+
+
+DESCRIPTIONS = described({**_RUNS, **_models()})

@@ -63,11 +63,6 @@ class Argument:
     take: Callable[[Reading, Value], None] | None = None
     why: str = ""
 
-    @property
-    def meaningless(self) -> bool:
-        """True if the argument has no counterpart."""
-        return not (self.field or self.refers or self.take) and self.only is UNSET
-
 
 @dataclasses.dataclass(frozen=True)
 class Configurable:
@@ -79,12 +74,19 @@ class Configurable:
 
     names: tuple[str, ...]
     arguments: Mapping[str, Argument]
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fields: Mapping[str, Any]
 
     @property
     def short(self) -> str:
         """The last part of the first name."""
         return self.names[0].rpartition(".")[2]
+
+
+def configurable(
+    *names: str, fields: Mapping[str, Any] = types.MappingProxyType({}), **arguments: Argument
+) -> Configurable:
+    """Returns a configurable with its arguments as keywords."""
+    return Configurable(names, arguments, fields)
 
 
 def field(path: str, default: Any = UNSET, convert: Callable[[Any], Any] | None = None) -> Argument:
@@ -110,6 +112,11 @@ def nothing(why: str, default: Any = UNSET) -> Argument:
 def take(function: Callable[[Reading, Value], None], default: Any = UNSET) -> Argument:
     """Returns an argument interpreted by a function."""
     return Argument(default=default, take=function)
+
+
+def is_size(value: Any) -> bool:
+    """Returns whether a value is a whole number above 0."""
+    return type(value) is int and value > 0
 
 
 def partitions(value: Any) -> Any:
@@ -217,8 +224,8 @@ class Reading:
             other, value = scoped.setdefault(meaning.field, (scope, found))
             if other != scope and value.value != found.value:
                 raise UserError(
-                    f"{found.origin}: {scope}/{short} = {shown(found.value)} differs from that of "
-                    f"{other}, {shown(value.value)} ({value.origin}): both have one value here"
+                    f"{found.origin}: {scope}/{short} = {found.value!r} differs from that of "
+                    f"{other}, {value.value!r} ({value.origin}): both have one value here"
                 )
 
     def follow(
@@ -234,10 +241,8 @@ class Reading:
                     self.walk(configurable, reference.scope, found.origin)
                     return
         wanted = [*(f"@{each.short}" for each in known), *(["None"] if optional else [])]
-        raise UserError(
-            f"{found.origin}: {name} = {shown(reference)} must be {' or '.join(wanted)}; files are "
-            "read, and nothing in them is executed"
-        )
+        rule = f"{' or '.join(wanted)}; files are read, and nothing in them is executed"
+        raise found.must_be(name, rule)
 
     def finish(self, macros: Iterable[str]) -> None:
         """Reports macros and bindings that were never read.
@@ -260,7 +265,7 @@ class Reading:
                 self.idle(f"{binding.name} ({binding.place}): {text}")
 
     def _argument(self, name: str, argument: Argument, binding: Binding) -> None:
-        if argument.meaningless and self.macros.unset(binding):
+        if argument.why and argument.only is UNSET and self.macros.unset(binding):
             self.idle(f"{name} ({binding.place}): {argument.why}")
             return
         found = self.macros.resolve(binding)
@@ -272,17 +277,15 @@ class Reading:
             try:
                 value = argument.convert(found.value) if argument.convert else found.value
             except ValueError as error:
-                raise UserError(
-                    f"{found.origin}: {name} = {shown(found.value)}: {error}"
-                ) from error
+                raise UserError(f"{found.origin}: {name} = {found.value!r}: {error}") from error
             self.set(argument.field, value, found.origin)
         elif argument.take:
             argument.take(self, found)
         elif argument.only is not UNSET:
             if _plain(found.value) not in (argument.only, *argument.same):
                 raise UserError(
-                    f"{found.origin}: {name} = {shown(found.value)} is not supported, only "
-                    f"{shown(argument.only)}: {argument.why}"
+                    f"{found.origin}: {name} = {found.value!r} is not supported, only "
+                    f"{argument.only!r}: {argument.why}"
                 )
         else:
             self._without_counterpart(name, argument, binding, found)
@@ -293,7 +296,7 @@ class Reading:
         for reference in references(found.value):
             self._cover(reference, found.origin)
         if found.value != argument.default and not binding.library:
-            self.idle(f"{name} = {shown(found.value)} ({found.origin}): {argument.why}")
+            self.idle(f"{name} = {found.value!r} ({found.origin}): {argument.why}")
 
     def _cover(self, reference: Reference, origin: str) -> None:
         """Marks the bindings of an unsupported configurable, and of its references, as read."""
@@ -364,8 +367,8 @@ class Reading:
             unset = before is not None and "gin.REQUIRED" in str(before.value)
             if file and before and not unset and before.value != binding.value:
                 self.warn(
-                    f"{binding.name} is set twice in {file}, to {shown(before.value)} "
-                    f"({before.place}) and {shown(binding.value)} ({binding.place}): the last holds"
+                    f"{binding.name} is set twice in {file}, to {before.value!r} "
+                    f"({before.place}) and {binding.value!r} ({binding.place}): the last holds"
                 )
             seen[(file, binding.name)] = binding
 
@@ -375,9 +378,7 @@ def typed(found: Value, name: str, declared: Any) -> Any:
     try:
         return _typed(found.value, declared)
     except ValueError as error:
-        raise UserError(
-            f"{found.origin}: {name} must be {error}, not {shown(found.value)}"
-        ) from error
+        raise UserError(f"{found.origin}: {name} must be {error}, not {found.value!r}") from error
 
 
 def _typed(value: Any, declared: Any) -> Any:
@@ -399,17 +400,6 @@ def _typed(value: Any, declared: Any) -> Any:
     return value
 
 
-def shown(value: Any) -> str:
-    """Formats a value as in a gin file."""
-    if isinstance(value, Reference):
-        return str(value)
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{shown(key)}: {shown(item)}' for key, item in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(shown, value))}]"
-    return repr(value)
-
-
 def _plain(value: Any) -> Any:
     """Normalizes a value for comparison: references become unqualified text, tuples lists."""
     if isinstance(value, Reference):
@@ -418,9 +408,5 @@ def _plain(value: Any) -> Any:
 
 
 def _names(configurable: Configurable, selector: str) -> bool:
-    return any(_matches(name, selector) for name in configurable.names)
-
-
-def _matches(name: str, selector: str) -> bool:
     """Returns whether a selector is a dotted suffix of a full name (gin's rule)."""
-    return name == selector or name.endswith(f".{selector}")
+    return any(f".{name}".endswith(f".{selector}") for name in configurable.names)

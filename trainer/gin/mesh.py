@@ -27,38 +27,33 @@ from tasks.objectives.masks import IidTokens, Mask, RandomPrefix, RandomSpans, R
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import Rejected
 from trainer.config.presets import MODEL_PRESETS
-from trainer.gin.meaning import Reading, shown
+from trainer.gin.meaning import Reading, is_size
 from trainer.gin.mesh_tables import ATTENTION, MLP, NORMS
 from trainer.gin.reader import Binding, Reference, Value
 
 _ACTIVATIONS = {name: name for name in ("gelu", "linear", "relu", "silu", "squared_relu")}
 _ACTIVATIONS["swish"] = "silu"
-# Prefixes of T5's and Primer's task names -> ours.
-_FAMILIES = {"c4": "c4", "lm1b": "lm1b", "pg19": "pg19"}
+# Prefixes of the names of tasks, T5's, Primer's and ours.
+_FAMILIES = ("c4", "lm1b", "pg19")
 # Preprocessors of language models, and alternatives that give `denoise` windows of one length.
 # Joining short documents first makes no difference, since caches join all documents.
 _FIRST, _JOINS = "select_random_chunk", "reduce_concat_tokens"
 _LANGUAGE_MODEL = (_FIRST, _JOINS, "split_tokens_to_targets_length")
 _SPLITS = ("split_tokens", "split_tokens_to_inputs_length")
-# T5's noise masks -> ours, and each mask's arguments -> our fields.
-_MASKS: Mapping[str, tuple[Callable[..., Mask], Mapping[str, str]]] = MappingProxyType(
+# T5's noise masks -> ours, and our fields -> T5's arguments where their names differ.
+_MASKS: Mapping[str, Callable[..., Mask]] = MappingProxyType(
     {
-        "random_spans_noise_mask": (
-            RandomSpans,
-            {"mean_noise_span_length": "mean_noise_span_length"},
-        ),
-        "regular_noise_mask": (
-            RegularSpans,
-            {"min_span_length": "shortest", "max_span_length": "longest"},
-        ),
-        "iid_noise_mask": (IidTokens, {}),
-        "random_prefix_noise_mask": (RandomPrefix, {}),
+        "random_spans_noise_mask": RandomSpans,
+        "regular_noise_mask": RegularSpans,
+        "iid_noise_mask": IidTokens,
+        "random_prefix_noise_mask": RandomPrefix,
     }
 )
+_ARGUMENTS = {"shortest": "min_span_length", "longest": "max_span_length"}
 # T5's names for parts of C4 -> the Hub's; None if the Hub lacks it.
 _PARTS_OF_C4 = {"noclean": "en.noclean", "realnewslike": "realnewslike", "webtextlike": None}
 # Keys in `facts` of the arguments of `denoise`.
-_BOUND = ("noise_mask", "inputs_fn", "targets_fn")
+_BOUND = ("noise_mask_fn", "inputs_fn", "targets_fn")
 _NAME_IT = "name a task with --task"
 # T5's defaults for spans.
 _SPANS = {"noise_density": 0.15, "mean_noise_span_length": 3.0}
@@ -66,6 +61,7 @@ _PLAIN, _MDHA = (ATTENTION, MLP), ("MDHA", MLP)
 _SWITCH = (*_PLAIN * 3, ATTENTION, "MoE1D")
 _EVOLVED = ("DoubleHeadsAttentionLayer", "DecoderConvolutionalLayer", *_PLAIN)
 _SYNTHESIZER = ("Synthesizer", MLP)
+_SWITCH_PRIMER = (*_MDHA * 3, "MDHA", "MoE1D")
 # (layers, activations, norm, whether queries and keys are shared) -> preset of Primer.
 _KINDS = {
     (_PLAIN, ("relu",), "layer", False): "medium_transformer_vanilla",
@@ -80,12 +76,7 @@ _KINDS = {
     (_MDHA, ("squared_relu",), "prime", True): "medium_primer_as_released",
     (_EVOLVED, ("silu",), "layer", False): "medium_evolved_transformer",
     (_SWITCH, ("relu",), "layer", False): "switch_transformer",
-    (
-        (*_MDHA * 3, "MDHA", "MoE1D"),
-        ("squared_relu",),
-        "layer",
-        False,
-    ): "switch_primer",
+    (_SWITCH_PRIMER, ("squared_relu",), "layer", False): "switch_primer",
     (_SYNTHESIZER, ("relu",), "layer", False): "synthesizer",
     (_SYNTHESIZER, ("squared_relu",), "layer", False): "synthesizer_squared_relu",
 }
@@ -102,7 +93,7 @@ def refuse_evaluation(bindings: Iterable[Binding]) -> None:
         name = f"{binding.selector.rpartition('.')[2]}.{binding.argument}"
         if name == "run.mode" and binding.value in ("eval", "perplexity_eval", "infer", "export"):
             raise UserError(
-                f"{binding.place}: run.mode = {shown(binding.value)}: this command trains; "
+                f"{binding.place}: run.mode = {binding.value!r}: this command trains; "
                 "evaluate with python -m trainer.evaluate --model_dir=DIR --checkpoints=all "
                 "--split=validation, and export with python -m trainer.export"
             )
@@ -117,7 +108,9 @@ def understand(reading: Reading, preset: str | None) -> str:
     reading.set("loss.normalizer", "num_total_target_tokens", "Mesh T5's loss")
     if "checkpoint.keep" not in reading.fields:
         reading.set("checkpoint.keep", None, "Mesh T5's default")
-    _refuse_other(reading, "optimizer", "AdafactorOptimizer")
+    optimizer = reading.facts.get("optimizer")
+    if optimizer and _short(optimizer.value) != "AdafactorOptimizer":
+        raise optimizer.must_be("optimizer", "@AdafactorOptimizer here")
     _set_schedule(reading)
     _set_lengths_and_rows(reading)
     if not preset:
@@ -126,12 +119,6 @@ def understand(reading: Reading, preset: str | None) -> str:
         if path not in ("model.dtype", "model.dropout_rate"):
             del reading.fields[path]
     return preset
-
-
-def _refuse_other(reading: Reading, name: str, expected: str) -> None:
-    found = reading.facts.get(name)
-    if found and _short(found.value) != expected:
-        raise UserError(f"{found.origin}: {name} = {shown(found.value)} must be @{expected} here")
 
 
 def _set_model(reading: Reading) -> str:
@@ -153,9 +140,7 @@ def _set_model(reading: Reading) -> str:
         tied = reading.fields["model.tied_logits"].value
         return "t5_1_0_base" if tied else "t5_1_1_base"
     if kind.value != "lm":
-        raise UserError(
-            f"{kind.origin}: model_type = {shown(kind.value)} must be 'lm' or 'bitransformer'"
-        )
+        raise kind.must_be("model_type", "'lm' or 'bitransformer'")
     targets_only = reading.facts.get("loss_on_targets_only")
     if targets_only and targets_only.value:
         raise UserError(f"{targets_only.origin}: loss_on_targets_only must be False in an LM")
@@ -172,9 +157,9 @@ def _refuse_other_layers(reading: Reading) -> None:
     ):
         bound = reading.facts.get(f"{stack}/layers")
         if bound and tuple(map(_short, bound.value)) != names:
-            raise UserError(
-                f"{bound.origin}: {stack}/make_layer_stack.layers = {shown(bound.value)} must be "
-                f"{', '.join(f'@{name}' for name in names)} in an encoder-decoder"
+            listed = ", ".join(f"@{name}" for name in names)
+            raise bound.must_be(
+                f"{stack}/make_layer_stack.layers", f"{listed} in an encoder-decoder"
             )
 
 
@@ -245,10 +230,7 @@ def _activations(reading: Reading, name: str = "activations") -> Value:
     names = [found.value] if isinstance(found.value, str) else found.value
     known = isinstance(names, list | tuple) and all(isinstance(each, str) for each in names)
     if not known or not set(names) <= set(_ACTIVATIONS):
-        raise UserError(
-            f"{found.origin}: activation = {shown(found.value)} must be among "
-            f"{', '.join(_ACTIVATIONS)}"
-        )
+        raise found.must_be("activation", f"among {', '.join(_ACTIVATIONS)}")
     return Value(tuple(_ACTIVATIONS[each] for each in names), found.origin)
 
 
@@ -264,10 +246,8 @@ def _set_schedule(reading: Reading) -> None:
         reading.fields.pop("optimizer.warmup_steps", None)
         return
     if name != "learning_rate_schedule_noam":
-        raise UserError(
-            f"{found.origin}: learning_rate_schedule = {shown(found.value)} must be "
-            "@learning_rate_schedule_noam or @constant_learning_rate"
-        )
+        rule = "@learning_rate_schedule_noam or @constant_learning_rate"
+        raise found.must_be("learning_rate_schedule", rule)
     steps = reading.fields.get("train_steps", Value(None, found.origin))
     fraction = reading.facts.get("linear_decay_fraction", Value(0.1, "Mesh T5's default"))
     schedule = "constant * rsqrt_decay"
@@ -294,16 +274,13 @@ def _set_lengths_and_rows(reading: Reading) -> None:
             places = [found.origin for name in _SPANS if (found := reading.facts.get(name))]
             raise UserError(
                 f"{', '.join([*places, lengths.origin])}: no length of targets follows from "
-                f"inputs of {shown(sizes.get('inputs'))}, a noise_density of {spans[0]} and a "
+                f"inputs of {sizes.get('inputs')!r}, a noise_density of {spans[0]} and a "
                 f"mean_noise_span_length of {spans[1]}"
             )
         sizes["targets"] = span_corruption_lengths(sizes["inputs"], *spans)[1]
         lengths = reading.facts["lengths"] = Value(sizes, lengths.origin)
-    if not sizes or not all(type(size) is int and size > 0 for size in sizes.values()):
-        raise UserError(
-            f"{lengths.origin}: sequence_length = {shown(lengths.value)} must be lengths, as "
-            "{'inputs': 512, 'targets': 114}"
-        )
+    if not sizes or not all(map(is_size, sizes.values())):
+        raise lengths.must_be("sequence_length", "lengths, as {'inputs': 512, 'targets': 114}")
     decoder_only = _value(reading, "model_type", "") == "lm"
     for side, size in sizes.items():
         # Mesh requires an input length even for language models, which lack inputs.
@@ -315,17 +292,16 @@ def _set_lengths_and_rows(reading: Reading) -> None:
     rows = found.value
     if isinstance(rows, list | tuple) and len(rows) == 2 and type(rows[1]) is int:
         unit, number = rows
-        longest = max(sizes.values())
-        if unit == "sequences_per_batch":
-            reading.set("batch_size", number, found.origin)
+        tokens = {"sequences_per_batch": 1, "tokens_per_batch": max(sizes.values())}.get(
+            str(unit), 0
+        )
+        if tokens and number % tokens == 0:
+            reading.set("batch_size", number // tokens, found.origin)
             return
-        if unit == "tokens_per_batch" and number % longest == 0:
-            reading.set("batch_size", number // longest, found.origin)
-            return
-    raise UserError(
-        f"{found.origin}: batch_size = {shown(rows)} must be ('sequences_per_batch', ROWS) or "
-        f"('tokens_per_batch', a multiple of the longest sequence): tokens per replica depend on "
-        "the machine"
+    raise found.must_be(
+        "batch_size",
+        "('sequences_per_batch', ROWS) or ('tokens_per_batch', a multiple of the longest "
+        "sequence): tokens per replica depend on the machine",
     )
 
 
@@ -363,7 +339,7 @@ def task(reading: Reading, named: bool) -> Value:
         there = _PARTS_OF_C4[part]
         advice = f"--corpus=hf:allenai/c4:{there}" if there else "a --corpus of your own"
         reading.warn(f"{name.value} ({name.origin}) is a part of C4: build its cache with {advice}")
-    prefix = f"{_FAMILIES[family]}_"
+    prefix = f"{family}_"
     known = [each.removeprefix(prefix) for each in registry.names() if each.startswith(prefix)]
     found = _objective(reading, steps, known)
     return Value(f"{prefix}{found}", f"{name.origin}, {steps.origin}")
@@ -411,27 +387,22 @@ def _objective(reading: Reading, steps: Value, known: Collection[str]) -> str:
 
 def _denoising(reading: Reading, steps: Value) -> Denoising:
     """Returns the objective with the bound mask, inputs and targets."""
-    mask = reading.facts.get("noise_mask", Value(None, steps.origin))
+    mask = reading.facts.get("noise_mask_fn", Value(None, steps.origin))
     if _short(mask.value) not in _MASKS:
-        raise UserError(
-            f"{mask.origin}: denoise.noise_mask_fn = {shown(mask.value)} must be "
-            f"{' or '.join(f'@{each}' for each in _MASKS)}: {_NAME_IT}"
-        )
-    kind, arguments = _MASKS[_short(mask.value)]
+        raise mask.must_be("denoise.noise_mask_fn", f"{_any_of(_MASKS)}: {_NAME_IT}")
+    kind: Any = _MASKS[_short(mask.value)]
     values = {
-        ours: reading.facts[theirs].value
-        for theirs, ours in {**arguments, "noise_density": "noise_density"}.items()
-        if theirs in reading.facts
+        each.name: reading.facts[theirs].value
+        for each in dataclasses.fields(kind)
+        if (theirs := _ARGUMENTS.get(each.name, each.name)) in reading.facts
     }
     sides = {}
     for function in ("inputs_fn", "targets_fn"):
         bound = reading.facts.get(function, Value(None, steps.origin))
         side = "all" if bound.value is None else _short(bound.value)
         if side not in SIDES:
-            raise UserError(
-                f"{bound.origin}: denoise.{function} = {shown(bound.value)} must be "
-                f"{' or '.join(f'@{each}' for each in SIDES if each != 'all')}: {_NAME_IT}"
-            )
+            known = _any_of(each for each in SIDES if each != "all")
+            raise bound.must_be(f"denoise.{function}", f"{known}: {_NAME_IT}")
         sides[function.removesuffix("_fn")] = side
     try:
         return Denoising(kind(**values), **sides)
@@ -449,9 +420,13 @@ def _mask_settings(wanted: Denoising, like: Denoising) -> tuple[str, ...] | None
     return tuple(f"mask.{name}={one[name]}" for name in one if one[name] != other[name])
 
 
+def _any_of(names: Iterable[str]) -> str:
+    return " or ".join(f"@{name}" for name in names)
+
+
 def _value(reading: Reading, name: str, default: Any) -> Any:
     return reading.facts[name].value if name in reading.facts else default
 
 
 def _short(value: Any) -> str:
-    return value.name.rpartition(".")[2] if isinstance(value, Reference) else shown(value)
+    return value.name.rpartition(".")[2] if isinstance(value, Reference) else repr(value)

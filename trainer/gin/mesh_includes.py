@@ -6,17 +6,15 @@ Source: google-research/text-to-text-transfer-transformer, `t5/models/gin/**.gin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from trainer.config.presets import MODEL_PRESETS
-from trainer.gin.includes import binding
-from trainer.gin.reader import Binding, Macro, Reference
+from trainer.gin.includes import binding, described
+from trainer.gin.reader import Macro, Reference
 
 
-def _refer(*names: str) -> list[Reference]:
-    return [Reference("", name, False) for name in names]
+def _refer(name: str) -> Reference:
+    return Reference("", name, False)
 
 
 def _sizes(preset: str, partitions: int) -> dict[str, Any]:
@@ -36,20 +34,22 @@ def _denoised(density: Any, mask: str, inputs: str, targets: str | None) -> dict
     return {
         "preprocessors.denoise.noise_density": density,
         **{
-            f"preprocessors.denoise.{name}": value and _refer(f"preprocessors.{value}")[0]
+            f"preprocessors.denoise.{name}": value and _refer(f"preprocessors.{value}")
             for name, value in functions.items()
         },
     }
 
 
 def _preprocessors(*names: str) -> dict[str, Any]:
-    return {"preprocessors.unsupervised.preprocessors": _refer(*names)}
+    steps = [_refer(f"preprocessors.{name}") for name in names]
+    return {"preprocessors.unsupervised.preprocessors": steps}
 
 
 _ATTENTION, _MLP = "transformer_layers.SelfAttention", "transformer_layers.DenseReluDense"
 _STACK = "transformer.make_layer_stack"
+_RATE = "utils.run.learning_rate_schedule"
 _DEFAULTS = {
-    f"{_STACK}.layers": _refer(_ATTENTION, _MLP),
+    f"{_STACK}.layers": [_refer(_ATTENTION), _refer(_MLP)],
     "num_layers": 6,
     "d_model": 1024,
     "d_ff": 4096,
@@ -66,10 +66,8 @@ _DEFAULTS = {
     "SelfAttention.dropout_rate": Macro("dropout_rate"),
     "Unitransformer.label_smoothing": 0.0,
     "utils.run.sequence_length": {"inputs": 512, "targets": 512},
-    "utils.run.optimizer": Reference("", "optimize.AdafactorOptimizer", False),
-    "utils.run.learning_rate_schedule": Reference(
-        "", "learning_rate_schedules.learning_rate_schedule_noam", False
-    ),
+    "utils.run.optimizer": _refer("optimize.AdafactorOptimizer"),
+    _RATE: _refer("learning_rate_schedules.learning_rate_schedule_noam"),
     "utils.tpu_mesh_shape.model_parallelism": 1,
     "utils.get_variable_dtype.activation_dtype": "bfloat16",
 }
@@ -80,25 +78,17 @@ _T5_1_1 = {
     "dropout_rate": 0.0,
     "Unitransformer.shared_embedding_and_softmax_weights": False,
 }
-# Sizes in file names, suffixes of older file names, and numbers of model-parallel devices.
-_1_0_SIZES = (
-    ("small", "_small", 1),
-    ("base", "", 1),
-    ("large", "_large", 2),
-    ("3B", "_3B", 8),
-    ("11B", "_11B", 32),
-)
+# Sizes in file names, and numbers of model-parallel devices.
+_1_0_SIZES = (("small", 1), ("base", 1), ("large", 2), ("3B", 8), ("11B", 32))
 _1_1_SIZES = (("small", 1), ("base", 1), ("large", 2), ("xl", 8), ("xxl", 8))
 
-_CHUNKS = ("preprocessors.select_random_chunk", "preprocessors.reduce_concat_tokens")
+_CHUNKS = ("select_random_chunk", "reduce_concat_tokens")
 _DENOISE = {
-    **_preprocessors(
-        *_CHUNKS, "preprocessors.split_tokens_to_inputs_length", "preprocessors.denoise"
-    ),
+    **_preprocessors(*_CHUNKS, "split_tokens_to_inputs_length", "denoise"),
     **_denoised(0.15, "iid_noise_mask", "noise_token_to_sentinel", None),
 }
 _SPAN = {
-    **_preprocessors(*_CHUNKS, "preprocessors.split_tokens", "preprocessors.denoise"),
+    **_preprocessors(*_CHUNKS, "split_tokens", "denoise"),
     "inputs_length": 512,
     "noise_density": 0.15,
     "mean_noise_span_length": 3.0,
@@ -115,36 +105,31 @@ _SPAN = {
         "targets": Macro("targets_length"),
     },
 }
-_RATE = "utils.run.learning_rate_schedule"
 _FILES = {
     **{
         f"models/{name}.gin": {**_T5_1_0, **_sizes(f"t5_1_0_{size.lower()}", partitions)}
-        for size, suffix, partitions in _1_0_SIZES
-        for name in (f"t5.1.0.{size}", f"bi_v1{suffix}")
+        for size, partitions in _1_0_SIZES
+        for name in (f"t5.1.0.{size}", "bi_v1" if size == "base" else f"bi_v1_{size}")
     },
     **{
         f"models/t5.1.1.{size}.gin": {**_T5_1_1, **_sizes(f"t5_1_1_{size}", partitions)}
         for size, partitions in _1_1_SIZES
     },
-    "models/lm_v1.gin": {
-        **_T5_1_0,
-        **_sizes("t5_1_0_base", 1),
-        "utils.run.model_type": "lm",
-    },
+    "models/lm_v1.gin": {**_T5_1_0, **_sizes("t5_1_0_base", 1), "utils.run.model_type": "lm"},
     "dataset.gin": {
         "mesh_train_dataset_fn.use_cached": False,
         "mesh_train_dataset_fn.mixture_or_task_name": Macro("MIXTURE_NAME"),
     },
     "sequence_lengths/default.gin": {"utils.run.sequence_length": {"inputs": 512, "targets": 512}},
     "learning_rate_schedules/rsqrt_no_ramp_down.gin": {
-        _RATE: _refer("learning_rate_schedules.learning_rate_schedule_noam")[0],
+        _RATE: _refer("learning_rate_schedules.learning_rate_schedule_noam"),
         "learning_rate_schedule_noam.linear_decay_fraction": 0.0,
     },
     "learning_rate_schedules/constant_0_001.gin": {
-        _RATE: _refer("learning_rate_schedules.constant_learning_rate")[0],
+        _RATE: _refer("learning_rate_schedules.constant_learning_rate"),
         "constant_learning_rate.learning_rate": 0.001,
     },
-    "objectives/lm.gin": _preprocessors(*_CHUNKS, "preprocessors.split_tokens_to_targets_length"),
+    "objectives/lm.gin": _preprocessors(*_CHUNKS, "split_tokens_to_targets_length"),
     "objectives/denoise.gin": _DENOISE,
     "objectives/span.gin": _SPAN,
     "objectives/span_3_15_u_u.gin": _SPAN,
@@ -153,20 +138,12 @@ _FILES = {
         for length in (2, 5, 10)
     },
     "objectives/prefix_lm.gin": {
-        **_preprocessors(
-            _CHUNKS[0], "preprocessors.split_tokens_to_inputs_length", "preprocessors.denoise"
-        ),
+        **_preprocessors(_CHUNKS[0], "split_tokens_to_inputs_length", "denoise"),
         **_denoised(0.5, "random_prefix_noise_mask", "drop_nonnoise_tokens", "drop_noise_tokens"),
     },
 }
 
-# Path of a file of the T5 library -> its bindings.
-DESCRIPTIONS: Mapping[str, list[Binding]] = MappingProxyType(
-    {
-        path: [binding(key, value, path) for key, value in settings.items()]
-        for path, settings in _FILES.items()
-    }
-)
+DESCRIPTIONS = described(_FILES)
 # Bindings that Mesh TensorFlow reads before any file.
 DEFAULTS = [
     binding(key, value, "Mesh TensorFlow's defaults.gin") for key, value in _DEFAULTS.items()

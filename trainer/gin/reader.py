@@ -43,7 +43,7 @@ class Reference(NamedTuple):
     name: str
     called: bool
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         scope = f"{self.scope}/" if self.scope else ""
         return f"@{scope}{self.name}{'()' if self.called else ''}"
 
@@ -52,6 +52,9 @@ class Macro(NamedTuple):
     """`%NAME`."""
 
     name: str
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
 
 
 class Binding(NamedTuple):
@@ -96,6 +99,10 @@ class Value(NamedTuple):
 
     value: Any
     origin: str
+
+    def must_be(self, name: str, rule: str) -> UserError:
+        """Returns the error of an argument `name` with this value, which breaks a rule."""
+        return UserError(f"{self.origin}: {name} = {self.value!r} must be {rule}")
 
 
 def read(

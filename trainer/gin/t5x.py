@@ -15,18 +15,12 @@ from trainer.gin.reader import Value
 from trainer.gin.t5x_model import DECODER_ONLY, ENCODER_DECODER, NO_DECODING, SCHEDULE, none_is
 
 
-def _microbatches(reading: m.Reading, found: Value) -> None:
-    reading.set("microbatches", found.value or 1, found.origin)
-
-
 def _lengths(reading: m.Reading, found: Value) -> None:
     lengths = found.value if isinstance(found.value, dict) else {"": 0}
     known = set(lengths) <= {"inputs", "targets"}
-    if not known or not all(type(length) is int and length > 0 for length in lengths.values()):
-        raise UserError(
-            f"{found.origin}: task_feature_lengths = {m.shown(found.value)} must be lengths of "
-            "inputs and targets, {'inputs': 512, 'targets': 114}"
-        )
+    if not known or not all(map(m.is_size, lengths.values())):
+        rule = "lengths of inputs and targets, {'inputs': 512, 'targets': 114}"
+        raise found.must_be("task_feature_lengths", rule)
     for side, length in lengths.items():
         reading.set(f"lengths.{side}", length, found.origin)
     reading.facts["lengths"] = found
@@ -39,8 +33,8 @@ def _same(fact: str, what: str) -> m.Argument:
         trained = reading.facts.get(fact)
         if trained and found.value not in (trained.value, None):
             raise UserError(
-                f"{found.origin}: the evaluation's {what} {m.shown(found.value)} differs from the "
-                f"training's {m.shown(trained.value)} ({trained.origin}): both are the same here"
+                f"{found.origin}: the evaluation's {what} {found.value!r} differs from the "
+                f"training's {trained.value!r} ({trained.origin}): both are the same here"
             )
 
     return m.take(check)
@@ -49,7 +43,7 @@ def _same(fact: str, what: str) -> m.Argument:
 def _module(reading: m.Reading, found: Value) -> None:
     if found.value is not None:
         reading.warn(
-            f"module = {m.shown(found.value)} ({found.origin}) is not imported: to load it, set "
+            f"module = {found.value!r} ({found.origin}) is not imported: to load it, set "
             f"--task_module={found.value}"
         )
 
@@ -67,7 +61,7 @@ def _relative_steps(reading: m.Reading, found: Value) -> None:
         return
     if "init_from" in reading.fields:
         raise UserError(
-            f"{found.origin}: relative_steps = {m.shown(found.value)} with a checkpoint to start "
+            f"{found.origin}: relative_steps = {found.value!r} with a checkpoint to start "
             "from: set total_steps, including the checkpoint's steps"
         )
     reading.set("train_steps", found.value, found.origin)
@@ -90,46 +84,34 @@ def _restore_path(reading: m.Reading, found: Value) -> None:
     if not paths:
         return
     if not isinstance(paths, list | tuple) or len(paths) > 1 or not isinstance(paths[0], str):
-        raise UserError(
-            f"{found.origin}: RestoreCheckpointConfig.path = {m.shown(found.value)} must be the "
-            "path of one checkpoint, or []"
-        )
+        raise found.must_be("RestoreCheckpointConfig.path", "the path of one checkpoint, or []")
     reading.set("init_from", paths[0], found.origin)
 
 
 def _restore_mode(reading: m.Reading, found: Value) -> None:
     # --init_from accepts a checkpoint, or a folder, whose newest checkpoint it uses.
     if found.value not in ("specific", "latest"):
-        raise UserError(
-            f"{found.origin}: mode = {m.shown(found.value)} must be 'specific' or 'latest': to "
-            "evaluate all checkpoints of a folder, use trainer.evaluate --steps=all"
-        )
+        advice = "to evaluate all checkpoints of a folder, use trainer.evaluate --steps=all"
+        raise found.must_be("mode", f"'specific' or 'latest': {advice}")
 
 
 def _submesh(reading: m.Reading, found: Value) -> None:
     if found.value is None:
         return
     sizes = found.value
-    if not isinstance(sizes, list | tuple) or not all(
-        type(size) is int and size > 0 for size in sizes
-    ):
-        raise UserError(
-            f"{found.origin}: model_parallel_submesh = {m.shown(sizes)} must be four sizes "
-            "above 0, or None"
-        )
+    if not isinstance(sizes, list | tuple) or not all(map(m.is_size, sizes)):
+        raise found.must_be("model_parallel_submesh", "four sizes above 0, or None")
     # T5X's own rule: the submesh overrides num_partitions, which is its product.
     reading.set("mesh.tensor", math.prod(sizes), found.origin)
     reading.warn(
-        f"of model_parallel_submesh = {m.shown(sizes)} ({found.origin}) only the number of devices "
+        f"of model_parallel_submesh = {sizes!r} ({found.origin}) only the number of devices "
         f"is used, {math.prod(sizes)}; the mesh decides which ones"
     )
 
 
 def _parameter_dims(reading: m.Reading, found: Value) -> None:
     if found.value not in (1, 2):
-        raise UserError(
-            f"{found.origin}: parameter_partitioning_dims = {m.shown(found.value)} must be 1 or 2"
-        )
+        raise found.must_be("parameter_partitioning_dims", "1 or 2")
     if found.value == 2:
         # T5X divides the embedding's axis over "data"; here "fsdp" does that.
         reading.set("mesh.data", 1, found.origin)
@@ -144,25 +126,21 @@ _ORBAX = "checkpoints are Orbax's, asynchronous and atomic"
 _MESH = "set --mesh.data, --mesh.fsdp and --mesh.tensor"
 _OWN_METRICS = "config.json, metrics.jsonl and TensorBoard files are always written"
 
-_RULES = m.Configurable(
-    ("t5x.partitioning.standard_logical_axis_rules",),
-    {
-        "activation_partitioning_dims": m.nothing("the compiler divides activations", 1),
-        "parameter_partitioning_dims": m.take(_parameter_dims),
-        "additional_rules": m.only(None, "--mesh.rules names the supported tables"),
-    },
+_RULES = m.configurable(
+    "t5x.partitioning.standard_logical_axis_rules",
+    activation_partitioning_dims=m.nothing("the compiler divides activations", 1),
+    parameter_partitioning_dims=m.take(_parameter_dims),
+    additional_rules=m.only(None, "--mesh.rules names the supported tables"),
 )
-_PARTITIONER = m.Configurable(
-    ("t5x.partitioning.PjitPartitioner",),
-    {
-        "num_partitions": m.field("mesh.tensor", convert=m.partitions),
-        "model_parallel_submesh": m.take(_submesh),
-        "logical_axis_rules": m.refers(_RULES, default=None),
-        "params_on_devices": m.only(True, "parameters are always on the devices"),
-        "backend": m.only(None, "set the environment variable JAX_PLATFORMS instead"),
-        "ici_mesh_shape": m.only(None, _MESH),
-        "dcn_mesh_shape": m.only(None, _MESH),
-    },
+_PARTITIONER = m.configurable(
+    "t5x.partitioning.PjitPartitioner",
+    num_partitions=m.field("mesh.tensor", convert=m.partitions),
+    model_parallel_submesh=m.take(_submesh),
+    logical_axis_rules=m.refers(_RULES, default=None),
+    params_on_devices=m.only(True, "parameters are always on the devices"),
+    backend=m.only(None, "set the environment variable JAX_PLATFORMS instead"),
+    ici_mesh_shape=m.only(None, _MESH),
+    dcn_mesh_shape=m.only(None, _MESH),
 )
 
 _TRAINING_DATA = {
@@ -182,12 +160,11 @@ _TRAINING_DATA = {
     "num_prefetch_threads": m.nothing("set --data.threads instead", None),
     "num_workers": m.nothing("batches are made by threads; set --data.threads instead", 0),
 }
-_DATA_NAMES = ("t5x.utils.DatasetConfig",)
-_TRAINING = m.Configurable(_DATA_NAMES, _TRAINING_DATA)
-_EVALUATION = m.Configurable(
-    _DATA_NAMES,
-    {
-        **_TRAINING_DATA,
+_TRAINING = m.configurable("t5x.utils.DatasetConfig", **_TRAINING_DATA)
+_EVALUATION = m.configurable(
+    "t5x.utils.DatasetConfig",
+    **_TRAINING_DATA
+    | {
         "mixture_or_task_name": _same("task", "task"),
         "task_feature_lengths": _same("lengths", "lengths"),
         "split": m.only("validation", "evaluation reads the validation split"),
@@ -201,117 +178,98 @@ _EVALUATION = m.Configurable(
     },
 )
 
-_SAVE = m.Configurable(
-    ("t5x.utils.SaveCheckpointConfig",),
-    {
-        "period": m.field("checkpoint.every_steps", 0, none_is(0)),
-        "keep": m.field("checkpoint.keep", None),
-        "dtype": m.nothing(_AS_TRAINED, "float32"),
-        "save_dataset": m.nothing(_STEP_IS_STATE, False),
-        "keep_dataset_checkpoints": m.nothing(_STEP_IS_STATE, None),
-        "checkpoint_steps": m.only(None, "set --checkpoint.keep_every_steps instead"),
-        "checkpointer_cls": m.nothing(_ORBAX),
-        "checkpoint_manager_cls": m.nothing(_ORBAX),
-        "state_transformation_fns": m.only([], "the state is saved unchanged"),
-    },
+_SAVE = m.configurable(
+    "t5x.utils.SaveCheckpointConfig",
+    period=m.field("checkpoint.every_steps", 0, none_is(0)),
+    keep=m.field("checkpoint.keep", None),
+    dtype=m.nothing(_AS_TRAINED, "float32"),
+    save_dataset=m.nothing(_STEP_IS_STATE, False),
+    keep_dataset_checkpoints=m.nothing(_STEP_IS_STATE, None),
+    checkpoint_steps=m.only(None, "set --checkpoint.keep_every_steps instead"),
+    checkpointer_cls=m.nothing(_ORBAX),
+    checkpoint_manager_cls=m.nothing(_ORBAX),
+    state_transformation_fns=m.only([], "the state is saved unchanged"),
 )
-_RESTORE = m.Configurable(
-    ("t5x.utils.RestoreCheckpointConfig",),
-    {
-        "path": m.take(_restore_path, m.MUST),
-        "mode": m.take(_restore_mode),
-        "dtype": m.nothing("parameters are always float32", "float32"),
-        "strict": m.only(True, _WHOLE),
-        "fallback_to_scratch": m.only(False, _WHOLE),
-        "assignment_map": m.only(None, _WHOLE),
-        "restore_dataset": m.nothing(_STEP_IS_STATE, False),
-        "checkpointer_cls": m.nothing(_ORBAX),
-        "checkpoint_manager_cls": m.nothing(_ORBAX),
-        "state_transformation_fns": m.only([], _WHOLE),
-    },
+_RESTORE = m.configurable(
+    "t5x.utils.RestoreCheckpointConfig",
+    path=m.take(_restore_path, m.MUST),
+    mode=m.take(_restore_mode),
+    dtype=m.nothing("parameters are always float32", "float32"),
+    strict=m.only(True, _WHOLE),
+    fallback_to_scratch=m.only(False, _WHOLE),
+    assignment_map=m.only(None, _WHOLE),
+    restore_dataset=m.nothing(_STEP_IS_STATE, False),
+    checkpointer_cls=m.nothing(_ORBAX),
+    checkpoint_manager_cls=m.nothing(_ORBAX),
+    state_transformation_fns=m.only([], _WHOLE),
 )
-_CHECKPOINTS = m.Configurable(
-    ("t5x.utils.CheckpointConfig",),
-    {
-        "save": m.take(_save, None),
-        "restore": m.refers(_RESTORE, optional=True, default=None),
-    },
+_CHECKPOINTS = m.configurable(
+    "t5x.utils.CheckpointConfig",
+    save=m.take(_save, None),
+    restore=m.refers(_RESTORE, optional=True, default=None),
 )
 
-_TRAINER = m.Configurable(
-    ("t5x.trainer.Trainer",),
-    {
-        "num_microbatches": m.take(_microbatches),
-        "learning_rate_fn": m.refers(SCHEDULE),
-        "weight_metrics_computer": m.nothing("the metrics are fixed", None),
-    },
+_TRAINER = m.configurable(
+    "t5x.trainer.Trainer",
+    num_microbatches=m.field("microbatches", convert=lambda number: number or 1),
+    learning_rate_fn=m.refers(SCHEDULE),
+    weight_metrics_computer=m.nothing("the metrics are fixed", None),
 )
 
-_SUMMARY = m.Configurable(("t5x.gin_utils.summarize_gin_config",), {})
+_SUMMARY = m.configurable("t5x.gin_utils.summarize_gin_config")
 
 # The trainer, with its schedule, precedes the model, so that an optimizer's own rate overrides it.
-TRAIN = m.Configurable(
-    ("t5x.train.train",),
-    {
-        "trainer_cls": m.refers(_TRAINER),
-        "model": m.refers(ENCODER_DECODER, DECODER_ONLY, optional=True),
-        "train_dataset_cfg": m.refers(_TRAINING),
-        "infer_eval_dataset_cfg": m.nothing(NO_DECODING, None),
-        "checkpoint_cfg": m.refers(_CHECKPOINTS),
-        "partitioner": m.refers(_PARTITIONER),
-        "model_dir": m.field("model_dir", m.MUST),
-        "total_steps": m.field("train_steps", m.MUST),
-        "eval_steps": m.field("evaluation.batches", m.MUST),
-        "eval_period": m.field("evaluation.every_steps", m.MUST),
-        "train_eval_dataset_cfg": m.take(_no_evaluation, m.MUST),
-        "relative_steps": m.take(_relative_steps),
-        "stats_period": m.take(_stats_period),
-        "random_seed": m.keep("random_seed", int | None),
-        "use_hardware_rng": m.nothing(_HARDWARE, False),
-        "summarize_config_fn": m.refers(_SUMMARY, default=None),
-        "inference_evaluator_cls": m.nothing(NO_DECODING),
-        "get_dataset_fn": m.nothing("trainer.data.cached reads the data"),
-        "train_eval_get_dataset_fn": m.nothing("trainer.data.cached reads the data"),
-        "concurrent_metrics": m.nothing(_OWN_METRICS, True),
-        "actions": m.nothing("--on_nan decides what a loss that is not finite does", None),
-        "run_eval_before_training": m.nothing("the first evaluation is at step eval_period", False),
-        "train_state_initializer_cls": m.nothing("trainer.engine.step makes the state"),
-        "use_orbax": m.nothing(_ORBAX, True),
-        "verify_matching_vocabs_fn": m.nothing("vocabularies are always compared"),
-        "gc_period": m.nothing("Python's garbage collection is unchanged", 0),
-    },
+TRAIN = m.configurable(
+    "t5x.train.train",
+    trainer_cls=m.refers(_TRAINER),
+    model=m.refers(ENCODER_DECODER, DECODER_ONLY, optional=True),
+    train_dataset_cfg=m.refers(_TRAINING),
+    infer_eval_dataset_cfg=m.nothing(NO_DECODING, None),
+    checkpoint_cfg=m.refers(_CHECKPOINTS),
+    partitioner=m.refers(_PARTITIONER),
+    model_dir=m.field("model_dir", m.MUST),
+    total_steps=m.field("train_steps", m.MUST),
+    eval_steps=m.field("evaluation.batches", m.MUST),
+    eval_period=m.field("evaluation.every_steps", m.MUST),
+    train_eval_dataset_cfg=m.take(_no_evaluation, m.MUST),
+    relative_steps=m.take(_relative_steps),
+    stats_period=m.take(_stats_period),
+    random_seed=m.keep("random_seed", int | None),
+    use_hardware_rng=m.nothing(_HARDWARE, False),
+    summarize_config_fn=m.refers(_SUMMARY, default=None),
+    inference_evaluator_cls=m.nothing(NO_DECODING),
+    get_dataset_fn=m.nothing("trainer.data.cached reads the data"),
+    train_eval_get_dataset_fn=m.nothing("trainer.data.cached reads the data"),
+    concurrent_metrics=m.nothing(_OWN_METRICS, True),
+    actions=m.nothing("--on_nan decides what a loss that is not finite does", None),
+    run_eval_before_training=m.nothing("the first evaluation is at step eval_period", False),
+    train_state_initializer_cls=m.nothing("trainer.engine.step makes the state"),
+    use_orbax=m.nothing(_ORBAX, True),
+    verify_matching_vocabs_fn=m.nothing("vocabularies are always compared"),
+    gc_period=m.nothing("Python's garbage collection is unchanged", 0),
 )
+
+
+def _undecoded(*names: str, arguments: str) -> m.Configurable:
+    return m.configurable(*names, **dict.fromkeys(arguments.split(), m.nothing(NO_DECODING)))
+
 
 # Configurables without counterpart, which files may bind and refer to.
 _IDLE = (
-    m.Configurable(
-        ("seqio.Evaluator",),
-        {
-            name: m.nothing(NO_DECODING)
-            for name in ("logger_cls", "num_examples", "use_memory_cache")
-        },
+    _undecoded("seqio.Evaluator", arguments="logger_cls num_examples use_memory_cache"),
+    m.configurable("seqio.PyLoggingLogger"),
+    m.configurable("seqio.TensorBoardLogger"),
+    _undecoded("seqio.JSONLogger", arguments="write_n_results"),
+    _undecoded(
+        "t5x.models.EncoderDecoderModel.predict_batch_with_aux",
+        "t5x.models.DecoderOnlyModel.predict_batch_with_aux",
+        arguments="num_decodes",
     ),
-    m.Configurable(("seqio.PyLoggingLogger",), {}),
-    m.Configurable(("seqio.TensorBoardLogger",), {}),
-    m.Configurable(("seqio.JSONLogger",), {"write_n_results": m.nothing(NO_DECODING)}),
-    m.Configurable(
-        (
-            "t5x.models.EncoderDecoderModel.predict_batch_with_aux",
-            "t5x.models.DecoderOnlyModel.predict_batch_with_aux",
-        ),
-        {"num_decodes": m.nothing(NO_DECODING)},
-    ),
-    m.Configurable(
-        ("t5x.decoding.temperature_sample",),
-        {name: m.nothing(NO_DECODING) for name in ("temperature", "topk", "topp")},
-    ),
-    m.Configurable(
-        ("t5x.decoding.beam_search",),
-        {name: m.nothing(NO_DECODING) for name in ("alpha", "num_decodes")},
-    ),
-    m.Configurable(("t5x.trainer.TerminateOnNanAction",), {"task": m.nothing("see --on_nan")}),
-    m.Configurable(("t5x.trainer.WeightMetricsComputer",), {}),
-    m.Configurable(("t5x.utils.get_training_eval_datasets",), {}),
+    _undecoded("t5x.decoding.temperature_sample", arguments="temperature topk topp"),
+    _undecoded("t5x.decoding.beam_search", arguments="alpha num_decodes"),
+    m.configurable("t5x.trainer.TerminateOnNanAction", task=m.nothing("see --on_nan")),
+    m.configurable("t5x.trainer.WeightMetricsComputer"),
+    m.configurable("t5x.utils.get_training_eval_datasets"),
 )
 
 KNOWN = (

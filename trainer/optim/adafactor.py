@@ -3,8 +3,6 @@
 optax has the same formulas without stacks: it would factor over layers.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Adam, with and without T5's parameter scale: optax's formulas."""
 
-from __future__ import annotations
-
 import optax
 
 from trainer.config.optimizer import OptimizerConfig

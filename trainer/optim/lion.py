@@ -1,7 +1,5 @@
 """Lion: the sign of an interpolation between momentum and gradient, by optax."""
 
-from __future__ import annotations
-
 import optax
 
 from trainer.config.optimizer import OptimizerConfig

@@ -3,8 +3,6 @@
 Source: Jordan 2024, github.com/KellerJordan/Muon; Liu et al. 2025 (arXiv:2502.16982).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -5,8 +5,6 @@ Reductions (root mean squares, factored moments, orthogonalisation) are per laye
 and unscanned models make the same updates.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import re

@@ -1,7 +1,5 @@
 """Schedules lowered after evaluations, by a factor in the optimizer's state."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple

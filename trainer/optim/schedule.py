@@ -1,7 +1,5 @@
 """Learning-rate schedules: products of factors, with T5X's names and numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

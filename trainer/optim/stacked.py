@@ -1,7 +1,5 @@
 """Tensors that stack several layers' tensors, and their stack axes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 Peak operations per second are in `trainer.engine.hardware`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Compiles the programs of a run ahead of time, and reads what they need."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import time

@@ -5,8 +5,6 @@ XLA's `cost_analysis` counts a loop's body once and knows no order, and jaxlib h
 for the program's protobuf (TensorFlow does, but the trainer does not use it).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

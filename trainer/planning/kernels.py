@@ -6,8 +6,6 @@ bundle follow from the loops in the schedule and from the grid, which only the t
 Schedules do not include waiting for memory.
 """
 
-from __future__ import annotations
-
 import glob
 import math
 import os

@@ -6,8 +6,6 @@ each live array is booked under the operation that made it. The shares are scale
 total.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import math

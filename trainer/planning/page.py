@@ -1,7 +1,5 @@
 """The page of a plan, as text and as JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from itertools import zip_longest

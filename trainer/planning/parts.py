@@ -1,7 +1,5 @@
 """The parts of a step that times and bytes are assigned to, by operation name."""
 
-from __future__ import annotations
-
 import re
 
 ATTENTION = "attention"

@@ -1,7 +1,5 @@
 """Tries ways to run a model on its devices: meshes, microbatches, rematerialisation, scan."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -5,8 +5,6 @@ collective's time is its bytes divided by the links' bandwidth. Asynchronous col
 the time that no work between their start and end hides.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping

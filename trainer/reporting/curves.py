@@ -1,7 +1,5 @@
 """The charts of a report on runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

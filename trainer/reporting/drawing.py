@@ -1,7 +1,5 @@
 """Matplotlib, imported only to draw a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The record of a run, for reports: configuration, tasks, metrics, evaluations, software."""
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """The report on runs as one HTML page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Reports during training: metrics are read one step late, and bad updates end the run."""
 
-from __future__ import annotations
-
 import dataclasses
 import textwrap
 from typing import NamedTuple

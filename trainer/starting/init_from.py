@@ -8,8 +8,6 @@ Names and shapes are checked against the model before any array is created. Each
 only the parts of arrays that its devices hold.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """How a run begins: initial parameters, its own newest checkpoint, or --init_from."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A run's checkpoint as a function from texts to texts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Files of prompts, and files of results that a killed command continues."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

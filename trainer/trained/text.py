@@ -1,7 +1,5 @@
 """Text into and out of a model: prompts in training's form, and spans in their gaps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 
