@@ -12,8 +12,6 @@ and 2 layers in each stack, and extrapolates the time and the memory of each par
 to all layers; such rows say so.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
@@ -133,7 +131,7 @@ def run(flags: Flags) -> None:
         raise UserError("no step could be compiled, see above")
 
 
-def _estimate(trained: Subject, target: Target, scan: bool) -> Estimate:
+def _estimate(trained: "Subject", target: "Target", scan: bool) -> Estimate:
     """Compiles a step, with its layers scanned or not."""
     from trainer.planning.compiled import compile_plan
 

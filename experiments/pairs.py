@@ -5,8 +5,6 @@
 Writes train.jsonl and validation.jsonl of {"inputs", "targets"}; no text is in both.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -10,8 +10,6 @@ tokens and loss. A window or a set of runs that does not identify the exponents 
 exit code 2. Intervals are 95 % of a bootstrap, over blocks of consecutive losses or over runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import dataclasses
@@ -214,7 +212,7 @@ def _print(rows: list[tuple[Any, ...]], title: str, as_json: bool) -> None:
 
 
 def _draw_steps(
-    points: list[tuple[int, float]], found: CurveFit, predicted: list[float], axes: Any
+    points: list[tuple[int, float]], found: "CurveFit", predicted: list[float], axes: Any
 ) -> None:
     import numpy as np
 
@@ -227,7 +225,7 @@ def _draw_steps(
     axes.set(xscale="log", xlabel="step", ylabel="loss")
 
 
-def _draw_sizes(rows: list[tuple[float, float, float]], found: SizeFit, axes: Any) -> None:
+def _draw_sizes(rows: list[tuple[float, float, float]], found: "SizeFit", axes: Any) -> None:
     pairs = [(found.at(n, d)[0], loss) for n, d, loss in rows]
     axes.plot(*zip(*pairs, strict=True), "o", markersize=4, label="runs")
     ends = [f(value for pair in pairs for value in pair) for f in (min, max)]

@@ -13,8 +13,6 @@ values of axes may be added. The results are written to table.md, results.jsonl 
 OUTPUT.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools
@@ -181,7 +179,7 @@ def _same_sweep(sweep: Sweep, output: str) -> None:
         )
 
 
-def _to_run(placed: list[_Placed], retry: bool) -> list[_Placed]:
+def _to_run(placed: "list[_Placed]", retry: bool) -> "list[_Placed]":
     from experiments.sweeps import cells
 
     status = [cells.load_record(folder, key).get("status") for _, key, folder in placed]
@@ -192,7 +190,9 @@ def _to_run(placed: list[_Placed], retry: bool) -> list[_Placed]:
     return [each for each, word in zip(placed, status, strict=True) if word not in kept]
 
 
-def _step_times(path: str | None, sweep: Sweep, planned: list[Cell]) -> dict[Values, float] | None:
+def _step_times(
+    path: str | None, sweep: Sweep, planned: "list[Cell]"
+) -> "dict[Values, float] | None":
     if not path:
         return None
     try:
@@ -212,7 +212,7 @@ def _step_times(path: str | None, sweep: Sweep, planned: list[Cell]) -> dict[Val
 
 
 def _report(
-    sweep: Sweep, placed: list[_Placed], output: str, times: dict[Values, float] | None
+    sweep: Sweep, placed: "list[_Placed]", output: str, times: "dict[Values, float] | None"
 ) -> int:
     from experiments.sweeps import cells, drawing, estimating, results
 
@@ -240,7 +240,7 @@ def _report(
     return int(bool(left))
 
 
-def _print_plan(planned: list[Cell], output: str) -> None:
+def _print_plan(planned: "list[Cell]", output: str) -> None:
     from experiments.sweeps import estimating
     from tasks.terminal.table import table
 

@@ -1,7 +1,5 @@
 """The loss of one run over its steps: L(t) = a t^-b + c."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 

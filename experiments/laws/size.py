@@ -7,8 +7,6 @@ Source: Hoffmann et al. 2022 (arXiv:2203.15556), section 3.3 and appendix D.2; K
 (arXiv:2001.08361), equation 1.5.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence

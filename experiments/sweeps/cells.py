@@ -1,7 +1,5 @@
 """The cells of a sweep: their runs, folders and outcomes."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

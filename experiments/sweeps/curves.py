@@ -1,7 +1,5 @@
 """Learning curves, and comparisons of the updates they need."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -67,7 +65,7 @@ class Spread:
     interval: tuple[float, float] | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> "Spread":
         """Returns the spread of one or more values.
 
         Source: Student's t distribution with one degree of freedom less than there are values.

@@ -1,7 +1,5 @@
 """The definition of a sweep: a file of experiments/files, changed by flags."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import pathlib

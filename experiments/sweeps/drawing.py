@@ -1,7 +1,5 @@
 """Plots of a sweep: curves, differences from the baseline, and the metric along an axis."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any

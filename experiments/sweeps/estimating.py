@@ -1,7 +1,5 @@
 """Estimates a sweep's cost before it runs: steps, tokens, operations, time."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 import timeit

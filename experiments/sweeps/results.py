@@ -4,8 +4,6 @@ Everything except times is determined by the configurations, the caches and the 
 a sweep that was killed and resumed writes the same bytes.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

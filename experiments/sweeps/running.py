@@ -1,7 +1,5 @@
 """Runs the commands of a sweep, each in its own process, several at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib
