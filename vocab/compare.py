@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tasks import registry, vocabulary
+from tasks import vocabulary
 from tasks.pages import document as html_page
-from tasks.reading import languages, sources
+from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command import Command
@@ -25,7 +25,7 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 from tasks.terminal.table import table
 from tasks.vocabularies import byte_level, tokenizer_json
-from vocab import fit
+from vocab import fit, weighting
 
 # Scripts with less than this share of a corpus's words, by bytes, are left out of tables.
 _LEAST_SHARE = 0.001
@@ -225,7 +225,7 @@ def page(found: Comparison) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(weighting.CorpusFlags):
     """Flags of the command."""
 
     vocabulary: tuple[str, ...] = field(
@@ -233,19 +233,6 @@ class Flags:
         f"vocabulary to compare, to be repeated: {vocabulary.FORMS}",
         metavar="PATH",
         repeated=True,
-    )
-    corpus: tuple[str, ...] = field(
-        REQUIRED,
-        "corpus to measure on; may be repeated, also as NAME=SPEC, or contain {language}: "
-        f"{sources.forms()}",
-        metavar="SPEC",
-        repeated=True,
-    )
-    languages: str | None = field(
-        None, "languages that replace {language} in --corpus", metavar="A,B"
-    )
-    task_module: str | None = field(
-        None, "Python module that registers vocabularies", metavar="MODULE"
     )
     output: str | None = field(None, "HTML page to write", metavar="FILE")
     json: str | None = field(None, "file to write all numbers to", metavar="FILE")
@@ -268,8 +255,7 @@ def _check_file(flag: str, path: str | None) -> None:
 
 def run(flags: Flags) -> None:
     """Prints and writes the comparison."""
-    if flags.task_module:
-        registry.load(flags.task_module)
+    specs = flags.specs()
     for path in flags.vocabulary:
         if flags.vocabulary.count(path) > 1:
             raise UserError(f"--vocabulary={path} is given twice: leave one out")
@@ -277,12 +263,9 @@ def run(flags: Flags) -> None:
         _check_file(flag, getattr(flags, flag))
     if flags.json and flags.json == flags.output:
         raise UserError(f"--json={flags.json} is --output, too: name another file")
-    specs = languages.specs(flags.corpus, flags.languages, unnamed=True)
-    languages.check(specs)
     loaded = {path: vocabulary.load(path) for path in flags.vocabulary}
-    corpora = {name or str(spec): sources.resolve(spec) for name, spec in specs.items()}
-    for note in (note for corpus in corpora.values() for note in corpus.notes):
-        print(note)
+    parts = weighting.resolved(specs)
+    corpora = {name or str(corpus.spec): corpus for name, corpus in parts.items()}
     found = compare(loaded, corpora)
     print(text_of(found))
     if flags.json:

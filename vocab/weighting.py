@@ -74,12 +74,12 @@ def shares(sizes: Mapping[str, int], factors: Mapping[str, float]) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CorporaFlags:
-    """Flags that name the corpora of a vocabulary and their weights."""
+class CorpusFlags:
+    """Flags that name corpora."""
 
     corpus: tuple[str, ...] = field(
         REQUIRED,
-        f"corpus to train on: {sources.forms()}; may be repeated, also as NAME=SPEC, or contain "
+        f"corpus to read: {sources.forms()}; may be repeated, also as NAME=SPEC, or contain "
         "{language}",
         metavar="SPEC",
         repeated=True,
@@ -87,6 +87,30 @@ class CorporaFlags:
     languages: str | None = field(
         None, "languages that replace {language} in --corpus", metavar="A,B"
     )
+    task_module: str | None = field(
+        None, "Python module that registers corpus formats and vocabularies", metavar="MODULE"
+    )
+
+    def specs(self) -> dict[str, sources.CorpusSpec]:
+        """Loads the module and returns the corpora by name, in order."""
+        if self.task_module:
+            registry.load(self.task_module)
+        return languages.specs(self.corpus, self.languages, unnamed=True)
+
+
+def resolved(specs: Mapping[str, sources.CorpusSpec]) -> dict[str, sources.Corpus]:
+    """Resolves corpora, and prints notes."""
+    languages.check(specs)
+    parts = {name: sources.resolve(spec) for name, spec in specs.items()}
+    for note in (note for corpus in parts.values() for note in corpus.notes):
+        print(note)
+    return parts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorporaFlags(CorpusFlags):
+    """Flags that name the corpora of a vocabulary and their weights."""
+
     weights: str | None = field(
         None,
         "weight of each corpus, in their order or as NAME=W: its share of the training text",
@@ -98,16 +122,11 @@ class CorporaFlags:
         "shares) to 1, the default; mT5's is 0.3",
         rule=SHARE,
     )
-    task_module: str | None = field(
-        None, "Python module that registers corpus formats", metavar="MODULE"
-    )
 
 
 def corpora_of(flags: CorporaFlags) -> Corpora:
     """Resolves the corpora that flags name; prints notes."""
-    if flags.task_module:
-        registry.load(flags.task_module)
-    specs = languages.specs(flags.corpus, flags.languages, unnamed=True)
+    specs = flags.specs()
     names = list(specs)
     given = [flag for flag in ("weights", "alpha") if getattr(flags, flag) is not None]
     if given and len(names) == 1:
@@ -116,11 +135,7 @@ def corpora_of(flags: CorporaFlags) -> Corpora:
         raise UserError("--weights and --alpha are alternatives: set only one")
     alpha = 1.0 if flags.alpha is None else flags.alpha
     weights = None if flags.weights is None else _weights(flags.weights, names)
-    languages.check(specs)
-    parts = {name: sources.resolve(spec) for name, spec in specs.items()}
-    for note in (note for corpus in parts.values() for note in corpus.notes):
-        print(note)
-    return Corpora(parts, weights, alpha)
+    return Corpora(resolved(specs), weights, alpha)
 
 
 def _weights(text: str, names: Sequence[str]) -> dict[str, float]:
