@@ -195,10 +195,7 @@ def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
 
 
 def measure(flags: "Flags", side: str, cache: str, threads: int) -> None:
-    """Prints tokens per second and peak memory as JSON, then ends the process.
-
-    Without `threads`, batches are made in this thread.
-    """
+    """Prints tokens per second and peak memory as JSON and ends; 0 `threads` means this thread."""
     os.sched_setaffinity(0, flags.cores if threads else flags.cores[:1])
     clock: Callable[[], float] = time.perf_counter if threads else time.process_time
     if side == "T5":

@@ -11,10 +11,7 @@ _CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def machine() -> str:
-    """Returns the processor, the cores that this process may use, caches and instruction sets.
-
-    They are on one line, as Linux reports them; elsewhere only the number of cores is known.
-    """
+    """Returns cores, and on Linux also processor, caches and instruction sets, on one line."""
     text = _CPU_INFO.read_text() if _CPU_INFO.exists() else ""
     name = _field(text, "model name") or _field(text, "CPU implementer") or "unknown processor"
     known = (_field(text, "flags") or _field(text, "Features")).split()

@@ -303,11 +303,7 @@ class T5X:
 
 
 def t5x_sizes(config: Config, inputs: int, targets: int) -> dict[str, Any]:
-    """Returns the model and batch of a configuration, as T5X's process reads them.
-
-    Raises:
-      UserError: T5X has no such model or optimizer.
-    """
+    """Returns the model and batch for T5X's process; raises UserError for models that T5X lacks."""
     model = config.model
     if model.architecture == "encoder" or config.optimizer.name != "adafactor":
         raise UserError("--t5x: T5X has no encoder-only models, and only its Adafactor is compared")

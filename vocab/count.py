@@ -1,9 +1,8 @@
 """Counts the words of a corpus of any size, in bounded memory, with any number of workers.
 
-A Beam job or this process writes one file of (word, count) per piece of the corpus, atomically, to
-the vocabulary's folder; a killed run resumes with the finished files. The files are then added up.
-If the words do not fit in memory, a sample is kept; it does not depend on the workers, the runner
-or the order of the pieces.
+One file of (word, count) per piece of the corpus is written atomically, by Beam or this process, so
+a killed run resumes. If the words do not fit in memory, a sample is kept; it does not depend on the
+workers, the runner or the order of the pieces.
 """
 
 import dataclasses
@@ -239,10 +238,7 @@ def _statistics(jobs: Sequence[Job]) -> tuple[Counter[str], Counter[str], int]:
 def _words(
     jobs: Sequence[Job], factors: Sequence[float], rows: int, limit_words: int
 ) -> Iterator["pa.Table"]:
-    """Yields tables of distinct words with their total counts.
-
-    The files are read several times, each time as many of their parts as fit in memory.
-    """
+    """Yields tables of distinct words with total counts, reading as many parts as fit in memory."""
     passes = min(_PARTS, max(1, math.ceil(rows / (2 * limit_words))))
     for number_of_pass in range(passes):
         tables = []

@@ -3,14 +3,10 @@
     old   pieces 0 … P-1 | sentinels
     new   pieces 0 … P-1 | new pieces | sentinels
 
-Sentinels must have the last ids (T5 counts them from the end), so only they move. `id_map` gives
-their new ids, for moving the rows of a checkpoint's embedding.
-
-A new piece takes its score from a unigram model of the new corpus, shifted by the median difference
-between both models' scores of shared pieces. Text without a new piece is segmented as before; a new
-piece wins by its margin in the new corpus's own model. BPE is not supported: a BPE piece is one
-step in a sequence of merges, and merges learned on other text start from pieces that the old merges
-never produce.
+Only sentinels move, as T5 counts them from the end. A new piece's score comes from a unigram model
+of the new corpus, shifted by the median difference between both models' scores of shared pieces, so
+text without it is segmented as before. BPE is not supported: merges learned on other text start
+from pieces that the old merges never produce.
 """
 
 import statistics
@@ -21,10 +17,7 @@ from tasks.terminal.command_line import UserError
 
 
 def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
-    """Returns the options of vocab.train that an extended vocabulary inherits.
-
-    Raises UserError unless it is a unigram model of SentencePiece with T5's ids.
-    """
+    """Returns the options that an extended vocabulary inherits, a unigram model with T5's ids."""
     if not (base.is_sentencepiece and base.special == vocabulary.T5_IDS):
         raise UserError(
             f"--extend={base.name}: only SentencePiece models with T5's ids can be extended "

@@ -1,7 +1,6 @@
 """How well a vocabulary fits text: the counts, the sample of a corpus, and their tables.
 
-Words are separated by white space, so a word of Han or Thai may be a whole sentence. A word belongs
-to the script of its first letter.
+White space separates words; a word belongs to the script of its first letter.
 """
 
 import dataclasses

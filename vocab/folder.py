@@ -33,10 +33,7 @@ def held(output: str) -> Iterator[lock.Lock]:
 def finished(
     output: str, options: Mapping[str, Any], corpus: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Returns the manifest of a finished vocabulary, or None.
-
-    Raises UserError if it was made of something else, or its model has changed since.
-    """
+    """Returns a finished vocabulary's manifest or None; raises a UserError if it is another one."""
     path = files.join(output, MANIFEST)
     if not files.exists(path):
         return None

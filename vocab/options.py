@@ -17,10 +17,7 @@ _STANDARD_PIECES = ("<pad>", "</s>", "<unk>")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The settings that, with the corpus, determine a vocabulary.
-
-    Raises Rejected if a value is out of range, or two values contradict each other.
-    """
+    """The settings that, with the corpus, determine a vocabulary; raises Rejected for bad ones."""
 
     vocab_size: int = field(32000, "number of pieces, not counting the sentinels")
     extra_ids: int = field(100, "number of sentinels, which get the last ids")

@@ -1,8 +1,7 @@
 """Makes the seed pieces of a unigram model: frequent substrings of words.
 
-SentencePiece starts a unigram model from a million frequent substrings of its sentences. Given
-words with counts, it ignores the counts (MakeSeedSentencePiecesInternal, unigram_model_trainer.cc),
-and a whole word is not a seed unless it is part of another word. Measured, that costs 8 % in bytes
+Given words with counts, SentencePiece ignores the counts and does not count whole words
+(MakeSeedSentencePiecesInternal, unigram_model_trainer.cc), which was measured to cost 8 % in bytes
 per token. So seeds are computed here and passed as `seed_sentencepieces_file`.
 """
 

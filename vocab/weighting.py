@@ -1,8 +1,7 @@
 """Several corpora of one vocabulary, and their weights.
 
-A corpus of n bytes gets a share of the training text in proportion to its weight, to n to the power
-of alpha, or to n. Its words count as if its text were repeated: the least repeated corpus counts
-once, the others more often, by factors that need not be whole.
+A corpus's share of the training text follows its weight, or its size to the power of alpha. Its
+words count as if its text were repeated by a factor, 1 for the least repeated corpus.
 """
 
 import dataclasses
@@ -18,10 +17,7 @@ from tasks.terminal.table import table
 
 @dataclasses.dataclass(frozen=True)
 class Corpora:
-    """Corpora by name, "" for a single one, with the rule of their shares.
-
-    `weights` of None derive from sizes, raised to the power `alpha`.
-    """
+    """Corpora by name, "" for a single one; shares are `weights`, or sizes to the power `alpha`."""
 
     parts: Mapping[str, sources.Corpus]
     weights: Mapping[str, float] | None = None

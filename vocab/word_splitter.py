@@ -1,10 +1,8 @@
 """Splits text into the words that SentencePiece's trainers count.
 
-SentencePiece's unigram and BPE trainers do not need sentences: they split them at spaces and work
-on distinct words with counts, because no piece crosses a space. A piece does not cross from a
-letter to an ASCII sign or digit either (`split_by_unicode_script`), so words are split there too:
-`word,` and `word.` are one word and two signs, and sentences in a script without spaces are split
-at their punctuation. The trained model is the same, up to the rounding of sums, with a third of the
+No piece crosses a space, or a border between a letter and an ASCII sign or digit
+(`split_by_unicode_script`), so text is split there, and sentences in scripts without spaces at
+their punctuation. The trained model is the same, up to the rounding of sums, with a third of the
 distinct words.
 
 Source: SplitIntoWords, TrainerInterface::IsValidSentencePiece, unicode_script.cc of SentencePiece.

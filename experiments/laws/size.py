@@ -112,10 +112,7 @@ def fit(
     draws: int = 200,
     seed: int = 0,
 ) -> SizeFit:
-    """Fits a form of FORMS to runs, given each run's parameters, tokens and loss in nats.
-
-    Raises UserError for values that are not above 0, and for too few runs, sizes or token counts.
-    """
+    """Fits a form of FORMS to runs, given each run's parameters, tokens and loss in nats."""
     columns = {"parameters": parameters, "tokens": tokens, "loss": losses}
     for name, values in columns.items():
         for place, value in enumerate(values, 1):

@@ -134,10 +134,7 @@ def _cell(
 
 
 def _words(text: str, given: Settings, parameters: Settings) -> list[str]:
-    """Returns the words of a command; values of its parameters may contain spaces and quotes.
-
-    A command that is only {name} is replaced by that parameter's command.
-    """
+    """Returns the words of a command, which may be the value of a parameter {name}."""
     name = text.strip()[1:-1]
     if text.strip() == f"{{{name}}}" and name in given:
         return _words(given[name], given, parameters)

@@ -66,10 +66,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Returns the spread of one or more values.
-
-        Source: Student's t distribution with one degree of freedom less than there are values.
-        """
+        """Returns the spread of values, by Student's t with len(values) - 1 degrees of freedom."""
         mean, count = statistics.fmean(values), len(values)
         if not math.isfinite(mean):
             return cls(math.nan, math.nan, None)

@@ -1,7 +1,6 @@
 """Results of a sweep: finished cells, their table, and their JSON lines.
 
-Everything except times is determined by the configurations, the caches and the kind of device, so
-a sweep that was killed and resumed writes the same bytes.
+Except for times, equal configurations, caches and kinds of device give equal bytes.
 """
 
 import dataclasses

@@ -38,21 +38,15 @@ from tasks.cache.manifest import (
     shard_from_dict,
 )
 from tasks.storage import files, lock
-from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, Vocabulary, VocabularyRecord, load
 
-# Smaller files take less time than starting worker processes.
-_SMALL_BYTES = 64 << 20
 # Field of a receipt: the EOS id, if not EOS_ID.
 _EOS = "eos"
 
 
 def adopt(options: Options) -> tuple[Found, CacheManifest]:
-    """Writes a cache's index and manifest; returns what was found and written.
-
-    Raises a UserError if the cache is missing, damaged or does not fit the options.
-    """
+    """Writes a cache's index and manifest; returns what was found and written."""
     folder, target = options.cache_dir, options.index_dir or options.cache_dir
     vocabulary = None
     if options.vocabulary:
@@ -174,16 +168,10 @@ def _adopted(
             kept = own.get(index) if receipt in own and not found.token else None
             files_of = (source, target, name, sizes[name], index, receipt, kept)
             jobs.append(_Job(*files_of, hashes, found.is_pairs, ids, eos, found.scan))
-    total = sum(job.size for job in jobs)
-    done, shards = 0, []
-    with progress.shown("adopting", total, 0, "B") as bar:
-        workers = options.workers if total > _SMALL_BYTES else 1
-        scanned = processes.in_order(functools.partial, (_shard,), jobs, workers)
-        for job, shard in zip(jobs, scanned, strict=True):
-            shards.append(shard)
-            done += job.size
-            bar.update(done)
-    each = iter(shards)
+    bytes_of = [job.size for job in jobs]
+    workers = options.workers if sum(bytes_of) > processes.SMALL_BYTES else 1
+    scan = "adopting", functools.partial, (_shard,)
+    each = iter(list(processes.in_order(*scan, jobs, bytes_of, workers)))
     return {
         split: tuple(itertools.islice(each, len(names))) for split, names in found.files.items()
     }

@@ -31,10 +31,7 @@ def is_one(names: list[str]) -> bool:
 
 
 def survey(folder: str, names: list[str], validation: str | None) -> Found:
-    """Returns the data sets in a folder, all of one token type.
-
-    `validation`: name pattern of validation data sets; None if all are for training.
-    """
+    """Returns the data sets in a folder; names that fit `validation` are validation sets."""
     splits: dict[str, list[str]] = {"train": [], "validation": []}
     kinds: dict[str, str] = {}
     for name in names:

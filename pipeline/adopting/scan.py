@@ -25,10 +25,7 @@ _RESTORE = "restore it from a copy, or make the cache again"
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """The content of a record file, with PAIR_INDEX or RAGGED_INDEX [rows] as its index.
-
-    `documents` is 0 if unknown.
-    """
+    """A record file's content, indexed by PAIR_INDEX or RAGGED_INDEX [rows]."""
 
     entry: FileEntry
     index: np.ndarray
@@ -80,10 +77,7 @@ class Collector:
         self._zeros += zeros
 
     def side(self, name: str, lengths: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Counts one side, "inputs" or "targets"; returns the numbers of ids to read.
-
-        `lengths`: int64 [rows], ids; `ends`: bool [rows], whether the side ends in EOS.
-        """
+        """Counts a side of int64 [rows] ids that may end in EOS; returns the ids to read."""
         read = lengths - ends if self._is_pairs else lengths
         self._ends[name] += int(ends.sum())
         self._longest[name] = max(self._longest[name], int(read.max(initial=0)))
@@ -214,10 +208,10 @@ def _scan_block(
 def scan_tokens(
     path: str, size: int, kind: np.dtype, lengths: np.ndarray, documents: int, eos: int
 ) -> Scan:
-    """Scans a file that holds only tokens of type `kind`.
+    """Scans a file of tokens of type `kind`, which `lengths`, int64 [rows], must fill.
 
-    `size` is the vocabulary's; `lengths`, int64 [rows], must fill the file. Raises a UserError that
-    names the row if the file has another size or invalid ids.
+    Raises a UserError that names the row for another size or for ids outside the vocabulary's
+    `size`.
     """
     rows = Collector(path, size, is_pairs=False)
     ends = np.cumsum(lengths)

@@ -26,10 +26,7 @@ def is_one(names: list[str]) -> bool:
 
 
 def survey(folder: str, names: list[str], read: str | None) -> Found:
-    """Returns the files of a seqio cache.
-
-    `read`: "pairs", "targets", or None to decide by the first row.
-    """
+    """Returns a cache's files; the first row decides what to `read`, PAIRS or TARGETS, if None."""
     shards = _shards(folder, names)
     infos = {found[1] for name in names if (found := _INFO.fullmatch(name))}
     for split in sorted(set(shards) - infos):

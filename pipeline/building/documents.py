@@ -1,9 +1,8 @@
 """Tokenizes and writes batches of documents (texts or pairs) and quarantines unusable ones.
 
-As the plan says, a pair with a side of too many bytes or tokens is cut, left out or split. The
-first part of a split pair has the first stretch of the long side and the whole other side, and so
-on. If both sides are long, their stretches are matched, and the side with fewer repeats its last
-one. So every token is in some pair. Long texts are already split when read.
+A pair with a side of too many bytes or tokens is cut, left out or split, as the plan says. In a
+split pair, stretches of two long sides are matched, and the side with fewer repeats its last one; a
+short side is in every part. Long texts are already split when read.
 """
 
 import dataclasses

@@ -28,10 +28,9 @@ from tasks.vocabulary import Vocabulary
 
 
 def build(options: Options, beam_arguments: list[str], advise: bool = True) -> None:
-    """Builds the unfinished shards of the cache of `options.task` and prints a report.
+    """Builds a cache's unfinished shards; prints a report and, if `advise`, the next command.
 
-    `advise`: whether to print the next command. `options.corpus` has at most one element. Errors
-    keep finished shards: UserErrors, and OSErrors if the cache cannot be written.
+    Errors keep finished shards: UserErrors, and OSErrors if the cache cannot be written.
     """
     task = _task(options)
     spec = _spec(options, task)

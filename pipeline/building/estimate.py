@@ -1,9 +1,8 @@
 """Estimates a build's size, time and cost by building a sample in a temporary folder.
 
-One random slice of each of several equal stretches of the corpus is built by `graph.build_piece`.
-Counts are scaled by bytes, a ratio estimator (Source: Cochran, Sampling Techniques, chapter 6). The
-reported standard error treats slices as drawn from the whole corpus, which overestimates it. A
-small corpus is built completely, with error 0.
+The sample is a random slice of each of several equal stretches of the corpus. Counts are scaled by
+bytes, a ratio estimator (Source: Cochran, Sampling Techniques, chapter 6), whose standard error
+treats slices as drawn from the whole corpus, an overestimate. A small corpus is built completely.
 """
 
 import bisect
@@ -30,7 +29,6 @@ from tasks.reading.corpus import FilePart, FileRange
 from tasks.reading.formats.registry import FORMATS
 from tasks.reading.sources import Piece
 from tasks.storage import files
-from tasks.terminal import progress
 from tasks.vocabulary import Vocabulary
 
 SAMPLE_BYTES = 16 << 20
@@ -106,11 +104,9 @@ def estimate(
     copies: Mapping[str, str],
     seed: int = 0,
 ) -> Estimate:
-    """Builds a sample in a temporary folder and scales the result up.
+    """Builds a sample of the pieces `to_do` in a temporary folder and scales the result up.
 
-    Nothing is written to the job's own folder. `to_do` are its unfinished pieces; `copies`, the
-    paths of other files of the cache (exclude lists) by name; `runner_arguments`, Beam's, to time
-    its runner on an empty job with `workers` processes.
+    `copies` are paths of further files by name; `runner_arguments`, Beam's, to time an empty job.
     """
     generator = random.Random(seed)
     # A small corpus is built as a whole, and timed.
@@ -214,15 +210,9 @@ def _cut_parts(piece: Piece, size: int) -> Iterator[tuple[int, int, FilePart]]:
 
 
 def _build(job: graph.Job, pieces: list[Piece], workers: int) -> list[_Built]:
-    sizes = list(itertools.accumulate(piece.bytes for piece in pieces))
-    built = []
-    numbered = list(enumerate(pieces))
-    results = processes.in_order(functools.partial, (_time, job), numbered, workers)
-    with progress.shown("sampling", sizes[-1], 0, "B") as bar:
-        for result, done in zip(results, sizes, strict=True):
-            built.append(result)
-            bar.update(done)
-    return built
+    sizes, numbered = [piece.bytes for piece in pieces], list(enumerate(pieces))
+    of = functools.partial, (_time, job)
+    return list(processes.in_order("sampling", *of, numbered, sizes, workers))
 
 
 def _time(job: graph.Job, numbered: tuple[int, Piece]) -> _Built:

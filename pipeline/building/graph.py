@@ -1,7 +1,6 @@
 """The Beam graph: a map from pieces of the corpus to shards of the cache.
 
-Only descriptions of pieces pass through Beam. One call reads, tokenizes, packs and writes a piece
-in batches of documents, so memory does not depend on its size.
+Only descriptions of pieces pass through Beam; a piece is read and written in bounded memory.
 """
 
 import contextlib

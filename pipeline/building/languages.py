@@ -1,8 +1,4 @@
-"""Builds a task of several languages: one cache per language, and one summary.
-
-Each cache equals, byte for byte, a build of its language alone. Finished caches are kept,
-interrupted ones continued.
-"""
+"""Builds a task of several languages: one cache each, as a build of the language alone writes."""
 
 import dataclasses
 

@@ -8,13 +8,11 @@ shards      in any order, each followed by a receipt with its checksums
 info, stats, manifest.json, COMPLETED   in this order, after all shards; the trainer relies on the
             manifest and stock seqio on COMPLETED, so both are deleted before redoing a shard
 
-An extension is a plan with more files: COMPLETED and the manifest are deleted, plan.json is
-replaced, shards are renamed to the new total, and the build continues.
-
-A takedown is a plan with more exclude lists. The lists, the manifest and the lineage of affected
-shards are copied into the folder (see tasks.cache.old_states). COMPLETED, the manifest and the
-affected receipts are deleted, then plan.json is replaced. Until then the remaining receipts fit
-both plans, so the command of either completes the folder.
+An extension, a plan with more files, replaces plan.json and renames shards to the new total. A
+takedown, a plan with more exclude lists, first copies the lists, the manifest and the lineage of
+affected shards (see tasks.cache.old_states), and deletes affected receipts before it replaces
+plan.json; until then the other receipts fit both plans, so the command of either completes the
+folder.
 """
 
 import contextlib
@@ -82,10 +80,7 @@ def _marks(folder: str) -> set[str]:
 
 
 def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
-    """Returns the existing plan, equal or to be extended; None for a new cache.
-
-    Raises a UserError if the folder holds a different cache or other files.
-    """
+    """Returns the existing plan, None for a new cache; raises a UserError if it cannot be ours."""
     existing = planned(folder)
     ours = plan_from_dict(json.loads(json.dumps(as_json(plan))))
     if existing is None:
@@ -348,10 +343,7 @@ def _holds(path: str, data: bytes) -> bool:
 
 
 def _seqio_stats(shards: Sequence[Shard]) -> dict[str, int]:
-    """Returns the content of stats.SPLIT.json: output features without padding and EOS.
-
-    Source: seqio `beam_utils.py`, GetStats.
-    """
+    """Returns stats.SPLIT.json without padding and EOS, as seqio `beam_utils.py`, GetStats."""
     found = {
         "examples": sum(shard.rows for shard in shards),
         "targets_max_tokens": max((shard.longest_row for shard in shards), default=0),

@@ -39,10 +39,7 @@ def show(
     seconds: float,
     advise: bool,
 ) -> None:
-    """Prints what a build wrote and omitted, its speed and, if `advise`, the next command.
-
-    `shards` are all shards, by (split, number); `read_bytes` of the corpus were read by this build.
-    """
+    """Prints what a build wrote and omitted, its speed and, if `advise`, the next command."""
     plan = job.plan
     columns = {
         split: [shards[split, index] for index in range(count)]

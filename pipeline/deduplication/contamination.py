@@ -93,10 +93,7 @@ class Summary(NamedTuple):
 
 
 def write_grams(folder: str, sets: list[sources.Corpus], ngram: int) -> list[Summary]:
-    """Writes the n-grams of the evaluation sets; returns a summary of each.
-
-    Memory is about 50 bytes per n-gram. Examples with the same n-grams count as one.
-    """
+    """Writes the sets' n-grams, about 50 bytes of memory each; returns a summary of each set."""
     reader = Words()
     hashes, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     names: list[str] = []

@@ -38,10 +38,7 @@ _MOST_VALUES = 1 << 16
 
 
 def search(options: Options, beam_arguments: list[str]) -> None:
-    """Writes the exclude list of a corpus into `options.output` and prints a report.
-
-    Finished files survive errors: UserErrors, and OSErrors if the folder cannot be written.
-    """
+    """Writes the exclude list of a corpus into `options.output` and prints a report."""
     spec = sources.parse(options.corpus)
     if options.unit == plan.PARAGRAPH and spec.unit is Unit.PAIR:
         raise UserError(f"--unit={plan.PARAGRAPH} is for texts, and corpus {spec} has pairs")

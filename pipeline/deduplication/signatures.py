@@ -1,10 +1,8 @@
 """The first stage: reads a piece of the corpus and writes its units' signatures and keys.
 
-A unit is a document or paragraph. Its number has the piece in the upper 32 bits and its index in
-the piece in the lower, so numbers follow corpus order.
-
-A document read in parts is one unit: its MinHash is the minimum over its parts, its exact hash a
-hash of theirs. Shingles across part borders are missing.
+A unit is a document or paragraph, numbered by its piece (upper 32 bits) and index there, so in
+corpus order. A document read in parts is one unit: its MinHash is the minimum over its parts, its
+exact hash a hash of theirs. Shingles across part borders are missing.
 """
 
 import dataclasses

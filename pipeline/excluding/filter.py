@@ -54,10 +54,7 @@ class Filter:
     def __call__(
         self, batch: "pa.RecordBatch", quarantine: Callable[[str, str, str], None]
     ) -> "pa.RecordBatch":
-        """Returns a batch from `sources.read` without what is listed.
-
-        `quarantine` receives the id, place and reason of each omitted document.
-        """
+        """Returns a batch without listed documents; passes id, place and reason to `quarantine`."""
         names = [name or "" for name in batch.column("id").to_pylist()]
         parts = batch.column("part").to_pylist()
         found = self._found(names, parts, batch)

@@ -219,10 +219,7 @@ def given(text: str | None, scratch: str) -> list[Given]:
 
 
 def given_at(path: str, scratch: str) -> Given:
-    """Returns the list at `path`: a local or remote exclude list or text file of ids.
-
-    `scratch`: local folder for a list to make or fetch. Raises a UserError for other files.
-    """
+    """Returns the list at `path`; the local folder `scratch` takes a list to make or fetch."""
     try:
         with files.open_read(path) as file:
             is_list = file.read(len(_MAGIC)) == _MAGIC

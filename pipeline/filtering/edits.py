@@ -1,8 +1,4 @@
-"""Edits of texts: removing lines as C4 does, masking personal data, replacing patterns.
-
-An edit takes non-null texts and a set's settings; it returns the new texts, and its changes by
-kind.
-"""
+"""Edits of texts: removing lines as C4 does, masking personal data, replacing patterns."""
 
 import ipaddress
 import re

@@ -31,10 +31,7 @@ BOTH, PAIRS = "both", "pairs"
 
 
 class Measure(NamedTuple):
-    """A statistic `of`, divided by the statistic `over` if given (0 where that is 0).
-
-    `setting`: parameter of the `Statistics` method that counts `of`, or "".
-    """
+    """A statistic `of`, divided by the statistic `over` if given (0 where that is 0)."""
 
     of: str
     over: str = ""
@@ -216,7 +213,6 @@ def resolve(
 
     A value has set names separated by commas, a set with settings as NAME?SETTING=VALUE&…, or a
     TOML file whose [[filter]] tables have a set and settings. `module` has the user's functions.
-    Raises a UserError for a wrong name, setting or value.
     """
     records: list[FilterRecord] = []
     for text in given:

@@ -1,8 +1,7 @@
-"""Filters of a batch: the edits of all sets in order, then all verdicts.
+"""Filters of a batch: the edits of all sets in order, then all verdicts, on the final texts.
 
-So every rule judges the final text, and the order of sets only decides which rule counts a dropped
-document: the first one. A pair is one document; its sides are edited and judged in turn, and drops
-caused by one side are counted by side.
+A document counts for the first rule that drops it. A pair is one document; its sides are edited and
+judged in turn, and drops caused by one side are counted by side.
 """
 
 import functools
@@ -178,10 +177,7 @@ class Filters:
     def __call__(
         self, batch: pa.RecordBatch, quarantine: Callable[..., None], edits: Counter[str]
     ) -> pa.RecordBatch:
-        """Filters a batch from `sources.read`, ignoring unusable documents (null text).
-
-        `quarantine` receives the id, place, reason, value and excerpt of each dropped document.
-        """
+        """Filters a batch; `quarantine` takes id, place, reason, value and text of omissions."""
         names = [name for name in (*SIDES, "text") if name in batch.schema.names]
         columns = {name: batch.column(name).cast(pa.large_string()) for name in names}
         usable = functools.reduce(pc.and_, (column.is_valid() for column in columns.values()))

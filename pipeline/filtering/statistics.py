@@ -121,10 +121,7 @@ class Statistics:
     def kept_lines(
         self, end_marks: str, least_words: int, longest_word: int, phrases: tuple[str, ...]
     ) -> np.ndarray:
-        """Returns bool[lines], lines with a final mark that pass `kernels.check_lines`.
-
-        `end_marks`: characters that may end a line, but not in an ellipsis; "" for any end.
-        """
+        """Returns bool[lines] that pass `check_lines` and have one of `end_marks`, if not ""."""
         lines = self.lines
         kept = np.ones(len(lines), bool)
         if end_marks:

@@ -1,7 +1,6 @@
 """Maps a function over descriptions of work as a Beam job, with one-line errors.
 
-Unlike Beam, it handles dying workers, user mistakes found by workers, noisy logs, and Ctrl-C where
-the shell ignores it.
+Unlike Beam, it handles dying workers, user mistakes, noisy logs and a Ctrl-C ignored by the shell.
 """
 
 import contextlib

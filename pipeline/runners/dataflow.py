@@ -41,10 +41,7 @@ def is_runner(runner: str) -> bool:
 
 
 def check(arguments: list[str], corpus: sources.CorpusSpec, cache_dir: str) -> None:
-    """Checks, before reading or submitting anything, for mistakes that would fail the job.
-
-    Raises a UserError if a flag is missing or unusable with Dataflow, or there are no credentials.
-    """
+    """Raises a UserError, before any work, for mistakes that would fail the job."""
     try:
         from google.cloud import dataflow  # noqa: F401
     except ImportError as error:

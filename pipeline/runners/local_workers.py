@@ -1,8 +1,7 @@
-"""Beam worker processes on this machine that live exactly as long as needed.
+"""Beam worker processes on this machine that end with the job or their parent process.
 
 Beam's own handler waits for workers to end by themselves, forever if one was killed before it
-connected. Workers from `create` are killed with the job, and end with their parent process (see
-`pipeline.runners.child`).
+connected.
 """
 
 import contextlib

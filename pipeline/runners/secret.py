@@ -1,8 +1,4 @@
-"""The Hugging Face token for workers without this process's environment.
-
-Workers get only the name of a secret in Google's Secret Manager, and read it with their own service
-account.
-"""
+"""The Hugging Face token for workers, which read it from Google's Secret Manager by its name."""
 
 import base64
 import os

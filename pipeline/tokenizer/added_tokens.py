@@ -1,8 +1,7 @@
 """Cuts documents at the added tokens of a tokenizer.json, such as <unk>, before finding words.
 
-`tokenizers` first searches raw text for tokens with `normalized` false, then the normalised text
-between them for the others. Tokens that strip adjacent white space or must be whole words are odd:
-the library encodes documents that contain them.
+`tokenizers` searches raw text for tokens with `normalized` false, then the normalised text between
+them for the others. It encodes documents with tokens that strip white space or must be whole words.
 """
 
 from collections.abc import Iterable

@@ -1,12 +1,10 @@
 """SentencePiece encoding in compiled code: identical ids, several times as fast.
 
-1. If no piece contains two adjacent characters, no piece crosses the border between them. So text
-   splits there into segments with independent best paths.
-2. Most segments are words seen before, whose ids are memoised.
-3. SentencePiece sums scores over the whole document in float32. Far into a document, rounding may
-   therefore change how a word is cut. The memo stores, for each segment, the largest preceding
-   score for which rounding cannot change the result (see `kernels._certain_path`). Beyond it, the
-   segment is encoded as in SentencePiece, from the current float32 score.
+1. Text splits between two characters that no piece contains side by side, into segments with
+   independent best paths. Most are words seen before, whose ids are memoised.
+2. SentencePiece sums scores over the whole document in float32, so rounding may change how a word
+   far into it is cut. The memo stores the largest preceding score for which it cannot (see
+   `kernels._certain_path`); beyond, the segment is encoded from the current float32 score.
 
 BPE merges within segments and adds no scores, so its memo is always valid.
 """

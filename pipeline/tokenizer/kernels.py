@@ -1,11 +1,9 @@
 """Compiled code of the fast tokenizer: normalises and encodes documents.
 
 Results equal SentencePiece's bit for bit (see fast_tokenizer.py). In normalised text, byte 0x20
-represents the space symbol U+2581, as real spaces cannot occur there.
-
-One file, because Numba's cache checks only the function's own file and would miss changes
-elsewhere. `_exact_path` and `_certain_path` walk the trie alike but stay separate: each branch
-costs speed.
+represents the space symbol U+2581, as real spaces cannot occur there. All is in one file, because
+Numba's cache checks only the function's own. `_exact_path` and `_certain_path` walk the trie alike
+but stay separate: each branch costs speed.
 """
 
 from typing import NamedTuple

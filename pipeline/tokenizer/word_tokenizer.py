@@ -1,8 +1,7 @@
 """Byte-level BPE and WordPiece in compiled code, with the ids of Hugging Face's `tokenizers`.
 
-Texts are cut at added tokens, then into words by character tables read from the library. Ids of
-words are memoised. The library encodes only the parts that tables cannot decide, such as those that
-depend on the order of combining marks.
+Texts are cut at added tokens, then into words, whose ids are memoised. The library encodes only
+what tables cannot decide, such as parts that depend on the order of combining marks.
 """
 
 import functools

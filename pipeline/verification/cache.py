@@ -23,7 +23,6 @@ from tasks.cache.manifest import (
     shard_file,
 )
 from tasks.storage import files
-from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 
 # Document digests are sorted in parts of about this many bytes, which takes three times the memory.
@@ -31,8 +30,6 @@ from tasks.terminal.command_line import UserError
 _DIGEST_BYTES = 64 << 20
 # Shards per message to a worker process: checking a small one takes less time than a message.
 _CHUNK = 16
-# Smaller caches take less time than starting worker processes.
-_SMALL_BYTES = 64 << 20
 
 
 def verify(
@@ -71,23 +68,19 @@ def verify(
     ]
     splits = {split: Checked([]) for split in manifest.splits}
     sizes = [sum(entry.bytes for entry in shard.files.values()) for _, _, shard in jobs]
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        progress.shown("verifying", sum(sizes), 0, "B") as bar,
-    ):
+    with tempfile.TemporaryDirectory() as scratch:
         digests = _Digests(scratch, sum(shard.documents for _, _, shard in jobs))
-        done = 0
-        workers = workers if sum(sizes) > _SMALL_BYTES else 1
-        of_cache = (folder, manifest.plan, lists)
-        results = processes.in_order(_checker, of_cache, jobs, workers, _CHUNK)
-        for (split, *_), size, checked in zip(jobs, sizes, results, strict=True):
+        workers = workers if sum(sizes) > processes.SMALL_BYTES else 1
+        results = processes.in_order(
+            *("verifying", _checker, (folder, manifest.plan, lists), jobs, sizes, workers, _CHUNK),
+            note=lambda: f"{len(faults)} faults",
+        )
+        for (split, *_), checked in zip(jobs, results, strict=True):
             total = splits[split]
             for field in ("size", "rows", "tokens", "documents", "dropped"):
                 setattr(total, field, getattr(total, field) + getattr(checked, field))
             faults += checked.faults
             digests.add(checked.digests)
-            done += size
-            bar.update(done, f"{len(faults)} faults")
         faults += digests.faults()
     return splits, faults
 

@@ -1,10 +1,8 @@
-"""Compiled decoding of a shard's rows for verification, a megabyte of records at a time.
+"""Compiled decoding of a shard's R rows for verification, a megabyte of records at a time.
 
 Records are decoded, re-encoded and compared byte by byte, which checks lengths, checksums and form
 together. Where bytes differ, records are read one at a time to find the fault, if the form is not
 merely another writer's.
-
-Dimensions: R rows.
 """
 
 import dataclasses
