@@ -26,10 +26,7 @@ def without_diacritics(text: str) -> str:
     return "".join(each for each in parts if not unicodedata.combining(each))
 
 
-LOSSES: Mapping[str, Callable[[str], str]] = {
-    "diacritics": without_diacritics,
-    "case": str.lower,
-}
+LOSSES: Mapping[str, Callable[[str], str]] = {"diacritics": without_diacritics, "case": str.lower}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

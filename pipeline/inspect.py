@@ -100,8 +100,7 @@ class Flags:
 
     cache: str = field(REQUIRED, "folder of the cache, CACHE_DIR/TASK", metavar="DIR")
     task: str | None = field(
-        None,
-        "task whose examples to show; None: the cache's own, or only rows if it is not known",
+        None, "task whose examples to show; None: the cache's own, or only rows if it is not known"
     )
     task_module: str | None = field(
         None, "Python module with a tuple TASKS of further tasks", metavar="MODULE"

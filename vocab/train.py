@@ -138,10 +138,7 @@ def _job(options: Options, splitter: Splitter, corpus: sources.Corpus, output: s
 
 
 def _model(
-    options: Options,
-    counts: count.Counts,
-    splitter: Splitter,
-    base: vocabulary.Vocabulary | None,
+    options: Options, counts: count.Counts, splitter: Splitter, base: vocabulary.Vocabulary | None
 ) -> bytes:
     # SentencePiece never sees the symbols, because text was split at them.
     symbols = 0 if base else len(options.symbols)

@@ -55,7 +55,7 @@ class Collector:
     """Rows of a file, collected block by block."""
 
     def __init__(self, path: str, size: int, is_pairs: bool):
-        self._path, self._size, self._is_pairs = path, size, is_pairs
+        self._path, self._size, self.is_pairs = path, size, is_pairs
         self._index: list[np.ndarray] = [np.zeros(0, PAIR_INDEX if is_pairs else RAGGED_INDEX)]
         self.rows = self._tokens = self._inputs = self._zeros = self._ids = self._empty = 0
         self._ends = {"inputs": 0, "targets": 0}
@@ -78,7 +78,7 @@ class Collector:
 
     def side(self, name: str, lengths: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Counts a side of int64 [rows] ids that may end in EOS; returns the ids to read."""
-        read = lengths - ends if self._is_pairs else lengths
+        read = lengths - ends if self.is_pairs else lengths
         self._ends[name] += int(ends.sum())
         self._longest[name] = max(self._longest[name], int(read.max(initial=0)))
         return read
@@ -107,7 +107,7 @@ class Collector:
         longest, ends = self._longest, self._ends
         counts = AdoptedCounts(self._empty, self._zeros, self._ids, ends["inputs"], ends["targets"])
         pairs = None
-        if self._is_pairs:
+        if self.is_pairs:
             pairs = PairCounts(self._inputs, longest["inputs"], longest["targets"], 0, 0)
         return Scan(entry, np.concatenate(self._index), counts, pairs, documents)
 
@@ -142,7 +142,7 @@ def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos
             data = left + block
             try:
                 bounds = _bounds(data)
-                _scan_block(rows, data[: bounds[-1]], bounds, start, is_pairs, inputs_refused, eos)
+                _scan_block(rows, data[: bounds[-1]], bounds, start, inputs_refused, eos)
             except CorruptRecord as error:
                 raise rows.refused(error.record, f"{error}; {_RESTORE}") from error
             left, start = data[bounds[-1] :], start + int(bounds[-1])
@@ -170,13 +170,7 @@ def _bounds(data: bytes) -> np.ndarray:
 
 
 def _scan_block(
-    rows: Collector,
-    data: bytes,
-    bounds: np.ndarray,
-    start: int,
-    is_pairs: bool,
-    inputs_refused: bool,
-    eos: int,
+    rows: Collector, data: bytes, bounds: np.ndarray, start: int, inputs_refused: bool, eos: int
 ) -> None:
     records.check_framing(data, bounds)
     raw, offsets = np.frombuffer(data, np.uint8), start + bounds[:-1]
@@ -202,7 +196,7 @@ def _scan_block(
                 "it has inputs, and the first row has none: give --read=pairs, or --read=targets "
                 "to leave all inputs out",
             )
-    rows.add(offsets, side("targets"), side("inputs") if is_pairs else None)
+    rows.add(offsets, side("targets"), side("inputs") if rows.is_pairs else None)
 
 
 def scan_tokens(

@@ -24,9 +24,7 @@ _IP = re.compile(r"(?<![\w.])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?!\w|\.[0-9])", re.AS
 
 
 def _chosen(
-    texts: Texts,
-    holds: pa.BooleanArray,
-    change: Callable[[Texts], tuple[Texts, int]],
+    texts: Texts, holds: pa.BooleanArray, change: Callable[[Texts], tuple[Texts, int]]
 ) -> tuple[Texts, int]:
     """Applies `change` to texts selected by `holds`; returns all texts and its count."""
     if not pc.any(holds).as_py():

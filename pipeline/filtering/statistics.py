@@ -127,36 +127,17 @@ class Statistics:
         if end_marks:
             marks = np.array([ord(each) for each in end_marks], np.uint32)
             kept = np.isin(lines["last"], marks) & ~lines["ellipsis"]
-        self._check(lines["begin"], lines["end"], least_words, longest_word, phrases, kept)
+        places = (np.ascontiguousarray(lines[name]) for name in ("begin", "end"))
+        rule = (least_words, longest_word, *_coded(phrases))
+        kernels.check_lines(self._data, *places, kernels.properties()[0], *rule, kept)
         return kept
 
     def with_phrase(self, phrases: tuple[str, ...]) -> np.ndarray:
         """Returns bool[texts], texts with one of the phrases, ignoring ASCII case."""
         clean = np.ones(len(self), bool)
-        self._check(self._bounds[:-1], self._bounds[1:], 0, _ANY_LENGTH, phrases, clean)
+        places, rule = (self._bounds[:-1], self._bounds[1:]), (0, _ANY_LENGTH, *_coded(phrases))
+        kernels.check_lines(self._data, *places, kernels.properties()[0], *rule, clean)
         return ~clean
-
-    def _check(
-        self,
-        begins: np.ndarray,
-        ends: np.ndarray,
-        least_words: int,
-        longest_word: int,
-        phrases: tuple[str, ...],
-        kept: np.ndarray,
-    ) -> None:
-        coded = [phrase.encode().lower() for phrase in phrases]  # of bytes, only ASCII letters
-        kernels.check_lines(
-            self._data,
-            np.ascontiguousarray(begins),
-            np.ascontiguousarray(ends),
-            kernels.properties()[0],
-            least_words,
-            longest_word,
-            np.frombuffer(b"".join(coded), np.uint8),
-            np.cumsum([len(each) for each in coded], dtype=np.int64),
-            kept,
-        )
 
     def with_lines(self, kept: np.ndarray) -> pa.LargeStringArray:
         text, begin, end = map(
@@ -165,6 +146,12 @@ class Statistics:
         data, bounds = kernels.joined_lines(self._data, text, begin, end, kept, len(self))
         parts = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
         return pa.Array.from_buffers(pa.large_string(), len(self), parts)
+
+
+def _coded(phrases: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    coded = [phrase.encode().lower() for phrase in phrases]  # of bytes, only ASCII letters
+    ends = np.cumsum([len(each) for each in coded], dtype=np.int64)
+    return np.frombuffer(b"".join(coded), np.uint8), ends
 
 
 def _punctuated_lines(of: Statistics) -> np.ndarray:

@@ -345,7 +345,7 @@ def _check_lineage(lineage: "pa.Table", rows: Rows, plan: Plan, require: _Requir
     wrong = np.flatnonzero(expected != whole)
     first = f"tokens before part {wrong[0]} belong to no part, or to two" if len(wrong) else ""
     require("documents", first, not len(wrong))
-    ends = _ends_of_documents(lineage, offset, tokens, begins, require)
+    ends = _ends_of_documents(lineage, begins, require)
     if plan.separator == "none":
         ends = ends[:0]
     if not plan.pairs:  # pairs may spell an EOS
@@ -354,14 +354,11 @@ def _check_lineage(lineage: "pa.Table", rows: Rows, plan: Plan, require: _Requir
     return documents
 
 
-def _ends_of_documents(
-    lineage: "pa.Table",
-    offset: np.ndarray,
-    tokens: np.ndarray,
-    begins: np.ndarray,
-    require: _Require,
-) -> np.ndarray:
+def _ends_of_documents(lineage: "pa.Table", begins: np.ndarray, require: _Require) -> np.ndarray:
     """Returns int64[documents], sorted positions of last tokens; checks that no part is missing."""
+    tokens, offset = (
+        lineage.column(name).to_numpy().astype(np.int64) for name in LINEAGE_COLUMNS[3:]
+    )
     last = np.ones(len(offset), bool)
     later = np.flatnonzero(offset)
     if len(later):
