@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from vocab import unigram_seeds
@@ -131,8 +133,6 @@ def _learn_in_child(sender: Any, path: str, settings: Mapping[str, Any]) -> None
 
 def _write_seeds(path: str, longest: int) -> str:
     """Writes seed pieces for the words in the file `path`; returns the path of the seeds."""
-    import numpy as np
-
     words: list[str] = []
     counts: list[int] = []
     with open(path, encoding="utf-8", newline="\n") as file:

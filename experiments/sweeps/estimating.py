@@ -6,6 +6,8 @@ import timeit
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from experiments.sweeps import cells
 from experiments.sweeps.cells import Cell, Stage
 from tasks import registry
@@ -119,8 +121,6 @@ def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tu
             found.append(statistics.median(known) * each.operations / each.steps)
     if found:
         return statistics.median(found), f"by {len(found)} finished cells"
-    import numpy as np
-
     matrix: Any = np.ones((1024, 1024), np.float32)
     seconds = min(timeit.repeat(lambda: matrix @ matrix, number=1))
     product = 2 * len(matrix) ** 3 / seconds

@@ -50,7 +50,7 @@ class _Process:
     def __init__(self, command: Sequence[str], log: pathlib.Path, environment: Mapping[str, str]):
         self._log = log
         with open(log, "ab") as file:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", _CHILD, str(os.getpid()), sys.executable, "-m", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -60,7 +60,7 @@ class _Process:
             )
 
     def code(self) -> int | None:
-        return self._process.poll()
+        return self.process.poll()
 
     def why(self, code: int) -> str:
         """Returns the cause of a failure: the last line of the log, or the signal."""
@@ -69,17 +69,21 @@ class _Process:
         lines = self._log.read_text(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
 
-    def stop(self) -> None:
+    def send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
+            os.killpg(self.process.pid, number)
 
-    def wait(self, seconds: float) -> None:
+
+def _end(processes: Sequence[_Process]) -> None:
+    """Waits until the processes have saved their states; kills them if that takes too long."""
+    for each in processes:
+        each.send(signal.SIGTERM)
+    for each in processes:
         try:
-            self._process.wait(seconds)
+            each.process.wait(_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            each.send(signal.SIGKILL)
+            each.process.wait()
 
 
 def prepare(planned: Sequence[Cell], output: str, environment: Mapping[str, str]) -> None:
@@ -96,8 +100,7 @@ def prepare(planned: Sequence[Cell], output: str, environment: Mapping[str, str]
             while (code := process.code()) is None:
                 time.sleep(_POLL_SECONDS)
         except BaseException:
-            process.stop()
-            process.wait(_PATIENCE_SECONDS)
+            _end([process])
             raise
         if code:
             raise UserError(f"python -m {command[0]} failed: {process.why(code)} (see {log})")
@@ -165,8 +168,5 @@ def run(
                 if status == cells.FINISHED:
                     check(each.cell, each.key, each.folder)
     except BaseException:
-        for each in running:
-            each.process.stop()
-        for each in running:
-            each.process.wait(_PATIENCE_SECONDS)
+        _end([each.process for each in running])
         raise

@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
@@ -261,18 +261,20 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
             files.remove(files.join(folder, name))
 
     changed = {split: count for split, count in earlier.items() if count != plan.shards[split]}
-    with ThreadPoolExecutor(files.threads(folder)) as pool:
-        # Reading the results raises the threads' exceptions.
-        list(pool.map(rename, _keys(changed)))
+    _each(folder, rename, _keys(changed))
 
 
 def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard | None]:
     """Returns receipts by (split, number), None if unfinished; `check` compares checksums, too."""
     sizes = files.list_sizes(folder)
     keys = _keys(plan.shards)
+    found = _each(folder, lambda key: finished(folder, plan, *key, sizes, check), keys)
+    return dict(zip(keys, found, strict=True))
+
+
+def _each(folder: str, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
     with ThreadPoolExecutor(files.threads(folder)) as pool:
-        found = pool.map(lambda key: finished(folder, plan, key[0], key[1], sizes, check), keys)
-        return dict(zip(keys, found, strict=True))
+        return list(pool.map(function, items))  # raises the threads' exceptions
 
 
 def _keys(shards: dict[str, int]) -> list[ShardKey]:
@@ -285,10 +287,8 @@ def invalidate(folder: str, plan: Plan, keys: Iterable[ShardKey] = ()) -> None:
     files.remove(files.join(folder, MANIFEST))
     receipts = {shard_file(split, "receipt", index, plan.shards[split]) for split, index in keys}
     for split in plan.shards if receipts else ():
-        receipts_there = files.list_sizes(folder, f"{split}.receipt-").keys() & receipts
-        with ThreadPoolExecutor(files.threads(folder)) as pool:
-            # Reading the results raises the threads' exceptions.
-            list(pool.map(lambda name: files.remove(files.join(folder, name)), receipts_there))
+        there = files.list_sizes(folder, f"{split}.receipt-").keys() & receipts
+        _each(folder, lambda name: files.remove(files.join(folder, name)), there)
 
 
 def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
@@ -329,8 +329,7 @@ def closing_files(manifest: CacheManifest) -> dict[str, bytes]:
     for split, shards in manifest.splits.items():
         sizes = {"num_shards": len(shards), "seqio_version": _SEQIO_VERSION}
         found[f"info.{split}.json"] = {**features, **sizes}
-    for split, shards in manifest.splits.items():
-        found[f"stats.{split}.json"] = _seqio_stats(shards)
+    found |= {f"stats.{split}.json": _seqio_stats(each) for split, each in manifest.splits.items()}
     written = {name: files.json_bytes(value) for name, value in found.items()}
     return {**written, MANIFEST: manifest.content(), COMPLETED: b"tfrecord"}
 

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import parquet
 
 from pipeline.building.rows import framed, text_tokens
 from tasks.cache import manifest
@@ -64,8 +65,6 @@ class ShardWriter:
         self.edits: Counter[str] = Counter()
 
     def __enter__(self) -> "ShardWriter":
-        from pyarrow import parquet
-
         self._stack = contextlib.ExitStack()
         with self._stack:
             self._records = self._open("tfrecord")

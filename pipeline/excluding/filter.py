@@ -4,15 +4,12 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from pipeline.excluding.lists import WHOLE, Entry, ExcludeList, base_id, copy_name, id_digests
 from tasks.storage import files
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Follows the reason if every paragraph of a document is listed.
 NOTHING_LEFT = ", every paragraph"
@@ -52,8 +49,8 @@ class Filter:
         return bool(self._lists)
 
     def __call__(
-        self, batch: "pa.RecordBatch", quarantine: Callable[[str, str, str], None]
-    ) -> "pa.RecordBatch":
+        self, batch: pa.RecordBatch, quarantine: Callable[[str, str, str], None]
+    ) -> pa.RecordBatch:
         """Returns a batch without listed documents; passes id, place and reason to `quarantine`."""
         names = [name or "" for name in batch.column("id").to_pylist()]
         parts = batch.column("part").to_pylist()
@@ -79,15 +76,13 @@ class Filter:
             kept[row] = False
             quarantine(names[row], batch.column("place")[row].as_py(), reason)
         if texts:
-            import pyarrow as pa
-
             place = batch.schema.get_field_index("text")
             old = batch.column(place)
             values = [texts.get(row, value) for row, value in enumerate(old.to_pylist())]
             batch = batch.set_column(place, "text", pa.array(values, old.type))
         return batch if kept.all() else batch.filter(kept)
 
-    def without(self, batch: "pa.RecordBatch") -> "pa.RecordBatch":
+    def without(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not self._lists:
             return batch
         names = [name or "" for name in batch.column("id").to_pylist()]
@@ -98,7 +93,7 @@ class Filter:
         return batch.filter(kept)
 
     def _found(
-        self, names: list[str], parts: list[int], batch: "pa.RecordBatch"
+        self, names: list[str], parts: list[int], batch: pa.RecordBatch
     ) -> dict[int, list[Entry]]:
         bases = [base_id(name, part) for name, part in zip(names, parts, strict=True)]
         digests = id_digests(bases)

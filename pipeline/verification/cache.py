@@ -11,6 +11,7 @@ from pipeline.excluding.lists import ExcludeList, copy_name
 from pipeline.runners import processes
 from pipeline.verification.adopted import AdoptedChecker, check_shared_files
 from pipeline.verification.shard import FINISH, Checked, Fault, ShardChecker
+from tasks import vocabulary
 from tasks.cache import old_states
 from tasks.cache.manifest import (
     MANIFEST,
@@ -98,7 +99,6 @@ def _checker(folder: str, plan: Plan, lists: _Lists) -> Callable[[_Job], Checked
 def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -> list[Fault]:
     """Checks the files outside shards, and that the folder has no others."""
     from pipeline.building import lifecycle
-    from tasks import vocabulary
 
     plan = manifest.plan
     faults = [Fault(MANIFEST, problem, FINISH) for problem in manifest.contradictions()]

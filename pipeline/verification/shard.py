@@ -9,9 +9,11 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 
 from pipeline.adopting.scan import Hashed
 from pipeline.excluding.filter import NOTHING_LEFT, Filter
@@ -23,9 +25,6 @@ from tasks.cache.filtered import FILTERED
 from tasks.cache.manifest import LINEAGE_COLUMNS, MANIFEST, FileEntry, Plan, Shard
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _REDO = "run pipeline.build again with the same flags to redo this shard alone"
 # In a bucket, builds only compare sizes.
@@ -138,7 +137,7 @@ class ShardChecker:
 
     def _check_lists(
         self,
-        lineage: "pa.Table",
+        lineage: pa.Table,
         quarantined: list[dict[str, Any]],
         shard: Shard,
         file: str,
@@ -300,10 +299,7 @@ def _check_tokens(rows: Rows, plan: Plan, first_sentinel: int, require: _Require
     )
 
 
-def _lineage(data: bytes, require: _Require) -> "pa.Table | None":
-    import pyarrow as pa
-    from pyarrow import parquet
-
+def _lineage(data: bytes, require: _Require) -> pa.Table | None:
     try:
         lineage = parquet.read_table(io.BytesIO(data))
     except (pa.ArrowException, OSError) as error:
@@ -315,7 +311,7 @@ def _lineage(data: bytes, require: _Require) -> "pa.Table | None":
     return lineage
 
 
-def _check_lineage(lineage: "pa.Table", rows: Rows, plan: Plan, require: _Require) -> int:
+def _check_lineage(lineage: pa.Table, rows: Rows, plan: Plan, require: _Require) -> int:
     row, position, tokens, offset = (
         lineage.column(name).to_numpy().astype(np.int64) for name in LINEAGE_COLUMNS[1:]
     )
@@ -354,7 +350,7 @@ def _check_lineage(lineage: "pa.Table", rows: Rows, plan: Plan, require: _Requir
     return documents
 
 
-def _ends_of_documents(lineage: "pa.Table", begins: np.ndarray, require: _Require) -> np.ndarray:
+def _ends_of_documents(lineage: pa.Table, begins: np.ndarray, require: _Require) -> np.ndarray:
     """Returns int64[documents], sorted positions of last tokens; checks that no part is missing."""
     tokens, offset = (
         lineage.column(name).to_numpy().astype(np.int64) for name in LINEAGE_COLUMNS[3:]
@@ -391,7 +387,7 @@ def _quarantined(data: bytes, require: _Require) -> list[dict[str, Any]]:
     return found
 
 
-def _digests(lineage: "pa.Table", names: Collection[str]) -> bytes:
+def _digests(lineage: pa.Table, names: Collection[str]) -> bytes:
     """Returns the digests of Checked; `names` are the corpus files' names."""
     import pyarrow.compute as pc
 
