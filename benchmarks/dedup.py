@@ -2,15 +2,14 @@
 
     python -m benchmarks.dedup --corpus='parquet:text.parquet' --datatrove_python=VENV/bin/python
 
-Planted pairs are passages of the corpus and copies that end in another passage, so that their
-Jaccard similarity over shingles of 5 words is known; it is computed from Python's own strings. The
-table has the share of pairs found at each similarity beside the probability that MinHash predicts.
+Planted pairs are passages of the corpus and copies that end in another passage; Python's own
+strings give their Jaccard similarity over shingles of 5 words. The table has the share of pairs
+found at each similarity beside the probability that MinHash predicts.
 
-For the speed, every row is a separate command on the corpus itself. MB are 10^6 bytes of text, per
-processor second of all its processes, less the time of the same command on 20 documents. datatrove
-runs its first stage alone, the signatures, with FineWeb's parameters; VENV has
-`datatrove regex spacy tokenizers xxhash<4`. "split at spaces" leaves out spaCy, its
-tokenizer of words.
+For the speed, every row is a command on the corpus itself: MB, 10^6 bytes of text, per processor
+second of all its processes, less the time on 20 documents. datatrove runs its first stage alone,
+the signatures, with FineWeb's parameters; VENV has `datatrove regex spacy tokenizers xxhash<4`.
+"split at spaces" leaves out spaCy, its tokenizer of words.
 """
 
 import dataclasses

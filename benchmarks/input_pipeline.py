@@ -3,14 +3,13 @@
     python -m benchmarks.input_pipeline [--tokens=1e9] [--batch_size=128] [--cores=0,1]
 
 Batches are of span corruption, 512 inputs and 114 targets: encoder_input_tokens and
-decoder_{input_tokens,target_tokens,loss_weights} as numpy arrays. Tokens are counted in the
-corpus, 568 per example.
+decoder_{input_tokens,target_tokens,loss_weights} as numpy arrays. Tokens are counted in the corpus,
+568 per example.
 
-The cache is made in a temporary folder. It has one shard of --shard_tokens ids, and hard links to
-it under the names of other shards, for --tokens in total. There are 32,000 different ids under
-Zipf's law (an id of rank r has a probability proportional to 1 / r), since the size of an id in
-bytes depends on its rank. So records are read from memory and not from disk, while files, index and
-order are as in a whole cache.
+The cache, in a temporary folder, is one shard of --shard_tokens ids and hard links to it as other
+shards, for --tokens in total, so records are read from memory, while files, index and order are as
+in a whole cache. There are 32,000 different ids under Zipf's law, since the size of an id in bytes
+depends on its rank.
 
 ours   trainer.data.batches.TrainingBatches: global shuffle, checksums, noise, features
 T5     tf.data over the same records: TFRecordDataset, parse, T5's span corruption in TensorFlow

@@ -4,24 +4,23 @@
         --dtype=float32 [--rounds=5] [--steps=1] [--model.remat=dots] [--field.path=value] \\
         [--t5x=T5X_CHECKOUT[:AIRIO:JESTIMATOR]] [--t5x_python=VENV/bin/python]
 
-The step is the trainer's, on full rows of random tokens. A round is `--steps` steps, dispatched one
-after the other as in a run; a sample is the time of a round divided by its steps. More steps per
-round hide more of the dispatch overhead on an accelerator. Any field of the configuration is a
-flag. `--deterministic=false` lets XLA use kernels on GPUs whose results differ from run to run; the
-ratio of two commands, with it and without, is the cost of reproducible bits. `--output` adds the
-minimum seconds of a step to a file for `experiments.sweep --step_times`.
+The step is the trainer's, on full rows of random tokens. A sample is the time of a round of
+`--steps` steps, dispatched one after the other as in a run, per step; more steps hide more of the
+dispatch overhead on an accelerator. Any field of the configuration is a flag: with
+`--deterministic=false`, XLA may use kernels on GPUs whose results differ from run to run, so the
+ratio to a run without it is the cost of reproducible bits. `--output` adds the minimum seconds of a
+step to a file for `experiments.sweep --step_times`.
 
 With `--t5x`, T5X's `Trainer` makes the same update (its T5 1.1 or decoder-only example, Adafactor,
-the same shapes and dtypes) in a separate process, alternating with ours round by round. Its
-dependencies must be installed for that interpreter; the project does not need them.
+the same shapes and dtypes) in a separate process whose interpreter has its dependencies,
+alternating with ours round by round.
 
-MFU is `cost.flops_per_step`, which counts forward and backward without recomputation, divided by
-the time of a step and by the peak. The peak is bfloat16's for hardware that `engine.hardware`
-lists, and a measured matrix product's otherwise. The roofline is the higher of two bounds:
-those FLOPs at the peak, and the step's bytes at the memory bandwidth. Of the parts, "no layers" is
-forward and backward of embedding, logits and loss alone, which the first two contain. On a
-CPU, parts and their shares are processor seconds of all cores together, which other work on the
-machine hardly changes.
+MFU is `cost.flops_per_step`, forward and backward without recomputation, divided by the time of a
+step and by the peak: bfloat16's for hardware that `engine.hardware` lists, else that of a measured
+matrix product. The roofline is the higher of two bounds: those FLOPs at the peak, and the step's
+bytes at the memory bandwidth. The part "no layers" is forward and backward of embedding, logits and
+loss alone, which the first two contain. On a CPU, parts are processor seconds of all cores
+together, which other work on the machine hardly changes.
 """
 
 import dataclasses

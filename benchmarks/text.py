@@ -3,10 +3,10 @@
     python -m benchmarks.text --output=text.parquet --megabytes=120 [FOLDER ...]
 
 Reads programs, documentation, manual pages and translations (.py .js .rst .md .txt .html .mo and
-others, also gzipped) from Python's packages and library, /usr/share, and the given folders.
-Duplicates are dropped; files are ordered by the hash of their path. For more languages, unpack
-documentation packages such as Debian's manpages-ja, manpages-zh, libreoffice-help-zh-cn,
-libreoffice-l10n-ro, -th, -km into a FOLDER.
+others, also gzipped) from Python's packages and library, /usr/share, and the given folders, such as
+unpacked documentation packages of further languages (Debian's manpages-ja, manpages-zh,
+libreoffice-help-zh-cn, libreoffice-l10n-ro, -th, -km). Duplicates are dropped; files are ordered by
+the hash of their path.
 """
 
 import dataclasses

@@ -4,12 +4,11 @@
     python -m benchmarks.tokenize --text=text.parquet --train=unigram:8000 --train=unigram:32000 \\
         --train=unigram:250000 --train=bpe:32000 [--vocabulary=VOCABULARY ...]
 
-`--vocabulary` is one of any kind, as `pipeline.build` reads it; `--train` trains a SentencePiece
-model on a sample of the text. Both sides run in one thread on batches of 256 documents; time is
-processor time. The library is SentencePiece or, for a tokenizer.json, `tokenizers`: the fastest of
-`encode_batch_fast`, which encodes all, and `encode_batch` and `encode`, which encode one batch in
-ten. "first" is the speed on new text, "again" that of a second pass over 1 % of it. "differ" counts
-documents with different ids, "left" texts that the fast tokenizer left to the library.
+Both sides run in one thread on batches of 256 documents; time is processor time. The library is
+SentencePiece or, for a tokenizer.json, `tokenizers`: the fastest of `encode_batch_fast`, which
+encodes all, and `encode_batch` and `encode`, which encode one batch in ten. "first" is the speed on
+new text, "again" that of a second pass over 1 % of it. "differ" counts documents with different
+ids, "left" texts that the fast tokenizer left to the library.
 """
 
 import dataclasses

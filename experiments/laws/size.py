@@ -1,10 +1,9 @@
 """The loss of several models by their parameters N and training tokens D.
 
 Chinchilla's form is E + A / N^α + B / D^β, Kaplan's ((Nc / N)^(αN / αD) + Dc / D)^αD. Both are
-fitted to logarithms of losses with Huber's loss, from several starts.
-
-Source: Hoffmann et al. 2022 (arXiv:2203.15556), section 3.3 and appendix D.2; Kaplan et al. 2020
-(arXiv:2001.08361), equation 1.5.
+fitted to logarithms of losses with Huber's loss, from several starts. Source: Hoffmann et al. 2022
+(arXiv:2203.15556), section 3.3 and appendix D.2; Kaplan et al. 2020 (arXiv:2001.08361), equation
+1.5.
 """
 
 import dataclasses

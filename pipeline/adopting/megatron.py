@@ -2,10 +2,8 @@
 
 An index is little-endian: magic (9 bytes), version (uint64), code of the token type (uint8),
 numbers of sequences and of document borders (uint64 each), sequence lengths in tokens (int32 each),
-sequence offsets in bytes (int64 each), first sequence of each document and a final end (int64
-each).
-
-Source: Megatron-LM `megatron/core/datasets/indexed_dataset.py`.
+sequence offsets in bytes, first sequence of each document and a final end (int64 each). Source:
+Megatron-LM `megatron/core/datasets/indexed_dataset.py`.
 """
 
 import fnmatch

@@ -3,11 +3,10 @@
 Words are lower-case letters and digits without punctuation, as in both sources.
 
 Sources: Brown et al. 2020 (GPT-3, arXiv:2005.14165), appendix C: n-grams of 13 words, down to 8 for
-shorter examples; one shared n-gram is a collision, and n-grams that collide with more than 10
-training documents are ignored. Gao et al. 2020 (The Pile, arXiv:2101.00027) use the same 13-grams.
-Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), section 8: 70 % of an example's 8-grams.
-Differences: GPT-3 cuts 200 characters around a collision, and drops documents cut into more than
-ten parts; here the whole unit is dropped, which is a line if units are paragraphs.
+shorter examples; n-grams that collide with more than 10 training documents are ignored. Gao et al.
+2020 (The Pile, arXiv:2101.00027) use the same. Chowdhery et al. 2022 (PaLM, arXiv:2204.02311),
+section 8: 70 % of an example's 8-grams. GPT-3 cuts 200 characters around a collision, and drops
+documents cut into more than ten parts; here the whole unit is dropped, a document or a line.
 """
 
 from collections.abc import Sequence
