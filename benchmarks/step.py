@@ -222,10 +222,7 @@ class Ours:
         return text + (f", {seen / 1e9:.2f} GB peak in use" if seen else "")
 
     def parts(self, rounds: int) -> dict[str, float]:
-        """Returns the seconds of the step's parts, each compiled separately.
-
-        They are the minimum over `rounds`; on a CPU, processor seconds of all cores together.
-        """
+        """Returns the seconds of the step's parts, compiled separately: the least of `rounds`."""
         config, params, batch = self.config, self.state.params, self.batch
         spec = model_spec(config.model)
         model, key = build_model(spec), jax.random.key(0)

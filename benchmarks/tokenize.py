@@ -121,10 +121,7 @@ def compare(name: str, loaded: Vocabulary, text: list[pa.Array]) -> tuple[str, .
 
 
 def batches(path: str, megabytes: int | None) -> list[pa.Array]:
-    """Returns the texts of a Parquet file in batches of 256.
-
-    With `megabytes`, returns that much: the first texts, or all several times, in new orders.
-    """
+    """Returns a Parquet file's texts in batches of 256; `megabytes` of them, repeated if few."""
     whole = pq.read_table(path)["text"].combine_chunks()
     whole = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
     found = [whole.slice(start, 256) for start in range(0, len(whole), 256)]

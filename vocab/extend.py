@@ -10,6 +10,7 @@ from pieces that the old merges never produce.
 """
 
 import statistics
+from collections.abc import Iterable
 from typing import Any
 
 from tasks import vocabulary
@@ -23,7 +24,7 @@ def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
             f"--extend={base.name}: only SentencePiece models with T5's ids can be extended "
             "(pad 0, eos 1, unk 2)"
         )
-    proto = _proto(base.model)
+    proto = proto_of(base.model)
     spec = proto.trainer_spec
     if spec.model_type != spec.UNIGRAM:
         name = spec.ModelType.Name(spec.model_type).lower()
@@ -38,18 +39,24 @@ def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
 
 
 def symbols(model: bytes) -> tuple[str, ...]:
-    return tuple(piece.piece for piece in _proto(model).pieces if piece.type == piece.USER_DEFINED)
+    return tuple(
+        piece.piece for piece in proto_of(model).pieces if piece.type == piece.USER_DEFINED
+    )
 
 
 def with_symbols(model: bytes, more: tuple[str, ...]) -> bytes:
-    """Appends `more` as user-defined pieces; raises UserError if one is already a piece."""
-    proto = _proto(model)
-    present = {piece.piece for piece in proto.pieces}
-    for symbol in more:
-        if symbol in present:
-            raise UserError(f"the vocabulary to extend already has the piece {symbol!r}")
-        proto.pieces.add(piece=symbol, score=0.0, type=proto.SentencePiece.USER_DEFINED)
+    proto = proto_of(model)
+    add(proto, more, "the vocabulary to extend already has the piece {!r}")
     return proto.SerializeToString(deterministic=True)
+
+
+def add(proto: Any, symbols: Iterable[str], refusal: str) -> None:
+    """Appends user-defined pieces to a model; raises UserError if one is already a piece."""
+    present = {piece.piece for piece in proto.pieces}
+    for symbol in symbols:
+        if symbol in present:
+            raise UserError(refusal.format(symbol))
+        proto.pieces.add(piece=symbol, score=0.0, type=proto.SentencePiece.USER_DEFINED)
 
 
 def extend(
@@ -60,12 +67,12 @@ def extend(
     The sentinels of `base` are left out; vocab.train adds them again at the end. Raises UserError
     if `learned` has too few new pieces, or `size` is too small.
     """
-    proto = _proto(base.model)
+    proto = proto_of(base.model)
     del proto.pieces[base.record.pieces - own_sentinels(base) :]
     normal = proto.SentencePiece.NORMAL
     known = {piece.piece: piece.score for piece in proto.pieces}
     old_count = len(proto.pieces)
-    candidates = [piece for piece in _proto(learned).pieces if piece.type == normal]
+    candidates = [piece for piece in proto_of(learned).pieces if piece.type == normal]
     shared = [known[each.piece] - each.score for each in candidates if each.piece in known]
     shift = statistics.median(shared) if shared else 0.0
     for symbol in user_defined:
@@ -106,7 +113,8 @@ def id_map(base: vocabulary.Vocabulary, size: int, sentinels: int) -> list[int]:
     return [*range(pieces), *range(size - (own or sentinels), size)]
 
 
-def _proto(model: bytes) -> Any:
+def proto_of(model: bytes) -> Any:
+    """Returns the ModelProto of a SentencePiece model."""
     from sentencepiece import sentencepiece_model_pb2
 
     return sentencepiece_model_pb2.ModelProto.FromString(model)

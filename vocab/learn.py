@@ -36,9 +36,9 @@ def limits(memory_bytes: int) -> tuple[int, int]:
 def learn(settings: Mapping[str, Any], counts: Counts, symbols: int = 0) -> bytes:
     """Returns a SentencePiece model with T5's ids, learned from `counts`, without a normaliser.
 
-    `settings` are the trainer's, `symbols` the difference between the user's vocab_size and theirs.
-    Training runs in a child process: SentencePiece holds the interpreter lock throughout, writes to
-    stderr, and exits on unexpected input. Raises UserError with its reason, or if the process died.
+    `symbols` is what the user's vocab_size has more than `settings`. A child process trains,
+    because SentencePiece holds the interpreter lock, writes to stderr, and exits on unexpected
+    input.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "words.tsv")

@@ -56,10 +56,8 @@ def train(
 ) -> vocabulary.Vocabulary:
     """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
 
-    `base` is the vocabulary to extend; `options.extends` is its checksum. Raises a UserError if
-    `output` holds another vocabulary or is not writable, the corpus has no text, or SentencePiece
-    fails, for instance because `vocab_size` is too large for the corpus. The word counts are kept
-    for the next run, even with other options.
+    `base` is the vocabulary to extend; `options.extends` is its checksum. Word counts are kept on
+    errors, for the next run, even with other options.
     """
     corpora = as_corpora(corpus)
     if before := folder.finished(output, options.as_dict(), corpora.record):
@@ -173,10 +171,7 @@ def _counted(counts: count.Counts) -> str:
 
 @contextlib.contextmanager
 def _claimed(output: str, *keys: str) -> Iterator[lock.Lock]:
-    """Locks the folder and removes files of killed runs, except counts of the jobs `keys`.
-
-    Raises UserError as `folder.held` does, or if this command did not write the folder's model.
-    """
+    """Locks the folder and removes files of killed runs, except counts of the jobs `keys`."""
     with folder.held(output) as held:
         names = files.list_names(output)
         if VOCABULARY in names and _REPORT not in names:
@@ -191,11 +186,8 @@ def _claimed(output: str, *keys: str) -> Iterator[lock.Lock]:
 
 def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes:
     """Returns the model with the rules of `normaliser` and with `symbols` inserted after <unk>."""
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto = sentencepiece_model_pb2.ModelProto.FromString(learned)
-    rules = sentencepiece_model_pb2.ModelProto.FromString(normaliser).normalizer_spec
-    proto.normalizer_spec.CopyFrom(rules)
+    proto = extend.proto_of(learned)
+    proto.normalizer_spec.CopyFrom(extend.proto_of(normaliser).normalizer_spec)
     present = {piece.piece for piece in proto.pieces}
     pieces = list(proto.pieces)
     for place, symbol in enumerate(symbols, vocabulary.UNK_ID + 1):
@@ -212,18 +204,11 @@ def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes
 def add_sentinels(model: bytes, count: int) -> bytes:
     """Returns the model with <extra_id_{count-1}> … <extra_id_0> as its last pieces.
 
-    As user-defined pieces they are never split or merged with the text around them. Raises
-    UserError if a sentinel is already a piece, because the corpus contains its text.
+    As user-defined pieces they are never split or merged with the text around them.
     """
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-    present = {piece.piece for piece in proto.pieces}
-    for number in reversed(range(count)):
-        text = vocabulary.sentinel_piece(number)
-        if text in present:
-            raise UserError(f"the corpus contains {text} as text, which became a piece")
-        proto.pieces.add(piece=text, score=0.0, type=proto.SentencePiece.USER_DEFINED)
+    proto = extend.proto_of(model)
+    sentinels = map(vocabulary.sentinel_piece, reversed(range(count)))
+    extend.add(proto, sentinels, "the corpus contains {} as text, which became a piece")
     proto.trainer_spec.vocab_size = len(proto.pieces)
     return proto.SerializeToString(deterministic=True)
 

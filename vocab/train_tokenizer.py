@@ -53,12 +53,7 @@ class Options:
 
 
 def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vocabulary.Vocabulary:
-    """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
-
-    A killed run starts over. `corpus` may be several with their weights. Raises UserError if
-    `output` holds something else or is being written, or the corpus has too few words for
-    `vocab_size`.
-    """
+    """Writes the vocabulary to the folder `output` and returns it; keeps a finished one."""
     corpora = as_corpora(corpus)
     manifest = {"options": dataclasses.asdict(options), "corpus": corpora.record}
     if folder.finished(output, *manifest.values()):

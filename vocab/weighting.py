@@ -32,10 +32,7 @@ class Corpora:
         return {"corpora": records, "weights": weights, "alpha": self.alpha}
 
     def factors(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        """Returns the factor of each corpus's text, given its bytes; the least is 1.
-
-        Raises UserError for a corpus without text, or counts beyond 64 bits.
-        """
+        """Returns the factor of each corpus's text, given its bytes; the least is 1."""
         if list(sizes) == [""]:
             return {"": 1.0}  # a single corpus without text is reported with the reasons
         for name, size in sizes.items():

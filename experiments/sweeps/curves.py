@@ -20,11 +20,7 @@ class Curve:
         return self.values[-1]
 
     def steps_to(self, value: float) -> float:
-        """Returns the updates until the metric first falls to `value`; infinity if it never does.
-
-        Interpolates linearly between evaluations; the result is at least the first evaluation's
-        step.
-        """
+        """Returns the interpolated updates until the metric first falls to `value`, or infinity."""
         if self.values[0] <= value:
             return float(self.steps[0])
         points = list(zip(self.steps, self.values, strict=True))

@@ -142,10 +142,9 @@ def run(
     environment: Mapping[str, str],
     check: Callable[[Cell, str, str], object],
 ) -> None:
-    """Runs cells, given with their keys and folders, and records their outcomes.
+    """Runs cells, given with keys and folders; records outcomes; calls `check` with finished ones.
 
-    `check` is called with each finished cell, so that an error common to all cells stops at the
-    first. Raises Stopped or KeyboardInterrupt after the runs have saved their states.
+    Raises Stopped or KeyboardInterrupt after the runs have saved their states.
     """
     pending, running = list(reversed(planned)), list[_Running]()
     count = 0

@@ -131,8 +131,7 @@ class Hashed:
 def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos: int) -> Scan:
     """Scans TFRecords of tf.train.Examples with `targets` and, for pairs, `inputs`.
 
-    `size` is the vocabulary's; `inputs_refused`: whether rows with targets must have no inputs.
-    Raises a UserError that names the row if a record is corrupt, malformed or has invalid ids.
+    A UserError names the row of a bad record, an id beyond `size`, or inputs where none may be.
     """
     rows = Collector(path, size, is_pairs)
     left, start = b"", 0

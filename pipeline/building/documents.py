@@ -79,10 +79,7 @@ def write(
     limits: Limits,
     excluding: Filter | None = None,
 ) -> Counter[str]:
-    """Writes a batch from `sources.read`; returns counts for the job's metrics.
-
-    `excluding` drops parts of split pairs; documents listed as a whole are not in the batch.
-    """
+    """Writes a batch; `excluding` drops parts of split pairs. Returns counts for metrics."""
     columns = {
         name: _tokenized(batch.column(name), vocabulary, tokenizer, limits, most)
         for name, most in limits.tokens.items()

@@ -269,10 +269,7 @@ def _filtered(pieces: tuple[Piece, ...], built: list[_Built]) -> dict[tuple[str,
 
 
 def _text(built: _Built) -> int:
-    """Returns the bytes of text in a slice, by which its counts are scaled.
-
-    The size of a Parquet slice is a guess: texts vary far more in length than in tokens per byte.
-    """
+    """Returns a slice's bytes of text, as a Parquet slice's size is only a guess."""
     form = FORMATS.get(built.piece.format)
     if not form or not form.ranges_are_rows or not built.piece.bytes:
         return built.piece.bytes

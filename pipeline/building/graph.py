@@ -115,8 +115,7 @@ def for_workers(job: Job) -> Job:
 def run(job: Job, pieces: list[Assignment], arguments: list[str], verbose: bool) -> Counter[str]:
     """Runs the pieces with Beam's `arguments`; returns the sums of `build_piece`'s counts.
 
-    If the runner keeps the order, as the local one does, the first shards of every split come
-    first, for runs that follow the build (`tasks.cache.following`).
+    Where order is kept, the first shards of every split come first, for `tasks.cache.following`.
     """
     work = functools.partial(build_piece, for_workers(job))
     ordered = sorted(pieces, key=lambda each: min(number for _, number in each.shards))

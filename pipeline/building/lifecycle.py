@@ -318,10 +318,7 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
 
 
 def closing_files(manifest: CacheManifest) -> dict[str, bytes]:
-    """Returns the files that complete a cache, name -> content, in writing order.
-
-    Source of info.SPLIT.json: seqio `beam_utils.py`, GetInfo.
-    """
+    """Returns a cache's last files in order (source of infos: seqio `beam_utils.py`, GetInfo)."""
     feature = {"dtype": "int32", "shape": [None]}
     other = "inputs" if manifest.plan.unit is Unit.PAIR else "document_starts"
     features = {"features": {other: feature, "targets": feature}}

@@ -37,10 +37,7 @@ _LINEAGE = pa.schema(
 
 
 class ShardWriter:
-    """Writer of one shard: the end of the `with` block finishes it, an error removes it.
-
-    `cut_paragraphs` and filter `edits`, by kind, are counted for the receipt.
-    """
+    """Writer of one shard: the end of the `with` block finishes it, an error removes it."""
 
     def __init__(self, folder: str, plan: manifest.Plan, split: str, index: int):
         self._folder = folder

@@ -161,10 +161,7 @@ def words_of(data, begins, ends, table, out, bounds, exact):
 
 @compiled(inline="always")
 def _gram(words, begin, count, factors):
-    """Hashes words[begin : begin + count].
-
-    Source: multilinear hashing, Lemire and Kaser 2014 (arXiv:1202.4961).
-    """
+    """Hashes some words by multilinear hashing (Lemire and Kaser 2014, arXiv:1202.4961)."""
     total = np.uint64(count) * np.uint64(_GOLDEN)
     for place in range(count):
         total += words[begin + place] * factors[place]

@@ -29,10 +29,7 @@ def as_json(
 
 
 def _false_positives(job: Job, result: Result) -> float | None:
-    """Returns the expected share of near duplicates less similar to the kept twin than wanted.
-
-    None if the wanted similarity is 1, which no estimate distinguishes from slightly less.
-    """
+    """Returns the expected share of near duplicates below the wanted similarity, None if it is 1."""
     if not job.rules.near or job.rules.wanted >= 1:
         return None
     return result.unlike_twin / max(result.counts["near"], 1)

@@ -24,11 +24,9 @@ def records(
     folder: str,
     unit: Unit = Unit.TEXT,
 ) -> tuple[ExcludeRecord, ...] | None:
-    """Returns the records of a plan: the cache's, then the new ones.
+    """Returns the records of a plan: the cache's, which stay in force, then the new ones.
 
-    Exclusions stay in force, so the cache's lists need not be given again. Raises a UserError if a
-    list has paragraphs for a corpus of pairs, was made for other parts of documents, or may keep
-    duplicates whose twins another list leaves out.
+    Raises a UserError if a list does not fit the corpus, or two may leave out both of two twins.
     """
     before = (existing.exclude or ()) if existing else ()
     added = [each for each in new if each.record not in before]

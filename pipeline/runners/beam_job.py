@@ -109,9 +109,8 @@ def run(
     arguments: list[str],
     verbose: bool,
 ) -> Counter[str]:
-    """Calls `function` with every element as a Beam job; returns the summed counts.
+    """Calls `function`, which must be repeatable, with elements as a Beam job; sums its counts.
 
-    The function returns counts; it must be picklable, and safe to call twice with an element.
     `folder` holds the results, and names errors without a file name. Raises a UserError if a worker
     found a mistake that the user can correct, or died, and an OSError if one could not read or
     write.

@@ -117,10 +117,7 @@ class Actions(NamedTuple):
 
 
 def actions(normaliser: Any, decomposes: bool) -> dict[str, Any]:
-    """Returns the fields of `Actions` that depend only on the normaliser.
-
-    `decomposes`: whether it applies NFD or NFKD, which reorder marks.
-    """
+    """Returns the normaliser's fields of `Actions`; `decomposes` if NFD or NFKD reorders marks."""
     found = np.full(POINTS, word_kernels.KEEP, np.int32)
     right_sides: dict[str, int] = {}
     size = 1  # index 0 is no replacement

@@ -120,8 +120,7 @@ def from_model(model: bytes, processor: Any) -> FastTokenizer:
     """Makes a tokenizer from a serialized ModelProto; `processor` encodes refused documents.
 
     Tables are kept in the user's cache folder: for 250,000 pieces, making them takes seconds,
-    loading milliseconds. Raises Unsupported if the model is neither unigram nor BPE, or uses an
-    unsupported feature.
+    loading milliseconds. Raises Unsupported for other models.
     """
 
     def make() -> dict[str, Any]:

@@ -32,10 +32,7 @@ Fast = fast_tokenizer.FastTokenizer | word_tokenizer.WordTokenizer | word_tokeni
 
 
 class Tokenizer:
-    """Tokenizer of a vocabulary with one of ENGINES; all return the library's ids.
-
-    Raises a UserError, at construction, if the engine does not support such vocabularies.
-    """
+    """Tokenizer of a vocabulary with one of ENGINES; all return the library's ids."""
 
     def __init__(self, vocabulary: Vocabulary, engine: str = FAST):
         self._vocabulary = vocabulary
@@ -167,10 +164,7 @@ def refusal(vocabulary: Vocabulary) -> str:
 def without_sentinels(
     vocabulary: Vocabulary, tokens: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Removes the ids of texts that contain one of `Vocabulary.reserved`.
-
-    Returns (tokens, lengths) as from `Tokenizer.encode`, and bool[texts] for the texts removed.
-    """
+    """Removes ids of texts with `Vocabulary.reserved`; returns (tokens, lengths, bool[texts])."""
     spelt = np.zeros(len(lengths), bool)
     if vocabulary.is_sentencepiece:  # no text spells its control pieces, and comparing is faster
         places = np.flatnonzero(tokens >= vocabulary.first_sentinel)

@@ -94,10 +94,7 @@ class WordTokenizer:
         used: int,
         normal: bool,
     ) -> int:
-        """Appends the ids of parts to the first `used` ids, and sets `lengths`.
-
-        Returns the new number of ids. `normal`: whether parts need no normalisation.
-        """
+        """Appends ids of parts (`normal`: as they are); sets `lengths`; returns the new `used`."""
         offsets, given, owners = parts
         counts = np.empty(len(lengths), np.int64)
         cut = functools.partial(word_kernels.byte_level, self._words, normal)

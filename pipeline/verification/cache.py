@@ -38,9 +38,7 @@ def verify(
 ) -> tuple[dict[str, Checked], list[Fault]]:
     """Returns (contents by split, ordered faults); a valid cache has no faults.
 
-    `workers` limits the number of processes. `exclude`: local lists whose documents must be absent,
-    besides the cache's own. Raises a UserError for a missing cache, or pairs with a list of
-    paragraphs.
+    `exclude`: local lists, besides the cache's own, whose documents must be absent.
     """
     if not files.exists(files.join(folder, MANIFEST)) and files.exists(files.join(folder, PLAN)):
         return {}, [Fault(MANIFEST, "missing: the cache is not finished", FINISH)]
