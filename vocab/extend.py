@@ -39,9 +39,8 @@ def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
 
 
 def symbols(model: bytes) -> tuple[str, ...]:
-    return tuple(
-        piece.piece for piece in proto_of(model).pieces if piece.type == piece.USER_DEFINED
-    )
+    pieces = proto_of(model).pieces
+    return tuple(piece.piece for piece in pieces if piece.type == piece.USER_DEFINED)
 
 
 def with_symbols(model: bytes, more: tuple[str, ...]) -> bytes:

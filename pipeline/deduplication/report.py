@@ -29,7 +29,7 @@ def as_json(
 
 
 def _false_positives(job: Job, result: Result) -> float | None:
-    """Returns the expected share of near duplicates below the wanted similarity, None if it is 1."""
+    """Returns the expected share of near duplicates less similar than wanted, None if that is 1."""
     if not job.rules.near or job.rules.wanted >= 1:
         return None
     return result.unlike_twin / max(result.counts["near"], 1)
