@@ -163,10 +163,10 @@ def extrapolated(
 
 
 def markdown(estimates: dict[str, Estimate], least: float, memory: int) -> str:
-    """Returns a table of Markdown with a row for each step: ms by part, GB, MFU, ratio.
+    """Returns a table of Markdown with a row for each step: ms by part, GB, MFU, and a ratio.
 
-    The ratio is the time of a step divided by the fastest one's; `least`, the seconds of a step at
-    the peak of the devices; `memory`, the bytes that a step may use on a device.
+    The ratio is to the fastest step; `least` is the seconds of a step at the devices' peak,
+    `memory` the bytes that a step may use.
     """
     found = [each.step for each in estimates.values() if not each.refused]
     header = ("step", "ms", "MFU", "HBM, GB", "of fastest", *parts.PARTS)

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _SWEEP = "sweep.json"
 _TERMINATED = 75
-
-
 _FILES = ", ".join(sorted(path.stem for path in definition.FILES.glob("*.toml")))
 
 

@@ -34,7 +34,7 @@ def samples(
 
     Windows and noise are those of a run with these lengths and seed: of training epoch `epoch`
     (from 0) on the training split, of evaluation on any other. Without a task, windows are the
-    cache's rows. `indices` are window indices, or how many to draw by `seed`.
+    cache's rows. `indices` are of windows, or how many to draw by `seed`.
     """
     folder, manifest = cache.folder, cache.manifest
     if task:

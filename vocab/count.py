@@ -55,9 +55,9 @@ class Job:
 class Counts:
     """The words to train on, most frequent first, with their counts.
 
-    `threshold` is 1 if every word of the corpus is included. Otherwise a word with count c was kept
-    with probability min(1, c / threshold) and its count is max(c, threshold). For any set of words
-    (rare words, or the words of one language) the expected sum of these counts is the true sum.
+    With a `threshold` above 1, a word with count c was kept with probability min(1, c / threshold)
+    and its count is max(c, threshold). For any set of words, as those of one language, the expected
+    sum of these counts is the true sum.
     """
 
     words: "pa.Array"
@@ -190,8 +190,7 @@ def add_up(
 ) -> Counts:
     """Adds up the counts of all pieces; keeps at most `limit_words` words and `limit_bytes` bytes.
 
-    Counts of a job are multiplied by its factor, and rounded to whole numbers word by word. Raises
-    UserError for a corpus without text in train.
+    A job's counts are multiplied by its factor, and rounded. Raises UserError if train has no text.
     """
     jobs = [jobs] if isinstance(jobs, Job) else jobs
     totals, left_out, rows = _statistics(jobs)

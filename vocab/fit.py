@@ -210,8 +210,8 @@ def measure(loaded: Vocabulary, corpus: sources.Corpus) -> Report:
 def sample(corpus: sources.Corpus) -> tuple[str, list[str]]:
     """Returns (split, texts): about `_SAMPLE_BYTES` of validation, or of train if there is none.
 
-    The sample consists of whole documents, from pieces in the order of a hash of their names: it is
-    the same in every run and comes from all over the corpus. Raises UserError for an empty corpus.
+    Pieces are read in the order of a hash of their names, so the sample is from all over the corpus
+    and the same in every run.
     """
     for split in (sources.VALIDATION, sources.TRAIN):
         if texts := _texts(corpus, split):
@@ -220,10 +220,9 @@ def sample(corpus: sources.Corpus) -> tuple[str, list[str]]:
 
 
 def of_texts(loaded: Vocabulary, split: str, texts: list[str], space: str = "") -> Report:
-    """Reports on texts; `space` is put before each word that is counted by script.
+    """Reports on texts, with `space` before each word that is counted by script.
 
-    Without a space, a tokenizer that does not add one, such as GPT-2's, cuts a word as at the
-    beginning of a text.
+    Without one, a tokenizer that adds none, such as GPT-2's, cuts a word as at a text's beginning.
     """
     kinds = dict(enumerate(loaded.ids.kinds[: loaded.first_sentinel]))
     unknown = {token for token, kind in kinds.items() if kind == vocabulary.UNKNOWN}

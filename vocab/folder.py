@@ -67,8 +67,7 @@ def finished(
 def claimed(output: str, names: Sequence[str]) -> Iterator[lock.Lock]:
     """Locks a folder as `held` does; it must be empty, or left by a killed command.
 
-    The command writes the files `names`, the first before the others: only a folder that has it may
-    have others. Raises UserError for a folder with other files.
+    The command writes the files `names`, the first before the others, which thus marks its folder.
     """
     with held(output) as taken:
         found = {name for name in files.list_names(output) if not name.startswith(files.PARTIAL)}

@@ -129,10 +129,9 @@ def _trained(options: Options, corpora: Corpora) -> Any:
 
 
 def _texts(corpus: sources.Corpus, times: float = 1.0) -> Iterator[str]:
-    """Yields the texts of the training split, each `times` times.
+    """Yields the texts of the training split, each `times` times, as `tokenizers` takes no counts.
 
-    `tokenizers` takes texts, not counts. The fractional part of `times` is the share of documents,
-    chosen by a hash of their ids, that are yielded once more.
+    The fraction is the share of documents, by a hash of their ids, that are yielded once more.
     """
     columns = corpus.spec.unit.columns
     whole, rest = int(times), times % 1

@@ -15,8 +15,8 @@ _Found = tuple[np.ndarray, np.ndarray, np.ndarray]  # starts, counts, kept, for 
 def seed_pieces(words: list[str], counts: np.ndarray, longest: int) -> list[tuple[str, int]]:
     """Returns (piece, count) for substrings of 2 to `longest` characters, by count times length.
 
-    Omits substrings that occur once, or that the same character follows everywhere. `words` are
-    distinct; `counts` is int64[words]. Uses about 100 bytes of memory per character of `words`.
+    Omits substrings that occur once, or that the same character follows everywhere. `counts` is
+    int64[words]; `words` are distinct, and take about 100 bytes of memory per character.
     """
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     text = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)

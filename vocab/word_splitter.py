@@ -50,9 +50,8 @@ _RUNS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 class Splitter:
     """Splits text into words; plain data that can be sent to any worker.
 
-    `model` is a SentencePiece model, used only for its normaliser; text is split at the
-    user-defined pieces `symbols` first. With `space_runs`, a run of spaces belongs to the word
-    after it.
+    `model` is used only for its normaliser; text is split at user-defined pieces, the `symbols`,
+    first. With `space_runs`, a run of spaces belongs to the word after it.
     """
 
     model: bytes

@@ -80,10 +80,9 @@ class CurveFit:
 
 
 def fit(steps: Sequence[int], losses: Sequence[float], draws: int = 200, seed: int = 0) -> CurveFit:
-    """Fits losses over steps, with a bootstrap over blocks of consecutive losses.
+    """Fits losses over ascending steps from 1, with a bootstrap over blocks of consecutive losses.
 
-    Residuals are weighted by soft_l1, which discounts outliers. `steps` are updates, 1 or more,
-    ascending. Raises UserError for too few points.
+    Residuals are weighted by soft_l1, which discounts outliers.
     """
     t, y = np.asarray(steps, float), np.asarray(losses, float)
     if len(t) < _LEAST_POINTS:

@@ -33,11 +33,9 @@ class Curve:
 def steps_ratio(baseline: Curve, variant: Curve) -> float:
     """Returns how many times fewer updates the variant needs to reach the baseline's final value.
 
-    If the variant does not reach it, the ratio is below 1: the updates the baseline needs to reach
-    the variant's final value, divided by all of the baseline's updates. Times the ratio of the
-    seconds per update, it is Primer's speed-up factor. It is NaN if a final value is not finite,
-    and infinite if the variant needs no update.
-
+    Below 1, if it does not: the updates the baseline needs to reach the variant's final value,
+    divided by all of its updates. Times the ratio of seconds per update, it is Primer's speed-up
+    factor. It is NaN if a final value is not finite, and infinite if the variant needs no update.
     Source: So et al. 2021 (arXiv:2109.08668), section 4: the baseline's compute divided by the
     variant's at equal quality.
     """

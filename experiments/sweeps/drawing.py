@@ -11,11 +11,11 @@ from trainer.reporting.drawing import load_pyplot
 
 
 def draw(sweep: Sweep, curves: Curves, picture: str) -> None:
-    """Writes a PNG of a sweep. Equal curves give equal files.
+    """Writes a PNG of a sweep; equal curves give equal files.
 
-    Panels: the metric over steps; the difference from a baseline with the same seed; for each
-    numeric axis, the last value along it. Lines are means over seeds, bands cover all seeds. If an
-    axis is tuned, only the curves of its best values are drawn.
+    Panels: the metric over steps; the difference from a baseline with the same seed; the last value
+    along each numeric axis. Lines are means over seeds, bands cover all. Of a tuned axis, only the
+    curves of its best values are drawn.
     """
     pyplot = load_pyplot()
     numeric = [axis.name for axis in sweep.axes if _numbers(sweep, axis.name)]

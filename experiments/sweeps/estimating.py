@@ -90,11 +90,8 @@ def _lengths(config: Config) -> Lengths:
     if not config.task.startswith("seqio:"):
         name = next(name for _, spec in mixtures_of(config) for name in spec.names)
         own = registry.get(name, config.task_module).lengths
-    given = config.lengths
-    return Lengths(
-        own.inputs if given.inputs is None else given.inputs,
-        own.targets if given.targets is None else given.targets,
-    )
+    given = {side: value for side, value in vars(config.lengths).items() if value is not None}
+    return dataclasses.replace(own, **given)
 
 
 def _manifest(config: Config) -> CacheManifest | None:

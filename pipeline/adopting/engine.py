@@ -178,8 +178,7 @@ def _adopted(
 
 
 def _shard(job: _Job) -> Shard:
-    kept = _finished(job)
-    if kept:
+    if kept := _finished(job):
         return kept
     scan = job.scan(job.name, job.ids, job.eos)
     shard = shard_of(job.name, job.index, scan)

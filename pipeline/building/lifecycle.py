@@ -128,12 +128,11 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
 def begin(
     folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool, lists: Sequence[Given] = ()
 ) -> None:
-    """Writes the missing ones of vocabulary, exclude lists, plan mark and plan.json.
+    """Writes the missing ones of vocabulary, exclude lists, plan mark and plan.json, in this order.
 
-    plan.json comes last, because a run that follows the build reads the others once it exists.
-    Shards with newly excluded documents lose their receipts and are rebuilt. `extend`: whether a
-    plan with more files may replace the existing one. Raises a UserError, and changes nothing, if
-    the folder holds a different cache or other files.
+    A run that follows the build reads the others once plan.json exists. Shards with newly excluded
+    documents lose their receipts and are rebuilt. With `extend`, a plan with more files may replace
+    the existing one. Raises a UserError, and changes nothing, if the folder holds something else.
     """
     existing = check(folder, plan, extend)
     cache_lists.copy(folder, plan, lists)
@@ -237,10 +236,9 @@ def _without_files(plan: Plan) -> Plan:
 
 
 def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
-    """Renames shards from before an extension to their names in `plan`.
+    """Renames shards from before an extension, when splits had `earlier` numbers of shards.
 
-    `earlier`: previous number of shards per split; stock seqio expects the number in the names. The
-    old receipt is deleted last, so the call can be repeated after a kill at any point. Files
+    The old receipt is deleted last, so the call can be repeated after a kill at any point. Files
     without a valid receipt are deleted, and their shards redone.
     """
     names = set(files.list_names(folder))

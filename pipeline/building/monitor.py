@@ -22,9 +22,9 @@ _TEXT_PER_ROW_BYTE = 2.4
 def bad_share(shards: list[Shard], unseen: float = 0.0) -> float:
     """Returns the share of documents left out as faulty.
 
-    Empty documents are not counted: they lose nothing, and some corpora are full of blank lines.
-    Nor are documents left out by choice (listed ones, long pairs). The share `unseen` of the corpus
-    is assumed to have as many documents per byte, none of them faulty.
+    Neither empty documents, of which some corpora are full, nor those left out by choice (listed
+    ones, long pairs) count. The share `unseen` is assumed to have as many documents per byte, all
+    sound.
     """
     bad = sum(
         count for shard in shards for reason, count in shard.dropped.items() if is_fault(reason)

@@ -84,9 +84,7 @@ def search(options: Options, beam_arguments: list[str]) -> None:
 
 def _search(job: Job, sets: list[sources.Corpus], options: Options, arguments: list[str]) -> None:
     started = time.monotonic()
-    summaries = []
-    if sets:
-        summaries = contamination.write_grams(job.folder, sets, job.rules.ngram)
+    summaries = contamination.write_grams(job.folder, sets, job.rules.ngram) if sets else []
     pieces = job.corpus.pieces
     slim = dataclasses.replace(job, corpus=beam_job.without_pieces(job.corpus))
     run = functools.partial(

@@ -36,8 +36,8 @@ _FIRST, _SECOND, _THIRD = 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93, 0xFF51AFD7ED55
 def character_table() -> np.ndarray:
     """Returns uint32[1114112], each character's class or lower case; see the constants above.
 
-    Letters, digits and combining marks, in lower case by this Python's Unicode version, form words;
-    `str.isspace` defines space; all others separate words.
+    Python's letters, digits and combining marks form words, `str.isspace` is space; others
+    separate.
     """
     table = np.zeros(sys.maxunicode + 1, np.uint32)
     for code in itertools.chain(range(0xD800), range(0xE000, 0x323B0), range(0xE0000, 0xE01F0)):

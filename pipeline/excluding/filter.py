@@ -116,11 +116,10 @@ class Filter:
         return found
 
     def listed(self, names: Sequence[str], left_out: Iterable[str]) -> list[int]:
-        """Returns indices in `names` of ids listed as whole documents of any place.
+        """Returns indices in a shard's `names` of ids listed as whole documents of any place.
 
-        `names` are a shard's documents, `left_out` those missing for reasons other than a list.
-        "ID#part2" counts as listed with ID if ID is in either, as all parts of a document are in
-        one shard. Otherwise it is a document with that name.
+        "ID#part2" counts as listed with ID if ID is in `names` or `left_out`, as all parts of a
+        document are in one shard. Otherwise it is a document with that name.
         """
         there = {*names, *left_out}
         bases = {row: base(name) for row, name in enumerate(names) if "#part" in name}
@@ -143,9 +142,8 @@ class Filter:
     def paragraphs(self, names: Sequence[str], every_place: bool) -> dict[int, set[int]]:
         """Returns the listed paragraphs of documents, by index in `names`.
 
-        `every_place`: whether to count entries for one of several documents with this id. An id
-        ending in #partN, of a part or of a document so named, has only the entries of exactly this
-        id.
+        `every_place` counts entries for one of several documents with this id. An id ending in
+        #partN, of a part or of a document so named, has only the entries of exactly this id.
         """
         lists = [each for each in self._lists if each.has_paragraphs]
         digests = id_digests(names if lists else [])

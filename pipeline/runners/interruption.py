@@ -56,12 +56,11 @@ _active: Interruptible | None = None
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Interruptible]:
-    """Makes SIGINT end the block within seconds; later ones have no effect.
+    """Makes SIGINT end the block within seconds; later ones, and nested blocks, have no effect.
 
-    Works for processes started with `&`, too, for which shells ignore SIGINT. In nested blocks the
-    outermost handles the signal. Outside the main thread a block has no effect. Raises
-    KeyboardInterrupt if SIGINT has arrived, even if it made the block raise another error, such as
-    one of an interrupted import, but not a UserError.
+    Works in the main thread, also of processes started with `&`, for which shells ignore SIGINT.
+    Raises KeyboardInterrupt if SIGINT has arrived, even if it made the block raise another error,
+    such as one of an interrupted import, but not a UserError.
     """
     global _active
     if _active or threading.current_thread() is not threading.main_thread():

@@ -14,7 +14,6 @@ def provide_hf_token(secret: str) -> None:
     """Sets HF_TOKEN to the value of `secret`, unless HF_TOKEN is set or `secret` is "".
 
     gcloud's variable CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER overrides the service's address.
-    Raises a UserError if `secret` is not a secret's name, or this machine's account cannot read it.
     """
     if not secret or os.environ.get("HF_TOKEN"):
         return
