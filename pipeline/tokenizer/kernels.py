@@ -126,16 +126,22 @@ def _character_bytes(byte):
 
 @compiled(inline="always")
 def _code_point(text, at, size):
-    first = np.int64(text[at])
     if size == 1:
-        return first
-    second = np.int64(text[at + 1]) & 0x3F
+        return np.int64(text[at])
     if size == 2:
-        return (first & 0x1F) << 6 | second
-    third = np.int64(text[at + 2]) & 0x3F
+        return (np.int64(text[at]) & 0x1F) << 6 | (np.int64(text[at + 1]) & 0x3F)
     if size == 3:
-        return (first & 0x0F) << 12 | second << 6 | third
-    return (first & 0x07) << 18 | second << 12 | third << 6 | (np.int64(text[at + 3]) & 0x3F)
+        return (
+            (np.int64(text[at]) & 0x0F) << 12
+            | (np.int64(text[at + 1]) & 0x3F) << 6
+            | (np.int64(text[at + 2]) & 0x3F)
+        )
+    return (
+        (np.int64(text[at]) & 0x07) << 18
+        | (np.int64(text[at + 1]) & 0x3F) << 12
+        | (np.int64(text[at + 2]) & 0x3F) << 6
+        | (np.int64(text[at + 3]) & 0x3F)
+    )
 
 
 @compiled
@@ -160,14 +166,12 @@ def longest_key(trie, text, at, end):
 def longest_rule(rules, text, at, end):
     """Returns (bytes, index of the right side) of the longest rule at `at`, or (0, 0).
 
-    The third value is the length of the longest prefix of text[at:end] that begins some rule.
     Source: darts.h of Darts-clone, DoubleArrayUnit and commonPrefixSearch.
     """
     length, value = 0, 0
     unit = np.int64(rules[0])
     node = (unit >> 10) << ((unit & 512) >> 6)
-    position = at
-    while position < end:
+    for position in range(at, end):
         byte = np.int64(text[position])
         node ^= byte
         if node >= len(rules):
@@ -175,12 +179,28 @@ def longest_rule(rules, text, at, end):
         unit = np.int64(rules[node])
         if unit & 0x800000FF != byte:
             break
-        position += 1
         node ^= (unit >> 10) << ((unit & 512) >> 6)
         if unit & 256:
-            length = position - at
+            length = position - at + 1
             value = np.int64(rules[node]) & 0x7FFFFFFF
-    return length, value, position - at
+    return length, value
+
+
+@compiled
+def reached(rules, text, at, end):
+    """Returns the length of the longest prefix of text[at:end] that begins some rule."""
+    unit = np.int64(rules[0])
+    node = (unit >> 10) << ((unit & 512) >> 6)
+    for position in range(at, end):
+        byte = np.int64(text[position])
+        node ^= byte
+        if node >= len(rules):
+            return position - at
+        unit = np.int64(rules[node])
+        if unit & 0x800000FF != byte:
+            return position - at
+        node ^= (unit >> 10) << ((unit & 512) >> 6)
+    return end - at
 
 
 @compiled
@@ -245,21 +265,24 @@ def _normalise(normaliser, data, at, end, out):
                 continue
         # The replacement: data[begin:stop] itself, or a right side.
         source, begin, stop = data, at, at
-        length = place = 0
+        length = 0
         if normaliser.begins_symbol[byte]:
             length, _ = longest_key(normaliser.symbols, data, at, end)
             stop = at + length
         if length == 0:
             width = min(_character_bytes(byte), end - at)
-            if not (width > 1 and width < 4 and normaliser.plain[_code_point(data, at, width)]):
-                length, place, _ = longest_rule(rules, data, at, end)
-            if length == 0:
+            if width > 1 and width < 4 and normaliser.plain[_code_point(data, at, width)]:
                 length = width
                 stop = at + length
             else:
-                source, begin, stop = sides, place, place
-                while sides[stop] != 0:
-                    stop += 1
+                length, place = longest_rule(rules, data, at, end)
+                if length == 0:
+                    length = width
+                    stop = at + length
+                else:
+                    source, begin, stop = sides, place, place
+                    while sides[stop] != 0:
+                        stop += 1
         at += length
         if not begun:
             if remove and stop - begin == 1 and source[begin] == 0x20:
@@ -275,8 +298,12 @@ def _normalise(normaliser, data, at, end, out):
                 return -1
             after_space = remove and source[stop - 1] == 0x20
             while begin < stop:
-                has_three = source[begin] == 0xE2 and begin + 2 < stop
-                if has_three and source[begin + 1] == 0x96 and source[begin + 2] == 0x81:
+                if (
+                    source[begin] == 0xE2
+                    and begin + 2 < stop
+                    and source[begin + 1] == 0x96
+                    and source[begin + 2] == 0x81
+                ):
                     out[size] = 0x20
                     begin += 3
                 else:
@@ -329,7 +356,7 @@ def ascii_table(rules, right_sides):
     text = np.zeros(2, np.uint8)
     for byte in range(128):
         text[0] = byte
-        length, place, _ = longest_rule(rules, text, 0, 1)
+        length, place = longest_rule(rules, text, 0, 1)
         if length == 0:
             table[byte] = byte
         elif right_sides[place] == 0:
@@ -341,7 +368,7 @@ def ascii_table(rules, right_sides):
         # A rule that begins with this byte and another ASCII byte.
         for after in range(128):
             text[1] = after
-            if longest_rule(rules, text, 0, 2)[2] == 2:
+            if reached(rules, text, 0, 2) == 2:
                 table[byte] = _NO_RULE
     return table
 
@@ -361,7 +388,7 @@ def plain_characters(rules):
             text[0] = 0xE0 | point >> 12
             text[1] = 0x80 | point >> 6 & 0x3F
             text[2] = 0x80 | point & 0x3F
-        plain[point] = longest_rule(rules, text, 0, size)[2] < size and point != 0x2581
+        plain[point] = reached(rules, text, 0, size) < size and point != 0x2581
     return plain
 
 
@@ -619,7 +646,8 @@ def _reverse(work, size):
 @compiled
 def _path_length(pieces, text, at, size, work):
     """Returns the number of ids of a reversed path, counting unknown characters as bytes."""
-    count = position = 0
+    count = 0
+    position = 0
     while position < size:
         end = work.starts[position]
         if pieces.has_bytes and work.ids[end] == pieces.unknown_id:
@@ -673,9 +701,12 @@ def _remember(pieces, text, at, end, work, slot, low, high, limit):
             if pieces.has_bytes and token == pieces.unknown_id:
                 # The character's first byte carries its score.
                 score = pieces.scores[token]
-                is_space = text[at + position] == 0x20
-                for index in range(3 if is_space else ending - position):
-                    byte = _SPACE[index] if is_space else text[at + position + index]
+                for index in range(3 if text[at + position] == 0x20 else ending - position):
+                    byte = (
+                        _SPACE[index]
+                        if text[at + position] == 0x20
+                        else text[at + position + index]
+                    )
                     store[place] = pieces.byte_ids[byte]
                     scores[place + 1] = score
                     place += 2
