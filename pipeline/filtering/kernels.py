@@ -114,16 +114,11 @@ def words_of(data, bounds, bits, lower, exact, folded, sizes, word_bounds, count
     White space separates words. A sentence ends at a run of ".", "!" and "?", with optional closing
     quotes and brackets, before white space or a line end; the rest of a line is also a sentence.
 
-    Args:
-      data: uint8, UTF-8 of all texts.
-      bounds: int64[texts + 1].
-      bits, lower: from `properties`.
-      exact: uint64, one element per byte; receives hashes of words.
-      folded: likewise, of words in lower case without outer characters that are neither letters nor
-        digits; 0 if nothing is left.
-      sizes: int32; receives characters per word.
-      word_bounds: int64[texts + 1]; receives each text's range of words.
-      counts: int64[texts, COLUMNS]; receives the counts.
+    `data`: uint8, UTF-8 of all texts; `bounds`: int64[texts + 1]; `bits`, `lower` from
+    `properties`. `exact`: uint64, an element per byte, receives hashes of words; `folded` likewise,
+    in lower case without outer characters that are neither letters nor digits, 0 if nothing is
+    left; `sizes`: int32, characters per word; `word_bounds`: int64[texts + 1], each text's range of
+    words; `counts`: int64[texts, COLUMNS].
     """
     number = 0
     for text in range(len(bounds) - 1):
@@ -359,15 +354,9 @@ def repeated_grams(exact, sizes, word_bounds, out):
 def check_lines(data, begins, ends, bits, least_words, longest_word, phrases, phrase_ends, kept):
     """Clears `kept`, bool[lines], for lines with too few words, a long word or a phrase.
 
-    Args:
-      data: uint8, UTF-8 of all texts.
-      begins, ends: int64[lines].
-      bits: from `properties`.
-      least_words: minimum words per line.
-      longest_word: maximum characters per word.
-      phrases: uint8, concatenated phrases with lower-case ASCII letters; matches ignore ASCII case.
-      phrase_ends: int64[phrases].
-      kept: changed in place.
+    `data`: uint8, UTF-8 of all texts; `begins`, `ends`: int64[lines]; `bits` from `properties`;
+    `least_words` per line; `longest_word` in characters; `phrases`: uint8, concatenated, with
+    lower-case ASCII letters, as matches ignore ASCII case; `phrase_ends`: int64[phrases].
     """
     begins_phrase = np.zeros(256, np.bool_)
     for number in range(len(phrase_ends)):

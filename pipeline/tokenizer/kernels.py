@@ -727,13 +727,8 @@ def encode(normaliser, pieces, work, data, offsets, first, out, used, lengths):
     """Encodes documents data[offsets[i] : offsets[i + 1]] from `first` on.
 
     Returns (DONE or the reason for stopping, next document, new `used`, required buffer length).
-
-    Args:
-      normaliser, pieces, work: the model and the buffers.
-      data, offsets: uint8[bytes] UTF-8; int64[documents + 1].
-      first: index of the first document.
-      out: int32[n]; receives ids from out[used].
-      lengths: int64[documents]; receives the ids per document.
+    `data`: uint8[bytes] UTF-8; `offsets`: int64[documents + 1]; `out`: int32[n], receives ids from
+    out[used]; `lengths`: int64[documents], receives the ids per document.
     """
     text, table, store = work.text, work.table, work.store
     halves, limits = table.view(np.int32), table.view(np.float32)

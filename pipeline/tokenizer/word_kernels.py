@@ -74,17 +74,13 @@ def _longest_key(trie, text, at, end):
 
 @compiled(nogil=True)
 def parts(added, data, offsets, given, owners, of_ends, of_given, of_owners):
-    """Cuts documents at added tokens: the leftmost match, then the longest.
+    """Cuts documents at tokens of `added`: the leftmost match, then the longest.
 
-    Returns the number of parts, -1 if there is no room for them.
+    Returns the number of parts, -1 if there is no room for them. `data`: uint8[bytes] UTF-8;
+    `offsets`: int64[parts + 1]; `given`: int32[parts] TEXT, REFUSED or an id, where only texts are
+    cut; `owners`: int64[parts] document of each part; `of_…` receive those of the new parts.
+
     Source: Hugging Face's tokenizers, `AddedVocabulary::find_matches`, MatchKind::LeftmostLongest.
-
-    Args:
-      added: an `added_tokens.Added`.
-      data, offsets: uint8[bytes] UTF-8; int64[parts + 1].
-      given: int32[parts] TEXT, REFUSED or an id; only texts are cut.
-      owners: int64[parts] document of each part.
-      of_ends, of_given, of_owners: receive ends, kinds and owners of the new parts.
     """
     count = np.int64(0)
     for part in range(len(given)):
@@ -233,16 +229,11 @@ def byte_level(words, normalised, data, offsets, given, first, text, ends, count
     """Copies documents data[offsets[i] : offsets[i + 1]] from `first` on, cut into words.
 
     Returns (DONE or the reason for stopping, next document, used bytes of `text`, number of words,
-    bytes that the next document needs).
-
-    Args:
-      words: a `byte_level.Words`.
-      normalised: whether the documents are already normalised.
-      data, offsets: uint8[bytes] UTF-8; int64[documents + 1].
-      given: int32[documents] TEXT, REFUSED or the id of an added token.
-      first: index of the first document.
-      text, ends: uint8[n], int32[n]; receive the documents and the ends of words in `text`.
-      counts: int64[documents]; receives the words per document, or -1 minus its id.
+    bytes that the next document needs). `words`: a `byte_level.Words`; `normalised`: whether the
+    documents are; `data`: uint8[bytes] UTF-8; `offsets`: int64[documents + 1]; `given`:
+    int32[documents] TEXT, REFUSED or the id of an added token; `text`, `ends`: uint8[n], int32[n],
+    receive the documents and the ends of words in `text`; `counts`: int64[documents], receives the
+    words per document, or -1 minus its id.
     """
     size = count = np.int64(0)
     kinds = words.kinds
@@ -641,17 +632,11 @@ def _remember(text, at, length, count, work, slot, low, high):
 
 @compiled(nogil=True)
 def encode(model, work, text, ends, counts, first, stop, out, used, lengths):
-    """Writes the ids of documents; returns the new `used`.
+    """Writes the ids of documents `first` to `stop`, whose words begin `text`; returns new `used`.
 
-    Args:
-      model, work: the model, and buffers for the longest word.
-      text: uint8[n] concatenated words.
-      ends: int32[n] ends of words in `text`.
-      counts: int64[documents] words per document, or -1 minus its only id.
-      first, stop: range of documents; `text` starts with the words of `first`.
-      out: int32[n]; receives ids from out[used], at most one per byte of text.
-      used: number of ids in `out`.
-      lengths: int64[documents]; receives the ids per document.
+    `text`: uint8[n] concatenated words; `ends`: int32[n] ends of words; `counts`: int64[documents]
+    words per document, or -1 minus its only id; `out`: int32[n], receives ids from out[used], at
+    most one per byte of text; `lengths`: int64[documents], receives the ids per document.
     """
     table, store = work.table, work.store
     letters = store.view(np.uint8)
