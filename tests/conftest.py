@@ -79,7 +79,9 @@ LONGEST = (
     "building/test_seqio_cache", "data/test_seqio_data", "trainer/test_convert",
     "starting/test_init_from", "model/test_visibility", "optim/test_mup", "engine/test_trainable",
     "golden/test_t5x_training", "config/test_presets", "building/test_build_tokenizer_json",
-    "decoding/test_presets", "excluding/test_lists",
+    "decoding/test_presets", "excluding/test_lists", "building/test_pairs",
+    "tokenizer/test_tokenize", "golden/test_t5x_parameters", "filtering/test_sets",
+    "building/test_extend", "deduplication/test_engine", "pipeline/test_verify",
 )  # fmt: skip
 
 

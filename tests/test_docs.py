@@ -82,7 +82,6 @@ def refused(module, words):
 
 @functools.cache
 def help_of(module):
-    """Returns what a command shows of itself."""
     return in_process.run(module, "--help").stdout
 
 
@@ -93,7 +92,6 @@ def test_every_flag_in_a_document_exists(document):
 
 
 def anchors(path):
-    """Returns the anchors of a document's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

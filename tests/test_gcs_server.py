@@ -76,24 +76,6 @@ def test_a_listing_has_pages_folders_and_bounds(gcs):
     assert ask(gcs, "GET", "/storage/v1/b/none/o")[0] == 404
 
 
-def test_ranges_follow_http(gcs):
-    put(gcs, "a", b"0123456789")
-    path = "/download/storage/v1/b/bucket/o/a?alt=media"
-    for asked, status, body in [
-        ("bytes=2-4", 206, b"234"),
-        ("bytes=8-100", 206, b"89"),
-        ("bytes=7-", 206, b"789"),
-        ("bytes=-3", 206, b"789"),
-    ]:
-        got, headers, data = ask(gcs, "GET", path, Range=asked)
-        assert (got, data) == (status, body)
-        assert headers["Content-Range"].endswith("/10")
-    assert ask(gcs, "GET", path, Range="bytes=10-")[0] == 416
-    status, headers, data = ask(gcs, "HEAD", "/bucket/a")
-    assert (status, headers["Content-Length"], data) == (200, "10", b"")
-    assert {request.object for request in gcs.requests if request.status == 206} == {"a"}
-
-
 def test_an_upload_in_parts_appears_with_its_last_byte(gcs):
     begin = "/upload/storage/v1/b/bucket/o?uploadType=resumable&name=a"
     place = ask(gcs, "POST", begin)[1]["Location"].removeprefix(gcs.url)
@@ -117,29 +99,6 @@ def test_data_that_differs_from_its_checksum_is_rejected():
     with pytest.raises(Answer, match="md5Hash"):
         store.put("bucket", "a", b"one", {"md5Hash": "AAAA"}, {})
     assert not store.buckets["bucket"]
-
-
-@pytest.mark.parametrize("end", [b"\r", b"\n", b"\r\n", b"-", b"\n--"])
-@pytest.mark.parametrize("line", [b"\n", b"\r\n"])
-def test_a_multipart_body_loses_no_byte(gcs, line, end):
-    data = b"\x00text" + end
-    parts = [b"--x", b"Content-Type: a/b", b"", b'{"name": "a"}', b"--x", b"", data, b"--x--"]
-    path = "/upload/storage/v1/b/bucket/o?uploadType=multipart"
-    kind = "multipart/related; boundary=x"
-    assert ask(gcs, "POST", path, line.join(parts), Content_Type=kind)[0] == 200
-    assert gcs.read("a") == data
-
-
-def test_copies_and_compositions(gcs):
-    put(gcs, "a", b"one")
-    assert ask(gcs, "POST", "/b/bucket/o/a/copyTo/b/bucket/o/b%2Fc")[0] == 200
-    answer = ask(gcs, "POST", "/b/bucket/o/a/rewriteTo/b/bucket/o/d")
-    assert json.loads(answer[2])["done"]
-    body = json.dumps({"sourceObjects": [{"name": "a"}, {"name": "b/c"}]}).encode()
-    assert ask(gcs, "POST", "/b/bucket/o/e/compose", body)[0] == 200
-    assert gcs.read("e") == b"oneone"
-    assert ask(gcs, "POST", "/b/bucket/o/d/moveTo/o/f")[0] == 200
-    assert gcs.names() == ["a", "b/c", "e", "f"]
 
 
 def test_faults_depend_on_the_seed_and_do_what_they_say():

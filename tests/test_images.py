@@ -20,7 +20,6 @@ IMAGES = ("pipeline", "trainer")
 
 
 def instructions(image):
-    """Returns each instruction of an image as (keyword, arguments)."""
     place = importlib.util.spec_from_file_location("docker_check", ROOT / "docker/check.py")
     module = importlib.util.module_from_spec(place)
     place.loader.exec_module(module)
@@ -83,3 +82,14 @@ def test_the_trainer_image_is_for_tpus_and_runs_any_command():
     text = (ROOT / "docker/Dockerfile.trainer").read_text()
     modules = re.findall(r"IMAGE (\S+) --", text)
     assert modules == ["trainer.pretrain", "trainer.plan"]
+
+
+def test_the_image_of_workers_has_the_beam_of_the_constraints():
+    dockerfile = (ROOT / "docker/Dockerfile.pipeline").read_text()
+    (beam,) = re.findall(r"apache/beam_python([\d.]+)_sdk:([\d.]+)", dockerfile)
+    assert f"apache-beam=={beam[1]}" in (ROOT / "constraints.txt").read_text().splitlines()
+    assert set(re.findall(r"FROM python:([\d.]+)-slim", dockerfile)) == {beam[0]}
+    for path in re.findall(
+        r"`((?:tests|docker)/[\w/.]+)`", (ROOT / "docs/dataflow.md").read_text()
+    ):
+        assert (ROOT / path).exists(), path

@@ -1,6 +1,7 @@
 """The import graph, every package standing on tasks alone; and commands that answer at once."""
 
 import ast
+import functools
 import graphlib
 import json
 import pathlib
@@ -44,27 +45,27 @@ def modules():
     return [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
 
-def imports(path: pathlib.Path, members: bool = False) -> set[str]:
-    """Modules that are imported; with `members`, also what is taken from them, as module.member."""
+@functools.cache
+def imports(path: pathlib.Path) -> set[tuple[str, str]]:
+    """Returns (module, what is taken from it or "") of all imports, lazy ones included."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {name.name for name in node.names}
+            found |= {(name.name, "") for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found.add(node.module or "")
-            if members:
-                found |= {f"{node.module}.{name.name}" for name in node.names}
+            found |= {(node.module or "", name.name) for name in node.names}
     return found
 
 
 def test_imports_go_one_way():
     for path in modules():
         name, package = str(path.relative_to(ROOT)), path.relative_to(ROOT).parts[0]
-        roots = {module.split(".")[0] for module in imports(path)}
+        whole = {module for module, _ in imports(path)}
+        roots = {module.split(".")[0] for module in whole}
         assert roots & set(PACKAGES) <= OURS[package], name
         if package == "vocab":
-            members = imports(path, members=True)
+            members = {".".join(each) for each in imports(path)}
             borrowed = {".".join(one.split(".")[:2]) for one in members if one[:9] == "pipeline."}
             assert borrowed <= OF_PIPELINE, name
         assert not roots & FORBIDDEN[package] - ONLY_IN.get(name, set()), name
@@ -72,13 +73,13 @@ def test_imports_go_one_way():
         if name.startswith("trainer/model/"):
             outside = {root for root in roots if root not in sys.stdlib_module_names}
             assert outside <= {"jax", "flax", "numpy", "tasks", "trainer"}, name
-            ours = {module for module in imports(path) if module.startswith(("tasks", "trainer"))}
+            ours = {module for module in whole if module.startswith(("tasks", "trainer"))}
             inside = {module for module in ours if module.startswith("trainer.model")}
             assert ours - inside <= {"tasks.terminal.fields"}, name
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Returns module -> our modules that it imports anywhere, lazily and for types alone, too.
+    """Returns module -> our modules that it imports.
 
     `from package import module` is an import of the module, not of the package.
     """
@@ -88,13 +89,8 @@ def import_graph() -> dict[str, set[str]]:
     }
     graph = {}
     for module, path in paths.items():
-        found = set()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                found |= {name.name for name in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                members = (f"{node.module}.{name.name}" for name in node.names)
-                found |= {name if name in paths else node.module or "" for name in members}
+        found = {f"{name}.{member}" if f"{name}.{member}" in paths else name
+                 for name, member in imports(path)}  # fmt: skip
         graph[module] = found & set(paths) - {module}
     return graph
 

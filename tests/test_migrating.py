@@ -10,7 +10,6 @@ import pytest
 from tasks import registry
 from tasks.reading import spec
 from tasks.terminal.flags import flags_of
-from trainer import pretrain
 from trainer.config.from_flags import build_config
 from trainer.config.optimizer import OPTIMIZER_PRESETS
 from trainer.config.presets import MODEL_PRESETS
@@ -66,16 +65,6 @@ def test_every_flag_exists_and_parses(section):
     for flag in flags:
         if flag.startswith(APART):
             parse([flag])
-
-
-def test_commands_of_their_readmes_are_read(capsys):
-    blocks = re.findall(r"^    (python -m trainer.pretrain --preset=(?:.*\\\n)*.*)$", READMES, re.M)
-    assert len(blocks) == 4
-    for block in blocks:
-        words = shlex.split(block.replace("\\\n", " "))[3:]
-        assert pretrain.main([*words, "--cache_dir=", "--print_config"]) == 0
-        printed = capsys.readouterr().out
-        assert printed.count("# command line") == len(words)
 
 
 @pytest.mark.parametrize("module", OF_COMMANDS)

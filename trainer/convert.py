@@ -8,18 +8,12 @@ compared bit for bit; if transformers can load one side, its logits are compared
 then does it get its name, so the same command continues after a kill.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
-from typing import TYPE_CHECKING
 
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, ReadIf, field
-
-if TYPE_CHECKING:
-    from trainer.conversion.targets import Settings
 
 _FORMATS = ("huggingface", "t5x", "palimpsest")
 _DTYPES = ("float32", "bfloat16")
@@ -89,8 +83,7 @@ class Flags:
         "vocabulary to write along, a file or a folder",
         metavar="FILE",
         read_if=ReadIf(
-            lambda flags: flags.format != "t5x",
-            "on --format=t5x: T5X's tasks name their own",
+            lambda flags: flags.format != "t5x", "on --format=t5x: T5X's tasks name their own"
         ),
     )
     extra_ids: int | None = field(
@@ -125,34 +118,13 @@ class Flags:
         "", "palimpsest: folder or URL with the task's cache", read_if=_only("palimpsest")
     )
     max_shard_size: str | None = field(
-        None,
-        "huggingface: largest size of a weights file; None: 5GB",
-        read_if=_only("huggingface"),
+        None, "huggingface: largest size of a weights file; None: 5GB", read_if=_only("huggingface")
     )
     model: ModelFlags = field(
         ModelFlags,
         "the model, for checkpoints of T5X and Mesh TensorFlow without config.gin or "
         "operative_config.gin",
         flat=True,
-    )
-
-
-def _settings(flags: Flags) -> Settings:
-    from tasks import vocabulary
-    from trainer.conversion.targets import Settings, shard_bytes
-
-    if bool(flags.task) != bool(flags.cache_dir):
-        raise UserError("--task and --cache_dir need one another")
-    found = flags.vocabulary and vocabulary.load(flags.vocabulary, flags.extra_ids or 0)
-    return Settings(
-        flags.format,
-        flags.dtype,
-        flags.scan_layers,
-        flags.custom_code,
-        shard_bytes(flags.max_shard_size or "5GB"),
-        found or None,
-        flags.task,
-        flags.cache_dir,
     )
 
 
@@ -165,20 +137,23 @@ def run(flags: Flags) -> int:
 
     packages.check_packages(flags.format, bool(flags.vocabulary))
 
+    from tasks import vocabulary
     from trainer.conversion import converting
     from trainer.conversion.sources import Given
+    from trainer.conversion.targets import Settings, shard_bytes
     from trainer.conversion.verify import NotEqual
 
-    settings = _settings(flags)
+    if bool(flags.task) != bool(flags.cache_dir):
+        raise UserError("--task and --cache_dir need one another")
+    found = flags.vocabulary and vocabulary.load(flags.vocabulary, flags.extra_ids or 0)
+    size = shard_bytes(flags.max_shard_size or "5GB")
+    form = flags.format, flags.dtype, flags.scan_layers, flags.custom_code, size
+    settings = Settings(*form, found or None, flags.task, flags.cache_dir)
     if flags.push_to:
         converting.check_push(flags.push_to)
-    given = Given(
-        model.preset,
-        model.gin_file,
-        tuple(path for paths in model.gin_search_paths for path in paths.split(",")),
-        model.gin_param,
-        tuple(f"--model.{each}" for each in model.model),
-    )
+    search = tuple(path for paths in model.gin_search_paths for path in paths.split(","))
+    fields = tuple(f"--model.{each}" for each in model.model)
+    given = Given(model.preset, model.gin_file, search, model.gin_param, fields)
     try:
         converting.convert(flags.source, flags.to, settings, given, flags.steps, flags.push_to)
     except NotEqual as error:

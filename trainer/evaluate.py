@@ -33,8 +33,8 @@ def _check_output(flag: str, output: str) -> None:
         return
     path = os.path.abspath(files.local_path(output))
     if os.path.isdir(path):
-        name = "metrics.png" if flag == "plot" else "metrics.json"
-        raise UserError(f"--{flag}={output} is a folder: name a file, such as {output}/{name}")
+        example = f"{output}/metrics.{'png' if flag == 'plot' else 'json'}"
+        raise UserError(f"--{flag}={output} is a folder: name a file, such as {example}")
     files.make_folder(os.path.dirname(path))
 
 

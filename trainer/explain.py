@@ -58,17 +58,13 @@ def run(flags: Flags) -> None:
 
     assert flags.step is not None
     explanation = Explanation(flags.model_dir, flags.step, flags.cache_dir)
-    if flags.row is None and not flags.output:
-        for row in range(len(explanation)):
-            for example in range(explanation.examples(row)):
-                print(explanation.line(row, example))
-        return
     rows = range(len(explanation)) if flags.row is None else [flags.row]
-    samples = [
-        explanation.sample(row, example)
-        for row in rows
-        for example in range(explanation.examples(row))
-    ]
+    places = [(row, each) for row in rows for each in range(explanation.examples(row))]
+    if flags.row is None and not flags.output:
+        for place in places:
+            print(explanation.line(*place))
+        return
+    samples = [explanation.sample(*place) for place in places]
     if not flags.output:
         show.print_samples(samples, explanation.ids)
         return

@@ -8,9 +8,7 @@ restore it, or resume from it if OUTPUT is its MODEL_DIR.
 
 import dataclasses
 
-from tasks.storage import files
 from tasks.terminal.command import Command
-from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 
 
@@ -28,20 +26,15 @@ class Flags:
 
 def run(flags: Flags) -> None:
     """Writes the checkpoint and prints what it holds."""
+    from trainer.checkpoints.checkpoint import chosen_steps
     from trainer.config import load_config
     from trainer.t5x import read, write
 
-    config, _ = load_config(flags.model_dir)
-
     path = flags.model_dir
+    config, _ = load_config(path)
     if flags.step is not None:
-        found = read.steps(path)
-        if flags.step not in found:
-            raise UserError(
-                f"{path} has no checkpoint of step {flags.step}; it has "
-                f"{', '.join(map(str, found)) or 'none'}"
-            )
-        path = files.join(path, f"checkpoint_{flags.step}")
+        chosen_steps(str(flags.step), read.steps(path), path)
+        path = read.of_step(path, flags.step)
     checkpoint = read.load(path)
     written = write.write(checkpoint, config, flags.output, flags.scan_layers)
     model = config.model

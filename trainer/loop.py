@@ -9,8 +9,7 @@ from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.early_stopping import Watch, flattened
 from trainer.config import save_config
-from trainer.data.interface import Waiting
-from trainer.data.prepared import Run
+from trainer.data.interface import Run, Waiting
 from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
@@ -28,13 +27,8 @@ from trainer.starting.resume import Beginning, begin
 def train(run: Run, origins: dict[str, str]) -> int:
     """Trains up to `config.train_steps`, from the newest checkpoint if there is one.
 
-    Returns:
-      The exit code: 0 when finished; with the state saved, EXIT_PREEMPTED after SIGTERM and
-      EXIT_INTERRUPTED after Ctrl-C.
-
-    Raises:
-      UserError: another run is writing to model_dir, the run in it has other settings, or the
-        guard rejected an update.
+    Returns the exit code: 0 when finished; with the state saved, EXIT_PREEMPTED after SIGTERM and
+    EXIT_INTERRUPTED after Ctrl-C.
     """
     config = run.config
     with _locked(config.model_dir) as check_lock, contextlib.closing(run.data):
@@ -82,14 +76,14 @@ def _train(
     if processes.is_first():
         save_config(config, origins, run.data.record)
         changes = save_software(config.model_dir)
-        print(startup_text(run, program, step, beginning.describe(), changes), flush=True)
+        print(startup_text(run, program, step, beginning.description, changes), flush=True)
     batches = run.data.training(step, *program.host_part, waiting=waiting)
     reports = Reports(run, program, checkpoints, writer, waiting)
     evaluate = _Evaluate(run, program, checkpoints.watch, reports, stop, unevaluated)
 
     def save(step: int, state: TrainState) -> None:
         reports.settle(step, state)
-        with reports.speed.blocking():
+        with reports.speed.blocking.timed():
             # Metrics come first: a checkpoint implies that its steps' metrics are written.
             writer.flush()
             check_lock()
@@ -129,13 +123,7 @@ class _Evaluate:
     """Evaluates states on the validation split; `owed` if the newest is still to be evaluated."""
 
     def __init__(
-        self,
-        run: Run,
-        program: Program,
-        watch: Watch,
-        reports: Reports,
-        stop: Stop,
-        owed: bool,
+        self, run: Run, program: Program, watch: Watch, reports: Reports, stop: Stop, owed: bool
     ):
         self._program, self._watch, self._reports = program, watch, reports
         self._stop, self.owed = stop, owed

@@ -118,10 +118,7 @@ def run(flags: Flags) -> int:
 
 
 def target_of(name: str | None) -> "Target":
-    """Returns the devices of the named topology, or of this machine; imports JAX.
-
-    Raises UserError if there is no such topology, or the TPU's compiler is not installed.
-    """
+    """Returns the devices of the named topology, or of this machine; imports JAX."""
     if name is None:
         from trainer.planning.compiled import local_target
 
@@ -135,21 +132,12 @@ def target_of(name: str | None) -> "Target":
 
     from trainer.planning.compiled import Target
 
-    return Target(
-        topology.name,
-        topology.devices(),
-        topology.hosts,
-        topology.chip,
-        topology.chip.memory,
-        schedules,
-    )
+    chip = topology.chip
+    return Target(name, topology.devices(), topology.hosts, chip, chip.memory, schedules)
 
 
 def _stop_at_once(schedules: "Schedules") -> None:
-    """Makes Ctrl-C and SIGTERM end the process even while it compiles, which takes minutes.
-
-    Python would handle them afterwards, and libtpu prints the stack of a terminated process.
-    """
+    """Makes Ctrl-C and SIGTERM end the process at once, where Python would wait for a compiler."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     # Python immediately writes a signal's number to this pipe.

@@ -79,7 +79,6 @@ def run(flags: Flags) -> None:
 
 
 def _text(runs: list[Any]) -> str:
-    """Returns a table of the newest results, a column per run."""
     from trainer.reporting.page import results
 
     columns = [dict(results(run)) for run in runs]
@@ -91,13 +90,10 @@ def _text(runs: list[Any]) -> str:
 
 
 def _next(folder: str, steps: int) -> str:
-    run = f"--model_dir={folder}"
-    logs = files.join(folder, "tensorboard")
-    watch = (
-        f"tensorboard {shlex.quote(f'--logdir={logs}')}"
-        if files.exists(logs)
-        else ("set --metrics.tensorboard=true")
-    )
+    run, logs = f"--model_dir={folder}", files.join(folder, "tensorboard")
+    watch = "set --metrics.tensorboard=true"
+    if files.exists(logs):
+        watch = f"tensorboard {shlex.quote(f'--logdir={logs}')}"
     return f"""checkpoints  {folder}/checkpoint_STEP
 
 Next:
@@ -105,7 +101,7 @@ Next:
   compare checkpoints   python -m trainer.evaluate {shlex.quote(run)} --steps=all
   watch the run         {watch}
   use your own text     python -m vocab.train --corpus='parquet:DATA/*.parquet' --output=DIR
-  see all settings      python -m trainer.pretrain --help"""
+  see all settings      python -m trainer.pretrain --help=all"""
 
 
 main = Command(Flags, run)

@@ -1,6 +1,5 @@
 """Turns a configuration into a run: opens its data and makes every check that needs no device."""
 
-import importlib
 from typing import NamedTuple
 
 from tasks.objectives import Lengths
@@ -15,11 +14,8 @@ from trainer.data import features, followed
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import open_cache
 from trainer.data.features import Converter
+from trainer.data.interface import Run
 from trainer.data.mixing import mixtures_of
-from trainer.data.prepared import Run
-
-# Compares vocabularies; imported only with --init_from: it reads other programs' formats.
-_HAS_OTHER_ROWS = "trainer.starting.vocabulary_change:has_other_rows"
 
 # Embedding rows are rounded up to a multiple of this, as T5's 32,128 for 32,100 ids: such sizes are
 # fast on accelerators and divide among devices.
@@ -34,14 +30,13 @@ _FITTING = {
 
 
 def prepare(config: Config, origins: dict[str, str], training: bool = False) -> Run:
-    """Opens a run's data, fills in the fields that the data imply, and checks all fields.
+    """Opens a run's data, fills in fields that they imply, and checks all fields.
 
     Adds origins of implied fields to `origins`. `training` waits for caches that are being built.
-
-    Raises:
-      UserError: a setting is missing or does not fit; names the flag to change.
     """
-    _check_flags(config)
+    for name in ("task", "model_dir"):
+        if not getattr(config, name):
+            raise UserError(f"--{name} is missing")
     if config.reads_seqio:
         return _prepare_seqio(config, origins)
     return _prepare_caches(config, origins, training)
@@ -63,12 +58,6 @@ class _Vocabulary(NamedTuple):
     ids: TokenIds | None = None
 
 
-def _check_flags(config: Config) -> None:
-    for name in ("task", "model_dir"):
-        if not getattr(config, name):
-            raise UserError(f"--{name} is missing")
-
-
 def _prepare_caches(config: Config, origins: dict[str, str], training: bool) -> Run:
     if not config.cache_dir:
         raise UserError("--cache_dir is missing")
@@ -81,16 +70,11 @@ def _prepare_caches(config: Config, origins: dict[str, str], training: bool) -> 
     for each in tasks:
         _check_task(each.task, config)
         config = _imply_lengths(config, origins, each.task)
-    record = tasks[0].manifest.plan.vocabulary
-    vocabulary = _Vocabulary(
-        "vocabulary of the cache",
-        f"the vocabulary of {tasks[0].cache}",
-        tasks[0].ids.size,
-        record.sha256,
-        record.extra_ids,
-        record.special_ids,
-        tasks[0].ids if tasks[0].ids.model else None,
-    )
+    record, ids = tasks[0].manifest.plan.vocabulary, tasks[0].ids
+    place = f"the vocabulary of {tasks[0].cache}"
+    known = ids.size, record.sha256, record.extra_ids, record.special_ids
+    own = ids if ids.model else None
+    vocabulary = _Vocabulary("vocabulary of the cache", place, *known, own)
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
     config, converter = _fit(config, origins, vocabulary, lengths)
     return Run(config, CachedData(config, tasks, converter, training), converter)
@@ -112,14 +96,9 @@ def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
         )
     name = config.task.removeprefix(SEQIO)
     data = SeqioData(config, name)
-    vocabulary = _Vocabulary(
-        "vocabulary of the task",
-        f"the vocabulary of {config.task}",
-        data.vocab_size,
-        data.model_sha256,
-        data.extra_ids,
-        data.special,
-    )
+    place = f"the vocabulary of {config.task}"
+    known = data.vocab_size, data.model_sha256, data.extra_ids, data.special
+    vocabulary = _Vocabulary("vocabulary of the task", place, *known)
     config, converter = _fit(config, origins, vocabulary, data.lengths)
     # Opened again: data depend on the batch size, which `_fit` may have implied.
     return Run(config, SeqioData(config, name), converter)
@@ -148,7 +127,6 @@ def _fit(
 
 
 def _imply_new_tokens(config: Config, origins: dict[str, str], lengths: Lengths) -> Config:
-    """Sets the maximum of new tokens to the length of targets, unless it was set."""
     path = "evaluation.decoding.max_new_tokens"
     if origins.get(path, "lengths.targets") != "lengths.targets" or not lengths.targets:
         return config
@@ -157,30 +135,21 @@ def _imply_new_tokens(config: Config, origins: dict[str, str], lengths: Lengths)
 
 
 def _check_packing(config: Config) -> None:
-    """Rejects rows of several examples for models that cannot read them."""
-    if config.data.segment_documents:
-        if config.data.pack_examples:
-            raise UserError(
-                "--data.pack_examples makes each example a segment: leave out "
-                "--data.segment_documents"
-            )
-        if config.model.unpackable:
-            raise UserError(
-                f"{config.model.unpackable} needs rows of one example: leave out "
-                "--data.segment_documents"
-            )
-    if not config.data.pack_examples:
-        return
-    if config.model.architecture == "encoder":
-        raise UserError("--data.pack_examples is for models with a decoder: leave it out")
-    if config.model.unpackable:
+    segments, packs = config.data.segment_documents, config.data.pack_examples
+    if segments and packs:
         raise UserError(
-            f"{config.model.unpackable} needs rows of one example: leave out --data.pack_examples"
+            "--data.pack_examples makes each example a segment: leave out --data.segment_documents"
+        )
+    if packs and config.model.architecture == "encoder":
+        raise UserError("--data.pack_examples is for models with a decoder: leave it out")
+    if (segments or packs) and config.model.unpackable:
+        flag = "segment_documents" if segments else "pack_examples"
+        raise UserError(
+            f"{config.model.unpackable} needs rows of one example: leave out --data.{flag}"
         )
 
 
 def _check_task(task: TaskSpec, config: Config) -> None:
-    """Rejects a task whose examples the model cannot read."""
     if features.convertible(config.model, task.objective):
         return
     fitting = " or ".join(_FITTING[name] for name in task.objective.architectures)
@@ -224,10 +193,7 @@ def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> C
 
 
 def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Vocabulary) -> Config:
-    """Sets the number of embeddings to the vocabulary's size, rounded up, unless it was set.
-
-    A model from --init_from keeps its number unless the vocabulary changes.
-    """
+    """Sets the number of embeddings to the vocabulary's, rounded up, unless it was set."""
     origin = origins.get("model.vocab_size", "preset")
     of_source = origin in (config.init_from, f"the run {config.init_from}")
     if origin.startswith("preset") or (of_source and _has_other_rows(config, vocabulary)):
@@ -243,12 +209,13 @@ def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Voca
 
 
 def _has_other_rows(config: Config, vocabulary: _Vocabulary) -> bool:
-    """Returns whether the vocabulary differs from --init_from's."""
     path = files.join(config.model_dir, CONFIG_FILE)
     if files.exists(path):  # the run has started and no longer needs --init_from
         return load_config(config.model_dir)[0].model.vocab_size != config.model.vocab_size
-    module, _, name = _HAS_OTHER_ROWS.partition(":")
-    return getattr(importlib.import_module(module), name)(config, vocabulary.ids)
+    # Imported here because it reads other programs' formats.
+    from trainer.starting.vocabulary_change import has_other_rows
+
+    return has_other_rows(config, vocabulary.ids)
 
 
 def _check_vocabulary(config: Config, vocabulary: _Vocabulary) -> None:

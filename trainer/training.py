@@ -11,10 +11,7 @@ _LESS_MEMORY = (
 
 
 def start(config: Config, origins: dict[str, str], print_config: str | None = None) -> int:
-    """Trains and returns the exit code.
-
-    `print_config`, "values" or "words", prints the configuration instead.
-    """
+    """Trains and returns the exit code, or prints the configuration's "values" or "words"."""
     from trainer.setup import prepare
 
     if print_config:

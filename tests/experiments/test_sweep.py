@@ -7,12 +7,11 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.support import in_process
-from tests.support.processes import completed
+from tests.support.processes import completed, wait_for
 
 ROOT = pathlib.Path(__file__).parents[2]
 SWEEP = '''
@@ -188,13 +187,6 @@ def processes(word):
     return found
 
 
-def wait_for(condition, seconds=300):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 def test_a_sweep_that_is_killed_gives_the_same_bytes(folder):
     """The runner is killed in the middle of a cell, a cell in the next call; the third finishes."""
@@ -206,7 +198,7 @@ def test_a_sweep_that_is_killed_gives_the_same_bytes(folder):
         wait_for(lambda: list(output.glob("cells/*/run/checkpoint_*")))
         runner.kill()
     # Its run ends with it, so that the next call is not refused.
-    wait_for(lambda: not processes(f"--model_dir={output}"), 30)
+    wait_for(lambda: not processes(f"--model_dir={output}"), seconds=30)
     assert not list(output.glob("cells/*/cell.json"))
     with subprocess.Popen(
         command(folder, output), cwd=ROOT, stdout=subprocess.PIPE, text=True

@@ -34,7 +34,8 @@ import sys
 import tempfile
 
 from tasks.terminal.command_line import UserError, run
-from tests.faults import builds, corpora, followed, runs
+from tests.faults import builds, followed, runs
+from tests.support import corpora
 
 _BREAK = {
     "builds": builds.break_builds,
@@ -61,7 +62,6 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def command_line() -> argparse.ArgumentParser:
-    """Returns the command's parser."""
     parser = argparse.ArgumentParser("python -m tests.faults", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="what", required=True)
     add = {name: commands.add_parser(name, allow_abbrev=False).add_argument for name in _BREAK}

@@ -18,10 +18,10 @@ from pipeline.deduplication.plan import LIST
 from tasks.cache.manifest import MANIFEST, PLAN, CacheManifest
 from tasks.storage import files
 from tasks.terminal.command_line import EXIT_USER_ERROR, UserError
-from tests.faults import corpora
 from tests.faults.builds import CORPUS_FILES, KILLS_PER_TRIAL, Fault, Snapshot, Trial
 from tests.faults.command import Command
-from tests.faults.damages import any_file, damage
+from tests.support import corpora
+from tests.support.damage import any_file, damage
 
 # Share of the kills that hit one worker process, of those that hit a worker before anything is
 # finished, and of those that hit the writing of the last files.
@@ -38,10 +38,7 @@ _LISTED = 20  # documents of the text file of ids
 
 
 def faults(kills: int, others: int, of_texts: bool = True) -> list[Fault]:
-    """Returns faults that make `kills` SIGKILLs in all, and `others` injections of each other.
-
-    `of_texts`: whether the corpus has texts, which can be filtered, and not pairs.
-    """
+    """Returns faults that make `kills` SIGKILLs in all, and `others` injections of each other."""
     few = max(1, round(kills * _SHARE))
     any_moment = functools.partial(_Breaking, _reach_any_moment)
     last_file = functools.partial(_Breaking, _reach_a_last_file, prepare=_remove_last_files)
@@ -146,7 +143,6 @@ def _kill_or_late(trial: Trial) -> bool:
 
 
 def _kill_worker(trial: Trial) -> bool:
-    """Kills a worker, if there is any; the build must end by itself, and leave no process."""
     if workers := _workers(trial.command):
         with contextlib.suppress(ProcessLookupError):
             os.kill(trial.random.choice(workers), signal.SIGKILL)
@@ -181,7 +177,6 @@ def _interrupt(trial: Trial) -> bool:
 
 
 def _last_files(trial: Trial) -> list[str]:
-    """Returns the names of the files that complete a cache."""
     reference = trial.lab.reference
     paths = [*reference.glob("info.*"), *reference.glob("stats.*")]
     return [*sorted(path.name for path in paths), MANIFEST, "COMPLETED"]
@@ -229,7 +224,6 @@ def _make_read_only(trial: Trial) -> None:
 
 
 def _damage_file(trial: Trial, kind: str) -> None:
-    """Damages a file of a finished cache, or of one that lacks only its last two files."""
     trial.copy_reference(*(("COMPLETED", MANIFEST) if trial.random.random() < 0.5 else ()))
     damage(any_file(trial.cache, trial.random), kind, trial.random)
     trial.count_injection()
@@ -308,7 +302,6 @@ def _use_small_files(trial: Trial) -> None:
 
 
 def _use_links(trial: Trial) -> None:
-    """Gives the trial the reference's corpus by symbolic links, as on the Hub."""
     trial.corpus = trial.folder / "corpus"
     trial.corpus.mkdir(parents=True)
     for path in trial.lab.corpus.iterdir():
@@ -341,14 +334,7 @@ def _truncate(path: pathlib.Path) -> None:
 
 
 class _Search(NamedTuple):
-    """A search for duplicates that nothing disturbed, and what a build makes of its list.
-
-    Attributes:
-      exclude: the flag with a list of duplicates and a text file of ids.
-      sha256: checksum of the list of duplicates.
-      wanted: what the cache built with both holds.
-      seconds: duration of the search.
-    """
+    """A search for duplicates that nothing disturbed, and what a build makes of its list."""
 
     exclude: str
     sha256: str
@@ -357,7 +343,6 @@ class _Search(NamedTuple):
 
 
 def _start_search(trial: Trial, workers: int) -> Command:
-    """Starts a search for duplicates that writes to the trial's folder."""
     lab = trial.lab
     spec = corpora.spec(lab.flags.format, str(trial.corpus)) + lab.sides
     module = [
@@ -412,7 +397,6 @@ def _exclude(trial: Trial) -> None:
 
 
 def _take_down(trial: Trial) -> None:
-    """Lets builds take documents out of a finished cache."""
     trial.copy_reference()
     _exclude(trial)
 

@@ -26,10 +26,10 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
 from tasks.unit import Unit
-from tests.faults import corpora
 from tests.faults.command import Command
 from tests.faults.commands import Build
 from tests.faults.comparing import checksums, differing, documents_of
+from tests.support import corpora
 
 CORPUS_FILES = 4  # files of the copied corpus
 KILLS_PER_TRIAL = 8
@@ -51,7 +51,6 @@ class Outcome:
         self.counts, self.note, self.failures = Counter(), "", []
 
     def add(self, other: "Outcome") -> None:
-        """Adds the outcome of another trial of the same fault."""
         self.counts += other.counts
         self.note = other.note or self.note
         self.failures += other.failures
@@ -69,18 +68,7 @@ class Snapshot(NamedTuple):
 
 
 class Lab:
-    """A small corpus, a build of it without faults, and what other builds are compared with.
-
-    Attributes:
-      corpus: folder of the copied corpus.
-      sides: options of the copy's SPEC, if it holds pairs.
-      name: name of the caches.
-      reference: folder of the cache built without faults.
-      plan: plan of that cache.
-      seconds: (from the start of that build to its first row, from there to its end).
-      wanted: what that cache holds.
-      runner: flags that choose where the other builds run; this machine's processes if empty.
-    """
+    """A small corpus, a build of it without faults, and what other builds are compared with."""
 
     runner: tuple[str, ...] = ()
 
@@ -110,7 +98,6 @@ class Lab:
         self.wanted = Snapshot.of(self.reference)
 
     def write_corpus(self, folder: pathlib.Path, count: int) -> None:
-        """Writes the documents into `count` files of a new folder."""
         folder.mkdir(parents=True)
         for number in range(count):
             name = corpora.file_name(self.flags.format, number)
@@ -139,11 +126,7 @@ class Lab:
             raise UserError(f"{cache}: {lost:,} documents are nowhere, and {twice:,} twice")
 
     def run_trials(self, faults: list[Fault], parallel: int) -> dict[str, Outcome]:
-        """Runs trials, `parallel` at a time, until every fault was injected often enough.
-
-        A fault with a failed trial gets no further ones, which also ends a fault that can never be
-        injected.
-        """
+        """Runs trials, `parallel` at a time, until every fault was injected often enough."""
         outcomes = {fault.name: Outcome() for fault in faults}
         numbers = itertools.count()
 
@@ -170,19 +153,7 @@ class Lab:
 
 
 class Trial:
-    """One cache, the builds that write it, and the outcome.
-
-    Args:
-      lab: what the trial belongs to.
-      name: name of the trial's folder, and part of the seed of `random`.
-      injections: how many faults to inject, at most.
-
-    Attributes:
-      command: what was started last.
-      wanted: what the cache must hold at the end.
-      flags: further flags of builds.
-      before_start: is called before each start.
-    """
+    """One cache, the builds that write it, and the outcome."""
 
     def __init__(self, lab: Lab, name: str, injections: int = 1):
         self.lab, self.injections, self.outcome = lab, injections, Outcome()
@@ -196,7 +167,6 @@ class Trial:
         self._finished: dict[pathlib.Path, tuple[int, int]] = {}
 
     def run(self, fault: Fault) -> Outcome:
-        """Injects a fault and returns the outcome, with what went wrong."""
         try:
             fault.inject(self)
         except UserError as error:
@@ -232,7 +202,6 @@ class Trial:
         return self.launch(self.draw_workers(least), **options)
 
     def draw_workers(self, least: int = 1) -> int:
-        """Returns a random number of workers; half the draws are the lowest, which starts fast."""
         low, high = self.lab.flags.workers
         if least == 1 and self.random.random() < 0.5:
             return low
@@ -246,7 +215,6 @@ class Trial:
         return any(self.cache.glob(files.PARTIAL + "*.tfrecord-*"))
 
     def kill(self) -> bool:
-        """Kills the command and its workers; returns False if it had ended by itself."""
         killed = self.command.kill()
         if killed:
             self.count_injection()
@@ -260,7 +228,6 @@ class Trial:
         self.outcome.counts += Counter({"times": 1, "while rows were written": written})
 
     def finish(self) -> int:
-        """Waits for the command to end by itself; returns its exit code."""
         code = self.command.wait()
         self._count_redone()
         return code
@@ -276,11 +243,7 @@ class Trial:
         strike: Callable[["Trial"], bool],
         least: int = 1,
     ) -> None:
-        """Starts builds, breaks each at the moment it has reached, rebuilds and audits the cache.
-
-        `reach` waits for the moment; `strike` breaks the build, or returns False if the build has
-        finished first; `least` is the fewest workers.
-        """
+        """Breaks builds, each at the moment that it has reached; rebuilds and audits the cache."""
         for _ in range(self.injections):
             self.start(least)
             reach(self)
@@ -319,7 +282,6 @@ class Trial:
 
 
 def break_builds(flags: argparse.Namespace, _: list[str], folder: pathlib.Path) -> list[str]:
-    """Breaks builds, and prints the outcomes as a Markdown table; returns what went wrong."""
     from tests.faults import build_faults, pools
 
     begin = time.monotonic()

@@ -23,18 +23,7 @@ _SIGNAL_WEIGHTS = {signal.SIGKILL: 6, signal.SIGINT: 2, signal.SIGTERM: 2}
 
 
 class Command:
-    """A Python module that can be started repeatedly, each time in a new process group.
-
-    Args:
-      name: what it is, for messages.
-      module: what follows `python -m`.
-      log: file for its output; each start overwrites it.
-
-    Attributes:
-      exit_codes: the expected exit codes after a signal, besides 0 of a command that had finished.
-      end_seconds: the longest time from a signal to the end of the command.
-      tracebacks: texts that the output must not hold.
-    """
+    """A Python module that can be started repeatedly, each time in a new process group."""
 
     exit_codes: dict[signal.Signals, tuple[int, ...]] = {
         # Python's own code if Ctrl-C arrives while Python shuts down.
@@ -49,7 +38,6 @@ class Command:
         self._process: subprocess.Popen | None = None
 
     def start(self, *more: str, **options) -> "Command":
-        """Starts the command with `more` flags; `options` go to subprocess.Popen."""
         self._begin, self._ended_by_us = time.monotonic(), False
         with open(self.log, "wb") as file:
             self._process = subprocess.Popen(
@@ -63,7 +51,6 @@ class Command:
 
     @property
     def pid(self) -> int:
-        """Id of the process and of its group."""
         return self._process.pid
 
     @property
@@ -77,11 +64,9 @@ class Command:
 
     @property
     def finished(self) -> bool:
-        """True if the last process has ended with success."""
         return self.exit_code == 0
 
     def output(self) -> str:
-        """Returns what the command has printed since its last start."""
         return self.log.read_text(errors="replace") if self._process else ""
 
     def tail(self, characters: int = 500) -> str:
@@ -112,7 +97,6 @@ class Command:
             os.killpg(self.pid, number)
 
     def kill(self) -> bool:
-        """Kills the whole group; returns False if the command had ended by itself."""
         running, self._ended_by_us = self.running, True
         if self._process:
             self.signal_group(signal.SIGKILL)
@@ -120,7 +104,6 @@ class Command:
         return running
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal that ends the command."""
         if number == signal.SIGINT:
             time.sleep(max(0, self._begin + _PYTHON_SECONDS - time.monotonic()))
         self._ended_by_us = True
@@ -140,12 +123,7 @@ class Command:
             self.expect_end(0, *self.exit_codes[number])
 
     def expect_end(self, *codes: int) -> None:
-        """Waits for the command to end by itself, with one of `codes`.
-
-        Raises:
-          UserError: it hung, ended with another code, printed a traceback, or left a process
-            behind.
-        """
+        """Waits for the command to end by itself, with one of `codes`."""
         if self.wait(self.end_seconds) not in codes:
             self._fail_by_code()
         end = time.monotonic() + _END_SECONDS
@@ -156,11 +134,7 @@ class Command:
                 time.sleep(0.05)
 
     def wait(self, seconds: float = DEADLINE_SECONDS) -> int:
-        """Waits for the command to end; returns its exit code.
-
-        Raises:
-          UserError: it hung, or printed a traceback.
-        """
+        """Waits for the command to end; returns its exit code."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired as error:
@@ -170,7 +144,6 @@ class Command:
         return code
 
     def finish(self) -> None:
-        """Waits for the command to end with success; raises UserError if it does not."""
         if self.wait():
             self._fail_by_code()
 
@@ -188,7 +161,6 @@ class Command:
 
 
 def draw_signal(generator: random.Random) -> signal.Signals:
-    """Returns a random signal that ends a command."""
     return generator.choices([*_SIGNAL_WEIGHTS], [*_SIGNAL_WEIGHTS.values()])[0]
 
 

@@ -32,11 +32,9 @@ class Build(Command):
 
     @property
     def planned(self) -> bool:
-        """True if the cache has a plan."""
         return (self.cache / PLAN).exists()
 
     def shards(self, split: str = "*") -> int:
-        """Returns how many shards are finished, of a split or of all."""
         return len(list(self.cache.glob(f"{split}.receipt-*")))
 
     def _doing(self) -> str:
@@ -46,14 +44,7 @@ class Build(Command):
 
 
 class Run(Command):
-    """A run in a model directory.
-
-    Args:
-      flags: the preset, the task and the number of steps.
-      cache_dir: holds the cache of the task.
-      folder: the model directory.
-      settings: further flags of trainer.pretrain.
-    """
+    """A run in a model directory."""
 
     exit_codes = {
         signal.SIGINT: (EXIT_INTERRUPTED,),
@@ -79,29 +70,23 @@ class Run(Command):
         self._evaluation_steps = int(every[-1].partition("=")[2])
 
     def start(self, *more: str, **options) -> Command:
-        """Starts the run; see `Command.start`."""
         self._leftovers = set(self._partial_checkpoints())
         return super().start(*more, **options)
 
     def lines(self) -> list[dict]:
-        """Returns the metrics written so far, without those that depend on the machine."""
         return metrics_of(self.folder)
 
     def step(self) -> int:
-        """Returns the last step with metrics, 0 if there is none."""
         return max((line["step"] for line in self.lines()), default=0)
 
     def checkpoint(self) -> int:
-        """Returns the step of the newest checkpoint, 0 if there is none."""
         names = [path.name.removeprefix("checkpoint_") for path in self.folder.glob("checkpoint_*")]
         return max((int(name) for name in names if name.isdigit()), default=0)
 
     def is_training(self) -> bool:
-        """Returns whether the start-up text, which ends the start, has been printed."""
         return "this run" in self.output()
 
     def is_saving(self) -> bool:
-        """Returns whether this process has written part of a checkpoint."""
         return not self._leftovers.issuperset(self._partial_checkpoints())
 
     def _partial_checkpoints(self) -> list[pathlib.Path]:

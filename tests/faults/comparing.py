@@ -9,7 +9,6 @@ from tasks.storage import files
 
 
 def checksums(folder: pathlib.Path) -> dict[str, str]:
-    """Returns the SHA-256 of every file in a folder, by name."""
     return {path.name: files.sha256(str(path)) for path in folder.iterdir() if path.is_file()}
 
 
@@ -19,7 +18,6 @@ def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def cache_differences(one: pathlib.Path, other: pathlib.Path) -> list[str]:
-    """Returns the differences between two caches: files with other contents, or in one only."""
     return [f"file {name}" for name in differing(checksums(one), checksums(other))]
 
 

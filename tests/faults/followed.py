@@ -49,7 +49,6 @@ class Pair:
         self._commands: tuple[Command, Command] = self.build, self.run
 
     def start(self) -> None:
-        """Starts what neither runs nor has finished."""
         for each in self._commands:
             if not each.running and not each.finished:
                 each.start()
@@ -72,7 +71,6 @@ class Pair:
             each.finish()
 
     def kill(self) -> None:
-        """Kills what is running."""
         for each in self._commands:
             if each.running:
                 each.kill()
@@ -135,7 +133,6 @@ class _Trial:
         time.sleep(self.random.uniform(0, self.seconds))
 
     def _reach_shards(self, last: int) -> None:
-        """Waits for a random number of finished shards, `last` at most."""
         self._reach_count(self.pair.build, self.pair.build.shards, last, "a shard")
 
     def _reach_an_update(self) -> None:

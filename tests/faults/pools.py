@@ -26,16 +26,7 @@ _POOL_SHARE, _SERVICE_SHARE = 0.15, 0.1
 
 
 class Cluster:
-    """A job service and `pools` pools of workers, which run until the `with` block ends.
-
-    Args:
-      pools: number of pools.
-      folder: folder for their logs.
-      host: address of this machine at which the job service listens.
-
-    Attributes:
-      flags: the flags that send a build to this cluster.
-    """
+    """A job service and `pools` pools of workers, which run until the `with` block ends."""
 
     def __init__(self, pools: int, folder: pathlib.Path, host: str = LOCALHOST):
         ports = _free_ports(pools + 1)
@@ -65,11 +56,7 @@ class Cluster:
             each.kill()
 
     def repair(self) -> None:
-        """Starts every process that is not running, and waits until all of them answer.
-
-        Raises:
-          UserError: a process ended at once, or does not answer.
-        """
+        """Starts every process that is not running, and waits until all of them answer."""
         for each in self._commands:
             if not each.running:
                 each.start()
@@ -81,7 +68,6 @@ class Cluster:
                 time.sleep(0.2)
 
     def workers(self) -> list[int]:
-        """Returns the process ids of the workers."""
         parents = {str(each.pid) for each in self._pools}
         listed = subprocess.run(
             ["ps", "-e", "-o", "pid=,ppid=,stat="], capture_output=True, text=True
@@ -90,7 +76,6 @@ class Cluster:
         return [int(pid) for pid, parent, state in rows if parent in parents and state[0] != "Z"]
 
     def faults(self, kills: int) -> list[Fault]:
-        """Returns faults that make `kills` SIGKILLs in all."""
         pools, services = (max(1, round(kills * share)) for share in (_POOL_SHARE, _SERVICE_SHARE))
         workers = max(kills - pools - services, 1)
 

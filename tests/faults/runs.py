@@ -13,7 +13,7 @@ from tasks.terminal.table import table
 from tests.faults.command import Command, draw_signal, stop_before_kill
 from tests.faults.commands import Run
 from tests.faults.comparing import run_differences
-from tests.faults.damages import DAMAGES, any_file, damage
+from tests.support.damage import DAMAGES, any_file, damage
 
 # Phases that kills are aimed at, with their weights. A kill may still land in another phase; the
 # table shows the actual one.
@@ -46,7 +46,6 @@ TASKS = (dataclasses.replace(task, objective=Edited(**settings)),)
 
 
 def break_runs(flags: argparse.Namespace, settings: list[str], folder: pathlib.Path) -> list[str]:
-    """Breaks runs on a finished cache, and prints what was done; returns what went wrong."""
     return _Lab(flags, settings, folder).break_all()
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from tests.support.compiled import compiled
+from trainer.config import LossConfig
+from trainer.engine.loss import loss_and_metrics
 from trainer.model.config import ModelConfig
 from trainer.model.spec import model_spec
 from trainer.model.transformer import Transformer
@@ -82,11 +85,25 @@ class ArraySet:
     def model(self) -> Transformer:
         return Transformer(model_spec(self.config))
 
+    # Functions of a set are compiled once for all its batches of one form.
+    @cached_property
+    def apply(self) -> Callable[..., Any]:
+        return compiled(self.model.apply)
+
+    @cached_property
+    def value_and_gradient(self) -> Callable[..., Any]:
+        def loss(params: Any, batch: Any) -> Any:
+            logits = self.model.apply({"params": params}, batch)
+            targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
+            return loss_and_metrics(logits, targets, weights, LossConfig())[0]
+
+        return compiled(jax.value_and_grad(loss))
+
     def logits(self, variant: str) -> np.ndarray:
         """Returns our logits of a batch, computed once."""
         if variant not in self._logits:
-            apply = compiled(self.model.apply)
-            self._logits[variant] = np.asarray(apply({"params": self.params}, self.batch(variant)))
+            logits = self.apply({"params": self.params}, self.batch(variant))
+            self._logits[variant] = np.asarray(logits)
         return self._logits[variant]
 
 
@@ -139,50 +156,30 @@ _FOUND_IN_NAMES: dict[str, Callable[[ArraySet], list[str]]] = {
     "loss_variant": lambda array_set: array_set.names("loss/"),
     "loss_setting": lambda array_set: array_set.names("loss_variants/"),
     "encoder_variant": lambda array_set: array_set.names("encoder_output/"),
-    "gradient_variant": lambda array_set: _first_parts(array_set.names("grads/")),
+    "gradient_variant": lambda array_set: list(
+        dict.fromkeys(name.split("/")[0] for name in array_set.names("grads/"))
+    ),
     "training": lambda array_set: [
         run for run in ("train", "train_factored") if array_set.names(f"{run}/")
     ],
 }
 
 
-def _first_parts(names: list[str]) -> list[str]:
-    return list(dict.fromkeys(name.split("/")[0] for name in names))
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "array_set" not in metafunc.fixturenames:
         return
     reference = metafunc.config.stash[_REFERENCE]
-    found = [name for name in _FOUND_IN_NAMES if name in metafunc.fixturenames]
-    if found:
-        cases = list(_cases(reference, found[0]))
-        metafunc.parametrize(("array_set", found[0]), cases, scope="session")
-    else:
-        metafunc.parametrize("array_set", list(_sets(reference)), scope="session")
-
-
-def _sets(reference: Reference) -> Iterator[Any]:
-    for name in ARRAY_SETS:
-        if reference.has(name):
-            yield pytest.param(reference.array_set(name), id=name)
-        else:
-            yield _skipped(reference, name, 1)
-
-
-def _cases(reference: Reference, argument: str) -> Iterator[Any]:
-    for name in ARRAY_SETS:
-        if not reference.has(name):
-            yield _skipped(reference, name, 2)
-            continue
-        array_set = reference.array_set(name)
-        for value in _FOUND_IN_NAMES[argument](array_set):
-            yield pytest.param(array_set, value, id=f"{name}-{value}")
-
-
-def _skipped(reference: Reference, name: str, arguments: int) -> Any:
-    skip = pytest.mark.skip(reason=f"{reference.folder} holds no {name}.npz")
-    return pytest.param(*[None] * arguments, id=name, marks=skip)
+    sets = [reference.array_set(name) for name in ARRAY_SETS if reference.has(name)]
+    found = next((name for name in _FOUND_IN_NAMES if name in metafunc.fixturenames), None)
+    if not found:
+        metafunc.parametrize("array_set", sets, ids=[each.name for each in sets], scope="session")
+        return
+    cases = [
+        pytest.param(each, value, id=f"{each.name}-{value}")
+        for each in sets
+        for value in _FOUND_IN_NAMES[found](each)
+    ]
+    metafunc.parametrize(("array_set", found), cases, scope="session")
 
 
 @pytest.fixture(scope="session")

@@ -14,8 +14,6 @@ from tasks.terminal.command import Command
 from tests.support.extending import example
 
 ROOT = pathlib.Path(__file__).parents[2]
-# A sweep is run from a clone; tests of pages and faults are no commands of users.
-NOT_INSTALLED = ("experiments",)
 
 
 def ended(*words):

@@ -1,19 +1,19 @@
 """Fixtures: a small corpus, its vocabulary, and builds in this process or by the command."""
 
 import hashlib
-import json
-import os
 import pathlib
 import signal
-import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
+from pipeline.runners import beam_job
 from tasks.reading import stdlib_docs
+from tests.support import corpora, small_tokenizers
 from tests.support.child import beginning
+from tests.support.processes import launched
 
-ROOT = pathlib.Path(__file__).parents[2]
 TASK = "python_docs_span_corruption"
 SPECIAL_CASES = {
     "emoji": "👩‍👩‍👧‍👦 family, 🇷🇴 flag, e\u0301 combining, \u202bעברית\u202c right to left",
@@ -30,33 +30,29 @@ def documents() -> dict[str, str]:
     return dict(list(found.items())[:2000]) | SPECIAL_CASES
 
 
+@pytest.fixture
+def without_beam(monkeypatch):
+    """Runs a build or a search in this process, where the runner is not what is tested."""
+
+    def run(function, elements, *_, **__):
+        return sum((function(each) for each in elements), Counter())
+
+    monkeypatch.setattr(beam_job, "run", run)
+
+
 @pytest.fixture(scope="session")
 def corpus(documents, tmp_path_factory) -> str:
     """Returns the SPEC of a file of JSON lines that holds out some documents for validation."""
     path = tmp_path_factory.mktemp("corpus") / "documents.jsonl"
-    lines = [json.dumps({"id": name, "text": text}) for name, text in documents.items()]
-    path.write_text("\n".join(lines))
-    return f"json:{path}?validation=0.1"
+    return f"{corpora.write_json(path, documents)}?validation=0.1"
 
 
 @pytest.fixture(scope="session")
 def vocabulary(documents, tmp_path_factory) -> pathlib.Path:
     """Returns a folder like vocab.train's, with 600 pieces and no sentinels."""
-    import sentencepiece
-
     folder = tmp_path_factory.mktemp("vocabulary")
-    texts = list(documents.values())[::4]
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(line for text in texts for line in text.split("\n")[:20]),
-        model_prefix=str(folder / "sentencepiece"),
-        vocab_size=600,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        byte_fallback=True,
-        minloglevel=2,
-    )
+    lines = [line for text in list(documents.values())[::4] for line in text.split("\n")[:20]]
+    small_tokenizers.t5(folder / "sentencepiece", lines, 600, byte_fallback=True)
     return folder
 
 
@@ -97,18 +93,9 @@ def start(flags):
     `sigint`: the command's handler of SIGINT, SIG_IGN if a shell started it with `&`.
     """
 
-    def process(
-        cache_dir, *more: str, sigint=signal.SIG_DFL, **environment: str
-    ) -> subprocess.Popen:
-        return subprocess.Popen(
-            beginning([sys.executable, "-m", "pipeline.build", *flags(cache_dir, *more)], sigint),
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    def process(cache_dir, *more: str, sigint=signal.SIG_DFL, **environment: str):
+        command = [sys.executable, "-m", "pipeline.build", *flags(cache_dir, *more)]
+        return launched(beginning(command, sigint), **environment)
 
     return process
 

@@ -59,11 +59,6 @@ def test_a_few_faults_of_every_kind(run, tmp_path):
     assert os.listdir(tmp_path / "lab")
 
 
-@pytest.mark.slow
-def test_a_hundred_kills(run):
-    check(*run("--kills=100", "--others=5"), 100, 5)
-
-
 def test_a_difference_is_noticed(given, tmp_path):
     flags = faults.command_line().parse_args([*given, "--corpus_bytes=100000", "--workers=1"])
     trial = Trial(Lab(flags, tmp_path), "trial")

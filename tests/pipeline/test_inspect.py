@@ -1,26 +1,23 @@
 """pipeline.inspect shows windows with their documents and the examples made from them."""
 
-import functools
 import json
-import pathlib
 import shutil
 import sys
 
-import numpy as np
 import pytest
 
 from pipeline import inspect
 from tasks import registry, vocabulary
-from tasks.cache import records
 from tasks.cache.cache import Cache
 from tasks.cache.manifest import CacheManifest, sealed
-from tasks.cache.windows import Windows
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, VOCABULARY
 from tests.support.processes import started
 from trainer.config.from_flags import build_config
 from trainer.setup import prepare
+
+pytestmark = pytest.mark.usefixtures("without_beam")
 
 SPANS = registry.get("python_docs_span_corruption")
 
@@ -86,36 +83,6 @@ def test_windows_of_best_fit_are_their_documents(best_fit, documents):
     names = [part.id for sample in samples for part in sample.parts if not part.first]
     manifest = CacheManifest.load(str(best_fit))
     assert len(names) == len({*names}) == manifest.total("train", "documents")
-
-
-def test_windows_are_at_the_shard_and_row_shown(cache):
-    @functools.cache
-    def rows(path):
-        data, found, at = pathlib.Path(path).read_bytes(), [], 0
-        while at < len(data):
-            size = int.from_bytes(data[at : at + 8], "little") + records.FRAMING_BYTES
-            found.append(records.decode_row(records.unframe(data[at : at + size])).targets)
-            at += size
-        return found
-
-    shards = set()
-    for sample in shown(cache, SPANS, Lengths(64, 30), 1500):
-        found = [
-            np.concatenate(rows(place.path)[place.row : place.row + 3])[place.position :]
-            for place in sample.places
-        ]
-        found = [part[: place.tokens] for part, place in zip(found, sample.places, strict=True)]
-        assert np.array_equal(np.concatenate(found), sample.tokens)
-        shards.add(len(sample.places))
-    assert shards == {1, 2}
-
-
-def test_the_windows_are_those_of_a_run(cache):
-    opened, _ = open_cache(cache)
-    width = SPANS.objective.window_tokens(Lengths(64, 30))
-    windows = Windows(str(cache), opened.manifest, "train", width)
-    (sample,) = shown(cache, SPANS, Lengths(64, 30), [len(windows) - 1])
-    assert np.array_equal(windows.read(np.array([len(windows) - 1]))[0][0], sample.tokens)
 
 
 def test_draws_and_noise_follow_seed_and_epoch(cache):

@@ -22,7 +22,6 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """Returns the folder of JSON lines with hostile texts and ids."""
     folder = tmp_path_factory.mktemp("hostile")
     lines = [
         json.dumps({"id": f"{EVIL if number < 3 else ''}{number}", "text": text})
@@ -34,7 +33,6 @@ def hostile(tmp_path_factory):
 
 @pytest.fixture
 def pages(hostile, build, tmp_path):
-    """Returns the files of both pages about a cache of these texts."""
     cache = build(tmp_path / "cache", f"--corpus=json:{hostile}/*.jsonl?validation=0")
     made = {"report": tmp_path / "report.html", "inspect": tmp_path / "inspect.html"}
     report.main([f"--cache={cache}", f"--output={made['report']}"])

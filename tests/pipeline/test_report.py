@@ -1,6 +1,5 @@
 """The report on a cache: numbers agree with manifest and corpus, and the page loads nothing."""
 
-import html.parser
 import json
 import re
 
@@ -9,48 +8,15 @@ import pytest
 
 from pipeline.report import main
 from tasks.cache.manifest import CacheManifest
-from tasks.terminal.command_line import UserError
 from tasks.vocabulary import load
+from tests.support.corpora import write_json
+from tests.support.pages import Page
+
+pytestmark = pytest.mark.usefixtures("without_beam")
 
 EVIL = "<script>alert('x')</script> & <b>bold</b>"
-VOID = {"meta", "link", "input"}
 # The data of the chart, uPlot, and what draws the chart.
 SCRIPTS = 3
-
-
-class Page(html.parser.HTMLParser):
-    """Parsed page: tables by caption, as rows of text; all other text; every tag must be closed."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tables, self.tags, self.open, self.text = {}, [], [], ""
-        self.caption = None
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "tr":
-            self.row = []
-        if tag in ("td", "th", "caption"):
-            self.cell = ""
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-        if tag == "caption":
-            self.caption = self.cell
-            self.tables[self.caption] = []
-        if tag in ("td", "th"):
-            self.row.append(self.cell)
-        if tag == "tr":
-            self.tables[self.caption].append(self.row)
-
-    def handle_data(self, data):
-        self.text += data
-        if self.open and self.open[-1] in ("td", "th", "caption"):
-            self.cell += data
 
 
 @pytest.fixture
@@ -162,15 +128,10 @@ def test_documents_by_file(report, build, tmp_path):
 
 
 def test_empty_shards(report, build, tmp_path):
-    (tmp_path / "one.jsonl").write_text('{"id": "a", "text": "one document"}\n{"text": ""}')
-    cache = build(tmp_path / "cache", f"--corpus=json:{tmp_path}/one.jsonl?validation=0.01")
+    corpus = write_json(tmp_path / "one.jsonl", ["one document", ""])
+    cache = build(tmp_path / "cache", f"--corpus={corpus}?validation=0.01")
     page = report(cache)
     assert "No two documents have the same tokens." in page.text
     assert dict((row[0], row[1]) for row in page.tables["Documents by reason"][1:]) == {
         "empty": "1"
     }
-
-
-def test_no_cache(tmp_path):
-    with pytest.raises(UserError, match="holds no cache"):
-        main([f"--cache={tmp_path}"])

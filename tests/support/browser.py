@@ -39,7 +39,6 @@ class Opened:
 
     @property
     def overflow(self):
-        """Pixels by which the page is wider than the window."""
         return self.page.evaluate(
             "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         )
@@ -47,7 +46,6 @@ class Opened:
 
 @contextlib.contextmanager
 def chromium():
-    """Yields a running browser."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

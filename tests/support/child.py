@@ -22,12 +22,6 @@ def beginning(
     sigint: signal.Handlers = signal.SIG_DFL,
     address_space: int = resource.RLIM_INFINITY,
 ) -> list[str]:
-    """Returns a command that runs `command` with a handler of SIGINT and a limit on its memory.
-
-    Args:
-      command: the program, by its path, and its arguments.
-      sigint: SIG_IGN as if a shell started it with `&`; pytest itself may have been started so.
-      address_space: bytes.
-    """
+    """Returns a command that runs `command` with a handler of SIGINT and a limit on its memory."""
     begin = [sys.executable, "-ISc", _BEGIN]
     return [*begin, str(int(sigint)), str(address_space), *map(str, command)]

@@ -13,11 +13,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run(module: str, *arguments: str, timeout: float = 600) -> Any:
-    """Returns what the program `module`, a path, prints as JSON in its last line.
-
-    Args:
-      timeout: seconds after which it is ended, and the test fails.
-    """
+    """Returns what the program `module`, a path, prints as JSON in its last line."""
     made = subprocess.run(
         [sys.executable, module, *arguments],
         cwd=ROOT,

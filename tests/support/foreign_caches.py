@@ -7,7 +7,7 @@ tests/pipeline/adopting/test_seqio_cache.py makes one by seqio itself.
 import json
 import pathlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -36,6 +36,11 @@ def encode(example: Example) -> bytes:
     return protobuf.field(1, b"".join(entries))
 
 
+def records(rows: Iterable[Example]) -> bytes:
+    """Returns the bytes of a file of TFRecords."""
+    return b"".join(plain_records.frame(encode(row)) for row in rows)
+
+
 def write_seqio(
     folder: pathlib.Path,
     examples: Mapping[str, Sequence[Example]],
@@ -53,12 +58,8 @@ def write_seqio(
         for number in range(shards):
             some = rows[borders[number] : borders[number + 1]]
             path = folder / f"{split}.tfrecord-{number:05d}-of-{shards:05d}"
-            path.write_bytes(b"".join(plain_records.frame(encode(row)) for row in some))
-        info = {
-            "num_shards": shards,
-            "features": features or known,
-            "seqio_version": "0.0.20",
-        }
+            path.write_bytes(records(some))
+        info = {"num_shards": shards, "features": features or known, "seqio_version": "0.0.20"}
         (folder / f"info.{split}.json").write_text(json.dumps(info if rows else {}))
         (folder / f"stats.{split}.json").write_text(json.dumps({"examples": len(rows)}))
     (folder / "COMPLETED").write_text("")

@@ -12,7 +12,6 @@ from tasks.storage import protobuf
 
 
 def frame(data: bytes) -> bytes:
-    """Returns the TFRecord bytes of one record."""
     length = struct.pack("<Q", len(data))
     length_crc, data_crc = (struct.pack("<I", records.masked_crc(part)) for part in (length, data))
     return b"".join((length, length_crc, data, data_crc))

@@ -1,9 +1,11 @@
 """Commands and programs in processes of their own."""
 
+import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -18,3 +20,24 @@ def completed(command: Sequence[object], **how: Any) -> subprocess.CompletedProc
 def started(*arguments: object, **how: Any) -> subprocess.CompletedProcess[str]:
     """Runs Python with these arguments, as `started("-m", "pipeline.build", …)`."""
     return completed([sys.executable, *arguments], **how)
+
+
+def launched(command: Sequence[object], **environment: str) -> subprocess.Popen[str]:
+    """Starts a command from the root of the project, in a session of its own, with pipes."""
+    return subprocess.Popen(
+        [*map(str, command)], cwd=ROOT, env={**os.environ, **environment}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+
+
+def wait_for(
+    condition: Callable[[], Any], process: subprocess.Popen[str] | None = None, seconds: float = 300
+) -> bool:
+    """Waits until the condition holds; returns False if the process ended before that."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if process and process.poll() is not None:
+            return False
+        assert time.monotonic() < end
+        time.sleep(0.002)
+    return True

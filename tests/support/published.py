@@ -56,15 +56,7 @@ class Published:
 
 
 def make(folder, source, sizes, packing="concat", row_tokens=100):
-    """Writes a finished cache of the tokens of `source` in shards of other sizes, with all splits.
-
-    Args:
-      folder: the new cache.
-      source: a finished cache, whose vocabulary and plan are taken over.
-      sizes: split -> tokens of each of its shards.
-      packing: concat, best_fit or pairs.
-      row_tokens: length of a row.
-    """
+    """Writes a finished cache of the tokens of the cache `source`; `sizes` are split -> shards."""
     old = CacheManifest.load(str(source))
     windows = Windows(str(source), old, "train", 1000)
     tokens = windows.read(np.arange(len(windows)))[0].reshape(-1)

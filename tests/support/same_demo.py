@@ -24,13 +24,11 @@ def hashes(folder):
 
 
 def curve(model_dir):
-    """Returns every line of metrics without the speed."""
     lines = files.read_bytes(files.join(model_dir, "metrics.jsonl")).decode().splitlines()
     return [{**json.loads(line), "speed": None} for line in lines]
 
 
 def state(model_dir):
-    """Returns the arrays of the newest checkpoint."""
     names = [name for name in files.list_names(model_dir) if name.startswith("checkpoint_")]
     newest = max(names, key=lambda name: int(name.split("_")[1]))
     folder = files.join(model_dir, newest, "state")

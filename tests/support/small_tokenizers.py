@@ -105,6 +105,15 @@ def unigram(folder: pathlib.Path, lines: Iterable[str]) -> str:
     return _saved(folder, tokenizer)
 
 
+def t5(prefix: pathlib.Path, lines: Iterable[str], size: int, **options) -> str:
+    """SentencePiece with T5's ids and no sentinels; returns the path of PREFIX.model."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=str(prefix), vocab_size=size, pad_id=0,
+        eos_id=1, unk_id=2, bos_id=-1, hard_vocab_limit=False, minloglevel=2, **options,
+    )  # fmt: skip
+    return f"{prefix}.model"
+
+
 def _model(
     folder: pathlib.Path, lines: Iterable[str], name: str, size: int = SIZE, **options
 ) -> str:
@@ -143,3 +152,12 @@ def byte(folder: pathlib.Path, lines: Iterable[str]) -> str:
 KINDS: dict[str, Callable[[pathlib.Path, Iterable[str]], str]] = {
     each.__name__: each for each in (gpt2, llama3, bert, unigram, llama, gemma, byte)
 }
+
+
+def without_sentinels(model: bytes) -> bytes:
+    """Returns a SentencePiece model without its last pieces, the 100 sentinels."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    del proto.pieces[-100:]
+    return proto.SerializeToString()

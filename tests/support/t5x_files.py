@@ -47,7 +47,6 @@ _KERNEL = {
 
 
 def shapes():
-    """Returns name -> shape of an unscanned T5 1.1."""
     found = {"token_embedder/embedding": (V, D), "decoder/logits_dense/kernel": (D, V)}
     for stack in ("encoder", "decoder"):
         found[f"{stack}/{stack}_norm/scale"] = (D,)
@@ -62,7 +61,6 @@ def shapes():
 
 
 def parameters(seed=0):
-    """Returns random float32 parameters of the unscanned model, by name."""
     rng = np.random.default_rng(seed)
     return {name: rng.normal(size=shape).astype("f4") for name, shape in shapes().items()}
 

@@ -61,7 +61,6 @@ def make(folder, packing="concat", row_tokens=100, largest=70_000):
 
 
 def expected(cache, length, keep_tails, across_shards=True):
-    """Returns all windows of a cache."""
     windows = []
     for stream in [np.concatenate(cache.streams)] if across_shards else cache.streams:
         cut = [stream[begin : begin + length] for begin in range(0, len(stream), length)]

@@ -60,9 +60,12 @@ def test_invalid_mixtures_are_rejected(text, says):
         parse(text)
 
 
-def test_a_limit_without_effect_is_rejected():
-    with pytest.raises(ValueError, match="leave the rates out"):
-        MixtureSpec("m", (("a", 1.0),), temperature=2.0)
+def test_rates_of_their_own_allow_a_limit_of_epochs_alone():
+    tasks = (("a", 1.0), ("b", 2.0))
+    assert MixtureSpec("m", tasks, max_epochs=3).max_epochs == 3
+    for settings in ({"alpha": 0.3}, {"temperature": 2.0}):
+        with pytest.raises(ValueError, match="leave the rates out"):
+            MixtureSpec("m", tasks, **settings)
 
 
 @pytest.mark.parametrize("text", ["a=1", "0:a", "x:a", "40:a;20:b"])
@@ -135,9 +138,3 @@ def test_equal_weights_with_limits_are_unimax():
 def test_settings_out_of_range_are_rejected(settings, says):
     with pytest.raises(ValueError, match=says):
         MixtureSpec("m", (("a", None), ("b", None)), **settings)
-
-
-def test_rates_of_their_own_may_have_limits_of_epochs():
-    assert MixtureSpec("m", (("a", 1.0), ("b", 2.0)), max_epochs=3).max_epochs == 3
-    with pytest.raises(ValueError, match="leave the rates out"):
-        MixtureSpec("m", (("a", 1.0), ("b", 2.0)), alpha=0.3)

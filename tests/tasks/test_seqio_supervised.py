@@ -3,11 +3,11 @@
 import string
 
 import pytest
-import sentencepiece
 import seqio
 
 from tasks import seqio_supervised
 from tasks.supervised import table
+from tests.support.small_tokenizers import t5
 
 pytestmark = pytest.mark.processes
 
@@ -21,19 +21,12 @@ LENGTHS = {"inputs": 64, "targets": 16}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """The path of a SentencePiece model of characters."""
     prefix = tmp_path_factory.mktemp("characters") / "characters"
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter([string.printable.strip()] * 2), model_prefix=str(prefix),
-        model_type="char", vocab_size=98, pad_id=0, eos_id=1, unk_id=2, bos_id=-1,
-        hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
-    return f"{prefix}.model"
+    return t5(prefix, [string.printable.strip()] * 2, 98, model_type="char")
 
 
 @pytest.fixture
 def registered(model):
-    """Returns a function that registers a task with rows of both splits."""
     names = []
 
     def register(name, rows):

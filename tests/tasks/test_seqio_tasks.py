@@ -12,6 +12,7 @@ from tasks.objectives import Lengths
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tests.support.processes import started
+from tests.support.spans import rebuilt
 
 pytestmark = pytest.mark.processes
 
@@ -69,7 +70,6 @@ def examples(name, **kwargs):
 
 
 def stream(folder, name, split):
-    """Returns all tokens of a split, in order."""
     cache = f"{folder}/cache/{name}"
     windows = Windows(cache, CacheManifest.load(cache), split, 1, keep_tails=True)
     return windows.read(np.arange(len(windows)))[0][:, 0]
@@ -77,16 +77,7 @@ def stream(folder, name, split):
 
 def window_of(example, size):
     """Returns the corpus tokens of an example of span corruption."""
-    spans, current = {}, []
-    for token in example["targets"][:-1]:
-        if token >= size - 100:
-            spans[token] = current = []
-        else:
-            current.append(token)
-    out = []
-    for token in example["inputs"][:-1]:
-        out += spans.get(token, [token])
-    return out
+    return rebuilt(example["inputs"][:-1], example["targets"][:-1], size - 100)
 
 
 @pytest.mark.parametrize("use_cached", [True, False])

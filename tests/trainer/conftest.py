@@ -80,6 +80,28 @@ def text_cache(pytestconfig):
 
 
 @pytest.fixture(scope="session")
+def pairs_and_text(text_cache, tmp_path_factory):
+    """A folder of two caches with one vocabulary: of texts, and of pairs in several shards."""
+    folder = tmp_path_factory.mktemp("pairs")
+    words = (text_cache.parents[1] / "train.txt").read_text().split()
+    generator = random.Random(0)
+    with (folder / "a.jsonl").open("w") as file:
+        for number in range(400):
+            begin = generator.randrange(len(words) - 60)
+            middle = begin + 1 + int(generator.expovariate(1 / 8)) % 25
+            inputs, targets = words[begin:middle], words[middle : middle + 1 + number % 6]
+            row = {"id": f"p{number}", "q": " ".join(inputs), "a": " ".join(targets)}
+            file.write(json.dumps(row) + "\n")
+    built(
+        *("--task=supervised", "--name=qa", "--shard_bytes=4000", f"--cache_dir={folder}/caches"),
+        f"--corpus=json:{folder}/a.jsonl?inputs=q&targets=a&validation=0.1",
+        f"--vocabulary={text_cache.parents[1]}/vocabulary",
+    )
+    (folder / "caches" / TASK).symlink_to(text_cache)
+    return folder / "caches"
+
+
+@pytest.fixture(scope="session")
 def many_shards(text_cache, tmp_path_factory):
     """A text corpus of 24 shards of each split, if they have `shard_bytes_of` it."""
     words = (text_cache.parents[1] / "train.txt").read_text().split()

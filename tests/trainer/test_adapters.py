@@ -14,8 +14,7 @@ from tasks.adapters import CacheSource
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
 from tasks.terminal.command_line import UserError
-from trainer.config.from_flags import build_config
-from trainer.setup import prepare
+from tests.support.runs import TASK, run_of
 
 # Row length of the cache; an autoregressive LM appends an EOS.
 WINDOW = 100
@@ -111,36 +110,27 @@ def test_seqio_gives_the_windows(text_cache, windows, tmp_path):
     assert_equal([targets[:-1] for targets in found], windows)
 
 
+def assert_row(batch, row, example):
+    for name, feature in (("inputs", "encoder_input"), ("targets", "decoder_target")):
+        size, row_L = len(example[name]), batch[f"{feature}_tokens"][row]
+        np.testing.assert_array_equal(row_L[:size], example[name])
+        assert not row_L[size:].any()
+        assert example[name][-1] == 1
+
+
 def test_examples_are_those_of_a_run(text_cache):
-    flags = ["--task=python_docs_span_corruption", f"--cache_dir={text_cache}", "--seed=7"]
-    flags += ["--lengths.inputs=64", "--lengths.targets=18", "--batch_size=4", "--model_dir=none"]
-    data = prepare(*build_config("t5_1_1_tiny", flags)).data
-    batches = data.batches()
-    epochs = 0
+    data = run_of(text_cache, "--seed=7").data
+    batches, epochs = data.batches(), 0
     step = 3 * len(data.sources[0].maker.windows) // 4  # in the fourth epoch
     places = batches.places(step)
-    source = CacheSource(
-        str(text_cache),
-        task="python_docs_span_corruption",
-        inputs=64,
-        targets=18,
-        seed=7,
-        epoch=int(places.epochs[0]),
-    )
+    example = {"task": TASK, "inputs": 64, "targets": 18, "seed": 7}
+    source = CacheSource(str(text_cache), **example, epoch=int(places.epochs[0]))
     batch = batches[step]
     for row, (epoch, window) in enumerate(zip(places.epochs, places.windows, strict=True)):
         if epoch != source.epoch:
             continue
         epochs += 1
-        example = source[window]
-        for name, feature in (
-            ("inputs", "encoder_input_tokens"),
-            ("targets", "decoder_target_tokens"),
-        ):
-            size = len(example[name])
-            np.testing.assert_array_equal(batch[feature][row, :size], example[name])
-            assert not batch[feature][row, size:].any()
-            assert example[name][-1] == 1
+        assert_row(batch, row, source[window])
     assert epochs
     assert source.epoch > 0
     other = CacheSource(**{**source.__getstate__(), "epoch": source.epoch + 1})
@@ -150,24 +140,13 @@ def test_examples_are_those_of_a_run(text_cache):
 
 
 def test_validation_examples_are_those_of_evaluation_in_a_run(text_cache):
-    flags = ["--task=python_docs_span_corruption", f"--cache_dir={text_cache}", "--seed=7"]
-    flags += ["--lengths.inputs=64", "--lengths.targets=18", "--batch_size=4", "--model_dir=none"]
-    (rows,) = prepare(*build_config("t5_1_1_tiny", flags)).data.evaluation("validation", 4)
+    (rows,) = run_of(text_cache, "--seed=7").data.evaluation("validation", 4)
     batches = list(rows.iterate())
-    source = CacheSource(
-        str(text_cache), "validation", "python_docs_span_corruption", 64, 18, keep_tails=True,
-        seed=7, epoch=3,
-    )  # fmt: skip
+    more = {"keep_tails": True, "seed": 7, "epoch": 3}
+    source = CacheSource(str(text_cache), "validation", TASK, 64, 18, **more)
     assert len(batches) == -(-len(source) // 4)
     for index in range(len(source)):
-        example = source[index]
-        for name, feature in (
-            ("inputs", "encoder_input_tokens"),
-            ("targets", "decoder_target_tokens"),
-        ):
-            size, row_L = len(example[name]), batches[index // 4][feature][index % 4]
-            np.testing.assert_array_equal(row_L[:size], example[name])
-            assert not row_L[size:].any()
+        assert_row(batches[index // 4], index % 4, source[index])
 
 
 @pytest.mark.parametrize(

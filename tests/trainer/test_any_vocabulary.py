@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline import build, verify
+from pipeline import verify
 from tasks import vocabulary
 from tasks.adapters import CacheSource
 from tasks.cache.manifest import CacheManifest, as_json, plan_from_dict
@@ -15,6 +15,8 @@ from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, SpecialIds
 from tests.support import small_tokenizers
+from tests.support.trees import assert_close
+from tests.trainer.conftest import built as of_build
 from tests.trainer.model.conftest import TinyModel
 from trainer import export, generate, pretrain
 from trainer.config import presets
@@ -48,12 +50,10 @@ def corpus(documents, tmp_path_factory):
 def built(folder, kind, objective, documents, corpus, *flags):
     """Builds a cache; returns (folder of the cache, --vocabulary, the vocabulary)."""
     path = small_tokenizers.KINDS[kind](folder / "tokenizer", " ".join(documents).splitlines())
-    build.main(
-        [
-            *(f"--name={kind}", f"--task={objective}", f"--corpus={corpus}"),
-            *(f"--vocabulary={path}", "--extra_ids=40", f"--cache_dir={folder}/cache"),
-            *("--row_tokens=50", "--max_quarantined=0.1", *flags),
-        ]
+    of_build(
+        *(f"--name={kind}", f"--task={objective}", f"--corpus={corpus}"),
+        *(f"--vocabulary={path}", "--extra_ids=40", f"--cache_dir={folder}/cache"),
+        *("--row_tokens=50", "--max_quarantined=0.1", *flags),
     )
     return f"{folder}/cache/{kind}_{objective}", path, vocabulary.load(path, 40)
 
@@ -127,12 +127,9 @@ def test_from_a_build_to_transformers(kind, documents, corpus, tmp_path, capsys)
     stock = task.output_features["targets"].vocabulary
     if ends:
         seqio.add_global_cache_dirs([f"{tmp_path}/cache"])
-        lengths = {"targets": 50}
-        read = task.get_dataset(lengths, "train", use_cached=True, shuffle=False)
-        assert (
-            np.concatenate([each["targets"] for each in read.as_numpy_iterator()]).tolist()
-            == wanted
-        )
+        read = task.get_dataset({"targets": 50}, "train", use_cached=True, shuffle=False)
+        rows = [each["targets"] for each in read.as_numpy_iterator()]
+        assert np.concatenate(rows).tolist() == wanted
         assert stock.eos_id == loaded.special.eos
         assert stock.decode(kept[0]) == loaded.decode(np.array(kept[0]))
         assert stock.encode(documents[0]) == kept[0]
@@ -141,10 +138,7 @@ def test_from_a_build_to_transformers(kind, documents, corpus, tmp_path, capsys)
     assert export.main([f"--model_dir={tmp_path}/model", f"--output={tmp_path}/exported"]) == 0
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
     found = tokenizer(documents, add_special_tokens=False)["input_ids"]
-    differ = [text for text, mine, theirs in zip(documents, ids, found, strict=True)
-              if mine.tolist() != theirs]  # fmt: skip
-    # A special token that the vocabulary has is recognised in text by transformers alone.
-    assert differ == []
+    assert found == [each.tolist() for each in ids]
     config = json.loads((tmp_path / "exported" / "config.json").read_text())
     assert config["eos_token_id"] == tokenizer.eos_token_id == loaded.special.eos
     around = tokenizer("The list")["input_ids"]
@@ -185,9 +179,8 @@ def test_the_manifest_records_what_the_file_does_not_say(documents, corpus, tmp_
     old = {key: value for key, value in written.items() if key not in ("special", "file")}
     read = plan_from_dict({**as_json(plan), "vocabulary": old})
     assert as_json(read)["vocabulary"] == old
-    assert (read.vocabulary.special_ids, read.vocabulary.file_name) == (
-        T5_IDS, "sentencepiece.model",
-    )  # fmt: skip
+    found = (read.vocabulary.special_ids, read.vocabulary.file_name)
+    assert found == (T5_IDS, "sentencepiece.model")
     for change, words in (
         ({"file": "../model"}, r"vocabulary\.file is"),
         ({"special": {"eos": -1}}, r"vocabulary\.special\.eos is"),
@@ -250,9 +243,8 @@ def test_padding_is_not_id_0_where_that_is_a_piece(preset, inputs, packed):
     ]
     assert any(0 in each[0][0][: each[1][0]] for each in others.values())
     assert filling(batches[0]) == filling(batches[1])
-    tiny = TinyModel.of(config)
-    model, params = tiny.model, tiny.params
-    size = config.vocab_size
+    tiny = TinyModel(config)
+    model, params, size = tiny.model, tiny.params, config.vocab_size
 
     def exchange(leaf):
         order = np.arange(size)
@@ -266,15 +258,10 @@ def test_padding_is_not_id_0_where_that_is_a_piece(preset, inputs, packed):
         output = run_model(model, params, batch)
         return model_loss(model).of_batch(output, batch, LossConfig())[0]
 
-    values = []
-    for batch, weights in ((batches[0], params), (batches[1], jax.tree.map(exchange, params))):
-        value, gradients = loss(weights, batch)
-        values.append((value, gradients))
-    (first, first_gradients), (second, second_gradients) = values
+    first, gradients = loss(params, batches[0])
+    second, others = loss(jax.tree.map(exchange, params), batches[1])
     assert float(first) == pytest.approx(float(second), rel=1e-6)
-    back = jax.tree.map(exchange, second_gradients)
-    for mine, theirs in zip(jax.tree.leaves(first_gradients), jax.tree.leaves(back), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+    assert_close(gradients, jax.tree.map(exchange, others), rtol=1e-4, atol=1e-6)
 
 
 def test_special_ids_are_plain_and_hashable():

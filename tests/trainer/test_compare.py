@@ -8,43 +8,31 @@ import shutil
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from flax.traverse_util import unflatten_dict
 
 from tasks.cache import manifest as manifests
 from tasks.cache import records
 from tasks.cache.row_index import read_row_index
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tests.support import runs
+from tests.support.runs import TASK
 from trainer import compare, loop
 from trainer.checkpoints import metadata
 from trainer.comparing import settings, steps, tensors
-from trainer.config.from_flags import build_config
 from trainer.engine import checksums
-from trainer.setup import prepare
+from trainer.model.paths import named
 
-TASK = "python_docs_span_corruption"
 STEPS = 12
 
 
-def trained(cache_dir, model_dir, *flags):
+def trained(cache_dir, model_dir):
     """Returns the folder of a run of 12 updates, reported and saved every 4."""
-    given = [
-        f"--task={TASK}",
-        f"--cache_dir={cache_dir}",
-        f"--model_dir={model_dir}",
-        f"--train_steps={STEPS}",
-        "--batch_size=4",
-        "--lengths.inputs=64",
-        "--lengths.targets=18",
-        "--metrics.every_steps=4",
-        "--metrics.tensorboard=false",
-        "--evaluation.every_steps=0",
-        "--checkpoint.every_steps=4",
-        "--checkpoint.keep=None",
-        *flags,
-    ]
-    config, origins = build_config("t5_1_1_tiny", given)
-    assert loop.train(prepare(config, origins), origins) == 0
-    return model_dir
+    return runs.trained(
+        *(cache_dir, model_dir, f"--train_steps={STEPS}", "--metrics.every_steps=4"),
+        *("--metrics.tensorboard=false", "--evaluation.every_steps=0"),
+        *("--checkpoint.every_steps=4", "--checkpoint.keep=None"),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +61,8 @@ def copied(base, target, **changes):
     path = target / "config.json"
     value = json.loads(path.read_text())
     for name, changed in changes.items():
-        *parts, leaf = name.split("__")
-        within = value["config"]
-        for part in parts:
-            within = within[part]
-        within[leaf] = changed
+        group, _, leaf = name.rpartition("__")
+        (value["config"][group] if group else value["config"])[leaf] = changed
     path.write_text(json.dumps(value))
     return target
 
@@ -209,13 +194,10 @@ def with_a_flipped_bit(base, target, bit, name="decoder/decoder_norm/scale", sea
     folder = target / f"checkpoint_{STEPS}"
     with ocp.StandardCheckpointer() as checkpointer:
         state = checkpointer.restore((folder / "state").resolve())
-        *parts, leaf = name.split("/")
-        within = state["params"]
-        for part in parts:
-            within = within[part]
-        array = np.array(within[leaf])
+        leaves = named(state["params"])
+        array = np.array(leaves[name])
         array.reshape(-1).view(np.uint32)[3] ^= np.uint32(1 << bit)
-        within[leaf] = array
+        state["params"] = unflatten_dict(leaves | {name: array}, sep="/")
         shutil.rmtree(folder / "state")
         checkpointer.save((folder / "state").resolve(), state)
     if sealed:
@@ -238,15 +220,11 @@ def test_one_flipped_bit_of_a_tensor_is_found(found, base, tmp_path, sealed):
     assert ("B is damaged" in said) != sealed
 
 
-def test_checksums_alone_miss_what_was_damaged_later(found, base, tmp_path):
+def test_checkpoints_are_read_as_far_as_their_checksums_say(found, base, tmp_path):
     other = with_a_flipped_bit(base, tmp_path / "model", bit=2, sealed=False)
     value, said = found(other, "--verify=none")
     assert value["same"]
     assert "read: none" in said
-
-
-def test_checkpoints_without_checksums_are_read(found, base, tmp_path):
-    other = with_a_flipped_bit(base, tmp_path / "model", bit=2, sealed=False)
     for step in (4, 8, STEPS):
         shutil.rmtree(other / f"checkpoint_{step}" / "run")
     value, said = found(other, "--verify=none")
@@ -299,15 +277,11 @@ def test_moved_caches_can_be_named(found, base, text_cache, tmp_path):
         compare.main([str(base), str(base), flag])
 
 
-def test_effects_of_fields():
-    assert settings.effect("optimizer.learning_rate") == settings.RESULTS
+def test_effects_of_fields_and_equal_metrics():
     assert settings.effect("mixing.schedule") == settings.RESULTS
     assert settings.effect("mesh.data") == settings.ROUNDING
     assert settings.effect("metrics.every_steps") == settings.NONE
     assert settings.effect("data.block_bytes", idle=True) == settings.NONE
-
-
-def test_metrics_are_compared_bit_for_bit():
     assert steps.same(math.nan, math.nan)
     assert not steps.same(0.0, -0.0)
     assert not steps.same(1.0, math.nextafter(1.0, 2.0))

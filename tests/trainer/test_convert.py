@@ -2,9 +2,6 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,11 +13,12 @@ from safetensors.numpy import load_file
 
 from tasks.terminal.command_line import UserError
 from tests.support import t5x_files
-from tests.support.processes import completed
+from tests.support.runs import command, done, run_of, start
+from tests.support.small_tokenizers import without_sentinels
+from tests.support.trees import assert_equal
 from trainer import convert, fill, generate, huggingface
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config
-from trainer.config.from_flags import build_config
 from trainer.config.presets import model_preset
 from trainer.conversion import sources, verify
 from trainer.engine.program import Program
@@ -29,7 +27,6 @@ from trainer.setup import prepare
 from trainer.starting import init_from
 from trainer.t5x import layout, read
 
-ROOT = Path(__file__).parents[2]
 STEPS = (1000, 2000, 3000)
 # The presets' name of the model in t5x_files.
 PRESET = "--preset=t5_1_1_tiny"
@@ -51,16 +48,8 @@ def run(source, target, format, *flags):
 
 def arrays(path):
     """Returns the parameters of a checkpoint, each layer apart."""
-    return {
-        name: parts["value"].whole() for name, parts in layout.read_parts(read.load(path)).items()
-    }
-
-
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        assert found[name].dtype == array.dtype
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    parts = layout.read_parts(read.load(str(path)))
+    return {name: each["value"].whole() for name, each in parts.items()}
 
 
 @pytest.fixture(scope="module")
@@ -132,12 +121,8 @@ def test_a_rerun_makes_what_is_missing_only(t5x, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_killed_conversion_leaves_finished_folders_only(t5x, tmp_path):
     target = tmp_path / "t5x"
-    command = [
-        *(sys.executable, "-m", "trainer.convert", f"--from={t5x}", f"--to={target}"),
-        *("--format=t5x", PRESET),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
+    flags = f"--from={t5x}", f"--to={target}", "--format=t5x", PRESET
+    with start(command("trainer.convert", *flags)) as process:
         while not (target / "checkpoint_1000").exists():
             assert process.poll() is None
             time.sleep(0.01)
@@ -145,10 +130,9 @@ def test_a_killed_conversion_leaves_finished_folders_only(t5x, tmp_path):
     finished = read.steps(str(target))
     assert 1000 in finished
     for step in finished:
-        assert_equal(arrays(f"{target}/checkpoint_{step}"), sound(STEPS.index(step)))
-    done = completed(command, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("is there already") == len(finished)
+        assert_equal(arrays(target / f"checkpoint_{step}"), sound(STEPS.index(step)))
+    again = done(command("trainer.convert", *flags))
+    assert again.stdout.count("is there already") == len(finished)
     assert sorted(path.name for path in target.iterdir()) == [f"checkpoint_{s}" for s in STEPS]
 
 
@@ -171,7 +155,7 @@ def test_moments_are_kept_as_far_as_t5x_has_them(t5x, tmp_path, capsys):
     # And does not factor small kernels of separate layers.
     assert run(tmp_path / "scanned", tmp_path / "apart", "t5x") == 0
     assert "moments start at 0: T5X factors" in capsys.readouterr().out
-    assert_equal(arrays(str(tmp_path / "apart")), arrays(str(t5x)))
+    assert_equal(arrays(tmp_path / "apart"), arrays(t5x))
     assert not layout.read_parts(read.load(str(tmp_path / "apart")))[kernel]["v"].whole().any()
 
 
@@ -185,16 +169,7 @@ def test_bfloat16_is_what_rounding_gives(t5x, tmp_path):
     assert {array.dtype for array in tensors.values()} == {np.dtype(ml_dtypes.bfloat16)}
     np.testing.assert_array_equal(tensors["shared.weight"], expected["token_embedder/embedding"])
     assert run(one, tmp_path / "t5x", "t5x", *flags) == 0
-    assert_equal(arrays(str(tmp_path / "t5x")), expected)
-
-
-def other_vocabulary(model):
-    """Returns a SentencePiece model without its last pieces, the 100 sentinels."""
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-    del proto.pieces[-100:]
-    return proto.SerializeToString()
+    assert_equal(arrays(tmp_path / "t5x"), expected)
 
 
 def test_a_run_starts_from_what_was_converted(text_cache, tmp_path, capsys):
@@ -208,18 +183,7 @@ def test_a_run_starts_from_what_was_converted(text_cache, tmp_path, capsys):
     cache = json.loads((text_cache / "manifest.json").read_text())["plan"]["vocabulary"]
     model = next(Path(text_cache).glob("*.model"))
     assert run(folder, tmp_path / "ours", "palimpsest", PRESET, f"--vocabulary={model}") == 0
-    config, origins = build_config(
-        "t5_1_1_tiny",
-        [
-            "--task=python_docs_span_corruption",
-            f"--cache_dir={text_cache}",
-            f"--model_dir={tmp_path / 'next'}",
-            f"--init_from={tmp_path / 'ours'}",
-            "--lengths.inputs=64",
-            "--lengths.targets=18",
-        ],
-    )
-    point = init_from.start(prepare(config, origins))
+    point = init_from.start(run_of(text_cache, f"--init_from={tmp_path / 'ours'}"))
     assert point.step == t5x_files.STEP
     assert point.reset is None
     assert point.vocabulary_checked
@@ -239,7 +203,7 @@ def test_a_run_starts_from_what_was_converted(text_cache, tmp_path, capsys):
         generate.main([ours, "--prompt=a"])
     generate.main([ours, "--prompt=a", "--max_new_tokens=1", f"--vocabulary={tmp_path}/kept.model"])
     other = tmp_path / "other.model"
-    other.write_bytes(other_vocabulary(model.read_bytes()))
+    other.write_bytes(without_sentinels(model.read_bytes()))
     with pytest.raises(UserError, match="trained with another vocabulary than this one"):
         generate.main([ours, "--prompt=a", f"--vocabulary={other}"])
     for form in ("huggingface", "palimpsest"):
@@ -317,11 +281,8 @@ def test_mistakes_are_one_line_before_anything_is_written(t5x, tmp_path, flags, 
 
 
 def test_other_mistakes(t5x, tmp_path):
-    for source, message in (
-        (tmp_path, "holds no checkpoint"),
-        (f"{t5x}/checkpoint_9", "holds no checkpoint"),
-    ):
-        with pytest.raises(UserError, match=message):
+    for source in (tmp_path, f"{t5x}/checkpoint_9"):
+        with pytest.raises(UserError, match="holds no checkpoint"):
             run(source, tmp_path / "x", "t5x", PRESET)
     (tmp_path / "folders" / "checkpoint_2").mkdir(parents=True)
     (tmp_path / "folders" / "checkpoint_2" / "model.safetensors").touch()
@@ -348,7 +309,7 @@ include 't5x/examples/t5/t5_1_1/tiny.gin'
     (tmp_path / "model.gin").write_text(gin)
     one = t5x / "checkpoint_1000"
     assert run(one, tmp_path / "a", "t5x", f"--gin_file={tmp_path / 'model.gin'}") == 0
-    assert_equal(arrays(str(tmp_path / "a")), sound(0))
+    assert_equal(arrays(tmp_path / "a"), sound(0))
     (t5x / "config.gin").write_text(gin)
     try:
         assert run(one, tmp_path / "b", "t5x") == 0

@@ -10,6 +10,7 @@ import pytest
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tests.support.processes import started
+from tests.support.runs import TASK, flags_of
 from tests.trainer.conftest import built, command, ended
 from trainer import explain
 from trainer.checkpoints import metadata
@@ -19,7 +20,6 @@ from trainer.config import save_config
 from trainer.config.from_flags import build_config
 from trainer.setup import prepare
 
-TASK = "python_docs_span_corruption"
 EOS_ID = vocabulary.EOS_ID
 
 
@@ -31,45 +31,34 @@ def long_cache(request, text_cache, tmp_path_factory):
     documents = [*lines[:900], " ".join(lines[900:1400]), *lines[1400:1600]]
     (folder / "train.txt").write_text("\n".join(documents))
     built(
-        f"--task={TASK}",
-        f"--corpus=text:{folder}/*.txt?validation=0.1",
-        f"--vocabulary={text_cache.parents[1]}/vocabulary",
-        f"--cache_dir={folder}/cache",
-        f"--packing={request.param}",
-        "--row_tokens=70",
-        "--separator=eos",
+        *(f"--task={TASK}", f"--corpus=text:{folder}/*.txt?validation=0.1"),
+        *(f"--vocabulary={text_cache.parents[1]}/vocabulary", f"--cache_dir={folder}/cache"),
+        *(f"--packing={request.param}", "--row_tokens=70", "--separator=eos"),
     )
     return folder
 
 
-def start(model_dir, cache_dir, *flags):
+def start(model_dir, cache_dir, *flags, preset="t5_1_1_tiny"):
     """Prepares a run, writes its config.json and returns the run."""
-    arguments = {
-        "task": TASK,
-        "cache_dir": cache_dir,
-        "model_dir": model_dir,
-        "train_steps": 500,
-        "batch_size": 6,
-        "lengths.inputs": 64,
-        "lengths.targets": 18,
-    }
-    given = [f"--{name}={value}" for name, value in arguments.items()]
-    preset = next((flag[9:] for flag in flags if flag.startswith("--preset=")), "t5_1_1_tiny")
-    flags = [flag for flag in flags if not flag.startswith("--preset=")]
-    config, origins = build_config(preset, [*given, *flags])
+    given = flags_of(cache_dir, model_dir, "--train_steps=500", "--batch_size=6", *flags)
+    config, origins = build_config(preset, given)
     run = prepare(config, origins)
     model_dir.mkdir()
     save_config(run.config, origins)
     return run
 
 
-def load_vocabulary(run):
-    return vocabulary.from_bytes(run.data.tasks[0].ids.model)
+def record(model_dir, run):
+    """Writes what a checkpoint of the fifth update records of its caches."""
+    path = model_dir / "checkpoint_5" / "run" / "metadata"
+    path.parent.mkdir(parents=True)
+    known = {"config": {}, "cache_fingerprints": run.data.fingerprints, "checksums": {}}
+    path.write_text(json.dumps(metadata.sealed(known)))
 
 
 def test_the_shown_text_is_that_of_the_corpus(long_cache, tmp_path):
     run = start(tmp_path / "model", long_cache / "cache")
-    loaded = load_vocabulary(run)
+    loaded = vocabulary.from_bytes(run.data.tasks[0].ids.model)
     corpus = (long_cache / "train.txt").read_bytes()
     several = inside = 0
     for step in (1, 2, 77, 500):
@@ -105,14 +94,17 @@ def test_the_shown_text_is_that_of_the_corpus(long_cache, tmp_path):
         ["--seed=5"],
         ["--task=python_docs_span_corruption=0.7,python_docs_prefix_lm=0.3",
          "--lengths.targets=96"],
-        ["--preset=lm_tiny", "--task=python_docs_decoder_prefix_lm", "--lengths.inputs=0",
+        ["lm_tiny", "--task=python_docs_decoder_prefix_lm", "--lengths.inputs=0",
          "--lengths.targets=64"],
-        ["--preset=bert_tiny", "--task=python_docs_masked_lm", "--lengths.targets=64"],
+        ["bert_tiny", "--task=python_docs_masked_lm", "--lengths.targets=64"],
     ],
     ids=["one task", "another seed", "mixture", "decoder-only", "encoder-only"],
 )  # fmt: skip
 def test_explained_rows_are_the_rows_of_training_batches(text_cache, tmp_path, flags):
-    run = start(tmp_path / "model", text_cache, *flags)
+    preset, given = "t5_1_1_tiny", flags
+    if flags and not flags[0].startswith("--"):
+        preset, *given = flags
+    run = start(tmp_path / "model", text_cache, *given, preset=preset)
     # After `first` updates, the next batches are those of updates first + 1, first + 2, …
     first = 300
     batches = run.data.training(first)
@@ -232,14 +224,7 @@ def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path,
     steps = 12
     line = json.dumps({"step": steps, "split": "train", "metrics": {}})
     (tmp_path / "model" / "metrics.jsonl").write_text(line + "\n")
-    (tmp_path / "model" / "checkpoint_5" / "run").mkdir(parents=True)
-    description_of_run = {
-        "config": {},
-        "cache_fingerprints": run.data.fingerprints,
-        "checksums": {},
-    }
-    path = tmp_path / "model" / "checkpoint_5" / "run" / "metadata"
-    path.write_text(json.dumps(metadata.sealed(description_of_run)))
+    record(tmp_path / "model", run)
     first = Explanation(str(tmp_path / "model"), 3).row(2).parts
     documents = [first[0].id, first[-1].id]
     long = "train.txt:" + str(
@@ -297,10 +282,7 @@ def test_a_run_that_followed_an_unfinished_build_is_explained_after_a_takedown(
     for path in (cache / "COMPLETED", cache / "manifest.json", *cache.glob("*.receipt-00002-*")):
         path.unlink()
     run = start(tmp_path / "model", cache.parent, "--data.follow=true", "--data.follow_shards=1")
-    path = tmp_path / "model" / "checkpoint_5" / "run" / "metadata"
-    path.parent.mkdir(parents=True)
-    record = {"config": {}, "cache_fingerprints": run.data.fingerprints, "checksums": {}}
-    path.write_text(json.dumps(metadata.sealed(record)))
+    record(tmp_path / "model", run)
     document = Explanation(str(tmp_path / "model"), 3).row(2).parts[0].id
 
     def found():

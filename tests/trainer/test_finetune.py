@@ -4,17 +4,15 @@ import json
 import os
 import random
 import shutil
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from tests.support.processes import completed
+from tests.support.runs import command, curve, done, finish, flags_of, metadata, start_all, state
+from tests.support.trees import assert_close, assert_equal
 from tests.trainer.conftest import assert_one_line, built, ended
-from tests.trainer.engine.test_processes import finish, free_port
 from tests.trainer.huggingface.test_export import save_run
-from tests.trainer.test_evaluation_stops import start
-from tests.trainer.test_pretrain import assert_same_state, curve, flags_of, run, started, state
 from trainer.model.paths import named
 from trainer.reporting.metrics import read_metrics
 from trainer.t5x import read
@@ -51,17 +49,15 @@ def pretrained(text_cache, tmp_path_factory):
 
 
 def finetune(pretrained, pairs, model_dir, *flags):
-    return [
-        *(sys.executable, "-m", "trainer.finetune"),
-        *(f"--init_from={pretrained}", "--task=backwards_supervised", f"--cache_dir={pairs}"),
-        *(f"--model_dir={model_dir}", f"--train_steps={STEPS}", "--batch_size=8"),
-        *("--lengths.inputs=48", "--lengths.targets=48", "--objective=too_long=cut"),
-        *("--metrics.every_steps=1", "--metrics.tensorboard=false", "--checkpoint.every_steps=2"),
+    return command(
+        *("trainer.finetune", f"--init_from={pretrained}", f"--train_steps={STEPS}"),
+        *flags_of(pairs, model_dir, task="backwards_supervised", lengths=(48, 48)),
+        *("--batch_size=8", "--objective=too_long=cut", "--metrics.every_steps=1"),
+        *("--metrics.tensorboard=false", "--checkpoint.every_steps=2", "--checkpoint.keep=9"),
         *("--evaluation.every_steps=3", "--evaluation.decoding.max_new_tokens=12"),
         "--evaluation.metrics=exact_match,character_error_rate",
-        *("--checkpoint.best_metric=character_error_rate", "--checkpoint.keep=9"),
-        *flags,
-    ]
+        *("--checkpoint.best_metric=character_error_rate", *flags),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +69,7 @@ def tuned(pretrained, pairs, tmp_path_factory):
         '{"cloze": "the {} is here", "choices": ["cat", "dog"], "answer": 0}\n'
     )
     flags = [f"--evaluation.probes={folder}/probes.jsonl"]
-    made = run(finetune(pretrained, pairs, folder / "model", *flags))
-    assert made.returncode == 0, made.stderr
+    made = done(finetune(pretrained, pairs, folder / "model", *flags))
     assert "with a new optimizer state" in made.stdout
     return folder / "model"
 
@@ -107,24 +102,13 @@ def test_metrics_and_predictions_are_written(tuned):
     assert len(found) == 20
     assert found[0].keys() == {"task", "inputs", "targets", "prediction", "score"}
     assert all(line["targets"].split() == line["inputs"].split()[::-1] for line in found)
-    best = json.loads((tuned / "checkpoint_6/run/metadata").read_text())["best"]
-    assert best["metric"] == "character_error_rate"
+    assert metadata(tuned, 6)["best"]["metric"] == "character_error_rate"
 
 
 @pytest.mark.slow
 def test_two_processes_and_other_batches_give_the_same(tuned, pretrained, pairs, tmp_path):
-    port, probes = free_port(), tuned.parent / "probes.jsonl"
-    both = [
-        start(
-            finetune(
-                *(pretrained, pairs, tmp_path / "model", f"--evaluation.probes={probes}"),
-                *(f"--processes.coordinator=localhost:{port}", "--processes.count=2"),
-                *(f"--processes.index={index}", "--evaluation.batch_size=4"),
-            )
-        )
-        for index in range(2)
-    ]
-    finish(both)
+    flags = f"--evaluation.probes={tuned.parent}/probes.jsonl", "--evaluation.batch_size=4"
+    finish(start_all(finetune(pretrained, pairs, tmp_path / "model", *flags)))
     found, expected = curve(tmp_path / "model"), curve(tuned)
     assert [line["split"] for line in found] == [line["split"] for line in expected]
     for one, other in zip(found, expected, strict=True):
@@ -135,8 +119,7 @@ def test_two_processes_and_other_batches_give_the_same(tuned, pretrained, pairs,
 @pytest.mark.slow
 def test_any_checkpoints_are_evaluated_on_another_task(tuned, text_cache, tmp_path):
     evaluate = ["trainer.evaluate", f"--model_dir={tuned}"]
-    made = run(command_of(*evaluate, "--steps=2,6", f"--plot={tmp_path}/curve.png"))
-    assert made.returncode == 0, made.stderr
+    made = done(command(*evaluate, "--steps=2,6", f"--plot={tmp_path}/curve.png"))
     assert "character_error_rate" in made.stdout
     assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
     stored = json.loads((tuned / "evaluation.json").read_text())["checkpoints"]
@@ -145,10 +128,7 @@ def test_any_checkpoints_are_evaluated_on_another_task(tuned, text_cache, tmp_pa
 
     spans = ["--task=python_docs_span_corruption", f"--cache_dir={text_cache}"]
     output = f"--output={tmp_path}/found.jsonl"
-    made = run(
-        command_of(*evaluate, *spans, output, "--metrics=exact_match,accuracy", "--examples=4")
-    )
-    assert made.returncode == 0, made.stderr
+    done(command(*evaluate, *spans, output, "--metrics=exact_match,accuracy", "--examples=4"))
     (line, *_) = [json.loads(each) for each in (tmp_path / "found.jsonl").read_text().splitlines()]
     assert (line["step"], line["split"]) == (6, "python_docs_span_corruption:validation")
     assert {"loss", "exact_match", "accuracy", "text_accuracy"} <= line["metrics"].keys()
@@ -167,52 +147,39 @@ def test_an_unknown_metric_ends_the_run_after_its_updates_are_saved(pretrained, 
     flags = ["--task_module=own_metrics", "--evaluation.metrics=shorter"]
     model = tmp_path / "model"
     mistaken = "--checkpoint.best_metric=shorter"
-    made = started(finetune(pretrained, pairs, model, *flags, mistaken), env=env)
+    made = completed(finetune(pretrained, pairs, model, *flags, mistaken), env=env)
     says = ("these tasks do not have this metric", "share")
     assert_one_line(made.returncode, made.stderr, *says)
     assert (model / "checkpoint_3").exists()
     right = "--checkpoint.best_metric=max:share"
-    made = started(finetune(pretrained, pairs, model, *flags, right), env=env)
+    made = completed(finetune(pretrained, pairs, model, *flags, right), env=env)
     assert made.returncode == 0, made.stderr
     assert "resumes from checkpoint 3" in made.stdout
 
 
-def command_of(*arguments):
-    return [sys.executable, "-m", *arguments]
-
-
 @pytest.mark.slow
 def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_path):
-    flags = ["--lora.rank=2", "--evaluation.every_steps=0", "--checkpoint.best_metric=None"]
+    flags = ("--lora.rank=2", "--evaluation.every_steps=0", "--checkpoint.best_metric=None")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    made = run(finetune(pretrained, pairs, whole, *flags))
-    assert made.returncode == 0, made.stderr
+    made = done(finetune(pretrained, pairs, whole, *flags))
     assert "LoRA of rank 2 on " in made.stdout
     source = shutil.copytree(pretrained, tmp_path / "source")
-    made = run(finetune(source, pairs, broken, *flags, "--train_steps=4"))
-    assert made.returncode == 0, made.stderr
+    done(finetune(source, pairs, broken, *flags, "--train_steps=4"))
     shutil.rmtree(source)
-    made = run(finetune(source, pairs, broken, *flags))
-    assert "resumes from checkpoint 4" in made.stdout, made.stderr
-    assert_same_state(state(whole, STEPS), state(broken, STEPS))
-    export = ["trainer.export", f"--model_dir={whole}", f"--output={tmp_path}/exported"]
-    made = run(command_of(*export))
-    assert made.returncode == 0, made.stderr
-    made = run(command_of("trainer.export_t5x", f"--model_dir={whole}", f"--output={tmp_path}/x"))
-    assert made.returncode == 0, made.stderr
+    made = done(finetune(source, pairs, broken, *flags))
+    assert "resumes from checkpoint 4" in made.stdout
+    assert_equal(state(broken, STEPS), state(whole, STEPS))
+    done(command("trainer.export", f"--model_dir={whole}", f"--output={tmp_path}/exported"))
+    done(command("trainer.export_t5x", f"--model_dir={whole}", f"--output={tmp_path}/x"))
     converted = f"--from={whole}", "--steps=latest", f"--to={tmp_path}/c", "--format=t5x"
-    made = run(command_of("trainer.convert", *converted))
-    assert made.returncode == 0, made.stderr
+    done(command("trainer.convert", *converted))
     third = tmp_path / "third"
-    made = run(finetune(whole, pairs, third, "--train_steps=1", "--optimizer.learning_rate=1e-30"))
-    assert made.returncode == 0, made.stderr
+    done(finetune(whole, pairs, third, "--train_steps=1", "--optimizer.learning_rate=1e-30"))
     opened = trained_run.open_run(str(whole))
     sums = trained_run.restore(opened, None, trained_run.vocabulary_of(opened, None))[1]
     for path in (f"{tmp_path}/x", f"{tmp_path}/c", str(third)):
-        found = read.load(path).parameters
-        assert found.keys() == named(sums).keys()
-        for name, value in named(sums).items():
-            np.testing.assert_allclose(found[name].whole(), value, rtol=1e-5, atol=1e-7)
+        found = {name: each.whole() for name, each in read.load(path).parameters.items()}
+        assert_close(found, named(sums), rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -227,5 +194,5 @@ def test_lora_resumes_and_its_export_has_the_same_logits(pretrained, pairs, tmp_
     ],
 )
 def test_a_mistake_is_one_clear_line(pretrained, pairs, tmp_path, flags, says, capsys):
-    flags = flags_of(finetune(pretrained, pairs, tmp_path / "model", *flags))
+    flags = finetune(pretrained, pairs, tmp_path / "model", *flags)[3:]
     assert_one_line(*ended("trainer.finetune", flags, capsys), says)

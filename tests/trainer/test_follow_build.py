@@ -176,33 +176,6 @@ def test_a_changed_corpus_is_refused_and_the_run_goes_on(
 
 
 @pytest.mark.slow
-def test_a_cache_of_another_corpus_in_the_folder_is_named(finished, make_pair, pair, tmp_path):
-    killed_while_followed(pair)
-    other = tmp_path / "other.txt"
-    other.write_text("another text of some words\n" * 20_000)
-    pair.run.signal_group(signal.SIGSTOP)
-    shutil.rmtree(pair.build.cache)
-    build_again(make_pair(tmp_path / "pair", corpus=other))
-    pair.run.signal_group(signal.SIGCONT)
-    assert_stopped(
-        pair, finished, f"{pair.build.cache} now holds a cache with another plan", "corpus.files",
-        "build it with the flags that it was begun with, or train another --model_dir",
-    )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_a_takedown_under_a_waiting_run_is_named(finished, pair, tmp_path):
-    killed_while_followed(pair)
-    ids = tmp_path / "ids.txt"
-    ids.write_text("\n".join(documents(pair.build.cache, "train", 0)[:3]))
-    build_again(pair, f"--exclude={ids}")
-    assert_stopped(
-        pair, finished, f"{pair.build.cache} now holds a cache with another plan", "a takedown: ",
-        "of 3 entries", "train another --model_dir",
-    )  # fmt: skip
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("split", "shard"), [("train", 4), ("validation", 0)])
 def test_a_takedown_of_a_finished_cache_under_a_run_is_named(
     split, shard, finished, make_pair, tmp_path

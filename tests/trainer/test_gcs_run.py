@@ -3,18 +3,17 @@
 import json
 import os
 
-import numpy as np
 import pytest
 
+import trainer.pretrain
 from tests.support.processes import started
+from tests.support.runs import TASK, losses, pretrain, state
 from tests.support.servers.gcs import GcsServer
-from tests.trainer.conftest import command
-from tests.trainer.engine.test_processes import losses, state
-from trainer import pretrain
+from tests.support.trees import assert_equal as assert_equal_trees
+from tests.trainer.conftest import assert_one_line, command, ended
 
 pytestmark = pytest.mark.processes
 
-TASK = "python_docs_span_corruption"
 STEPS = 4
 # As on a machine that does not have it; else nothing is different.
 WITHOUT_TENSORFLOW = """
@@ -26,15 +25,8 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def flags(cache, model_dir, steps=STEPS):
-    return [
-        "--preset=t5_1_1_tiny",
-        f"--task={TASK}",
-        f"--cache_dir={cache}",
-        f"--model_dir={model_dir}",
-        f"--train_steps={steps}",
-        *("--batch_size=4", "--lengths.inputs=64", "--lengths.targets=18"),
-        *("--metrics.every_steps=1", "--checkpoint.every_steps=2", "--evaluation.every_steps=4"),
-    ]
+    every = ("--checkpoint.every_steps=2", "--evaluation.every_steps=4")
+    return pretrain(cache, model_dir, f"--train_steps={steps}", *every)[3:]
 
 
 def fill(gcs, folder, below):
@@ -69,28 +61,15 @@ def assert_equal(model_dir, alone):
     expected, found = losses(alone), losses(model_dir)
     # A run of fewer steps was evaluated at its end, too.
     assert {place: found[place] for place in expected} == expected
-    for one, two in zip(state(model_dir, STEPS), state(alone, STEPS), strict=True):
-        np.testing.assert_array_equal(one, two)
+    assert_equal_trees(state(model_dir, STEPS), state(alone, STEPS))
 
 
 @pytest.fixture(scope="module")
 def alone(text_cache, tmp_path_factory):
     """The model directory of a run of this machine."""
     model_dir = tmp_path_factory.mktemp("alone") / "model"
-    assert pretrain.main(flags(text_cache, model_dir)) == 0
+    assert trainer.pretrain.main(flags(text_cache, model_dir)) == 0
     return model_dir
-
-
-@pytest.mark.slow
-def test_a_run_in_a_bucket_that_fails_has_the_same_parameters(text_cache, alone, tmp_path):
-    with GcsServer(faults=0.05, seed=4) as gcs:
-        fill(gcs, text_cache, "cache")
-        run(gcs, "trainer.pretrain", *flags("gs://bucket/cache", "gs://bucket/model"))
-    assert sum(count for fault, count in gcs.counts().items() if fault) > 4
-    model_dir = fetch(gcs, "model", tmp_path)
-    assert_equal(model_dir, alone)
-    boards = {path.parent.name for path in model_dir.glob("tensorboard/*/events.*")}
-    assert boards == {"train", "validation"}
 
 
 @pytest.mark.parametrize(
@@ -102,17 +81,11 @@ def test_a_run_in_a_bucket_that_fails_has_the_same_parameters(text_cache, alone,
     ],
 )
 def test_a_bucket_that_refuses_is_one_line(in_bucket, text_cache, capsys, server, message):
-    from tasks.terminal import command_line
-
     with GcsServer(**server or {}) as gcs:
         in_bucket(gcs)
         bucket = "bucket" if server else "other"
-        with pytest.raises(SystemExit) as ended:
-            command_line.run(pretrain.main, flags(text_cache, f"gs://{bucket}/model"))
-    assert ended.value.code == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert f"gs://{bucket}" in line
-    assert message in line
+        found = ended("trainer.pretrain", flags(text_cache, f"gs://{bucket}/model"), capsys)
+    assert_one_line(*found, f"gs://{bucket}", message)
 
 
 @pytest.mark.slow
@@ -144,18 +117,17 @@ def test_the_whole_way_in_a_bucket_is_that_of_this_machine(text_cache, tmp_path)
                      "--row_tokens=100"]  # fmt: skip
             run(gcs, "pipeline.build", f"--corpus=text:{corpus}/*.txt?split=train", *build)
             run(gcs, "pipeline.verify", f"--cache={at}/cache/{TASK}")
-            run(
-                gcs,
-                "pipeline.report",
-                f"--cache={at}/cache/{TASK}",
-                f"--output={tmp_path}/report.html",
-            )
+            report = f"--output={tmp_path}/report.html"
+            run(gcs, "pipeline.report", f"--cache={at}/cache/{TASK}", report)
             run(gcs, "pipeline.inspect", f"--cache={at}/cache/{TASK}", "--index=3")
             run(gcs, "trainer.pretrain", *flags(f"{at}/cache", f"{at}/model"))
             run(gcs, "trainer.evaluate", f"--model_dir={at}/model", "--checkpoints=all")
             run(gcs, "trainer.report", f"--model_dir={at}/model")
             run(gcs, "trainer.explain", f"--model_dir={at}/model", "--step=1")
+    assert sum(count for fault, count in gcs.counts().items() if fault) > 4
     here, there = tmp_path / "here", fetch(gcs, "there", tmp_path)
+    boards = {path.parent.name for path in there.glob("model/tensorboard/*/events.*")}
+    assert boards == {"train", "validation"}
     found = {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()}
     # They name the files of the corpus.
     apart = ("manifest.json", "plan.json")

@@ -1,25 +1,22 @@
 """Tests of `trainer.generate` and `trainer.fill` on runs with initial parameters."""
 
 import json
-import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
+from tests.support import runs
 from tests.trainer.huggingface.test_export import save_run
 from trainer import fill, generate
 from trainer.config.decoding import Decoding
+from trainer.decoding.decoder import Decoded
 from trainer.trained import prompts as prompts_module
 from trainer.trained import text
 from trainer.trained.generator import Generator
 
-ROOT = Path(__file__).parents[2]
 CHOICES = ["--max_new_tokens=6", "--method=sample", "--batch_size=1"]
 
 
@@ -58,14 +55,9 @@ def test_the_output_has_a_line_for_each_prompt_in_order(run, prompts, whole):
     generator = Generator(run, Decoding(max_new_tokens=6, method="sample", batch_size=1))
     place = 29
     (found,) = generator([generator.ids(lines[place]["prompt"])], [place])
-    assert lines[place]["results"] == [
-        {
-            "text": generator.text(found.ids),
-            "ids": found.ids.tolist(),
-            "score": round(found.score, 4),
-            "ended": found.ended,
-        }
-    ]
+    text, score = generator.text(found.ids), round(found.score, 4)
+    expected = {"text": text, "ids": found.ids.tolist(), "score": score, "ended": found.ended}
+    assert lines[place]["results"] == [expected]
 
 
 def counting(results, firsts):
@@ -83,19 +75,14 @@ def test_a_killed_command_goes_on(run, prompts, whole, tmp_path, capsys, monkeyp
     output = tmp_path / "out.jsonl"
     partial = tmp_path / "out.jsonl.partial"
     second = partial / "000001.jsonl"
-    started = subprocess.Popen(
-        [sys.executable, "-m", "trainer.generate", *command(run, prompts, output)],
-        cwd=ROOT,
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
+    started = runs.start(runs.command("trainer.generate", *command(run, prompts, output)))
     deadline = time.monotonic() + 280
     while time.monotonic() < deadline and started.poll() is None:
         if second.exists():
             break
         time.sleep(0.001)
-    started.send_signal(signal.SIGKILL)
-    started.wait()
+    started.kill()
+    started.communicate()
     assert not output.exists()
     assert second.read_bytes() == b"".join(whole.splitlines(keepends=True)[8:16])
     assert not (partial / "000014.jsonl").exists()
@@ -144,12 +131,11 @@ def test_lines_end_at_newlines_alone(tmp_path):
     path = tmp_path / "in.txt"
     path.write_bytes("\n".join(texts).encode() + b"\n")
     assert prompts_module.read_prompts(str(path), "text") == texts
-    with pytest.raises(UserError, match="is a folder: name a file"):
-        prompts_module.read_prompts(str(tmp_path), "text")
     path = tmp_path / "half.jsonl"
     path.write_text('{"text": "a\\ud800b"}\n')
-    with pytest.raises(UserError, match="line 1: 'text' has half a character"):
-        prompts_module.read_prompts(str(path), "text")
+    for name, says in ((tmp_path, "is a folder: name a file"), (path, "has half a character")):
+        with pytest.raises(UserError, match=says):
+            prompts_module.read_prompts(str(name), "text")
 
 
 def test_json_lines_are_read(run, tmp_path, capsys):
@@ -193,11 +179,6 @@ def test_a_decoder_goes_on_from_a_prompt(text_cache, tmp_path, capsys):
     assert capsys.readouterr().out == generator.text(found.ids) + "\n"
 
 
-def test_fill_asks_for_gaps(run):
-    with pytest.raises(UserError, match="has no gap"):
-        fill.main(["no gap", f"--model_dir={run}"])
-
-
 def test_fill_shows_spans_in_their_places(run, spm, capsys, monkeypatch):
     def sentinel(number):
         return [spm.size - 1 - number]
@@ -209,17 +190,13 @@ def test_fill_shows_spans_in_their_places(run, spm, capsys, monkeypatch):
     def found(self, prompts, example_ids=None):
         expected = text.encode(spm, "It is <extra_id_0> at <extra_id_1>.").tolist()
         assert prompts[0].tolist() == [*expected, vocabulary.EOS_ID]
-        return [generate_result(ids)]
+        return [Decoded(ids, 0.0, True)]
 
     monkeypatch.setattr(Generator, "__call__", found)
+    with pytest.raises(UserError, match="has no gap"):
+        fill.main(["no gap", f"--model_dir={run}"])
     fill.main(["It is <extra_id_0> at <extra_id_1>.", f"--model_dir={run}"])
     assert capsys.readouterr().out == "It is [a list] at [the end].\n"
-
-
-def generate_result(ids):
-    from trainer.decoding.decoder import Decoded
-
-    return Decoded(ids, 0.0, True)
 
 
 def test_gaps_are_encoded_as_span_corruption_writes_them(spm):
@@ -235,9 +212,6 @@ def test_gaps_are_encoded_as_span_corruption_writes_them(spm):
     # Punctuation after a gap has no space before it.
     stop = spm.encode(["end."])[0].tolist()[-1]
     assert text.encode(spm, "the <extra_id_0>.").tolist()[-1] == stop
-
-
-def test_ids_above_the_vocabulary_are_no_text(spm):
     ids = np.array([*spm.encode(["a list"])[0], spm.size + 3], np.int32)
     assert text.decode(spm, ids) == "a list"
     assert text.spans(spm, np.array([spm.size - 1, *ids])) == {0: "a list"}

@@ -109,7 +109,8 @@ def train(monkeypatch):
     """Returns a function that trains a `Run`; it returns the exit code."""
 
     def trained(run):
-        speed = SimpleNamespace(blocking=contextlib.nullcontext, restart=lambda step: None)
+        blocking = SimpleNamespace(timed=contextlib.nullcontext)
+        speed = SimpleNamespace(blocking=blocking, restart=lambda step: None)
         parts = {
             "_locked": lambda folder: contextlib.nullcontext(lambda: None),
             "processes": SimpleNamespace(check_shared=lambda folder: None, is_first=lambda: False),
@@ -191,37 +192,33 @@ def test_sigterm_saves_the_newest_state_once(train, capsys, stopped, begins, ste
     assert capsys.readouterr().err == said
 
 
-def test_sigterm_before_the_first_update_saves_nothing(train, capsys):
-    run = Run(batches={1: SIGNALLED})
-    assert train(run) == EXIT_PREEMPTED
-    assert run.events == CLOSED
-    assert capsys.readouterr().err == "SIGTERM: no update was made yet\n"
-
-
-def test_sigterm_in_the_last_update_is_nothing_if_all_is_done(train, capsys):
-    assert train(Run(updates=[LAST], **{"evaluation.every_steps": 0})) == 0
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize(
+    ("stopped", "code", "events", "said"),
+    [
+        ({"batches": {1: SIGNALLED}}, EXIT_PREEMPTED, [], "SIGTERM: no update was made yet\n"),
+        ({"updates": [LAST], "evaluation.every_steps": 0}, 0, [*saved(LAST)], ""),
+    ],
+)
+def test_sigterm_with_nothing_left_to_save_or_to_do(train, capsys, stopped, code, events, said):
+    run = Run(**stopped)
+    assert train(run) == code
+    assert run.events[-len(events) - len(CLOSED) :] == [*events, *CLOSED]
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(
-    ("failing", "last"),
+    ("failing", "says", "last"),
     [
-        ({"batches": {6: UserError("damaged")}}, "save 5"),
-        ({"results": {4: UserError("damaged")}}, "save 4 unevaluated"),
+        ({"batches": {6: UserError("damaged")}}, "damaged", "save 5"),
+        ({"results": {4: UserError("damaged")}}, "damaged", "save 4 unevaluated"),
+        ({"stopping.metric": "accuracy"}, "these tasks do not have this metric", "save 2"),
     ],
 )
-def test_an_error_ends_the_run_when_its_state_is_saved(train, failing, last):
+def test_an_error_ends_the_run_when_its_state_is_saved(train, failing, says, last):
     run = Run(**failing)
-    with pytest.raises(UserError, match="damaged"):
+    with pytest.raises(UserError, match=says):
         train(run)
     assert run.events[-len(CLOSED) - 1 :] == [last, *CLOSED]
-
-
-def test_an_unknown_metric_ends_the_run_when_its_state_is_saved(train):
-    run = Run(**{"stopping.metric": "accuracy"})
-    with pytest.raises(UserError, match="these tasks do not have this metric"):
-        train(run)
-    assert run.events[-len(CLOSED) - 1 :] == ["save 2", *CLOSED]
 
 
 def test_a_run_that_no_longer_improves_ends_early(train, capsys):

@@ -108,49 +108,34 @@ def test_a_t5_computes_the_same_after_it(gated, norms, tmp_path):
 
 def test_every_byte_and_the_moments_are_read(tmp_path):
     random = np.random.default_rng(0)
-    variables = {
-        "global_step": np.int64(STEP),
-        "shared/embedding": random.normal(size=(384, 128)).astype("f4"),
-        "shared/embedding_slot_vr": random.random(128).astype("f4"),
-        "shared/embedding_slot_vc": random.random(384).astype("f4"),
-        "encoder/block_000/layer_000/SelfAttention/q": random.normal(size=(128, 128)).astype(
-            ml_dtypes.bfloat16
-        ),
-        "encoder/block_000/layer_000/SelfAttention/q_slot_vr": random.random(128).astype("f4"),
-        "encoder/block_000/layer_000/SelfAttention/q_slot_vc": random.random(128).astype("f4"),
-        "encoder/final_layer_norm/scale": random.normal(size=128).astype("f4"),
-        "encoder/final_layer_norm/scale_slot_v": random.random(128).astype("f4"),
-        "decoder/logits/kernel/adam_m": np.zeros((2, 2), "f4"),
-    }
+    theirs, table = "encoder/block_000/layer_000/SelfAttention/q", "shared/embedding"
+    shapes = {table: (384, 128), f"{table}_slot_vr": 128, f"{table}_slot_vc": 384}
+    shapes |= {theirs: (128, 128), f"{theirs}_slot_vr": 128, f"{theirs}_slot_vc": 128}
+    norm = "encoder/final_layer_norm/scale"
+    shapes |= {norm: 128, f"{norm}_slot_v": 128, "decoder/logits/kernel/adam_m": (2, 2)}
+    variables = {name: random.random(shape).astype("f4") for name, shape in shapes.items()}
+    variables[theirs] = variables[theirs].astype(ml_dtypes.bfloat16)
+    variables["global_step"] = np.int64(STEP)
     prefix = save(tmp_path / "mesh", variables)
     checkpoint = read.load(str(tmp_path / "mesh"))
     assert checkpoint.path == prefix == read.find(f"{prefix}.index")
     assert checkpoint.step == STEP
     query = "encoder/layers_0/attention/query/kernel"
-    expected = {
-        "token_embedder/embedding": variables["shared/embedding"],
-        query: variables["encoder/block_000/layer_000/SelfAttention/q"],
-        "encoder/encoder_norm/scale": variables["encoder/final_layer_norm/scale"],
-    }
+    names = {"token_embedder/embedding": table, query: theirs, "encoder/encoder_norm/scale": norm}
+    expected = {ours: variables[name] for ours, name in names.items()}
     assert checkpoint.parameters.keys() == expected.keys()
     for name, array in expected.items():
         tensor = checkpoint.parameters[name]
         assert (tensor.shape, tensor.dtype) == (array.shape, array.dtype)
         np.testing.assert_array_equal(tensor.whole(), array)
-    np.testing.assert_array_equal(
-        checkpoint.parameters["token_embedder/embedding"].read((slice(3, 5), slice(1))),
-        variables["shared/embedding"][3:5, :1],
-    )
+    part = checkpoint.parameters["token_embedder/embedding"].read((slice(3, 5), slice(1)))
+    np.testing.assert_array_equal(part, variables[table][3:5, :1])
     parts = layout.read_parts(checkpoint)
     # Mesh averages row moments over the larger axis, and over the first of two equal ones.
-    for name, variable in (("token_embedder/embedding", "shared/embedding"), (query, None)):
-        variable = variable or "encoder/block_000/layer_000/SelfAttention/q"
-        np.testing.assert_array_equal(
-            parts[name]["over 0"].whole(), variables[f"{variable}_slot_vr"]
-        )
-        np.testing.assert_array_equal(
-            parts[name]["over 1"].whole(), variables[f"{variable}_slot_vc"]
-        )
+    for name, variable in (("token_embedder/embedding", table), (query, theirs)):
+        for over, slot in (("over 0", "vr"), ("over 1", "vc")):
+            moments = variables[f"{variable}_slot_{slot}"]
+            np.testing.assert_array_equal(parts[name][over].whole(), moments)
     assert set(parts["encoder/encoder_norm/scale"]) == {"value", "v"}
 
 
@@ -160,6 +145,10 @@ MDHA = {f"{name}_dconv/{tap}": (16,) for name in "qkv" for tap in TAPS}
 SHARED = {
     **{name: (16, 16) for name in ("q", "v", "o", "q_solo_project/kernel")},
     **{f"{name}_dconv/{tap}": (16,) for name in ("qk", "v") for tap in TAPS},
+}
+FEED_FORWARD = {
+    **{"DenseReluDense/wi/kernel": (16, 32), "DenseReluDense/wi/bias": (32,)},
+    **{"DenseReluDense/wo/kernel": (32, 16), "DenseReluDense/wo/bias": (16,)},
 }
 LAYER_NORM = "true_layer_norm/layer_prepostprocess/layer_norm/layer_norm_"
 PRIMER_NORM = "primer_norm/layer_prepostprocess/primer_norm/primer_norm_"
@@ -178,18 +167,8 @@ def test_the_language_models_of_primer_have_our_parameters(preset, mixer, inside
     norms = {f"{norm}{part}": (16,) for part in ("scale", "bias")}
     shapes |= {f"transformer/{name}": shape for name, shape in norms.items()}
     for block in range(2):
-        for layer, variables in (
-            (0, {f"{mixer}/{name}": shape for name, shape in inside.items()}),
-            (
-                1,
-                {
-                    "DenseReluDense/wi/kernel": (16, 32),
-                    "DenseReluDense/wi/bias": (32,),
-                    "DenseReluDense/wo/kernel": (32, 16),
-                    "DenseReluDense/wo/bias": (16,),
-                },
-            ),
-        ):
+        mixing = {f"{mixer}/{name}": shape for name, shape in inside.items()}
+        for layer, variables in enumerate((mixing, FEED_FORWARD)):
             place = f"transformer/block_{block:03d}/layer_{layer:03d}"
             shapes |= {f"{place}/{name}": shape for name, shape in (variables | norms).items()}
     shapes[f"transformer/block_000/layer_000/{mixer}/relative_attention_bias"] = (2, 32)

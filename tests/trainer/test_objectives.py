@@ -1,7 +1,6 @@
 """Every objective trains: two steps of a tiny model on real text, and what no model can take."""
 
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -9,18 +8,13 @@ import pytest
 from tasks import registry
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
+from tests.support import runs
 from tests.support.parameters import slow_unless
-from tests.support.processes import completed
 from tests.trainer.conftest import built
-from trainer.config.fields import override
-from trainer.config.from_flags import build_config
-from trainer.config.from_flags import given as flags_given
 from trainer.data.features import target_side
 from trainer.engine.metrics import means
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
-from trainer.reporting.metrics import read_metrics
-from trainer.setup import prepare
 
 TASKS = [name for name in registry.tasks() if name.startswith("python_docs_")]
 # Other rates and lengths of spans are the same code.
@@ -42,22 +36,14 @@ def separated_cache(text_cache, tmp_path_factory):
     return caches / "python_docs_full_lm"
 
 
-def run_of(name, cache, tmp_path, preset=None):
+def run_of(name, cache, preset=None):
     inputs, targets = LENGTHS[bool(registry.get(name).lengths.inputs)]
     masked = name.endswith(("masked_lm", "sentence_order", "next_sentence"))
     if masked:
         preset = preset or "bert_tiny"
-    config, origins = build_config(preset or ("t5_1_1_tiny" if inputs else "lm_tiny"), [])
-    flags = {
-        "task": name,
-        "cache_dir": cache,
-        "model_dir": tmp_path,
-        "batch_size": 8,
-        "lengths.inputs": inputs,
-        "lengths.targets": inputs if masked else targets,
-    }
-    arguments = [f"--{field}={value}" for field, value in flags.items()]
-    return prepare(override(config, origins, flags_given(arguments)), origins)
+    preset = preset or ("t5_1_1_tiny" if inputs else "lm_tiny")
+    lengths, flags = (inputs, inputs if masked else targets), ("--batch_size=8",)
+    return runs.run_of(cache, *flags, task=name, preset=preset, lengths=lengths)
 
 
 PROGRAMS: dict[str, Program] = {}
@@ -71,9 +57,9 @@ def program_of(run):
 
 
 @pytest.mark.parametrize("name", slow_unless(FIRST, TASKS))
-def test_two_steps(name, text_cache, separated_cache, tmp_path):
+def test_two_steps(name, text_cache, separated_cache):
     cache = separated_cache if name.endswith("full_lm") else text_cache
-    run = run_of(name, cache, tmp_path)
+    run = run_of(name, cache)
     program = program_of(run)
     batches = run.data.batches()
     state = program.initial_state()
@@ -91,110 +77,59 @@ def test_two_steps(name, text_cache, separated_cache, tmp_path):
     assert 5 < values["loss"] < 9
 
 
-def test_a_document_s_eos_comes_from_the_cache(text_cache, separated_cache, tmp_path):
+def test_a_document_s_eos_comes_from_the_cache(text_cache, separated_cache):
     assert CacheManifest.load(str(separated_cache)).plan.separator == "eos"
     with pytest.raises(UserError, match="--separator=eos"):
-        run_of("python_docs_full_lm", text_cache, tmp_path)
-    run = run_of("python_docs_full_lm", separated_cache, tmp_path)
+        run_of("python_docs_full_lm", text_cache)
+    run = run_of("python_docs_full_lm", separated_cache)
     batch = run.data.batches()[0]
     ends = batch["decoder_target_tokens"] == 1
     assert ends.any()
     assert not ends[:, -1].all()
 
 
-def test_pairs_of_sentences_come_from_any_cache(text_cache, separated_cache, tmp_path):
+def test_pairs_of_sentences_come_from_any_cache(text_cache, separated_cache):
     """The same windows as masked LM, or twice as long; batches are a function of the step."""
     for name, cache in (("sentence_order", text_cache), ("next_sentence", separated_cache)):
-        run = run_of(f"python_docs_{name}", cache, tmp_path)
+        run = run_of(f"python_docs_{name}", cache)
         batch, again = run.data.batches()[3], run.data.batches()[3]
         assert set(batch["sentence_order"]) <= {0, 1}
         assert {*batch["encoder_token_types"].ravel()} == {0, 1}
         for feature in batch:
             np.testing.assert_array_equal(batch[feature], again[feature])
     with pytest.raises(UserError, match="needs a cache with separator eos"):
-        run_of("python_docs_next_sentence", text_cache, tmp_path)
+        run_of("python_docs_next_sentence", text_cache)
 
 
-def test_an_encoder_s_objective_is_refused(text_cache, tmp_path):
+def test_a_model_refuses_objectives_that_it_cannot_take(text_cache, monkeypatch):
     with pytest.raises(UserError, match="encoder-only preset"):
-        run_of("python_docs_masked_lm", text_cache, tmp_path, "t5_1_1_tiny")
-
-
-def test_an_encoder_refuses_what_it_cannot_take(text_cache, tmp_path, monkeypatch):
+        run_of("python_docs_masked_lm", text_cache, "t5_1_1_tiny")
     fitting = r"choose an encoder-decoder preset .* or a decoder-only preset"
     with pytest.raises(UserError, match=fitting):
-        run_of("python_docs_span_corruption", text_cache, tmp_path, "bert_tiny")
+        run_of("python_docs_span_corruption", text_cache, "bert_tiny")
     monkeypatch.setitem(LENGTHS, True, (513, 513))
     with pytest.raises(UserError, match=r"--model\.max_positions=513"):
-        run_of("python_docs_masked_lm", text_cache, tmp_path)
-
-
-def test_token_dropping_without_an_effect_is_refused(text_cache, tmp_path):
-    config, origins = build_config("t5_1_1_tiny", [])
-    flags = [
-        f"--cache_dir={text_cache.parent}",
-        "--task=python_docs_span_corruption",
-        f"--model_dir={tmp_path}",
-        "--lengths.inputs=64",
-        "--lengths.targets=20",
-    ]
-    run = prepare(
-        override(config, dict(origins), flags_given([*flags, "--model.token_dropping=32"])), {}
-    )
+        run_of("python_docs_masked_lm", text_cache)
+    run = runs.run_of(text_cache, "--model.token_dropping=32", lengths=(64, 20))
     assert run.config.model.token_dropping == 32
-    config = override(config, dict(origins), flags_given([*flags, "--model.token_dropping=33"]))
     with pytest.raises(UserError, match="token_dropping=33 has no effect on rows of 64 inputs"):
-        prepare(config, {})
+        runs.run_of(text_cache, "--model.token_dropping=33", lengths=(64, 20))
 
 
-@pytest.mark.slow
-def test_masked_lm_trains_is_evaluated_and_goes_on(text_cache, tmp_path):
-    """The real commands: 2 and 2 steps are 4, and the order of sentences is reported."""
-
-    def train(model_dir, steps):
-        made = completed(
-            [
-                *(sys.executable, "-m", "trainer.pretrain", "--preset=bert_tiny"),
-                "--task=python_docs_masked_lm",
-                f"--cache_dir={text_cache}",
-                f"--model_dir={model_dir}",
-                *("--batch_size=4", "--lengths.inputs=32", "--lengths.targets=32"),
-                *("--metrics.every_steps=2", "--evaluation.every_steps=4"),
-                f"--train_steps={steps}",
-            ]
-        )
-        assert made.returncode == 0, made.stderr
-
-    train(tmp_path / "split", 2)
-    train(tmp_path / "split", 4)
-    train(tmp_path / "whole", 4)
-    split, whole = (
-        [(line["step"], line["metrics"]) for line in read_metrics(str(tmp_path / name))]
-        for name in ("split", "whole")
-    )
-    assert [line for line in split if line[0] > 2 and "gradient_norm" in line[1]] == [
-        line for line in whole if line[0] > 2 and "gradient_norm" in line[1]
-    ]
-    results = [metrics for _, metrics in whole if "unigram_entropy" in metrics]
-    assert results == [split[-1][1]]
-    assert 0.4 < results[0]["order_loss"] < 1.0
-    assert 0 <= results[0]["order_accuracy"] <= 1
-
-
-def test_a_mode_that_the_vocabulary_lacks_is_refused(text_cache, tmp_path, monkeypatch):
+def test_a_mode_that_the_vocabulary_lacks_is_refused(text_cache, monkeypatch):
     from tasks.objectives.ul2 import MixtureOfDenoisers, ul2_denoisers
 
     monkeypatch.setattr(
         MixtureOfDenoisers, "pieces", tuple({each.mode for each in ul2_denoisers("[R]")})
     )
     with pytest.raises(UserError, match=r"no piece \[R\]"):
-        run_of("python_docs_ul2", text_cache, tmp_path)
+        run_of("python_docs_ul2", text_cache)
 
 
-def test_pieces_are_read_without_sentencepiece(text_cache, tmp_path):
+def test_pieces_are_read_without_sentencepiece(text_cache):
     from tasks.vocabulary import load
 
-    run = run_of("python_docs_span_corruption", text_cache, tmp_path)
+    run = run_of("python_docs_span_corruption", text_cache)
     ids = run.data.tasks[0].ids
     processor = load(str(text_cache)).processor
     expected = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
@@ -208,14 +143,11 @@ def test_pieces_are_read_without_sentencepiece(text_cache, tmp_path):
     ]
 
 
-def test_tasks_with_and_without_inputs_do_not_mix_in_a_decoder(text_cache, tmp_path):
+def test_tasks_with_and_without_inputs_do_not_mix_in_a_decoder(text_cache):
     names = "python_docs_span_corruption=1,python_docs_decoder_prefix_lm=1"
 
-    def prepared(task, *flags):
-        config, origins = build_config("lm_tiny", [])
-        given = [f"--task={task}", f"--cache_dir={text_cache.parent}", f"--model_dir={tmp_path}"]
-        lengths = ["--lengths.inputs=64", "--lengths.targets=64", "--batch_size=4"]
-        return prepare(override(config, origins, flags_given([*given, *lengths, *flags])), origins)
+    def prepared(task):
+        return runs.run_of(text_cache.parent, task=task, lengths=(64, 64), preset="lm_tiny")
 
     says = "python_docs_decoder_prefix_lm has no inputs, and python_docs_span_corruption has"
     with pytest.raises(UserError, match=says):

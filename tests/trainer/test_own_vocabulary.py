@@ -16,6 +16,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabularies import registered
 from tasks.vocabulary import SpecialIds
 from tasks.vocabulary_changes import usage
+from tests.support import runs
 from tests.support.processes import started
 from trainer import export, fill, generate, pretrain
 
@@ -80,17 +81,9 @@ def apart(monkeypatch):
 
 
 def flags(folder, cache="cache", **more):
-    given = {
-        "task": "span_corruption",
-        "name": "proteins",
-        "corpus": f"json:{folder}/proteins.jsonl",
-        "vocabulary": "protein",
-        "task_module": "proteins",
-        "extra_ids": 40,
-        "cache_dir": f"{folder}/{cache}",
-        "row_tokens": 64,
-        **more,
-    }
+    given = {"task": "span_corruption", "name": "proteins", "vocabulary": "protein"}
+    given |= {"corpus": f"json:{folder}/proteins.jsonl", "cache_dir": f"{folder}/{cache}"}
+    given |= {"task_module": "proteins", "extra_ids": 40, "row_tokens": 64, **more}
     return [f"--{name}={value}" for name, value in given.items() if value is not None]
 
 
@@ -109,20 +102,15 @@ def test_rows_hold_the_ids_of_the_class(cache, folder, proteins):
     assert np.bincount(np.concatenate(rows)).tolist() == np.bincount(wanted).tolist()
     assert verify.main([f"--cache={cache}"]) == 0
     manifest = CacheManifest.load(cache)
-    dropped = sum(
-        (shard.dropped.get("protein cannot encode it: ValueError", 0) for split in manifest.splits
-         for shard in manifest.splits[split]), 0
-    )  # fmt: skip
-    assert dropped == 1
+    shards = [shard for split in manifest.splits.values() for shard in split]
+    assert sum(each.dropped.get("protein cannot encode it: ValueError", 0) for each in shards) == 1
     record = manifest.plan.vocabulary
     assert (record.file, record.size, record.sentinels) == ("vocabulary.json", 65, 40)
     assert record.special == SpecialIds(pad=0, bos=1, eos=2, unk=3)
-
-
-def test_one_worker_writes_the_same_bytes(cache, folder):
+    # One worker writes the same bytes.
     build.main(flags(folder, "again", shard_bytes=2000))
     again = f"{folder}/again/proteins_span_corruption"
-    assert CacheManifest.load(again).splits == CacheManifest.load(cache).splits
+    assert CacheManifest.load(again).splits == manifest.splits
 
 
 def test_ids_are_read_without_the_class(cache):
@@ -139,37 +127,30 @@ def test_stock_seqio_reads_and_makes_the_same_rows(cache, folder, proteins):
 
     from tasks import seqio_tasks
 
-    (task,) = seqio_tasks.register(
-        "protein",
-        f"json:{folder}/proteins.jsonl",
-        ["proteins_span_corruption"],
-        task_module="proteins",
-        extra_ids=40,
-        row_tokens=64,
-    )
+    corpus, names = f"json:{folder}/proteins.jsonl", ["proteins_span_corruption"]
+    settings = {"task_module": "proteins", "extra_ids": 40, "row_tokens": 64}
+    (task,) = seqio_tasks.register("protein", corpus, names, **settings)
     stock = task.output_features["targets"].vocabulary
     assert (stock.eos_id, stock.vocab_size) == (2, 65)
     assert stock.decode(stock.encode("ACDW")) == "ACDW"
     seqio.add_global_cache_dirs([f"{folder}/cache"])
     lengths = {"inputs": 64, "targets": 24}
-    read = task.get_dataset(lengths, "train", use_cached=True, shuffle=False)
-    first = next(read.as_numpy_iterator())
-    assert first["inputs"][-1] == 2
-    assert first["inputs"].max() < 65
-    fresh = task.get_dataset(lengths, "train", use_cached=False, shuffle=False)
-    assert next(fresh.as_numpy_iterator())["inputs"][-1] == 2
+    for cached in (True, False):
+        read = task.get_dataset(lengths, "train", use_cached=cached, shuffle=False)
+        first = next(read.as_numpy_iterator())
+        assert first["inputs"][-1] == 2
+        assert first["inputs"].max() < 65
 
 
 def test_trains_generates_fills_and_exports(cache, folder, capsys):
     run = f"{folder}/model"
-    arguments = [
-        *("--preset=t5_1_1_tiny", "--task=proteins_span_corruption", f"--model_dir={run}"),
-        *(f"--cache_dir={folder}/cache", "--lengths.inputs=64", "--lengths.targets=24"),
-        *("--batch_size=4", "--train_steps=2", "--evaluation.every_steps=0"),
+    arguments = runs.pretrain(
+        *(f"{folder}/cache", run, "--train_steps=2", "--evaluation.every_steps=0"),
         *("--model.num_encoder_layers=1", "--model.num_decoder_layers=1"),
-    ]
+        **{"task": "proteins_span_corruption", "lengths": (64, 24)},
+    )
     registered._factories.clear()  # the trainer needs no class
-    assert pretrain.main(arguments) == 0
+    assert pretrain.main(arguments[3:]) == 0
     asked = [f"--model_dir={run}", "--max_new_tokens=8"]
     with pytest.raises(UserError, match="class that no module registered: name the module"):
         generate.main([*asked, "--prompt=ACD"])

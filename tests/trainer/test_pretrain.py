@@ -3,13 +3,11 @@
 import gzip
 import json
 import os
-import pathlib
 import random
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import jax
@@ -17,92 +15,39 @@ import numpy as np
 import pytest
 
 import trainer.pretrain
-from tests.support import in_process
+from tests.support import runs
 from tests.support.processes import completed
+from tests.support.runs import TASK, command, curve, done, run, start, state
+from tests.support.trees import assert_equal
 from tests.trainer.conftest import assert_one_line, ended
 from trainer import evaluate
 from trainer.reporting.metrics import read_metrics
 
-ROOT = pathlib.Path(__file__).parents[2]
-TASK = "python_docs_span_corruption"
 STEPS = 60
 
 
-def command(module, *flags):
-    return [sys.executable, "-m", module, *map(str, flags)]
-
-
 def pretrain(cache, model_dir, *flags):
-    return command(
-        "trainer.pretrain",
-        "--preset=t5_1_1_tiny",
-        f"--task={TASK}",
-        f"--cache_dir={cache}",
-        f"--model_dir={model_dir}",
-        f"--train_steps={STEPS}",
-        "--batch_size=4",
-        "--lengths.inputs=64",
-        "--lengths.targets=18",
-        "--model.dropout_rate=0.1",
-        "--model.num_encoder_layers=1",
-        "--model.num_decoder_layers=1",
-        "--metrics.every_steps=8",
-        "--metrics.norms_every_steps=7",
-        "--evaluation.every_steps=30",
-        "--checkpoint.every_steps=5",
-        "--checkpoint.keep=None",
+    return runs.pretrain(
+        *(cache, model_dir, f"--train_steps={STEPS}", "--model.dropout_rate=0.1"),
+        *("--model.num_encoder_layers=1", "--model.num_decoder_layers=1"),
+        *("--metrics.every_steps=8", "--metrics.norms_every_steps=7"),
+        *("--evaluation.every_steps=30", "--checkpoint.every_steps=5", "--checkpoint.keep=None"),
         *flags,
     )
-
-
-def flags_of(command):
-    """Returns the flags of a command, for its `main` in this process."""
-    return command[3:]
-
-
-def run(arguments):
-    """Runs a command in this process, which saves its start."""
-    return in_process.run(arguments[2], *arguments[3:])
-
-
-def started(arguments, **kwargs):
-    """Runs a command in a process of its own."""
-    return completed(arguments, **kwargs)
-
-
-def state(model_dir, step=STEPS):
-    import orbax.checkpoint as ocp
-
-    return ocp.StandardCheckpointer().restore(model_dir / f"checkpoint_{step}" / "state")
-
-
-def assert_same_state(one, other):
-    left, right = jax.tree.leaves(one), jax.tree.leaves(other)
-    assert len(left) == len(right) > 100
-    assert all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
-
-
-def curve(model_dir):
-    return [
-        {k: v for k, v in line.items() if k != "speed"} for line in read_metrics(str(model_dir))
-    ]
 
 
 @pytest.fixture(scope="module")
 def finished(text_cache, tmp_path_factory):
     """The model directory of an uninterrupted run."""
     model_dir = tmp_path_factory.mktemp("finished") / "model"
-    result = run(pretrain(text_cache, model_dir, "--profile_steps=3:4"))
-    assert result.returncode == 0, result.stderr
+    done(pretrain(text_cache, model_dir, "--profile_steps=3:4"))
     return model_dir
 
 
 def test_a_run_writes_metrics_checkpoints_and_a_profile(finished):
     lines = read_metrics(str(finished))
-    assert [line["step"] for line in lines if line["split"] == "train"] == [
-        *range(8, STEPS, 8),
-        STEPS,
-    ]
+    steps = [line["step"] for line in lines if line["split"] == "train"]
+    assert steps == [*range(8, STEPS, 8), STEPS]
     norms = [line for line in lines if line["split"] == "norms"]
     assert [line["step"] for line in norms] == [*range(7, STEPS, 7), STEPS]
     assert norms[0]["metrics"]["weight_update_rms/decoder/layers_0/mlp/wo/kernel"] > 0
@@ -112,13 +57,8 @@ def test_a_run_writes_metrics_checkpoints_and_a_profile(finished):
     first, last = (line["metrics"]["loss"] for line in validation)
     assert last < first < 7
     assert 3 < validation[0]["metrics"]["unigram_entropy"] < 7
-    assert {path.name for path in finished.iterdir()} >= {
-        "config.json",
-        "software.json",
-        "metrics.jsonl",
-        "tensorboard",
-        "checkpoint_60",
-    }
+    names = {"config.json", "software.json", "metrics.jsonl", "tensorboard", "checkpoint_60"}
+    assert {path.name for path in finished.iterdir()} >= names
     origins = json.loads((finished / "config.json").read_text())["origins"]
     assert origins["model.vocab_size"] == "vocabulary of the cache"
     assert list((finished / "tensorboard" / "train").iterdir())
@@ -136,12 +76,7 @@ def test_killed_and_terminated_runs_end_in_the_same_bits(text_cache, finished, t
     model_dir = tmp_path / "model"
     endings = []
     while not (model_dir / f"checkpoint_{STEPS}").exists():
-        process = subprocess.Popen(
-            pretrain(text_cache, model_dir),
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        process = start(pretrain(text_cache, model_dir))
         # Wait for a new checkpoint, then kill the run at a random moment after it.
         before = len(list(model_dir.glob("checkpoint_*[0-9]")))
         while process.poll() is None and len(list(model_dir.glob("checkpoint_*[0-9]"))) <= before:
@@ -155,13 +90,13 @@ def test_killed_and_terminated_runs_end_in_the_same_bits(text_cache, finished, t
     assert endings[0] == -signal.SIGKILL
     if len(endings) > 2:
         assert endings[1] == 75
-    assert_same_state(state(finished), state(model_dir))
+    assert_equal(state(model_dir, STEPS), state(finished, STEPS))
     assert curve(finished) == curve(model_dir)
 
 
 def test_a_finished_run_is_left_alone(text_cache, finished, capsys):
     before = (finished / "metrics.jsonl").read_bytes()
-    assert trainer.pretrain.main(flags_of(pretrain(text_cache, finished))) == 0
+    assert trainer.pretrain.main(pretrain(text_cache, finished)[3:]) == 0
     assert "training is finished" in capsys.readouterr().out
     assert (finished / "metrics.jsonl").read_bytes() == before
 
@@ -169,12 +104,8 @@ def test_a_finished_run_is_left_alone(text_cache, finished, capsys):
 def test_every_checkpoint_is_evaluated(finished):
     others = {"5": {"validation": {"loss": 9.0}}, "60": {"train": {"loss": 8.0}}}
     (finished / "evaluation.json").write_text(json.dumps({"checkpoints": others}))
-    result = run(
-        command(
-            "trainer.evaluate", f"--model_dir={finished}", "--checkpoints=30,60", "--batch_size=16"
-        )
-    )
-    assert result.returncode == 0, result.stderr
+    flags = f"--model_dir={finished}", "--checkpoints=30,60", "--batch_size=16"
+    result = done(command("trainer.evaluate", *flags))
     written = json.loads((finished / "evaluation.json").read_text())["checkpoints"]
     during = {
         line["step"]: line["metrics"]
@@ -182,11 +113,8 @@ def test_every_checkpoint_is_evaluated(finished):
         if line["split"] == "validation"
     }
     # Evaluations of other checkpoints and splits are kept.
-    assert {step: list(rows) for step, rows in written.items()} == {
-        "5": ["validation"],
-        "30": ["validation"],
-        "60": ["train", "validation"],
-    }
+    splits = {"5": ["validation"], "30": ["validation"], "60": ["train", "validation"]}
+    assert {step: list(rows) for step, rows in written.items()} == splits
     for step in (30, 60):
         # Another batch size changes the order of float32 sums.
         for name, value in during[step].items():
@@ -211,8 +139,7 @@ def test_a_run_on_many_devices_is_evaluated_on_one(finished, tmp_path, capsys):
 def test_the_report_shows_the_curves_and_examples(finished, tmp_path):
     picture = tmp_path / "losses.png"
     flags = [f"--picture={picture}", "--rows=2", "--samples=2"]
-    result = run(command("trainer.report", finished, *flags))
-    assert result.returncode == 0, result.stderr
+    result = done(command("trainer.report", finished, *flags))
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "validation loss" in result.stdout
     assert "blocked training for" in result.stdout
@@ -229,7 +156,7 @@ def test_the_report_shows_the_curves_and_examples(finished, tmp_path):
 
 def test_print_config_shows_origins_and_starts_nothing(text_cache, tmp_path, capsys):
     arguments = pretrain(text_cache, tmp_path / "model", "--print_config")
-    assert trainer.pretrain.main(flags_of(arguments)) == 0
+    assert trainer.pretrain.main(arguments[3:]) == 0
     printed = capsys.readouterr().out
     assert "# preset t5_1_1_tiny" in printed
     assert "# vocabulary of the cache" in printed
@@ -248,7 +175,7 @@ def test_a_diverging_run_stops_with_the_state_before(text_cache, tmp_path):
 def test_missing_weights_and_biases_are_named(text_cache, tmp_path):
     # As if it were not installed, even if it is.
     (tmp_path / "wandb.py").write_text("raise ImportError")
-    result = started(
+    result = completed(
         pretrain(text_cache, tmp_path / "model", "--metrics.wandb=project"),
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
@@ -264,29 +191,20 @@ def test_a_full_disk_is_named(text_cache, tmp_path):
     ).returncode:
         pytest.skip("needs the right to mount a small file system")
     try:
-        result = started(pretrain(text_cache, mounted / "model", "--model.emb_dim=512"))
+        result = completed(pretrain(text_cache, mounted / "model", "--model.emb_dim=512"))
     finally:
         subprocess.run(["umount", "-l", mounted], check=True)
     assert_one_line(result.returncode, result.stderr, "disk is full")
 
 
 WRONG = {
-    "unknown preset": (["--preset=t5_1_1_smal"], "t5_1_1_small"),
-    "unknown flag": (["--train_step=5"], "train_steps"),
-    "wrong type": (["--batch_size=big"], "--batch_size=big: it must be a whole number"),
     "no cache": (["--cache_dir=/nowhere"], "pipeline.build"),
     "unknown task": (["--task=rlm_span_coruption"], "rlm_span_corruption"),
     "task without inputs": (["--task=python_docs_autoregressive_lm"], "lm_small"),
     "targets too short": (["--lengths.targets=10"], "set it to 14"),
     "too many sentinels": (["--lengths.inputs=2048", "--lengths.targets=456"], "114 sentinels"),
     "vocabulary too small": (["--model.vocab_size=128"], "700 ids"),
-    "no step": (["--train_steps=0"], "1 or more"),
     "another seed": (["--seed=5"], "seed was 0, is 5"),
-    "best of no evaluation": (
-        ["--checkpoint.best_metric=loss", "--evaluation.every_steps=0"],
-        "unset without evaluations",
-    ),
-    "neither stop nor skip": (["--on_nan=go"], "one of 'skip', 'stop'"),
     "a file in the way": (["--model_dir=setup.py/model"], "file"),
 }
 
@@ -297,7 +215,7 @@ def test_a_mistake_is_one_clear_line(case, text_cache, finished, tmp_path, capsy
     (tmp_path / "file").write_text("")
     flags = [flag.replace("setup.py", str(tmp_path / "file")) for flag in flags]
     before = sorted(path.name for path in finished.iterdir())
-    flags = flags_of(pretrain(text_cache, finished, *flags))
+    flags = pretrain(text_cache, finished, *flags)[3:]
     assert_one_line(*ended("trainer.pretrain", flags, capsys), says)
     assert sorted(path.name for path in finished.iterdir()) == before
 
@@ -319,13 +237,11 @@ def test_a_damaged_row_ends_a_run_that_has_saved_its_updates(text_cache, tmp_pat
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    flags = [
-        *(f"--task={TASK}", f"--cache_dir={tmp_path}/cache", f"--model_dir={model}"),
-        *("--preset=t5_1_1_tiny", "--train_steps=5000", "--batch_size=64", "--data.shuffle=none"),
-        *("--lengths.inputs=64", "--lengths.targets=18", "--evaluation.every_steps=0"),
-        *("--checkpoint.every_steps=5000", "--metrics.every_steps=5"),
-    ]
-    code, errors = ended("trainer.pretrain", flags, capsys)
+    flags = runs.pretrain(
+        *(cache.parent, model, "--train_steps=5000", "--batch_size=64", "--data.shuffle=none"),
+        *("--evaluation.every_steps=0", "--checkpoint.every_steps=5000"),
+    )
+    code, errors = ended("trainer.pretrain", flags[3:], capsys)
     assert_one_line(code, errors, "is corrupt in row")
     (saved,) = model.glob("checkpoint_*")
     assert int(saved.name.removeprefix("checkpoint_")) > 0

@@ -1,13 +1,13 @@
 """Compares vocabularies of every kind on the same text."""
 
 import json
-from html.parser import HTMLParser
 
 import pytest
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
-from tests.support import small_tokenizers
+from tests.support import corpora, small_tokenizers
+from tests.support.pages import Page
 from vocab import compare, fit
 
 LINES = {
@@ -21,9 +21,7 @@ def folder(tmp_path_factory):
     """Returns a folder with texts in two languages, a GPT-2 and a BERT of theirs."""
     root = tmp_path_factory.mktemp("compare")
     for language, lines in LINES.items():
-        (root / f"{language}.jsonl").write_text(
-            "\n".join(json.dumps({"text": line}) for line in lines)
-        )
+        corpora.write_json(root / f"{language}.jsonl", lines)
     lines = small_tokenizers.documents(60) + LINES["en"]
     small_tokenizers.gpt2(root / "gpt2", lines)
     small_tokenizers.bert(root / "bert", lines)
@@ -52,12 +50,8 @@ def found(folder):
 
 def test_all_kinds_are_measured_on_the_same_text(found):
     vocabularies, measured, _ = found
-    assert [each["kind"] for each in vocabularies] == [
-        "byte-level BPE",
-        "WordPiece",
-        "SentencePiece bpe",
-        "bytes",
-    ]
+    kinds = ["byte-level BPE", "WordPiece", "SentencePiece bpe", "bytes"]
+    assert [each["kind"] for each in vocabularies] == kinds
     assert len(measured) == 8
     for language, lines in LINES.items():
         of_language = [each for (_, corpus), each in measured.items() if corpus == language]
@@ -93,18 +87,7 @@ def test_round_trips_by_hand(found):
 
 def test_the_page_is_html_and_names_everything(found):
     _, _, page = found
-    opened = []
-
-    class Reader(HTMLParser):
-        def handle_starttag(self, tag, attributes):
-            if tag not in ("meta", "link", "br", "img"):
-                opened.append(tag)
-
-        def handle_endtag(self, tag):
-            assert opened.pop() == tag
-
-    Reader().feed(page)
-    assert opened == []
+    Page(page)
     for word in ("Vocabularies compared", "WordPiece", "Cyrillic", "exact lines", "Round trips"):
         assert word in page
     assert "http" not in page.partition("</style>")[2]

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tasks.reading import sources
+from tests.support.corpora import write_json
 from vocab import count, word_splitter
 
 DRAW = random.Random(1)
@@ -22,10 +23,7 @@ def text(number):
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "text.jsonl"
-    with path.open("w") as file:
-        for _ in range(120):
-            file.write(json.dumps({"text": text(200)}) + "\n")
-        file.write(json.dumps({"text": 5}) + "\n")
+    write_json(path, [*(text(200) for _ in range(120)), {"text": 5}])
     return str(path)
 
 
@@ -72,7 +70,6 @@ def test_all_words_are_counted(corpus, tmp_path):
 
 @pytest.fixture(scope="module")
 def jobs_of_other_sizes(corpus, tmp_path_factory):
-    """Counts the same words in pieces and batches of different sizes."""
     jobs = []
     for piece, batch in [(1 << 16, 1 << 20), (1 << 30, 5000), (3 << 16, 1)]:
         jobs.append(job(corpus, tmp_path_factory.mktemp("counts"), piece, batch))

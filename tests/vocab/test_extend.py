@@ -8,6 +8,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from tasks import vocabulary
 from tasks.reading import sources, stdlib_docs
+from tests.support.corpora import write_json
 from vocab import train
 from vocab.fit import measure
 
@@ -16,10 +17,7 @@ NEW = "Straße über Zürich größer schön Fluss Brücke Wasser fahren Häuser
 
 
 def corpus(path, texts):
-    with path.open("w") as file:
-        for text in texts:
-            file.write(json.dumps({"text": text}) + "\n")
-    return sources.resolve(sources.parse(f"json:{path}?validation=0"))
+    return sources.resolve(sources.parse(f"{write_json(path, texts)}?validation=0"))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Tests vocab.train_tokenizer: what it writes, twice the same, and its refusals."""
 
-import json
 import os
 import pathlib
 import signal
@@ -13,6 +12,7 @@ from tasks import vocabulary
 from tasks.storage import lock
 from tasks.terminal.command_line import UserError
 from tests.support import small_tokenizers
+from tests.support.corpora import write_json
 from tests.support.parameters import slow_unless
 from vocab import train as sentencepiece
 from vocab import train_tokenizer
@@ -23,9 +23,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "documents.jsonl"
-    texts = small_tokenizers.documents(200)
-    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    return f"json:{path}"
+    return write_json(path, small_tokenizers.documents(200))
 
 
 def made(corpus, output, kind, *flags):

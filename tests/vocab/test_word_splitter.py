@@ -2,6 +2,8 @@
 
 import io
 
+import numpy as np
+import pyarrow as pa
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,42 +39,27 @@ def test_runs_of_spaces_belong_to_the_word_after_them():
 
 def test_long_words_are_cut():
     counts = splitter().count(["ก" * 1000])
-    assert sorted(map(len, counts)) == [
-        1001 - 3 * word_splitter.LONGEST_WORD,
-        word_splitter.LONGEST_WORD - 0,
-        256,
-    ]
+    longest = word_splitter.LONGEST_WORD
+    assert sorted(map(len, counts)) == [1001 - 3 * longest, longest, 256]
     assert sum(len(word) * count for word, count in counts.items()) == 1001
 
 
 def raw_model(texts, **options):
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts),
-        model_writer=model,
-        normalization_rule_name="nmt_nfkc",
-        max_sentence_length=1 << 20,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        minloglevel=2,
+        sentence_iterator=iter(texts), model_writer=model, normalization_rule_name="nmt_nfkc",
+        max_sentence_length=1 << 20, pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
         **options,
-    )
+    )  # fmt: skip
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
 def counted_model(texts, **options):
-    import numpy as np
-    import pyarrow as pa
-
     counts = splitter().count(texts)
     order = sorted(counts, key=lambda word: (-counts[word], word))
     numbers = np.array([counts[word] for word in order], np.int64)
-    settings = {
-        **{"byte_fallback": False, "split_digits": False, "max_sentencepiece_length": 16},
-        **{"allow_whitespace_only_pieces": False, **options},
-    }
+    plain = dict.fromkeys(("byte_fallback", "split_digits", "allow_whitespace_only_pieces"), False)
+    settings = {**plain, "max_sentencepiece_length": 16, **options}
     found = learn.learn(settings, Counts(pa.array(order, pa.large_string()), numbers, 1.0, {}))
     return sentencepiece.SentencePieceProcessor(model_proto=found)
 
@@ -131,7 +118,5 @@ def test_passages_end_at_line_or_sentence_ends():
     assert all(passage.endswith("text.\n") for passage in word_splitter.passages(lines))
     sentences = "One more sentence. " * 1000
     assert all(passage.endswith("sentence. ") for passage in word_splitter.passages(sentences))
-    text = "word " * 5000
-    assert {word for passage in word_splitter.passages(text) for word in passage.split()} == {
-        "word"
-    }
+    words = (passage.split() for passage in word_splitter.passages("word " * 5000))
+    assert set().union(*words) == {"word"}

@@ -18,11 +18,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
-from orbax.checkpoint.checkpoint_managers import (
-    PolicyCheckpointInfo,
-    PreservationContext,
-    PreservationPolicy,
-)
+from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo, PreservationContext
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -31,7 +27,7 @@ from trainer.checkpoints.early_stopping import Watch
 from trainer.checkpoints.metadata import CHECKSUMS, STEP
 from trainer.config import CheckpointConfig, Config, config_changes, fields
 from trainer.data import task_record
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine import checksums, processes
 from trainer.engine.damage import Damaged
 from trainer.engine.step import TrainState
@@ -51,10 +47,7 @@ class Checkpoints:
     """The checkpoints of one model directory, local or remote.
 
     `policy` None keeps all of them. `watch` follows the run's evaluations, and checkpoints hold its
-    state; the default watches only the policy's best metric.
-
-    Attributes:
-      evaluated: False if the run resumed by `check_resumable` stopped before evaluating its step.
+    state. `evaluated` is False if `check_resumable` found a run that stopped before evaluating.
     """
 
     def __init__(
@@ -75,7 +68,7 @@ class Checkpoints:
             _orbax_path(model_dir),
             options=ocp.CheckpointManagerOptions(
                 step_prefix=_PREFIX,
-                preservation_policy=_Kept(self),
+                preservation_policy=self,
                 create=writable,
                 read_only=not writable,
                 cleanup_tmp_directories=writable,
@@ -86,23 +79,23 @@ class Checkpoints:
         """Returns the steps of the finished checkpoints, ascending."""
         return sorted(self._manager.all_steps())
 
-    def kept(self, steps: Sequence[int]) -> list[bool]:
-        """Returns whether to keep each checkpoint, given the ascending steps of all."""
-        keep, every = self._policy.keep, self._policy.keep_every_steps
-        best = self.watch.best
+    def should_preserve(
+        self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
+    ) -> list[bool]:
+        """Implements Orbax's PreservationPolicy: whether to keep each of the ascending steps."""
+        keep, every, best = self._policy.keep, self._policy.keep_every_steps, self.watch.best
         return [
             keep is None
-            or number >= len(steps) - keep
-            or bool(every and step % every == 0)
-            or bool(best and step == best.step)
-            for number, step in enumerate(steps)
+            or number >= len(checkpoints) - keep
+            or bool(every and each.step % every == 0)
+            or bool(best and each.step == best.step)
+            for number, each in enumerate(checkpoints)
         ]
 
     def save(self, step: int, state: TrainState, run: Run, evaluated: bool = True) -> None:
         """Starts to write a checkpoint; returns as soon as the state may be changed.
 
-        `evaluated` is False if this step is still to be evaluated. Earlier checkpoints stay intact
-        on failure. Raises UserError or OSError if the disk is or gets full.
+        `evaluated` is False if this step is still to be evaluated.
         """
         self._check_room(state)
         of_run = {
@@ -151,12 +144,7 @@ class Checkpoints:
         return state
 
     def check_resumable(self, step: int, run: Run) -> None:
-        """Checks that `run` continues the checkpoint's run, and restores the watch.
-
-        Raises:
-          Damaged: the checkpoint's run description cannot be read.
-          UserError: settings, caches or vocabulary differ; names the differences.
-        """
+        """Restores the watch; raises a UserError that names differences from the earlier run."""
         path = self.path(step)
         with processes.failing_together():
             if _of_t5x(path):
@@ -198,10 +186,7 @@ class Checkpoints:
         return None
 
     def set_aside(self, after: int) -> list[str]:
-        """Renames the checkpoints newer than step `after`; returns their new names.
-
-        All processes must call this together.
-        """
+        """Renames checkpoints newer than step `after` and returns the names; a collective call."""
         moved = []
         with processes.failing_together():
             for step in reversed([step for step in self.steps() if step > after]):
@@ -249,9 +234,8 @@ def _read(path: str, abstract: TrainState) -> TrainState:
     except Exception as error:  # Orbax and TensorStore raise many kinds, also plain Exception.
         causes = [error, *filter(None, (error.__cause__, error.__context__))]
         text = " ".join(" ".join(map(str, causes)).split())
-        if isinstance(error, PermissionError | MemoryError | ConnectionError | TimeoutError) or any(
-            part in text for part in _NOT_DAMAGE
-        ):
+        passing = isinstance(error, PermissionError | MemoryError | ConnectionError | TimeoutError)
+        if passing or any(part in text for part in _NOT_DAMAGE):
             raise UserError(f"checkpoint {path} cannot be read now: {text[:300]}") from error
         raise Damaged(path, _reason(path, text)) from error
 
@@ -264,8 +248,7 @@ def _reason(path: str, text: str) -> str:
     said = [array[1].replace(".", "/")] if array else []
     said += [f"file {file[1]}"] if file else []
     # All other files were checked before.
-    said = said or ["state/array_metadatas or state/_sharding"]
-    return f"{' in '.join(said)} cannot be read"
+    return f"{' in '.join(said) or 'state/array_metadatas or state/_sharding'} cannot be read"
 
 
 def _silence() -> None:
@@ -286,7 +269,6 @@ def _orbax_path(path: str) -> str:
 
 
 def _check_arrays(path: str, stored: dict[str, str], abstract: TrainState) -> None:
-    """Rejects an intact checkpoint of another model."""
     wanted = {name: checksums.kind_of(leaf) for name, leaf in named(abstract).items()}
     kept = {name: checksums.kind(checksum) for name, checksum in stored.items()}
     for name in [*wanted, *kept]:
@@ -314,16 +296,11 @@ def _free_name(folder: str, name: str) -> str:
 
 
 def chosen_steps(text: str, steps: list[int], model_dir: str) -> list[int]:
-    """Returns a run's steps selected by "all", "latest" or "1000,2000".
-
-    Raises UserError if a checkpoint is missing.
-    """
+    """Returns the steps selected by "all", "latest" or "1000,2000"; raises UserError if missing."""
     if not steps:
         raise UserError(f"{model_dir} has no checkpoint yet: train with trainer.pretrain")
-    if text == "all":
-        return steps
-    if text == "latest":
-        return steps[-1:]
+    if text in ("all", "latest"):
+        return steps if text == "all" else steps[-1:]
     try:
         wanted = [int(part) for part in text.split(",")]
     except ValueError as error:
@@ -335,15 +312,3 @@ def chosen_steps(text: str, steps: list[int], model_dir: str) -> list[int]:
             f"{', '.join(map(str, steps))}"
         )
     return wanted
-
-
-class _Kept(PreservationPolicy):
-    """Tells Orbax which checkpoints to keep."""
-
-    def __init__(self, checkpoints: Checkpoints):
-        self._checkpoints = checkpoints
-
-    def should_preserve(
-        self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
-    ) -> Sequence[bool]:
-        return self._checkpoints.kept([info.step for info in checkpoints])

@@ -62,9 +62,8 @@ class _Patience:
 
     def recall(self, stored: Mapping[str, Any] | None) -> None:
         """Restores the state of a checkpoint that watched the same metric; otherwise resets."""
-        known = stored is not None and stored["metric"] == self.metric
-        self.best = stored["best"] if stored and known else None
-        self.stale = stored["stale"] if stored and known else 0
+        known = stored if stored and stored["metric"] == self.metric else {}
+        self.best, self.stale = known.get("best"), known.get("stale", 0)
 
 
 class Watch:
@@ -108,16 +107,11 @@ class Watch:
         """The reason for the early end, for messages."""
         config, found = self._stopping_config, self._stopping
         than = "was no number" if found.best is None else f"has not improved on {found.best:g}"
-        return (
-            f"{config.metric} {than} for {found.stale} evaluations "
-            f"(--stopping.patience={config.patience})"
-        )
+        limit = f"(--stopping.patience={config.patience})"
+        return f"{config.metric} {than} for {found.stale} evaluations {limit}"
 
     def see(self, step: int, values: Mapping[str, float]) -> bool:
-        """Records the evaluation after `step`; returns whether it is the best so far.
-
-        Raises UserError if a watched metric is missing.
-        """
+        """Records the evaluation after `step`; returns whether it is the best so far."""
         self._stopping.see(values)
         self._plateau.see(values)
         plateau = self._plateau_config
@@ -126,8 +120,7 @@ class Watch:
             self._plateau.stale = 0
         if self._metric is None:
             return False
-        value = value_of(_BEST, self._metric, values)
-        before = self.best
+        value, before = value_of(_BEST, self._metric, values), self.best
         known = before.value if before and before.metric == self._metric else None
         if not _improves(self._lower_is_better, value, known):
             return False
@@ -140,12 +133,9 @@ class Watch:
 
     def record(self) -> dict[str, Any]:
         """Returns the state as JSON values: "best" and "watch"."""
-        watch = {
-            "stopping": self._stopping.record(),
-            "plateau": self._plateau.record(),
-            "rate_scale": self.rate_scale,
-        }
-        return {"best": self.best and self.best._asdict(), "watch": watch}
+        watch = {"stopping": self._stopping.record(), "plateau": self._plateau.record()}
+        best = self.best and self.best._asdict()
+        return {"best": best, "watch": {**watch, "rate_scale": self.rate_scale}}
 
     def recall(self, stored: Mapping[str, Any]) -> None:
         """Restores a checkpoint's state for metrics that it also watched; resets the rest."""
@@ -173,10 +163,7 @@ def _improves(lower: bool, value: float, best: float | None, by: float = 0.0) ->
 
 
 def lower_is_better(flag: str, metric: str | None, task_module: str | None = None) -> bool:
-    """Returns whether lower values of a watched metric are better.
-
-    Raises UserError if neither the metric nor the flag says so.
-    """
+    """Returns whether lower values are better; raises UserError if nothing says so."""
     if metric is None:
         return True
     direction, colon, _ = metric.partition(":")
@@ -198,7 +185,11 @@ def value_of(flag: str, metric: str, values: Mapping[str, float]) -> float:
     """Returns the value of METRIC, min:METRIC or max:METRIC; raises UserError if missing."""
     name = metric.removeprefix("min:").removeprefix("max:")
     if name not in values:
-        known = [each for each in values if each in BEST_METRICS or not _is_statistic(each)]
+        known = [
+            each
+            for each in values
+            if each in BEST_METRICS or each.rpartition("/")[2] not in _STATISTICS
+        ]
         raise UserError(
             f"{flag}={metric}: these tasks do not have this metric; choose one of "
             f"{', '.join(known)}"
@@ -208,7 +199,3 @@ def value_of(flag: str, metric: str, values: Mapping[str, float]) -> float:
 
 # Values that describe the data, not the model.
 _STATISTICS = ("tokens", "unigram_entropy", "mean_label", "max_targets_length", "training_loss")
-
-
-def _is_statistic(name: str) -> bool:
-    return name.rpartition("/")[2] in _STATISTICS

@@ -34,13 +34,7 @@ def read(checkpoint: str) -> dict[str, Any]:
       Damaged: it is missing, cannot be read, or does not match its SHA-256.
       UserError: the store cannot be reached, or an earlier version wrote it.
     """
-    name = "/".join(_FILE)
-    try:
-        found = json.loads(files.read_bytes(files.join(checkpoint, *_FILE)))
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise Damaged(checkpoint, f"{name} is missing") from error
-    except ValueError as error:
-        raise Damaged(checkpoint, f"{name} is not valid JSON") from error
+    name, found = "/".join(_FILE), _json(checkpoint, _FILE)
     if not isinstance(found, dict):
         raise Damaged(checkpoint, f"{name} is not a description")
     seal = found.pop(_SEAL, None)
@@ -70,20 +64,24 @@ def update(checkpoint: str, **changes: Any) -> None:
 
 
 def array_names(checkpoint: str) -> set[str]:
-    """Returns the paths of a checkpoint's arrays, as "params/decoder/decoder_norm/scale".
-
-    Raises Damaged if Orbax's list of arrays cannot be read.
-    """
-    name = "/".join(_TREE)
+    """Returns the paths of a checkpoint's arrays, as "params/decoder/decoder_norm/scale"."""
     try:
-        tree = json.loads(files.read_bytes(files.join(checkpoint, *_TREE)))["tree_metadata"]
+        tree = _json(checkpoint, _TREE)["tree_metadata"]
         return {
             "/".join(str(part["key"]) for part in entry["key_metadata"]) for entry in tree.values()
         }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Damaged(checkpoint, f"{'/'.join(_TREE)} cannot be read") from error
+
+
+def _json(checkpoint: str, parts: tuple[str, ...]) -> Any:
+    name = "/".join(parts)
+    try:
+        return json.loads(files.read_bytes(files.join(checkpoint, *parts)))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise Damaged(checkpoint, f"{name} is missing") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Damaged(checkpoint, f"{name} cannot be read") from error
+    except ValueError as error:
+        raise Damaged(checkpoint, f"{name} is not valid JSON") from error
 
 
 def compare(checkpoint: str, stored: dict[str, str], found: dict[str, str]) -> None:

@@ -41,10 +41,7 @@ class Mirror:
         self._began = 0.0
 
     def begin(self) -> None:
-        """Starts to copy in the background, unless a copy is running or started less than 10 s ago.
-
-        Raises UserError if the previous copy failed; see store.Store.
-        """
+        """Starts to copy in the background, unless a copy runs or began less than 10 s ago."""
         now = time.monotonic()
         if now - self._began > _COPY_SECONDS and (not self._copying or self._copying.done()):
             self._wait()
@@ -68,6 +65,5 @@ class Mirror:
                 state = os.stat(path)
                 changed = (state.st_size, state.st_mtime_ns)
                 if self._copied.get(path) != changed:
-                    below = os.path.relpath(path, self.folder)
-                    files.copy(path, files.join(self._target, below))
+                    files.copy(path, files.join(self._target, os.path.relpath(path, self.folder)))
                     self._copied[path] = changed

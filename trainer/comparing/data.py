@@ -17,30 +17,18 @@ from tasks.inspection import decode
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from trainer.checkpoints import metadata
+from trainer.comparing.document_steps import newest, prepared
 from trainer.comparing.explanation import Explanation
-from trainer.config import fields
 from trainer.data import task_record
-from trainer.data.cached import CachedData
 from trainer.reporting.history import History
-from trainer.setup import prepare
-from trainer.t5x import read
-
-# Suffix of features shown as tokens.
-_TOKENS = "_tokens"
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The first difference between the batches.
+    """The first difference between the batches: update (from 1), row, feature and position.
 
-    Attributes:
-      step: the update that used the batch, from 1.
-      row: row of the batch, from 0; None if features or shapes differ.
-      values, pieces: both values, and the pieces of ids (None for other features).
-      documents: per run, a line that names the documents of the row.
-      rows: number of differing rows in this batch.
-      note: why rows cannot be compared.
+    `pieces` are those of ids, `documents` a line per run on the row's documents; `rows` counts the
+    batch's differing rows. `note` says why rows cannot be compared; `row` is then None.
     """
 
     step: int
@@ -58,11 +46,8 @@ class Batch:
 class Compared:
     """The comparison of two runs' data.
 
-    Attributes:
-      records: differences in recorded tasks, rates, vocabularies and caches.
-      compared: the (first, last) update whose batches were compared; None if none were.
-      notes: what could not be compared, and why.
-      lost: True if the batches can no longer be made.
+    `records` are differences of recorded tasks, rates, vocabularies and caches; `compared` is the
+    (first, last) update whose batches were compared, if any; `lost` batches cannot be made again.
     """
 
     records: list[str] = dataclasses.field(default_factory=list)
@@ -81,7 +66,7 @@ def records(one: History, other: History, last: int) -> Compared:
         found.records.append(f"the tasks were {lists[0]}, are {lists[1]}")
     if not all(tasks):
         found.notes.append("a run has no record of its tasks")
-    stored = [_newest_description(each.folder) for each in (one, other)]
+    stored = [newest(each.folder)[1] for each in (one, other)]
     hashes = [str(each.get("vocabulary_sha256") or "") for each in stored]
     if all(hashes) and hashes[0] != hashes[1]:
         found.records.append(f"the vocabulary was {hashes[0][:12]}, is {hashes[1][:12]} (SHA-256)")
@@ -94,26 +79,15 @@ def records(one: History, other: History, last: int) -> Compared:
     return found
 
 
-def _newest_description(folder: str) -> dict[str, Any]:
-    steps = read.steps(folder)
-    try:
-        return metadata.read(read.of_step(folder, steps[-1])) if steps else {}
-    except metadata.Damaged:
-        return {}
-
-
 class Batches:
-    """The batches of two runs, made again from their caches.
-
-    `cache_dirs` are folders of caches by task, if moved. Raises UserError without caches.
-    """
+    """The batches of two runs, made again; `cache_dirs` are folders of their caches, if moved."""
 
     def __init__(self, one: History, other: History, cache_dirs: tuple[str | None, str | None]):
-        self._runs = (one, other)
-        self._cache_dirs = cache_dirs
-        self._data = [
-            _data(run, folder) for run, folder in zip(self._runs, cache_dirs, strict=True)
-        ]
+        self._runs, self._cache_dirs = (one, other), cache_dirs
+        self._data = []
+        for run, folder in zip(self._runs, cache_dirs, strict=True):
+            with contextlib.redirect_stdout(io.StringIO()):
+                self._data.append(prepared(run.config, dict(run.origins), folder)[1])
         self._batches = [each.batches() for each in self._data]
 
     def shards(self) -> list[str]:
@@ -165,9 +139,8 @@ class Batches:
         values = one[name][tuple(places[name])].item(), other[name][tuple(places[name])].item()
         rows = np.unique(np.concatenate([found[:, 0] for found in differ.values()]))
         pieces = None
-        if name.endswith(_TOKENS):
-            known = (data.tasks[0].ids for data in self._data)
-            pieces = tuple(map(decode.piece, values, known))
+        if name.endswith("_tokens"):
+            pieces = tuple(map(decode.piece, values, (data.tasks[0].ids for data in self._data)))
         return Batch(
             step,
             row,
@@ -188,17 +161,6 @@ class Batches:
                 yield f"row {row}: {error}"
 
 
-def _data(run: History, cache_dir: str | None) -> CachedData:
-    config = run.config
-    if cache_dir:
-        config = fields.replace(config, "cache_dir", cache_dir)
-    with contextlib.redirect_stdout(io.StringIO()):
-        data = prepare(config, dict(run.origins)).data
-    if not isinstance(data, CachedData):
-        raise UserError(f"task {config.task} of {run.name} is read through seqio")
-    return data
-
-
 def _shards(task: str, one: CacheManifest, other: CacheManifest) -> Iterator[str]:
     for split in sorted(one.splits.keys() & other.splits.keys()):
         sides = [
@@ -210,11 +172,7 @@ def _shards(task: str, one: CacheManifest, other: CacheManifest) -> Iterator[str
             }
             for each in (one, other)
         ]
-        differ = sorted(
-            name
-            for name in sides[0].keys() | sides[1].keys()
-            if sides[0].get(name) != sides[1].get(name)
-        )
+        differ = sorted({name for name, _ in sides[0].items() ^ sides[1].items()})
         if differ:
             more = f", and {len(differ) - 1} more of {split}" if len(differ) > 1 else ""
             yield f"{files.join(task, differ[0])} has other bytes{more}"

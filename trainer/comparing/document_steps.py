@@ -3,12 +3,10 @@
 Also works after a takedown changed the caches: they keep their earlier lineage.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +14,13 @@ from tasks.cache import old_states
 from tasks.cache.following import Following
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-
-if TYPE_CHECKING:
-    from trainer.data.cached_task import CachedTask
+from trainer.checkpoints import metadata
+from trainer.config import Config, fields, load_config
+from trainer.data.cached import CachedData
+from trainer.data.cached_task import CachedTask
+from trainer.data.interface import Run
+from trainer.reporting.metrics import read_metrics
+from trainer.setup import prepare
 
 _PART = "#part"
 _NAMED = 5  # documents named on a line
@@ -44,37 +46,21 @@ class Sighting:
 
 
 class Sightings:
-    """The documents that a run has seen, in the `steps` updates recorded in its folder.
-
-    `cache_dir` is a folder of caches by task, if moved. Raises UserError if the run does not exist,
-    or the state of a cache that it read is unknown.
-    """
+    """The documents that a run has seen; `cache_dir` is a folder of its caches, if moved."""
 
     def __init__(self, model_dir: str, cache_dir: str | None = None):
-        from trainer.config import fields, load_config
-        from trainer.data.cached import CachedData
-        from trainer.reporting.metrics import read_metrics
-        from trainer.setup import prepare
-
-        config, origins = load_config(model_dir)
-        if cache_dir:
-            config = fields.replace(config, "cache_dir", cache_dir)
-        run = prepare(config, origins)
-        if not isinstance(run.data, CachedData):
-            raise UserError(
-                f"task {config.task} is read through seqio, which does not record documents"
-            )
-        saved, fingerprints = newest(model_dir)
-        lines = read_metrics(model_dir)
-        self.steps = max([saved, *(line["step"] for line in lines)])
+        run, data = prepared(*load_config(model_dir), cache_dir)
+        saved, description = newest(model_dir)
+        self.steps = max([saved, *(line["step"] for line in read_metrics(model_dir))])
         tasks, self._paths = [], []
-        if config.data.follow:
-            _ = run.data.sources  # reads which shards are built so far
-        for task in run.data.tasks:
+        if run.config.data.follow:
+            _ = data.sources  # reads which shards are built so far
+        for task in data.tasks:
             if task.manifest.plan.adopted:
                 raise UserError(f"{task.cache} is another program's, which records no documents")
-            then = fingerprints.get(task.task.name, task.manifest.plan.fingerprint)
-            if then != task.manifest.plan.fingerprint:
+            now = task.manifest.plan.fingerprint
+            then = description.get("cache_fingerprints", {}).get(task.task.name, now)
+            if then != now:
                 task = _as_it_was(task, then)
             paths = old_states.lineage_paths(task.cache, task.manifest, "train", then)
             self._paths.append(paths)
@@ -124,7 +110,6 @@ class Sightings:
 
 
 def _lineage(path: str) -> Any:
-    """Returns the documents of a shard and their places, as an Arrow table."""
     from pyarrow import parquet
 
     try:
@@ -138,7 +123,6 @@ def _lineage(path: str) -> Any:
 
 
 def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
-    """Returns a task with the earlier state of its cache, by the plan's fingerprint."""
     manifest, building = old_states.load(task.cache, fingerprint), None
     if not old_states.is_whole(manifest):
         building = Following(task.cache, manifest.plan, known=manifest.splits)
@@ -146,19 +130,26 @@ def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
     return dataclasses.replace(task, manifest=manifest, following=building)
 
 
-def newest(model_dir: str) -> tuple[int, dict[str, str]]:
-    """Returns the newest checkpoint's step and cache fingerprints; (0, {}) without a checkpoint."""
-    from trainer.checkpoints import metadata
+def prepared(
+    config: Config, origins: dict[str, str], cache_dir: str | None
+) -> tuple[Run, CachedData]:
+    """Returns a run and its data; raises UserError if they are not from caches."""
+    if cache_dir:
+        config = fields.replace(config, "cache_dir", cache_dir)
+    run = prepare(config, origins)
+    if not isinstance(run.data, CachedData):
+        raise UserError(
+            f"task {config.task} is read through seqio, which does not record documents"
+        )
+    return run, run.data
 
-    steps = [
-        int(name.removeprefix("checkpoint_"))
-        for name in files.list_names(model_dir)
-        if re.fullmatch(r"checkpoint_\d+", name)
-    ]
-    for step in sorted(steps, reverse=True):
+
+def newest(model_dir: str) -> tuple[int, dict[str, Any]]:
+    """Returns the newest undamaged checkpoint's step and description; (0, {}) if there is none."""
+    names = (re.fullmatch(r"checkpoint_(\d+)", name) for name in files.list_names(model_dir))
+    for step in sorted((int(name[1]) for name in names if name), reverse=True):
         try:
-            path = files.join(model_dir, f"checkpoint_{step}")
-            return step, metadata.read(path)["cache_fingerprints"]
+            return step, metadata.read(files.join(model_dir, f"checkpoint_{step}"))
         except metadata.Damaged:
             continue
     return 0, {}
@@ -167,11 +158,10 @@ def newest(model_dir: str) -> tuple[int, dict[str, str]]:
 def print_sightings(model_dirs: str, documents: str, cache_dir: str | None) -> None:
     """Prints a line per row that held a document.
 
-    `model_dirs` are separated by commas; `documents` is an id, or "@" and the path of a text file
-    with one id per line. Raises UserError like `Sightings`, or if the file does not exist.
+    `model_dirs` are separated by commas; `documents` is an id, or @FILE with one id per line.
     """
+    names = [documents]
     try:
-        names = [documents]
         if documents.startswith("@"):
             lines = files.read_lines(documents[1:])
             names = list(dict.fromkeys(line for line in lines if line.strip()))

@@ -13,23 +13,17 @@ from tasks.objectives.example_lengths import Slots
 from tasks.objectives.packing import InSlot
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
-from trainer.comparing.document_steps import newest
-from trainer.config import fields, load_config, load_record
+from trainer.comparing.document_steps import newest, prepared
+from trainer.config import load_config, load_record
 from trainer.data import task_record
-from trainer.data.cached import CachedData
-from trainer.setup import prepare
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The origin of an example in a batch.
+    """The origin of an example in a batch: epoch (from 0) and window of its task.
 
-    Attributes:
-      epoch: the epoch of the task, from 0.
-      window: index of the window in the task's training split.
-      key: key of the row's noise.
-      places: where the cache's shards store the window.
-      slot: how the window became an example of a packed row; None if rows are not packed.
+    `key` is the noise's, `places` are the window's in the cache's shards, and `slot` says how it
+    became an example of a packed row.
     """
 
     task: str
@@ -42,33 +36,23 @@ class Row:
 
 
 class Explanation:
-    """The batch of one step (1 or more) of a run, which may still be training.
-
-    `cache_dir` is a folder of caches by task, if moved. Raises UserError if the run, the step or a
-    cache does not exist.
-    """
+    """The batch of a run's step, from 1; `cache_dir` is a folder of its caches, if moved."""
 
     def __init__(self, model_dir: str, step: int, cache_dir: str | None = None):
         config, origins = load_config(model_dir)
-        if cache_dir:
-            config = fields.replace(config, "cache_dir", cache_dir)
         if not 1 <= step <= config.train_steps:
             raise UserError(
                 f"--step={step}: the run in {model_dir} has steps 1 to {config.train_steps}"
             )
-        run = prepare(config, origins)
-        if not isinstance(run.data, CachedData):
-            raise UserError(
-                f"task {config.task} is read through seqio, which does not record documents"
-            )
-        differences = task_record.changes(load_record(model_dir), run.data.record, step)
+        _, self._data = prepared(config, origins, cache_dir)
+        differences = task_record.changes(load_record(model_dir), self._data.record, step)
         if differences:
             raise UserError(
                 f"{model_dir} was trained on other examples ({'; '.join(differences)}): use the "
                 "task module, the caches and the version of this project that it was trained with"
             )
-        _, fingerprints = newest(model_dir)
-        for task in run.data.tasks:
+        fingerprints = newest(model_dir)[1].get("cache_fingerprints", {})
+        for task in self._data.tasks:
             own = task.manifest.plan.fingerprint
             if fingerprints.get(task.task.name, own) != own:
                 raise UserError(
@@ -77,7 +61,6 @@ class Explanation:
                     "still works"
                 )
         self.step = step
-        self._data = run.data
         # Update k uses batch k - 1.
         rows_E, self._places, self._members = self._data.batches().examples(step - 1)
         # Row -> indices of its examples.
@@ -102,8 +85,7 @@ class Explanation:
     def row(self, row: int, example: int = 0) -> Row:
         """Returns the origin of an example; raises UserError if there is no such row."""
         self.examples(row)
-        index = self._examples[row][example]
-        places = self._places
+        index, places = self._examples[row][example], self._places
         number, epoch, window = (
             int(values[index]) for values in (places.sources, places.epochs, places.windows)
         )
@@ -112,12 +94,9 @@ class Explanation:
             self._lineages[number] = Lineage(task.cache, task.manifest, "train")
         members, place = self._members[index]
         partner = members.partners_E[place]
-        epoch_and_window = members.epochs_E[[partner]], members.windows_E[[partner]]
-        key = source.keys(*epoch_and_window)[0]
+        key = source.keys(members.epochs_E[[partner]], members.windows_E[[partner]])[0]
         slots = members.slots
-        slot = None
-        if slots is not None:
-            slot = Slots(slots.choices_W[[place]], slots.mirrored_W[[place]])
+        slot = slots and Slots(slots.choices_W[[place]], slots.mirrored_W[[place]])
         where = source.maker.windows.where(window)
         parts = self._lineages[number].parts(where)
         return Row(source.task, epoch, window, key, where, parts, slot)

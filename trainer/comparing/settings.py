@@ -3,22 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from tasks.terminal.fields import Changes
 from trainer.config import changes
 from trainer.config.unused_fields import unread_fields
 from trainer.reporting.history import History, differences
 
 # A field changes results, changes them only by rounding, or leaves the same bits.
 RESULTS, ROUNDING, NONE = "results", "rounding", "none"
-# Effect by what a field changes; "later" fields change results of whole runs.
-_EFFECTS: dict[Changes, str] = {
-    "results": RESULTS,
-    "batches": RESULTS,
-    "later": RESULTS,
-    "later_batches": RESULTS,
-    "rounding": ROUNDING,
-    "nothing": NONE,
-}
 
 
 class Setting(NamedTuple):
@@ -41,8 +31,11 @@ def compare(one: History, other: History) -> list[Setting]:
 
 def effect(path: str, idle: bool = False) -> str:
     """Returns the effect of a field on results; neither run reads `idle` fields."""
-    found = _EFFECTS[changes(path)]
-    return NONE if idle and changes(path) not in ("later", "later_batches") else found
+    changed = changes(path)
+    # What a field changes "later" is seen in results of whole runs, even if it is idle.
+    if changed == "nothing" or (idle and changed not in ("later", "later_batches")):
+        return NONE
+    return ROUNDING if changed == "rounding" else RESULTS
 
 
 def of_data(found: Sequence[Setting]) -> bool:
@@ -54,14 +47,7 @@ def of_data(found: Sequence[Setting]) -> bool:
 
 def software(one: History, other: History) -> list[tuple[str, Any, Any]]:
     """Returns (name, value, value) of differing software and hardware at the last starts."""
-    sides = [
-        {
-            "commit": each.software.get("commit"),
-            **each.software.get("versions", {}),
-            **each.software.get("hardware", {}),
-        }
-        for each in (one, other)
-    ]
+    sides = [each.environment for each in (one, other)]
     names = dict.fromkeys([*sides[0], *sides[1]])
     return [
         (name, sides[0].get(name), sides[1].get(name))

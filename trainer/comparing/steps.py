@@ -8,10 +8,7 @@ from trainer.reporting.history import History
 
 
 class Report(NamedTuple):
-    """A line of metrics that differs, after an equal line of its split at step `after` (or 0).
-
-    `metrics` maps the differing names to both runs' values; None if missing.
-    """
+    """A line of metrics that differs, both values by name, and the last equal step of its split."""
 
     step: int
     split: str
@@ -43,9 +40,8 @@ def compare(one: History, other: History) -> Compared:
             if not same(before.get(name), now.get(name))
         }
         if differ:
-            return Compared(
-                Report(step, split, differ, equal.get(split, 0)), len(common), common[-1][0]
-            )
+            first = Report(step, split, differ, equal.get(split, 0))
+            return Compared(first, len(common), common[-1][0])
         equal[split] = step
     return Compared(None, len(common), common[-1][0] if common else 0)
 
@@ -53,7 +49,6 @@ def compare(one: History, other: History) -> Compared:
 def same(one: Any, other: Any) -> bool:
     """Returns whether two values have the same bits; NaN equals NaN."""
     if isinstance(one, float) and isinstance(other, float):
-        if math.isnan(one) and math.isnan(other):
-            return True
-        return struct.pack("d", one) == struct.pack("d", other)
+        both_nan = math.isnan(one) and math.isnan(other)
+        return both_nan or struct.pack("d", one) == struct.pack("d", other)
     return type(one) is type(other) and one == other

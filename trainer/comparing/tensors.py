@@ -16,8 +16,6 @@ from trainer.engine.damage import Damaged
 from trainer.t5x import read
 from trainer.t5x.tensors import Tensor
 
-# Which checkpoints to read although their recorded checksums are equal.
-VERIFIED = ("none", "newest", "all")
 # Number of arrays described element by element.
 _DESCRIBED = 5
 # Parts of a state, the most informative first.
@@ -28,14 +26,11 @@ _ORDER = ("step", "guard", "params", "opt_state", "metrics")
 class Difference:
     """An array that differs.
 
-    Attributes:
-      name: its path, as "params/decoder/decoder_norm/scale".
-      kinds: dtype and shape in each run; None if the run lacks the array.
-      differing: number of elements with other bits; None if the array was not read.
-      index, values, bits: place, values and hexadecimal bits of the first differing element.
-      largest: the largest absolute difference; None if one is not finite.
-      ulps: the largest distance in representable numbers, for floats.
-      damaged: the run, 0 or 1, whose array does not match its checksum.
+    `kinds` are dtype and shape, None where a run lacks the array. `differing` counts elements with
+    other bits, None if the array was not read; `index`, `values` and hexadecimal `bits` are of the
+    first one. `largest` is the largest absolute difference, None if not finite, and `ulps` the
+    largest distance in representable numbers. `damaged` is the run, 0 or 1, whose array does not
+    match its checksum.
     """
 
     name: str
@@ -52,15 +47,11 @@ class Difference:
 
 @dataclasses.dataclass
 class Compared:
-    """The comparison of two runs' checkpoints.
+    """The comparison of two runs' checkpoints at the `steps` that both have.
 
-    Attributes:
-      steps: steps with a checkpoint in both runs, ascending.
-      step: the first step with an array that differs or cannot be read.
-      differences: the differing arrays of that step, only the first ones described.
-      counts: name -> both values of differing update counts.
-      verified: the steps whose arrays were read.
-      notes: what could not be compared, and why.
+    `step` is the first with an array that differs or cannot be read, `differences` are its arrays,
+    only the first described, and `counts` both values of its differing update counts. Arrays were
+    read at the steps in `verified`.
     """
 
     steps: list[int]
@@ -76,7 +67,7 @@ def compare(folders: tuple[str, str], verify: str = "newest") -> Compared:
     """Compares the checkpoints that both runs have, oldest first.
 
     Arrays with equal recorded checksums count as equal unread, except in the checkpoints chosen by
-    `verify` (one of VERIFIED). T5X's checkpoints have no checksums and are read.
+    `verify` ("none", "newest" or "all"). T5X's checkpoints have no checksums and are read.
     """
     steps = [read.steps(folder) for folder in folders]
     common = sorted(set(steps[0]) & set(steps[1]))
@@ -95,26 +86,26 @@ def compare(folders: tuple[str, str], verify: str = "newest") -> Compared:
 def _compare_step(found: Compared, step: int, paths: tuple[str, str], reading: bool) -> None:
     stored: list[dict[str, str]] = []
     tensors: list[dict[str, Tensor]] = []
-
-    def unreadable(what: str, number: int, error: UserError) -> None:
+    try:
+        for path in paths:
+            stored.append(_checksums(path))
+        if reading or not all(stored) or stored[0] != stored[1]:
+            for path in paths:
+                tensors.append(read.raw_tensors(path))
+    except UserError as error:
+        described = len(stored) == len(paths)
+        if not (described or isinstance(error, Damaged)):
+            raise
+        what, number = ("state", len(tensors)) if described else ("run/metadata", len(stored))
         found.notes.append(str(error))
         found.step, found.differences = step, [Difference(what, (None, None), damaged=number)]
-
-    for number, path in enumerate(paths):
-        try:
-            stored.append(_checksums(path))
-        except Damaged as error:
-            return unreadable("run/metadata", number, error)
-    if reading or not all(stored) or stored[0] != stored[1]:
-        for number, path in enumerate(paths):
-            try:
-                tensors.append(read.raw_tensors(path))
-            except UserError as error:
-                return unreadable("state", number, error)
+        return
     if not all(stored):
         found.notes.append(f"checkpoint {step} has no checksums in both runs: all arrays were read")
         reading = True
-        stored = [{name: _kind(each) for name, each in side.items()} for side in tensors]
+        stored = [
+            {name: checksums.kind_of(each) for name, each in side.items()} for side in tensors
+        ]
     names = sorted(stored[0].keys() | stored[1].keys(), key=_rank)
     found.arrays = len(names)
     differ = [name for name in names if stored[0].get(name) != stored[1].get(name)]
@@ -125,8 +116,7 @@ def _compare_step(found: Compared, step: int, paths: tuple[str, str], reading: b
         return
     found.step = step
     for name in differ:
-        kinds = stored[0].get(name), stored[1].get(name)
-        shapes = tuple(kind and checksums.kind(kind) for kind in kinds)
+        shapes = [checksums.kind(side[name]) if name in side else None for side in stored]
         if len(found.differences) < _DESCRIBED and shapes[0] == shapes[1]:
             found.differences.append(_described(name, tensors, stored))
         else:
@@ -135,7 +125,6 @@ def _compare_step(found: Compared, step: int, paths: tuple[str, str], reading: b
 
 
 def _checksums(path: str) -> dict[str, str]:
-    """Returns a checkpoint's recorded checksums; {} if T5X wrote it."""
     if not files.exists(files.join(path, "run")):
         return {}
     return metadata.read(path)[metadata.CHECKSUMS]
@@ -160,15 +149,12 @@ def _unequal(tensors: list[dict[str, Tensor]], stored: list[dict[str, str]], nam
 def _described(
     name: str, tensors: list[dict[str, Tensor]], stored: list[dict[str, str]]
 ) -> Difference:
-    arrays = [_array(side, name) for side in tensors]
-    wrong = [
-        number
-        for number, (array, side) in enumerate(zip(arrays, stored, strict=True))
-        if array is None or (":" in side[name] and checksums.of_array(array) != side[name])
-    ]
-    damaged = wrong[0] if wrong else None
+    one, other = arrays = [_array(side, name) for side in tensors]
+    damaged = None
+    for number, (array, side) in enumerate(zip(arrays, stored, strict=True)):
+        wrong = array is None or (":" in side[name] and checksums.of_array(array) != side[name])
+        damaged = number if wrong and damaged is None else damaged
     kind = checksums.kind(stored[0][name])
-    one, other = arrays
     if one is None or other is None:
         return Difference(name, (kind, kind), damaged=damaged)
     return describe(name, kind, one, other, damaged)
@@ -188,8 +174,10 @@ def describe(
     width = 2 * one.dtype.itemsize
     largest, ulps = None, None
     if one.dtype.kind not in "biu":
-        ordered = [_ordered(side[unequal]) for side in bits]
-        ulps = max(abs(int(a) - int(b)) for a, b in _extremes(*ordered))
+        places = [_ordered(side[unequal]) for side in bits]
+        # int64 differences may overflow, floats do not.
+        far = np.argmax(np.abs(places[0].astype(np.float64) - places[1].astype(np.float64)))
+        ulps = abs(int(places[0][far]) - int(places[1][far]))
     with np.errstate(invalid="ignore", over="ignore"):
         gaps = np.abs(flat[0][unequal].astype(np.float64) - flat[1][unequal].astype(np.float64))
     if np.isfinite(gaps).all():
@@ -220,26 +208,15 @@ def _ordered(bits: np.ndarray) -> np.ndarray:
     return np.where(bits & bits.dtype.type(sign), -magnitude, magnitude)
 
 
-def _extremes(one: np.ndarray, other: np.ndarray) -> list[tuple[int, int]]:
-    """Returns the pair that is farthest apart; int64 differences may overflow, floats do not."""
-    place = int(np.argmax(np.abs(one.astype(np.float64) - other.astype(np.float64))))
-    return [(one[place], other[place])]
-
-
 def _counts(
     names: list[str], tensors: list[dict[str, Tensor]]
 ) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yields the differing counts of updates."""
     for name in names:
         both = [side.get(name) for side in tensors]
         if all(each and not each.shape and each.dtype.kind in "iu" for each in both):
             one, other = (int(each.whole()) for each in both if each)
             if one != other:
                 yield name, (one, other)
-
-
-def _kind(tensor: Tensor) -> str:
-    return checksums.kind_of(tensor)
 
 
 def _rank(name: str) -> tuple[int, list[Any]]:

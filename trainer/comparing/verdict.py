@@ -50,9 +50,8 @@ def compare(
     """Compares two runs as far as both have come.
 
     `batches` is the number of updates whose batches are compared even without a suspected
-    difference (-1: all), `verify` is one of `tensors.VERIFIED`, and `cache_dirs` are folders of
-    caches by task, if moved. Raises UserError if a run is missing or unreadable, or requested
-    batches cannot be made.
+    difference (-1: all), `verify` is as in `tensors.compare`, and `cache_dirs` are folders of
+    caches by task, if moved.
     """
     one, other = history.load(folders[0], "A"), history.load(folders[1], "B")
     changed = settings.compare(one, other)
@@ -82,7 +81,6 @@ def compare(
 def _span(
     suspected: bool, metrics: steps.Compared, batches: int, last: int
 ) -> tuple[int, int] | None:
-    """Returns the first and last update whose batches to compare, or None."""
     if suspected or batches < 0:
         span = (1, last)
     elif batches:

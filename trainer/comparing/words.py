@@ -7,7 +7,6 @@ from tasks.inspection.show import printable
 from tasks.terminal.table import table
 from trainer.comparing import settings
 from trainer.comparing.data import Batch
-from trainer.comparing.steps import Report
 from trainer.comparing.tensors import Difference
 from trainer.comparing.verdict import CONFIGURATION, DATA, STEP, TENSOR, Verdict
 
@@ -31,18 +30,11 @@ def text(found: Verdict) -> str:
         blocks.append(f"first difference: {_verdict(found)}")
     else:
         both = found.steps.lines or found.tensors.steps
-        far = (
-            "as far as both have come"
-            if both
-            else "but neither metrics nor checkpoints are in both"
-        )
+        nothing = "but neither metrics nor checkpoints are in both"
+        far = "as far as both have come" if both else nothing
         blocks.append(f"the runs are the same, {far}")
-    return _printable("\n\n".join(blocks))
-
-
-def _printable(value: str) -> str:
-    """Removes control characters other than line breaks."""
-    return "\n".join(printable(line) for line in value.split("\n"))
+    # Without control characters other than line breaks.
+    return "\n".join(printable(line) for line in "\n\n".join(blocks).split("\n"))
 
 
 def _verdict(found: Verdict) -> str:
@@ -73,22 +65,17 @@ def _configuration(found: Verdict) -> Iterator[str]:
 
 def _data(found: Verdict) -> Iterator[str]:
     data = found.data
-    span = ""
-    if data.compared:
-        first, last = data.compared
-        span = f"batches of updates {first:,} to {last:,}"
+    span = "batches of updates {:,} to {:,}".format(*data.compared) if data.compared else ""
     if data.batch:
         yield _batch(data.batch)
     elif data.records:
-        yield f"records differ{f'; the {span} are the same' if span else ''}"
+        yield f"records differ{span and f'; the {span} are the same'}"
     else:
         without = "no batch could be" if data.lost else "no batch had to be"
         yield f"the same ({span or f'what was recorded; {without} compared'})"
     yield from data.records
-    if data.batch:
-        yield from (
-            f"{side} {line}" for side, line in zip("AB", data.batch.documents, strict=False)
-        )
+    documents = data.batch.documents if data.batch else ()
+    yield from (f"{side} {line}" for side, line in zip("AB", documents, strict=False))
     yield from (f"note: {note}" for note in data.notes)
 
 
@@ -112,29 +99,21 @@ def _steps(found: Verdict) -> Iterator[str]:
         common = f"{found.steps.lines} lines that both have, up to step {found.steps.last:,}"
         yield f"the same ({common})" if found.steps.lines else "no line that both runs have"
         return
-    yield f"{report.split} differs first at step {report.step:,}, {_after(report)}"
+    after = f"and was the same at {report.after:,}" if report.after else "its first report"
+    yield f"{report.split} differs first at step {report.step:,}, {after}"
     rows = [(name, _exact(a), _exact(b)) for name, (a, b) in report.metrics.items()]
     yield table(("metric", "A", "B"), rows)
 
 
-def _after(report: Report) -> str:
-    if not report.after:
-        return "its first report"
-    return f"and was the same at {report.after:,}"
-
-
 def _tensors(found: Verdict) -> Iterator[str]:
     tensors = found.tensors
-    if tensors.step is None:
-        if not tensors.steps:
-            yield "no checkpoint of a step that both runs have"
-        else:
-            steps = ", ".join(map(str, tensors.steps))
-            read = ", ".join(map(str, tensors.verified)) or "none"
-            yield (
-                f"the same {tensors.arrays} arrays (checkpoints {steps}, by their checksums; "
-                f"read: {read})"
-            )
+    if not tensors.steps:
+        yield "no checkpoint of a step that both runs have"
+    elif tensors.step is None:
+        steps = ", ".join(map(str, tensors.steps))
+        read = ", ".join(map(str, tensors.verified)) or "none"
+        how = f"checkpoints {steps}, by their checksums; read: {read}"
+        yield f"the same {tensors.arrays} arrays ({how})"
     else:
         count = len(tensors.differences)
         yield f"checkpoint {tensors.step:,}: {count} of {tensors.arrays} arrays differ"

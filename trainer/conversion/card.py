@@ -17,8 +17,7 @@ from tasks.terminal.table import table
 from trainer.config import Config, fields
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
-from trainer.data.interface import Data
-from trainer.data.prepared import Run
+from trainer.data.interface import Data, Run
 from trainer.huggingface import configs
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match

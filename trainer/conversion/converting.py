@@ -11,7 +11,7 @@ from trainer.checkpoints.checkpoint import chosen_steps
 from trainer.conversion import card, record, sources, targets, verify
 from trainer.conversion.sources import Given, Opened, Source
 from trainer.conversion.targets import Arrays, Settings
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.huggingface import hub
 
 

@@ -19,7 +19,7 @@ from trainer.conversion import card, record
 from trainer.conversion.card import Named
 from trainer.data.cached import CachedData
 from trainer.data.features import Batch
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.huggingface import EXTRA, configs, folding, hub, names, parity, tokenizer, weights
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match, Roles

@@ -20,7 +20,7 @@ from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import CONFIG_FILE, Config, VocabularyConfig, load_config, save_config
 from trainer.conversion import card
 from trainer.conversion.sources import FLAG, Opened, tree_of
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine.step import TrainState, zero_metrics
 from trainer.huggingface import configs, folding, names, tokenizer, weights
 from trainer.model.config import ModelConfig

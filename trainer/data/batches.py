@@ -24,7 +24,7 @@ from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.data import segments
 from trainer.data.epoch_rows import Layout, Members, OneByOne, PairRows
 from trainer.data.features import Batch, Converter
-from trainer.data.followed import FollowedOrder, reading
+from trainer.data.followed import FollowedOrder, no_window, reading
 from trainer.data.interleave import MixingSchedule
 from trainer.data.order import BlockOrder, Order
 
@@ -48,7 +48,12 @@ class BatchMaker:
         """Returns the features of windows, one window per row."""
         if self.by_document:
             return self._segmented(*self.windows.read_documents(indices_W), keys_W)
-        return self._features(*self.windows.read(indices_W), keys_W)
+        return self.converter(self._examples(*self.windows.read(indices_W), keys_W))
+
+    def _examples(
+        self, tokens_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray
+    ) -> Examples:
+        return self.objective.examples(tokens_WN, lengths_W, keys_W, self.example_lengths, self.ids)
 
     def _segmented(
         self,
@@ -57,12 +62,9 @@ class BatchMaker:
         documents_WN: np.ndarray,
         keys_W: np.ndarray,
     ) -> Batch:
-        def examples(windows_WN: np.ndarray) -> Examples:
-            lengths = self.converter.lengths
-            return self.objective.examples(windows_WN, lengths_W, keys_W, lengths, self.ids)
-
-        made = examples(tokens_WN)
-        found = segments.documents_of(examples, made, documents_WN, lengths_W, self.ids)
+        make = functools.partial(self._examples, lengths_W=lengths_W, keys_W=keys_W)
+        made = make(tokens_WN)
+        found = segments.documents_of(make, made, documents_WN, lengths_W, self.ids)
         return segments.segmented(self.converter(made), found, self.converter)
 
     def make_packed(self, members: Members, keys_E: np.ndarray, rows: int) -> Batch:
@@ -84,42 +86,32 @@ class BatchMaker:
         tokens_WN = np.full((1, self.windows.window_tokens), UNK_ID, np.int32)
         if self.objective.unit is Unit.PAIR:
             tokens_WN = np.array([[UNK_ID, PAIR_BORDER, UNK_ID]], np.int32)
-        if self.lengths is not None:
-            sizes, keys = np.array([tokens_WN.size]), np.zeros(1, np.uint64)
-            made = self.objective.examples(tokens_WN, sizes, keys, self.lengths, self.ids)
-            return self.converter.packed(made, np.zeros(1, np.int64), 1)
         sizes, keys = np.array([tokens_WN.size]), np.zeros(1, np.uint64)
         if self.by_document:
             return self._segmented(tokens_WN, sizes, np.zeros_like(tokens_WN), keys)
-        return self._features(tokens_WN, sizes, keys)
-
-    def _features(self, tokens_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray) -> Batch:
-        return self.converter(
-            self.objective.examples(tokens_WN, lengths_W, keys_W, self.converter.lengths, self.ids)
-        )
+        made = self._examples(tokens_WN, sizes, keys)
+        if self.lengths is not None:
+            return self.converter.packed(made, np.zeros(1, np.int64), 1)
+        return self.converter(made)
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A task of a run: how its rows are made, and in what order.
-
-    `packed` is the layout of packed rows, None for one example per row. Raises a UserError at
-    construction if there is no window.
-    """
+    """A task of a run: how its rows are made, and in what order; `packed` lays out packed rows."""
 
     task: str
     maker: BatchMaker
     order: Order | FollowedOrder
     seed: int
     packed: Layout | None = None
+    # The last request, so that each block is prefetched once.
+    _asked_for: list[list[tuple[int, int]]] = dataclasses.field(
+        default_factory=list, init=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.order, FollowedOrder) and not len(self.maker.windows):
-            raise UserError(
-                f"the training split of {self.task} has fewer than "
-                f"{self.maker.windows.window_tokens} tokens, not one window: use more text or "
-                "shorter lengths"
-            )
+            raise no_window(self.task, self.maker.windows)
 
     @functools.cached_property
     def layout(self) -> Layout:
@@ -151,11 +143,6 @@ class Source:
                 self._asked_for[:] = [coming]
                 self.maker.windows.prefetch(coming)
 
-    @functools.cached_property
-    def _asked_for(self) -> list[list[tuple[int, int]]]:
-        """The last request, so that each block is prefetched once."""
-        return []
-
 
 class Places(NamedTuple):
     """Origins of a batch's examples in row order, int64 [E] each.
@@ -171,10 +158,7 @@ class Places(NamedTuple):
 
 
 class TrainingBatches:
-    """An endless sequence of training batches with random access: `batches[k]` is step k's.
-
-    Host `host` of `hosts` gets its share of the `batch_size` rows, which must be divisible.
-    """
+    """Training batches: `batches[k]` has step k's rows that host `host` of `hosts` makes."""
 
     def __init__(
         self,
@@ -204,11 +188,7 @@ class TrainingBatches:
         return self.examples(step)[1]
 
     def examples(self, step: int) -> tuple[np.ndarray, Places, list[tuple[Members, int]]]:
-        """Returns the examples of this host's rows of batch `step`, in row order.
-
-        The result is (each example's row, int64 [E]; origins; per example, the members of its
-        source's rows and its index among them).
-        """
+        """Returns (row of each example, int64 [E]; origins; its members and index among them)."""
         columns, members_of = [], []
         for number, rows, members in self._members(step):
             count = len(members.rows_E)
@@ -237,10 +217,8 @@ class TrainingBatches:
             yield number, rows, self._sources[number].layout.members(ranks_W[rows])
 
     def __getitem__(self, step: int) -> Batch:
-        batch = {
-            name: np.zeros((self._rows, *row.shape[1:]), row.dtype)
-            for name, row in self._features.items()
-        }
+        shapes = {name: (self._rows, *row.shape[1:]) for name, row in self._features.items()}
+        batch = {name: np.zeros(shapes[name], row.dtype) for name, row in self._features.items()}
         for number, rows, members in self._members(step):
             source = self._sources[number]
             source.read_ahead(int(members.epochs_E[-1]), int(members.ranks_E[-1]))
@@ -260,10 +238,7 @@ class TrainingBatches:
 
 
 def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterator[Batch]:
-    """Yields every window of the split once, in order, with noise that depends only on `seed`.
-
-    Padding rows, without weight in the loss, complete the last batch.
-    """
+    """Yields every window once, in order; padding rows without weight complete the last batch."""
     count = len(maker.windows)
     for first in range(0, count, batch_size):
         indices_W = np.arange(first, min(first + batch_size, count))

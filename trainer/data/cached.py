@@ -5,7 +5,6 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tasks import vocabulary
 from tasks.cache import subset
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.pair_windows import PairWindows, check_kind, open_windows
@@ -51,56 +50,56 @@ def _amounts(config: Config, tasks: list[str]) -> dict[str, Take]:
 
 
 class CachedData:
-    """Batches from the caches of a run's tasks, which must be readable together."""
+    """Batches from the caches of a run's tasks; `training` is whether a run trains on them."""
 
     def __init__(
-        self,
-        config: Config,
-        tasks: list[CachedTask],
-        converter: Converter,
-        training: bool = False,
+        self, config: Config, tasks: list[CachedTask], converter: Converter, training: bool = False
     ):
-        """`training`: whether a run trains on the data; see `evaluated`."""
-        self._trains = training
+        self._trains, self._packs = training, config.data.pack_examples
         self._config, self.tasks, self._converter = config, tasks, converter
         self.lengths = converter.lengths
         first = tasks[0]
+        recorded = first.manifest.plan.vocabulary
         for other in tasks[1:]:
-            if other.manifest.plan.vocabulary != first.manifest.plan.vocabulary:
+            if other.manifest.plan.vocabulary != recorded:
                 raise UserError(
                     f"{first.cache} and {other.cache} have different vocabularies: build them with "
                     "the same --vocabulary"
                 )
-        self._packs = config.data.pack_examples
+        self.vocab_size, self.vocabulary_sha256 = first.ids.size, recorded.sha256
+        self.fingerprints = {each.task.name: each.manifest.plan.fingerprint for each in tasks}
         self._taken = _amounts(config, [each.task.name for each in tasks])
         for each in tasks:
-            check_kind(each.cache, each.manifest, each.task.objective)
-            lengths = self.example_lengths(each.task)
-            self._check_inputs(each.task, lengths)
-            try:
-                each.task.objective.window_tokens(lengths)
-            except UserError as error:
-                inputs, targets = ("example_inputs", "example_targets")
-                flags = (
-                    (f"data.{inputs}", f"data.{targets}")
-                    if self._packs
-                    else ("lengths.inputs", "lengths.targets")
-                )
+            self._check(each)
+
+    def _check(self, each: CachedTask) -> None:
+        config, objective = self._config, each.task.objective
+        lengths = self.example_lengths(each.task)
+        check_kind(each.cache, each.manifest, objective)
+        self._check_inputs(each.task, lengths)
+        try:
+            objective.window_tokens(lengths)
+        except UserError as error:
+            flag = "--data.example_" if self._packs else "--lengths."
+            raise UserError(
+                f"{flag}inputs={lengths.inputs} {flag}targets={lengths.targets}: {error}"
+            ) from error
+        if config.data.segment_documents:
+            segments.check(objective, lengths, self._converter_of(each))
+            if each.manifest.plan.adopted:
                 raise UserError(
-                    f"--{flags[0]}={lengths.inputs} --{flags[1]}={lengths.targets}: {error}"
-                ) from error
-            if config.data.segment_documents:
-                converter = features.converter(config.model, lengths, each.ids.special)
-                segments.check(each.task.objective, lengths, converter)
-                if each.manifest.plan.adopted:
-                    raise UserError(
-                        f"{each.cache} was adopted, and does not say where documents begin: leave "
-                        "out --data.segment_documents"
-                    )
-            if config.data.follow:
-                self._check_followed(each, lengths)
-            where = f"the vocabulary of {each.cache}"
-            each.task.check(lengths, each.ids, each.manifest.plan.separator, where)
+                    f"{each.cache} was adopted, and does not say where documents begin: leave out "
+                    "--data.segment_documents"
+                )
+        if config.data.follow:
+            wanted = subset.of_task(self._taken, each.task.name)
+            followed.check_task(each, lengths, self._packs, wanted)
+        where = f"the vocabulary of {each.cache}"
+        each.task.check(lengths, each.ids, each.manifest.plan.separator, where)
+
+    def _converter_of(self, each: CachedTask) -> Converter:
+        lengths = self.example_lengths(each.task)
+        return features.converter(self._config.model, lengths, each.ids.special)
 
     def _check_inputs(self, task: TaskSpec, lengths: Lengths) -> None:
         """Rejects a task without inputs in a decoder-only run whose rows have inputs."""
@@ -120,13 +119,6 @@ class CachedData:
             "no inputs: leave it out"
         )
 
-    def _check_followed(self, each: CachedTask, lengths: Lengths) -> None:
-        objective, sides = each.task.objective, None
-        if objective.unit is Unit.PAIR and not objective.cuts_sides:
-            sides = objective.sides(lengths)
-        wanted = subset.of_task(self._taken, each.task.name)
-        followed.check_task(objective, each.cache, each.manifest, sides, self._packs, wanted)
-
     def example_lengths(self, task: TaskSpec) -> Lengths:
         """Returns the lengths of a task's example: a row's, unless rows are packed."""
         if not self._packs:
@@ -135,39 +127,19 @@ class CachedData:
         given = self._config.data
         return Lengths(given.example_inputs or own.inputs, given.example_targets or own.targets)
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids."""
-        return self.tasks[0].ids.size
-
-    @property
-    def vocabulary_sha256(self) -> str | None:
-        """SHA-256 of the caches' vocabulary, as hex digits."""
-        return self.tasks[0].manifest.plan.vocabulary.sha256
-
-    @property
-    def fingerprints(self) -> dict[str, str]:
-        """Fingerprint of the plan of each task's cache."""
-        return {each.task.name: each.manifest.plan.fingerprint for each in self.tasks}
-
     @functools.cached_property
     def tasks_record(self) -> dict[str, Any]:
-        """Task -> what determines its examples, as JSON values."""
+        rows = self.lengths if self._packs else None
+        by_document = self._config.data.segment_documents
         return {
             each.task.name: task_record.task_record(
-                each.task,
-                self.example_lengths(each.task),
-                each.ids,
-                each.manifest.plan.separator,
-                self.lengths if self._packs else None,
-                self._config.data.segment_documents,
+                each, self.example_lengths(each.task), rows, by_document
             )
             for each in self.tasks
         }
 
     @property
     def record(self) -> dict[str, Any]:
-        """`tasks_record` as "tasks", and "rates": [updates made before, [[task, share], …]]."""
         names = [each.task.name for each in self.tasks]
         rates = [
             [step, [[name, rate] for name, rate in zip(names, shares, strict=True) if rate]]
@@ -183,11 +155,7 @@ class CachedData:
         packed: bool = False,
         manifest: CacheManifest | None = None,
     ) -> BatchMaker:
-        """Opens a split of a task's cache.
-
-        `manifest` may list only some of the cache's shards; it defaults to all known ones. For
-        `keep_tails`, see `tasks.cache.windows.Windows`.
-        """
+        """Opens a split of a task's cache; `manifest` may list only some of the cache's shards."""
         objective, lengths = each.task.objective, self.example_lengths(each.task)
         reading = self._config.data
         windows = open_windows(
@@ -202,8 +170,7 @@ class CachedData:
         )
         if packed:
             return BatchMaker(windows, objective, self._converter, each.ids, lengths)
-        converter = features.converter(self._config.model, lengths, each.ids.special)
-        by_document = reading.segment_documents
+        converter, by_document = self._converter_of(each), reading.segment_documents
         return BatchMaker(windows, objective, converter, each.ids, by_document=by_document)
 
     @functools.cached_property
@@ -213,7 +180,8 @@ class CachedData:
 
     def _source(self, each: CachedTask) -> Source:
         order: Order | FollowedOrder
-        name, seed = each.task.name, self._config.seed
+        name = each.task.name
+        seed = noise.task_seed(self._config.seed, name)
         wanted = subset.of_task(self._taken, name)
         self._check_room()
         open_as = functools.partial(self.maker, each, _TRAIN, keep_tails=False, packed=self._packs)
@@ -222,27 +190,25 @@ class CachedData:
                 open_as()  # which checks that no file of the other program has changed
             # The order adds shards in its own blocks, even for a finished cache.
             maker = open_as(manifest=followed.without_shards(each.manifest, _TRAIN))
-            windows, seed_of_task = maker.windows, noise.task_seed(seed, name)
             order = FollowedOrder(
-                windows,
+                maker.windows,
                 each,
                 self._config.data,
                 wanted,
-                seed_of_task,
-                later=lambda: self._order(windows, seed_of_task),
+                seed,
+                later=lambda: self._order(maker.windows, seed),
             )
         else:
             maker = open_as()
             if wanted:
                 subset.take(maker.windows, each.cache, each.manifest, _TRAIN, wanted)
-            order = self._order(maker.windows, noise.task_seed(seed, name))
-        layout = self._layout(each.task, maker, order) if self._packs else None
-        return Source(name, maker, order, seed, layout)
+            order = self._order(maker.windows, seed)
+        layout = self._layout(maker, order, seed) if self._packs else None
+        return Source(name, maker, order, self._config.seed, layout)
 
-    def _layout(self, task: TaskSpec, maker: BatchMaker, order: Order | FollowedOrder) -> Layout:
-        objective, windows = task.objective, maker.windows
+    def _layout(self, maker: BatchMaker, order: Order | FollowedOrder, seed: int) -> Layout:
+        objective, windows = maker.objective, maker.windows
         together = self._config.model.architecture == "decoder"
-        seed = noise.task_seed(self._config.seed, task.name)
         if not isinstance(windows, PairWindows):
             kinds = objective.kinds(maker.example_lengths)
             turns = followed.reading(order, len(windows))
@@ -291,10 +257,6 @@ class CachedData:
     def training(
         self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
     ) -> Iterator[Batch]:
-        """Yields the batches (or a host's rows of them) from `first_step` on, endlessly.
-
-        Ends if `waiting.stopping()` becomes true while waiting for a build.
-        """
         return self._arriving(self.batches(host, hosts), first_step, waiting or Waiting())
 
     def _arriving(
@@ -312,10 +274,7 @@ class CachedData:
     def _wait(
         self, batches: TrainingBatches, step: int, stopping: Callable[[], bool] = lambda: False
     ) -> bool:
-        """Waits until a step's batch can be made; returns False if `stopping()` came first.
-
-        Only a run that follows the build of its caches ever waits.
-        """
+        """Waits for a step's windows to be built; returns False if `stopping()` came first."""
         if all(each.whole for each in self.sources):
             return True
         timeout = self._config.data.follow_timeout_seconds
@@ -326,17 +285,12 @@ class CachedData:
         )
 
     def close(self) -> None:
-        """Ends batch-making threads that wait for a build."""
         for each in self.tasks:
             if each.following:
                 each.following.close()
 
     def evaluated(self, each: CachedTask, split: str) -> CacheManifest:
-        """Returns the manifest of a split's shards that evaluations read.
-
-        These are all shards or, with `data.follow`, the first block, for which it waits. Raises a
-        UserError if they are not built, and this run does not wait or the build has ended.
-        """
+        """Returns the manifest of the shards that evaluations read; waits for them if need be."""
         plan, reading = each.manifest.plan, self._config.data
         if not reading.follow or split not in plan.shards:
             return each.manifest
@@ -347,10 +301,7 @@ class CachedData:
         return CacheManifest(plan, first, each.manifest.software)
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
-        """Returns every window of the split by task, including the unfinished last one.
-
-        Skips, with a message, tasks without text in the split; raises a UserError if none has text.
-        """
+        """Returns a split's windows by task; skips, with a message, tasks without text in it."""
         sets, empty = [], []
         for each in self.tasks:
             known = split in each.manifest.splits or len(self.tasks) == 1
@@ -360,9 +311,8 @@ class CachedData:
                 empty.append(each)
                 continue
             iterate = functools.partial(evaluation_batches, maker, batch_size, self._config.seed)
-            sets.append(
-                EvaluationSet(each.task.name, -(-len(maker.windows) // batch_size), iterate)
-            )
+            batches = -(-len(maker.windows) // batch_size)
+            sets.append(EvaluationSet(each.task.name, batches, iterate))
         first = self._first_shards
         if not sets:
             if first and first < empty[0].manifest.plan.shards.get(split, 0):
@@ -390,7 +340,6 @@ class CachedData:
         return reading.follow_shards if reading.follow and self._trains else None
 
     def examples(self, split: str) -> list[ExampleSet]:
-        """Returns a split's examples by task, with the metrics of `evaluation.metrics`."""
         evaluation, metrics = self._config.evaluation, named_metrics(self._config)
         judge = table.get(evaluation.supervised) if evaluation.supervised else None
         if judge and TASK_METRICS in evaluation.metrics:
@@ -404,51 +353,37 @@ class CachedData:
         ]
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without EOS."""
-        return self._vocabulary.encode([text])[0].tolist()
-
-    @functools.cached_property
-    def _vocabulary(self) -> vocabulary.Vocabulary:
-        first = self.tasks[0]
-        record = first.manifest.plan.vocabulary
-        return vocabulary.Vocabulary(first.model, record, first.cache)
+        return self.tasks[0].vocabulary.encode([text])[0].tolist()
 
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1
     ) -> list[tuple[str, str]]:
-        """Returns what the configuration means for the data, as (subject, text) lines."""
         batch_size, steps = self._config.batch_size, self._config.train_steps
         (_, shares), *changes = self.rates
         batches = self.batches(host, hosts)
         self._wait(batches, first_step)
-        lines = []
-        for each, source in zip(self.tasks, self.sources, strict=True):
-            lines += [
-                startup.task_line(source, self.example_lengths(each.task)),
-                startup.sentinels_line(source, self.example_lengths(each.task)),
-                *startup.follow_lines(source, each.cache, each.manifest, self._config.data),
-            ]
-            if not source.whole:
-                continue
-            lines += [
-                *startup.rows_lines(source, self.lengths),
-                startup.cache_line(source, each.cache, each.manifest),
-                *startup.take_lines(source, self._taken),
-                *startup.unread_lines(source, each.manifest),
-                *startup.cut_lines(source, each.manifest),
-                *startup.copies_lines(source, each.cache, self._config.data),
-            ]
+        lines = [
+            line
+            for each, source in zip(self.tasks, self.sources, strict=True)
+            for line in startup.task_lines(
+                source,
+                each,
+                self.example_lengths(each.task),
+                self.lengths,
+                self._config.data,
+                self._taken,
+            )
+        ]
         if len(self.tasks) > 1 and all(source.whole for source in self.sources):
             lines += startup.mixture_lines(self.sources, shares, batch_size, steps)
         names = [source.task for source in self.sources]
-        specs = [each.task for each in self.tasks]
-        batch = batches[first_step]
+        lines += (
+            startup.change_line(step, dict(zip(names, changed, strict=True)))
+            for step, changed in changes
+        )
+        batch, specs = batches[first_step], [each.task for each in self.tasks]
         return [
             *lines,
-            *(
-                startup.change_line(step, dict(zip(names, changed, strict=True)))
-                for step, changed in changes
-            ),
             startup.batch_line(self.sources, batch_size, shares, steps),
             startup.packing_line(batch, specs, self.lengths),
         ]

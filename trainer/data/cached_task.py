@@ -1,6 +1,7 @@
 """Finds and opens a task of a run and its cache."""
 
 import dataclasses
+import functools
 
 from tasks import registry
 from tasks.cache import following
@@ -9,7 +10,7 @@ from tasks.cache.following import Following
 from tasks.cache.manifest import CacheManifest, cache_names
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import TokenIds
+from tasks.vocabulary import TokenIds, Vocabulary
 from trainer.config import Config, fields
 
 
@@ -37,13 +38,14 @@ class CachedTask:
             )
         return self.ids.model
 
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """The cache's vocabulary; raises a UserError if it is unknown."""
+        return Vocabulary(self.model, self.manifest.plan.vocabulary, self.cache)
+
 
 def open_cache(config: Config, name: str, patient: bool = False) -> CachedTask:
-    """Finds a task and opens its cache, which may belong to another task on the same corpus.
-
-    `patient`: with `data.follow`, whether to wait for a cache that is being built. Raises a
-    UserError if task or cache does not exist.
-    """
+    """Opens a task's cache, maybe a relative's; `patient` waits for one that is being built."""
     task = _task(config, name)
     objective = fields.with_settings(
         task.objective, config.objective, "objective", f"the objective of {task.name}"

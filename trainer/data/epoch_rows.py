@@ -44,10 +44,7 @@ class Members(NamedTuple):
 
 
 class Layout(Protocol):
-    """A layout of rows.
-
-    `rows_per_epoch` is the mean number of rows that read every window once.
-    """
+    """A layout of rows; `rows_per_epoch` is the mean number that reads every window once."""
 
     @property
     def rows_per_epoch(self) -> float: ...
@@ -80,10 +77,7 @@ class OneByOne:
 
 @dataclasses.dataclass(frozen=True)
 class Decks:
-    """Rows cut from consecutive decks: windows come in their order, each deck is shuffled.
-
-    A deck may span two epochs, so every window is read once per epoch.
-    """
+    """Rows of consecutive decks; each deck of windows is shuffled, and may span two epochs."""
 
     reading: Reading
     deck: Deck
@@ -107,14 +101,9 @@ class Decks:
         ranks_E = decks_E * deck.windows + turns[of_E, slots_E]
         epochs_E, ranks_E, windows_E = self.reading(ranks_E)
         mirrored_E = deck.mirrored_G[slots_E]
-        return Members(
-            rows_E,
-            epochs_E,
-            ranks_E,
-            windows_E,
-            np.arange(len(rows_E)) - mirrored_E,
-            Slots(deck.choices_G[slots_E], mirrored_E),
-        )
+        partners_E = np.arange(len(rows_E)) - mirrored_E
+        slots = Slots(deck.choices_G[slots_E], mirrored_E)
+        return Members(rows_E, epochs_E, ranks_E, windows_E, partners_E, slots)
 
     def last_window(self, rank: int) -> int:
         return (rank // self.deck.rows + 1) * self.deck.windows - 1
@@ -127,12 +116,8 @@ class PackedPairs:
     packed together, best fit decreasing. This takes about a microsecond and 12 bytes of memory per
     pair. Raises a UserError if a pair does not fit into a row.
 
-    Args:
-      windows: the pairs.
-      ends: tokens that each side adds to the cache's: its EOS.
-      rows: lengths of a row.
-      together: whether both sides share one sequence, as in a decoder.
-      blocks: int64 [B + 1], from `tasks.cache.windows.Windows.blocks`; no row spans two blocks.
+    `ends` are tokens that each side adds to the cache's, its EOS; both sides share one sequence if
+    `together`; no row spans two of `blocks`, int64 [B + 1], from `Windows.blocks`.
     """
 
     def __init__(

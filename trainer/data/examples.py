@@ -22,13 +22,10 @@ from trainer.data.features import Batch, Converter, token_places
 
 
 class Example(NamedTuple):
-    """A prompt and its answer.
+    """A prompt and its answer: ids, int32 [tokens] as in training, and texts.
 
-    Attributes:
-      inputs: ids of the prompt, int32 [tokens], as the model reads it in training.
-      targets: ids of the answer, int32 [tokens], as the model predicts it in training.
-      target: what metrics compare with: the text, or what the task makes of it.
-      row: the task's own row, for its postprocessing of predictions.
+    `target` is what metrics compare with: the text, or what the task makes of it. `row` is the
+    task's own row, for its postprocessing of predictions.
     """
 
     inputs: np.ndarray
@@ -52,10 +49,7 @@ class Outputs(NamedTuple):
 
 
 class OutputMetric(NamedTuple):
-    """A metric of model outputs: (examples, outputs) -> values by name.
-
-    It reads generated ids if `generates`, else scores of the answers.
-    """
+    """A metric of outputs; it reads generated ids if `generates`, else scores of answers."""
 
     generates: bool
     compute: Callable[[Sequence[Example], Outputs], Mapping[str, float]]
@@ -65,14 +59,10 @@ class OutputMetric(NamedTuple):
 class ExampleSet:
     """The examples of a task's split, and its metrics.
 
-    Attributes:
-      read: returns the first examples, at most the given number, or all.
-      decode: ids -> text.
-      postprocess: (text, example) -> the prediction that metrics read.
-      predicted: metrics of (targets, predictions).
-      scored: metrics of (targets, log likelihoods of the answers).
-      with_scores: functions of (targets, predictions, {"scores": log likelihoods of predictions}).
-      of_outputs: metrics of outputs.
+    `read` returns at most the given number of examples; `postprocess` makes a text the prediction
+    that metrics compare. Metrics are `predicted`, of (targets, predictions); `scored`, of (targets,
+    log likelihoods of the answers); `with_scores`, of (targets, predictions, {"scores": log
+    likelihoods of predictions}); and `of_outputs`.
     """
 
     name: str
@@ -102,10 +92,7 @@ class ExampleSet:
 
 
 def named_metrics(config: Config) -> tuple[Metric, ...]:
-    """Returns the metrics named by `evaluation.metrics`, without the task's own.
-
-    Raises a UserError if one does not exist.
-    """
+    """Returns the metrics named by `evaluation.metrics`, without the task's own."""
     names = [name for name in config.evaluation.metrics if name != TASK_METRICS]
     return tuple(metric.chosen(names, config.task_module)) if names else ()
 
@@ -145,12 +132,10 @@ def of_batches(
                     continue
                 row_L = batch["decoder_target_tokens"][row]
                 targets = row_L[weighted[0] : weighted[-1] + 1]
+                inputs = row_L[: weighted[0]]
                 if "encoder_input_tokens" in batch:
-                    inputs_L = batch["encoder_input_tokens"][row]
-                    places_L = token_places(batch, "encoder")[row]
-                    inputs = inputs_L[: np.flatnonzero(places_L)[-1] + 1]
-                else:
-                    inputs = row_L[: weighted[0]]
+                    end = np.flatnonzero(token_places(batch, "encoder")[row])[-1] + 1
+                    inputs = batch["encoder_input_tokens"][row, :end]
                 text = target_of(_before_eos(targets, ids.special.eos))
                 target = _judged(judge, text, text, is_target=True)
                 found.append(Example(inputs, targets, text_of(inputs), text, target))
@@ -163,10 +148,7 @@ def of_batches(
 
 
 def _judged(judge: Supervised | None, text: str, targets: str, is_target: bool) -> Any:
-    """Returns the value that metrics compare, for a prediction or for `targets` itself.
-
-    Raises a UserError if the task reads fields of an example that a cache does not hold.
-    """
+    """Returns the value that metrics compare, for a prediction or for `targets` itself."""
     if judge is None or judge.postprocess is None:
         return text
     try:
@@ -186,11 +168,9 @@ def _before_eos(tokens: np.ndarray, eos: int) -> np.ndarray:
 def rows_of(pairs: Sequence[tuple[np.ndarray, np.ndarray]], converter: Converter) -> Batch:
     """Returns the features of (inputs, targets), one example per row; longer sides are cut."""
     lengths = converter.lengths
-    inputs = [pair[0][: lengths.inputs] for pair in pairs]
-    targets = [pair[1][: lengths.targets] for pair in pairs]
-    examples: Examples = {"targets": _padded(targets)}
+    examples: Examples = {"targets": _padded([pair[1][: lengths.targets] for pair in pairs])}
     if lengths.inputs:
-        examples["inputs"] = _padded(inputs)
+        examples["inputs"] = _padded([pair[0][: lengths.inputs] for pair in pairs])
     return converter(examples)
 
 

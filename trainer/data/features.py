@@ -19,10 +19,7 @@ Batch = dict[str, np.ndarray]
 
 
 class Converter(Protocol):
-    """Converts examples to features: one example per row or, with `packed`, several.
-
-    A length is 0 if the model has no such stack.
-    """
+    """Converts examples to features, one per row or packed; lengths of missing stacks are 0."""
 
     @property
     def lengths(self) -> Lengths: ...
@@ -60,10 +57,7 @@ FILLING = MappingProxyType(
 
 
 def token_places(batch: Mapping[str, Any], side: str) -> Any:
-    """Returns an array [W, L] that is positive at tokens and 0 at padding.
-
-    It is the side's segment ids (rows are packed or id 0 is a piece) or else its tokens.
-    """
+    """Returns the side's segment ids or, without them, its tokens: positive at tokens, [W, L]."""
     tokens = "encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"
     return batch.get(f"{side}_segment_ids", batch[tokens])
 
@@ -113,36 +107,30 @@ class FeatureConverter:
     def __call__(self, examples: Examples) -> Batch:
         """Returns int32 [W, L] arrays, padded with 0."""
         targets_WN, target_lengths_W = examples["targets"]
-        if self.encoder_decoder:
-            targets_WL = _fit(targets_WN, self.lengths.targets)
-            is_target_WL = noise.within(target_lengths_W, self.lengths.targets)
-            batch = self._decoder_features(targets_WL, is_target_WL)
+        length = self.decoder_length
+        if self.encoder_decoder or not self.lengths.inputs:
+            is_target_WL = noise.within(target_lengths_W, length)
+            given = not self.encoder_decoder and "prefix" in examples
+            weights_WL = _fit(examples["weights"][0], length) if given else is_target_WL
+            batch = self._decoder_features(_fit(targets_WN, length), weights_WL)
+            if given:
+                batch["decoder_causal_attention"] = _fit(examples["prefix"][0], length)
+            if not self.encoder_decoder:
+                return self._marked(batch, decoder=is_target_WL)
             inputs_WN, input_lengths_W = examples["inputs"]
             batch["encoder_input_tokens"] = _fit(inputs_WN, self.lengths.inputs)
             is_input_WL = noise.within(input_lengths_W, self.lengths.inputs)
             return self._marked(batch, encoder=is_input_WL, decoder=is_target_WL)
-        if not self.lengths.inputs:
-            targets_WL = _fit(targets_WN, self.decoder_length)
-            is_target_WL = noise.within(target_lengths_W, self.decoder_length)
-            if "prefix" not in examples:
-                batch = self._decoder_features(targets_WL, is_target_WL)
-                return self._marked(batch, decoder=is_target_WL)
-            weights_WL, prefix_WL = (
-                _fit(examples[name][0], self.decoder_length) for name in ("weights", "prefix")
-            )
-            batch = self._decoder_features(targets_WL, weights_WL)
-            batch["decoder_causal_attention"] = prefix_WL
-            return self._marked(batch, decoder=is_target_WL)
         inputs_WN, input_lengths_W = examples["inputs"]
-        sequence_WL = _fit(inputs_WN, self.decoder_length)
-        columns = np.arange(self.decoder_length)
+        sequence_WL, columns = _fit(inputs_WN, length), np.arange(length)
         after_W = input_lengths_W[:, None]
-        on_target_WL = (columns >= after_W) & (columns < after_W + target_lengths_W[:, None])
+        is_token_WL = columns < after_W + target_lengths_W[:, None]
+        on_target_WL = (columns >= after_W) & is_token_WL
         from_target_WN = np.arange(targets_WN.shape[1]) < target_lengths_W[:, None]
         sequence_WL[on_target_WL] = targets_WN[from_target_WN]
         batch = self._decoder_features(sequence_WL, on_target_WL)
         batch["decoder_causal_attention"] = (columns <= after_W).astype(np.int32)
-        return self._marked(batch, decoder=columns < after_W + target_lengths_W[:, None])
+        return self._marked(batch, decoder=is_token_WL)
 
     def _marked(self, batch: Batch, **is_token_WL: np.ndarray) -> Batch:
         """Adds segment ids to a batch with one example per row if id 0 is a piece."""
@@ -253,10 +241,7 @@ def _flat(feature: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarra
 def _places(
     sizes_E: np.ndarray, rows_E: np.ndarray, length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns each packed token's place in the rows, its example's number in the row, its position.
-
-    Examples are numbered from 1 in each row.
-    """
+    """Returns each packed token's place in the rows, example in the row (from 1) and position."""
     begins_E = np.cumsum(sizes_E) - sizes_E
     first_E = np.searchsorted(rows_E, rows_E)  # the first example of the same row
     offsets_E = begins_E - begins_E[first_E]

@@ -16,11 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from tasks.cache import following, subset
+from tasks.cache.following import Following
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.subset import Take
 from tasks.cache.windows import Windows
 from tasks.mixture import MixtureSpec
-from tasks.objectives.objective import Objective
+from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
 from trainer.config import Config, DataConfig
@@ -116,11 +117,7 @@ class FollowedOrder:
                 last = True
                 self._windows.keep_first(ends[-1])
         if last and not ends[-1]:
-            raise UserError(
-                f"the training split of {self._folder} has fewer than "
-                f"{self._windows.window_tokens} tokens, not one window: use more text or shorter "
-                "lengths"
-            )
+            raise no_window(self._folder, self._windows)
         self._shards = borders[-1]
         # A block without wanted windows does not count.
         firsts = np.maximum.accumulate(np.concatenate([firsts, ends]))
@@ -134,36 +131,31 @@ class FollowedOrder:
         return later is not None or rank < int(firsts[-1])
 
     def wait(self, rank: int, timeout_seconds: float | None, stopping: Callable[[], bool]) -> bool:
-        """Waits until the window at a rank is known; returns False if `stopping()` came first.
-
-        Raises a UserError like `tasks.cache.following.wait`, or if this run does not wait.
-        """
+        """Waits until the window at a rank is known; returns False if `stopping()` came first."""
         if self.knows(rank):
             return True
-        assert self._following
-        if not self._following.patient:
-            raise self._following.refuse(_SPLIT, self._border(self._shards))
+        build = self._patient()
         return following.wait(
             self._folder,
             lambda: self.knows(rank),
-            self._missing,
-            self._following,
+            lambda: build.missing(_SPLIT, self._border(self._shards)),
+            build,
             timeout_seconds,
             stopping,
         )
 
-    def _missing(self) -> str:
+    def _patient(self) -> Following:
+        """Returns the build; raises a UserError if this run does not wait for it."""
         assert self._following
-        return self._following.missing(_SPLIT, self._border(self._shards))
+        if not self._following.patient:
+            raise self._following.refuse(_SPLIT, self._border(self._shards))
+        return self._following
 
     def __call__(self, ranks_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Implements `order.Reading`: waits for unknown windows, or raises a UserError."""
         highest = int(ranks_W.max(initial=0))
         while not self.knows(highest):
-            assert self._following
-            if not self._following.patient:
-                raise self._following.refuse(_SPLIT, self._border(self._shards))
-            self._following.pause()
+            self._patient().pause()
         firsts, later = self._state
         epochs_W, ranks_W = np.zeros(len(ranks_W), np.int64), ranks_W.astype(np.int64)
         if later is not None:
@@ -197,25 +189,27 @@ class FollowedOrder:
         return list(itertools.pairwise(ends))
 
 
+def no_window(name: str, windows: Windows) -> UserError:
+    """Returns the error of a task or cache whose training split is too small."""
+    return UserError(
+        f"the training split of {name} has fewer than {windows.window_tokens} tokens, not one "
+        "window: use more text or shorter lengths"
+    )
+
+
 def reading(order: Order | FollowedOrder, windows: int) -> Reading:
     """Returns the order of a run's windows; `windows` is their number per epoch, if known."""
     return order if isinstance(order, FollowedOrder) else Epochs(windows, order)
 
 
 def without_shards(manifest: CacheManifest, split: str) -> CacheManifest:
-    """Returns a manifest without the shards of a split.
-
-    Raises a UserError if the cache will not have such a split.
-    """
+    """Returns a manifest without the shards of a split."""
     known = {split: []} if split in manifest.plan.shards else manifest.splits
     return CacheManifest(manifest.plan, known, manifest.software)
 
 
 def check(config: Config, mixtures: list[MixtureSpec]) -> None:
-    """Raises a UserError for a setting that needs a finished cache.
-
-    Finished caches are no exception, so that a run does not depend on when it begins.
-    """
+    """Raises a UserError for a setting that needs a finished cache, even if it is finished."""
     follow = "with --data.follow=true"
     if config.engine != "palimpsest":
         raise UserError(f"--engine={config.engine} {follow}: it does not wait; leave out one")
@@ -229,14 +223,9 @@ def check(config: Config, mixtures: list[MixtureSpec]) -> None:
             )
 
 
-def check_task(
-    objective: Objective, folder: str, manifest: CacheManifest, sides: tuple[int, int] | None,
-    packs: bool, wanted: Take | None,
-) -> None:  # fmt: skip
-    """Raises a UserError for a task that needs a finished cache.
-
-    `sides`: most ids of inputs and targets if pairs are not cut; None if any pair fits.
-    """
+def check_task(task: CachedTask, lengths: Lengths, packs: bool, wanted: Take | None) -> None:
+    """Raises a UserError for a task that needs a finished cache; `lengths` are an example's."""
+    objective = task.task.objective
     follow = "with --data.follow=true"
     if wanted and wanted.unit == subset.SHARE:
         raise UserError(
@@ -250,15 +239,18 @@ def check_task(
             f"--data.pack_examples=true {follow}: rows of pairs are packed when all lengths are "
             "known; leave out one of the two"
         )
-    limits = manifest.plan.pairs
-    if sides is None or limits is None:
+    limits = task.manifest.plan.pairs
+    if objective.cuts_sides or limits is None:
         return
     for side, most, limit in zip(
-        ("inputs", "targets"), sides, (limits.max_inputs, limits.max_targets), strict=True
+        ("inputs", "targets"),
+        objective.sides(lengths),
+        (limits.max_inputs, limits.max_targets),
+        strict=True,
     ):
         if not 0 < limit <= most + 1:  # the limit counts EOS
             built = f"up to {limit:,} tokens" if limit else "any number of tokens"
             raise UserError(
-                f"{folder} may get {side} of {built} {follow}: build it with --max_{side}="
+                f"{task.cache} may get {side} of {built} {follow}: build it with --max_{side}="
                 f"{most + 1} or less, or cut longer ones by --objective=too_long=cut"
             )

@@ -1,4 +1,4 @@
-"""The interface of a run's data to the training loop and evaluations."""
+"""A prepared run, and the interface of its data to the training loop and evaluations."""
 
 import contextlib
 import dataclasses
@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from tasks.objectives import Lengths
+from trainer.config import Config
 from trainer.data.examples import ExampleSet
-from trainer.data.features import Batch
+from trainer.data.features import Batch, Converter
 
 
 class EvaluationSet(NamedTuple):
@@ -21,10 +22,7 @@ class EvaluationSet(NamedTuple):
 
 @dataclasses.dataclass
 class Waiting:
-    """How a run waits for data that are still being made.
-
-    `stopping` returns whether to stop waiting; `seconds` is the time spent waiting.
-    """
+    """A wait for unfinished data: `stopping()` ends it, `seconds` is the time spent."""
 
     stopping: Callable[[], bool] = lambda: False
     seconds: float = 0.0
@@ -38,10 +36,7 @@ class Waiting:
 
 
 class Data(Protocol):
-    """A run's data, as the training loop uses it.
-
-    `lengths` are those of the features; `vocab_size` is the number of ids.
-    """
+    """A run's data, as the training loop uses it; `vocab_size` is the number of ids."""
 
     @property
     def lengths(self) -> Lengths: ...
@@ -63,10 +58,7 @@ class Data(Protocol):
 
     @property
     def record(self) -> dict[str, Any]:
-        """`tasks_record` as "tasks", and "rates": [updates made before, [[task, share], …]] each.
-
-        The order of the tasks breaks ties between rows due at the same time.
-        """
+        """`tasks_record` as "tasks"; "rates" has [updates made before, [[task, share], …]] each."""
 
     def training(
         self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
@@ -82,27 +74,29 @@ class Data(Protocol):
         """Ends batch-making threads that are waiting."""
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
-        """Returns a split's rows by task, each once and always with the same noise.
-
-        Raises a UserError if there are none.
-        """
+        """Returns a split's rows by task, each once and always with the same noise."""
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without EOS.
-
-        Raises a UserError if the vocabulary's library is not installed.
-        """
+        """Returns the ids of a text, without EOS."""
 
     def examples(self, split: str) -> list[ExampleSet]:
-        """Returns the examples of a split by task, with the text metrics to compute.
-
-        Raises a UserError if the split, or a metric in `evaluation.metrics`, does not exist.
-        """
+        """Returns the examples of a split by task, with the text metrics to compute."""
 
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1
     ) -> list[tuple[str, str]]:
-        """Returns what the configuration means for the data, as (subject, text) lines.
+        """Returns (subject, text) lines on the data; reads this host's rows of the first batch."""
 
-        Reads only this host's rows of the first batch.
-        """
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A configuration, checked against the data that it refers to."""
+
+    config: Config
+    data: Data
+    converter: Converter
+
+    @property
+    def lengths(self) -> Lengths:
+        """Lengths of the features."""
+        return self.data.lengths

@@ -38,8 +38,8 @@ class Interleave:
         time = max(0.0, float(position - len(self._rates_S)))
         counts_S = np.ceil(time * self._rates_S - 0.5).astype(np.int64)
         # The division in `_due` may round differently from this product.
-        counts_S -= (counts_S > 0) & (self._due(counts_S - 1) >= time)
-        counts_S += self._due(counts_S) < time
+        counts_S -= (counts_S > 0) & (_due(counts_S - 1, self._rates_S) >= time)
+        counts_S += _due(counts_S, self._rates_S) < time
         return counts_S, position - int(counts_S.sum())
 
     def _merge(self, counts_S: np.ndarray, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -50,21 +50,18 @@ class Interleave:
         ranks_W = np.concatenate(
             [np.arange(n, n + k) for n, k in zip(counts_S, ahead_S, strict=True)]
         )
-        with np.errstate(divide="ignore"):
-            due_W = (ranks_W + 0.5) / self._rates_S[sources_W]
+        due_W = _due(ranks_W, self._rates_S[sources_W])
         order_W = np.lexsort((sources_W, due_W))[:number]
         return sources_W[order_W], ranks_W[order_W]
 
-    def _due(self, ranks_S: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore"):
-            return (ranks_S + 0.5) / self._rates_S
+
+def _due(ranks: np.ndarray, rates: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore"):
+        return (ranks + 0.5) / rates
 
 
 class MixingSchedule:
-    """Rates that change at given positions; every source continues, so no window repeats.
-
-    `changes` holds (position, rates of all sources), ascending, the first at position 0.
-    """
+    """Rates that change at positions, by ascending (position, rates); no window repeats."""
 
     def __init__(self, changes: Sequence[tuple[int, Sequence[float]]]):
         self._first = np.array([position for position, _ in changes], np.int64)

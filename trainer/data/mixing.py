@@ -43,10 +43,7 @@ def mixtures_of(config: Config) -> list[tuple[int, MixtureSpec]]:
 
 
 def _languages(config: Config) -> MixtureSpec | None:
-    """Returns the mixture of the languages of `config.task`; None if it has none.
-
-    A run keeps its initial languages, even if more are built later.
-    """
+    """Returns the mixture of a task's languages, or None; a run keeps those it began with."""
     task = registry.find(config.task, config.task_module)
     if task is None or not config.cache_dir:
         return None
@@ -62,16 +59,12 @@ def _languages(config: Config) -> MixtureSpec | None:
 def rates(
     config: Config, sources: Sequence[Source], manifests: Mapping[str, CacheManifest]
 ) -> list[tuple[int, list[float]]]:
-    """Returns (updates made before, share of each source) for the first mixture and each change.
-
-    `manifests` are by task. Raises a UserError if `mixing.max_epochs` leaves too little to read.
-    """
+    """Returns (updates made before, share of each source) for the first mixture and each change."""
     changes = []
     for step, spec in mixtures_of(config):
         # A run that follows a build does not know sizes; rates that depend on them are rejected.
-        sizes = dict.fromkeys(spec.names, 1.0)
-        if not config.data.follow:
-            sizes = _sizes(spec.size, sources, manifests)
+        unknown = dict.fromkeys(spec.names, 1.0)
+        sizes = unknown if config.data.follow else _sizes(spec.size, sources, manifests)
         weights = spec.weights(sizes)
         if spec.max_epochs is None:
             total = sum(weights.values())
@@ -97,10 +90,7 @@ def _sizes(
 def _limited(
     config: Config, weights: Mapping[str, float], sources: Sequence[Source], max_epochs: float
 ) -> dict[str, float]:
-    """Returns shares that read no task more than `max_epochs` times.
-
-    Raises a UserError if that is less than the run reads.
-    """
+    """Returns shares that read no task more than `max_epochs` times."""
     epochs = {source.task: source.layout.rows_per_epoch for source in sources}
     limits = {name: max_epochs * epochs[name] for name in weights}
     try:

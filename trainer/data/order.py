@@ -101,10 +101,7 @@ class BlockOrder:
         return windows_W
 
     def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
-        """Returns windows [first, last) of a rank's block and of the next, maybe in the next epoch.
-
-        For `tasks.cache.windows.Windows.prefetch`.
-        """
+        """Returns windows [first, last) of a rank's block and of the next, to be prefetched."""
         blocks_B, begins_B = self._blocks(epoch)
         turn = int(np.searchsorted(begins_B, rank, side="right")) - 1
         last = turn + 1 == len(blocks_B)

@@ -80,10 +80,7 @@ def documents_of(
 
 
 def _filled(own_WN: np.ndarray, shown_WN: np.ndarray) -> np.ndarray:
-    """Fills unknown documents (0) from the next known position, at the end from the last.
-
-    1 if none is known, 0 where nothing is shown.
-    """
+    """Fills unknown documents (0) from the next known position, else the last, else with 1."""
     width = own_WN.shape[1]
     column_N = np.arange(width)
     next_WN = np.where(own_WN > 0, column_N, width)
@@ -110,8 +107,7 @@ def segmented(batch: Batch, of: dict[str, np.ndarray], converter: Converter) -> 
         batch[f"{side}_segment_ids"] = segment_WL
         batch[f"{side}_positions"] = ((column_L - first_WL) * (segment_WL > 0)).astype(np.int32)
         if side == "decoder":
-            first_WL = begins_WL & (segment_WL > 0)
             inputs_WL = batch["decoder_input_tokens"].copy()
-            inputs_WL[first_WL] = converter.special.start
+            inputs_WL[begins_WL & (segment_WL > 0)] = converter.special.start
             batch["decoder_input_tokens"] = inputs_WL
     return batch

@@ -11,17 +11,20 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from tasks import registry
 from tasks.objectives import Lengths
 from tasks.terminal.command_line import UserError, nearest
+from tasks.vocabulary import T5_IDS, SpecialIds
 from trainer.config import Config
-from trainer.data import seqio_padding, task_record
+from trainer.data import task_record
 from trainer.data.batches import pad_rows
 from trainer.data.examples import ExampleSet
 from trainer.data.features import Batch
 from trainer.data.interface import EvaluationSet, Waiting
-from trainer.data.padding import packing
 from trainer.data.seqio_examples import examples_of, unmeasured
+from trainer.data.startup import packing
 
 _LIMITS = (
     "seqio makes these batches: their order depends on the versions of seqio and TensorFlow and on "
@@ -55,7 +58,7 @@ def _preprocessor(step: Any) -> Any:
 
 
 class SeqioData:
-    """Batches of a seqio Task or Mixture; see trainer.data.cached.Data.
+    """Batches of a seqio Task or Mixture; see `trainer.data.interface.Data`.
 
     Rows are packed as in T5X unless `data.pack` is false. They are read from the task's cache in
     `cache_dir`, if there is one and `data.use_cached` is not false. Raises a UserError if seqio,
@@ -96,12 +99,9 @@ class SeqioData:
         model = getattr(vocabulary, "sp_model", None)
         self.model_sha256 = model and hashlib.sha256(model).hexdigest()
         # Special ids for the model; seqio itself pads with 0.
-        self.special = seqio_padding.special_of(vocabulary)
-        self._feature_lengths = {
-            side: length
-            for side, length in dataclasses.asdict(self.lengths).items()
-            if side in features
-        }
+        self.special = special_of(vocabulary)
+        lengths = dataclasses.asdict(self.lengths)
+        self._feature_lengths = {side: lengths[side] for side in lengths if side in features}
         by_length = {} if self.special.zero_pads else {"padding": "lengths"}
         self.tasks_record = {task.name: _record(task) | by_length for task in self._tasks()}
         # seqio's caches record neither a fingerprint nor their vocabulary.
@@ -114,7 +114,6 @@ class SeqioData:
 
     @property
     def record(self) -> dict[str, Any]:
-        """`tasks_record` as "tasks", and the mixture's rates as "rates", as seqio gives them."""
         rate_of = getattr(self._mixture, "get_rate", lambda _: 1.0)
         rates = [[task.name, float(rate_of(task))] for task in self._tasks()]
         return {"tasks": self.tasks_record, "rates": [[0, rates]]}
@@ -125,10 +124,7 @@ class SeqioData:
     def training(
         self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
     ) -> Iterator[Batch]:
-        """Yields the batches (or a host's rows of them) from `first_step` on, endlessly.
-
-        Every host reads whole batches; only then do they equal a single host's.
-        """
+        # Every host reads whole batches; only then do they equal a single host's.
         shuffle = self._config.data.shuffle != "none"
         dataset = self._dataset("train", shuffle=shuffle, num_epochs=None)
         batches = dataset.batch(self._config.batch_size, drop_remainder=True).skip(first_step)
@@ -141,10 +137,6 @@ class SeqioData:
         """Does nothing."""
 
     def evaluation(self, split: str, batch_size: int) -> list[EvaluationSet]:
-        """Returns a split's rows once, in order, the last batch padded.
-
-        Raises a UserError if the split does not exist.
-        """
         if split not in self._mixture.splits:
             advice = ": --evaluation.every_steps=0 trains without" if split == "validation" else ""
             raise UserError(f"seqio:{self.name} has no split {split}{advice}")
@@ -159,18 +151,14 @@ class SeqioData:
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1
     ) -> list[tuple[str, str]]:
-        """Returns what the configuration means for the data, as (subject, text) lines."""
         source = "its cache" if self._cached else "not cached: tokenized by this process"
         packed = "packed" if self._config.data.pack else "one example a row"
         if not self.special.zero_pads:
             packed += ", padding told by lengths, as id 0 is a piece"
         warnings = [_LIMITS, *self._uncached(), *self._colliding(), *self._unmeasured()]
+        lengths = f"inputs {self.lengths.inputs}, targets {self.lengths.targets}"
         return [
-            (
-                "task",
-                f"seqio:{self.name}, {source}, inputs {self.lengths.inputs}, targets "
-                f"{self.lengths.targets}, {packed}",
-            ),
+            ("task", f"seqio:{self.name}, {source}, {lengths}, {packed}"),
             *(("warning", text) for text in warnings),
             ("batch", f"{self._config.batch_size} rows"),
             ("packing", packing(next(self.training(0)))),
@@ -192,31 +180,25 @@ class SeqioData:
         if not self.model_sha256 or self.extra_ids:
             return []
         last = vocabulary.tokenizer.IdToPiece(self.vocab_size - 1)
-        if "extra_id_" in last:
-            return []
-        return [
+        warning = (
             f"the vocabulary has no sentinels (extra_ids is 0, and its last piece is {last!r}): an "
             "objective with sentinels would use pieces of text instead"
-        ]
+        )
+        return [] if "extra_id_" in last else [warning]
 
     def _unmeasured(self) -> list[str]:
         names = {name for task in self._tasks() for name in unmeasured(task)}
-        if not names:
-            return []
-        return [
+        warning = (
             f"metric_objs of the task ({', '.join(sorted(names))}) are not computed: they read "
             "other outputs of a model than generated ids and scores"
-        ]
+        )
+        return [warning] if names else []
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without EOS."""
         return list(self._mixture.output_features["targets"].vocabulary.encode(text))
 
     def examples(self, split: str) -> list[ExampleSet]:
-        """Returns the examples of the tasks that have the split, unpacked, as in seqio's Evaluator.
-
-        `evaluation.metrics` names metrics in addition to the tasks' own.
-        """
+        # Unpacked, as in seqio's Evaluator.
         return [
             examples_of(task, split, self._feature_lengths, self._cached, self._config)
             for task in self._tasks()
@@ -226,7 +208,7 @@ class SeqioData:
     def _ids(self, batch: Batch) -> Batch:
         if self.special.zero_pads:
             return batch
-        return seqio_padding.ids_of(batch, self.special.start)
+        return ids_of(batch, self.special.start)
 
     def _dataset(self, split: str, shuffle: bool, num_epochs: int | None) -> Any:
         seqio, model, pack = self._seqio, self._config.model, self._config.data.pack
@@ -237,7 +219,7 @@ class SeqioData:
         else:
             kind = seqio.LMFeatureConverter
         if not self.special.zero_pads:
-            kind = seqio_padding.shifting(kind)
+            kind = shifting(kind)
         return seqio.get_dataset(
             self.name,
             task_feature_lengths=self._feature_lengths,
@@ -248,3 +230,54 @@ class SeqioData:
             use_cached=self._cached,
             seed=self._config.seed,
         )
+
+
+# With a vocabulary whose id 0 is a piece, seqio would take every 0 for padding: in loss weights,
+# segment ids and positions of packed examples. So its feature converters get every id plus 1, and
+# `ids_of` subtracts it again. Only segment ids then mark tokens.
+_SIDES = ("inputs", "targets")
+
+
+def special_of(vocabulary: Any) -> SpecialIds:
+    """Returns a seqio.Vocabulary's special ids; T5's if id 0 pads rows."""
+    zero_pads = getattr(vocabulary, "zero_pads", None)
+    pad = None
+    if zero_pads is None:
+        pad_id = getattr(getattr(vocabulary, "tokenizer", None), "pad_id", None)
+        pad = pad_id() if pad_id else 0
+        zero_pads = pad == 0
+    if zero_pads:
+        return T5_IDS
+    optional = (pad, vocabulary.unk_id, vocabulary.bos_id)
+    pad, unk, bos = (None if number is None or number < 0 else int(number) for number in optional)
+    return SpecialIds(pad, int(vocabulary.eos_id), unk, bos)
+
+
+def shifting(converter: type) -> type:
+    """Returns a subclass of one of seqio's feature converters whose features are ids plus 1."""
+
+    class Shifting(converter):
+        def _convert_features(self, ds: Any, task_feature_lengths: Any) -> Any:
+            def up(row: dict[str, Any]) -> dict[str, Any]:
+                return {name: row[name] + 1 if name in _SIDES else row[name] for name in row}
+
+            return super()._convert_features(ds.map(up), task_feature_lengths)
+
+    return Shifting
+
+
+def ids_of(batch: Batch, start: int) -> Batch:
+    """Returns a `shifting` converter's batch with its ids and segment ids."""
+    found = dict(batch)
+    for name, tokens_WL in batch.items():
+        if name.endswith("_tokens"):
+            found[name] = np.maximum(tokens_WL - 1, 0)
+    for side, name in (("encoder", "encoder_input_tokens"), ("decoder", "decoder_target_tokens")):
+        if name in batch:
+            is_token_WL = (batch[name] > 0).astype(np.int32)
+            found.setdefault(f"{side}_segment_ids", is_token_WL)
+    segments_WL = found["decoder_segment_ids"]
+    begins_WL = np.diff(segments_WL, axis=1, prepend=0) != 0
+    begins_WL[:, 0] = True
+    found["decoder_input_tokens"][begins_WL & (segments_WL > 0)] = start
+    return found

@@ -89,39 +89,34 @@ def examples_of(
         for row in dataset.take(-1 if limit is None else limit).as_numpy_iterator():
             targets = np.asarray(row["targets"], np.int32)
             inputs = np.asarray(row["inputs"] if read_inputs else [], np.int32)
-            target = _text(row, "targets", vocabulary)
-            prompt = ""
+            target, prompt = _text(row, "targets", vocabulary), ""
             if read_inputs:
                 prompt = _text(row, "inputs", task.output_features["inputs"].vocabulary)
-            found.append(
-                Example(inputs, targets, prompt, target, postprocessed(target, row, True), row)
-            )
+            compared = postprocessed(target, row, True)
+            found.append(Example(inputs, targets, prompt, target, compared, row))
         return found
 
     own = TASK_METRICS in config.evaluation.metrics
     missing = unmeasured(task)
     objects = [each for each in _own_objects(task) if own and _name(each) not in missing]
-    predicted = [_metric(each) for each in task.predict_metric_fns] if own else []
-    scored = [_metric(each) for each in task.score_metric_fns] if own else []
     return ExampleSet(
         task.name,
         functools.cache(read),
         vocabulary.decode,
         lambda text, example: postprocessed(text, example.row, False),
-        (*predicted, *named_metrics(config)),
-        tuple(scored),
-        tuple(task.predict_with_aux_metric_fns) if own else (),
+        (*(map(_metric, task.predict_metric_fns) if own else ()), *named_metrics(config)),
+        tuple(map(_metric, task.score_metric_fns)) if own else (),
+        tuple(map(_of_numbers, task.predict_with_aux_metric_fns)) if own else (),
         tuple(_object_metric(task, each) for each in objects),
     )
 
 
 def _metric(function: Callable[..., Mapping[str, Any]]) -> Metric:
-    """Wraps one of seqio's metric functions; drops values that are texts."""
+    return Metric(getattr(function, "__name__", str(function)), _of_numbers(function))
 
-    def compute(targets: Any, outputs: Any) -> Mapping[str, float]:
-        return _numbers(function(targets, outputs))
 
-    return Metric(getattr(function, "__name__", str(function)), compute)
+def _of_numbers(function: Callable[..., Mapping[str, Any]]) -> Callable[..., Mapping[str, float]]:
+    return lambda *arguments: _numbers(function(*arguments))
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

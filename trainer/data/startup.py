@@ -1,159 +1,100 @@
 """The (subject, text) lines about a run's data, printed when it starts."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from tasks.cache import subset
-from tasks.cache.manifest import CacheManifest
 from tasks.cache.pair_windows import PairWindows
 from tasks.cache.subset import Take
 from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.task import TaskSpec
+from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
 from tasks.unit import Unit
 from trainer.config import DataConfig
 from trainer.data.batches import Source
+from trainer.data.cached_task import CachedTask
 from trainer.data.features import Batch, filling
-from trainer.data.padding import WASTEFUL, better_lengths, packing
 
 Line = tuple[str, str]
 
 # Share of unread tokens at which to warn.
 _MANY_UNREAD = 0.01
+# Below this fill of any side, a batch gets advice on lengths.
+WASTEFUL = 0.9
 
 
-def task_line(source: Source, lengths: Lengths) -> Line:
-    """Describes the examples of a task."""
-    window = source.maker.windows.window_tokens
-    read = f"{window} corpus tokens"
-    if source.maker.objective.unit is Unit.PAIR:
-        read = "a pair"
-    text = f"{read} -> inputs {lengths.inputs}, targets {lengths.targets}"
-    return "task", f"{source.task}: {text}"
-
-
-def rows_lines(source: Source, lengths: Lengths) -> list[Line]:
-    """Describes packed rows: how many examples share one, and how full rows are."""
-    layout = source.packed
-    if layout is None:
-        return []
-    windows, rows = len(source.maker.windows), layout.rows_per_epoch
-    text = (
-        f"{windows / rows:.2f} examples a row of inputs {lengths.inputs}, targets {lengths.targets}"
-    )
-    return [("rows", text)]
-
-
-def sentinels_line(source: Source, lengths: Lengths) -> Line:
-    """Compares the sentinels that a task needs with the vocabulary's."""
-    ids, needed = source.maker.ids, source.maker.objective.sentinels(lengths)
-    text = f"{needed} needed, {ids.sentinels} in the vocabulary of {ids.size} ids"
-    return "sentinels", text
-
-
-def cache_line(source: Source, folder: str, manifest: CacheManifest) -> Line:
-    """Describes the cache of a task."""
-    tokens, windows = manifest.total("train", "tokens"), len(source.maker.windows)
-    text = f"{folder}: {tokens:,} tokens, {windows:,} windows, {manifest.plan.packing}"
-    return "cache", text
-
-
-def follow_lines(
-    source: Source, folder: str, manifest: CacheManifest, reading: DataConfig
-) -> list[Line]:
-    """Says how a run follows the build of a cache."""
-    if not reading.follow:
-        return []
-    shards, known = manifest.plan.shards["train"], source.maker.windows.shards
-    done = "all" if source.whole else f"{known:,}"
-    text = (
-        f"{folder}: the first epoch reads its {shards:,} shards in the order of the plan, "
-        f"{reading.follow_shards:,} at a time, of which {done} are read in; it waits where it "
-        f"overtakes the build; evaluations read the first {reading.follow_shards:,} shards of "
-        "their split"
-    )
-    return [("follow", text)]
-
-
-def take_lines(source: Source, amounts: Mapping[str, Take]) -> list[Line]:
-    """Says which part of a task's cache is read, if not all of it."""
-    wanted, windows = subset.of_task(amounts, source.task), source.maker.windows
-    if wanted is None:
-        return []
-    tokens = round(len(windows) * windows.mean_tokens)
-    text = (
-        f"{wanted}: the first {len(windows):,} windows, {tokens:,} tokens, "
-        f"{windows.taken_share:.2%} of the cache, are what every epoch reads"
-    )
-    return [("take", text)]
-
-
-def unread_lines(source: Source, manifest: CacheManifest) -> list[Line]:
-    """Counts the tokens that no epoch reads; warns if they are many."""
-    unread, tokens = source.maker.windows.unread_tokens, manifest.total("train", "tokens")
-    if not unread:
-        return []
-    text = (
-        f"{unread:,} tokens ({unread / tokens:.2%}) of {tokens:,} are not read: the unfinished "
-        "last window"
-    )
-    if unread / tokens < _MANY_UNREAD:
-        return [("", text)]
-    return [("warning", f"{text}; use more text or shorter lengths")]
-
-
-def cut_lines(source: Source, manifest: CacheManifest) -> list[Line]:
-    """Warns of pairs with a cut side, and counts their unread tokens."""
-    windows = source.maker.windows
-    if not isinstance(windows, PairWindows):
-        return []
-    pairs, cut = windows.cut()
-    if not pairs:
-        return []
-    tokens = manifest.total("train", "tokens")
-    return [
-        (
+def task_lines(
+    source: Source,
+    task: CachedTask,
+    lengths: Lengths,
+    rows: Lengths,
+    reading: DataConfig,
+    amounts: Mapping[str, Take],
+) -> Iterator[Line]:
+    """Yields lines on a task's examples (of `lengths`, in `rows`) and cache, and warnings."""
+    plan, objective, windows = task.manifest.plan, source.maker.objective, source.maker.windows
+    read = "a pair" if objective.unit is Unit.PAIR else f"{windows.window_tokens} corpus tokens"
+    yield "task", f"{source.task}: {read} -> inputs {lengths.inputs}, targets {lengths.targets}"
+    needed, ids = objective.sentinels(lengths), task.ids
+    yield "sentinels", f"{needed} needed, {ids.sentinels} in the vocabulary of {ids.size} ids"
+    if reading.follow:
+        done = "all" if source.whole else f"{windows.shards:,}"
+        yield (
+            "follow",
+            f"{task.cache}: the first epoch reads its {plan.shards['train']:,} shards in the order "
+            f"of the plan, {reading.follow_shards:,} at a time, of which {done} are read in; it "
+            "waits where it overtakes the build; evaluations read the first "
+            f"{reading.follow_shards:,} shards of their split",
+        )
+    if not source.whole:
+        return
+    count, tokens = len(windows), task.manifest.total("train", "tokens")
+    if source.packed:
+        each = f"{count / source.packed.rows_per_epoch:.2f} examples a row"
+        yield "rows", f"{each} of inputs {rows.inputs}, targets {rows.targets}"
+    yield "cache", f"{task.cache}: {tokens:,} tokens, {count:,} windows, {plan.packing}"
+    if wanted := subset.of_task(amounts, source.task):
+        yield (
+            "take",
+            f"{wanted}: the first {count:,} windows, {round(count * windows.mean_tokens):,} "
+            f"tokens, {windows.taken_share:.2%} of the cache, are what every epoch reads",
+        )
+    if unread := windows.unread_tokens:
+        many = unread / tokens >= _MANY_UNREAD
+        yield (
+            "warning" if many else "",
+            f"{unread:,} tokens ({unread / tokens:.2%}) of {tokens:,} are not read: the unfinished "
+            f"last window{'; use more text or shorter lengths' if many else ''}",
+        )
+    pairs, cut = windows.cut() if isinstance(windows, PairWindows) else (0, 0)
+    if pairs:
+        yield (
             "warning",
-            f"{pairs:,} pairs of {len(windows):,} are cut to these lengths: {cut:,} tokens "
+            f"{pairs:,} pairs of {count:,} are cut to these lengths: {cut:,} tokens "
             f"({cut / tokens:.2%}) are not read",
         )
-    ]
-
-
-def copies_lines(source: Source, folder: str, reading: DataConfig) -> list[Line]:
-    """Warns if the local copies of a remote cache are too small for the global order."""
-    size = source.maker.windows.bytes
-    if not files.is_remote(folder) or reading.shuffle != "global" or size <= reading.local_bytes:
-        return []
-    text = (
-        f"{size:,} bytes are read in global order, and local copies may take "
-        f"{reading.local_bytes:,}, so shards are copied again and again: set --data.local_bytes, "
-        "or --data.shuffle=block"
-    )
-    return [("warning", text)]
+    copied = files.is_remote(task.cache) and reading.shuffle == "global"
+    if copied and windows.bytes > reading.local_bytes:
+        yield (
+            "warning",
+            f"{windows.bytes:,} bytes are read in global order, and local copies may take "
+            f"{reading.local_bytes:,}, so shards are copied again and again: set "
+            "--data.local_bytes, or --data.shuffle=block",
+        )
 
 
 def mixture_lines(
     sources: list[Source], shares: list[float], batch_size: int, train_steps: int
 ) -> list[Line]:
-    """Returns a table of a mixture's tasks: windows, shares of the rows, epochs.
-
-    Shares are those at the first update; epochs assume that they do not change.
-    """
-    windows = [len(source.maker.windows) for source in sources]
+    """Returns a table of a mixture's tasks, with shares and epochs at the first update's rates."""
+    total = sum(len(source.maker.windows) for source in sources)
     rows = []
-    for source, count, share in zip(sources, windows, shares, strict=True):
-        read = batch_size * train_steps * share
-        rows.append(
-            (
-                source.task,
-                f"{count:,}",
-                f"{count / sum(windows):.4%}",
-                f"{share:.4%}",
-                f"{read:,.0f}",
-                f"{read / source.layout.rows_per_epoch:,.2f}",
-            )
-        )
+    for source, share in zip(sources, shares, strict=True):
+        count, read = len(source.maker.windows), batch_size * train_steps * share
+        epochs = f"{read / source.layout.rows_per_epoch:,.2f}"
+        shown = (f"{count:,}", f"{count / total:.4%}", f"{share:.4%}", f"{read:,.0f}", epochs)
+        rows.append((source.task, *shown))
     header = ("task", "windows", "of all windows", "of the rows", "rows", "epochs")
     first, *others = table(header, rows).splitlines()
     return [("mixture", first), *(("", line) for line in others)]
@@ -180,7 +121,7 @@ def batch_line(
     )
     text = f"{batch_size} rows, {tokens:,.0f} corpus tokens a step"
     if len(sources) == 1:
-        epoch = _steps_per_epoch(sources[0], batch_size, 1.0)
+        epoch = sources[0].layout.rows_per_epoch / batch_size
         text += f", {epoch:,.1f} steps an epoch, {train_steps / epoch:,.2f} epochs in all"
     return "batch", text
 
@@ -193,5 +134,41 @@ def packing_line(batch: Batch, tasks: list[TaskSpec], lengths: Lengths) -> Line:
     return "packing", text
 
 
-def _steps_per_epoch(source: Source, batch_size: int, share: float) -> float:
-    return source.layout.rows_per_epoch / (batch_size * share) if share else float("inf")
+def packing(batch: Batch) -> str:
+    """Returns how full a batch is: "inputs 100.0% full, targets 99.8% full"."""
+    shares = filling(batch).items()
+    return ", ".join(f"{name.removesuffix('_full')} {share:.1%} full" for name, share in shares)
+
+
+def better_lengths(task: TaskSpec, lengths: Lengths) -> str:
+    """Returns advice on lengths that leave less padding; "" if there are none."""
+
+    def window(inputs: int, targets: int) -> int:
+        try:
+            return task.objective.window_tokens(Lengths(inputs, targets))
+        except UserError:
+            return 0
+
+    advice = []
+    now = window(lengths.inputs, lengths.targets)
+    shorter = _first(lambda n: window(lengths.inputs, n) >= now, 1, lengths.targets)
+    if shorter < lengths.targets:
+        advice.append(f"--lengths.targets={shorter} holds the same text")
+    if lengths.inputs:
+        # Inputs for these targets; more than 64 times as long is never useful.
+        most = 64 * lengths.inputs
+        too_long = _first(lambda n: not window(n, lengths.targets), lengths.inputs, most)
+        if lengths.inputs < too_long - 1 < most - 1:
+            advice.append(f"--lengths.inputs={too_long - 1} fills these targets")
+    return f" (padding: {', or '.join(advice)})" if advice else ""
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Returns the lowest number from `low` to `high` for which `holds` is true, else `high`."""
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

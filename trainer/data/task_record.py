@@ -15,47 +15,39 @@ from typing import Any
 import numpy as np
 
 from tasks.objectives import Lengths, Objective, noise
-from tasks.task import TaskSpec
 from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds
 from trainer.config import load_record
+from trainer.data.cached_task import CachedTask
 
 # Number of windows in an objective's digest, and the seed of their tokens.
 _PROBES, _PROBE_SEED = 16, 0x9E0B
 
 
 def task_record(
-    task: TaskSpec,
-    lengths: Lengths,
-    ids: TokenIds,
-    separator: str,
-    rows: Lengths | None = None,
-    by_document: bool = False,
+    task: CachedTask, lengths: Lengths, rows: Lengths | None = None, by_document: bool = False
 ) -> dict[str, Any]:
-    """Returns what determines the examples of a task, as JSON values.
+    """Returns what determines the examples of a task, of `lengths`, as JSON values.
 
-    `task` has the run's settings of its objective; `separator` ends a document in the cache; `rows`
-    are lengths of packed rows, None for one example per row; `by_document` is whether a row's
-    documents are segments.
+    `rows` are lengths of packed rows, None for one example per row; `by_document` is whether a
+    row's documents are segments.
     """
+    objective = task.task.objective
     segments = {"segments": {"by": "document", "version": 1}} if by_document else {}
     packed = {"packed": {"rows": dataclasses.asdict(rows), "version": 1}} if rows else {}
     return {
         **packed,
         **segments,
-        "objective": plain(task.objective),
+        "objective": plain(objective),
         "lengths": dataclasses.asdict(lengths),
-        "window_tokens": task.objective.window_tokens(lengths),
-        "separator": separator,
-        "examples_sha256": _examples_sha256(task.objective, lengths, ids),
+        "window_tokens": objective.window_tokens(lengths),
+        "separator": task.manifest.plan.separator,
+        "examples_sha256": _examples_sha256(objective, lengths, task.ids),
     }
 
 
 def plain(value: Any, within: tuple[int, ...] = ()) -> Any:
-    """Returns a value as JSON: dataclasses and other objects with their class name.
-
-    `within`: ids of the enclosing objects.
-    """
+    """Returns a value as JSON: dataclasses and other objects with their class name."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # NaN does not equal itself
     if value is None or isinstance(value, bool | int | float | str):
@@ -115,14 +107,10 @@ def _task_changes(task: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        items = list(value.items())
-    elif isinstance(value, list):
-        items = list(enumerate(value))
-    else:
+    if not isinstance(value, Mapping | list):
         yield path, value
         return
-    for name, item in items:
+    for name, item in value.items() if isinstance(value, Mapping) else enumerate(value):
         yield from _leaves(item, f"{path}.{name}" if path else str(name))
 
 
@@ -163,10 +151,7 @@ def _examples_sha256(objective: Objective, lengths: Lengths, ids: TokenIds) -> s
 
 
 def warn_of_changes(model_dir: str, now: dict[str, Any]) -> None:
-    """Reports on stderr how tasks differ from those `model_dir` was trained on.
-
-    `now` is `Data.tasks_record`.
-    """
+    """Reports on stderr how `Data.tasks_record` differs from the training run's."""
     before = {"tasks": load_record(model_dir).get("tasks", {})}
     for change in changes(before, {"tasks": now}, step=0):
         print(f"warning: since {model_dir} was trained, {change}", file=sys.stderr)

@@ -22,11 +22,11 @@ _CHUNK = 1 << 18
 
 
 def of_state(tree: Any) -> dict[str, str]:
-    """Returns the checksum of each leaf by its path; every process must call this together.
-
-    Leaves may be sharded over several processes, and may be typed PRNG keys.
-    """
-    leaves = {name: _bits(leaf) for name, leaf in named(tree).items()}
+    """Returns the checksum of each leaf, sharded or not, by its path; a collective call."""
+    leaves = {
+        name: jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        for name, leaf in named(tree).items()
+    }
     # Start all before waiting for the first, except where programs that communicate between devices
     # must not run concurrently: on CPUs each may hold threads that others need.
     one_by_one = jax.device_count() > 1 and jax.default_backend() == "cpu"
@@ -70,9 +70,13 @@ def kind(checksum: str) -> str:
 
 def kind_of(leaf: Any) -> str:
     """Returns dtype and shape of an array, abstract or not, as in `kind`."""
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if _is_key(leaf):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
     return f"{np.dtype(leaf.dtype).name}[{','.join(map(str, leaf.shape))}]"
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _text(dtype: Any, shape: tuple[int, ...], first: int, second: int) -> str:
@@ -85,12 +89,6 @@ def _mixed(words: Any, places: Any, uint32: Any) -> Any:
     h = (h ^ (h >> uint32(16))) * uint32(_MIX_1)
     h = (h ^ (h >> uint32(13))) * uint32(_MIX_2)
     return h ^ (h >> uint32(16))
-
-
-def _bits(leaf: Any) -> Any:
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.key_data(leaf)
-    return leaf
 
 
 def _host_type(size: int) -> Any:

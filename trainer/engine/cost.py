@@ -53,13 +53,11 @@ def flops_per_step(
         if stack not in spec.stacks:  # heads read the last stack
             return tokens[last]
         _, _, index = inner[0].partition("layers_")
+        merged, length = _reads_memory(spec.stacks[stack].layers[int(index or 0)]), lengths[stack]
         if index:
             # A layer drops positions after its mixer.
             mixes = inner[1] in ("attention", "self_attention")
             length = left[stack][int(index) + (not mixes)]
-            merged = _reads_memory(spec.stacks[stack].layers[int(index)])
-        else:
-            length, merged = lengths[stack], _reads_memory(spec.stacks[stack].layers[0])
         return batch_size * length + (seen if per == SOURCE and merged else 0)
 
     products = 0

@@ -4,10 +4,7 @@ from tasks.terminal.command_line import UserError
 
 
 class Damaged(UserError):
-    """A checkpoint in folder `path` is unreadable or altered.
-
-    `reason` names the damaged array or file, and how.
-    """
+    """A checkpoint in folder `path` is unreadable or altered; `reason` says where and how."""
 
     def __init__(self, path: str, reason: str):
         super().__init__(f"checkpoint {path} is damaged ({reason}): use another one, or a copy")

@@ -1,5 +1,6 @@
 """Equal bits from equal runs: XLA's flag on GPUs, and the guarantee on each platform."""
 
+import contextlib
 import os
 import pkgutil
 from collections.abc import Iterable, Mapping
@@ -24,10 +25,7 @@ def set_flags(deterministic: bool) -> None:
 
 
 def xla_flags(environment: Mapping[str, str], plugins: Iterable[str], deterministic: bool) -> str:
-    """Returns XLA_FLAGS for a run, given the environment and JAX's installed plugins.
-
-    Adds GPU_FLAG if the run is deterministic and may find GPUs, unless already decided.
-    """
+    """Returns XLA_FLAGS, with GPU_FLAG if the run is deterministic and may find GPUs."""
     flags = environment.get("XLA_FLAGS", "")
     platforms = environment.get("JAX_PLATFORMS", "")
     possible = any(gpu in name for name in plugins for gpu in _GPUS)
@@ -99,12 +97,9 @@ def _plugins() -> list[str]:
 def _cpu() -> str:
     import platform
 
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                name, _, value = line.partition(":")
-                if name.strip() == "model name":
-                    return value.strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
     return platform.processor() or platform.machine()

@@ -16,8 +16,7 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from trainer.data.cached import CachedData
 from trainer.data.features import Batch, target_side
-from trainer.data.interface import EvaluationSet
-from trainer.data.prepared import Run
+from trainer.data.interface import EvaluationSet, Run
 from trainer.engine.metrics import Metrics, means, perplexity
 from trainer.engine.sharding import put_batch
 
@@ -32,7 +31,6 @@ TOKEN_METRICS = frozenset(
         *("order_loss", "order_accuracy", "auxiliary_loss", "dropped_tokens"),
     }
 )
-
 
 # Name of the row of unweighted means over a mixture's tasks.
 MEAN = "mean"
@@ -49,10 +47,7 @@ def _mean(results: list[dict[str, float]]) -> dict[str, float]:
 
 
 class Evaluator:
-    """Runs the evaluation step over a split: every row, or `evaluation.batches` of each task.
-
-    Raises a UserError at construction if the split is empty or a batch does not divide.
-    """
+    """Runs the evaluation step over a split: every row, or `evaluation.batches` of each task."""
 
     def __init__(self, run: Run, split: str, evaluation_step: Callable, mesh: Mesh):
         self._split, self._step, self._mesh = split, evaluation_step, mesh
@@ -77,24 +72,21 @@ class Evaluator:
         None.
 
         Returns metrics by split: all rows under SPLIT; for a mixture also each task's rows under
-        SPLIT/TASK, and under SPLIT/mean the tasks' mean loss, accuracy, unigram entropy and, if all
-        have it, bits per byte.
+        SPLIT/TASK, and the tasks' unweighted means under SPLIT/mean.
 
-        Always: `loss` and `unigram_entropy` in nats per target token, `perplexity`, `accuracy` and
-        `tokens`. `unigram_entropy` is the loss of a model that knows only the target ids'
-        frequencies in the split. `mean_label` and `max_targets_length` are statistics of the target
-        ids that identify the data. `training_loss` is averaged over all positions, padding
-        included, and includes the auxiliary loss.
+        Always: `loss` and `unigram_entropy` (the loss of a model that knows only the frequencies of
+        target ids) in nats per target token, `perplexity`, `accuracy` and `tokens`. `mean_label`
+        and `max_targets_length` identify the data. `training_loss` is averaged over all positions,
+        padding included, and includes the auxiliary loss.
 
         Encoder-only models: `order_loss` in nats per row and `order_accuracy`. Other models:
         `sequence_accuracy`, the fraction of rows whose targets are all ranked first. Models with
         Switch layers: `auxiliary_loss` and `dropped_tokens`, the fraction of tokens dropped.
 
         Language models: `bits_per_byte`, the cost of coding the split's documents per UTF-8 byte,
-        and `word_perplexity`, exp of that cost in nats per whitespace-separated word; both
-        independent of the vocabulary. The EOS after windows or documents is coded too, but has no
-        bytes. A prefix LM's bytes are estimated as its predicted fraction of the split's bytes.
-        Unknown tokens (`<unk>`) are coded as such, so compare unknown rates too.
+        and `word_perplexity`, exp of that cost in nats per whitespace-separated word. The EOS after
+        windows or documents is coded too, but has no bytes. A prefix LM's bytes are estimated as
+        its predicted fraction of the split's bytes. Unknown tokens are coded as such.
         """
         by_task: dict[str, _Sums] = {}
         for rows in self._sets:
@@ -107,9 +99,8 @@ class Evaluator:
             overall.add(sums)
         results = {self._split: overall.result()}
         if len(by_task) > 1:
-            of_tasks = {name: sums.result() for name, sums in by_task.items()}
-            results |= {f"{self._split}/{name}": result for name, result in of_tasks.items()}
-            results[f"{self._split}/{MEAN}"] = _mean(list(of_tasks.values()))
+            of_tasks = {f"{self._split}/{name}": sums.result() for name, sums in by_task.items()}
+            results |= {**of_tasks, f"{self._split}/{MEAN}": _mean(list(of_tasks.values()))}
         return results
 
     def _sums(self, params: Any, rows: EvaluationSet, stopping: Callable[[], bool]) -> _Sums | None:
@@ -165,18 +156,17 @@ def _texts(run: Run, split: str) -> dict[str, _Text]:
     return texts
 
 
+def _sum_if_known(one: Any, other: Any) -> Any:
+    return None if one is None or other is None else one + other
+
+
 @dataclasses.dataclass
 class _Sums:
     """Sums over rows of metrics and target tokens.
 
-    Attributes:
-      counts: frequency of each id as a target, int64 [V].
-      rows: number of rows with targets.
-      text_bytes, word_count: UTF-8 bytes and words of the corpus that the targets code, or None.
-      words: counts words in the targets; None leaves them uncounted.
-      positions: target positions of those rows, padding included.
-      longest: largest number of targets in a row.
-      metrics: (sum, weight) by name.
+    `counts`, int64 [V], are frequencies of ids as targets; `rows` have targets, and `positions`,
+    padding included; `text_bytes` and `word_count` are of the text that the targets code, or None;
+    `longest` is the most targets of a row; `metrics` are (sum, weight) by name.
     """
 
     counts: np.ndarray
@@ -215,14 +205,8 @@ class _Sums:
         self.rows += other.rows
         self.positions += other.positions
         self.longest = max(self.longest, other.longest)
-        if self.word_count is not None and other.word_count is not None:
-            self.word_count += other.word_count
-        else:
-            self.word_count = None
-        if self.text_bytes is not None and other.text_bytes is not None:
-            self.text_bytes += other.text_bytes
-        else:
-            self.text_bytes = None
+        self.word_count = _sum_if_known(self.word_count, other.word_count)
+        self.text_bytes = _sum_if_known(self.text_bytes, other.text_bytes)
         for name, (total, weight) in other.metrics.items():
             self._add(name, total, weight)
 
@@ -231,12 +215,9 @@ class _Sums:
         self.metrics[name] = before[0] + total, before[1] + weight
 
     def result(self) -> dict[str, float]:
-        values = means(self.metrics)
-        loss = values["loss"]
+        values, coded = means(self.metrics), {}
+        loss, auxiliary = values["loss"], values.get("auxiliary_loss", 0.0)
         share = self.counts[self.counts > 0] / self.counts.sum()
-        per_position = self.tokens / self.positions
-        auxiliary = values.get("auxiliary_loss", 0.0)
-        coded = {}
         if self.text_bytes:
             coded["bits_per_byte"] = loss * self.tokens / math.log(2) / self.text_bytes
         if self.word_count:
@@ -248,7 +229,7 @@ class _Sums:
             "unigram_entropy": float(-(share * np.log(share)).sum()),
             **coded,
             "tokens": self.tokens,
-            "training_loss": (loss + auxiliary) * per_position,
+            "training_loss": (loss + auxiliary) * (self.tokens / self.positions),
             "mean_label": float(self.counts @ np.arange(len(self.counts)) / self.counts.sum()),
             "max_targets_length": self.longest,
             **{

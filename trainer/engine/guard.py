@@ -47,11 +47,7 @@ def new_guard() -> Guard:
 
 
 def checked(
-    before: State,
-    after: State,
-    gradients: Any,
-    loss: tuple[jax.Array, jax.Array],
-    config: Config,
+    before: State, after: State, gradients: Any, loss: tuple[jax.Array, jax.Array], config: Config
 ) -> State:
     """Returns the state `after` an update if the update is good, otherwise the state to keep.
 
@@ -76,38 +72,25 @@ def checked(
         cause = jnp.where(guard.cause != NONE, guard.cause, cause)
     rejected = cause != NONE
     weight = 1.0 / jnp.minimum(guard.updates + 1, _MEMORY)
-    kept = dataclasses.replace(
-        after,  # type: ignore[type-var]
-        guard=dataclasses.replace(
-            guard,
-            mean_loss=guard.mean_loss + weight * (mean_loss - guard.mean_loss),
-            updates=guard.updates + 1,
-        ),
-    )
+    mean_loss = guard.mean_loss + weight * (mean_loss - guard.mean_loss)
+    seen = dataclasses.replace(guard, mean_loss=mean_loss, updates=guard.updates + 1)
+    kept = dataclasses.replace(after, guard=seen)  # type: ignore[type-var]
     kept = jax.tree.map(lambda old, new: jnp.where(rejected, old, new), before, kept)
     if stops:
         return dataclasses.replace(kept, guard=dataclasses.replace(kept.guard, cause=cause))
-    return dataclasses.replace(
-        kept,
-        step=step + 1,
-        guard=dataclasses.replace(kept.guard, skipped=guard.skipped + rejected),
-    )
+    skips = dataclasses.replace(kept.guard, skipped=guard.skipped + rejected)
+    return dataclasses.replace(kept, step=step + 1, guard=skips)
 
 
 def explain(guard: Guard, params: Any, factor: float | None, learned: Any = None) -> str:
-    """Returns why the next update of `params` was rejected, as in "gradients/… is not finite".
-
-    `learned` is the tree of parameters with gradients, by default all.
-    """
+    """Returns why the next update of `params` was rejected, as in "gradients/… is not finite"."""
     name = leaf_name(params, int(jax.jit(first_nonfinite)(params)))
     if name:
         return f"parameters/{name} was not finite before it"
     if int(guard.cause) == SPIKE:
         return f"its loss is above {factor:g} times the recent mean, {float(guard.mean_loss):.3f}"
-    named = leaf_name(
-        {"gradients": params if learned is None else learned, "loss": 0}, int(guard.cause)
-    )
-    return f"{named} is not finite"
+    tree = {"gradients": params if learned is None else learned, "loss": 0}
+    return f"{leaf_name(tree, int(guard.cause))} is not finite"
 
 
 def cleared(guard: Guard) -> Guard:
@@ -117,10 +100,7 @@ def cleared(guard: Guard) -> Guard:
 
 
 def first_nonfinite(tree: Any) -> jax.Array:
-    """Returns the int32 index in `jax.tree.leaves` of the first leaf with NaN or infinity, or -1.
-
-    Traceable; `leaf_name` turns the index into a name on the host.
-    """
+    """Returns the int32 index of the first leaf with NaN or infinity, or -1; traceable."""
     leaves = jax.tree.leaves(tree)
     if not leaves:
         return jnp.int32(-1)
@@ -129,11 +109,6 @@ def first_nonfinite(tree: Any) -> jax.Array:
 
 
 def leaf_name(tree: Any, index: int) -> str | None:
-    """Returns the path of leaf `index`, as in "decoder/decoder_norm/scale"; None for -1.
-
-    Reads only the structure of `tree`.
-    """
-    if index < 0:
-        return None
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return path_name(paths[index][0])
+    """Returns the path of leaf `index`, as in "decoder/decoder_norm/scale"; None for -1."""
+    paths = jax.tree_util.tree_leaves_with_path(tree)
+    return path_name(paths[index][0]) if index >= 0 else None

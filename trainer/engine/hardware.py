@@ -32,22 +32,12 @@ _PEAK_FLOPS = (
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Returns a device's peak dense bfloat16 operations per second, or None if unknown.
-
-    Utilisation is relative to this, whatever a run's dtype.
-    """
-    for pattern, flops in _PEAK_FLOPS:
-        if re.search(pattern, device_kind):
-            return flops
-    return None
+    """Returns a device's peak dense bfloat16 operations per second, or None if unknown."""
+    return next((flops for pattern, flops in _PEAK_FLOPS if re.search(pattern, device_kind)), None)
 
 
 def peak_memory() -> dict[str, int]:
-    """Returns this process's peak memory in bytes.
-
-    `device_memory_bytes` is the fullest local device's, absent if devices do not count it (CPUs);
-    `host_memory_bytes` is resident memory.
-    """
+    """Returns the peak bytes of this process on the host and, if counted, on the fullest device."""
     import jax
 
     counted = [device.memory_stats() or {} for device in jax.local_devices()]

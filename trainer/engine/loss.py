@@ -41,19 +41,27 @@ class ModelLoss(NamedTuple):
 
     of_batch: Callable[..., tuple[jax.Array, Metrics]]
     metrics: tuple[str, ...]
-    scale: Callable[[Batch, LossConfig], Scale]
+    side: str
+
+    def scale(self, batch: Batch, config: LossConfig) -> Scale:
+        """Returns the scale of a batch's loss."""
+        return scale_of(batch, self.side, config)
 
 
-def decoder_scale(batch: Batch, config: LossConfig) -> Scale:
-    """Returns the scale of `decoder_loss`."""
-    return _side_scale(batch, "decoder", config)
+def scale_of(batch: Batch, side: str, config: LossConfig) -> Scale:
+    """Returns the scale of the loss of the "encoder" or the "decoder"."""
+    weights_BL, divisor = _normalise(
+        batch[f"{side}_loss_weights"].astype(jnp.float32), config, batch.get(f"{side}_segment_ids")
+    )
+    rows = jnp.sum(_has_tokens(batch)) if side == "encoder" else 0.0
+    return Scale(divisor, jnp.sum(weights_BL), rows)
 
 
 def decoder_loss(
     logits_BLV: jax.Array, batch: Batch, config: LossConfig, scale: Scale | None = None
 ) -> tuple[jax.Array, Metrics]:
     """Returns `loss_and_metrics` of the decoder; without `scale`, uses the batch's own."""
-    scale = scale or decoder_scale(batch, config)
+    scale = scale or scale_of(batch, "decoder", config)
     return _side_loss(logits_BLV, batch, "decoder", config, scale)
 
 
@@ -68,20 +76,15 @@ def routed_loss(
 
     Source: Mesh TensorFlow, `moe.py`, with c of "num_total_target_tokens".
     """
-    scale = scale or decoder_scale(batch, config)
+    own = scale_of(batch, "decoder", config)
+    scale, routing = scale or own, output.routing
     loss, metrics = decoder_loss(output.logits_BLV, batch, config, scale)
-    routing, own = output.routing, decoder_scale(batch, config)
     loss += own.weight / scale.divisor * routing.auxiliary
     of_routing = {
         "auxiliary_loss": (routing.auxiliary, jnp.ones(())),
         "dropped_tokens": (routing.dropped, routing.routed),
     }
     return loss, {**metrics, **jax.lax.stop_gradient(of_routing)}
-
-
-def encoder_scale(batch: Batch, config: LossConfig) -> Scale:
-    """Returns the scale of `encoder_loss`."""
-    return _side_scale(batch, "encoder", config)
 
 
 def encoder_loss(
@@ -96,7 +99,7 @@ def encoder_loss(
 
     Source: google-research/bert, `run_pretraining.py`.
     """
-    scale = scale or encoder_scale(batch, config)
+    scale = scale or scale_of(batch, "encoder", config)
     loss, metrics = _side_loss(predictions.logits_BLV, batch, "encoder", config, scale)
     order_B = batch.get("sentence_order")
     if order_B is None:
@@ -122,14 +125,6 @@ def _has_tokens(batch: Batch) -> jax.Array:
     return jnp.any(places_BL > 0, axis=-1).astype(jnp.float32)
 
 
-def _side_scale(batch: Batch, side: str, config: LossConfig) -> Scale:
-    weights_BL, divisor = _normalise(
-        batch[f"{side}_loss_weights"].astype(jnp.float32), config, batch.get(f"{side}_segment_ids")
-    )
-    rows = jnp.sum(_has_tokens(batch)) if side == "encoder" else 0.0
-    return Scale(divisor, jnp.sum(weights_BL), rows)
-
-
 def _side_loss(
     logits_BLV: jax.Array, batch: Batch, side: str, config: LossConfig, scale: Scale
 ) -> tuple[jax.Array, Metrics]:
@@ -144,36 +139,26 @@ def _side_loss(
 
 
 def sequence_accuracy(output: jax.Array | RoutedLogits | Predictions, batch: Batch) -> Metrics:
-    """Returns the metric `sequence_accuracy`; {} for encoder-only models.
-
-    It is the fraction of rows with targets in which every target has the strictly highest logit.
-    """
+    """Returns the share of rows whose targets all have the highest logit; {} for encoders."""
     if isinstance(output, Predictions):
         return {}
     logits_BLV = output.logits_BLV if isinstance(output, RoutedLogits) else output
     counted_BL = batch["decoder_loss_weights"] > 0
     target_BL, rival_BL = _target_and_rival(logits_BLV, batch["decoder_target_tokens"])
-    correct_BL = target_BL > rival_BL
     counted_B = jnp.any(counted_BL, axis=-1)
-    whole_B = counted_B & jnp.all(correct_BL | ~counted_BL, axis=-1)
-    return {
-        "sequence_accuracy": (
-            jnp.sum(whole_B).astype(jnp.float32),
-            jnp.sum(counted_B).astype(jnp.float32),
-        )
-    }
+    whole_B = counted_B & jnp.all((target_BL > rival_BL) | ~counted_BL, axis=-1)
+    whole, counted = (jnp.sum(each_B).astype(jnp.float32) for each_B in (whole_B, counted_B))
+    return {"sequence_accuracy": (whole, counted)}
 
 
 def model_loss(model: Transformer | Encoder) -> ModelLoss:
     """Returns the loss for `model`."""
-    token_metrics = ("loss", "z_loss", "accuracy")
+    names = ("loss", "z_loss", "accuracy")
     if isinstance(model, Encoder):
-        names = (*token_metrics, "order_loss", "order_accuracy")
-        return ModelLoss(encoder_loss, names, encoder_scale)
+        return ModelLoss(encoder_loss, (*names, "order_loss", "order_accuracy"), "encoder")
     if model.spec.routed:
-        names = (*token_metrics, "auxiliary_loss", "dropped_tokens")
-        return ModelLoss(routed_loss, names, decoder_scale)
-    return ModelLoss(decoder_loss, token_metrics, decoder_scale)
+        return ModelLoss(routed_loss, (*names, "auxiliary_loss", "dropped_tokens"), "decoder")
+    return ModelLoss(decoder_loss, names, "decoder")
 
 
 def loss_and_metrics(
@@ -188,17 +173,9 @@ def loss_and_metrics(
 
     Metrics are weighted by `weights_BL` and independent of the normaliser: `loss` (cross entropy in
     nats, without z-loss), `z_loss`, and `accuracy` (the fraction of targets with the strictly
-    highest logit).
-
-    Args:
-      logits_BLV: logits of any float dtype; converted to float32.
-      targets_BL: int token ids.
-      weights_BL: position weights; 0 excludes a position.
-      config: normaliser, z-loss and label smoothing.
-      segment_ids_BL: number of each position's sequence in its row, 0 for none, for
-        "average_per_sequence"; by default each row is one sequence.
-      divisor: divisor of the loss sum, by default from these weights. For part of a batch, pass the
-        whole batch's.
+    highest logit). Logits of any float dtype are converted to float32. `segment_ids_BL` numbers
+    each position's sequence in its row, 0 for none; by default, a row is one sequence. For part of
+    a batch, pass the whole batch's `divisor`.
 
     Source: google-research/t5x, `losses.py`.
     Differences: the `loss` metric uses unsmoothed targets, so that runs with and without label

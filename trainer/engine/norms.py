@@ -1,5 +1,6 @@
 """Root mean squares of parameters, gradients and updates per layer."""
 
+import itertools
 from functools import cached_property, partial
 from typing import Any
 
@@ -19,11 +20,7 @@ NAMES = ("weight_rms", "weight_gradient_rms", "weight_update_rms")
 
 
 class Norms:
-    """Computes the norms of an update, without making it.
-
-    A separate program, so that the training step's bits stay the same; takes about as long as an
-    update.
-    """
+    """Computes an update's norms in a separate program, so that the step's bits do not change."""
 
     def __init__(self, parts: Parts, axes: Any, shapes: Any):
         tuning, mesh = parts.tuning, parts.mesh
@@ -34,22 +31,17 @@ class Norms:
         def norms(state: TrainState, batch: Batch) -> jax.Array:
             after, gradients, updates = update(state, batch)
             trees = (tuning.learned(after.params), gradients, updates)
-            return jnp.stack([_joined(self._by_layer(tree)) for tree in trees])
+            leaves = (jax.tree.leaves(self._by_layer(tree)) for tree in trees)
+            return jnp.stack([jnp.concatenate([leaf.ravel() for leaf in each]) for each in leaves])
 
         self._norms = norms
 
     def __call__(self, state: TrainState, batch: Batch) -> jax.Array:
-        """Returns the norms of the update of `state` with `batch`, float32 [3, N], a row per NAMES.
-
-        Donates nothing; for `by_name`.
-        """
+        """Returns the update's norms, float32 [3, N], one row for each of NAMES."""
         return self._norms(state, batch)
 
     def by_name(self, norms: jax.Array) -> dict[str, float]:
-        """Returns the norms as "weight_rms/decoder/layers_0/mlp/wo/kernel" -> value.
-
-        Scanned models get the unscanned names. Waits for the device.
-        """
+        """Returns the norms by name, as "weight_rms/decoder/layers_0/mlp/wo/kernel"."""
         values = np.asarray(norms)
         return {
             f"{kind}/{name}": float(row[place])
@@ -59,14 +51,11 @@ class Norms:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        tree = jax.eval_shape(self._by_layer, self._shapes)
-        leaves, structure = jax.tree.flatten(tree)
-        ends = np.cumsum([leaf.size for leaf in leaves])
-        places = [
-            np.arange(end - leaf.size, end).reshape(leaf.shape)
-            for leaf, end in zip(leaves, ends, strict=True)
-        ]
-        tree = jax.tree.unflatten(structure, places)
+        count = itertools.count()
+        tree = jax.tree.map(
+            lambda leaf: np.fromiter(count, np.int64, leaf.size).reshape(leaf.shape),
+            jax.eval_shape(self._by_layer, self._shapes),
+        )
         added = {LORA: unstack_layers(tree[LORA])} if LORA in tree else {}
         by_layer = named({**unstack_layers(tree), **added})
         return {name: int(np.asarray(place).item()) for name, place in by_layer.items()}
@@ -79,7 +68,3 @@ class Norms:
             ),
             tree,
         )
-
-
-def _joined(tree: Any) -> jax.Array:
-    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(tree)])

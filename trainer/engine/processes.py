@@ -52,10 +52,9 @@ def is_first() -> bool:
 def stop_agreed(times: int, received: bool) -> bool:
     """Returns whether the run stops now; the answer is the same in all processes.
 
-    Every process must call this at the same points: after every step, and between the batches of an
-    evaluation. `times` counts the calls, including this one. `received`, whether this process
-    received SIGTERM, matters in single-process runs only: with several processes JAX handles the
-    signal and makes all stop at the same call, so none may install its own handler.
+    Every process must call this at the same points; `times` counts the calls, including this one.
+    With several processes JAX handles SIGTERM and makes all stop at the same call, so none may
+    install its own handler; a single one has `received` the signal or not.
     """
     import jax
     from jax.experimental import multihost_utils
@@ -132,11 +131,11 @@ def check_shared(folder: str) -> None:
 
 def check_equal(what: str, text: str) -> None:
     """Raises a UserError in every process unless `text` is the same in all."""
-    texts = gathered(text)
-    for index, other in enumerate(texts):
-        if other != texts[0]:
+    first, *others = gathered(text)
+    for index, other in enumerate(others, 1):
+        if other != first:
             raise UserError(
-                f"{what}: process 0 sees {texts[0] or 'none'}, process {index} {other or 'none'}; "
+                f"{what}: process 0 sees {first or 'none'}, process {index} {other or 'none'}; "
                 "run the same command on every host again, and see that all use the same storage"
             )
 
@@ -187,15 +186,13 @@ def _initialise(config: ProcessesConfig) -> None:
                 heartbeat_timeout_seconds=later,
             )
     except (ValueError, RuntimeError) as error:
+        why = f"process {config.index} of {config.count} cannot join: {error}"
         if config.coordinator == AUTO:
-            raise UserError(
-                f"--processes.coordinator=auto: no cluster was detected ({error}); give HOST:PORT "
-                "with --processes.count and --processes.index, or leave it out on a single machine"
-            ) from error
-        raise UserError(
-            f"--processes.coordinator={config.coordinator}: process {config.index} of "
-            f"{config.count} cannot join: {error}"
-        ) from error
+            why = (
+                f"no cluster was detected ({error}); give HOST:PORT with --processes.count and "
+                "--processes.index, or leave it out on a single machine"
+            )
+        raise UserError(f"--processes.coordinator={config.coordinator}: {why}") from error
 
 
 class _Watch:
@@ -228,10 +225,7 @@ class _Watch:
         self._publish(_DONE)
 
     def ended(self, error: BaseException) -> None:
-        """Announces that this process ends with `error`, unless the loss of another caused it.
-
-        To tell, it waits: if another process is lost, the watch meanwhile ends this one.
-        """
+        """Announces `error`, after a wait in which the watch may end this process."""
         user_error = isinstance(error, UserError | OSError | KeyboardInterrupt | SystemExit)
         if not user_error:
             time.sleep(self._timeout + 2 * self._beat)

@@ -10,31 +10,14 @@ import numpy as np
 from tasks.terminal.command_line import UserError
 from trainer.config.lora import LORA
 from trainer.config.mesh import check_dimensions
-from trainer.data.prepared import Run
-from trainer.engine import compiled_programs
+from trainer.data.interface import Run
+from trainer.engine import compiled_programs, sharding, step
 from trainer.engine.metrics import Metrics
 from trainer.engine.norms import Norms
-from trainer.engine.sharding import (
-    describe,
-    host_part,
-    like_parameters,
-    make_mesh,
-    parameter_shardings,
-    replicated,
-)
-from trainer.engine.step import (
-    Parts,
-    TrainState,
-    make_evaluation_step,
-    make_train_step,
-    zero_metrics,
-)
+from trainer.engine.step import Parts, TrainState
 from trainer.engine.trainable import Tuning
 from trainer.model.spec import model_spec
-from trainer.model.transformer import (
-    build_model,
-    init_params,
-)
+from trainer.model.transformer import build_model, init_params
 from trainer.optim.plateau import set_rate_scale
 
 
@@ -42,16 +25,13 @@ class Program:
     """The compiled program of a run, made once from its configuration.
 
     It is for all devices of all processes, or for `devices` of an absent slice, for which it can be
-    compiled but not run. Raises a UserError if the devices do not support the model's attention, or
-    mesh, model or batch do not fit them.
+    compiled but not run. Raises a UserError if mesh, model or batch do not fit the devices.
 
     Attributes:
       host_part: the part of each batch's rows that this process makes.
       shardings: TrainState with the sharding of each array.
-      train_step, evaluation_step: see `make_train_step` and `make_evaluation_step`.
       norms: layer-wise norms of an update.
       rules: name of one of `config.mesh.RULES`.
-      tuning: the trainable parameters.
       model_shardings: the sharding of each of the model's own parameters.
     """
 
@@ -67,51 +47,42 @@ class Program:
         check_dimensions(
             sizes, config.mesh.rules, config.model, config.batch_size, config.microbatches
         )
-        self.mesh = make_mesh(config.mesh, devices)
-        self.host_part = host_part(self.mesh)
+        self.mesh = sharding.make_mesh(config.mesh, devices)
+        self.host_part = sharding.host_part(self.mesh)
         self.spec = model_spec(config.model)
         self.rules = config.mesh.rules
         self._seed = config.seed
         self.tuning = Tuning(config, self.spec)
-        axes = self.tuning.axes
         self._optimizer = self.tuning.optimizer()
         self._model = build_model(self.spec)
         self._shapes: TrainState = jax.eval_shape(self._initial_state)
-        self.shardings = self._shardings(axes)
-        self.model_shardings = {
-            name: tree for name, tree in self.shardings.params.items() if name != LORA
-        }
+        self.shardings = self._shardings()
+        self.model_shardings = _of_model(self.shardings.params)
         parts = Parts(self._model, self._optimizer, config, self.mesh, self.shardings, self.tuning)
-        self.train_step = make_train_step(parts)
-        self.evaluation_step = make_evaluation_step(parts)
+        self.train_step = step.make_train_step(parts)
+        self.evaluation_step = step.make_evaluation_step(parts)
         self._merged = jax.jit(self.tuning.merged, out_shardings=self.model_shardings)
-        self.norms = Norms(parts, axes, self._shapes.params)
+        self.norms = Norms(parts, self.tuning.axes, self._shapes.params)
         # Replicated on all devices of all processes, like the step's metrics.
         self._zero_metrics = jax.jit(
-            lambda: zero_metrics(self._model), out_shardings=self.shardings.metrics
+            lambda: step.zero_metrics(self._model), out_shardings=self.shardings.metrics
         )
 
     def initial_state(self) -> TrainState:
         """Returns the state of step 0, which depends on the configuration but not the mesh."""
         return jax.jit(self._initial_state, out_shardings=self.shardings)()
 
-    def state_of(self, params: Any, step: int) -> TrainState:
-        """Returns a state with the model's own `params` and `step`; donates `params`.
-
-        LoRA's parameters and the optimizer's state are new.
-        """
+    def state_of(self, params: Any, updates: int) -> TrainState:
+        """Returns a new state with the model's own `params`, which are donated, after `updates`."""
         make = jax.jit(self._state_of, donate_argnums=0, out_shardings=self.shardings)
-        return make(params, np.int32(step))
+        return make(params, np.int32(updates))
 
     def merged(self, params: Any) -> Any:
         """Returns the model's own parameters from a state's, with LoRA's added to them."""
         return self._merged(params) if self.tuning.adds else params
 
     def with_rate_scale(self, state: TrainState, scale: float) -> TrainState:
-        """Returns `state` with the schedule multiplied by `scale` from the next update on.
-
-        Without `plateau.metric`, it is the same object.
-        """
+        """Returns `state` with the schedule multiplied by `scale`, if `plateau.metric` is set."""
         return set_rate_scale(state, scale)
 
     def zero_metrics(self) -> Metrics:
@@ -121,28 +92,29 @@ class Program:
     def abstract_state(self) -> TrainState:
         """Returns the shapes, dtypes and shardings of a state, without computing one."""
         return jax.tree.map(
-            lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+            lambda leaf, own: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=own),
             self._shapes,
             self.shardings,
         )
 
     def abstract_model(self) -> Any:
         """Returns the shapes, dtypes and shardings of the model's own parameters."""
-        params = self.abstract_state().params
-        return {name: tree for name, tree in params.items() if name != LORA}
+        return _of_model(self.abstract_state().params)
 
     def describe(self) -> tuple[str, str]:
         """Returns a (subject, text) line on the mesh and the state per device."""
-        return describe(self.mesh, self.rules, self.abstract_state())
+        return sharding.describe(self.mesh, self.rules, self.abstract_state())
 
-    def _shardings(self, axes: Any) -> TrainState:
+    def _shardings(self) -> TrainState:
         shapes = self._shapes
-        params = parameter_shardings(self.mesh, self.rules, shapes.params, axes)
-        everywhere: Any = replicated(self.mesh)
+        params = sharding.parameter_shardings(
+            self.mesh, self.rules, shapes.params, self.tuning.axes
+        )
+        everywhere: Any = sharding.replicated(self.mesh)
         return TrainState(
             step=everywhere,
             params=params,
-            opt_state=like_parameters(self.mesh, shapes.opt_state, shapes.params, params),
+            opt_state=sharding.like_parameters(self.mesh, shapes.opt_state, shapes.params, params),
             metrics=jax.tree.map(lambda _: everywhere, shapes.metrics),
             guard=jax.tree.map(lambda _: everywhere, shapes.guard),
         )
@@ -151,11 +123,15 @@ class Program:
         params = init_params(self.spec, jax.random.key(self._seed))
         return self._state_of(params, jnp.zeros((), jnp.int32))
 
-    def _state_of(self, params: Any, step: jax.Array) -> TrainState:
+    def _state_of(self, params: Any, updates: jax.Array) -> TrainState:
         params = self.tuning.begun(params, self._seed)
         return TrainState(
-            step=step,
+            step=updates,
             params=params,
             opt_state=self._optimizer.init(params),
-            metrics=zero_metrics(self._model),
+            metrics=step.zero_metrics(self._model),
         )
+
+
+def _of_model(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: tree for name, tree in params.items() if name != LORA}

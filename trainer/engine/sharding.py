@@ -31,30 +31,26 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     types = (AxisType.Auto,) * len(AXES)
     # On GPUs JAX calls every machine a slice.
     on_tpu = devices[0].platform == "tpu"
-    slices = len({getattr(device, "slice_index", 0) for device in devices if on_tpu})
-    if slices < 2:
-        # Allows half of a physical axis, as for 8 of 4 x 4 x 4 chips, where no whole axes fit.
-        grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
-        return Mesh(grid, AXES, axis_types=types)
+    slices = len({getattr(device, "slice_index", 0) for device in devices if on_tpu}) or 1
     if sizes["data"] % slices:
         raise UserError(
             f"--mesh.data={sizes['data']} does not divide among {slices} slices, which only data "
             f"can span: use a multiple of {slices}"
         )
-    within = (sizes["data"] // slices, *shape[1:])
-    grid = mesh_utils.create_hybrid_device_mesh(
-        within, (slices, 1, 1), devices, allow_split_physical_axes=True
-    )
+    # Allows half of a physical axis, as for 8 of 4 x 4 x 4 chips, where no whole axes fit.
+    split = {"allow_split_physical_axes": True}
+    if slices == 1:
+        grid = mesh_utils.create_device_mesh(shape, devices, **split)
+    else:
+        within = (sizes["data"] // slices, *shape[1:])
+        grid = mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices, **split)
     return Mesh(grid, AXES, axis_types=types)
 
 
 @contextlib.contextmanager
 def tracing_on(mesh: Mesh, rules: str) -> Iterator[None]:
-    """Exposes the mesh and its rules to modules while a model is traced.
-
-    `rules` names one of RULES. The logical axis "batch" is added for Switch layers.
-    """
-    axes = (*RULES[rules], ("batch", ROWS))
+    """Exposes the mesh and its rules, one of RULES, to modules while a model is traced."""
+    axes = (*RULES[rules], ("batch", ROWS))  # "batch" is for Switch layers
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), nn.logical_axis_rules(axes):
         yield
 
@@ -70,11 +66,7 @@ def rows(mesh: Mesh) -> NamedSharding:
 
 
 def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree) -> Tree:
-    """Returns the sharding of each parameter; raises a UserError for one that does not divide.
-
-    `rules` names one of RULES; `params` is a tree of arrays or shapes; `logical_axes` comes from
-    `trainer.model.transformer.logical_axes`.
-    """
+    """Returns the sharding of each parameter; raises a UserError for one that does not divide."""
 
     def sharding_of(path: tuple, param: Any, names: PartitionSpec) -> NamedSharding:
         spec = nn.logical_to_mesh_axes(tuple(names), RULES[rules]) or PartitionSpec()
@@ -114,14 +106,10 @@ def like_parameters(mesh: Mesh, tree: Tree, params: Tree, shardings: Tree) -> Tr
 
 
 def put_batch(batch: dict[str, Any], mesh: Mesh, batch_size: int | None = None) -> dict[str, Any]:
-    """Puts a batch on the devices, its rows divided over data and fsdp.
-
-    `batch` holds all rows in every process or, if `batch_size` is larger, the rows that `host_part`
-    assigns to this process.
-    """
-    if jax.process_count() == 1:
-        return jax.device_put(batch, rows(mesh))
+    """Puts all rows of a batch, or this host's of `batch_size`, on the devices."""
     sharding = rows(mesh)
+    if jax.process_count() == 1:
+        return jax.device_put(batch, sharding)
     return {
         name: jax.make_array_from_process_local_data(
             sharding, array, (batch_size or len(array), *array.shape[1:])
@@ -158,16 +146,11 @@ def host_part(mesh: Mesh, process: int | None = None) -> HostPart:
 
 
 def describe(mesh: Mesh, rules: str, state: Any) -> tuple[str, str]:
-    """Returns a (subject, text) line on the mesh and the state's size per device.
-
-    `state` is a TrainState of arrays, or of shapes with shardings.
-    """
+    """Returns a (subject, text) line on the mesh and the state's size per device."""
     shape = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
-    params = sum(math.prod(_shard_shape(leaf)) for leaf in jax.tree.leaves(state.params))
-    size = sum(
-        math.prod(_shard_shape(leaf)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves((state.params, state.opt_state))
-    )
+    params = sum(map(_elements, jax.tree.leaves(state.params)))
+    leaves = jax.tree.leaves((state.params, state.opt_state))
+    size = sum(_elements(leaf) * leaf.dtype.itemsize for leaf in leaves)
     hosts = f" of {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return (
         "mesh",
@@ -176,5 +159,5 @@ def describe(mesh: Mesh, rules: str, state: Any) -> tuple[str, str]:
     )
 
 
-def _shard_shape(leaf: Any) -> tuple[int, ...]:
-    return leaf.sharding.shard_shape(leaf.shape)
+def _elements(leaf: Any) -> int:
+    return math.prod(leaf.sharding.shard_shape(leaf.shape))

@@ -52,11 +52,7 @@ def zero_metrics(model: Transformer | Encoder) -> Metrics:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The components of a run's steps.
-
-    `optimizer` covers the trainable parameters, which `tuning` determines; `shardings` are those of
-    the state's arrays, before and after a step.
-    """
+    """The components of a run's steps; `shardings` are those of the state's arrays."""
 
     model: Transformer | Encoder
     optimizer: optax.GradientTransformation
@@ -151,9 +147,8 @@ def make_gradients(
         if partial_of is None:
             gradients, metrics = jax.grad(loss_of, has_aux=True)(params, *others)
         else:
-            fixed = partial_of.fixed(params)
-            learned = partial_of.learned(params)
-            gradients, metrics = jax.grad(loss_of_learned, has_aux=True)(learned, fixed, *others)
+            trees = partial_of.learned(params), partial_of.fixed(params)
+            gradients, metrics = jax.grad(loss_of_learned, has_aux=True)(*trees, *others)
         return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients), metrics
 
     def gradients_of(params: Any, batch: Batch, dropout_key: jax.Array) -> tuple[Any, Metrics]:

@@ -1,12 +1,10 @@
 """Why a run stops: a signal, an error, or evaluations that no longer improve."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax
 
@@ -54,7 +52,7 @@ class Stop:
     def received_alone(self) -> bool:
         """Returns whether this process received a signal and is the only one.
 
-        Several processes agree to stop only between updates, since all must wait equally long.
+        Several processes agree to stop only between updates.
         """
         return self._alone and self._received
 
@@ -75,10 +73,7 @@ class Stop:
         return result
 
     def exit_code(self, step: int, complete: bool) -> int:
-        """Returns the exit code of a run that ends after `step`, and prints why it ends.
-
-        `complete`: whether nothing is left to do. Raises the run's error, if any.
-        """
+        """Prints why a run ends after `step`; returns its exit code, or raises its error."""
         if self.error:
             raise self.error
         if self.early:
@@ -89,7 +84,7 @@ class Stop:
         print(f"{self.cause}: {said if step else 'no update was made yet'}", file=sys.stderr)
         return EXIT_INTERRUPTED if self.cause == _CTRL_C else EXIT_PREEMPTED
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> Self:
         if self._alone:
             self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._terminated)
             # A shell that starts a command with & makes it ignore Ctrl-C.

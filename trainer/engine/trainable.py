@@ -6,6 +6,7 @@ parameters: these get neither gradients nor optimizer state.
 Dimensions: D inputs of a kernel, F its outputs, R rank.
 """
 
+import math
 import re
 import zlib
 from collections.abc import Callable
@@ -30,10 +31,7 @@ Tree = Any
 
 
 class Tuning:
-    """The trainable parameters of a run, and their optimizer; `axes` include LoRA's.
-
-    Raises a UserError if a pattern matches nothing, or a kernel cannot have a low-rank addition.
-    """
+    """The trainable parameters of a run, and their optimizer; `axes` include LoRA's."""
 
     def __init__(self, config: Config, spec: ModelSpec | EncoderSpec):
         self._config, self._lora = config, config.lora
@@ -44,13 +42,13 @@ class Tuning:
             facts = {**facts, LORA: _nested(self._kernels, self._added)}
         self._facts = facts
         self.axes = jax.tree.map(lambda each: each.axes, facts)
-        self._learns = {path: True for path in named(facts)}
+        chosen = paths = named(facts).keys()
         if config.trainable is not None or self._kernels:
-            chosen = {path for path in self._learns if path.startswith(f"{LORA}/")}
+            chosen = {path for path in paths if path.startswith(f"{LORA}/")}
             if config.trainable is not None:
-                own = {path: None for path in self._learns if path not in chosen}
+                own = {path: None for path in paths if path not in chosen}
                 chosen |= _matching(own, config.trainable, "--trainable").keys()
-            self._learns = {path: path in chosen for path in self._learns}
+        self._learns = {path: path in chosen for path in paths}
         self.all_learn = all(self._learns.values())
 
     @property
@@ -137,7 +135,7 @@ class Tuning:
         """Returns a (subject, text) line if not all parameters learn."""
         if self.all_learn:
             return []
-        sizes = {path: _size(facts) for path, facts in named(self._facts).items()}
+        sizes = {path: math.prod(facts.shape) for path, facts in named(self._facts).items()}
         learning = sum(size for path, size in sizes.items() if self._learns[path])
         total = sum(size for path, size in sizes.items() if not path.startswith(f"{LORA}/"))
         what = f"{sum(self._learns.values())} arrays by --trainable"
@@ -166,13 +164,11 @@ class Tuning:
             )
         rank = self._lora.rank or 0
         first, *between, last = facts.shape
+        a = PartitionSpec(facts.axes[0], *middle, None)
+        b = PartitionSpec(None, *middle, facts.axes[-1])
         return {
-            "a": ParameterFacts(
-                (first, *between, rank), PartitionSpec(facts.axes[0], *middle, None), KERNEL
-            ),
-            "b": ParameterFacts(
-                (rank, *between, last), PartitionSpec(None, *middle, facts.axes[-1]), KERNEL
-            ),
+            "a": ParameterFacts((first, *between, rank), a, KERNEL),
+            "b": ParameterFacts((rank, *between, last), b, KERNEL),
         }
 
 
@@ -197,10 +193,3 @@ def _nested(
             node = node.setdefault(part, {})
         node |= make(path, facts)
     return tree
-
-
-def _size(facts: ParameterFacts) -> int:
-    size = 1
-    for length in facts.shape:
-        size *= length
-    return size

@@ -6,7 +6,7 @@ from typing import Any
 
 from tasks.metrics.metric import TEXT
 from tasks.storage import files
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine.evaluator import TOKEN_METRICS, Evaluator
 from trainer.engine.program import Program
 from trainer.evaluating.predictions import PREDICTIONS, Predicting
@@ -22,10 +22,7 @@ def _of_text(name: str) -> str:
 
 
 class Evaluation:
-    """Evaluates a split: losses, metrics of generated text if any, and probes.
-
-    Construction raises UserError if the split, a metric or a probe is missing.
-    """
+    """Evaluates a split: losses, metrics of generated text if any, and probes."""
 
     def __init__(self, run: Run, split: str, program: Program, label: str | None = None):
         """`label` names the split in results and files; by default, the split's own name."""
@@ -58,9 +55,8 @@ class Evaluation:
             for split, values in found.items():
                 named = {_of_text(name): value for name, value in values.items()}
                 results.setdefault(split, {}).update(named)
-        results = {
-            self._label + name.removeprefix(self._split): values for name, values in results.items()
-        }
+        size = len(self._split)
+        results = {self._label + name[size:]: values for name, values in results.items()}
         if self._probes:
             results |= self._probes(params)
         return results

@@ -3,7 +3,7 @@
 Dimensions: B rows of a batch, L positions, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,17 +13,33 @@ import numpy as np
 
 from trainer.data.batches import pad_rows
 from trainer.data.examples import rows_of
-from trainer.data.features import Converter
+from trainer.data.features import Converter, target_side
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch, replicated, rows, tracing_on
-from trainer.model.transformer import (
-    Batch,
-    Predictions,
-    RoutedLogits,
-    build_model,
-    rounded_kernels,
-    run_model,
-)
+from trainer.model.transformer import Batch, build_model, rounded_kernels, run_model
+
+
+def of_rows(program: Program) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
+    """Returns the jitted (params, batch) -> (log likelihoods of targets in nats, their weights).
+
+    Both are float32 [B]. `params` are the model's own, as from `Program.merged`.
+    """
+    model, mesh = build_model(program.spec), program.mesh
+
+    @partial(
+        jax.jit, in_shardings=(program.model_shardings, rows(mesh)), out_shardings=replicated(mesh)
+    )
+    def likelihoods(params: Any, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        with tracing_on(mesh, program.rules):
+            output = run_model(model, rounded_kernels(program.spec, params), batch)
+        logits_BLV: Any = getattr(output, "logits_BLV", output)
+        log_BLV, side = jax.nn.log_softmax(logits_BLV.astype(jnp.float32)), target_side(batch)
+        targets_BL, weights_BL = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
+        log_BL = jnp.take_along_axis(log_BLV, targets_BL[..., None], axis=-1)[..., 0]
+        weights_B = jnp.sum(weights_BL, axis=-1).astype(jnp.float32)
+        return jnp.sum(log_BL * weights_BL, axis=-1), weights_B
+
+    return likelihoods
 
 
 class Likelihood:
@@ -31,37 +47,18 @@ class Likelihood:
 
     def __init__(self, program: Program, converter: Converter, batch_size: int):
         self._converter, self._mesh, self._size = converter, program.mesh, batch_size
-        model, spec, mesh_rules = build_model(program.spec), program.spec, program.rules
-        mesh = program.mesh
-
-        @partial(
-            jax.jit,
-            in_shardings=(program.model_shardings, rows(mesh)),
-            out_shardings=replicated(mesh),
-        )
-        def likelihood(params: Any, batch: Batch) -> jax.Array:
-            with tracing_on(mesh, mesh_rules):
-                output = run_model(model, rounded_kernels(spec, params), batch)
-            assert not isinstance(output, Predictions), "encoder-only models have no likelihood"
-            logits_BLV = output.logits_BLV if isinstance(output, RoutedLogits) else output
-            log_BLV = jax.nn.log_softmax(logits_BLV.astype(jnp.float32))
-            target_BL = batch["decoder_target_tokens"]
-            log_BL = jnp.take_along_axis(log_BLV, target_BL[..., None], axis=-1)[..., 0]
-            return jnp.sum(log_BL * batch["decoder_loss_weights"], axis=-1)
-
-        self._likelihood = likelihood
+        self._of_rows = of_rows(program)
 
     def __call__(self, params: Any, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         """Returns the log likelihood of the targets of each (inputs, targets), float64 [pairs].
 
         Sums over tokens, in nats, EOS included if the targets have one. Sides longer than
-        training's rows are cut. `params` are the model's own, as from `Program.merged`.
+        training's rows are cut.
         """
-        found = []
+        found = [np.zeros(0)]
         for first in range(0, len(pairs), self._size):
             some = pairs[first : first + self._size]
             batch = pad_rows(rows_of(some, self._converter), self._size)
-            found.append(
-                np.asarray(self._likelihood(params, put_batch(batch, self._mesh)))[: len(some)]
-            )
-        return np.concatenate(found).astype(np.float64) if found else np.zeros(0)
+            log_B, _ = self._of_rows(params, put_batch(batch, self._mesh))
+            found.append(np.asarray(log_B, np.float64)[: len(some)])
+        return np.concatenate(found)

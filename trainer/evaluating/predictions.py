@@ -13,7 +13,7 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID
 from trainer.data.examples import Example, ExampleSet, Outputs
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.decoding.decoder import Decoder
 from trainer.engine import processes
 from trainer.engine.program import Program
@@ -21,15 +21,13 @@ from trainer.evaluating.likelihood import Likelihood
 
 # Folder of predictions in model_dir.
 PREDICTIONS = "predictions"
+Stopping = Callable[[], bool]
 # Batches decoded between checks for a stop.
 _BATCHES_AT_ONCE = 4
 
 
 class Predicting:
-    """Generates text for a split's examples and computes the metrics of their tasks.
-
-    Construction raises UserError if the split, a metric or the decoder is missing.
-    """
+    """Generates text for a split's examples and computes the metrics of their tasks."""
 
     def __init__(self, run: Run, split: str, program: Program):
         config = run.config
@@ -56,7 +54,7 @@ class Predicting:
         self._examples: dict[str, list[Example]] = {}
 
     def __call__(
-        self, params: Any, output: str | None, stopping: Callable[[], bool] = lambda: False
+        self, params: Any, output: str | None, stopping: Stopping = lambda: False
     ) -> dict[str, dict[str, float]] | None:
         """Returns metrics by split: a task's under SPLIT/TASK, means over tasks under SPLIT.
 
@@ -82,7 +80,7 @@ class Predicting:
         return results
 
     def _task(
-        self, params: Any, task: ExampleSet, stopping: Callable[[], bool]
+        self, params: Any, task: ExampleSet, stopping: Stopping
     ) -> tuple[dict[str, float], list[dict[str, Any]]] | None:
         if task.name not in self._examples:
             self._examples[task.name] = task.read(self._limit)
@@ -101,22 +99,17 @@ class Predicting:
             if found is None:
                 return None
             texts, outputs = found
-            scores = outputs.scores
-            assert scores is not None
-            predictions = [
-                task.postprocess(text, each) for text, each in zip(texts, examples, strict=True)
-            ]
-            for line, text, prediction, score in zip(
-                lines, texts, predictions, scores, strict=True
-            ):
+            scores = outputs.scores or []
+            predictions = list(map(task.postprocess, texts, examples))
+            columns = zip(lines, texts, predictions, scores, strict=True)
+            for line, text, prediction, score in columns:
                 line |= {"prediction": text, "score": score}
                 if prediction != text:
                     line["postprocessed"] = plain(prediction)
             for metric in task.predicted:
                 _add(values, task.name, metric(targets, predictions))
             for function in task.with_scores:
-                found_values = function(targets, predictions, {"scores": scores})
-                _add(values, task.name, numbers(found_values))
+                _add(values, task.name, function(targets, predictions, {"scores": scores}))
         if task.scores_targets:
             pairs = [(each.inputs, each.targets) for each in examples]
             likelihoods = self._likelihood(params, pairs).tolist()
@@ -130,11 +123,7 @@ class Predicting:
         return values, lines
 
     def _generated(
-        self,
-        params: Any,
-        task: ExampleSet,
-        examples: Sequence[Example],
-        stopping: Callable[[], bool],
+        self, params: Any, task: ExampleSet, examples: Sequence[Example], stopping: Stopping
     ) -> tuple[list[str], Outputs] | None:
         """Returns predicted texts, and outputs; None to abandon the evaluation."""
         assert self._decoder
@@ -160,23 +149,10 @@ class Predicting:
 def means_over_tasks(by_task: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Returns the mean of each metric over the tasks that have it."""
     names = dict.fromkeys(name for values in by_task.values() for name in values)
-    found = {}
-    for name in names:
-        of_tasks = [values[name] for values in by_task.values() if name in values]
-        found[name] = math.fsum(of_tasks) / len(of_tasks)
-    return found
-
-
-def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numeric values, including seqio's Scalar; texts are left out."""
-    found = {}
-    for name, value in values.items():
-        value = getattr(value, "value", value)
-        try:
-            found[name] = float(value)
-        except (TypeError, ValueError):
-            continue
-    return found
+    of_tasks = {
+        name: [values[name] for values in by_task.values() if name in values] for name in names
+    }
+    return {name: math.fsum(values) / len(values) for name, values in of_tasks.items()}
 
 
 def plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine.metrics import perplexity
 from trainer.engine.program import Program
 from trainer.evaluating.likelihood import Likelihood
@@ -53,10 +53,7 @@ class Probes:
         self._probes = [_probe(line, place, make) for place, line in _lines(path)]
 
     def __call__(self, params: Any) -> dict[str, dict[str, float]]:
-        """Returns {"probes": values} for the parameters of the program's state.
-
-        `probe_accuracy` is a percentage of clozes, `probe_perplexity` is per token over all texts.
-        """
+        """Returns the percentage of correct clozes and the texts' perplexity per token."""
         params = self._program.merged(params)
         pairs = [pair for probe in self._probes for pair in probe.pairs]
         scores = iter(self._likelihood(params, pairs).tolist())
@@ -83,13 +80,10 @@ class _Whole:
         self._encode, self._length = run.data.encode, run.lengths.inputs + run.lengths.targets
 
     def text(self, text: str) -> Pair:
-        return self._pair(text)
+        return np.zeros(0, np.int32), _fitting(self._encode(text), self._length, text)
 
     def choice(self, before: str, choice: str, after: str) -> Pair:
-        return self._pair(before + choice + after)
-
-    def _pair(self, text: str) -> Pair:
-        return np.zeros(0, np.int32), _fitting(self._encode(text), self._length, text)
+        return self.text(before + choice + after)
 
 
 class _Spans:
@@ -125,7 +119,6 @@ def _fitting(ids: Sequence[int], length: int, text: str) -> np.ndarray:
 
 
 def _lines(path: str) -> list[tuple[str, dict[str, Any]]]:
-    """Returns (place, value) of each line of a JSON lines file, for `_probe`."""
     if not files.exists(path):
         raise UserError(f"--evaluation.probes={path}: no such file")
     found = []

@@ -1,17 +1,16 @@
 """Evaluation of a run's checkpoints on a whole split."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
 from trainer.config import Config, MixingConfig, fields, load_config
+from trainer.config.evaluation import EvaluateFlags
 from trainer.config.this_machine import on_this_machine
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.data.task_record import warn_of_changes
 from trainer.engine import determinism, processes
 from trainer.engine.program import Program
@@ -20,26 +19,18 @@ from trainer.reporting.evaluations import evaluation_table
 from trainer.reporting.metrics import EVALUATION_FILE
 from trainer.setup import prepare
 
-if TYPE_CHECKING:
-    from trainer.config.evaluation import EvaluateFlags as Flags
-
 # split -> metric -> value; the first split is the requested one, others are SPLIT/TASK.
 Results = dict[str, dict[str, float]]
 _CHECKPOINTS = "checkpoints"
 
 
-def evaluate(flags: Flags) -> None:
-    """Evaluates checkpoints, writes their metrics and prints a table.
-
-    Raises UserError for a missing run, checkpoint or split, or for another vocabulary.
-    """
+def evaluate(flags: EvaluateFlags) -> None:
+    """Evaluates checkpoints, writes their metrics and prints a table."""
     config, origins = load_config(flags.model_dir)
     label = flags.split
     if flags.task and flags.task != config.task:
-        config, label = (
-            _on_another_task(config, origins, flags.task),
-            (f"{flags.task}:{flags.split}"),
-        )
+        config = _on_another_task(config, origins, flags.task)
+        label = f"{flags.task}:{flags.split}"
     overrides = {
         "model_dir": flags.model_dir,
         "cache_dir": flags.cache_dir,
@@ -51,11 +42,10 @@ def evaluate(flags: Flags) -> None:
         "evaluation.probes": flags.probes,
     }
     # The run's reactions to evaluations do not apply here.
-    for path in ("checkpoint.best_metric", "stopping.metric", "plateau.metric"):
-        config = fields.replace(config, path, None)
-    for path, value in overrides.items():
-        if value is not None:
-            config = fields.replace(config, path, value)
+    unset = ("checkpoint.best_metric", "stopping.metric", "plateau.metric")
+    values: dict[str, Any] = dict.fromkeys(unset)
+    values |= {path: value for path, value in overrides.items() if value is not None}
+    config = fields.replace_all(config, values)
 
     determinism.set_flags(config.deterministic)
 
@@ -93,10 +83,8 @@ def evaluate(flags: Flags) -> None:
 
 def _check_vocabulary(run: Run, checkpoint: str) -> None:
     """Rejects data whose vocabulary differs from the checkpoint's, if both are known."""
-    trained, now = (
-        metadata.read(checkpoint).get("vocabulary_sha256"),
-        run.data.vocabulary_sha256,
-    )
+    trained = metadata.read(checkpoint).get("vocabulary_sha256")
+    now = run.data.vocabulary_sha256
     if trained and now and trained != now:
         raise UserError(
             f"{checkpoint} was trained with another vocabulary than that of {run.config.task} in "
@@ -106,22 +94,18 @@ def _check_vocabulary(run: Run, checkpoint: str) -> None:
 
 def _on_another_task(config: Config, origins: dict[str, str], task: str) -> Config:
     """Returns `config` with another task; lengths implied by the old task are implied again."""
-    for side in ("inputs", "targets"):
-        path = f"lengths.{side}"
-        if origins.get(path, "").startswith("task "):
-            del origins[path]
-            config = fields.replace(config, path, None)
-    # The old task's objective and mixing do not apply to another task.
-    config = fields.replace(config, "objective", ())
-    config = fields.replace(config, "mixing", MixingConfig())
-    origins.setdefault("model.vocab_size", config.model_dir)
-    if origins["model.vocab_size"].startswith("preset"):
+    paths = ("lengths.inputs", "lengths.targets")
+    implied = [path for path in paths if origins.get(path, "").startswith("task ")]
+    for path in implied:
+        del origins[path]
+    if origins.get("model.vocab_size", "preset").startswith("preset"):
         origins["model.vocab_size"] = config.model_dir
-    return fields.replace(config, "task", task)
+    # The old task's objective and mixing do not apply to another task.
+    values = {"objective": (), "mixing": MixingConfig(), "task": task}
+    return fields.replace_all(config, {**dict.fromkeys(implied), **values})
 
 
 def _as_lines(results: dict[int, Results]) -> str:
-    """Returns JSON lines {"step", "split", "metrics"}."""
     return "".join(
         json.dumps({"step": step, "split": split, "metrics": values}) + "\n"
         for step, by_split in results.items()

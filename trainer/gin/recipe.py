@@ -13,7 +13,7 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
 from trainer.config import Config, fields
 from trainer.config.presets import MODEL_PRESETS, model_preset
-from trainer.data.padding import WASTEFUL
+from trainer.data.startup import WASTEFUL
 from trainer.gin import includes, mesh, mesh_includes, mesh_tables, reader, t5x, t5x_model
 from trainer.gin.meaning import Reading, typed
 from trainer.gin.reader import Binding, Macro, Value

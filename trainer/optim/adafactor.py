@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from trainer.config.optimizer import OptimizerConfig
@@ -51,8 +52,7 @@ def scale_by_factored_rms(
             axes = _factored_axes(param.shape, stacked(path), min_dim_size_to_factor)
             if axes is None:
                 return unused, unused, jnp.zeros(param.shape, jnp.float32)
-            second, largest = axes
-            row, column = _without(param.shape, largest), _without(param.shape, second)
+            row, column = (np.delete(param.shape, axis) for axis in reversed(axes))
             return jnp.zeros(row, jnp.float32), jnp.zeros(column, jnp.float32), unused
 
         leaves, tree = jax.tree_util.tree_flatten_with_path(params)
@@ -113,18 +113,11 @@ def clip_by_tensor_rms(
 def _factored_axes(
     shape: tuple[int, ...], stack: tuple[int, ...], min_dim_size: int
 ) -> tuple[int, int] | None:
-    """Returns a tensor's (second largest, largest) axis; None if unfactored.
-
-    Of axes of equal size, the later counts as larger.
-    """
+    """Returns the axes (second largest, largest), or None; of equal ones the later is larger."""
     own = sorted((axis for axis in range(len(shape)) if axis not in stack), key=shape.__getitem__)
     if len(own) < 2 or shape[own[-2]] < min_dim_size:
         return None
     return own[-2], own[-1]
-
-
-def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return shape[:axis] + shape[axis + 1 :]
 
 
 def _unzip(rows: list[tuple], tree: Any) -> list[Tree]:

@@ -55,10 +55,8 @@ def direction(config: OptimizerConfig, stacked: StackAxes) -> list[optax.Gradien
         return jax.tree_util.tree_map_with_path(matrix, params)
 
     def resize(path: tuple, update: jax.Array) -> jax.Array:
-        dimensions = matrix(path, update)
-        assert dimensions is not None
-        (rows,), (columns,) = dimensions
-        return update * _ADAM_RMS * math.sqrt(max(update.shape[rows], update.shape[columns]))
+        larger = max(size for axis, size in enumerate(update.shape) if axis not in stacked(path))
+        return update * _ADAM_RMS * math.sqrt(larger)
 
     def labels(params: Tree) -> Tree:
         return jax.tree_util.tree_map_with_path(

@@ -60,7 +60,8 @@ def make_optimizer(
     if config.value("scale_epsilon") and factors:
         # Adam with gradients / r and epsilon is Adam with gradients and epsilon * r.
         parts.append(_scale_tensors({path: 1.0 / factor.rate for path, factor in factors.items()}))
-    parts += _direction(config.name)(config, stacked)
+    direction: Direction = _load(OPTIMIZERS[config.name].code)
+    parts += direction(config, stacked)
 
     def by_schedule(make: Callable[[Schedule], optax.GradientTransformation]) -> None:
         parts.append(droppable(make, schedule) if drops else make(schedule))
@@ -104,10 +105,6 @@ def optimizer_of(
     return make_optimizer(config, logical_axes(spec), decayed(spec), parameter_tree(spec))
 
 
-def _direction(name: str) -> Direction:
-    return _load(OPTIMIZERS[name].code)
-
-
 def _load(code: str) -> Any:
     module, _, function = code.partition(":")
     return getattr(importlib.import_module(module), function)
@@ -145,20 +142,13 @@ def _scale_tensors(factors: dict[str, float]) -> optax.GradientTransformation:
 
 
 def weight_decay_mask(excluded: tuple[str, ...]) -> Callable[[Tree], Tree]:
-    """Returns tree -> tree of bools: True where weight decay applies.
-
-    It applies unless a regular expression in `excluded` matches anywhere in the tensor's path, as
-    in "decoder/layers_0/mlp/wo/kernel".
-    """
+    """Returns tree -> tree of bools: True unless a regular expression matches the path."""
     patterns = [re.compile(pattern) for pattern in excluded]
 
-    def mask(params: Tree) -> Tree:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, _: not any(pattern.search(path_name(path)) for pattern in patterns),
-            params,
-        )
+    def decays(path: tuple, _: Any) -> bool:
+        return not any(pattern.search(path_name(path)) for pattern in patterns)
 
-    return mask
+    return lambda params: jax.tree_util.tree_map_with_path(decays, params)
 
 
 def scale_by_parameter_rms(
@@ -173,7 +163,6 @@ def scale_by_parameter_rms(
         rms = jnp.sqrt(over_tensor(jnp.mean, jnp.square(param), stacked(path)))
         return update * jnp.clip(rms, minimum, maximum)
 
-    def update(updates: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
-        return jax.tree_util.tree_map_with_path(scale, updates, params), state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    return optax.stateless(
+        lambda updates, params: jax.tree_util.tree_map_with_path(scale, updates, params)
+    )

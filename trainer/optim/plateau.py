@@ -14,10 +14,7 @@ Tree = Any
 
 
 class PlateauState(NamedTuple):
-    """State of a transformation that follows a schedule.
-
-    `rate_scale`, a float32 scalar, multiplies the schedule; updates leave it unchanged.
-    """
+    """State of a transformation whose schedule is multiplied by `rate_scale`, float32 []."""
 
     inner: Any
     rate_scale: jax.Array
@@ -43,7 +40,10 @@ def droppable(
 
 def set_rate_scale(state: Any, scale: float) -> Any:
     """Returns a TrainState with schedules scaled by `scale`; unchanged if none can be."""
-    is_scaled = _is_plateau
+
+    def is_scaled(node: Any) -> bool:
+        return isinstance(node, PlateauState)
+
     if not any(map(is_scaled, jax.tree.leaves(state.opt_state, is_leaf=is_scaled))):
         return state
 
@@ -55,7 +55,3 @@ def set_rate_scale(state: Any, scale: float) -> Any:
 
     opt_state = jax.tree.map(put, state.opt_state, is_leaf=is_scaled)
     return dataclasses.replace(state, opt_state=opt_state)
-
-
-def _is_plateau(node: Any) -> bool:
-    return isinstance(node, PlateauState)

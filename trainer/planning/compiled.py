@@ -10,14 +10,13 @@ import jax
 
 from tasks.terminal.command_line import UserError
 from trainer.config.mesh import AXES
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.hardware import peak_flops
 from trainer.engine.program import Program
 from trainer.engine.sharding import host_part, rows
 from trainer.planning import hlo
-from trainer.planning.chips import Chip, chip_of
-from trainer.planning.devices import place_of
+from trainer.planning.devices import Chip, chip_of, place_of
 from trainer.planning.kernels import Schedules, kernels
 from trainer.planning.memory import BATCH, OPTIMIZER_STATE, PARAMETERS, Memory, memory
 from trainer.planning.planned_run import Subject
@@ -28,11 +27,8 @@ from trainer.planning.timing import Timing, timing
 class Target:
     """The devices of a plan, of all hosts.
 
-    Attributes:
-      name: the topology, as "v5e:4x4", or the platform of local devices.
-      chip: facts about the chips; None if unknown.
-      memory: bytes that a program may use on a device; None if unknown.
-      schedules: kernel schedules of the last compiled program; None if the compiler writes none.
+    `name` is the topology, as "v5e:4x4", or the platform of local devices; `memory` is the bytes
+    that a program may use on a device. None means unknown, or that there are no `schedules`.
     """
 
     name: str
@@ -63,11 +59,9 @@ _UNITS = MappingProxyType({"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40})
 
 
 class TooLarge(UserError):
-    """The compiler refuses a program that needs more memory than a device has.
+    """The compiler refuses a program that needs `needed` bytes per device for temporaries alone.
 
-    Attributes:
-      needed: bytes per device for temporary arrays alone.
-      training: the plan without evaluation, if only the evaluation step is refused.
+    `training` is the plan without evaluation, if only the evaluation step is refused.
     """
 
     def __init__(self, message: str, needed: int):
@@ -89,13 +83,8 @@ class Compiled:
 class Plan:
     """The memory and time that a run needs on its target.
 
-    Attributes:
-      mesh: axis -> size.
-      host_rows: rows of each batch that a host reads.
-      parameters: number of model parameters.
-      flops: operations per step on all devices, by `cost.flops_per_step`.
-      evaluation: the evaluation step, its memory including the optimizer state; None if the run
-        never evaluates.
+    A host reads `host_rows` of each batch; `flops` are a step's on all devices together;
+    `evaluation` includes the optimizer state, None if the run never evaluates.
     """
 
     subject: Subject
@@ -150,12 +139,7 @@ class Plan:
 
 
 def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> Plan:
-    """Compiles the programs of a run and returns its plan.
-
-    Raises:
-      TooLarge: a program needs far more memory than a device has.
-      UserError: model, batch or mesh do not fit the devices, or the compiler fails.
-    """
+    """Compiles the programs of a run and returns its plan; may raise TooLarge."""
     config = subject.config
     program = make_program(subject, target)
     state = program.abstract_state()

@@ -1,15 +1,129 @@
-"""The devices that a run is planned for: an absent TPU slice's or local ones."""
+"""TPU chips (clock, memory, links, price) and slices, and the devices that a run is planned for.
 
-from __future__ import annotations
+Peak operations per second are in `trainer.engine.hardware`.
+"""
 
 import dataclasses
 import importlib.util
+import math
 import os
 import re
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Self
 
 from tasks.terminal.command_line import UserError
-from trainer.planning.chips import CHIPS, Chip, Place, chips_in
+
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A generation of TPU chips.
+
+    Attributes:
+      kind: JAX's `device_kind`.
+      clock: cycles per second, the unit of the compiler's estimates.
+      memory: bytes of HBM that a program may use, without the runtime's share.
+      memory_bandwidth: HBM bytes per second.
+      axes: dimensions of the interconnect: 2 or 3.
+      link: bytes per second of one link in one direction; a chip has two links per axis.
+      wraps: axes whose length is a multiple of this are rings.
+      network: bytes per second of a chip over the data-centre network, between slices.
+      dollars: price per chip-hour.
+      largest: chips of the largest slice along each axis.
+      config: the compiler's name of the layout with one JAX device per chip.
+    """
+
+    kind: str
+    clock: float
+    memory: int
+    memory_bandwidth: float
+    axes: int
+    link: float
+    wraps: int
+    network: float
+    dollars: float
+    largest: tuple[int, ...]
+    config: str = "default"
+
+
+# Source and date of the prices below.
+PRICES = "cloud.google.com/tpu/pricing, on demand, cheapest US region, as of June 2025"
+
+# Clocks follow from peak operations: cores x MXUs x 2 x size^2 x clock. Usable memory is less than
+# the chip's; compiler errors name it ("Used 33.07G of 31.25G hbm"), as in EasyDeL's issue 166 (v4)
+# and Enzyme-JAX's pull request 2422 (v6e).
+# Sources: docs.cloud.google.com/tpu/docs, system architecture of each version (bandwidth of memory,
+# interconnect and network per chip); a link's bandwidth is the interconnect's divided by the number
+# of links. v4's network bandwidth is not published; v5p's is used.
+CHIPS: Mapping[str, Chip] = MappingProxyType(
+    {
+        "v4": Chip(
+            *("TPU v4", 1.05e9, int(30.75 * _GIB), 1.2e12, 3, 50e9, 4, 6.25e9, 3.22, (16, 16, 16)),
+            "megacore",
+        ),
+        "v5e": Chip(
+            "TPU v5 lite", 1.5e9, int(15.75 * _GIB), 0.819e12, 2, 50e9, 16, 3.125e9, 1.20, (16, 16)
+        ),
+        "v5p": Chip(
+            "TPU v5", 1.75e9, int(95.74 * _GIB), 2.765e12, 3, 100e9, 4, 6.25e9, 4.20, (16, 16, 24)
+        ),
+        "v6e": Chip(
+            "TPU v6 lite", 1.75e9, int(31.25 * _GIB), 1.6e12, 2, 100e9, 16, 12.5e9, 2.70, (16, 16)
+        ),
+    }
+)
+
+
+def chip_of(device_kind: str) -> Chip | None:
+    """Returns the chip with this `device_kind`; None if it is not in the table."""
+    return next((chip for chip in CHIPS.values() if chip.kind == device_kind), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """The place of a device: its slice, and its chip's coordinates within the slice."""
+
+    slice: int
+    coordinates: tuple[int, ...]
+
+
+def seconds_of_collective(
+    chip: Chip, sent: int, group: list[Place], shape: tuple[int, ...]
+) -> float:
+    """Returns the seconds of a collective within a slice, at the bandwidth of its links.
+
+    Latency and other traffic are not counted. `sent` are bytes per device, `group` the devices that
+    exchange, and `shape` the chips of a slice along each axis.
+    """
+    # Links of a chip that the group uses; an open row of chips has half the bandwidth of a ring.
+    links = 0
+    for axis, length in enumerate(shape):
+        extent = len({place.coordinates[axis] for place in group})
+        if extent > 1:
+            links += 2 if extent == length and length % chip.wraps == 0 else 1
+    return sent / (max(links, 1) * chip.link)
+
+
+def sent_bytes(kind: str, size: int, group: int) -> int:
+    """Returns the bytes that a device sends with the algorithm that sends the fewest.
+
+    `size` is the bytes of the whole array on one device (the larger of argument and result),
+    `group` the number of devices or slices.
+    """
+    if group < 2:
+        return 0
+    if kind == "collective-permute":
+        return size
+    passes = 2 if kind == "all-reduce" else 1
+    return passes * size * (group - 1) // group
+
+
+def slice_shape(places: list[Place]) -> tuple[int, ...]:
+    """Returns the chips of a slice along each axis of the interconnect."""
+    return tuple(1 + max(axis) for axis in zip(*(each.coordinates for each in places), strict=True))
+
 
 _TOPOLOGY = re.compile(r"(?:(\d+)x)?(v\w+):(\d+(?:x\d+)+)")
 _EXAMPLES = "v5e:4x4, v5p:4x4x4, v4:2x2x4, v6e:16x16, or 2xv5e:16x16 for two slices"
@@ -19,10 +133,7 @@ _HOST = (2, 2, 1)
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """One or more slices of TPU chips, named as "v5e:4x4" or "2xv5e:4x4".
-
-    `generation` is a key of CHIPS, `shape` the chips of a slice along each axis.
-    """
+    """Slices of TPU chips, as "v5e:4x4" or "2xv5e:4x4"; `generation` is a key of CHIPS."""
 
     name: str
     generation: str
@@ -30,7 +141,7 @@ class Topology:
     slices: int
 
     @classmethod
-    def named(cls, name: str) -> Topology:
+    def named(cls, name: str) -> Self:
         """Parses the name of a topology; raises UserError if there is no such topology."""
         found = _TOPOLOGY.fullmatch(name)
         if not found or found[2] not in CHIPS:
@@ -44,7 +155,7 @@ class Topology:
             example = "x".join(["4"] * axes)
             raise UserError(f"--topology={name}: {found[2]} slices have {axes} axes, as {example}")
         whole = all(size % host == 0 for size, host in zip(shape, _HOST, strict=False))
-        if not all(shape) or not (whole or chips_in(shape) == 1) or found[1] == "0":
+        if not all(shape) or not (whole or math.prod(shape) == 1) or found[1] == "0":
             raise UserError(
                 f"--topology={name}: hosts have 2 x 2 chips, so the first two sizes must be even "
                 "and above 0"
@@ -69,17 +180,14 @@ class Topology:
     @property
     def hosts(self) -> int:
         """Number of hosts of all slices."""
-        return max(chips_in(self.shape) // chips_in(_HOST), 1) * self.slices
+        return max(math.prod(self.shape) // math.prod(_HOST), 1) * self.slices
 
     def devices(self) -> list[Any]:
-        """Returns devices to compile programs for, not to run them.
-
-        Raises UserError if the TPU's compiler is not installed or knows no such slice.
-        """
+        """Returns devices to compile programs for, not to run them."""
         from jax.experimental import topologies
 
         options: dict[str, Any] = {"num_slices": self.slices} if self.slices > 1 else {}
-        if chips_in(self.shape) == 1:
+        if math.prod(self.shape) == 1:
             options["chips_per_host_bounds"] = (1, 1, 1)
         if self.chip.config != "default":
             options["chip_config_name"] = self.chip.config
@@ -95,10 +203,7 @@ class Topology:
 
 
 def prepare_compiler() -> None:
-    """Sets up the TPU's compiler for machines without a TPU; call it before JAX starts.
-
-    Raises UserError if libtpu is not installed.
-    """
+    """Sets up the TPU's compiler for machines without a TPU; call it before JAX starts."""
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
             "--topology needs the TPU's compiler, libtpu, which is not installed: "

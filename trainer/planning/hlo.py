@@ -7,11 +7,12 @@ for the program's protobuf (TensorFlow does, but the trainer does not use it).
 
 import dataclasses
 import functools
-import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+
+import numpy as np
 
 # Bits of an element by XLA's name of its type. Others ("token", "opaque") take no memory.
 _BITS = MappingProxyType(
@@ -33,13 +34,9 @@ _OTHER_SPACE = re.compile(r"S\([1-9]\)")
 
 @dataclasses.dataclass(frozen=True)
 class Array:
-    """An array in a shape.
+    """An array in a shape; `dtype` is XLA's name, `dimensions` has the outermost axis first.
 
-    Attributes:
-      dtype: XLA's name of the element type.
-      dimensions: sizes, outermost logical axis first.
-      size: bytes, padded to whole tiles.
-      in_hbm: False in the chip's own vector or scalar memory.
+    `size` is in bytes, padded to whole tiles; arrays not `in_hbm` are in the chip's own memory.
     """
 
     dtype: str
@@ -50,10 +47,7 @@ class Array:
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """An instruction; `attributes` is the text after the operands, `shape` the result's.
-
-    `name` is unique in the program. `root` marks the result of a computation.
-    """
+    """An instruction; `attributes` is the text after the operands, `shape` the result's."""
 
     name: str
     opcode: str
@@ -70,33 +64,32 @@ class Instruction:
     @property
     def cycles(self) -> int:
         """The compiler's estimate in cycles; 0 if absent."""
-        found = _CYCLES.search(self.attributes)
-        return int(found[1]) if found else 0
+        return int(first_group(_CYCLES, self.attributes) or 0)
 
     @property
     def op_name(self) -> str:
         """The path of the operation in the traced function; "" if unknown."""
-        found = _OP_NAME.search(self.attributes)
-        return found[1] if found else ""
+        return first_group(_OP_NAME, self.attributes)
 
     @property
     def target(self) -> str:
         """The target of a custom call, else ""."""
-        found = _TARGET.search(self.attributes)
-        return found[1] if found else ""
+        return first_group(_TARGET, self.attributes)
 
-    def computation(self, role: str) -> str | None:
-        """Returns the computation called as `role`: "calls", "body", "condition"."""
-        found = re.search(rf"\b{role}=%?([\w.\-]+)", self.attributes)
-        return found[1] if found else None
+    def computation(self, role: str) -> str:
+        """Returns the computation called as `role`: "calls", "body", "condition"; "" if none."""
+        return first_group(rf"\b{role}=%?([\w.\-]+)", self.attributes)
+
+
+def first_group(pattern: str | re.Pattern[str], text: str) -> str:
+    """Returns the first group of a pattern's first match; "" without a match."""
+    found = re.search(pattern, text)
+    return found[1] if found else ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A program: computations by name, each in execution order.
-
-    `donated` are indices of results written into the memory of arguments.
-    """
+    """A program: computations in execution order; `donated` results take arguments' memory."""
 
     computations: Mapping[str, tuple[Instruction, ...]]
     entry: str
@@ -108,10 +101,10 @@ class Module:
         The TPU's compiler does not write the number; the condition compares a counter that starts
         at 0 with a constant.
         """
-        known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
+        known = first_group(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)
         if known:
-            return int(known[1])
-        condition = self.computations.get(loop.computation("condition") or "", ())
+            return int(known)
+        condition = self.computations.get(loop.computation("condition"), ())
         constants = [
             int(each.attributes.partition(")")[0])
             for each in condition
@@ -120,29 +113,23 @@ class Module:
         return max(constants, default=1)
 
     def called(self, instruction: Instruction) -> Iterator[tuple[str, int]]:
-        """Yields (computation, number of runs) for loops, conditionals and calls.
-
-        Fusions yield nothing: a fusion counts as one piece of work.
-        """
-        if instruction.opcode == "while":
-            body = instruction.computation("body")
-            if body:
-                yield body, self.trip_count(instruction)
-        elif instruction.opcode == "conditional":
+        """Yields (computation, runs) for loops, conditionals and calls, not for fusions."""
+        names = {"while": "body", "call": "to_apply", "conditional": "true_computation"}
+        callee = instruction.computation(names.get(instruction.opcode, "none"))
+        if instruction.opcode == "conditional":
             # Only one branch runs: the first stands for all.
-            branches = re.search(r"branch_computations=\{%?([\w.\-]+)", instruction.attributes)
-            branch = branches[1] if branches else instruction.computation("true_computation")
-            if branch:
-                yield branch, 1
-        elif instruction.opcode == "call":
-            callee = instruction.computation("to_apply")
-            if callee:
-                yield callee, 1
+            branches = r"branch_computations=\{%?([\w.\-]+)"
+            callee = first_group(branches, instruction.attributes) or callee
+        if callee:
+            yield callee, self.trip_count(instruction) if instruction.opcode == "while" else 1
+
+    def root(self, name: str) -> Instruction | None:
+        """Returns the result of a computation; None if there is no such computation."""
+        return next((each for each in self.computations.get(name, ()) if each.root), None)
 
     def inside(self, instruction: Instruction) -> Iterator[Instruction]:
         """Yields the instructions inside a fusion or an asynchronous start."""
-        name = instruction.computation("calls")
-        for each in self.computations.get(name or "", ()):
+        for each in self.computations.get(instruction.computation("calls"), ()):
             yield each
             yield from self.inside(each)
 
@@ -182,14 +169,12 @@ def _array(dtype: str, dimensions: str, layout: str) -> Array:
     sizes = tuple(int(each.strip("<=")) for each in dimensions.split(",") if each)
     order, _, tiles = layout.partition(":")
     padded = list(sizes)
-    tile = _TILE.search(tiles)
+    tile = first_group(_TILE, tiles)
     if tile and order:
         # The tile covers the minor-most dimensions; the layout lists dimensions minor first.
-        minor = [int(each) for each in order.split(",")]
-        for index, size in zip(minor, reversed(_numbers(tile[1])), strict=False):
+        for index, size in zip(_numbers(order), reversed(_numbers(tile)), strict=False):
             padded[index] = -(-padded[index] // size) * size
-    bits = _BITS.get(dtype, 0)
-    size = -(-math.prod(padded) * bits // 8)
+    size = -(-math.prod(padded) * _BITS.get(dtype, 0) // 8)
     return Array(dtype, sizes, size, not _OTHER_SPACE.search(tiles))
 
 
@@ -206,12 +191,13 @@ def _instruction(line: str) -> Instruction | None:
     opcode = _OPCODE.match(rest, shape_end + 1)
     if not opcode:
         return None
-    end = _closing(rest, opcode.end() - 1)
-    inner = rest[opcode.end() : end]
-    operands = () if opcode[1] in ("constant", "parameter") else tuple(_NAME.findall(inner))
-    # Constants have their value, parameters their number, in place of operands.
-    kept = opcode.end() if opcode[1] in ("constant", "parameter") else end + 1
-    return Instruction(found[2], opcode[1], rest[:shape_end], operands, rest[kept:], bool(found[1]))
+    begin, end = opcode.end(), _closing(rest, opcode.end() - 1)
+    if opcode[1] in ("constant", "parameter"):
+        # They have their value or number in place of operands.
+        operands, attributes = (), rest[begin:]
+    else:
+        operands, attributes = tuple(_NAME.findall(rest[begin:end])), rest[end + 1 :]
+    return Instruction(found[2], opcode[1], rest[:shape_end], operands, attributes, bool(found[1]))
 
 
 def _closing(text: str, start: int) -> int:
@@ -240,29 +226,21 @@ def replica_groups(text: str) -> list[list[int]]:
     if iota:
         sizes = _numbers(iota[3])
         order = _numbers(iota[4]) if iota[4] else list(range(len(sizes)))
-        numbers = _transposed(sizes, order)
-        length = int(iota[2])
-        return [numbers[start : start + length] for start in range(0, len(numbers), length)]
+        return _transposed(sizes, order, int(iota[2]))
     mesh = re.search(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}", text)
     if mesh:
-        axes = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])]
+        sizes_by_name = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
         chosen = re.findall(r"'([^']+)'", mesh[2])
-        names = [name for name, _ in axes]
-        if not set(chosen) <= set(names):
+        if not set(chosen) <= sizes_by_name.keys():
             return []
+        names, sizes = list(sizes_by_name), list(sizes_by_name.values())
         inner = [names.index(name) for name in chosen]
-        outer = [index for index in range(len(axes)) if index not in inner]
-        sizes = [size for _, size in axes]
-        numbers = _transposed(sizes, outer + inner)
-        length = math.prod(sizes[index] for index in inner)
-        return [numbers[start : start + length] for start in range(0, len(numbers), length)]
+        outer = [index for index in range(len(sizes)) if index not in inner]
+        return _transposed(sizes, outer + inner, math.prod(sizes[index] for index in inner))
     return []
 
 
-def _transposed(sizes: list[int], order: list[int]) -> list[int]:
-    """Returns range(prod(sizes)), reshaped to `sizes`, transposed by `order` and flattened."""
-    strides = [math.prod(sizes[index + 1 :]) for index in range(len(sizes))]
-    return [
-        sum(place * strides[axis] for place, axis in zip(places, order, strict=True))
-        for places in itertools.product(*(range(sizes[axis]) for axis in order))
-    ]
+def _transposed(sizes: list[int], order: list[int], length: int) -> list[list[int]]:
+    """Returns the device numbers of a grid, transposed by `order`, in groups of `length`."""
+    numbers = np.arange(math.prod(sizes)).reshape(sizes).transpose(order)
+    return numbers.reshape(-1, length).tolist()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from trainer.model.fused_tiles import VISITED
-from trainer.planning.hlo import Instruction, Module, arrays
+from trainer.planning.hlo import Instruction, Module, arrays, first_group
 
 # The target of a kernel's custom call.
 PALLAS = "tpu_custom_call"
@@ -43,10 +43,7 @@ class Schedule(NamedTuple):
     inner: float = 0.0
 
     def cycles(self, groups: int, steps: int, visited: float = 1.0) -> float:
-        """Returns the cycles of `groups` times `steps` grid steps.
-
-        `visited` multiplies the assumed runs of loops of unknown length.
-        """
+        """Returns the cycles; `visited` multiplies the assumed runs of loops of unknown length."""
         step = self.step + (visited - 1.0) * self.inner
         return groups * (steps * step + self.once)
 
@@ -114,12 +111,9 @@ def parse_schedule(text: str) -> Schedule:
 class Kernel(NamedTuple):
     """A Pallas kernel in a traced program.
 
-    Attributes:
-      grid: (groups, steps) if there are several axes, else (steps,).
-      runs: runs per program.
-      shapes: operands' shapes, then results', on one device.
-      bytes: bytes of operands and results, each moved once.
-      visited: visited tiles as a share of a causal mask's, for layouts that skip tiles; else 1.
+    `grid` is (groups, steps) if there are several axes, else (steps,); `shapes` are operands', then
+    results', on one device, moved once as `bytes`. `visited` is the share of a causal mask's tiles,
+    for layouts that skip tiles; else 1.
     """
 
     name: str
@@ -154,16 +148,9 @@ def kernels(jaxpr: Any) -> list[Kernel]:
 
 def kernel_of(call: Instruction, traced: list[Kernel]) -> Kernel | None:
     """Returns the kernel that a custom call runs; None if it was not traced."""
-    operands = _OPERANDS.search(call.attributes)
-    given = arrays(operands[1]) if operands else ()
+    given = arrays(first_group(_OPERANDS, call.attributes))
     shapes = tuple(array.dimensions for array in (*given, *call.arrays))
     return next((each for each in traced if each.name in call.name and each.shapes == shapes), None)
-
-
-def _body(call: Instruction) -> str:
-    """Returns the text of a kernel's program; "" if the custom call has none."""
-    found = _BODY_TEXT.search(call.attributes)
-    return found[1] if found else ""
 
 
 def _calls(jaxpr: Any, runs: int) -> Iterator[tuple[Any, int]]:
@@ -202,7 +189,7 @@ class Schedules:
         gets the last equal kernel's, even from an earlier program.
         """
         calls = {
-            call.name: _body(call)
+            call.name: first_group(_BODY_TEXT, call.attributes)
             for instructions in module.computations.values()
             for call in instructions
             if call.target == PALLAS

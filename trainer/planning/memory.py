@@ -8,6 +8,7 @@ total.
 
 import collections
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -57,21 +58,20 @@ def memory(compiled: Any, module: Module, arguments: dict[str, Any], vocab_size:
     results = stats.output_size_in_bytes - stats.alias_size_in_bytes
     if results > 0:
         shares[BATCH] = shares.get(BATCH, 0) + results
-    sizes = {dimension for dimension in _divided(vocab_size) if dimension > 1}
-    alive = Liveness(module, sizes).peak()
-    for part, size in _scaled(dict(alive), stats.temp_size_in_bytes).items():
+    alive = Liveness(module, _divided(vocab_size)).peak(module.entry)
+    for part, size in _scaled(alive, stats.temp_size_in_bytes).items():
         shares[part] = shares.get(part, 0) + size
     if stats.generated_code_size_in_bytes:
         shares[CODE] = stats.generated_code_size_in_bytes
     return Memory({part: size for part, size in shares.items() if size})
 
 
-def _divided(size: int) -> list[int]:
+def _divided(size: int) -> set[int]:
     """Returns possible sizes of a dimension on a device: divided by powers of two."""
     found = [size]
     while found[-1] % 2 == 0 and found[-1] > 2048:
         found.append(found[-1] // 2)
-    return found
+    return {*found} - {1}
 
 
 def _bytes(leaf: Any) -> int:
@@ -93,22 +93,18 @@ class Liveness:
     """Follows the arrays of a program in order; a dimension in `vocab_sizes` means logits."""
 
     def __init__(self, module: Module, vocab_sizes: set[int]):
-        self._module = module
-        self._vocab_sizes = vocab_sizes
+        self._module, self._vocab_sizes = module, vocab_sizes
         self._peaks: dict[str, dict[str, int]] = {}
 
-    def peak(self) -> dict[str, int]:
-        """Returns bytes by part at the moment of peak memory, without arguments."""
-        return self._peak_of(self._module.entry)
-
-    def _peak_of(self, name: str) -> dict[str, int]:
+    def peak(self, name: str) -> dict[str, int]:
+        """Returns a computation's bytes by part at its peak of memory, without arguments."""
         if name not in self._peaks:
-            self._peaks[name] = _Run(self, name).peak()
+            self._peaks[name] = _Run(self, self._module, name).peak()
         return self._peaks[name]
 
     def inner(self, instruction: Instruction) -> dict[str, int]:
         """Returns the peak inside the computations that an instruction runs."""
-        peaks = [self._peak_of(name) for name, _ in self._module.called(instruction)]
+        peaks = [self.peak(name) for name, _ in self._module.called(instruction)]
         return max(peaks, key=lambda peak: sum(peak.values()), default={})
 
     def part(self, instruction: Instruction, dimensions: tuple[int, ...]) -> str:
@@ -125,8 +121,9 @@ class Liveness:
 
         The activations that a scan keeps per layer start as zeros, whose instruction has no part.
         """
-        body = {each.name: each for each in self.instructions(loop.computation("body") or "")}
-        root = next((each for each in body.values() if each.root), None)
+        name = loop.computation("body")
+        body = {each.name: each for each in self._module.computations.get(name, ())}
+        root = self._module.root(name)
         found = {}
         for index, operand in enumerate(root.operands if root else ()):
             written = body.get(operand)
@@ -141,30 +138,29 @@ class Liveness:
                 found[index] = _ACTIVATIONS + max(known, key=known.count)
         return found
 
-    def instructions(self, name: str) -> tuple[Instruction, ...]:
-        """Returns the instructions of a computation."""
-        return self._module.computations.get(name, ())
-
     def donated(self, name: str) -> frozenset[int]:
         """Returns the indices of a computation's results that share its arguments' memory."""
         if name == self._module.entry:
             return self._module.donated
-        root = next((each for each in self.instructions(name) if each.root), None)
+        root = self._module.root(name)
         return frozenset(range(len(root.arrays))) if root else frozenset()
 
 
 class _Run:
     """One pass through a computation."""
 
-    def __init__(self, program: Liveness, name: str):
+    def __init__(self, program: Liveness, module: Module, name: str):
         self._program = program
-        self._instructions = program.instructions(name)
+        self._instructions = module.computations.get(name, ())
         self._by_name = {each.name: each for each in self._instructions}
         self._buffers: dict[str, list[int]] = {}
         self._sizes: list[int] = []
         self._parts: list[str] = []
-        self._values()
-        self._give_back(program.donated(name))
+        self._assign()
+        root, donated = module.root(name), program.donated(name)
+        for index, buffer in enumerate(self._buffers[root.name] if root else ()):
+            if index in donated and buffer != _FREE:
+                self._sizes[buffer] = 0
 
     def peak(self) -> dict[str, int]:
         """Returns bytes by part at the moment of peak memory."""
@@ -194,47 +190,43 @@ class _Run:
                     total -= self._sizes[buffer]
         return fullest
 
-    def _values(self) -> None:
-        """Assigns memory to each instruction's results."""
+    def _assign(self) -> None:
         last_use = {
             operand: place
             for place, each in enumerate(self._instructions)
             for operand in each.operands
         }
         for place, each in enumerate(self._instructions):
-            operands = [self._buffers.get(operand, []) for operand in each.operands]
+            held = [self._buffers.get(operand, []) for operand in each.operands]
+            joined = list(itertools.chain(*held))
             if each.opcode in ("parameter", "constant"):
-                self._buffers[each.name] = [_FREE] * len(each.arrays)
+                found = [_FREE] * len(each.arrays)
             elif each.opcode in _VIEWS:
-                self._buffers[each.name] = self._view(each, operands)
+                found = self._view(each, joined)
             elif each.opcode.endswith("-done"):
-                self._buffers[each.name] = self._done(each)
+                found = self._done(each)
             elif each.opcode.endswith("-start"):
-                self._buffers[each.name] = self._start(each, operands)
+                found = self._start(each, joined)
             else:
-                ended = {
-                    buffer
-                    for operand, buffers in zip(each.operands, operands, strict=True)
-                    if last_use[operand] == place
-                    for buffer in buffers
-                    if buffer != _FREE
-                }
-                self._buffers[each.name] = self._new(each, ended)
+                pairs = zip(each.operands, held, strict=True)
+                dying = (buffers for operand, buffers in pairs if last_use[operand] == place)
+                ended = {buffer for buffer in itertools.chain(*dying) if buffer != _FREE}
+                found = self._new(each, ended)
+            self._buffers[each.name] = found
 
-    def _view(self, each: Instruction, operands: list[list[int]]) -> list[int]:
-        joined = [buffer for buffers in operands for buffer in buffers]
+    def _view(self, each: Instruction, joined: list[int]) -> list[int]:
         if each.opcode == "while":
             for index, part in self._program.stacked(each).items():
-                if index < len(joined) and self._parts_of(joined[index]) == _UNKNOWN:
-                    self._parts[joined[index]] = part
+                buffer = joined[index] if index < len(joined) else _FREE
+                if buffer != _FREE and self._parts[buffer] == _UNKNOWN:
+                    self._parts[buffer] = part
         if each.opcode == "get-tuple-element":
             index = int(each.attributes.partition("index=")[2].partition(",")[0] or 0)
             return joined[index : index + 1]
         return joined[: max(len(each.arrays), 1)]
 
-    def _start(self, each: Instruction, operands: list[list[int]]) -> list[int]:
+    def _start(self, each: Instruction, joined: list[int]) -> list[int]:
         """Returns the memory of an asynchronous start, whose result also holds its operands."""
-        joined = [buffer for buffers in operands for buffer in buffers]
         new = self._new(each, set())
         # A copy-start lists its result first; other starts list their operands first.
         first = 1 if each.opcode == "copy-start" else 0
@@ -258,9 +250,6 @@ class _Run:
             found.append(held[last] if last is not None and last < len(held) else _FREE)
         return found
 
-    def _parts_of(self, buffer: int) -> str | None:
-        return None if buffer == _FREE else self._parts[buffer]
-
     def _new(self, each: Instruction, ended: set[int]) -> list[int]:
         buffers = []
         for array in each.arrays:
@@ -273,18 +262,8 @@ class _Run:
                 ended.remove(reused)
             self._sizes.append(0 if reused is not None else array.size)
             self._parts.append(self._program.part(each, array.dimensions))
-            if reused is None:
-                buffers.append(len(self._sizes) - 1)
-            else:
-                buffers.append(reused)
+            buffers.append(len(self._sizes) - 1 if reused is None else reused)
         return buffers
-
-    def _give_back(self, donated: frozenset[int]) -> None:
-        """Sets the size of donated results to 0."""
-        root = next((each for each in self._instructions if each.root), None)
-        for index, buffer in enumerate(self._buffers.get(root.name, ()) if root else ()):
-            if index in donated and buffer != _FREE:
-                self._sizes[buffer] = 0
 
     def _by_part(self, alive: set[int], inner: dict[str, int]) -> dict[str, int]:
         total: collections.Counter[str] = collections.Counter(inner)

@@ -1,16 +1,15 @@
 """The page of a plan, as text and as JSON."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from itertools import zip_longest
 from typing import Any
 
-from tasks.terminal.fields import as_flag
 from tasks.terminal.table import table
-from trainer.planning.chips import PRICES
 from trainer.planning.compiled import Compiled, Plan, TooLarge
+from trainer.planning.devices import PRICES
 from trainer.planning.planned_run import Subject
-from trainer.planning.search import Attempt, flags
+from trainer.planning.search import Attempt, as_flags, flags
 from trainer.planning.timing import Timing
 
 _GB = 1e9
@@ -51,18 +50,12 @@ def ranking(attempts: list[Attempt], asked: Subject) -> str:
     rows = []
     for each in attempts:
         if each.plan is None:
-            rows.append(("", "-", "-", "-", f"{_shown(each.values)}: {each.refused}"))
+            rows.append(("", "-", "-", "-", f"{as_flags(each.values)}: {each.refused}"))
             continue
         plan = each.plan
-        rows.append(
-            (
-                "does not fit" if plan.missing else "fits",
-                f"{(plan.step or 0) * 1e3:,.1f}",
-                f"{plan.mfu or 0:.1%}",
-                f"{plan.needed / _GB:,.1f}",
-                _shown(each.values),
-            )
-        )
+        fits = "does not fit" if plan.missing else "fits"
+        speed = f"{(plan.step or 0) * 1e3:,.1f}", f"{plan.mfu or 0:.1%}"
+        rows.append((fits, *speed, f"{plan.needed / _GB:,.1f}", as_flags(each.values)))
     best = next((each.plan for each in attempts if each.plan and not each.plan.missing), None)
     last = f"best: {flags(best, asked) or 'as asked'}" if best else "nothing that was tried fits"
     return f"{table(header, rows)}\n\n{last}\n\n{_HONEST}"
@@ -71,34 +64,26 @@ def ranking(attempts: list[Attempt], asked: Subject) -> str:
 _HONEST = "times are the compiler's estimates, not a clock: compare with them, check on a chip"
 
 
-def _shown(values: Mapping[str, Any]) -> str:
-    return " ".join(f"--{path}={as_flag(value)}" for path, value in values.items())
-
-
-def _head(plan: Plan) -> list[tuple[str, str]]:
-    config, target = plan.subject.config, plan.target
-    encoder, decoder = plan.subject.lengths
-    lengths = " + ".join(str(length) for length in (encoder, decoder) if length)
+def _head(plan: Plan) -> Iterator[tuple[str, str]]:
+    config, target, model = plan.subject.config, plan.target, plan.subject.config.model
+    lengths = " + ".join(str(length) for length in plan.subject.lengths if length)
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
-    model = config.model
-    return [
-        (
-            "model",
-            f"{config.preset}: {plan.parameters:,} parameters, vocabulary {model.vocab_size:,}, "
-            f"{model.dtype}, attention {model.attention_on(target.kind)}, {config.optimizer.name}",
-        ),
-        (
-            "devices",
-            f"{target.name} ({target.kind}): {len(target.devices)} on {target.hosts} host(s), "
-            f"mesh {mesh}, rules {config.mesh.rules}",
-        ),
-        (
-            "step",
-            f"{config.batch_size:,} rows of {lengths} tokens in {config.microbatches} part(s), "
-            f"remat {model.remat}, layers {'scanned' if model.scan_layers else 'unrolled'}; each "
-            f"host reads {plan.host_rows:,} rows",
-        ),
-    ]
+    yield (
+        "model",
+        f"{config.preset}: {plan.parameters:,} parameters, vocabulary {model.vocab_size:,}, "
+        f"{model.dtype}, attention {model.attention_on(target.kind)}, {config.optimizer.name}",
+    )
+    yield (
+        "devices",
+        f"{target.name} ({target.kind}): {len(target.devices)} on {target.hosts} host(s), "
+        f"mesh {mesh}, rules {config.mesh.rules}",
+    )
+    yield (
+        "step",
+        f"{config.batch_size:,} rows of {lengths} tokens in {config.microbatches} part(s), "
+        f"remat {model.remat}, layers {'scanned' if model.scan_layers else 'unrolled'}; each "
+        f"host reads {plan.host_rows:,} rows",
+    )
 
 
 def _fit(plan: Plan) -> str:
@@ -138,15 +123,10 @@ def _beside(left: str, right: str) -> str:
 
 
 def _traffic(timing: Timing) -> str:
-    rows = [
-        (
-            kind,
-            f"{total['bytes'] / _GB:,.3f}",
-            f"{total['seconds'] * 1e3:,.2f}",
-            f"{total['exposed'] * 1e3:,.2f}",
-        )
-        for kind, total in timing.traffic().items()
-    ]
+    rows = []
+    for kind, total in timing.traffic().items():
+        times = (f"{total[name] * 1e3:,.2f}" for name in ("seconds", "exposed"))
+        rows.append((kind, f"{total['bytes'] / _GB:,.3f}", *times))
     header = ("sent by a device in a step", "GB", "ms", "ms not hidden by other work")
     blocks = [table(header, rows)] if rows else []
     kernels = [
@@ -165,59 +145,49 @@ def _traffic(timing: Timing) -> str:
     return "\n\n".join(blocks)
 
 
-def _cost(plan: Plan, price: float | None) -> list[tuple[str, str]]:
-    lines = []
-    config = plan.subject.config
+def _cost(plan: Plan, price: float | None) -> Iterator[tuple[str, str]]:
     if plan.step:
         mfu = f", MFU {plan.mfu:.1%}" if plan.mfu else ""
-        lines.append(
-            (
-                "speed",
-                f"{plan.step * 1e3:,.1f} ms a step{mfu}, {plan.tokens_per_second:,.0f} tokens a "
-                "second and chip",
-            )
+        yield (
+            "speed",
+            f"{plan.step * 1e3:,.1f} ms a step{mfu}, {plan.tokens_per_second:,.0f} tokens a second "
+            "and chip",
         )
         hours, dollars, origin = _bill(plan, price)
         cost = f", ${dollars:,.2f}" if dollars is not None else ""
-        lines.append(
-            (
-                "the run",
-                f"{config.train_steps:,} steps: {hours:,.1f} h{cost}; evaluations and checkpoints "
-                "come on top",
-            )
+        yield (
+            "the run",
+            f"{plan.subject.config.train_steps:,} steps: {hours:,.1f} h{cost}; evaluations and "
+            "checkpoints come on top",
         )
         if origin:
-            lines.append(("price", origin))
+            yield "price", origin
     elif plan.least:
-        lines.append(("speed", f"at least {plan.least * 1e3:,.1f} ms a step, at the peak"))
+        yield "speed", f"at least {plan.least * 1e3:,.1f} ms a step, at the peak"
     else:
-        lines.append(("speed", f"{plan.flops / 1e9:,.1f} GFLOP a step; no estimate of time here"))
+        yield "speed", f"{plan.flops / 1e9:,.1f} GFLOP a step; no estimate of time here"
+    seconds = plan.train.seconds
     if plan.evaluation:
-        took = plan.evaluation.timing
+        took, size = plan.evaluation.timing, plan.evaluation.memory.total
         ms = f", {took.step * 1e3:,.1f} ms" if took else ""
-        lines.append(
-            ("evaluation", f"a batch{ms}, {plan.evaluation.memory.total / _GB:,.2f} GB a device")
-        )
-    seconds = plan.train.seconds + (plan.evaluation.seconds if plan.evaluation else 0)
-    lines.append(("compiled", f"in {seconds:,.0f} s"))
+        yield "evaluation", f"a batch{ms}, {size / _GB:,.2f} GB a device"
+        seconds += plan.evaluation.seconds
+    yield "compiled", f"in {seconds:,.0f} s"
     if plan.step:
-        lines.append(("", _HONEST))
-    return lines
+        yield "", _HONEST
 
 
 def _bill(plan: Plan, price: float | None) -> tuple[float, float | None, str]:
-    """Returns (hours, dollars, origin of the price)."""
     hours = (plan.step or 0.0) * plan.subject.config.train_steps / 3600
     chip = plan.target.chip
-    if price is None and chip is None:
+    each = price if price is not None else chip and chip.dollars
+    if each is None:
         return hours, None, ""
-    each = price if price is not None else chip.dollars if chip else 0.0
-    origin = "--price" if price is not None else PRICES
-    text = f"${each:,.2f} a chip and hour: {origin}"
+    text = f"${each:,.2f} a chip and hour: {PRICES if price is None else '--price'}"
     return hours, hours * len(plan.target.devices) * each, text
 
 
-def _text(lines: list[tuple[str, str]]) -> str:
+def _text(lines: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"{subject:<11} {text}" for subject, text in lines)
 
 

@@ -1,14 +1,13 @@
 """The subject of a plan: a configuration without data, completed from flags or from its task."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from tasks import mixture, registry
 from tasks.objectives import Lengths
+from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields
 from trainer.config.batch_of_tokens import batch_of_tokens
@@ -19,10 +18,7 @@ from trainer.setup import SEQIO, prepare
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A run known only by its shapes: enough to make a `Program`.
-
-    `config` is complete; `features` are names of the features of the task's examples.
-    """
+    """A run known only by its shapes, enough for a `Program`; `features` are its examples'."""
 
     config: Config
     converter: Converter
@@ -33,7 +29,7 @@ class Subject:
         """Encoder and decoder positions."""
         return self.converter.encoder_length, self.converter.decoder_length
 
-    def with_values(self, values: dict[str, Any]) -> Subject:
+    def with_values(self, values: dict[str, Any]) -> Self:
         """Returns the subject with fields set; raises UserError if the configuration is invalid."""
         return dataclasses.replace(self, config=fields.replace_all(self.config, values))
 
@@ -51,12 +47,7 @@ class Subject:
 
 
 def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
-    """Completes a configuration for a number of devices.
-
-    With a cache, lengths and vocabulary are the cache's. Otherwise lengths come from the task or
-    flags, and the vocabulary from the preset or a flag. Raises UserError for a missing or unfit
-    setting.
-    """
+    """Completes a configuration for `devices` from its cache, or from its task and flags."""
     if config.engine != "palimpsest":
         raise UserError(f"--engine={config.engine}: only steps of this trainer can be planned")
     if config.task and config.cache_dir:
@@ -71,15 +62,18 @@ def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
     return Subject(config, features.converter(config.model, lengths), _features(config))
 
 
+def _first_task(config: Config) -> TaskSpec | None:
+    """Returns the run's first task; None without a task, or for one of seqio's."""
+    if not config.task or config.task.startswith(SEQIO):
+        return None
+    known = registry.mixtures(config.task_module)
+    first = (known.get(config.task) or mixture.parse(config.task)).names[0]
+    return registry.get(first, config.task_module)
+
+
 def _with_lengths(config: Config) -> Config:
-    if config.task.startswith(SEQIO):
-        named = None
-    elif config.task:
-        known = registry.mixtures(config.task_module)
-        first = (known.get(config.task) or mixture.parse(config.task)).names[0]
-        named = registry.get(first, config.task_module).lengths
-    else:
-        named = None
+    task = _first_task(config)
+    named = task and task.lengths
     architecture = config.model.architecture
     needed = {"encoder_decoder": ("inputs", "targets"), "decoder": ("targets",)}
     for side in needed.get(architecture, ("inputs",)):
@@ -103,9 +97,5 @@ def _features(config: Config) -> frozenset[str]:
         return frozenset({"inputs", "targets", "weights", "segments", "order"})
     if config.lengths.inputs:
         return frozenset({"inputs", "targets"})
-    found = frozenset({"targets"})
-    if config.task and not config.task.startswith(SEQIO):
-        known = registry.mixtures(config.task_module)
-        first = (known.get(config.task) or mixture.parse(config.task)).names[0]
-        found |= {*registry.get(first, config.task_module).objective.features}
-    return found
+    task = _first_task(config)
+    return frozenset({"targets", *(task.objective.features if task else ())})

@@ -1,5 +1,6 @@
 """Tries ways to run a model on its devices: meshes, microbatches, rematerialisation, scan."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -13,14 +14,8 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import as_flag
 from trainer.config import fields
 from trainer.config.mesh import check_dimensions
-from trainer.planning.compiled import (
-    Plan,
-    Target,
-    TooLarge,
-    compile_plan,
-    make_program,
-    with_evaluation,
-)
+from trainer.planning import compiled
+from trainer.planning.compiled import Plan, Target, TooLarge
 from trainer.planning.memory import OPTIMIZER_STATE, PARAMETERS
 from trainer.planning.planned_run import Subject
 
@@ -56,10 +51,7 @@ class Attempt:
 
 
 def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
-    """Compiles up to `most` configurations; returns them, the best first.
-
-    Compiles the evaluation only for the best, with fewer rows if necessary.
-    """
+    """Compiles up to `most` configurations and the best one's evaluation; returns best first."""
     attempts = []
     for attempt in itertools.islice(_attempts(asked, target), most):
         attempts.append(attempt)
@@ -76,16 +68,13 @@ def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
 
 
 def evaluated(plan: Plan) -> Plan:
-    """Returns the plan with an evaluation that fits, with fewer rows than requested if necessary.
-
-    If one row per device is too many, the plan does not fit, or TooLarge is raised.
-    """
+    """Returns the plan with an evaluation that fits, with fewer rows if necessary."""
     config = plan.subject.config
     size = config.evaluation.batch_size or config.batch_size
     devices = plan.mesh["data"] * plan.mesh["fsdp"]
     while True:
         try:
-            found = with_evaluation(plan)
+            found = compiled.with_evaluation(plan)
             if not found.missing or size <= devices:
                 return found
         except TooLarge:
@@ -99,10 +88,7 @@ def evaluated(plan: Plan) -> Plan:
 def first_that_fits(
     asked: Subject, target: Target, known: Plan | TooLarge, most: int
 ) -> tuple[Plan | None, int]:
-    """Returns the first plan that fits, or None, and the number of configurations tried.
-
-    `known` is the outcome of the requested configuration.
-    """
+    """Returns the first plan that fits, or None, and the number tried; `known` is for `asked`."""
     training = known.training if isinstance(known, TooLarge) else known
     if training and training.trains:
         return evaluated(dataclasses.replace(training, evaluation=None)), 1
@@ -125,31 +111,37 @@ def flags(plan: Plan, asked: Subject | None = None) -> str:
     if asked and before["mesh.data"] == -1:
         # -1 means all remaining devices.
         before["mesh.data"] = values["mesh.data"] = -1
-    return " ".join(
-        f"--{path}={as_flag(values[path])}"
-        for path in (*_PATHS, _SCAN)
-        if before.get(path) != values[path] is not None
+    return as_flags(
+        {
+            path: values[path]
+            for path in (*_PATHS, _SCAN)
+            if before.get(path) != values[path] is not None
+        }
     )
 
 
+def as_flags(values: Mapping[str, Any]) -> str:
+    """Returns values by field path as flags."""
+    return " ".join(f"--{path}={as_flag(value)}" for path, value in values.items())
+
+
 def _report(attempt: Attempt) -> None:
-    """Prints an attempt to standard error: each takes a minute or more."""
-    text = " ".join(f"--{path}={as_flag(value)}" for path, value in attempt.values.items())
-    if attempt.plan is None:
-        outcome = str(attempt.refused)
-    else:
-        plan = attempt.plan
+    outcome = str(attempt.refused)
+    if plan := attempt.plan:
         fit = f"{plan.missing / 1e9:,.1f} GB too much" if plan.missing else "fits"
         time = f", {plan.step * 1e3:,.1f} ms a step" if plan.step else ""
         outcome = f"{plan.needed / 1e9:,.1f} GB, {fit}{time}"
-    print(f"tried {text or 'as asked'}: {outcome}", file=sys.stderr, flush=True)
+    print(f"tried {as_flags(attempt.values) or 'as asked'}: {outcome}", file=sys.stderr, flush=True)
 
 
 def _attempts(
     asked: Subject, target: Target, known: Plan | TooLarge | None = None
 ) -> Iterator[Attempt]:
     """Yields attempts, the likeliest first; `known` is the outcome of `asked`, if compiled."""
-    scanned = _may_scan(asked)
+    scanned = False
+    with contextlib.suppress(UserError):
+        asked.with_values({_SCAN: True})
+        scanned = True
     base: Values = {_SCAN: True} if scanned and not asked.config.model.scan_layers else {}
     best: Attempt | None = None
     for mesh in _meshes(asked, target):
@@ -158,9 +150,8 @@ def _attempts(
         for values in _ways(asked, mesh):
             parts = values.get("microbatches")
             # Microbatches cost time: try them only if nothing cheaper fits.
-            if parts and (
-                found or (least and _in_parts(least, asked, parts) > (target.memory or 0))
-            ):
+            hopeless = parts and least and _in_parts(least, asked, parts) > (target.memory or 0)
+            if parts and (found or hopeless):
                 continue
             attempt = _attempt(asked, target, {**mesh, **base, **values}, known)
             if attempt is None:
@@ -206,28 +197,19 @@ def _attempt(
         return Attempt({}, None, known) if isinstance(known, TooLarge) else Attempt({}, known)
     try:
         subject = asked.with_values(values)
-        make_program(subject, target)
+        compiled.make_program(subject, target)
     except UserError:
         return None
     try:
-        return Attempt(differing, compile_plan(subject, target, evaluation=False))
+        return Attempt(differing, compiled.compile_plan(subject, target, evaluation=False))
     except UserError as error:
         return Attempt(differing, None, error)
-
-
-def _may_scan(asked: Subject) -> bool:
-    try:
-        asked.with_values({_SCAN: True})
-    except UserError:
-        return False
-    return True
 
 
 def _ways(asked: Subject, mesh: Values) -> Iterator[Values]:
     """Yields ways to keep less for the backward pass, the fastest first."""
     config = asked.config
-    own = {"model.remat": config.model.remat}
-    yield own
+    yield {"model.remat": config.model.remat}
     for remat in ("dots", "full"):
         if remat != config.model.remat:
             yield {"model.remat": remat}
@@ -270,7 +252,6 @@ def _divisors(number: int, most: int | None = None) -> list[int]:
 
 
 def _state_bytes(subject: Subject, target: Target) -> int:
-    """Returns the bytes of parameters and optimizer state, undivided."""
-    state = make_program(subject, target).abstract_state()
+    state = compiled.make_program(subject, target).abstract_state()
     leaves = jax.tree.leaves((state.params, state.opt_state))
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)

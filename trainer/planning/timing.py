@@ -10,20 +10,15 @@ import re
 from collections.abc import Iterator, Mapping
 
 from trainer.planning import parts
-from trainer.planning.chips import Chip, Place, seconds_of_collective, sent_bytes, slice_shape
+from trainer.planning.devices import Chip, Place, seconds_of_collective, sent_bytes, slice_shape
 from trainer.planning.hlo import Instruction, Module, replica_groups
 from trainer.planning.kernels import PALLAS, Kernel, Schedule, kernel_of
 
 # Prefix of the kind of a collective between slices.
 NETWORK = "between slices: "
 _COLLECTIVES = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-permute",
-    "collective-broadcast",
+    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
+    *("collective-permute", "collective-broadcast"),
 )
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _TRANSFER = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
@@ -44,6 +39,11 @@ class Collective:
     times: int
     hidden: float = 0.0
 
+    @property
+    def exposed(self) -> float:
+        """Seconds of a run that no other work hides."""
+        return max(self.seconds - self.hidden, 0.0)
+
 
 @dataclasses.dataclass(frozen=True)
 class PricedKernel:
@@ -63,10 +63,7 @@ class PricedKernel:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """The estimated time of a step: seconds by part, which add up to the step.
-
-    `unpriced` counts products outside fusions without an estimate.
-    """
+    """The estimated time of a step by part; `unpriced` counts products without an estimate."""
 
     seconds: dict[str, float]
     collectives: list[Collective]
@@ -79,17 +76,13 @@ class Timing:
         return sum(self.seconds.values())
 
     def traffic(self) -> dict[str, dict[str, float]]:
-        """Returns bytes and seconds by kind of collective.
-
-        `bytes` are sent by a device, `seconds` assume the links' bandwidth, and `exposed` are the
-        seconds that no other work hides.
-        """
+        """Returns the bytes, seconds and exposed seconds of a step by kind of collective."""
         kinds: dict[str, dict[str, float]] = {}
         for each in sorted(self.collectives, key=lambda each: each.kind):
             total = kinds.setdefault(each.kind, {"bytes": 0, "seconds": 0.0, "exposed": 0.0})
             total["bytes"] += each.sent * each.times
             total["seconds"] += each.seconds * each.times
-            total["exposed"] += max(each.seconds - each.hidden, 0.0) * each.times
+            total["exposed"] += each.exposed * each.times
         return kinds
 
 
@@ -112,7 +105,6 @@ def timing(
     kernels: dict[tuple, PricedKernel] = {}
     unpriced = 0
     shape = slice_shape(places)
-
     slices = len({place.slice for place in places})
 
     def price(first: Found, times: int) -> Collective:
@@ -162,8 +154,7 @@ def timing(
             if len(found_parts) > 1 or found_parts[0].overlapped:
                 collective.hidden = min(end - start, collective.seconds)
             collectives_found.append(collective)
-            exposed = max(collective.seconds - collective.hidden, 0.0)
-            seconds[parts.COLLECTIVES] += exposed * times
+            seconds[parts.COLLECTIVES] += collective.exposed * times
 
     walk(module.entry, 1)
     return Timing(seconds, collectives_found, list(kernels.values()), unpriced)
@@ -173,11 +164,8 @@ def timing(
 class Found:
     """A collective of an instruction, or one piece of an asynchronous one.
 
-    Attributes:
-      key: identifies the collective within its computation; its pieces share it.
-      size: bytes of the whole array on one device.
-      group: numbers of the devices of one group; () means all.
-      overlapped: True for a piece of an asynchronous collective.
+    Pieces share a `key`, unique in the computation. `size` is the bytes of the whole array on one
+    device, `group` the numbers of the devices of one group; () means all.
     """
 
     key: str
@@ -188,11 +176,8 @@ class Found:
 
 
 def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
-    """Yields the collectives of an instruction or of its fusion.
-
-    Between slices, the TPU's compiler writes a `send`, which the runtime executes over the network.
-    """
-    called = instruction.computation("calls") or ""
+    """Yields the collectives of an instruction or of its fusion; a `send` goes between slices."""
+    called = instruction.computation("calls")
     scattered, asynchronous = called.startswith("all-reduce-scatter"), "async_collective" in called
     transfer = _TRANSFER.search(instruction.attributes)
     if instruction.opcode == "send" and transfer:
@@ -201,8 +186,8 @@ def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
     elif instruction.opcode == "send-done":
         yield Found(instruction.operands[0], NETWORK, 0, (), True)
     for each in (instruction, *module.inside(instruction)):
-        kind = _kind(each.opcode)
-        if not kind:
+        kind = re.sub(r"-(start|done)$", "", each.opcode)
+        if kind not in _COLLECTIVES:
             continue
         if each.opcode.endswith("-done") or instruction.opcode.endswith("-done"):
             # The end of an asynchronous collective names its start.
@@ -221,11 +206,6 @@ def collectives_of(module: Module, instruction: Instruction) -> Iterator[Found]:
         channel = _CHANNEL.search(each.attributes) if asynchronous else None
         key = f"{kind} {channel[1]}" if channel else instruction.name
         yield Found(key, kind, size, group, started or asynchronous)
-
-
-def _kind(opcode: str) -> str:
-    plain = re.sub(r"-(start|done)$", "", opcode)
-    return plain if plain in _COLLECTIVES else ""
 
 
 def _group(instruction: Instruction) -> list[int]:

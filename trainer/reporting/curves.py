@@ -1,6 +1,6 @@
 """The charts of a report on runs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tasks.pages.chart import Chart, Series
@@ -15,60 +15,78 @@ _SHARES = ("accuracy", "sequence_accuracy", "order_accuracy", "dropped_tokens", 
 _MEMORY = {"device_memory_bytes": "device", "host_memory_bytes": "host"}
 _SPLITS = (TRAIN, VALIDATION)
 _GB = 1e9
+# (split, metric, label) of the lines of a chart.
+Lines = Sequence[tuple[str, str, str]]
 
 
 def charts(runs: Sequence[History]) -> list[Chart]:
     """Returns the charts of runs, one for each metric that any run has."""
+    loss, accuracy = ([(split, name, split) for split in _SPLITS] for name in ("loss", "accuracy"))
+    memory, padding = (
+        [(TRAIN, metric, label) for metric, label in names.items()] for names in (_MEMORY, _FILLED)
+    )
     made = [
-        _chart(runs, "loss", "Loss", _SPLITS, unit="nats per target token", logarithmic=True),
-        _chart(runs, "accuracy", "Accuracy", _SPLITS, unit="of target tokens", percent=True),
+        _chart(runs, "loss", "Loss", loss, unit="nats per target token", logarithmic=True, main=1),
+        _chart(
+            runs, "accuracy", "Accuracy", accuracy, unit="of target tokens", percent=True, main=1
+        ),
         *_of_tasks(runs),
         *_others(runs, VALIDATION),
-        _chart(runs, "learning_rate", "Learning rate", (TRAIN,)),
-        _chart(runs, "gradient_norm", "Gradient norm", (TRAIN,), logarithmic=True),
-        _chart(runs, "tokens_per_second", "Throughput", (TRAIN,), "speed", "positions a second"),
-        _chart(runs, "mfu", "MFU", (TRAIN,), "speed", "of the devices' peak", percent=True),
-        _memory(runs),
-        _padding(runs),
+        _one(runs, "learning_rate", "Learning rate"),
+        _one(runs, "gradient_norm", "Gradient norm", logarithmic=True),
+        _one(runs, "tokens_per_second", "Throughput", part="speed", unit="positions a second"),
+        _one(runs, "mfu", "MFU", part="speed", unit="of the devices' peak", percent=True),
+        _chart(
+            runs, "memory", "Memory", memory, "speed", "GB, the most so far", of=lambda x: x / _GB
+        ),
+        _chart(
+            runs, "padding", "Padding", padding, unit="of positions", percent=True,
+            of=lambda x: 1 - x,
+        ),
         *_others(runs, TRAIN),
-    ]
+    ]  # fmt: skip
     return [chart for chart in made if chart.series]
+
+
+def _one(
+    runs: Sequence[History], metric: str, title: str, split: str = TRAIN, **form: Any
+) -> Chart:
+    return _chart(runs, _key(metric), title, [(split, metric, "")], **form)
 
 
 def _chart(
     runs: Sequence[History],
-    metric: str,
+    key: str,
     title: str,
-    splits: Sequence[str],
+    lines: Lines,
     part: str = "metrics",
     unit: str = "",
     percent: bool = False,
     logarithmic: bool = False,
+    main: int = 0,
+    of: Callable[[float], float] = float,
 ) -> Chart:
-    """Returns a chart of one metric, empty if no run has the metric."""
-    series = []
+    """Returns a chart with each run's `lines`, empty if no run has their metrics.
+
+    `of` is applied to the values. One run has a colour per line; several have a colour each, and
+    all lines but the `main` one are faint.
+    """
+    series, several = [], len(runs) > 1
     for number, run in enumerate(runs):
-        found = [(split, run.points(split, metric, part)) for split in splits]
-        for split, points in found:
-            if not points.steps:
-                continue
-            several = len(runs) > 1
-            label = _label(run, split if len(splits) > 1 else "", several) or title.lower()
-            both = len(splits) > 1 and split == TRAIN
-            # One run has a colour per split; several have a colour each.
-            colour = number if several else splits.index(split)
-            values = points.values
-            series.append(
-                Series(
-                    label, _x(run, points.steps), values, colour, faint=both and several,
-                    dots=split != TRAIN, smooth=split == TRAIN and metric in ("loss", "accuracy"),
-                )
-            )  # fmt: skip
-    return Chart(_key(metric), title, series, unit, percent=percent, logarithmic=logarithmic)
-
-
-def _label(run: History, what: str, several: bool) -> str:
-    return " ".join(([run.name] if several else []) + ([what] if what else []))
+        name = run.name if several else ""
+        for place, (split, metric, label) in enumerate(lines):
+            points = run.points(split, metric, part)
+            if points.steps:
+                series.append(
+                    Series(
+                        " ".join(filter(None, (name, label))) or title.lower(),
+                        _x(run, points.steps), [of(value) for value in points.values],
+                        number if several else place, faint=several and place != main,
+                        dots=split != TRAIN,
+                        smooth=split == TRAIN and metric in ("loss", "accuracy"),
+                    )
+                )  # fmt: skip
+    return Chart(key, title, series, unit, percent=percent, logarithmic=logarithmic)
 
 
 def _x(run: History, steps: Sequence[int]) -> dict[str, Sequence[float]]:
@@ -80,69 +98,23 @@ def _x(run: History, steps: Sequence[int]) -> dict[str, Sequence[float]]:
 
 
 def _of_tasks(runs: Sequence[History]) -> Iterable[Chart]:
-    """Yields a chart of the loss of each task of a mixture."""
     splits = dict.fromkeys(split for run in runs for split in run.names() if "/" in split)
     for split in splits:
-        made = _chart(runs, "loss", f"Loss of {split}", (split,), unit="nats per target token")
-        key = f"{made.key}-{_key(split)}"
-        yield Chart(key, made.title, made.series, made.unit, logarithmic=True)
+        lines, unit = [(split, "loss", "")], "nats per target token"
+        title = f"Loss of {split}"
+        yield _chart(runs, f"loss-{_key(split)}", title, lines, unit=unit, logarithmic=True)
 
 
 def _others(runs: Sequence[History], split: str) -> Iterable[Chart]:
-    """Yields charts of a split's remaining metrics."""
-    skipped = {*_STATISTICS, *_OWN, "z_loss"} if split == TRAIN else {*_STATISTICS, *_OWN}
-    if split != TRAIN:
-        skipped.add("training_loss")
+    skipped = {*_STATISTICS, *_OWN, "z_loss" if split == TRAIN else "training_loss"}
     names = dict.fromkeys(name for run in runs for name in run.names().get(split, ()))
     for name in names:
         if name in skipped:
             continue
         title = name.replace("_", " ")
         title = title[:1].upper() + title[1:]
-        yield _chart(runs, name, title, (split,), unit=f"of {split}", percent=name in _SHARES)
-
-
-def _memory(runs: Sequence[History]) -> Chart:
-    return _several(
-        runs, "memory", "Memory", "GB, the most so far", _MEMORY, "speed", lambda value: value / _GB
-    )
-
-
-def _padding(runs: Sequence[History]) -> Chart:
-    made = _several(
-        runs, "padding", "Padding", "of positions", _FILLED, "metrics", lambda value: 1 - value
-    )
-    return Chart(made.key, made.title, made.series, made.unit, percent=True)
-
-
-def _several(
-    runs: Sequence[History],
-    key: str,
-    title: str,
-    unit: str,
-    names: dict[str, str],
-    part: str,
-    of: Any,
-) -> Chart:
-    """Returns one chart of several training metrics, with `of` applied to their values."""
-    series = []
-    for number, run in enumerate(runs):
-        for place, (metric, label) in enumerate(names.items()):
-            points = run.points(TRAIN, metric, part)
-            if points.steps:
-                several = len(runs) > 1
-                series.append(
-                    Series(
-                        _label(run, label, several),
-                        _x(run, points.steps),
-                        [of(value) for value in points.values],
-                        number if several else place,
-                        faint=several and place > 0,
-                    )
-                )
-    return Chart(key, title, series, unit)
+        yield _one(runs, name, title, split, unit=f"of {split}", percent=name in _SHARES)
 
 
 def _key(name: str) -> str:
-    """Returns a name as an HTML id."""
     return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)

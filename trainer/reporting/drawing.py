@@ -21,10 +21,7 @@ def load_pyplot() -> Any:
 
 
 def draw_losses(runs: Sequence[History], picture: str) -> None:
-    """Writes a PNG of training and validation loss against steps, and the unigram entropy.
-
-    `picture` may be remote. Raises UserError without matplotlib, or if no run has a loss yet.
-    """
+    """Writes a PNG of training and validation loss against steps, and the unigram entropy."""
     pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120, layout="constrained")
     for number, run in enumerate(runs):
@@ -49,14 +46,11 @@ def draw_losses(runs: Sequence[History], picture: str) -> None:
 def draw_metrics(
     results: Mapping[int, Mapping[str, Mapping[str, float]]], picture: str, title: str
 ) -> None:
-    """Writes a PNG with a panel per metric, a line per split or task; `picture` may be remote.
-
-    `results` maps step -> split -> metric -> value. Raises UserError without matplotlib.
-    """
+    """Writes a PNG with a panel per metric, a line per split or task."""
     from trainer.engine.evaluator import TOKEN_METRICS
 
     pyplot = load_pyplot()
-    values = [values for by_split in results.values() for values in by_split.values()]
+    values = (values for by_split in results.values() for values in by_split.values())
     names = dict.fromkeys(name for each in values for name in each if name not in TOKEN_METRICS)
     panels = ["loss", "accuracy", *names]
     figure, grid = pyplot.subplots(

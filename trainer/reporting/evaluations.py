@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 
 from tasks.terminal.table import table
+from trainer.engine.evaluator import TOKEN_METRICS
 
 
 def evaluation_table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
-    """Returns a table of evaluations; `results` maps step -> split or SPLIT/TASK -> values.
-
-    The row `all` is over all tokens, `mean` over tasks. Uninformative columns are left out.
-    """
-    from trainer.engine.evaluator import TOKEN_METRICS
+    """Returns a table of step -> split or SPLIT/TASK -> values, without uninformative columns."""
 
     def shown(result: Mapping[str, float], name: str, form: str) -> str:
         return format(result[name], form) if name in result else "-"

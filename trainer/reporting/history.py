@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tasks.storage import files
@@ -46,10 +46,7 @@ class History:
     missing: list[str]
 
     def points(self, split: str, metric: str, part: str = "metrics") -> Points:
-        """Returns the values of a metric; `part` is "speed" for training's speed.
-
-        Results of trainer.evaluate fill steps without a line in metrics.jsonl.
-        """
+        """Returns the values of a metric; `part` is "speed" for training's speed."""
         found: dict[int, float] = {}
         if part == "metrics":
             found = {
@@ -68,19 +65,21 @@ class History:
         values = self.points(split, metric, part).values
         return values[-1] if values else None
 
-    def names(self, part: str = "metrics") -> dict[str, list[str]]:
+    def names(self) -> dict[str, list[str]]:
         """Returns split -> metric names, in the order of writing."""
         found: dict[str, dict[str, None]] = {}
-        for split, values in self._written(part):
+        lines = ((line["split"], line["metrics"]) for line in self.lines)
+        evaluated = (each for splits in self.evaluations.values() for each in splits.items())
+        for split, values in itertools.chain(lines, evaluated):
             found.setdefault(split, {}).update(dict.fromkeys(values))
         return {split: list(values) for split, values in found.items()}
 
-    def _written(self, part: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        for line in self.lines:
-            yield line["split"], line.get(part, {})
-        if part == "metrics":
-            for splits in self.evaluations.values():
-                yield from splits.items()
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The commit, and versions and hardware by name, at the last start."""
+        found = self.software
+        versions, hardware = found.get("versions", {}), found.get("hardware", {})
+        return {"commit": found.get("commit"), **versions, **hardware}
 
     @property
     def step(self) -> int:
@@ -101,13 +100,8 @@ class History:
         return round(statistics.median(rates)) if rates else planned
 
     def hours(self, steps: Sequence[int]) -> list[float]:
-        """Returns the hours of training before each of the ascending steps, by the recorded speed.
-
-        Compilation and evaluation do not count. Updates before the first record are assumed to be
-        as fast as those after it.
-        """
-        known = self._clock
-        return [_between(known, step) / 3600 for step in steps]
+        """Returns the hours of training before each of the ascending steps, by recorded speed."""
+        return [_between(self._clock, step) / 3600 for step in steps]
 
     @functools.cached_property
     def _clock(self) -> list[tuple[int, float]]:
@@ -140,8 +134,8 @@ def load(folder: str, name: str) -> History:
         missing.append("no validation metrics yet: give --evaluation.every_steps above 0")
     if not software:
         missing.append("no record of software and hardware")
-    bad = sum(not math.isfinite(value) for line in lines for value in _numbers(line["metrics"]))
-    if bad:
+    values = [value for line in lines for value in line["metrics"].values() if _is_number(value)]
+    if bad := sum(not math.isfinite(value) for value in values):
         missing.append(f"{bad:,} values are not finite and leave gaps")
     record = load_record(folder)
     return History(name, folder, config, origins, record, lines, evaluations, software, missing)
@@ -159,10 +153,7 @@ def _evaluations(path: str) -> dict[int, Any]:
 
 
 def load_all(folders: Sequence[str]) -> list[History]:
-    """Returns the records of runs, each named by the distinguishing part of its path.
-
-    Raises UserError if a run is missing, damaged, or named twice.
-    """
+    """Returns the records of runs, each named by the distinguishing part of its path."""
     parts = [folder.rstrip("/").split("/") for folder in folders]
     for one, other in itertools.combinations(parts, 2):
         if one == other:
@@ -199,7 +190,3 @@ def _between(known: Sequence[tuple[int, float]], step: int) -> float:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _numbers(values: dict[str, Any]) -> list[float]:
-    return [value for value in values.values() if _is_number(value)]

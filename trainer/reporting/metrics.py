@@ -21,15 +21,10 @@ class MetricsWriter:
     """Writes metrics to `metrics.jsonl`, TensorBoard events and Weights & Biases.
 
     A line of metrics.jsonl is {"step", "split", "metrics": {...}} and, for training, "speed": {...}
-    with rates and memory; the configuration determines everything but "speed". In a remote model
-    directory, files are replaced atomically, with a delay of seconds. Raises UserError if Weights &
-    Biases does not start.
-
-    Args:
-      config: read for `model_dir` and `metrics`.
-      resume_step: lines of later steps, left by a killed run, are removed.
-      writing: False in all processes but one; then nothing is written.
-      evaluated: False also removes the evaluation of `resume_step`, which will be repeated.
+    with rates and memory; the configuration determines everything but "speed". Lines after
+    `resume_step`, left by a killed run, are removed; so is its evaluation if it is not `evaluated`.
+    In a remote model directory, files are replaced atomically, with a delay of seconds. Nothing is
+    written unless `writing`.
     """
 
     def __init__(
@@ -54,9 +49,8 @@ class MetricsWriter:
         ]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         files.write_bytes(self._path, text.encode())
-        self._board_folder = (
-            files.join(folder, "tensorboard") if config.metrics.tensorboard else None
-        )
+        boards = files.join(folder, "tensorboard")
+        self._board_folder = boards if config.metrics.tensorboard else None
         self._resume_step = resume_step
         self.flush()
 
@@ -139,10 +133,7 @@ def _start_wandb(config: Config) -> Any:
 
 
 def read_metrics(model_dir: str) -> list[dict[str, Any]]:
-    """Returns the lines of metrics.jsonl, without a last line cut short by a kill.
-
-    Raises UserError if another line is damaged.
-    """
+    """Returns the lines of metrics.jsonl, without a last line cut short by a kill."""
     path = files.join(model_dir, METRICS_FILE)
     if not files.exists(path):
         return []
@@ -151,9 +142,8 @@ def read_metrics(model_dir: str) -> list[dict[str, Any]]:
     for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
-            if not (isinstance(line["step"], int) and isinstance(line["split"], str)):
-                raise TypeError
-            if not isinstance(line["metrics"], dict):
+            kinds = {"step": int, "split": str, "metrics": dict}
+            if not all(isinstance(line[name], kind) for name, kind in kinds.items()):
                 raise TypeError
         except (ValueError, KeyError, TypeError) as error:
             if number == len(texts):

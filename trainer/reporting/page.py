@@ -46,13 +46,11 @@ def page(runs: Sequence[History], examined: Mapping[str, str] | None = None) -> 
 def _headline(runs: Sequence[History]) -> str:
     if len(runs) > 1:
         return ""
-    (run,) = runs
+    run = runs[0]
     loss, trained = run.last(VALIDATION, "loss"), run.last(TRAIN, "loss")
     figures = [
         ("updates", f"{run.step:,} of {run.config.train_steps:,}"),
-        ("validation loss", _shown(loss))
-        if loss is not None
-        else ("training loss", _shown(trained)),
+        ("training loss", _shown(trained)) if loss is None else ("validation loss", _shown(loss)),
         ("positions read", _large(run.step * run.tokens_per_step)),
         ("training", _duration(run.hours([run.step])[0])),
     ]
@@ -88,7 +86,6 @@ def results(run: History) -> Iterator[tuple[str, str]]:
 
 
 def _landmarks(run: History) -> Iterator[tuple[str, str]]:
-    """Yields references for the validation loss."""
     points = run.points(VALIDATION, "loss")
     known = [pair for pair in zip(points.values, points.steps, strict=True) if pair[0] == pair[0]]
     entropy = run.last(VALIDATION, "unigram_entropy")
@@ -102,14 +99,14 @@ def _landmarks(run: History) -> Iterator[tuple[str, str]]:
 
 
 def _costs(run: History) -> Iterator[tuple[str, str]]:
-    rate = run.last(TRAIN, "tokens_per_second", "speed")
-    if rate is not None:
-        yield "speed", f"{rate:,.0f} positions/s"
-    if (mfu := run.last(TRAIN, "mfu", "speed")) is not None:
-        yield "MFU", f"{mfu:.1%} of the peak"
-    for name, metric in (("device", "device_memory_bytes"), ("host", "host_memory_bytes")):
-        if (size := run.last(TRAIN, metric, "speed")) is not None:
-            yield f"memory of the {name}", f"{size / _GB:,.2f} GB"
+    for name, metric, unit, form in (
+        ("speed", "tokens_per_second", 1, "{:,.0f} positions/s"),
+        ("MFU", "mfu", 1, "{:.1%} of the peak"),
+        ("memory of the device", "device_memory_bytes", _GB, "{:,.2f} GB"),
+        ("memory of the host", "host_memory_bytes", _GB, "{:,.2f} GB"),
+    ):
+        if (value := run.last(TRAIN, metric, "speed")) is not None:
+            yield name, form.format(value / unit)
     blocked, seconds = run.blocked()
     if seconds:
         yield "training time", _duration(seconds / 3600)
@@ -119,13 +116,11 @@ def _costs(run: History) -> Iterator[tuple[str, str]]:
 
 
 def _missing(runs: Sequence[History]) -> str:
-    several = len(runs) > 1
-    notes = [
-        f"{run.name}: {missing}." if several else f"{missing[:1].upper()}{missing[1:]}."
+    return "".join(
+        html_page.note(f"{run.name}: {each}." if runs[1:] else f"{each[:1].upper()}{each[1:]}.")
         for run in runs
-        for missing in run.missing
-    ]
-    return "".join(map(html_page.note, notes))
+        for each in run.missing
+    )
 
 
 def _data(runs: Sequence[History]) -> str:
@@ -138,8 +133,7 @@ def _data(runs: Sequence[History]) -> str:
         if not own:
             notes.append(html_page.note(f"{run.name} did not record the rates of its tasks."))
         filling += [[*name, *row] for row in _filling(run)]
-    first = ["run"] * several
-    tables = []
+    first, tables = ["run"] * several, []
     if rates:
         header = [*first, "task", "from update", "to update", "share of the rows", ""]
         tables.append(html_page.table("Mixture", header, rates, html_last=True))
@@ -174,7 +168,7 @@ def _bar(share: float) -> str:
 
 def _configuration(runs: Sequence[History]) -> str:
     if len(runs) == 1:
-        (run,) = runs
+        run = runs[0]
         rows = [
             (path, _value(value), origin)
             for path, value in fields.leaves(run.config)
@@ -191,12 +185,7 @@ def _configuration(runs: Sequence[History]) -> str:
 
 def _software(runs: Sequence[History]) -> str:
     columns = [
-        {
-            "commit": (run.software.get("commit") or "–")[:12],
-            **run.software.get("versions", {}),
-            **run.software.get("hardware", {}),
-        }
-        for run in runs
+        run.environment | {"commit": (run.software.get("commit") or "–")[:12]} for run in runs
     ]
     header = ("", *(run.name for run in runs))
     names = dict.fromkeys(name for column in columns for name in column)
@@ -205,10 +194,9 @@ def _software(runs: Sequence[History]) -> str:
     same = [(name, row[0]) for name, row in rows.items() if len(set(row)) == 1]
     if len(runs) == 1:
         return html_page.table("At the last start", header, same)
-    first = "<p>The same in all runs.</p>"
-    if differ:
-        first = html_page.table("What differs, at the last start", header, differ)
+    differing = html_page.table("What differs, at the last start", header, differ)
     rest = html_page.table("", ("", "every run"), same)
+    first = differing if differ else "<p>The same in all runs.</p>"
     return f"{first}<details><summary>The same in all</summary>{rest}</details>"
 
 

@@ -1,7 +1,5 @@
 """Profiles of a few updates, for XProf, TensorBoard and Perfetto."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys
@@ -9,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -68,8 +66,7 @@ class Profile:
 
     def _copy(self, local: str) -> None:
         # The profiler names files after hosts, which several processes may share.
-        alone = jax.process_count() == 1
-        prefix = "" if alone else f"process_{jax.process_index()}_"
+        prefix = f"process_{jax.process_index()}_" if jax.process_count() > 1 else ""
         for folder, _, names in os.walk(local):
             target = files.join(self._folder, os.path.relpath(folder, local))
             if names:
@@ -90,7 +87,7 @@ class Profile:
                 flush=True,
             )
 
-    def __enter__(self) -> Profile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: Any) -> None:

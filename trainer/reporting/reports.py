@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.data.interface import Waiting
-from trainer.data.prepared import Run
+from trainer.data.interface import Run, Waiting
 from trainer.engine import guard
 from trainer.engine.evaluator import TOKEN_METRICS
 from trainer.engine.guard import Guard
@@ -88,10 +87,7 @@ class Reports:
         return state
 
     def settle(self, step: int, state: TrainState) -> None:
-        """Reports all metrics taken so far and checks the state after `step`, before it is used.
-
-        Raises UserError like `after`.
-        """
+        """Reports all metrics taken so far and checks the state after `step`, before it is used."""
         self._report_pending(state)
         self._stop_if_rejected(_Pending(step, state.metrics, state.guard), state)
 
@@ -138,10 +134,7 @@ class Reports:
         self.note = "  ".join([f"loss {values['loss']:.3f}", *shown(rates)])
 
     def _stop_if_rejected(self, pending: _Pending, state: TrainState) -> None:
-        """Ends the run if the guard rejected an update; `state` is then still the one before it.
-
-        `pending` has the guard of `state`, and its metrics if they were taken.
-        """
+        """Ends the run if the guard rejected an update; `state` is then still the one before it."""
         if int(pending.guard.cause) == guard.NONE:
             return
         config, checkpoints = self._run.config, self._checkpoints
@@ -164,6 +157,6 @@ class Reports:
 def _shown(result: dict[str, float]) -> str:
     shown = []
     if "loss" in result:
-        shown.append(f"loss {result['loss']:.3f} (unigram {result['unigram_entropy']:.3f})")
+        shown = [f"loss {result['loss']:.3f} (unigram {result['unigram_entropy']:.3f})"]
     shown += [f"{name} {value:.2f}" for name, value in result.items() if name not in TOKEN_METRICS]
     return ", ".join(shown)

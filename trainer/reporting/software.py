@@ -29,12 +29,9 @@ def save_software(model_dir: str) -> list[str]:
         "hardware": determinism.hardware(),
     }
     files.write_json(path, now)
-    changes = _changes(before.get("hardware", {}), now["hardware"])
-    old, new = (
-        {name: found[name] for name in _COMPUTING if name in found}
-        for found in (before.get("versions", {}), now["versions"])
-    )
-    return changes + _changes(old, new)
+    old, new = (each.get("versions", {}) for each in (before, now))
+    computing = {name: version for name, version in new.items() if name in _COMPUTING}
+    return _changes(before.get("hardware", {}), now["hardware"]) + _changes(old, computing)
 
 
 def read_software(model_dir: str) -> dict[str, Any]:

@@ -1,16 +1,12 @@
 """The speed of training: rates, MFU and the time that checkpoints block it."""
 
-from __future__ import annotations
-
-import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator
+from typing import Self
 
 import jax
 
-from trainer.data.interface import Waiting
-from trainer.data.prepared import Run
+from trainer.data.interface import Run, Waiting
 from trainer.engine.cost import flops_per_step
 from trainer.engine.hardware import peak_flops
 
@@ -22,23 +18,20 @@ _SHORTEST_WAIT = 0.05
 class Speed:
     """Measures speed between reports, without compilation and evaluation.
 
-    Attributes:
-      tokens_per_step: encoder and decoder positions per step.
-      peak_flops: per second, of all devices together; None if unknown.
-      blocked: seconds that training waited for checkpoints since the last report.
-      waiting: seconds that it waited for caches to be built.
+    `tokens_per_step` are encoder and decoder positions; `peak_flops` is per second, of all devices,
+    None if unknown; `blocking` times waits for checkpoints, `waiting` those for caches to be built.
     """
 
     tokens_per_step: int
     flops_per_step: int
     peak_flops: float | None
-    blocked: float = 0.0
+    blocking: Waiting = dataclasses.field(default_factory=Waiting)
     waiting: Waiting = dataclasses.field(default_factory=Waiting)
     _time: float | None = None
     _step: int = 0
 
     @classmethod
-    def of(cls, run: Run, waiting: Waiting) -> Speed:
+    def of(cls, run: Run, waiting: Waiting) -> Self:
         """Returns the speed of a run on all devices of all processes."""
         lengths = run.converter.encoder_length, run.converter.decoder_length
         peak = peak_flops(jax.devices()[0].device_kind)
@@ -53,13 +46,6 @@ class Speed:
         """Restarts the measurement at `step`; the time before is not counted."""
         self._time, self._step = time.monotonic(), step
 
-    @contextlib.contextmanager
-    def blocking(self) -> Iterator[None]:
-        """Counts the time inside as blocked by a checkpoint."""
-        begin = time.monotonic()
-        yield
-        self.blocked += time.monotonic() - begin
-
     def since_last(self, step: int) -> dict[str, float]:
         """Returns the rates since the last call or `restart`; the first call has none.
 
@@ -67,7 +53,7 @@ class Speed:
         FLOPs by `cost.flops_per_step`. The rates include the time of `checkpoint_blocking_seconds`
         and `build_waiting_seconds`, which are present only after such waits.
         """
-        blocked, self.blocked = self.blocked, 0.0
+        blocked, self.blocking.seconds = self.blocking.seconds, 0.0
         rates = {"checkpoint_blocking_seconds": blocked} if blocked else {}
         waited, self.waiting.seconds = self.waiting.seconds, 0.0
         if waited > _SHORTEST_WAIT:
@@ -85,9 +71,5 @@ class Speed:
 
 def shown(rates: dict[str, float]) -> list[str]:
     """Returns the rates to show on a progress bar."""
-    texts = []
-    if "tokens_per_second" in rates:
-        texts.append(f"{rates['tokens_per_second']:,.0f} tokens/s")
-    if "mfu" in rates:
-        texts.append(f"MFU {rates['mfu']:.1%}")
-    return texts
+    forms = {"tokens_per_second": "{:,.0f} tokens/s", "mfu": "MFU {:.1%}"}
+    return [form.format(rates[name]) for name, form in forms.items() if name in rates]

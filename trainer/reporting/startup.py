@@ -1,7 +1,7 @@
 """The text that a run prints before its first step: what its configuration means."""
 
 from trainer.config import CheckpointConfig, Config
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine import determinism
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program
@@ -10,11 +10,7 @@ from trainer.model.device import AUTO, Device
 
 
 def startup_text(run: Run, program: Program, step: int, begins: str, changes: list[str]) -> str:
-    """Returns a line each on data, model, mesh and the run.
-
-    `begins` describes the beginning at `step`; `changes` lists hardware and software changed since
-    the last start.
-    """
+    """Returns a line each on data, model, mesh and the run, and on `changes` of the machine."""
     config = run.config
     lengths = run.converter.encoder_length, run.converter.decoder_length
     flops = flops_per_step(config.model, config.batch_size, *lengths)
@@ -53,18 +49,14 @@ def _choices(model: ModelConfig, device_kind: str) -> list[tuple[str, str]]:
         return []
     attention = model.attention_on(device_kind)
     softmax = Device(device_kind).softmax_dtype(model.softmax_dtype, model.dtype)
-    if attention == "pallas":
-        text = "pallas, as auto chooses here: fused kernels, softmax in float32"
-    else:
-        text = f"{attention}, as auto chooses here: logits and softmax in {softmax}"
-    return [("attention", text)]
+    fused = attention == "pallas"
+    how = "fused kernels, softmax in float32" if fused else f"logits and softmax in {softmax}"
+    return [("attention", f"{attention}, as auto chooses here: {how}")]
 
 
 def _checkpoint_policy(policy: CheckpointConfig) -> str:
     when = f"every {policy.every_steps} steps" if policy.every_steps else "at the end"
-    kept = []
-    if policy.keep:
-        kept.append(f"the newest {policy.keep}")
+    kept = [f"the newest {policy.keep}"] if policy.keep else []
     if policy.keep and policy.keep_every_steps:
         kept.append(f"one every {policy.keep_every_steps} steps")
     if policy.keep and policy.best_metric:

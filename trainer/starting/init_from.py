@@ -21,7 +21,7 @@ import numpy as np
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary_changes.rows import Rows
 from trainer.config import Config, fields, from_transformers
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.engine.trainable import Tuning
@@ -29,10 +29,7 @@ from trainer.huggingface import configs
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named, path_name
 from trainer.model.spec import model_spec
-from trainer.model.transformer import (
-    init_params,
-    parameter_facts,
-)
+from trainer.model.transformer import init_params, parameter_facts
 from trainer.starting import vocabulary_change
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
@@ -51,14 +48,9 @@ _EMBEDDING = "token_embedder/embedding"
 class StartingPoint:
     """Parameters and optimizer state to start from: checked, but not read yet.
 
-    Attributes:
-      path: their source, for messages.
-      step: number of updates made before.
-      optimizer_state: leaves of the optimizer's state by name; absent leaves start at 0.
-      reset: why the optimizer's moments start at 0; None if they are loaded.
-      vocabulary_checked: True if the vocabulary of the parameters is known.
-      other_fields: fields of their own model, as "emb_dim 512", that change its function here.
-      rows: how rows of another vocabulary map to this run's; None means unchanged.
+    `path` is their source, for messages. Leaves that `optimizer_state` lacks start at 0; `reset`
+    says why, if moments are not loaded. `other_fields` of their own model, as "emb_dim 512", change
+    its function here. `rows` map another vocabulary's rows to this run's; None keeps them.
     """
 
     path: str
@@ -96,10 +88,7 @@ class StartingPoint:
 
 
 def start(run: Run) -> StartingPoint:
-    """Opens `config.init_from` and checks it against the run's model and vocabulary.
-
-    Raises a UserError, with the tensor or the difference, if it is unreadable or does not fit.
-    """
+    """Opens `config.init_from` and checks it against the run's model and vocabulary."""
     config = run.config
     flag = f"--init_from={config.init_from}"
     found, checkpoint = _open(config)
@@ -152,7 +141,6 @@ def _rows(
 
 
 def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str]:
-    """Returns the fields of a checkpoint's model that make its function differ from ours."""
     if checkpoint is None or checkpoint.run is None:
         return []
     stored = checkpoint.run["config"]["model"]
@@ -211,24 +199,21 @@ def _check_names(
 
     missing = shown(name for name in expected if name not in found)
     extra = shown(name for name in found if name not in expected)
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise UserError(
-            f"{flag} lacks {missing[0]}{nearest(missing[0], extra)}{more}, which the model has: "
-            "choose the preset it was trained with"
-        )
-    if extra:
-        more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
-        raise UserError(
-            f"{flag} has {extra[0]}{nearest(extra[0], expected)}{more}, which the model does not "
-            "have: choose the preset it was trained with"
-        )
+    for verb, names, others, model in (
+        ("lacks", missing, extra, "has"),
+        ("has", extra, expected, "does not have"),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise UserError(
+                f"{flag} {verb} {names[0]}{nearest(names[0], others)}{more}, which the model "
+                f"{model}: choose the preset it was trained with"
+            )
 
 
 def _check_shapes(
     flag: str, found: dict[str, Parts], expected: dict[str, tuple[int, ...]], ids: int
 ) -> None:
-    """Rejects parameters of another shape or kind; `ids` is the run's vocabulary size."""
     # Embeddings first: a wrong number of rows is the most common mistake, and the easiest to fix.
     embeddings = [name for name in expected if name.endswith(_EMBEDDING)]
     for name in dict.fromkeys([*embeddings, *expected]):
@@ -255,9 +240,7 @@ def optimizer_state(
 ) -> tuple[dict[str, Tensor], str | None]:
     """Returns the optimizer state's leaves by name, and why moments start at 0, if so."""
     abstract = _abstract_state(config)
-    shapes = {
-        path_name(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(abstract)
-    }
+    shapes = {name: leaf.shape for name, leaf in named(abstract).items()}
     counts = [name for name in shapes if _COUNT.fullmatch(name)]
     if not checkpoint or not config.init_from_state:
         step, leaves = 0, None
@@ -282,10 +265,7 @@ def optimizer_state(
 def _adafactor_leaves(
     config: Config, found: dict[str, Parts]
 ) -> tuple[dict[str, Tensor] | None, str | None]:
-    """Returns the checkpoint's Adafactor moments, or None and why they are unusable.
-
-    Names are our Adafactor's leaf names, without the leading index in optax's chain.
-    """
+    """Returns the checkpoint's Adafactor moments by leaf, or None and why they are unusable."""
     if all(set(parts) == {"value"} for parts in found.values()):
         return None, _NONE_STORED
     if config.optimizer.name != "adafactor":
@@ -321,10 +301,7 @@ def _abstract_state(config: Config) -> Any:
 
 
 def _schedule_counts(state: Any) -> set[str]:
-    """Returns the names of the counts that learning rate schedules read.
-
-    Such a count is the only field of its state; counts of moments are not.
-    """
+    """Returns the counts that learning rate schedules read: the only fields of their states."""
 
     def is_schedule(node: Any) -> bool:
         return getattr(node, "_fields", None) == ("count",)

@@ -1,40 +1,41 @@
 """How a run begins: initial parameters, its own newest checkpoint, or --init_from."""
 
-import importlib
 import sys
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine import processes
 from trainer.engine.damage import Damaged
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 
-_INIT_FROM = "trainer.starting.init_from:start"
+
+class Beginning(NamedTuple):
+    """The beginning of a run: the number of updates made before, and a description."""
+
+    step: int
+    description: str
 
 
-class Beginning(Protocol):
-    """The beginning of a run: its step, and a description."""
+class Start(Protocol):
+    """The beginning of a run without checkpoints of its own."""
 
     @property
     def step(self) -> int:
         """Number of updates made before."""
 
     def describe(self) -> str:
-        """Returns a description, as in "resumes from checkpoint 1000"."""
-
-
-class Start(Beginning, Protocol):
-    """The beginning of a run without checkpoints of its own."""
+        """Returns a description, as in "starts from initial parameters"."""
 
     def state(self, program: Program) -> TrainState:
-        """Returns the state, on the program's devices.
+        """Returns the state, on the program's devices."""
 
-        Raises a UserError if --init_from is unreadable.
-        """
+
+def _resumed(step: int) -> Beginning:
+    return Beginning(step, f"resumes from checkpoint {step}")
 
 
 def begin(
@@ -49,19 +50,18 @@ def begin(
     steps = checkpoints.steps()
     processes.check_equal(f"checkpoints in {run.config.model_dir}", " ".join(map(str, steps)))
     if not steps:
-        beginning = start(run)
-        return beginning, beginning.state(program)
+        first = start(run)
+        return Beginning(first.step, first.describe()), first.state(program)
     newest = steps[-1]
     try:
         checkpoints.check_resumable(newest, run)
         # Read even if training is finished: its checkpoint may not be read again for long.
         state = checkpoints.restore(newest, program.abstract_state())
-        evaluated = checkpoints.evaluated or not run.config.evaluation.every_steps
         over = newest >= run.config.train_steps or checkpoints.watch.exhausted
-        finished = over and evaluated
+        finished = over and (checkpoints.evaluated or not run.config.evaluation.every_steps)
         # The evaluation that lowered the rate may be later than the checkpoint.
         state = program.with_rate_scale(state, checkpoints.watch.rate_scale)
-        return _Resumed(newest), None if finished else state
+        return _resumed(newest), None if finished else state
     except Damaged as error:
         sound = checkpoints.newest_sound(newest, run, program.abstract_state())
         return _fall_back(run, checkpoints, program, error, sound)
@@ -70,10 +70,7 @@ def begin(
 def _fall_back(
     run: Run, checkpoints: Checkpoints, program: Program, damage: Damaged, sound: int | None
 ) -> tuple[Beginning, TrainState]:
-    """Sets damaged checkpoints aside and returns the newest sound one.
-
-    Raises a UserError, changing nothing, if that is not allowed or none is sound.
-    """
+    """Sets damaged checkpoints aside and returns the newest sound one."""
     said = f"checkpoint {damage.path} is damaged ({damage.reason})"
     if sound is None:
         raise UserError(
@@ -93,19 +90,17 @@ def _fall_back(
         )
     checkpoints.check_resumable(sound, run)
     state = checkpoints.restore(sound, program.abstract_state())
-    return _Resumed(sound), program.with_rate_scale(state, checkpoints.watch.rate_scale)
+    return _resumed(sound), program.with_rate_scale(state, checkpoints.watch.rate_scale)
 
 
 def start(run: Run) -> Start:
-    """Returns the beginning of a run without checkpoints: --init_from or initial parameters.
-
-    Raises a UserError if --init_from is unreadable or does not fit the model.
-    """
+    """Returns the beginning of a run without checkpoints: --init_from or initial parameters."""
     if not run.config.init_from:
         return _Fresh()
     # Imported here because it reads other programs' formats.
-    module, _, name = _INIT_FROM.partition(":")
-    return getattr(importlib.import_module(module), name)(run)
+    from trainer.starting import init_from
+
+    return init_from.start(run)
 
 
 @dataclass(frozen=True)
@@ -117,11 +112,3 @@ class _Fresh:
 
     def state(self, program: Program) -> TrainState:
         return program.initial_state()
-
-
-@dataclass(frozen=True)
-class _Resumed:
-    step: int
-
-    def describe(self) -> str:
-        return f"resumes from checkpoint {self.step}"

@@ -4,13 +4,11 @@ Every tensor with a "vocab" axis gets new rows along it, each the mean of one or
 (`tasks.vocabulary_changes.rows`); so do its moments if the optimizer state is loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,10 +27,8 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import parameter_facts
 from trainer.t5x import layout
 from trainer.t5x.layout import Parts
+from trainer.t5x.read import Checkpoint, load
 from trainer.t5x.tensors import Index, Tensor
-
-if TYPE_CHECKING:
-    from trainer.t5x.read import Checkpoint
 
 _AXIS = "vocab"
 # The key under which our checkpoints record the checksum of their vocabulary.
@@ -92,12 +88,7 @@ def rows_for(
 
 
 def has_other_rows(config: Config, own: TokenIds | None) -> bool:
-    """Returns whether `own` is known to differ from the vocabulary of `config.init_from`.
-
-    If so, the table has as many rows as `own` needs, not as many as `init_from` has.
-    """
-    from trainer.t5x.read import load
-
+    """Returns whether `own` is known to differ from the vocabulary of `config.init_from`."""
     source, given = config.init_from or "", config.init_from_vocabulary
     if own is None:
         return False
@@ -148,7 +139,7 @@ def _known(
     if not checkpoint or not stored:
         return None
     found, problem = of_run(checkpoint)
-    if found is None and stored != _sha256(own):
+    if found is None and stored != hashlib.sha256(own.model).hexdigest():
         raise UserError(
             f"--init_from={source} was trained with another vocabulary than this run's, and "
             f"{problem}: name it by --init_from_vocabulary.path"
@@ -156,15 +147,8 @@ def _known(
     return found.ids if found else "same"
 
 
-def _sha256(ids: TokenIds) -> str:
-    return hashlib.sha256(ids.model).hexdigest()
-
-
 def of_run(checkpoint: Checkpoint) -> tuple[Vocabulary | None, str]:
-    """Returns the vocabulary of one of our checkpoints, or None and the reason.
-
-    It lies beside a converted run's checkpoints, or in the cache of the run's task.
-    """
+    """Returns the vocabulary of a run's checkpoint or cache, or None and the reason."""
     assert checkpoint.run is not None
     sha256 = checkpoint.run.get(_RECORDED)
     folder = checkpoint.path.rstrip("/").rpartition("/")[0]
@@ -178,8 +162,7 @@ def of_run(checkpoint: Checkpoint) -> tuple[Vocabulary | None, str]:
         if not config.task or not config.cache_dir:
             return None, "it has no vocabulary beside it"
         name = next(name for _, spec in mixtures_of(config) for name in spec.names)
-        found = open_cache(config, name)
-        loaded = Vocabulary(found.model, found.manifest.plan.vocabulary, found.cache)
+        loaded = open_cache(config, name).vocabulary
     except (UserError, KeyError) as error:
         return None, f"its own is not found ({error})"
     same = loaded.record.sha256 == sha256
@@ -187,11 +170,7 @@ def of_run(checkpoint: Checkpoint) -> tuple[Vocabulary | None, str]:
 
 
 def of_folder(folder: str, model: ModelConfig) -> Vocabulary | None:
-    """Returns the vocabulary in a transformers folder; None if none can be read.
-
-    T5's sentinels follow the pieces of its SentencePiece model: as many as tokenizer_config.json
-    says, or 100.
-    """
+    """Returns the vocabulary in a transformers folder, with T5's sentinels, or None."""
     names = ("spiece.model", "tokenizer.model", *vocabulary.VOCABULARY_FILES)
     if not any(files.exists(files.join(folder, name)) for name in names):
         return None
@@ -213,8 +192,8 @@ def sentinels_of(folder: str, model: ModelConfig) -> int:
         return found
     others = config.get("additional_special_tokens") or config.get("extra_special_tokens") or ()
     names = [str(each.get("content") if isinstance(each, dict) else each) for each in others]
-    if any(name.startswith("<extra_id_") for name in names):
-        return sum(name.startswith("<extra_id_") for name in names)
+    if count := sum(name.startswith("<extra_id_") for name in names):
+        return count
     return _T5_SENTINELS if model.family in _T5_FAMILIES and not names else 0
 
 
@@ -277,11 +256,11 @@ def changed_state(
         parameter = next((each for each in axes if name.endswith(f"/{each}")), None)
         if parameter is None or tensor.shape == (1,):
             continue
-        axis, old = axes[parameter], shapes[parameter]
-        if tensor.shape == old and not _FACTOR.fullmatch(name):
+        axis, old, factor = axes[parameter], shapes[parameter], _FACTOR.fullmatch(name)
+        if tensor.shape == old and not factor:
             out[name] = along(tensor, axis, rows)
             continue
-        factor, before = _FACTOR.fullmatch(name), layout.by_size(old)
+        before = layout.by_size(old)
         after = layout.by_size((*old[:axis], len(rows.sources), *old[axis + 1 :]))
         if factor and before and after:
             # A row is averaged over the longer axis, which may be the other one now.

@@ -31,8 +31,7 @@ from trainer.config import (
 )
 from trainer.data import task_record
 from trainer.data.features import Batch
-from trainer.data.interface import EvaluationSet
-from trainer.data.prepared import Run
+from trainer.data.interface import EvaluationSet, Run
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 from trainer.model.parts import PER_LAYER

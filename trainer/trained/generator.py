@@ -7,18 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from trainer.data.cached import CachedData
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.decoding.decoder import Decoded, Decoder, Decoding
 from trainer.engine.sharding import make_mesh
 from trainer.trained import text, trained_run
 
 
 class PromptForm(NamedTuple):
-    """The form of prompts in training.
-
-    `ends`: they end with EOS; `prefix`: their tokens attend in both directions (decoder-only
-    models).
-    """
+    """The form of prompts: whether EOS `ends` them, whether a `prefix` attends both ways."""
 
     ends: bool
     prefix: bool
@@ -29,21 +25,17 @@ def prompt_form(run: Run) -> PromptForm:
     decoder_only = run.config.model.architecture == "decoder"
     if not decoder_only or run.lengths.inputs:
         return PromptForm(ends=True, prefix=decoder_only)
-    if not isinstance(run.data, CachedData):
-        return PromptForm(ends=False, prefix=False)
-    objectives = [each.task.objective for each in run.data.tasks]
-    return PromptForm(ends=False, prefix=any("prefix" in each.features for each in objectives))
+    tasks = run.data.tasks if isinstance(run.data, CachedData) else []
+    prefix = any("prefix" in each.task.objective.features for each in tasks)
+    return PromptForm(ends=False, prefix=prefix)
 
 
 class Generator:
     """Generates text after prompts with a checkpoint of a run.
 
     `prefix` of `decoding` is set as in training. `step` None is the newest, `vocabulary` None the
-    cache's; `cache_dir` is a folder of caches by task, if moved. Raises UserError if run,
-    checkpoint or vocabulary does not exist, or the model has no decoder.
-
-    Attributes:
-      modes: pieces that start inputs in training, such as UL2's.
+    cache's; `cache_dir` is a folder of caches by task, if moved. `modes` are pieces that start
+    inputs in training, such as UL2's.
     """
 
     def __init__(
@@ -59,11 +51,9 @@ class Generator:
         tasks = run.data.tasks if isinstance(run.data, CachedData) else []
         self.modes = {piece for each in tasks for piece in each.task.objective.pieces}
         decoding = replace(decoding, prefix=decoding.prefix or self._form.prefix)
-        config = run.config
-        mesh = make_mesh(config.mesh)
         self.vocabulary = trained_run.vocabulary_of(run, vocabulary)
-        special = self.vocabulary.special
-        self.decoder = Decoder(config.model, decoding, mesh, config.mesh.rules, special)
+        model, mesh, special = run.config.model, run.config.mesh, self.vocabulary.special
+        self.decoder = Decoder(model, decoding, make_mesh(mesh), mesh.rules, special)
         self.step, self._params = trained_run.restore(run, step, self.vocabulary)
 
     def ids(self, prompt: str) -> np.ndarray:

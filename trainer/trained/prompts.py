@@ -26,9 +26,8 @@ def generator_of(flags: TrainedFlags, decoding: Decoding) -> Generator:
     """Returns the generator that the flags name; notes on stderr if it has no cache."""
     if flags.task_module:
         registry.load(flags.task_module)
-    made = Generator(
-        flags.model_dir, decoding, flags.step, flags.cache_dir, vocabulary=flags.vocabulary
-    )
+    place = flags.step, flags.cache_dir, flags.vocabulary
+    made = Generator(flags.model_dir, decoding, *place)
     if made.decoder.without_cache and processes.is_first():
         print(
             f"note: no cache: {made.decoder.without_cache} cannot keep keys and values, so the "
@@ -39,11 +38,7 @@ def generator_of(flags: TrainedFlags, decoding: Decoding) -> Generator:
 
 
 def read_prompts(path: str, column: str) -> list[str]:
-    """Returns the prompts in a file.
-
-    Raises UserError if the file cannot be read or is empty, or if a line is not a JSON object with
-    a text in `column`.
-    """
+    """Returns the prompts in a file: its lines, or texts in `column` of JSON lines."""
     try:
         lines = list(files.read_lines(path))
     except FileNotFoundError as error:
@@ -54,21 +49,18 @@ def read_prompts(path: str, column: str) -> list[str]:
         return lines
     prompts = []
     for number, line in enumerate(lines, 1):
+        place = f"--input={path}, line {number}"
         try:
             prompts.append(json.loads(line)[column])
-        except (ValueError, TypeError, KeyError) as error:
-            raise UserError(
-                f"--input={path}, line {number}: no JSON object with {column!r}; name the prompts' "
-                "field by --column"
-            ) from error
-        if not isinstance(prompts[-1], str):
-            raise UserError(f"--input={path}, line {number}: {column!r} is not a text")
-        try:
+            if not isinstance(prompts[-1], str):
+                raise UserError(f"{place}: {column!r} is not a text")
             prompts[-1].encode()
         except UnicodeEncodeError as error:
+            character = error.object[error.start]
+            raise UserError(f"{place}: {column!r} has half a character, {character!r}") from error
+        except (ValueError, TypeError, KeyError) as error:
             raise UserError(
-                f"--input={path}, line {number}: {column!r} has half a character, "
-                f"{error.object[error.start]!r}"
+                f"{place}: no JSON object with {column!r}; name the prompts' field by --column"
             ) from error
     return prompts
 
@@ -94,11 +86,7 @@ def results(generator: Generator, prompts: list[str], first: int, count: int) ->
 
 
 class _Output:
-    """A file of lines, local or remote, that a killed command continues.
-
-    Until it is complete, the folder `path`.partial holds one file per block and one with the
-    settings.
-    """
+    """A file of lines that a killed command continues; until complete, a folder of blocks."""
 
     def __init__(self, path: str, settings: dict[str, Any]):
         if files.exists(path):
@@ -143,16 +131,13 @@ def _name(block: int) -> str:
 def write_all(
     flags: TrainedFlags, decoding: Decoding, prompts_path: str, column: str, output_path: str
 ) -> None:
-    """Writes the results of a file of prompts, or continues a killed command's output.
-
-    Raises UserError for unreadable prompts, or if the output exists or is another command's.
-    """
+    """Writes the results of a file of prompts, or continues a killed command's output."""
     with processes.failing_together():
         prompts = read_prompts(prompts_path, column)
     generator = generator_of(flags, decoding)
-    remote = files.is_remote(flags.model_dir)
+    folder = flags.model_dir
     settings = {
-        "model_dir": flags.model_dir if remote else os.path.abspath(flags.model_dir),
+        "model_dir": folder if files.is_remote(folder) else os.path.abspath(folder),
         "step": generator.step,
         "vocabulary": flags.vocabulary,
         "input": hashlib.sha256("\n".join(prompts).encode()).hexdigest(),

@@ -1,14 +1,9 @@
 """Sections of a report that need the model: rows by loss, and generated text."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from tasks.cache.lineage import Lineage
@@ -21,16 +16,13 @@ from trainer.config.decoding import Decoding
 from trainer.data.batches import BatchMaker, pad_rows
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
-from trainer.data.features import target_side
-from trainer.data.prepared import Run
+from trainer.data.interface import Run
 from trainer.engine.program import Program
-from trainer.engine.sharding import put_batch, replicated, rows, tracing_on
-from trainer.model.transformer import build_model, rounded_kernels, run_model
+from trainer.engine.sharding import put_batch
+from trainer.evaluating import likelihood
 from trainer.reporting.history import VALIDATION, History
 from trainer.trained import text, trained_run
-
-if TYPE_CHECKING:
-    from trainer.trained.generator import Generator
+from trainer.trained.generator import Generator
 
 # Rows per task whose losses are computed, spread evenly over the validation split.
 EXAMINED = 256
@@ -63,23 +55,17 @@ def examine(
         heading = f"<h3>{html_page.text(history.name)}</h3>" if len(runs) > 1 else ""
         if not isinstance(run.data, CachedData):
             note = html_page.note(f"{history.name}: its data are not a cache of pipeline.build.")
-            lines.append(note)
-            written.append(note)
+            lines, written = [*lines, note], [*written, note]
             continue
         if count:
             lines.append(heading + _by_loss(run, run.data, count, f"r{number}-"))
         if samples:
             written.append(heading + _completed(run, run.data, samples, cache_dir))
-    found = {}
-    if count:
-        found["Rows by loss"] = show.LEGEND + "".join(lines)
-    if samples:
-        found["Samples"] = "".join(written)
-    return found
+    found = {"Rows by loss": show.LEGEND + "".join(lines)} if count else {}
+    return found | ({"Samples": "".join(written)} if samples else {})
 
 
 def _makers(data: CachedData) -> Iterator[tuple[CachedTask, BatchMaker]]:
-    """Yields the tasks that have text in the validation split."""
     for each in data.tasks:
         if _SPLIT in each.manifest.splits:
             maker = data.maker(each, _SPLIT, keep_tails=True)
@@ -92,11 +78,7 @@ def _spread(count: int, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
-# ---- rows by loss
-
-
 def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
-    """Returns the rows with the highest and lowest loss, and their documents."""
     step, params = trained_run.restore(run, None, trained_run.vocabulary_of(run, None))
     losses_of = _losses(Program(run))
     found: list[_Row] = []
@@ -130,35 +112,19 @@ def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
 
 
 def _losses(program: Program) -> Any:
-    """Returns (params, maker, windows, seed) -> mean target loss of each window, float64 [W].
-
-    NaN for rows without targets. Noise is drawn as in evaluations.
-    """
-    model, mesh = build_model(program.spec), program.mesh
-
-    @partial(
-        jax.jit,
-        in_shardings=(program.model_shardings, rows(mesh)),
-        out_shardings=replicated(mesh),
-    )
-    def losses(params: Any, batch: Any) -> jax.Array:
-        with tracing_on(mesh, program.rules):
-            output = run_model(model, rounded_kernels(program.spec, params), batch)
-        logits_BLV: Any = getattr(output, "logits_BLV", output)
-        log_BLV = jax.nn.log_softmax(logits_BLV.astype(jnp.float32))
-        side = target_side(batch)
-        targets_BL, weights_BL = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
-        log_BL = jnp.take_along_axis(log_BLV, targets_BL[..., None], axis=-1)[..., 0]
-        return -jnp.sum(log_BL * weights_BL, axis=-1) / jnp.sum(weights_BL, axis=-1)
-
+    """Returns (params, maker, windows, seed) -> mean target loss of each window, float64 [W]."""
+    of_rows, mesh = likelihood.of_rows(program), program.mesh
     size = -(-_BATCH // mesh.size) * mesh.size
 
     def of(params: Any, maker: BatchMaker, indices_W: np.ndarray, seed: int) -> np.ndarray:
         found = []
         for some_W in np.split(indices_W, range(size, len(indices_W), size)):
             batch = maker.make(some_W, noise.evaluation_keys(seed, some_W))
-            padded = put_batch(pad_rows(batch, size), mesh)
-            found.append(np.asarray(losses(params, padded), np.float64)[: len(some_W)])
+            log_W, weights_W = map(
+                np.asarray, of_rows(params, put_batch(pad_rows(batch, size), mesh))
+            )
+            with np.errstate(invalid="ignore"):
+                found.append((-log_W / weights_W).astype(np.float64)[: len(some_W)])
         return np.concatenate(found)
 
     return of
@@ -195,13 +161,8 @@ def _sample(row: _Row, name: str, place: int, run: Run) -> show.Sample:
     return show.Sample(title, facts, places, parts, corpus, tokens_N, made, lengths, unit)
 
 
-# ---- what the model writes
-
-
 def _completed(run: Run, data: CachedData, count: int, cache_dir: str | None) -> str:
     """Returns validation rows with the model's text next to the original."""
-    from trainer.trained.generator import Generator
-
     if run.config.model.architecture == "encoder":
         return html_page.note("Encoder-only models write no text.")
     most = max(run.lengths.targets or 0, 16)
@@ -219,7 +180,6 @@ def _completed(run: Run, data: CachedData, count: int, cache_dir: str | None) ->
 def _of_task(
     generator: Generator, task: CachedTask, maker: BatchMaker, count: int, seed: int
 ) -> Iterator[str]:
-    """Yields an article for each of `count` rows of a task."""
     windows = len(maker.windows)
     # The first and the last row may be short.
     indices_W = _spread(windows, count + 2)[1:-1] if windows > count + 1 else np.arange(windows)
@@ -230,11 +190,9 @@ def _of_task(
     eos = generator.vocabulary.special.eos
     prompts, wanted = [], []
     for place in range(len(indices_W)):
-        targets = _feature(made, "targets", place)
-        if "inputs" in made and len(_feature(made, "inputs", place)):
-            prompt, rest = _feature(made, "inputs", place), targets
-        else:
-            prompt, rest = np.split(targets, [max(1, len(targets) // 2)])
+        prompt, rest = (_feature(made, name, place) for name in ("inputs", "targets"))
+        if not len(prompt):
+            prompt, rest = np.split(rest, [max(1, len(rest) // 2)])
         prompts.append(prompt)
         wanted.append(rest)
     for place, found in enumerate(generator(prompts)):
@@ -253,6 +211,8 @@ def _of_task(
 
 
 def _feature(made: Any, name: str, place: int) -> np.ndarray:
+    if name not in made:
+        return np.zeros(0, np.int32)
     values_WL, counts_W = made[name]
     return np.asarray(values_WL[place, : int(counts_W[place])], np.int32)
 

@@ -1,18 +1,22 @@
 """A trained run, opened for use: its parameters on this machine, and its vocabulary."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from tasks import vocabulary
 from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-
-if TYPE_CHECKING:
-    from tasks.vocabulary import Vocabulary
-    from trainer.config import Config
-    from trainer.data.prepared import Run
+from tasks.vocabulary import Vocabulary
+from trainer.checkpoints import metadata
+from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
+from trainer.config import Config, fields, load_config
+from trainer.config.this_machine import on_this_machine
+from trainer.data.cached import CachedData
+from trainer.data.interface import Run
+from trainer.data.task_record import warn_of_changes
+from trainer.engine.program import Program
+from trainer.setup import prepare
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,22 +31,12 @@ class NoData:
 
 def without_data(config: Config) -> Run:
     """Returns the run of a configuration that names no task."""
-    from trainer.data.prepared import Run
-
     lengths = Lengths(config.lengths.inputs or 0, config.lengths.targets or 0)
     return Run(config, cast(Any, NoData(lengths)), cast(Any, None))
 
 
 def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
-    """Returns a run, prepared for this machine, with `NoData` if it has no task.
-
-    `cache_dir` is a folder of caches by task, if moved. Raises UserError without run or cache.
-    """
-    from trainer.config import fields, load_config
-    from trainer.config.this_machine import on_this_machine
-    from trainer.data.task_record import warn_of_changes
-    from trainer.setup import prepare
-
+    """Returns a run, prepared for this machine, with `NoData` if it has no task."""
     config, origins = load_config(model_dir)
     config = fields.replace(config, "model_dir", model_dir)
     if not config.task:
@@ -54,19 +48,12 @@ def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
     return run
 
 
-def restore(run: Run, step: int | None, vocabulary: Vocabulary) -> tuple[int, Any]:
-    """Returns the step and the parameters of a checkpoint; None means the newest.
-
-    LoRA's products are added to the kernels. Raises UserError if the checkpoint does not exist or
-    records another vocabulary.
-    """
-    from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
-    from trainer.engine.program import Program
-
+def restore(run: Run, step: int | None, trained_with: Vocabulary) -> tuple[int, Any]:
+    """Returns step and parameters of a checkpoint, by default the newest, with LoRA's products."""
     folder = run.config.model_dir
     checkpoints = Checkpoints(folder, writable=False)
     (chosen,) = chosen_steps("latest" if step is None else str(step), checkpoints.steps(), folder)
-    _check_vocabulary(checkpoints.path(chosen), vocabulary)
+    _check_vocabulary(checkpoints.path(chosen), trained_with)
     program = Program(run)
     params = program.merged(checkpoints.restore(chosen, program.abstract_state()).params)
     checkpoints.close()
@@ -74,29 +61,19 @@ def restore(run: Run, step: int | None, vocabulary: Vocabulary) -> tuple[int, An
 
 
 def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
-    """Returns the vocabulary at `path`, the cache's, or the file next to a run without data.
-
-    Raises UserError if there is none, or if its number of ids is not the run's.
-    """
-    from tasks import vocabulary
-    from trainer.data.cached import CachedData
-
-    extra_ids = 0
-    if isinstance(run.data, CachedData):
-        first = run.data.tasks[0]
-        record = first.manifest.plan.vocabulary
-        extra_ids = record.added_sentinels
-        if path is None:
-            return vocabulary.Vocabulary(first.model, record, first.cache)
-    elif isinstance(run.data, NoData):
+    """Returns the vocabulary at `path`, the cache's, or the file next to a run without data."""
+    if isinstance(run.data, NoData):
         return _converted_vocabulary(run, path)
-    elif path is None:
+    if path is None and isinstance(run.data, CachedData):
+        return run.data.tasks[0].vocabulary
+    if path is None:
         raise UserError(
             f"{run.config.task}: give --vocabulary; only caches of pipeline.build contain the "
             "vocabulary"
         )
-    else:
-        extra_ids = getattr(run.data, "extra_ids", 0)
+    extra_ids = getattr(run.data, "extra_ids", 0)
+    if isinstance(run.data, CachedData):
+        extra_ids = run.data.tasks[0].manifest.plan.vocabulary.added_sentinels
     loaded = vocabulary.load(path, extra_ids)
     if loaded.size != run.data.vocab_size:
         raise UserError(
@@ -108,8 +85,6 @@ def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
 
 def _converted_vocabulary(run: Run, path: str | None) -> Vocabulary:
     """Returns the vocabulary at `path`, or the one next to trainer.convert's checkpoints."""
-    from tasks import vocabulary
-
     config = run.config
     if path is None:
         beside = (files.join(config.model_dir, name) for name in vocabulary.VOCABULARY_FILES)
@@ -130,9 +105,6 @@ def _converted_vocabulary(run: Run, path: str | None) -> Vocabulary:
 
 
 def _check_vocabulary(checkpoint: str, loaded: Vocabulary) -> None:
-    """Rejects a vocabulary other than the one that the checkpoint records, if any."""
-    from trainer.checkpoints import metadata
-
     trained_on = metadata.read(checkpoint).get("vocabulary_sha256")
     if trained_on not in (None, loaded.record.sha256):
         raise UserError(

@@ -42,12 +42,7 @@ def stream(request, tmp_path_factory):
     if request.param == "seqio":
         foreign_caches.write_seqio(folder, {"train": [{"targets": [5]}]}, len(SHARDS))
         for number, some in enumerate(rows):
-            data = b"".join(
-                foreign_caches.plain_records.frame(
-                    foreign_caches.encode({"targets": row, "zzz": b"beside"})
-                )
-                for row in some
-            )
+            data = foreign_caches.records({"targets": row, "zzz": b"beside"} for row in some)
             (folder / f"train.tfrecord-{number:05d}-of-{len(SHARDS):05d}").write_bytes(data)
         (folder / "stats.train.json").unlink()  # older versions of seqio wrote none
     else:

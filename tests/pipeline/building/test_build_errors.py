@@ -1,14 +1,10 @@
 """A user's mistake gives one line on stderr, exit code 2 and no file that a later run trusts."""
 
-import http.server
 import json
 import os
-import pathlib
 import re
 import shutil
-import signal
 import subprocess
-import threading
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,33 +14,21 @@ from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tests.support import in_process
 from tests.support.parameters import slow_unless
-from tests.support.processes import started
 
 TASK = "python_docs_span_corruption"
 
 
 @pytest.fixture
-def refused(start, flags, tmp_path):
-    """Returns a function that runs the command, checks its failure, and returns the error line.
+def refused(flags, tmp_path):
+    """Returns a function that runs the command, checks its failure, and returns the error line."""
 
-    It runs in a process of its own if `alone` or if it needs an environment.
-    """
-
-    def run(
-        *more: str, cache_dir=None, finished_shards=False, alone=False, **environment: str
-    ) -> str:
+    def run(*more: str, cache_dir=None, finished_shards=False) -> str:
         folder = cache_dir or tmp_path / "cache"
-        if alone or environment:
-            process = start(folder, *more, **environment)
-            out, err = process.communicate(timeout=120)
-            code = process.returncode
-        else:
-            done = in_process.run("pipeline.build", *flags(folder, *more))
-            out, err, code = done.stdout, done.stderr, done.returncode
-        assert code == 2, (out, err)
-        (line,) = [line for line in err.splitlines() if not line.startswith("building ")]
+        done = in_process.run("pipeline.build", *flags(folder, *more))
+        assert done.returncode == 2, (done.stdout, done.stderr)
+        (line,) = [line for line in done.stderr.splitlines() if not line.startswith("building ")]
         assert line.startswith("python -m pipeline.build: error: ")
-        assert "Traceback" not in out
+        assert "Traceback" not in done.stdout
         for name in ("manifest.json", "COMPLETED"):
             assert not (folder / TASK / name).exists()
         if not finished_shards:
@@ -63,34 +47,31 @@ def parquet(tmp_path):
     return path, f"--corpus=parquet:{path}?validation=0"
 
 
-def test_unknown_flag(refused):
-    assert "unknown flag --worker_count (did you mean" in refused("--worker_count=2", alone=True)
-
-
-def test_unknown_task(refused):
-    line = refused("--task=rlm_span_corruptio")
-    assert "did you mean rlm_span_corruption?" in line
-
-
-def test_missing_column(refused, parquet):
-    line = refused(f"{parquet[1]}&column=body")
-    assert "no column body" in line
-    assert "it has text" in line
-
-
-def test_no_files(refused, tmp_path):
-    assert "no file matches" in refused(f"--corpus=text:{tmp_path}/nothing*.txt")
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--worker_count=2"], "unknown flag --worker_count (did you mean"),
+        (["--task=rlm_span_corruptio"], "did you mean rlm_span_corruption?"),
+        (["--corpus=json:FOLDER/a.jsonl?column=body"], "no column body; it has text"),
+        (["--corpus=text:FOLDER/nothing*.txt"], "no file matches"),
+        (["--corpus=parquet:FOLDER/a.jsonl"], "cannot be read"),
+        (["--extra_ids=0"], "needs up to 28 sentinels"),
+        (["--vocabulary=FOLDER/none"], "no vocabulary at"),
+        (["--runner=DirectRunner"], "--runner=DirectRunner is refused"),
+        (["--runner=PrismRunner"], "--runner=PrismRunner is refused"),
+        (["--runner=DaskRunner"], "--runner=DaskRunner is refused"),
+        (["--direct_running_mode=multi_threading"], "loses elements silently"),
+    ],
+)
+def test_a_mistake_is_named(refused, tmp_path, given, says):
+    (tmp_path / "a.jsonl").write_text('{"text": "words"}\n')
+    assert says in refused(*(flag.replace("FOLDER", str(tmp_path)) for flag in given))
 
 
 def test_empty_corpus(refused, tmp_path):
     (tmp_path / "blank.jsonl").write_text('{"text": ""}\n{"text": "  "}\n')
     line = refused(f"--corpus=json:{tmp_path}/blank.jsonl?validation=0", finished_shards=True)
     assert "empty corpus" in line
-
-
-def test_not_parquet(refused, tmp_path):
-    (tmp_path / "text.parquet").write_text("this is no parquet file, though it says so")
-    assert "cannot be read" in refused(f"--corpus=parquet:{tmp_path}/text.parquet")
 
 
 @pytest.mark.parametrize("workers", slow_unless({1}, [1, 2]))
@@ -100,42 +81,14 @@ def test_parquet_damaged_inside(refused, parquet, workers, tmp_path):
     begin = pq.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
     data[begin + 100 : begin + 2000] = bytes(1900)
     path.write_bytes(data)
-    line = refused(corpus, f"--workers={workers}", finished_shards=True, alone=workers == 2)
+    line = refused(corpus, f"--workers={workers}", finished_shards=True)
     assert f"{path} cannot be read" in line
-
-
-def test_vocabulary_without_sentinels(refused):
-    line = refused("--extra_ids=0")
-    assert "needs up to 28 sentinels" in line
-    assert "has 0" in line
-
-
-def test_no_vocabulary(refused, tmp_path):
-    assert "no vocabulary at" in refused(f"--vocabulary={tmp_path}/none")
 
 
 def test_a_file_in_place_of_the_folder(refused, tmp_path):
     (tmp_path / "file").touch()
     line = refused(cache_dir=tmp_path / "file")
     assert f"{tmp_path}/file" in line
-
-
-@pytest.mark.parametrize("runner", ["DirectRunner", "PrismRunner", "DaskRunner"])
-def test_unsafe_runners(refused, runner):
-    assert f"--runner={runner} is refused" in refused(f"--runner={runner}")
-
-
-def test_multi_threading(refused):
-    assert "loses elements silently" in refused("--direct_running_mode=multi_threading")
-
-
-def test_too_many_bad_documents(refused, tmp_path, build):
-    lines = [json.dumps({"text": None if n % 3 == 0 else "good"}) for n in range(90)]
-    (tmp_path / "bad.jsonl").write_text("\n".join(lines))
-    corpus = f"--corpus=json:{tmp_path}/bad.jsonl?validation=0"
-    line = refused(corpus, finished_shards=True)
-    assert "33.3% of the documents are faulty (30 null)" in line
-    build(tmp_path / "cache", corpus, "--max_quarantined=0.4")
 
 
 def test_all_reasons_of_faulty_documents_are_named(refused, tmp_path):
@@ -208,54 +161,11 @@ def test_folder_without_write_permission(refused, tmp_path):
     assert "permission denied" in refused()
 
 
-def test_private_corpus_without_token(refused):
-    class Hub(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(401)
-            self.send_header("X-Error-Code", "RepoNotFound")
-            self.end_headers()
-
-        do_HEAD = do_GET
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        line = refused(
-            "--task=rlm_span_corruption",
-            "--corpus=hf:dumitrescustefan/rlm",
-            HF_ENDPOINT=f"http://127.0.0.1:{server.server_port}",
-            HF_TOKEN="",
-            HF_HUB_DISABLE_IMPLICIT_TOKEN="1",
-        )
-    finally:
-        server.shutdown()
-    assert "--corpus" in line
-    assert "dumitrescustefan/rlm" in line
-
-
-@pytest.mark.processes
-def test_interrupted(start, tmp_path):
-    process = start(tmp_path)
-    while not list(tmp_path.glob("*/.partial-*.tfrecord-*")):
-        assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    (line,) = [line for line in err.splitlines() if not line.startswith("building ")]
-    assert line == "python -m pipeline.build: interrupted; run the same command to resume"
-
-
-def test_a_bug_keeps_its_traceback(flags, tmp_path):
-    program = (
-        "import sys, tasks.reading.sources; from pipeline.build import main;"
-        "tasks.reading.sources.read = lambda *_: 1 / 0; main(sys.argv[1:])"
-    )
-    done = started("-c", program, *flags(tmp_path), cwd=pathlib.Path(__file__).parents[3])
-    assert done.returncode == 1
-    assert "ZeroDivisionError" in done.stderr
+@pytest.mark.usefixtures("without_beam")
+def test_a_bug_keeps_its_traceback(flags, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "read", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        in_process.run("pipeline.build", *flags(tmp_path))
 
 
 @pytest.mark.parametrize("form", ["text", "json", "parquet"])

@@ -10,14 +10,14 @@ import subprocess
 import time
 
 import pytest
-from sentencepiece import sentencepiece_model_pb2
 
 from pipeline.building import graph
 from tasks.cache import receipts
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
+from tests.support.damage import flip, truncate
 from tests.support.parameters import slow_unless
-from tests.support.processes import completed
+from tests.support.processes import completed, wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -27,7 +27,6 @@ DEADLINE_SECONDS = 120
 
 @pytest.fixture(scope="module")
 def expected(cache, checksums):
-    """Returns the checksums of an uninterrupted build by one worker."""
     return checksums(cache)
 
 
@@ -35,17 +34,6 @@ def kill(process: subprocess.Popen) -> None:
     with contextlib.suppress(ProcessLookupError):  # it ended by itself
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-
-
-def wait_for(process: subprocess.Popen, condition) -> bool:
-    """Waits until the condition holds; returns False if the process ended before that."""
-    end = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        if process.poll() is not None:
-            return False
-        assert time.monotonic() < end
-        time.sleep(0.0005)
-    return True
 
 
 def without_progress(err: str) -> list[str]:
@@ -74,17 +62,6 @@ def test_both_tokenizers_write_the_same_bytes(build, tmp_path, checksums, expect
     assert re.search(r"tokenized 2,004 documents, 0 of them by SentencePiece; audited \d", out)
 
 
-def test_a_vocabulary_that_only_sentencepiece_supports(build, vocabulary, tmp_path, capsys):
-    proto = sentencepiece_model_pb2.ModelProto.FromString(
-        (vocabulary / "sentencepiece.model").read_bytes()
-    )
-    proto.trainer_spec.model_type = proto.trainer_spec.CHAR
-    (tmp_path / "sentencepiece.model").write_bytes(proto.SerializeToString())
-    capsys.readouterr()
-    build(tmp_path / "cache", f"--vocabulary={tmp_path}")
-    assert "left to SentencePiece: its type is neither unigram nor BPE" in capsys.readouterr().out
-
-
 def test_killed_at_random_moments(start, tmp_path, checksums, expected):
     folder = tmp_path / TASK
     generator = random.Random(os.environ.get("PYTEST_KILL_SEED", "7"))
@@ -92,7 +69,7 @@ def test_killed_at_random_moments(start, tmp_path, checksums, expected):
     for attempt in range(5):
         process = start(tmp_path, *(["--workers=2"] if attempt == 2 else []))
         before = len(list(folder.glob("*receipt*")))
-        working = wait_for(process, lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")))
+        working = wait_for(lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")), process)
         if working:
             time.sleep(generator.uniform(0, 0.25))
         kill(process)
@@ -101,18 +78,6 @@ def test_killed_at_random_moments(start, tmp_path, checksums, expected):
             assert not (folder / "manifest.json").exists()
     assert any(working for *_, working in states), states
     finish(start(tmp_path))
-    assert checksums(folder) == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seen", ["info.train.json", "manifest.json"])
-def test_killed_during_finalisation(start, tmp_path, checksums, expected, seen):
-    folder = tmp_path / TASK
-    process = start(tmp_path)
-    wait_for(process, (folder / seen).exists)
-    kill(process)
-    out = finish(start(tmp_path))
-    assert "kept" not in out, "a shard was redone"
     assert checksums(folder) == expected
 
 
@@ -129,16 +94,6 @@ def test_a_build_resumes_after_any_step_of_finalisation(
         build(tmp_path)
         assert "read 0.0 MB" in capsys.readouterr().out
         assert checksums(folder) == expected
-
-
-def truncate(path):
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def flip(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 def fill(path):
@@ -238,7 +193,7 @@ def test_a_killed_worker_ends_the_build(start, tmp_path, documents, sigint):
         file.writelines(json.dumps({"id": str(n), "text": text}) + "\n" for n in range(30))
     spec = f"--corpus=json:{tmp_path}/long.jsonl?validation=0"
     process = start(tmp_path, "--workers=2", spec, sigint=sigint)
-    assert wait_for(process, lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")))
+    assert wait_for(lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")), process)
     workers = completed(
         ["ps", "-ww", "-o", "pid=,args=", "-g", str(process.pid)]
     ).stdout.splitlines()

@@ -8,7 +8,6 @@ from tests.support.parameters import slow_unless
 
 pytestmark = pytest.mark.processes
 
-TASK = "python_docs_span_corruption"
 WORDS = "these are words and more of them, one after the other and never the same number 12345 "
 SMALL = WORDS * 10
 

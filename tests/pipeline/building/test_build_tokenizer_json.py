@@ -1,12 +1,14 @@
 """Builds with a tokenizer.json: both engines write the same bytes, and the build names them."""
 
-import json
 import re
 
 import pytest
 
 from tasks.cache.manifest import CacheManifest
 from tests.support import small_tokenizers
+from tests.support.corpora import write_json
+
+pytestmark = pytest.mark.usefixtures("without_beam")
 
 TASK = "small_lm"
 ODD = ["e\u0301 ünï çödé — 日本 🇷🇴", "a\x00b", "it spells <|endoftext|> and [SEP]", "\u200b"]
@@ -14,12 +16,9 @@ ODD = ["e\u0301 ünï çödé — 日本 🇷🇴", "a\x00b", "it spells <|endof
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """Returns the flags of a corpus of 80 documents, four of them odd."""
-    documents = small_tokenizers.documents(76) + ODD
     path = tmp_path_factory.mktemp("corpus") / "documents.jsonl"
-    lines = [json.dumps({"id": str(number), "text": text}) for number, text in enumerate(documents)]
-    path.write_text("\n".join(lines))
-    return ["--name=small", "--task=lm", f"--corpus=json:{path}", "--max_quarantined=0.1"]
+    corpus = write_json(path, small_tokenizers.documents(76) + ODD)
+    return ["--name=small", "--task=lm", f"--corpus={corpus}", "--max_quarantined=0.1"]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "byte"])

@@ -1,6 +1,5 @@
 """--dry_run predicts the build's size and time, and writes nothing."""
 
-import json
 import re
 
 import pytest
@@ -9,6 +8,8 @@ from pipeline.building import estimate
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
+
+pytestmark = pytest.mark.usefixtures("without_beam")
 
 TASK = "python_docs_span_corruption"
 
@@ -108,9 +109,3 @@ def test_the_time_is_that_of_the_last_worker():
     assert estimate._longest([3, 1, 1, 1], 2) == 3
     assert estimate._longest([1, 1, 1, 3], 2) == 4
     assert estimate._longest([], 2) == 0
-
-
-def test_a_corpus_that_cannot_be_read(build, tmp_path):
-    (tmp_path / "corpus.jsonl").write_text(json.dumps({"body": "text"}))
-    with pytest.raises(UserError, match="no column text"):
-        build(tmp_path / "cache", f"--corpus=json:{tmp_path}/corpus.jsonl", "--dry_run")

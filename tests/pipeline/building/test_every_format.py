@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tasks.reading import sources
-from tests.support import every_format
+from tests.support import corpora as made
 from tests.support.servers.gcs import GcsServer
 
 pytestmark = pytest.mark.processes
@@ -27,23 +27,15 @@ def texts():
 
 @pytest.fixture(scope="module")
 def corpora(texts, tmp_path_factory):
-    """Returns {format: SPEC} of files with these texts."""
-    return every_format.write(tmp_path_factory.mktemp("corpora"), texts)
+    return made.in_every_format(tmp_path_factory.mktemp("corpora"), texts)
 
 
 def option(spec: str, more: str) -> str:
-    """Returns a SPEC with another option."""
     return spec + ("" if spec.endswith("&") else "?") + more
 
 
-def read(spec: str, piece_bytes: int = 20_000) -> dict[str, str]:
-    corpus = sources.resolve(sources.parse(spec), piece_bytes)
-    found = [
-        (row["id"], row["text"])
-        for piece in corpus.pieces
-        for _, batch in sources.read(corpus, piece)
-        for row in batch.to_pylist()
-    ]
+def read(spec: str) -> dict[str, str]:
+    found = [(row["id"], row["text"]) for row in made.read(spec, 20_000)]
     assert len(found) == len(dict(found))
     return dict(found)
 
@@ -77,7 +69,6 @@ def test_a_saved_data_set_in_a_bucket_is_read(texts, in_bucket, tmp_path):
 
 
 def tokens(cache: pathlib.Path) -> dict[str, str]:
-    """Returns the sha256 of every shard's files by name."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(cache.iterdir())

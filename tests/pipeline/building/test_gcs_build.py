@@ -65,28 +65,3 @@ def test_a_build_in_a_failing_bucket_has_the_same_bytes(build, cache, in_bucket,
         build("gs://bucket/cache", *FLAGS)
         assert gcs.read(shard) == whole
         assert set(gcs.counts()) == {"", *FAULTS}
-
-
-@pytest.mark.slow
-def test_an_extension_in_a_failing_bucket_has_the_same_bytes(
-    build, documents, in_bucket, in_store, tmp_path
-):
-    lines = [json.dumps({"id": name, "text": text}) for name, text in documents.items()]
-    half = len(lines) // 2
-    corpora = [("1.jsonl", lines[:half]), ("2.jsonl", lines[half:])]
-    with GcsServer(faults=0.1, seed=3) as gcs:
-        in_bucket(gcs)
-        in_store(gcs)
-        given = ["--corpus=json:gs://bucket/more/*.jsonl?validation=0.1", FLAGS[1]]
-        here = ["--corpus=json:" + str(tmp_path / "*.jsonl") + "?validation=0.1"]
-        for name, part in corpora:
-            data = "\n".join(part).encode()
-            gcs.store.put("bucket", f"more/{name}", data, {}, {})
-            (tmp_path / name).write_bytes(data)
-            build("gs://bucket/cache", *given, "--extend", "--shard_bytes=200000")
-            folder = build(tmp_path / "cache", *here, "--extend", "--shard_bytes=200000")
-        there = f"gs://bucket/cache/{TASK}"
-        assert names(files.list_names(there)) == names(os.listdir(folder))
-        for path in folder.iterdir():
-            if path.name not in OF_PLACES and not path.name.startswith(PLAN_MARK):
-                assert files.read_bytes(f"{there}/{path.name}") == path.read_bytes(), path.name

@@ -1,15 +1,17 @@
 """Several languages built as one task: each cache is that of the language alone."""
 
-import json
 import os
 import signal
-import time
 
 import pytest
 
 from pipeline.build import main
 from tasks.cache import language_set
 from tasks.terminal.command_line import UserError
+from tests.support.corpora import write_json
+from tests.support.processes import wait_for
+
+pytestmark = pytest.mark.usefixtures("without_beam")
 
 TASK = "books_span_corruption"
 OF = ("en", "ro")
@@ -22,11 +24,7 @@ def folders(documents, tmp_path_factory):
     texts = list(documents.items())
     for place, language in enumerate((*OF, "sw")):
         (root / language).mkdir()
-        lines = [
-            json.dumps({"id": name, "text": text})
-            for name, text in texts[place::5][: 200 - 50 * place]
-        ]
-        (root / language / "1.jsonl").write_text("\n".join(lines))
+        write_json(root / language / "1.jsonl", dict(texts[place::5][: 200 - 50 * place]))
     return root
 
 
@@ -50,7 +48,6 @@ def arguments(folders, vocabulary):
 
 @pytest.fixture(scope="module")
 def built(arguments, tmp_path_factory):
-    """Returns the folder of the caches of two languages."""
     cache_dir = tmp_path_factory.mktemp("caches")
     main(arguments(cache_dir, "--languages=en,ro"))
     return cache_dir
@@ -113,12 +110,9 @@ def test_a_killed_build_continues_with_the_language_it_was_at(
     flags = arguments(tmp_path, "--languages=en,ro")
     killed = start(tmp_path, *flags)
     first = tmp_path / "books_en_span_corruption" / "manifest.json"
-    until = time.monotonic() + 300
-    while not first.exists() and killed.poll() is None and time.monotonic() < until:
-        time.sleep(0.01)
+    assert wait_for(first.exists, killed)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
-    assert first.exists()
     assert not (tmp_path / TASK).exists()
     main(flags)
     expected = caches(built, checksums)

@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,8 +10,7 @@ import seqio
 
 from pipeline import dedup, inspect, report
 from pipeline.build import main as build
-from pipeline.building import graph, write
-from pipeline.runners import beam_job
+from pipeline.building import write
 from pipeline.verification.cache import verify
 from tasks.cache.lineage import Lineage
 from tasks.cache.manifest import CacheManifest, sealed
@@ -22,24 +20,16 @@ from tasks.objectives.supervised import CUT
 from tasks.storage import files, protobuf
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER, TokenIds, load
-from tests.support.processes import started
+from tests.support.corpora import write_json
+from tests.support.damage import flip
+
+pytestmark = pytest.mark.usefixtures("without_beam")
 
 TASK = "qa_supervised"
 
 
-@pytest.fixture(autouse=True)
-def _without_beam(monkeypatch):
-    """Builds in this process, as the runner is not tested here."""
-
-    def run(job, assignments, *_, **__):
-        return sum((graph.build_piece(job, each) for each in assignments), Counter())
-
-    monkeypatch.setattr(graph, "run", run)
-
-
 @pytest.fixture(scope="module")
 def rows(documents):
-    """Returns pairs cut from real text, by id."""
     words = " ".join(list(documents.values())[:40]).split()
     generator = random.Random(0)
     found = {}
@@ -61,11 +51,9 @@ BAD = [
 @pytest.fixture
 def make(tmp_path, rows, vocabulary):
     """Returns a function that builds a cache of the pairs; further flags replace its own."""
-    lines = [json.dumps({"id": name, **row}) for name, row in rows.items()]
-    lines += [json.dumps(row) for row in BAD]
     folder = tmp_path / "corpus"
     folder.mkdir()
-    (folder / "a.jsonl").write_text("\n".join(lines))
+    write_json(folder / "a.jsonl", [*({"id": name, **row} for name, row in rows.items()), *BAD])
 
     def run(*flags, cache_dir=tmp_path / "cache"):
         given = {
@@ -105,10 +93,10 @@ def test_a_listed_part_of_a_split_pair(tmp_path, vocabulary):
     """Lineage names the parts of pairs that are split, and so do lists."""
     lines = [{"id": "a", "q": "x " * 300, "a": "y"}, {"id": "b", "q": "k", "a": "v"},
              {"id": "c#part2", "q": "k", "a": "v"}, {"id": "c", "q": "k", "a": "v"}]  # fmt: skip
-    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    corpus = write_json(tmp_path / "c.jsonl", lines)
     given = [
         *("--task=supervised", "--name=qa", f"--vocabulary={vocabulary}", "--extra_ids=100"),
-        f"--corpus=json:{tmp_path}/c.jsonl?inputs=q&targets=a&validation=0",
+        f"--corpus={corpus}?inputs=q&targets=a&validation=0",
         *("--max_inputs=100", "--too_long=split", f"--cache_dir={tmp_path}"),
     ]
     build(given)
@@ -127,14 +115,10 @@ def test_a_listed_part_of_a_split_pair(tmp_path, vocabulary):
     assert verify(str(tmp_path / TASK))[1] == []
 
 
-def test_a_list_of_paragraphs_is_refused(make, tmp_path, monkeypatch):
-    folder = tmp_path / "texts"
-    folder.mkdir()
+def test_a_list_of_paragraphs_is_refused(make, tmp_path):
     notice = "one two three four five six seven eight nine"
-    lines = [json.dumps({"id": name, "text": notice}) for name in "ab"]
-    (folder / "a.jsonl").write_text("\n".join(lines))
-    monkeypatch.setattr(beam_job, "run", lambda f, each, *_, **__: sum(map(f, each), Counter()))
-    dedup.main([f"--corpus=json:{folder}/a.jsonl", f"--output={tmp_path}/out", "--unit=paragraph"])
+    texts = write_json(tmp_path / "texts.jsonl", dict.fromkeys("ab", notice))
+    dedup.main([f"--corpus={texts}", f"--output={tmp_path}/out", "--unit=paragraph"])
     cache = make()
     with pytest.raises(UserError, match=r"exclude.arrow has paragraphs, and the corpus has pairs"):
         make(f"--exclude={tmp_path}/out/exclude.arrow")
@@ -208,11 +192,9 @@ def test_pairs_that_are_too_long(make, too_long, capsys):
     counts = [shard.pairs for shard in manifest.splits["train"]]
     if too_long == "cut":
         assert limited == {name: (i[:29], t[:8]) for name, (i, t) in found.items()}
-        assert sum(each.cut_inputs for each in counts) == sum(
-            len(i) > 29 for i, _ in found.values()
-        )
-        cut = sum(each.cut_targets for each in counts)
-        assert cut == sum(len(t) > 8 for _, t in found.values())
+        for side, field, most in ((0, "cut_inputs", 29), (1, "cut_targets", 8)):
+            cut = sum(len(pair[side]) > most for pair in found.values())
+            assert sum(getattr(each, field) for each in counts) == cut
     elif too_long == "split":
         parts = {}
         for name, (i, t) in found.items():
@@ -339,9 +321,7 @@ def test_reading_another_writers_records(make, tmp_path):
 def test_damage_is_found(make):
     cache = make()
     path = sorted(cache.glob("train.tfrecord-*"))[0]
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    flip(path)
     _, faults = verify(str(cache))
     assert [fault.file for fault in faults] == [path.name]
     windows = row_windows(str(cache), CacheManifest.load(str(cache)), "train")
@@ -365,7 +345,7 @@ def test_a_wrong_index_is_found(make):
     del manifest["sha256"]
     receipt.write_text(json.dumps(value))
     (cache / "manifest.json").write_text(json.dumps(sealed(manifest)))
-    _, faults = verify(str(cache))
+    faults = verify(str(cache))[1]
     assert any("row 0 has different inputs in the records" in fault.what for fault in faults)
 
 
@@ -416,10 +396,3 @@ def test_objectives_and_caches_of_different_kinds(make, cache):
         open_windows(str(cache), texts, "train", Supervised(), lengths)
     with pytest.raises(UserError, match=r"has inputs of up to .* set it to .*too_long=cut"):
         open_windows(str(of_pairs), manifest, "train", Supervised(), lengths)
-
-
-def test_the_command_builds_and_verifies(make, tmp_path):
-    cache = make()
-    run = started("-m", "pipeline.verify", f"--cache={cache}")  # fmt: skip
-    assert run.returncode == 0, run.stderr
-    assert "verified" in run.stdout

@@ -1,23 +1,19 @@
 """pipeline.dedup on other runners: the same list by a job service, by pools and on Dataflow."""
 
 import itertools
-import os
 import pathlib
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from pipeline import dedup
-from tests.faults.pools import Cluster
+from tests.support.processes import launched
 from tests.support.servers import dataflow_worker
 from tests.support.servers.dataflow import DataflowServer
 from tests.support.servers.gcs import GcsServer
 
 pytestmark = pytest.mark.processes
-ROOT = pathlib.Path(__file__).parents[3]
 # Several pieces, so that workers share them.
 PIECES = "--shard_bytes=100000"
 LISTS = "exclude.arrow"
@@ -25,22 +21,13 @@ LISTS = "exclude.arrow"
 
 @pytest.fixture(scope="module")
 def wanted(corpus, tmp_path_factory) -> bytes:
-    """Returns the list that one local worker writes."""
     folder = tmp_path_factory.mktemp("wanted")
     dedup.main([f"--corpus={corpus}", f"--output={folder}", PIECES])
     return (folder / LISTS).read_bytes()
 
 
 def started(*flags: str, **environment: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.dedup", PIECES, *flags],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return launched([sys.executable, "-m", "pipeline.dedup", PIECES, *flags], **environment)
 
 
 def test_a_job_service_in_the_process(corpus, wanted, tmp_path):
@@ -49,26 +36,6 @@ def test_a_job_service_in_the_process(corpus, wanted, tmp_path):
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert (tmp_path / LISTS).read_bytes() == wanted
-
-
-@pytest.mark.slow
-def test_a_pool_loses_its_worker_and_the_same_command_resumes(corpus, wanted, tmp_path):
-    flags = (f"--corpus={corpus}", f"--output={tmp_path / 'out'}")
-    with Cluster(2, tmp_path) as cluster:
-        process = started(*flags, *cluster.flags)
-        while not list((tmp_path / "out").glob("signatures-*")):
-            assert process.poll() is None
-            time.sleep(0.01)
-        os.kill(cluster.workers()[0], signal.SIGKILL)
-        _, err = process.communicate(timeout=120)
-        assert process.returncode == 2
-        assert "a worker is lost" in err
-        assert not (tmp_path / "out" / LISTS).exists()
-        again = started(*flags, *cluster.flags)
-        out, err = again.communicate(timeout=300)
-        assert again.returncode == 0, err
-        assert "kept" in out
-    assert (tmp_path / "out" / LISTS).read_bytes() == wanted
 
 
 @pytest.mark.slow

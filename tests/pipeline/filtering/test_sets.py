@@ -8,51 +8,34 @@ from collections import Counter
 import pytest
 from pyarrow import parquet
 
-from pipeline.building import graph
+from pipeline.build import main
 from pipeline.report import main as report
 from pipeline.verification.cache import verify
 from tasks.cache.manifest import CacheManifest
 from tasks.terminal.command_line import UserError
 
+pytestmark = pytest.mark.usefixtures("without_beam")
+
 GIVEN = ("--filter=gopher_quality?min_words=10&min_stop_words=1", "--filter=c4,pii")
 SMALL = "--shard_bytes=50000"
-
-
-@pytest.fixture(autouse=True)
-def _without_beam(monkeypatch):
-    """Builds in this process, as the runner is not tested here."""
-
-    def run(job, assignments, *_, **__):
-        return sum((graph.build_piece(job, each) for each in assignments), Counter())
-
-    monkeypatch.setattr(graph, "run", run)
 
 
 @pytest.fixture(scope="module")
 def filtered(flags, tmp_path_factory) -> pathlib.Path:
     """Returns a finished, filtered cache, which tests must not change."""
-    from pipeline.build import main
-
     folder = tmp_path_factory.mktemp("filtered")
     main(flags(folder, SMALL, *GIVEN))
-    (cache,) = folder.iterdir()
-    return cache
+    return next(folder.iterdir())
 
 
 def kept(cache) -> list[str]:
-    return [
-        name
-        for path in sorted(cache.glob("*.documents-*"))
-        for name in parquet.read_table(path, columns=["id"]).column("id").to_pylist()
-    ]
+    paths = sorted(cache.glob("*.documents-*"))
+    return [name for path in paths for name in parquet.read_table(path)["id"].to_pylist()]
 
 
 def left_out(cache) -> list[dict]:
-    return [
-        json.loads(line)
-        for path in sorted(cache.glob("*.quarantine-*"))
-        for line in path.read_text().splitlines()
-    ]
+    paths = sorted(cache.glob("*.quarantine-*"))
+    return [json.loads(line) for path in paths for line in path.open()]
 
 
 def test_every_document_is_kept_or_left_out_once(filtered, documents):
@@ -241,16 +224,12 @@ def test_filters_that_leave_nothing_are_named(pairs):
         ("pairs?max_word_ratio=0.5", "max_word_ratio=0.5 must be 1 or more"),
         ("pairs?side=inputs", "side=inputs must be both"),
         ("pii?side=input", "side=input must be inputs, targets or both"),
+        ("pii --filter=pii?side=inputs", "two are called pii"),
     ],
 )
 def test_wrong_filters_of_pairs(pairs, given, problem):
     with pytest.raises(UserError, match=problem):
-        pairs(f"--filter={given}")
-
-
-def test_the_same_label_for_one_side_twice(pairs):
-    with pytest.raises(UserError, match="two are called pii"):
-        pairs("--filter=pii", "--filter=pii?side=inputs")
+        pairs(*f"--filter={given}".split(" "))
 
 
 def test_edits_are_counted_of_what_can_be_used(build, tmp_path):

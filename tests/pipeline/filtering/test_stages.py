@@ -179,6 +179,7 @@ def test_all_edits_come_before_verdicts_and_the_first_rule_counts():
         ("", "--filter is empty"),
         ("language?languages=en&min_score=none", "it must be a number"),
         ("function?name=keep", "needs --task_module"),
+        ("language?languages=english", "there is no language english"),
         ("language?languages=en&min_score=2", "min_score must be from 0 to 1"),
     ],
 )
@@ -267,19 +268,6 @@ def test_texts_are_counted_that_a_pattern_changes(pattern, count):
     edited, counts = EDITS["replace"](large(found), record.settings)
     changed = [one != other for one, other in zip(found, edited.to_pylist(), strict=True)]
     assert counts["texts changed"] == sum(changed) == count
-
-
-def test_languages_are_told():
-    with pytest.raises(UserError, match="there is no language english"):
-        sets.resolve(["language?languages=english"], None)
-    (record,) = sets.resolve(["language?languages=en,ro&min_score=0.5"], None)
-    found = [
-        "This is an English sentence about the weather and the sea.",
-        "Aceasta este o propoziție în limba română despre vreme.",
-        "Dies ist ein deutscher Satz über das Wetter und das Meer.",
-        "",
-    ]
-    assert verdicts(record, found) == [[], [], ["languages"], ["languages", "min_score"]]
 
 
 def test_languages_of_real_documents():

@@ -47,24 +47,8 @@ def real(count: int) -> list[str]:
 def random_texts(count: int, seed: int) -> list[str]:
     """Returns short texts of few words and lines, so that everything is repeated."""
     generator = random.Random(seed)
-    words = [
-        "the",
-        "The",
-        "of",
-        "a",
-        "bb",
-        "x.",
-        "y!",
-        "-",
-        "•",
-        "#",
-        "...",
-        "…",
-        "{",
-        "é",
-        "日本",
-        "1",
-    ]
+    words = ["the", "The", "of", "a", "bb", "x.", "y!", "-", "•", "#", "...", "…", "{", "é", "1"]
+    words.append("日本")
     ends = [" ", " ", " ", "\n", "\n\n", "  ", "\t", ".\n", "...\n", "\u2003"]
     return [
         "".join(

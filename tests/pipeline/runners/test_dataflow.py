@@ -31,6 +31,7 @@ from tasks.cache.manifest import CacheManifest
 from tasks.reading import sources
 from tasks.reading.corpus import FilePart, SourceFile
 from tasks.terminal.command_line import UserError
+from tests.support.processes import wait_for
 from tests.support.servers import dataflow_worker
 from tests.support.servers.dataflow import DataflowServer
 from tests.support.servers.gcs import GcsServer
@@ -233,9 +234,7 @@ def test_interrupted_and_submitted_twice(submit):
     over = threading.Event()
     with DataflowServer(lambda job: over.wait(600) and {}) as server:
         first = submit(server)
-        while not server.jobs:
-            assert first.poll() is None
-            time.sleep(0.1)
+        assert wait_for(lambda: server.jobs, first)
         line = refused(submit(server))
         assert "There is already active job named palimpsest-python-docs-span-corruption-" in line
         assert "gcloud dataflow jobs cancel" in line
@@ -248,9 +247,7 @@ def test_interrupted_and_submitted_twice(submit):
         assert server.jobs[0].state == "JOB_STATE_CANCELLED"
 
         second = submit(server)
-        while len(server.jobs) < 2:
-            assert second.poll() is None
-            time.sleep(0.1)
+        assert wait_for(lambda: len(server.jobs) > 1, second)
         server.jobs[1].state = "JOB_STATE_CANCELLED"  # by another user
         assert "the Dataflow job was cancelled: finished shards are kept" in refused(second)
         over.set()

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.runners import beam_job
 from tests.support.parameters import slow_unless
-from tests.support.processes import completed
+from tests.support.processes import completed, wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -36,17 +36,12 @@ def workers(build) -> list[int]:
 
 
 def wait_for_workers(build, count: int) -> None:
-    while len(workers(build)) < count:
-        assert build.poll() is None, build.communicate()
-        time.sleep(0.02)
+    assert wait_for(lambda: len(workers(build)) >= count, build), build.communicate()
 
 
 def wait_for_the_end(build) -> None:
     """Waits until no process of the build is left."""
-    end = time.monotonic() + SECONDS
-    while processes(build):
-        assert time.monotonic() < end, processes(build)
-        time.sleep(0.05)
+    wait_for(lambda: not processes(build), seconds=SECONDS)
 
 
 @pytest.fixture
@@ -105,9 +100,7 @@ def test_interrupted_twice(launch, tmp_path, moment):
     elif moment == "workers start":
         wait_for_workers(build, 1)
     else:
-        while not list(tmp_path.glob("*/.partial-*.tfrecord-*")):
-            assert build.poll() is None, build.communicate()
-            time.sleep(0.01)
+        assert wait_for(lambda: any(tmp_path.glob("*/.partial-*.tfrecord-*")), build)
     for _ in range(2):
         os.killpg(build.pid, signal.SIGINT)  # as a terminal does
         time.sleep(0.1)

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import socket
-import time
 
 import pytest
 
@@ -14,6 +13,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tests.faults import __main__ as faults
 from tests.faults.pools import Cluster
+from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -111,9 +111,7 @@ def test_a_worker_dies_and_the_same_command_resumes(start, cache, checksums, tmp
     folder = tmp_path / "cache" / TASK
     with Cluster(3, tmp_path) as cluster:
         process = start(tmp_path / "cache", *cluster.flags)
-        while not list(folder.glob(files.PARTIAL + "*.tfrecord-*")):
-            assert process.poll() is None
-            time.sleep(0.01)
+        assert wait_for(lambda: any(folder.glob(files.PARTIAL + "*.tfrecord-*")), process)
         workers = cluster.workers()
         assert len(workers) == 3
         os.kill(workers[0], signal.SIGKILL)
@@ -128,17 +126,12 @@ def test_a_worker_dies_and_the_same_command_resumes(start, cache, checksums, tmp
         assert not cluster.workers()  # the other workers were stopped
 
         second = start(tmp_path / "cache", *cluster.flags)
-        while not cluster.workers():
-            assert second.poll() is None
-            time.sleep(0.01)
+        assert wait_for(cluster.workers, second)
         second.send_signal(signal.SIGINT)
         _, err = second.communicate(timeout=60)
         assert second.returncode == 130, err
         assert "interrupted; run the same command to resume" in err
-        end = time.monotonic() + 60
-        while cluster.workers():
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        wait_for(lambda: not cluster.workers(), seconds=60)
 
         again = start(tmp_path / "cache", *cluster.flags)
         out, err = again.communicate(timeout=300)

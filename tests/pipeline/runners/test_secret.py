@@ -1,15 +1,13 @@
 """The Hub's token is read from Secret Manager only if HF_TOKEN is not set."""
 
 import base64
-import http.server
-import json
 import os
-import threading
 
 import pytest
 
 from pipeline.runners import secret
 from tasks.terminal.command_line import UserError
+from tests.support.servers.quiet import QuietHandler, QuietServer
 
 pytestmark = pytest.mark.processes
 
@@ -22,27 +20,20 @@ def asked(monkeypatch):
 
     paths = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            paths.append(self.path)
-            found = "secrets/hub/" in self.path
-            data = base64.b64encode(b"hf_of_the_secret\n").decode()
-            self.send_response(200 if found else 403)
-            self.end_headers()
-            self.wfile.write(json.dumps({"payload": {"data": data}} if found else {}).encode())
+    class SecretManager(QuietServer):
+        class handler(QuietHandler):
+            def do_GET(self):
+                paths.append(self.path)
+                data = base64.b64encode(b"hf_of_the_secret\n").decode()
+                found = "secrets/hub/" in self.path
+                self.answer(*((200, {"payload": {"data": data}}) if found else (403, {})))
 
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}/"
-    monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", url)
     monkeypatch.setattr(google.auth, "default", lambda scopes: (AnonymousCredentials(), None))
     monkeypatch.setenv("HF_TOKEN", "")
-    yield paths
-    server.shutdown()
-    server.server_close()
+    with SecretManager() as server:
+        url = f"{server.url}/"
+        monkeypatch.setenv("CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", url)
+        yield paths
 
 
 def test_a_secret_is_read_once(asked):

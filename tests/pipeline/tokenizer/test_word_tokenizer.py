@@ -238,15 +238,10 @@ def test_the_library_knows_only_these_contractions(end):
 def test_long_words(name):
     generator = random.Random(1)
     letters = "abcdefghijklmnopqrstuvwxyzșțăâî"
-    texts = [
-        "a" * 100_000,
-        "".join(generator.choices(letters, k=50_000)),
-        " " * 70_000,
-        "ab" * 9000,
-    ]
+    long = "".join(generator.choices(letters, k=50_000))
     fast, _ = both(name)
     before = fast.refused
-    assert_equal(both(name), [*texts, "șț " * 60_000])
+    assert_equal(both(name), ["a" * 100_000, long, " " * 70_000, "ab" * 9000, "șț " * 60_000])
     assert fast.refused == before
 
 
@@ -321,28 +316,10 @@ WITH_ADDED = {
     "WordPiece": lambda: word_piece(None),
 }
 # ＜ is < in NFKC, and e with an accent of its own é.
-BITS = [
-    "<unk>",
-    "<s>",
-    "<mask>",
-    "<r>",
-    "＜unk＞",
-    "\u0338",
-    "é",
-    "the",
-    "of",
-    "ab",
-    "cd",
-    "'s",
-    "12",
-    "É",
-    "<",
-    ">",
-    "x",
-    "日本",
-    ".",
-]
-BITS += [" ", "  ", "\n"]
+BITS = (
+    *("<unk>", "<s>", "<mask>", "<r>", "＜unk＞", "\u0338", "é", "the", "of", "ab", "cd", "'s"),
+    *("12", "É", "<", ">", "x", "日本", ".", " ", "  ", "\n"),
+)
 
 
 @pytest.mark.parametrize("tokens", ADDED)
@@ -357,10 +334,8 @@ def test_any_added_tokens(name, tokens, monkeypatch):
     generator = random.Random(tokens + name)
     texts = ["".join(generator.choices(BITS, k=generator.randrange(30))) for _ in range(2000)]
     assert_equal((fast, codec), texts)
-    if name != "NFC" and name != "NFKC" and tokens != "odd":
-        assert fast.refused <= 0.3 * len(texts) * (name == "uncased")
-    else:
-        assert fast.refused < len(texts)
+    most = len(texts) - 1 if name in ("NFC", "NFKC") or tokens == "odd" else 0
+    assert fast.refused <= (0.3 * len(texts) if name == "uncased" else most)
 
 
 def test_bytes():
@@ -409,10 +384,7 @@ def test_the_audit_stops_at_a_difference(folders, monkeypatch):
         return answer
 
     monkeypatch.setattr(word_kernels, "encode", wrong)
-    message = (
-        "differs from Hugging Face's tokenizers on the text 'one text': use --tokenizer=library"
-    )
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match="on the text 'one text': use --tokenizer=library"):
         tokenizer.encode(pa.array(["one text"]))
 
 

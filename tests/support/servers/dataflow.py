@@ -11,12 +11,13 @@ job in a thread and returns its counters, or raises. In tests:
 
 import dataclasses
 import gzip
-import http.server
 import json
 import re
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
+
+from tests.support.servers.quiet import QuietHandler, QuietServer
 
 _ENDED = ("JOB_STATE_DONE", "JOB_STATE_FAILED", "JOB_STATE_CANCELLED")
 _TIME = "2026-01-01T00:00:00Z"
@@ -34,7 +35,6 @@ class Job:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Beam's options as workers receive them."""
         return self.request["environment"]["sdkPipelineOptions"]["options"]
 
     @property
@@ -44,13 +44,12 @@ class Job:
         return pool
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the job as the API represents it."""
         return self.request | {
             "id": self.id, "currentState": self.state, "currentStateTime": _TIME
         }  # fmt: skip
 
 
-class DataflowServer:
+class DataflowServer(QuietServer):
     """A server of Dataflow, running inside a `with` block; `url` is its address.
 
     Args:
@@ -64,18 +63,11 @@ class DataflowServer:
         self.work, self.refuses = work, refuses
         self.jobs: list[Job] = []
 
-    def __enter__(self) -> "DataflowServer":
-        handler = type("OurHandler", (_Handler,), {"dataflow": self})
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+    def __enter__(self) -> Self:
+        super().__enter__()
         # By this name, since Beam's client looks for "localhost" in the address.
-        self.url = f"http://localhost:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = self.url.replace("127.0.0.1", "localhost")
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     def submit(self, request: dict[str, Any]) -> dict[str, Any]:
         """Starts a job, or returns the running one with the same name, as Dataflow does."""
@@ -100,77 +92,53 @@ class DataflowServer:
             job.state = end
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    dataflow: DataflowServer
+class _Handler(QuietHandler):
+    owner: DataflowServer
 
     def do_POST(self) -> None:
-        if self.dataflow.refuses:
-            status, message = self.dataflow.refuses
-            self._answer({"error": {"code": status, "message": message}}, status)
+        if self.owner.refuses:
+            status, message = self.owner.refuses
+            self.answer(status, {"error": {"code": status, "message": message}})
         elif re.search(r"/projects/[^/]+/locations/[^/]+/jobs\?", self.path):
-            self._answer(self.dataflow.submit(self._body()))
+            self.answer(200, self.owner.submit(self._asked()))
         else:
-            self._answer({}, 404)
+            self.answer(404, {})
 
     def do_PUT(self) -> None:
         job = self._job()
-        if job and self._body().get("requestedState") in ("JOB_STATE_CANCELLED", 5):
+        if job and self._asked().get("requestedState") in ("JOB_STATE_CANCELLED", 5):
             job.state = "JOB_STATE_CANCELLED"
-        self._answer(job.as_json() if job else {}, 200 if job else 404)
+        self.answer(200 if job else 404, job.as_json() if job else {})
 
     def do_GET(self) -> None:
         job = self._job()
         if not job:
-            self._answer({"error": {"code": 404, "message": "no such job"}}, 404)
+            self.answer(404, {"error": {"code": 404, "message": "no such job"}})
         elif "/messages" in self.path:
-            self._answer(
-                {
-                    "jobMessages": [
-                        {"id": str(number), "time": _TIME, "messageText": text,
-                         "messageImportance": "JOB_MESSAGE_ERROR"}
-                        for number, text in enumerate(job.messages)
-                    ]
-                }
-            )  # fmt: skip
+            kind = {"time": _TIME, "messageImportance": "JOB_MESSAGE_ERROR"}
+            found = [{"id": str(n), "messageText": text, **kind}
+                     for n, text in enumerate(job.messages)]  # fmt: skip
+            self.answer(200, {"jobMessages": found})
         elif "/metrics" in self.path:
-            self._answer(
-                {
-                    "metrics": [
-                        {
-                            "name": {
-                                "origin": "user",
-                                "name": name,
-                                "context": {"namespace": "palimpsest", "step": "Work"}
-                                | ({"tentative": "true"} if tentative else {}),
-                            },
-                            "scalar": value,
-                        }
-                        for name, value in job.counters.items()
-                        for tentative in (False, True)
-                    ]
-                }
-            )
+            context = {"namespace": "palimpsest", "step": "Work"}
+            found = [
+                {"name": {"origin": "user", "name": name, "context": each}, "scalar": value}
+                for name, value in job.counters.items()
+                for each in (context, {**context, "tentative": "true"})
+            ]
+            self.answer(200, {"metrics": found})
         else:
-            self._answer(job.as_json())
+            self.answer(200, job.as_json())
 
     def _job(self) -> Job | None:
         found = re.search(r"/jobs/([^/?]+)", self.path)
-        return next((job for job in self.dataflow.jobs if found and job.id == found[1]), None)
+        return next((job for job in self.owner.jobs if found and job.id == found[1]), None)
 
-    def _body(self) -> dict[str, Any]:
-        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+    def _asked(self) -> dict[str, Any]:
+        data = self.body()
         if self.headers.get("Content-Encoding") == "gzip":
             data = gzip.decompress(data)
         return json.loads(data)
 
-    def _answer(self, value: dict[str, Any], status: int = 200) -> None:
-        data = json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
-    def log_message(self, *_: Any) -> None:
-        pass
+DataflowServer.handler = _Handler

@@ -58,7 +58,6 @@ def bare(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _required(*extras: str) -> list[str]:
-    """Returns the requirements in pyproject.toml, with those of the extras."""
     import tomllib
 
     path = pathlib.Path(__file__).parents[3] / "pyproject.toml"
@@ -107,7 +106,6 @@ def work(job: Any, gcs: Any, folder: pathlib.Path, **environment: str) -> dict[s
 
 
 def artifacts(job: Any, gcs: Any) -> list[Any]:
-    """Returns the files that a job's workers install, each with its `url` and `sha256`."""
     from apache_beam.portability.api import beam_runner_api_pb2
 
     data = gcs.read(job.options["pipelineUrl"].removeprefix("gs://bucket/"))

@@ -17,7 +17,6 @@ By hand, it prints the variables to export and runs until it is interrupted:
 import argparse
 import collections
 import contextlib
-import http.server
 import os
 import pathlib
 import random
@@ -26,13 +25,13 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 import urllib.parse
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from tests.support.servers.gcs_http import Handler
 from tests.support.servers.gcs_store import Store
+from tests.support.servers.quiet import QuietServer
 
 # Faults of a request. "reset": the connection breaks before anything is done; "lost": the request
 # is carried out but the response is lost; "cut off": half of the response arrives.
@@ -40,8 +39,6 @@ FAULTS = ("500", "503", "429", "reset", "lost", "cut off")
 
 
 class Request(NamedTuple):
-    """A request and its outcome."""
-
     method: str
     path: str  # as sent, with its query
     range: str
@@ -51,12 +48,11 @@ class Request(NamedTuple):
 
     @property
     def object(self) -> str:
-        """The name of the object whose bytes were read, else ""."""
         found = re.search(r"/o/([^/?]+)\?.*alt=media", self.path)
         return urllib.parse.unquote(found[1]) if found and self.method == "GET" else ""
 
 
-class GcsServer:
+class GcsServer(QuietServer):
     """A server of Cloud Storage, running inside a `with` block; `url` is its address.
 
     Args:
@@ -67,9 +63,9 @@ class GcsServer:
       denied: buckets that reject reads and writes.
       needs_token: rejects requests without a token, as Cloud Storage does.
       tls: a folder for a certificate authority; enables CONNECT.
-      latency_seconds: delay before each response.
-      bytes_per_second: limit for all responses together; 0: unlimited.
     """
+
+    handler = Handler
 
     def __init__(
         self,
@@ -80,31 +76,15 @@ class GcsServer:
         denied: Collection[str] = (),
         needs_token: bool = False,
         tls: str | pathlib.Path | None = None,
-        latency_seconds: float = 0.0,
-        bytes_per_second: float = 0.0,
     ):
         self.store = store or Store("bucket")
         self.faults, self.denied, self.needs_token = faults, denied, needs_token
-        self.latency_seconds, self.bytes_per_second = latency_seconds, bytes_per_second
         self.requests: list[Request] = []
-        self._port, self._random, self._lock = port, random.Random(seed), threading.Lock()
-        self._next_send = 0.0
+        self.port, self._random, self._lock = port, random.Random(seed), threading.Lock()
         self.certificates: pathlib.Path | None = None
         self.context: ssl.SSLContext | None = None
         if tls:
             self.certificates, self.context = _authority(pathlib.Path(tls))
-
-    def __enter__(self) -> "GcsServer":
-        handler = type("OurHandler", (Handler,), {"gcs": self})
-        self._server = _Server(("127.0.0.1", self._port), handler)
-        self.address = f"127.0.0.1:{self._server.server_port}"
-        self.url = f"http://{self.address}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     def environment(self) -> dict[str, str]:
         """Returns variables that point Cloud Storage clients here; with `tls`, TensorFlow too."""
@@ -122,15 +102,12 @@ class GcsServer:
         return found
 
     def read(self, name: str, bucket: str = "bucket") -> bytes:
-        """Returns the bytes of an object."""
         return self.store.buckets[bucket][name].data
 
     def names(self, prefix: str = "", bucket: str = "bucket") -> list[str]:
-        """Returns the sorted names of the objects."""
         return sorted(name for name in self.store.buckets[bucket] if name.startswith(prefix))
 
     def counts(self) -> collections.Counter[str]:
-        """Returns the number of requests by fault, "" for none."""
         return collections.Counter(request.fault for request in self.requests)
 
     def fault(self) -> str:
@@ -139,26 +116,9 @@ class GcsServer:
             wrong = self._random.random() < self.faults
             return self._random.choice(FAULTS) if wrong else ""
 
-    def pace(self, count: int) -> None:
-        """Waits until `count` bytes have been sent at the limited rate."""
-        if self.bytes_per_second:
-            with self._lock:
-                begin = max(time.monotonic(), self._next_send)
-                self._next_send = begin + count / self.bytes_per_second
-            time.sleep(max(0.0, self._next_send - time.monotonic()))
-
     def note(self, *fields: Any) -> None:
-        """Records a Request with these fields."""
         with self._lock:
             self.requests.append(Request(*fields))
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 128
-
-    def handle_error(self, *_: Any) -> None:
-        pass  # the client disconnected
 
 
 def _authority(folder: pathlib.Path) -> tuple[pathlib.Path, ssl.SSLContext]:

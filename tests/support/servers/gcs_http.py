@@ -5,33 +5,26 @@ machine, and CONNECT.
 """
 
 import contextlib
-import http.server
 import json
 import re
 import socket
 import struct
-import time
 import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
 from tests.support.servers.gcs_store import Answer, bucket_resource, parts_of
+from tests.support.servers.quiet import QuietHandler
 
 TOKEN = "a-token-of-the-metadata-server"
 # The size of every part of an upload but the last is a multiple of this.
 PART_BYTES = 256 << 10
-_SENT_AT_ONCE = 64 << 10
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class Handler(QuietHandler):
     wbufsize = -1  # sends a response's head and body together
-    gcs: Any  # the GcsServer
+    owner: Any  # the GcsServer
     scheme = "http"
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
     def handle_expect_100(self) -> bool:
         proceed = super().handle_expect_100()
@@ -39,7 +32,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         return proceed
 
     def do_CONNECT(self) -> None:
-        if not self.gcs.context:
+        if not self.owner.context:
             self.send_error(501)
             return
         self.send_response(200)
@@ -47,12 +40,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.flush()
         inside = type("Inside", (type(self),), {"scheme": "https"})
         with contextlib.suppress(OSError):
-            secure = self.gcs.context.wrap_socket(self.connection, server_side=True)
+            secure = self.owner.context.wrap_socket(self.connection, server_side=True)
             inside(secure, self.client_address, self.server)
         self.close_connection = True
 
     def handle_request(self) -> None:
-        self.body = self._body()
+        self.data = self._data()
         # TensorStore and others may send as POST a method that proxies do not know.
         self.method = self.headers.get("X-HTTP-Method-Override") or self.command
         url = urllib.parse.urlsplit(self.path)
@@ -61,8 +54,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.fault, self.sent, self.status = "", 0, 0
         metadata = url.path.startswith("/computeMetadata") or url.path == "/"
         if not metadata:
-            self.fault = self.gcs.fault()
-            time.sleep(self.gcs.latency_seconds)
+            self.fault = self.owner.fault()
         try:
             if self.fault == "reset":
                 self._reset()
@@ -70,7 +62,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self._answered(url.path, metadata)
         finally:
             asked = self.headers.get("Range", "")
-            self.gcs.note(self.method, self.path, asked, self.status, self.sent, self.fault)
+            self.owner.note(self.method, self.path, asked, self.status, self.sent, self.fault)
 
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = do_HEAD = handle_request
 
@@ -80,7 +72,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 raise Answer(int(self.fault), "We encountered an internal error. Try again.")
             if metadata:
                 self._metadata(path)
-            elif self.gcs.needs_token and not self._has_token():
+            elif self.owner.needs_token and not self._has_token():
                 raise Answer(401, "Anonymous caller does not have storage.objects.get access to "
                              "the Google Cloud Storage object.", "required")  # fmt: skip
             else:
@@ -91,7 +83,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def _has_token(self) -> bool:
         return self.headers.get("Authorization") == f"Bearer {TOKEN}" or "upload_id" in self.query
 
-    def _body(self) -> bytes:
+    def _data(self) -> bytes:
         # TensorFlow sends both headers, and chunks.
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
             parts = []
@@ -100,7 +92,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.rfile.readline()
             self.rfile.readline()
             return b"".join(parts)
-        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        return self.body()
 
     def _reset(self) -> None:
         # Without lingering, the client sees a connection reset.
@@ -128,11 +120,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.fault == "cut off":
             data = data[: len(data) // 2]
             self.close_connection = True
-        for start in range(0, len(data), _SENT_AT_ONCE):
-            part = data[start : start + _SENT_AT_ONCE]
-            self.gcs.pace(len(part))
-            self.wfile.write(part)
-            self.sent += len(part)
+        self.wfile.write(data)
+        self.sent = len(data)
 
     def _metadata(self, path: str) -> None:
         last = path.rstrip("/").rpartition("/")[2]
@@ -160,7 +149,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for pattern, handle in _ROUTES:
             if match := re.fullmatch(pattern, path):
                 parts = [urllib.parse.unquote(part) for part in match.groups()]
-                if parts and parts[0] in self.gcs.denied:
+                if parts and parts[0] in self.owner.denied:
                     raise Answer(403, "account@a-project.iam.gserviceaccount.com does not have "
                                  "storage.objects access to the Google Cloud Storage object. "
                                  "Permission denied on resource.", "forbidden")  # fmt: skip
@@ -169,9 +158,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         raise Answer(501, f"not implemented: {self.method} {self.path}")
 
     def _buckets(self) -> None:
-        buckets = self.gcs.store.buckets
+        buckets = self.owner.store.buckets
         if self.method == "POST":
-            name = json.loads(self.body)["name"]
+            name = json.loads(self.data)["name"]
             if name in buckets:
                 raise Answer(409, "Your previous request to create the named bucket succeeded.")
             buckets[name] = {}
@@ -181,11 +170,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send(200, {"kind": "storage#buckets", "items": items})
 
     def _bucket(self, bucket: str) -> None:
-        self.gcs.store.bucket(bucket)
+        self.owner.store.bucket(bucket)
         self.send(200, bucket_resource(bucket))
 
     def _layout(self, bucket: str) -> None:
-        self.gcs.store.bucket(bucket)
+        self.owner.store.bucket(bucket)
         layout = {"kind": "storage#storageLayout", "bucket": bucket, "location": "US"}
         flat = {"hierarchicalNamespace": {"enabled": False}, "locationType": "multi-region"}
         self.send(200, layout | flat)
@@ -194,17 +183,17 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.method == "POST":
             self._upload(bucket)
         else:
-            self.send(200, self.gcs.store.list(bucket, self.query))
+            self.send(200, self.owner.store.list(bucket, self.query))
 
     def _object(self, bucket: str, name: str) -> None:
-        store = self.gcs.store
+        store = self.owner.store
         if self.method == "DELETE":
             store.delete(bucket, name, self.query)
             self.send(204)
         elif self.method in ("PATCH", "PUT"):
             with store.lock:
                 found = store.get(bucket, name, self.query, reading=False)
-                found.resource.update(json.loads(self.body))
+                found.resource.update(json.loads(self.data))
                 found.resource["metageneration"] = str(int(found.resource["metageneration"]) + 1)
             self.send(200, found.resource)
         elif self.query.get("alt") == "media":
@@ -213,7 +202,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.send(200, store.get(bucket, name, self.query).resource)
 
     def _media(self, bucket: str, name: str) -> None:
-        found = self.gcs.store.get(bucket, name, self.query)
+        found = self.owner.store.get(bucket, name, self.query)
         data, resource = found.data, found.resource
         headers = {
             "X_Goog_Hash": f"crc32c={resource['crc32c']},md5={resource['md5Hash']}",
@@ -237,37 +226,37 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send(206, data[start:stop], **headers)
 
     def _copy_to(self, *names: str) -> None:
-        self.send(200, self.gcs.store.copy(list(names), self._given(), self.query).resource)
+        self.send(200, self.owner.store.copy(list(names), self._given(), self.query).resource)
 
     def _rewrite_to(self, *names: str) -> None:
-        made = self.gcs.store.copy(list(names), self._given(), self.query).resource
+        made = self.owner.store.copy(list(names), self._given(), self.query).resource
         size = {"totalBytesRewritten": made["size"], "objectSize": made["size"]}
         self.send(200, {"kind": "storage#rewriteResponse", "done": True, "resource": made, **size})
 
     def _move_to(self, bucket: str, name: str, to_name: str) -> None:
-        with self.gcs.store.lock:
-            made = self.gcs.store.copy([bucket, name, bucket, to_name], {}, self.query)
-            self.gcs.store.delete(bucket, name, {})
+        with self.owner.store.lock:
+            made = self.owner.store.copy([bucket, name, bucket, to_name], {}, self.query)
+            self.owner.store.delete(bucket, name, {})
         self.send(200, made.resource)
 
     def _compose(self, bucket: str, name: str) -> None:
-        given, store = self._given(), self.gcs.store
+        given, store = self._given(), self.owner.store
         with store.lock:
             parts = [store.get(bucket, part["name"], {}) for part in given["sourceObjects"]]
             whole = b"".join(part.data for part in parts)
             self.send(200, store.put(bucket, name, whole, given.get("destination", {}), self.query))
 
     def _given(self) -> dict[str, Any]:
-        return json.loads(self.body) if self.body.strip() else {}
+        return json.loads(self.data) if self.data.strip() else {}
 
     def _xml_object(self, bucket: str, name: str) -> None:
         if self.method == "PUT":
             wanted = self.headers.get("x-goog-if-generation-match")
             query = {"ifGenerationMatch": wanted} if wanted else {}
-            made = self.gcs.store.put(bucket, name, self.body, {}, query)
+            made = self.owner.store.put(bucket, name, self.data, {}, query)
             self.send(200, b"", ETag=made["etag"], X_Goog_Generation=made["generation"])
         elif self.method == "DELETE":
-            self.gcs.store.delete(bucket, name, {})
+            self.owner.store.delete(bucket, name, {})
             self.send(204)
         else:
             self._media(bucket, name)
@@ -276,14 +265,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if "upload_id" in self.query:
             self._upload_part(self.query["upload_id"])
             return
-        store, query = self.gcs.store, self.query
+        store, query = self.owner.store, self.query
         given: dict[str, Any] = {}
         kind = query.get("uploadType")
         if kind == "multipart":
-            (_, about), (headers, data) = parts_of(self.headers["Content-Type"], self.body)
+            (_, about), (headers, data) = parts_of(self.headers["Content-Type"], self.data)
             given = {"contentType": headers.get("content-type"), **json.loads(about)}
         elif kind == "media":
-            given, data = {"contentType": self.headers.get("Content-Type")}, self.body
+            given, data = {"contentType": self.headers.get("Content-Type")}, self.data
         elif kind == "resumable":
             given = self._given()
             given.setdefault("contentType", self.headers.get("X-Upload-Content-Type"))
@@ -305,7 +294,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send(200, b"", Location=place, X_GUploader_UploadID=session)
 
     def _upload_part(self, session: str) -> None:
-        store = self.gcs.store
+        store = self.owner.store
         with store.lock:
             upload = store.uploads.get(session)
             if not upload:
@@ -327,28 +316,28 @@ class Handler(http.server.BaseHTTPRequestHandler):
         asked = re.fullmatch(form, self.headers.get("Content-Range", "").strip())
         data = upload["data"]
         if not asked:  # the whole content replaces earlier parts
-            data[:] = self.body
+            data[:] = self.data
             total: int | None = len(data)
         else:
             total = None if asked[3] == "*" else int(asked[3])
             if asked[1] is not None:
                 start = int(asked[1])
-                last = start + len(self.body) == total
-                if start > len(data) or (len(self.body) % PART_BYTES and not last):
+                last = start + len(self.data) == total
+                if start > len(data) or (len(self.data) % PART_BYTES and not last):
                     raise Answer(400, "Invalid request: a part that does not fit", "invalid")
                 # Bytes that were received before are kept.
-                data += self.body[len(data) - start :]
+                data += self.data[len(data) - start :]
         if total is not None and len(data) >= total:
             bucket, name = upload["at"]
             whole = bytes(data)
-            upload["done"] = self.gcs.store.put(
+            upload["done"] = self.owner.store.put(
                 bucket, name, whole, upload["given"], upload["query"]
             )
             data.clear()
 
     def _batch(self) -> None:
         answers = []
-        for headers, part in parts_of(self.headers["Content-Type"], self.body):
+        for headers, part in parts_of(self.headers["Content-Type"], self.data):
             status, body = self._one_of_batch(part)
             number = headers.get("content-id", "").strip("<>")
             answers.append(
@@ -361,7 +350,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send(200, ("".join(answers) + "--answers--").encode(), Content_Type=kind)
 
     def _one_of_batch(self, part: bytes) -> tuple[int, str]:
-        store = self.gcs.store
+        store = self.owner.store
         method, target = part.lstrip().split(b"\n")[0].decode().split()[:2]
         url = urllib.parse.urlsplit(target)
         query = dict(urllib.parse.parse_qsl(url.query))

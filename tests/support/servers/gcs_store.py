@@ -16,8 +16,6 @@ _KEPT = ("contentType", "contentEncoding", "metadata", "cacheControl", "contentD
 
 
 class Answer(Exception):
-    """An error response."""
-
     def __init__(self, status: int, message: str, reason: str = "", **headers: str):
         super().__init__(message)
         self.status, self.headers = status, headers
@@ -27,8 +25,6 @@ class Answer(Exception):
 
 @dataclasses.dataclass
 class Object:
-    """An object's bytes and its resource in the JSON API."""
-
     data: bytes
     resource: dict[str, Any]
 
@@ -43,13 +39,11 @@ class Store:
         self._generation = time.time_ns() // 1000
 
     def bucket(self, name: str) -> dict[str, Object]:
-        """Returns a bucket's objects by name; raises a 404 Answer if there is no such bucket."""
         if name not in self.buckets:
             raise Answer(404, "The specified bucket does not exist.", "notFound")
         return self.buckets[name]
 
     def number(self) -> int:
-        """Returns the next generation number."""
         with self.lock:
             self._generation += 1
             return self._generation
@@ -66,7 +60,6 @@ class Store:
                 raise Answer(304 if reading else 412, "not modified", "conditionNotMet")
 
     def get(self, bucket: str, name: str, query: dict[str, str], reading: bool = True) -> Object:
-        """Returns the object, if it matches the query's generation and preconditions."""
         with self.lock:
             found = self.bucket(bucket).get(name)
             asked = query.get("generation")
@@ -78,7 +71,6 @@ class Store:
     def put(
         self, bucket: str, name: str, data: bytes, given: dict[str, Any], query: dict[str, str]
     ) -> dict[str, Any]:
-        """Creates or replaces an object; returns its resource."""
         crc32c = base64.b64encode(google_crc32c.Checksum(data).digest()).decode()
         md5 = base64.b64encode(hashlib.md5(data).digest()).decode()
         for key, value in (("crc32c", crc32c), ("md5Hash", md5)):
@@ -110,13 +102,11 @@ class Store:
             return resource
 
     def delete(self, bucket: str, name: str, query: dict[str, str]) -> None:
-        """Deletes an object."""
         with self.lock:
             self.get(bucket, name, query, reading=False)
             del self.bucket(bucket)[name]
 
     def copy(self, names: list[str], given: dict[str, Any], query: dict[str, str]) -> Object:
-        """Copies (bucket, name) to (bucket, name), both in `names`; returns the new object."""
         bucket, name, to_bucket, to_name = names
         source = {"generation": query.get("sourceGeneration", "")}
         with self.lock:
@@ -159,7 +149,6 @@ class Store:
 
 
 def bucket_resource(name: str) -> dict[str, Any]:
-    """Returns a bucket's resource in the JSON API."""
     return {
         "kind": "storage#bucket",
         "id": name,

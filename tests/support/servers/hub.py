@@ -36,10 +36,6 @@ class HubServer(QuietServer):
       always: a fault of every request for a file below data/, or None.
     """
 
-    @property
-    def handler(self):
-        return _Handler
-
     def __init__(
         self,
         folder: pathlib.Path,
@@ -54,7 +50,6 @@ class HubServer(QuietServer):
         self.seen: list[tuple[str, str, str]] = []  # method, path, fault
 
     def fault(self, method: str, path: str) -> str:
-        """Returns the next request's fault, "" for none."""
         of_a_file = "/resolve/" in path or path.startswith("/large/")
         with self.lock:
             chosen = self.random.choice(FAULTS) if self.random.random() < self.faults else ""
@@ -70,12 +65,12 @@ class HubServer(QuietServer):
 
 
 class _Handler(QuietHandler):
-    hub: HubServer
+    owner: HubServer
 
     def handle_request(self):
-        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.data = self.body()
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
-        self.fault = self.hub.fault(self.command, path)
+        self.fault = self.owner.fault(self.command, path)
         if self.fault in ("429", "503", "500"):
             headers = {"Retry_After": "0.05"} if self.fault == "429" else {}
             self.answer(int(self.fault), b"busy", **headers)
@@ -90,15 +85,15 @@ class _Handler(QuietHandler):
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if match := re.fullmatch(r"/large/(.+)", path):  # a signed URL, without a token
             assert not token, "a token went to another server"
-            self.file(self.hub.folder / match[1], etag="of-the-store")
+            self.file(self.owner.folder / match[1], etag="of-the-store")
             return
         if not re.match(rf"(/api)?/datasets/{REPOSITORY}(/|$)", path):
             self.answer(401 if not token else 404, {"error": "no"}, X_Error_Code="RepoNotFound")
             return
-        if self.hub.access == "private" and token != TOKEN:
+        if self.owner.access == "private" and token != TOKEN:
             self.answer(401, {"error": "no"}, X_Error_Code="RepoNotFound")
             return
-        if self.hub.access == "gated" and "/resolve/" in path and token != TOKEN:
+        if self.owner.access == "gated" and "/resolve/" in path and token != TOKEN:
             self.answer(403 if token else 401, X_Error_Code="GatedRepo")
             return
         below = path.partition(REPOSITORY)[2]
@@ -108,23 +103,23 @@ class _Handler(QuietHandler):
             else:
                 self.answer(404, {"error": "no"}, X_Error_Code="RevisionNotFound")
         elif match := re.fullmatch(r"/tree/\w+(?:/(.*))?", below):
-            found = self.hub.folder / (match[1] or "")
+            found = self.owner.folder / (match[1] or "")
             names = sorted(found.iterdir()) if found.is_dir() else []
             self.answer(200, [self.entry(name) for name in names])
         elif re.fullmatch(r"/paths-info/\w+", below):
             try:
-                wanted = json.loads(self.body)["paths"]
+                wanted = json.loads(self.data)["paths"]
             except ValueError:
-                wanted = urllib.parse.parse_qs(self.body.decode())["paths"]
-            found = [self.hub.folder / name for name in wanted]
+                wanted = urllib.parse.parse_qs(self.data.decode())["paths"]
+            found = [self.owner.folder / name for name in wanted]
             self.answer(200, [self.entry(name) for name in found if name.exists()])
         elif match := re.fullmatch(r"/resolve/\w+/(.+)", below):
-            self.resolve(self.hub.folder / match[1], match[1])
+            self.resolve(self.owner.folder / match[1], match[1])
         else:
             self.answer(404, {"error": "no"}, X_Error_Code="EntryNotFound")
 
     def entry(self, path):
-        name = str(path.relative_to(self.hub.folder))
+        name = str(path.relative_to(self.owner.folder))
         if path.is_dir():
             return {"type": "directory", "oid": "b" * 40, "size": 0, "path": name}
         data = path.read_bytes()
@@ -164,16 +159,7 @@ class _Handler(QuietHandler):
         span = f"bytes {start}-{stop - 1}/{len(data)}"
         self.answer(206, data[start:stop], Content_Range=span, **headers)
 
-    def answer(self, code, body=b"", **headers):
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        if not isinstance(body, bytes):
-            headers["Content_Type"] = "application/json"
-        self.send_response(code)
-        for name, value in {"Content_Length": str(len(data)), **headers}.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command == "HEAD":
-            return
+    def send_data(self, data):
         if self.fault == "cut off":
             data = data[: len(data) // 2]
             self.close_connection = True
@@ -181,3 +167,6 @@ class _Handler(QuietHandler):
         for start in range(0, len(data), step):
             self.wfile.write(data[start : start + step])
             time.sleep(0.01 if self.fault == "slow" else 0)
+
+
+HubServer.handler = _Handler

@@ -30,10 +30,6 @@ class HubUploadServer(QuietServer):
       puts: number of LFS uploads that were started.
     """
 
-    @property
-    def handler(self):
-        return _Handler
-
     def __init__(self, owner: str = "an"):
         self.owner = owner
         self.branches: dict[str, dict[str, dict[str, bytes]]] = {}
@@ -45,7 +41,7 @@ class HubUploadServer(QuietServer):
 
 
 class _Handler(QuietHandler):
-    hub: HubUploadServer
+    owner: HubUploadServer
 
     def handle_request(self):
         path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
@@ -53,20 +49,20 @@ class _Handler(QuietHandler):
         if put := re.fullmatch(r"/store/(\w+)", path):
             self.put(put[1], size)
             return
-        body = self.rfile.read(size)
+        body = self.body()
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if token != TOKEN:
             self.answer(401, {"error": "Invalid credentials"})
             return
-        with self.hub.lock:
+        with self.owner.lock:
             self.route(path, body)
 
     do_GET = do_POST = do_PUT = do_HEAD = handle_request
 
     def put(self, oid, size):
-        with self.hub.lock:
-            self.hub.puts += 1
-            drop = self.hub.drop_after is not None and self.hub.puts > self.hub.drop_after
+        with self.owner.lock:
+            self.owner.puts += 1
+            drop = self.owner.drop_after is not None and self.owner.puts > self.owner.drop_after
         if drop:
             self.rfile.read(size // 2)
             self.close_connection = True
@@ -74,7 +70,7 @@ class _Handler(QuietHandler):
             return
         data = self.rfile.read(size)
         assert hashlib.sha256(data).hexdigest() == oid
-        self.hub.stored[oid] = data
+        self.owner.stored[oid] = data
         self.answer(200)
 
     def route(self, path, body):
@@ -85,7 +81,7 @@ class _Handler(QuietHandler):
         elif match := re.fullmatch(r"/([\w.-]+/[\w.-]+)\.git/info/lfs/objects/batch", path):
             self.batch(json.loads(body))
         elif match := re.fullmatch(rf"{_MODEL}(/.*)?", path):
-            branches = self.hub.branches.get(match[1])
+            branches = self.owner.branches.get(match[1])
             if branches is None:
                 self.answer(404, {"error": "no"}, X_Error_Code="RepoNotFound")
             else:
@@ -96,19 +92,19 @@ class _Handler(QuietHandler):
     def create(self, asked):
         owner, name = asked["organization"], asked["name"]
         repository = f"{owner}/{name}"
-        if owner != self.hub.owner:
+        if owner != self.owner.owner:
             self.answer(403, {"error": f"You don't have the rights to create under {owner}"})
-        elif repository in self.hub.branches:
-            self.answer(409, {"error": "exists", "url": f"{self.hub.url}/{repository}"})
+        elif repository in self.owner.branches:
+            self.answer(409, {"error": "exists", "url": f"{self.owner.url}/{repository}"})
         else:
-            self.hub.branches[repository] = {"main": {}}
-            self.answer(200, {"url": f"{self.hub.url}/{repository}"})
+            self.owner.branches[repository] = {"main": {}}
+            self.answer(200, {"url": f"{self.owner.url}/{repository}"})
 
     def batch(self, asked):
         objects = []
         for each in asked["objects"]:
-            upload = {"upload": {"href": f"{self.hub.url}/store/{each['oid']}"}}
-            known = each["oid"] in self.hub.stored
+            upload = {"upload": {"href": f"{self.owner.url}/store/{each['oid']}"}}
+            known = each["oid"] in self.owner.stored
             objects.append({**each, **({} if known else {"actions": upload})})
         self.answer(200, {"transfer": "basic", "objects": objects})
 
@@ -153,20 +149,12 @@ class _Handler(QuietHandler):
             elif operation["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif operation["key"] == "lfsFile":
-                files[value["path"]] = self.hub.stored[value["oid"]]
+                files[value["path"]] = self.owner.stored[value["oid"]]
             elif operation["key"] == "deletedFile":
                 del files[value["path"]]
-        self.hub.commits.append((name, branch, header["summary"], header["description"]))
-        url = f"{self.hub.url}/{name}/commit/{'c' * 40}"
+        self.owner.commits.append((name, branch, header["summary"], header["description"]))
+        url = f"{self.owner.url}/{name}/commit/{'c' * 40}"
         self.answer(200, {"commitUrl": url, "commitOid": "c" * 40, "pullRequestUrl": None})
 
-    def answer(self, code, body=None, **headers):
-        data = b"" if body is None else json.dumps(body).encode()
-        self.send_response(code)
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data)
+
+HubUploadServer.handler = _Handler

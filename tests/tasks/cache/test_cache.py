@@ -7,23 +7,16 @@ from tasks.cache.cache import Cache, find_cache
 from tasks.cache.manifest import MANIFEST, PLAN, sealed
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tests.support import small_tokenizers
 
 NAME = "python_docs_span_corruption"
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of caches that holds one, without rows."""
-    import sentencepiece
-
     cache = tmp_path / "caches" / NAME
     cache.mkdir(parents=True)
-    sentences = tmp_path / "sentences.txt"
-    sentences.write_text("one two three four five six seven eight nine ten\n" * 20)
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(sentences), model_prefix=str(cache / "sentencepiece"), vocab_size=40,
-        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
+    small_tokenizers.t5(cache / "sentencepiece", ["one two three four five six seven"] * 20, 40)
     record = vocabulary.load(str(cache), extra_ids=10).record
     plan = {
         "task": NAME, "corpus": {}, "packing": "concat", "row_tokens": 8, "separator": "none",

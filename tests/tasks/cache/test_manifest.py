@@ -19,7 +19,6 @@ def shard(index: int, dropped=None) -> Shard:
 
 @pytest.fixture
 def value():
-    """Returns the JSON value of a manifest of three shards."""
     corpus = {
         "spec": "json:*.jsonl",
         "files": [{"name": "a"}, {"name": "b"}],

@@ -1,6 +1,5 @@
 """Decoding equals SentencePiece's, traces are exact for every objective, pages are valid."""
 
-import html.parser
 import io
 import random
 import re
@@ -18,6 +17,8 @@ from tasks.objectives import Lengths, Objective, noise
 from tasks.reading import stdlib_docs
 from tasks.task import TaskSpec
 from tasks.vocabulary import EOS_ID
+from tests.support.pages import Page
+from tests.support.small_tokenizers import t5
 
 SCRIPTS = (
     "The quick brown fox — “naïve” façade, 12,345.67 €",
@@ -33,23 +34,11 @@ TASKS = {name: task for name, task in registry.tasks().items() if name.startswit
 @pytest.fixture(scope="module", params=[True, False], ids=["bytes", "unknown"])
 def loaded(request, tmp_path_factory):
     """Returns a vocabulary with byte pieces, or one with an unknown piece."""
-    import sentencepiece
-
-    prefix = tmp_path_factory.mktemp("vocabulary") / "sentencepiece"
     documents = list(stdlib_docs.documents().values())[:300]
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(line for text in documents for line in text.split("\n")[:20]),
-        model_prefix=str(prefix),
-        vocab_size=600,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        byte_fallback=request.param,
-        user_defined_symbols=["[code]"],
-        minloglevel=2,
-    )
-    return vocabulary.load(f"{prefix}.model", extra_ids=100)
+    lines = [line for text in documents for line in text.split("\n")[:20]]
+    prefix, more = tmp_path_factory.mktemp("vocabulary") / "sentencepiece", ["[code]"]
+    path = t5(prefix, lines, 600, byte_fallback=request.param, user_defined_symbols=more)
+    return vocabulary.load(path, extra_ids=100)
 
 
 @pytest.fixture(scope="module")
@@ -257,31 +246,6 @@ def sample(made, lengths, names=("one<script>alert(1)</script>", "two&co:17")):
     )  # fmt: skip
 
 
-class Closed(html.parser.HTMLParser):
-    """Parser that asserts that tags are closed in order, and collects texts and attributes."""
-
-    VOID = {"meta", "link", "input", "wbr"}
-
-    def __init__(self, page):
-        super().__init__()
-        self.open, self.tags, self.text = [], [], []
-        self.feed(page)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if not {"style", "script"} & {*self.open}:
-            self.text.append(data)
-
-
 def squeezed(text):
     """Removes spaces, EOS, and bytes of cut characters, which are shown as pieces."""
     return re.sub(r"\s|EOS|\ufffd|<0x..>", "", show.printable(text))
@@ -294,9 +258,9 @@ def test_the_page_is_complete_escaped_and_self_contained(name, window, loaded):
     page = show.page("A <page>", [one, one], loaded.ids)
     assert not re.search(r"https?:|url\(|@import|<link (?!rel=icon href='data:,'>)|src=", page)
     assert "prefers-color-scheme: dark" in page
-    parsed = Closed(page)
+    parsed = Page(page)
     assert [tag for tag, _ in parsed.tags].count("script") == 1
-    text = "".join(parsed.text)
+    text = parsed.text
     assert "one<script>alert(1)</script>" in text
     assert "two&co:17" in text
     shown = squeezed(text)

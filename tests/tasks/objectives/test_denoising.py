@@ -12,7 +12,6 @@ from tasks.objectives import (
     DecoderPrefixLM,
     Denoising,
     Lengths,
-    denoising,
     noise,
     prefix_lm,
     span_corruption,
@@ -20,6 +19,7 @@ from tasks.objectives import (
 from tasks.objectives.denoising import IidTokens, RandomSpans, RegularSpans
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
+from tests.support.spans import rebuilt
 
 VOCABULARY = 32_100
 IDS = TokenIds(VOCABULARY, 100)
@@ -43,48 +43,16 @@ def examples_of(objective, lengths, seed=0, width=None, features=ROOMY, ids=IDS)
     ]
 
 
-# Source: T5's random_spans_helper run for these lengths.
-@pytest.mark.parametrize(
-    ("inputs", "density", "mean", "expected"),
-    [
-        (512, 0.15, 3.0, (568, 114)),
-        (256, 0.15, 3.0, (284, 58)),
-        (128, 0.15, 3.0, (141, 29)),
-        (1024, 0.15, 3.0, (1137, 229)),
-        (2048, 0.15, 3.0, (2274, 456)),
-        (512, 0.5, 3.0, (766, 512)),
-        (512, 0.15, 8.0, (588, 100)),
-        (64, 0.2, 1.0, (63, 27)),
-    ],
-)
-def test_span_corruption_lengths(inputs, density, mean, expected):
-    assert denoising.span_corruption_lengths(inputs, density, mean) == expected
-
-
-def test_full_windows_fill_both_sides_exactly():
-    for _, example in examples_of(span_corruption(), [568] * 20):
-        assert len(example["inputs"]) == 512
-        assert len(example["targets"]) == 114
-
-
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=8), st.integers(0, 2**32))
 def test_span_corruption_inverts(lengths, seed):
     for window, example in examples_of(span_corruption(), lengths, seed):
         assert example["inputs"][-1] == example["targets"][-1] == 1
-        spans = {}
-        for token in example["targets"][:-1]:
-            if token >= VOCABULARY - 100:
-                spans[token] = current = []
-            else:
-                current.append(token)
-        expected = list(range(VOCABULARY - 1, VOCABULARY - 1 - len(spans), -1))
-        assert list(spans) == expected
-        rebuilt = []
-        for token in example["inputs"][:-1]:
-            rebuilt += spans.pop(token) if token in spans else [token]
+        inputs, targets = (example[side][:-1].tolist() for side in ("inputs", "targets"))
+        used = [[each for each in side if each >= VOCABULARY - 100] for side in (inputs, targets)]
+        assert used[1] == list(range(VOCABULARY - 1, VOCABULARY - 1 - len(used[1]), -1))
         # A window of one token has no noise: T5 gives it a sentinel as targets.
-        assert len(spans) == (1 if len(window) == 1 else 0)
-        assert rebuilt == window.tolist()
+        assert used[0] == (used[1] if len(window) > 1 else [])
+        assert rebuilt(inputs, targets, VOCABULARY - 100) == window.tolist()
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(0, 2**32))
@@ -95,13 +63,6 @@ def test_prefix_and_rest_make_the_window(lengths, seed):
         assert joined == window.tolist()
         assert len(example["targets"]) > 1
         assert len(example["inputs"]) > 1 or len(window) == 1
-
-
-def test_prefix_lengths_are_uniform():
-    lengths = [len(e["inputs"]) - 1 for _, e in examples_of(prefix_lm(), [11] * 10_000)]
-    counts = np.bincount(lengths, minlength=11)
-    assert counts[0] == 0
-    assert ((counts[1:] - 1000) ** 2 / 1000).sum() < 27.9  # 9 degrees of freedom, 1 in 1000
 
 
 def test_autoregressive_targets_are_the_window():
@@ -151,14 +112,17 @@ def test_examples_of_the_experiments_stay_within_their_plan(name):
     for window, example in examples_of(objective, [raw] * 1500, features=lengths, ids=ids):
         inputs, targets = example["inputs"][:-1], example["targets"][:-1]
         assert example["inputs"][-1] == example["targets"][-1] == 1
-        for many, ones, side in zip(sides, (inputs, targets), lengths_of(lengths), strict=True):
-            assert len(ones) < side
+        for many, ones, most in (
+            (sides[0], inputs, lengths.inputs),
+            (sides[1], targets, lengths.targets),
+        ):
+            assert len(ones) < most
             many.append(len(ones) + 1)
         assert min(*inputs, *targets, ids.size) >= 3
         sentinels = [token for token in [*inputs, *targets] if token >= VOCABULARY - 100]
         assert min(sentinels, default=ids.size) >= ids.first_sentinel
         if name.endswith("u_u"):
-            assert rebuilt(inputs, targets) == window.tolist()
+            assert rebuilt(inputs, targets, VOCABULARY - 200) == window.tolist()
         elif name.endswith("d_d"):
             assert sorted([*inputs, *targets]) == sorted(window)
         else:
@@ -173,47 +137,14 @@ def test_examples_of_the_experiments_stay_within_their_plan(name):
         assert min(sides[0]) == max(sides[0]) == lengths.inputs
 
 
-def lengths_of(lengths):
-    return lengths.inputs, lengths.targets
-
-
-def rebuilt(inputs, targets):
-    """Returns the window from inputs and targets with unique sentinels.
-
-    A sentinel of one side replaces the tokens of the other side up to that side's next sentinel.
-    """
-
-    def runs(tokens):
-        out = [[]]
-        for token in tokens:
-            if token >= VOCABULARY - 200:
-                out.append([])
-            else:
-                out[-1].append(token)
-        return out
-
-    shown, hidden = runs(inputs), runs(targets)
-    # Where the window begins with noise, inputs begin with a sentinel and targets do not.
-    if not shown[0] and hidden[0]:
-        shown = shown[1:]
-        turns = [run for pair in zip_padded(hidden, shown) for run in pair]
-    else:
-        turns = [run for pair in zip_padded(shown, hidden[1:]) for run in pair]
-    return [token for run in turns for token in run]
-
-
-def zip_padded(one, other):
-    width = max(len(one), len(other))
-    return zip(one + [[]] * (width - len(one)), other + [[]] * (width - len(other)), strict=True)
-
-
 def test_noise_ends_when_targets_or_sentinels_run_out():
     objective, lengths, ids = DENOISING["iid_50_u_u"], Lengths(40, 20), TokenIds(VOCABULARY, 5)
     for window, example in examples_of(objective, [39] * 300, features=lengths, ids=ids):
         assert len(example["targets"]) <= 20
         used = [token for side in example.values() for token in side if token >= VOCABULARY - 100]
         assert min(used) >= VOCABULARY - 5
-        assert rebuilt(example["inputs"][:-1], example["targets"][:-1]) == window.tolist()
+        inputs, targets = (example[side][:-1] for side in ("inputs", "targets"))
+        assert rebuilt(inputs, targets, VOCABULARY - 200) == window.tolist()
     dropping = Denoising(IidTokens(0.5), "drop_noise_tokens", "drop_nonnoise_tokens")
     sizes = [
         len(example["targets"])
@@ -263,17 +194,6 @@ def test_no_window_exceeds_the_planned_lengths(density, mean):
         assert made.max() <= inputs
         assert made[-1] >= inputs - 1
         assert (tokens + spans + 1).max() == lengths.targets
-
-
-def test_a_rounding_tie_is_planned_for():
-    # 190 x 0.15 is 28.5: T5's planner rounds it down, its masks up. The targets are longer by 2.
-    assert denoising.span_corruption_lengths(172) == (190, 38)
-    with pytest.raises(UserError, match="40"):
-        span_corruption().window_tokens(Lengths(172, 38))
-    lengths = Lengths(172, 40)
-    raw = span_corruption().window_tokens(lengths)
-    for _, example in examples_of(span_corruption(), [raw] * 5, features=lengths):
-        assert (len(example["inputs"]), len(example["targets"])) == (172, 40)
 
 
 def test_eos_after_documents_comes_from_the_cache():

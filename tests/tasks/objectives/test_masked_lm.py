@@ -115,16 +115,6 @@ def test_lengths_of_runs():
     assert (runs == 3).mean() == pytest.approx((6 / 11) ** 2, abs=0.03)
 
 
-def test_eight_in_ten_chosen_tokens_are_masked():
-    _, made = made_of([125] * 3000)
-    chosen = made["weights"][0] > 0
-    inputs, targets = made["inputs"][0][chosen], made["targets"][0][chosen]
-    shares = [(inputs == MASK).mean(), (inputs == targets).mean()]
-    np.testing.assert_allclose(shares, [0.8, 0.1], atol=0.01)
-    assert abs(made["order"][0].mean() - 0.5) < 4 * 0.5 / np.sqrt(3000)
-    assert abs(chosen.sum() / (3000 * 125) - 0.15) < 0.005
-
-
 def test_lengths_and_pieces():
     assert MaskedLM().window_tokens(LENGTHS) == 125
     assert MaskedLM().sentinels(LENGTHS) == 2

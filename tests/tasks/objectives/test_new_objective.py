@@ -13,6 +13,7 @@ from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID
 from tests.support.extending import example
+from tests.support.small_tokenizers import t5
 from trainer.config.from_flags import build_config
 from trainer.setup import prepare
 
@@ -24,17 +25,12 @@ NAME = "my_continuation"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A working directory with the module, and a small cache of its task in "cache"."""
-    import sentencepiece
-
     folder = tmp_path_factory.mktemp("new_objective")
     (folder / "continuation_tasks.py").write_text(MODULE)
     lines = [f"line {n} says that {n} times {n} is {n * n}, and no more" for n in range(400)]
     (folder / "train.txt").write_text("\n".join(lines[40:]))
     (folder / "validation.txt").write_text("\n".join(lines[:40]))
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_prefix=str(folder / "words"), vocab_size=80,
-        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
+    t5(folder / "words", lines, 80)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         build.main(

@@ -187,15 +187,6 @@ def test_statistics_over_20_000_samples():
         np.testing.assert_array_equal(values, made[name][0][some])
 
 
-def test_the_mix_of_runs():
-    """Runs are 1, 2 and 3 words with 6/11, 3/11 and 2/11, before any is cut or in the way."""
-    objective = MaskedLM(split="sentences")
-    keys = noise.fold_in(0, np.arange(20_000))
-    grams = objective._grams(keys, 1)[:, 0]
-    shares = np.bincount(grams, minlength=4)[1:] / len(grams)
-    np.testing.assert_allclose(shares, np.array([6, 3, 2]) / 11, atol=0.02)
-
-
 def test_half_of_the_pairs_are_of_two_documents():
     objective = MaskedLM(split="sentences", pairs="next")
     tokens, sizes, keys = windows_of(objective, 5000)

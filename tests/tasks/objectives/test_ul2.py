@@ -7,6 +7,7 @@ from tasks.objectives import Lengths, noise, prefix_lm, span_corruption
 from tasks.objectives.ul2 import Denoiser, MixtureOfDenoisers, ul2_denoisers
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
+from tests.support.spans import rebuilt
 
 IDS = TokenIds(32_100, 100)
 LENGTHS = Lengths(384, 384)
@@ -59,7 +60,7 @@ def test_every_row_is_made_by_its_denoiser():
         assert inputs[-1] == targets[-1] == 1
         inner = Lengths(383, 384)
         taken = denoiser.objective.window_tokens(inner)
-        part = rebuilt(inputs[1:-1], targets[:-1])
+        part = rebuilt(inputs[1:-1], targets[:-1], 32_001)
         assert len(part) == taken
         first = np.flatnonzero(tokens[row] == part[0])
         assert any(tokens[row, at : at + taken].tolist() == part for at in first)
@@ -72,15 +73,6 @@ def test_every_row_is_made_by_its_denoiser():
             assert 0 < len(targets) - 1 <= 0.5 * taken + 1
         seen.add(int(choice))
     assert seen == set(range(7))
-
-
-def rebuilt(inputs, targets):
-    if not (inputs > 32_000).any():
-        return [*inputs.tolist(), *targets.tolist()]
-    borders = np.flatnonzero(targets > 32_000)
-    spans = {int(run[0]): run[1:].tolist() for run in np.split(targets, borders)[1:]}
-    assert list(spans) == list(range(32_099, 32_099 - len(spans), -1))
-    return [token for each in inputs.tolist() for token in spans.get(each, [each])]
 
 
 def test_rows_do_not_depend_on_their_batch():

@@ -1,6 +1,5 @@
 """Data sets of the Hugging Face Hub, read from a small local Hub."""
 
-import hashlib
 import json
 
 import pyarrow as pa
@@ -8,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.reading import stdlib_docs
+from tests.support.corpora import write_json
 from tests.support.parameters import slow_unless
 from tests.support.servers.hub import HubServer
 
@@ -74,16 +74,15 @@ def test_a_private_data_set_is_read_with_a_token_and_pinned(hub):
 
 
 def test_json_lines_of_the_hub_are_read(hub):
-    text = "".join(json.dumps({"text": f"document {i}"}) + "\n" for i in range(50))
-    (hub.folder / "data/train.jsonl").write_text(text)
-    done = hub("-c", READ, "hf:an/owner?validation=0", token=TOKEN)
-    assert done.returncode == 0, done.stderr
-    assert [row[2] for row in json.loads(done.stdout)[1]] == [f"document {i}" for i in range(50)]
+    texts = [f"document {i}" for i in range(50)]
+    write_json(hub.folder / "data/train.jsonl", texts)
+    assert [row[2] for row in read_hub(hub)[1]] == texts
 
 
 def read_hub(hub, corpus="hf:an/owner?validation=0"):
     done = hub("-c", READ, corpus, token=TOKEN)
     assert done.returncode == 0, done.stderr
+    assert TOKEN not in done.stdout + done.stderr
     return json.loads(done.stdout)
 
 
@@ -132,8 +131,7 @@ def test_a_readme_whose_settings_cannot_be_followed_is_one_line(hub, tmp_path):
 @pytest.mark.parametrize("seed", slow_unless({0}, range(3)))
 def test_faults_of_every_kind_do_not_change_what_is_read(with_hub, folder, seed):
     documents = list(stdlib_docs.documents().items())[:400]
-    lines = [json.dumps({"id": name, "text": text}) for name, text in documents]
-    (folder / "data/train.jsonl").write_text("\n".join(lines))
+    write_json(folder / "data/train.jsonl", dict(documents))
     (folder / "data/validation.jsonl").write_text('{"id": "v", "text": "small"}\n')
     (folder / "README.md").write_text("---\nconfigs:\n- config_name: default\n"
         "  data_files: [{split: train, path: data/train*}]\n---\n")  # fmt: skip
@@ -143,56 +141,6 @@ def test_faults_of_every_kind_do_not_change_what_is_read(with_hub, folder, seed)
     # If the README had been given up on, there would be a validation split.
     assert json.loads(done.stdout)[1] == [["train", *pair, None] for pair in documents]
     assert len({fault for _, _, fault in server.seen} - {""}) > 4
-
-
-@pytest.mark.slow
-def test_a_build_over_a_bad_network_has_the_same_bytes(with_hub, folder, tmp_path):
-    documents = stdlib_docs.documents()
-    names = list(documents)[:1200]
-    for index in range(2):
-        part = names[index::2]
-        table = pa.table({"id": part, "text": [documents[name] for name in part]})
-        pq.write_table(table, folder / f"data/train-{index}.parquet", row_group_size=250)
-    import sentencepiece
-
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(documents[name][:200] for name in names),
-        model_prefix=str(tmp_path / "sentencepiece"),
-        vocab_size=600,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        byte_fallback=True,
-        minloglevel=2,
-    )
-
-    def build(name, corpus, *more, url="", token=""):
-        done = with_hub(
-            url, "-m", "pipeline.build", "--task=rlm_span_corruption", "--extra_ids=100",
-            f"--vocabulary={tmp_path}/sentencepiece.model", f"--cache_dir={tmp_path}/{name}",
-            f"--corpus={corpus}", *more, token=token,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert TOKEN not in done.stdout + done.stderr
-        return {
-            path.name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in (tmp_path / name / "rlm_span_corruption").iterdir()
-            if not token or TOKEN.encode() not in path.read_bytes()
-            if not path.name.startswith(".plan-")  # named after the plan, which names the corpus
-        }
-
-    here = build("here", f"parquet:{folder}/**/*.parquet", "--workers=2")
-    with HubServer(folder) as server:
-        good = build("good", "hf:an/owner", url=server.url, token=TOKEN)
-    with HubServer(folder, faults=0.3, seed=1) as server:
-        bad = build("bad", "hf:an/owner", url=server.url, token=TOKEN)
-    assert sum(fault != "" for _, _, fault in server.seen) > 10
-    assert bad == good
-    assert {"plan.json", "manifest.json"} == {name for name in here if good[name] != here[name]}
-    data = [name for name in here if name.startswith(("train", "validation"))]
-    assert len(data) > 20
-    assert [good[name] for name in data] == [here[name] for name in data]
 
 
 def test_a_lasting_failure_is_one_line_that_says_how_to_resume(with_hub, folder):

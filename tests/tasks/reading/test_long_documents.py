@@ -1,10 +1,6 @@
 """Documents of any length: split at white space, in bounded memory."""
 
-import json
-import os
 import random
-import subprocess
-import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +11,7 @@ from hypothesis import strategies as st
 from tasks.reading import batches, long_documents, sources
 from tasks.reading.formats import lines
 from tasks.terminal.command_line import UserError
+from tests.support import corpora
 from tests.support.processes import started
 
 ANY_FOLDER = settings(
@@ -22,14 +19,9 @@ ANY_FOLDER = settings(
 )
 
 
-def rows(text, piece_bytes=64 << 20, longest=4 << 20, batch_documents=1024):
-    corpus = sources.resolve(sources.parse(text), piece_bytes, longest)
-    return [
-        (split, *list(row.values())[:4])
-        for piece in corpus.pieces
-        for split, batch in sources.read(corpus, piece, batch_documents)
-        for row in batch.to_pylist()
-    ]
+def rows(text, piece_bytes=64 << 20, longest=4 << 20, count=1024):
+    found = corpora.read(text, piece_bytes, count, max_document_bytes=longest)
+    return [tuple(row.values())[:5] for row in found]
 
 
 # --- splitting
@@ -83,8 +75,7 @@ def test_parts_are_the_same_from_every_format(
     monkeypatch.setattr(batches, "BATCH_BYTES", 40)
     ids = [f"id{i}" for i in range(len(texts))]
     pq.write_table(pa.table({"id": ids, "text": texts}), tmp_path / "a.parquet", row_group_size=3)
-    objects = [json.dumps({"id": i, "text": t}) for i, t in zip(ids, texts, strict=True)]
-    (tmp_path / "a.jsonl").write_text("\n".join(objects))
+    corpora.write_json(tmp_path / "a.jsonl", dict(zip(ids, texts, strict=True)))
     (tmp_path / "a.txt").write_text("\r\n".join(text + " " for text in texts), newline="")
     expected = []
     for name, text in zip(ids, texts, strict=True):
@@ -138,8 +129,7 @@ def test_a_line_of_json_over_the_limit_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(lines, "_LONG_LINE_BYTES", 100)
     monkeypatch.setattr(lines, "_BLOCK_BYTES", 10)
     monkeypatch.setattr(lines, "LONGEST_BYTES", 1000)
-    documents = [json.dumps({"text": "x" * size}) for size in (50, 500, 5000, 5)]
-    (tmp_path / "a.jsonl").write_text("\n".join(documents))
+    corpora.write_json(tmp_path / "a.jsonl", ["x" * size for size in (50, 500, 5000, 5)])
     got = rows(f"json:{tmp_path}/a.jsonl?validation=0")
     assert [row[3] for row in got] == [None, None, "a line longer than 64 MiB", None]
     assert [len(row[2] or "") for row in got] == [50, 500, 0, 5]
@@ -208,25 +198,17 @@ for piece in corpus.pieces:
         documents += batch.num_rows
 print(before, peak(), size, documents)
 """
-WRITE = {
-    "text": "open(path, 'w').writelines(chunk for _ in range({mb}))",
-    "json": (
-        'open(path, \'w\').writelines([\'{{"id": 1, "text": "\','
-        " *(chunk for _ in range({mb})), '\"}}'])"
-    ),
-    "parquet": (
-        "import pyarrow as pa, pyarrow.parquet as pq;"
-        "pq.write_table(pa.table({{'text': [chunk * {mb}]}}), path)"
-    ),
-}
 
 
 def measure(tmp_path, form, chunk, mb):
     """Returns (growth of a reading process's peak in MiB, bytes of its documents, their number)."""
     path = tmp_path / f"a.{form}"
-    make = f"path, chunk = {str(path)!r}, {chunk}\n" + WRITE[form].format(mb=mb)
-    environment = {**os.environ, "PYTHONUTF8": "1"}
-    subprocess.run([sys.executable, "-c", make], env=environment, check=True)
+    if form == "parquet":
+        pq.write_table(pa.table({"text": [chunk * mb]}), path)
+    else:
+        before, after = ('{"id": 1, "text": "', '"}') if form == "json" else ("", "")
+        with path.open("w", encoding="utf-8") as file:
+            file.writelines([before, *[chunk] * mb, after])
     return reading(f"{form}:{path}?validation=0")
 
 
@@ -239,14 +221,14 @@ def reading(corpus):
 
 # 1 MiB of UTF-8 each: words, no white space, and an emoji that makes Python's strings wide.
 CHUNKS = {
-    "words": "'a word of it ' * 80_659",
-    "no space": "'\u20ac' * 349_525",
-    "wide": "'\U0001f600' + 'wide text ' * 104_857",
+    "words": "a word of it " * 80_659,
+    "no space": "\u20ac" * 349_525,
+    "wide": "\U0001f600" + "wide text " * 104_857,
 }
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("form", WRITE)
+@pytest.mark.parametrize("form", ["text", "json", "parquet"])
 def test_a_line_of_50_mb_takes_little_memory(tmp_path, form):
     growth, size, documents = measure(tmp_path, form, CHUNKS["wide"], 50)
     assert 49 << 20 < size < 51 << 20

@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 
+from tests.support.corpora import write_json
 from tests.support.extending import example
 from tests.support.processes import started
 
@@ -30,11 +31,8 @@ def sequences(tree):
     }
     records = [f">{name}\n{text[:60]}\n{text[60:]}\n" for name, text in texts.items()]
     (tree / "a.fasta").write_text("".join(records))
-    lines = [
-        json.dumps({"id": name, "text": text[:60].strip() + text[60:].strip()})
-        for name, text in texts.items()
-    ]
-    (tree / "a.jsonl").write_text("\n".join(lines))
+    joined = {name: text[:60].strip() + text[60:].strip() for name, text in texts.items()}
+    write_json(tree / "a.jsonl", joined)
     return texts
 
 

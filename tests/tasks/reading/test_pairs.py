@@ -95,25 +95,6 @@ def test_a_spec_with_templates_reads_back():
     assert Columns(spec).names == ("q", "a")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("inputs=q", "pairs need targets as well as inputs: add &targets=COLUMN"),
-        ("targets=a", "pairs need inputs as well as targets"),
-        ("inputs=q&targets=a&column=x", "leave column out"),
-        ("inputs={q&targets=a", "inputs={q: expected '}'"),
-        ("inputs={}&targets=a", "{} names no column"),
-        ("inputs={{q}}&targets=a", "a template needs a {column}"),
-        ("inputs={q:>3}&targets=a", "which templates do not have"),
-    ],
-)
-def test_mistakes_in_templates(options, message):
-    with pytest.raises(UserError) as raised:
-        sources.parse(f"json:x?{options}")
-    assert message in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
 def test_columns_that_cannot_be_read(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"question": "1", "n": 1.5}\n')
     parquet.write_table(pa.table({"question": ["1"], "n": [1.5]}), tmp_path / "a.parquet")

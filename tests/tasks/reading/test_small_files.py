@@ -1,7 +1,6 @@
 """Small files are joined into pieces."""
 
 import gzip
-import json
 import time
 
 import pyarrow as pa
@@ -12,20 +11,16 @@ from pipeline.building import estimate
 from tasks.reading import sources, splits
 from tasks.reading.corpus import TRAIN, SourceFile
 from tasks.terminal.command_line import UserError
+from tests.support import corpora
 
 
 def resolve(text, piece_bytes=64 << 20, **options):
     return sources.resolve(sources.parse(text), piece_bytes, **options)
 
 
-def read(corpus):
+def documents(spec):
     """Returns (split, id, text) of all documents, in the order of the pieces."""
-    return [
-        (split, row["id"], row["text"])
-        for piece in corpus.pieces
-        for split, batch in sources.read(corpus, piece)
-        for row in batch.to_pylist()
-    ]
+    return [tuple(row.values())[:3] for row in corpora.read(spec)]
 
 
 def names(corpus):
@@ -61,11 +56,9 @@ def test_small_files_are_joined_in_the_order_of_the_listing(folder):
 
 def test_joining_changes_no_document(folder):
     spec = f"text:{folder}/*?validation=0.2"
-    found = read(resolve(spec))
-    alone = [
-        row for each in sorted(folder.iterdir()) if each.stat().st_size
-        for row in read(resolve(f"text:{each}?validation=0.2"))
-    ]  # fmt: skip
+    found = documents(spec)
+    alone = [row for each in sorted(folder.iterdir()) if each.stat().st_size
+             for row in documents(f"text:{each}?validation=0.2")]  # fmt: skip
     assert sorted(found) == sorted(alone)
     assert len(found) == 4000
     assert ("train", "001.txt:0", f"1 0 {'x' * 90}") in found
@@ -82,7 +75,7 @@ def test_parquet_files_of_any_size_are_joined_and_cut(tmp_path):
     assert found[0][0] == "0.parquet"
     assert found[-1][-3:] == ["2.parquet", "3.parquet", "4.parquet"]
     assert len(found) in (5, 6)
-    ids = [id for _, id, _ in read(corpus)]
+    ids = [id for _, id, _ in documents(f"parquet:{tmp_path}/*.parquet?validation=0")]
     assert len(ids) == len(set(ids)) == 3006
 
 
@@ -115,14 +108,12 @@ def test_every_file_of_a_piece_is_checked(folder, change):
 
 def test_the_place_of_a_document_names_its_file(tmp_path):
     for number in range(3):
-        lines = [json.dumps({"id": f"{number}-{n}", "text": "x" if n else None}) for n in range(3)]
-        (tmp_path / f"{number}.jsonl").write_text("\n".join(lines))
+        lines = {f"{number}-{n}": "x" if n else None for n in range(3)}
+        corpora.write_json(tmp_path / f"{number}.jsonl", lines)
         ids = [f"{number}-{n}" for n in range(3)]
         table = pa.table({"id": ids, "text": ["x", None, "y"]})
         pq.write_table(table, tmp_path / f"{number}.parquet")
-    corpus = resolve(f"json:{tmp_path}/*.jsonl?validation=0.4")
-    assert len(corpus.pieces) == 1
-    rows = [row for _, batch in sources.read(corpus, *corpus.pieces) for row in batch.to_pylist()]
+    (_,), rows = corpora.pieces_and_rows(f"json:{tmp_path}/*.jsonl?validation=0.4")
     places = {row["id"]: row["place"] for row in rows}
     for number in range(3):
         data = (tmp_path / f"{number}.jsonl").read_bytes()
@@ -130,8 +121,7 @@ def test_the_place_of_a_document_names_its_file(tmp_path):
             file, _, offset = places[f"{number}-{n}"].rpartition(":")
             assert file == f"{number}.jsonl"
             assert data[int(offset) :].startswith(b'{"id": "%d-%d"' % (number, n))
-    corpus = resolve(f"parquet:{tmp_path}/*.parquet?validation=0.4")
-    rows = [row for _, batch in sources.read(corpus, *corpus.pieces) for row in batch.to_pylist()]
+    rows = corpora.read(f"parquet:{tmp_path}/*.parquet?validation=0.4")
     assert {row["id"]: row["place"] for row in rows} == {
         f"{number}-{n}": f"{number}.parquet:{n}" for number in range(3) for n in range(3)
     }
@@ -140,13 +130,7 @@ def test_the_place_of_a_document_names_its_file(tmp_path):
 def test_a_line_of_invalid_utf8_keeps_its_id(tmp_path):
     good, bad = b'{"id": "good", "text": "x"}\n', b'{"id": "bad", "text": "\xff"}\n'
     (tmp_path / "a.jsonl").write_bytes(good + bad)
-    ((_, batch),) = [
-        found
-        for corpus in [resolve(f"json:{tmp_path}/a.jsonl?validation=0")]
-        for piece in corpus.pieces
-        for found in sources.read(corpus, piece)
-    ]
-    row = batch.to_pylist()[1]
+    _, row = corpora.read(f"json:{tmp_path}/a.jsonl?validation=0")
     assert (row["id"], row["problem"], row["place"]) == (
         "bad", "invalid UTF-8", f"a.jsonl:{len(good)}",
     )  # fmt: skip

@@ -59,22 +59,28 @@ def test_a_bad_spec_says_what_is_wrong_and_shows_the_forms(text, says):
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("text", "says"),
     [
         ("text:a?document=page", "document=page is none of line, file, block"),
         ("json:a?document=file", "only text has ?document="),
+        ("csv:a?delimiter=%0A", r"delimiter='\n' is not one ASCII"),
+        ("csv:a?delimiter=;;", "delimiter=';;' is not one ASCII character, or tab"),
+        ('csv:a?delimiter="', "are the same"),
+        ("csv:a?delimiter='&quote='", "delimiter and quote are the same"),
+        ("csv:a?quote=double", "quote='double' is not one ASCII character, or none"),
+        ("csv:a?columns=a,,b", "columns=a,,b has an empty name, or one twice"),
+        ("tsv:a?delimiter=;", "only csv, hf have ?delimiter="),
+        ("json:a?columns=a", "only csv, tsv, hf have ?columns="),
+        ("json:x?inputs=q", "pairs need targets as well as inputs: add &targets=COLUMN"),
+        ("json:x?targets=a", "pairs need inputs as well as targets"),
+        ("json:x?inputs=q&targets=a&column=x", "leave column out"),
+        ("json:x?inputs={q&targets=a", "inputs={q: expected '}'"),
+        ("json:x?inputs={}&targets=a", "{} names no column"),
+        ("json:x?inputs={{q}}&targets=a", "a template needs a {column}"),
+        ("json:x?inputs={q:>3}&targets=a", "which templates do not have"),
     ],
 )
-def test_a_wrong_document_is_rejected(spec, words):
-    with pytest.raises(UserError, match=re.escape(words)):
-        sources.parse(spec)
-
-
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [("delimiter=%0A", r"delimiter='\\n' is not one ASCII"), ('delimiter="', "are the same")],
-)
-def test_wrong_delimiters_are_one_line(option, says):
-    with pytest.raises(UserError, match=says) as caught:
-        sources.parse(f"csv:a.csv?{option}")
-    assert "\n" not in str(caught.value).removeprefix("corpus ")
+def test_a_wrong_option_is_one_line(text, says):
+    with pytest.raises(UserError, match=re.escape(says)) as caught:
+        sources.parse(text)
+    assert "\n" not in str(caught.value)

@@ -6,6 +6,7 @@ import pytest
 
 from tasks.reading import sources, stdlib_docs
 from tasks.terminal.command_line import UserError
+from tests.support.corpora import read
 from tests.support.processes import started
 
 
@@ -15,12 +16,7 @@ def corpus():
 
 
 def test_python_docs_holds_each_document_of_the_library_once(corpus):
-    found = [
-        (split, row["id"], row["text"])
-        for piece in corpus.pieces
-        for split, batch in sources.read(corpus, piece)
-        for row in batch.to_pylist()
-    ]
+    found = [tuple(row.values())[:3] for row in read("python_docs")]
     documents = {name: text for _, name, text in found}
     assert len(documents) == len(found) == corpus.record["documents"]
     assert documents == stdlib_docs.documents()

@@ -22,7 +22,6 @@ with lock.held(sys.argv[1], "run", "--model_dir"):
 
 
 def hold(folder):
-    """Starts a process that holds the lock; returns it when it does."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True
     )

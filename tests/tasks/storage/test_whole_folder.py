@@ -27,7 +27,6 @@ with whole_folder.written(sys.argv[1]) as folder:
 
 @pytest.fixture
 def writer(tmp_path):
-    """Starts a process that writes tmp_path/model until it is ended."""
     process = subprocess.Popen(
         beginning([sys.executable, "-c", WRITER, str(tmp_path / "model")]),
         stdout=subprocess.PIPE,

@@ -1,13 +1,12 @@
 """Supervised tasks: golden examples of T5's paper, and what their metrics make of predictions."""
 
 import json
-import sys
 
 import pytest
 
 from tasks.supervised import table
 from tasks.terminal.command_line import UserError
-from tests.support.processes import completed
+from tests.support.in_process import run
 
 RTE = {
     "sentence1": "A smaller proportion of Yugoslavia's Italians were settled in Slovenia.",
@@ -203,30 +202,24 @@ def test_pairs_are_written(tmp_path):
     odd = {**RTE, "sentence2": "two\u2028lines"}
     lines = [json.dumps(row, ensure_ascii=False) for row in (RTE, odd)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    command = [sys.executable, "-m", "tasks.write_pairs", f"--output={tmp_path}/pairs.jsonl"]
-    flags = ["--task=glue_rte", f"--input={tmp_path}/rows.jsonl"]
-    made = completed([*command, *flags])
+    flags = [f"--output={tmp_path}/pairs.jsonl", f"--input={tmp_path}/rows.jsonl"]
+    made = run("tasks.write_pairs", "--task=glue_rte", *flags)
     assert made.returncode == 0, made.stderr
     written = (tmp_path / "pairs.jsonl").read_bytes()
     first, second = map(json.loads, written.decode().rstrip("\n").split("\n"))
     assert first == {"inputs": GOLDEN["glue_rte"][1], "targets": "not_entailment"}
     assert second["inputs"].endswith("sentence2: two\u2028lines")
-    (tmp_path / "rows.jsonl").write_text("\n".join([*lines, '{"sentence1": "no more"}']))
-    flags[0] = "--task=glue_cola"
-    made = completed([*command, *flags])
-    assert made.returncode != 0
-    assert made.stderr.count("\n") == 1
-    assert "glue/cola" in made.stderr
-    flags[0] = "--task=glue_rte"
-    for row, says in (({**RTE, "label": 7}, "labels"), ({**RTE, "sentence2": None}, "null")):
-        (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-        made = completed([*command, *flags])
+    for name, text, says in (
+        ("glue_cola", "\n".join([*lines, '{"sentence1": "no more"}']), "glue/cola"),
+        ("glue_rte", json.dumps({**RTE, "label": 7}), "labels"),
+        ("glue_rte", json.dumps({**RTE, "sentence2": None}), "null"),
+        ("glue_rte", "", "has no rows"),
+    ):
+        (tmp_path / "rows.jsonl").write_text(text)
+        made = run("tasks.write_pairs", f"--task={name}", *flags)
         assert made.returncode == 2
         assert made.stderr.count("\n") == 1
         assert says in made.stderr
-    (tmp_path / "rows.jsonl").write_text("")
-    made = completed([*command, *flags])
-    assert "has no rows" in made.stderr
     assert (tmp_path / "pairs.jsonl").read_bytes() == written
     with pytest.raises(UserError, match="did you mean"):
         table.get("glue_colla")

@@ -1,5 +1,6 @@
 """Checkpoints: which are kept, what they hold, and the checks when a run resumes."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -11,16 +12,16 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
-from trainer import evaluate, export_t5x
+from tests.support import runs
+from tests.support.runs import config_of, stub
+from tests.support.trees import same
+from trainer import evaluate
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.checkpoints.metadata import sealed
-from trainer.config import CheckpointConfig, fields
-from trainer.config.from_flags import build_config
+from trainer.config import CheckpointConfig
 from trainer.engine.damage import Damaged
 from trainer.engine.guard import new_guard
 from trainer.engine.step import TrainState
-from trainer.setup import prepare
 from trainer.starting.resume import begin
 
 STATE = TrainState(
@@ -28,11 +29,8 @@ STATE = TrainState(
 )
 
 
-def run_of(model_dir):
-    config, _ = build_config("t5_1_1_tiny", [f"--model_dir={model_dir}"])
-    return SimpleNamespace(
-        config=config, data=SimpleNamespace(fingerprints={}, record={}, vocabulary_sha256=None)
-    )
+def run_of(model_dir, *flags):
+    return stub(config_of(f"--model_dir={model_dir}", *flags))
 
 
 def train(model_dir, policy, losses, first=0):
@@ -99,28 +97,16 @@ def test_a_checkpoint_without_a_best_has_none(tmp_path):
     checkpoints.close()
 
 
-def test_a_missing_metric_is_named(tmp_path):
-    checkpoints = Checkpoints(str(tmp_path), CheckpointConfig(best_metric="bits_per_byte"))
-    with pytest.raises(UserError, match=r"best_metric=bits_per_byte.* loss"):
-        checkpoints.watch.see(1, {"loss": 1.0, "tokens": 5})
-    checkpoints.close()
-
-
 def test_another_vocabulary_is_rejected(text_cache, tmp_path):
-    flags = [f"--model_dir={tmp_path}", "--task=python_docs_span_corruption"]
-    config, origins = build_config("t5_1_1_tiny", [*flags, f"--cache_dir={text_cache}"])
-    run = prepare(config, origins)
-    checkpoints = Checkpoints(str(tmp_path), config.checkpoint)
+    run = runs.run_of(text_cache, f"--model_dir={tmp_path}")
+    checkpoints = Checkpoints(str(tmp_path), run.config.checkpoint)
     checkpoints.save(1, STATE, run)
     checkpoints.close()
-    checkpoints = Checkpoints(str(tmp_path), config.checkpoint)
+    checkpoints = Checkpoints(str(tmp_path), run.config.checkpoint)
     checkpoints.check_resumable(1, run)
-    (file,) = (tmp_path / "checkpoint_1" / "run").glob("metadata")
-    stored = json.loads(file.read_text())
     known = run.data.tasks[0].manifest.plan.vocabulary.sha256
-    assert stored["vocabulary_sha256"] == known
-    del stored["sha256"]
-    file.write_text(json.dumps(sealed({**stored, "vocabulary_sha256": "0" * 64})))
+    assert metadata.read(checkpoints.path(1))["vocabulary_sha256"] == known
+    metadata.update(checkpoints.path(1), vocabulary_sha256="0" * 64)
     with pytest.raises(UserError, match="the vocabulary has changed"):
         checkpoints.check_resumable(1, run)
     checkpoints.close()
@@ -156,11 +142,6 @@ def model_dir(tmp_path):
     return folder
 
 
-def equal(one, other):
-    leaves = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in leaves)
-
-
 def damages(data):
     """Yields (kind, content); None stands for a deleted file."""
     yield from (("gone", None), ("empty", b""), ("cut", data[: len(data) // 2]))
@@ -184,8 +165,7 @@ def test_damage_to_any_file_is_noticed_or_harmless(model_dir, capfd):
                 path.write_bytes(content)
             try:
                 checkpoints.check_resumable(3, run_of(model_dir))
-                restored = checkpoints.restore(3, ABSTRACT)
-                assert equal(restored, state_of(3)), (path, kind)
+                assert same(checkpoints.restore(3, ABSTRACT), state_of(3)), (path, kind)
             except Damaged as error:
                 messages.append(str(error))
                 noticed.add(str(path.relative_to(folder)).partition("/d/")[0])
@@ -197,39 +177,36 @@ def test_damage_to_any_file_is_noticed_or_harmless(model_dir, capfd):
     assert "Traceback" not in out + err
 
 
-def test_arrays_of_another_checkpoint_are_noticed(model_dir):
-    shutil.rmtree(model_dir / "checkpoint_3" / "state")
-    shutil.copytree(model_dir / "checkpoint_2" / "state", model_dir / "checkpoint_3" / "state")
-    checkpoints = Checkpoints(str(model_dir), writable=False)
-    with pytest.raises(Damaged, match=r"step is not what was saved, and 2 more arrays"):
-        checkpoints.restore(3, ABSTRACT)
-    checkpoints.close()
+def restored(model_dir, abstract=ABSTRACT):
+    """Returns what is restored of the third checkpoint."""
+    with contextlib.closing(Checkpoints(str(model_dir), writable=False)) as checkpoints:
+        return checkpoints.restore(3, abstract)
 
 
-def test_a_checkpoint_under_the_name_of_another_is_noticed(model_dir):
-    shutil.rmtree(model_dir / "checkpoint_3")
-    shutil.copytree(model_dir / "checkpoint_1", model_dir / "checkpoint_3")
-    checkpoints = Checkpoints(str(model_dir), writable=False)
-    with pytest.raises(Damaged, match="it is a copy of checkpoint_1"):
-        checkpoints.restore(3, ABSTRACT)
-    checkpoints.close()
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ("state", "step is not what was saved, and 2 more arrays"),
+        (".", "is a copy of checkpoint_2"),
+    ],
+)
+def test_arrays_of_another_checkpoint_are_noticed(model_dir, part, says):
+    shutil.rmtree(model_dir / "checkpoint_3" / part)
+    shutil.copytree(model_dir / "checkpoint_2" / part, model_dir / "checkpoint_3" / part)
+    with pytest.raises(Damaged, match=says):
+        restored(model_dir)
 
 
 def test_another_model_is_not_damage(model_dir):
-    checkpoints = Checkpoints(str(model_dir), writable=False)
     other = {"w": jnp.zeros((64, 49)), "b": ABSTRACT.params["b"]}
     with pytest.raises(UserError, match=r"another model.*float32\[64,48\] params/w") as raised:
-        checkpoints.restore(3, dataclasses.replace(ABSTRACT, params=other))
+        restored(model_dir, dataclasses.replace(ABSTRACT, params=other))
     assert not isinstance(raised.value, Damaged)
-    checkpoints.close()
 
 
 def begun(model_dir, on_damage):
-    config = fields.replace(run_of(model_dir).config, "checkpoint.on_damage", on_damage)
-    run = SimpleNamespace(
-        config=config, data=SimpleNamespace(fingerprints={}, record={}, vocabulary_sha256=None)
-    )
-    checkpoints = Checkpoints(str(model_dir), config.checkpoint)
+    run = run_of(model_dir, f"--checkpoint.on_damage={on_damage}")
+    checkpoints = Checkpoints(str(model_dir), run.config.checkpoint)
     try:
         beginning, state = begin(run, checkpoints, PROGRAM)
         checkpoints.save(beginning.step + 1, state_of(beginning.step + 1), run)
@@ -248,13 +225,13 @@ def test_the_newest_sound_one_is_offered_and_taken(model_dir, capsys, file):
 
     step, state = begun(model_dir, "fall_back")
     assert step == 2
-    assert equal(state, state_of(2))
+    assert same(state, state_of(2))
     assert "renamed to damaged_checkpoint_3" in capsys.readouterr().err
     assert (model_dir / "damaged_checkpoint_3" / file).exists()
     # The same command again goes on where the run is.
     step, state = begun(model_dir, "fall_back")
     assert step == 3
-    assert equal(state, state_of(3))
+    assert same(state, state_of(3))
     # A second damage of the same step does not replace the first.
     (model_dir / "checkpoint_4" / file).write_bytes(b"")
     (model_dir / "checkpoint_3" / file).write_bytes(b"")
@@ -281,14 +258,7 @@ def test_checkpoints_of_earlier_versions_are_refused(model_dir):
     }
     file.write_text(json.dumps(stored))
     with pytest.raises(UserError, match="written by an earlier version"):
-        Checkpoints(str(model_dir)).restore(3, ABSTRACT)
-
-
-def test_a_step_that_does_not_exist_lists_those_that_do(model_dir, monkeypatch):
-    config = (run_of(model_dir).config, {})
-    monkeypatch.setattr("trainer.config.load_config", lambda folder: config)
-    with pytest.raises(UserError, match="no checkpoint of step 7; it has 1, 2, 3"):
-        export_t5x.main([f"--model_dir={model_dir}", "--step=7", "--output=unused"])
+        restored(model_dir)
 
 
 def test_an_output_that_cannot_be_written_ends_before_the_evaluation(tmp_path):

@@ -13,8 +13,9 @@ import pytest
 
 from tasks.metrics.metric import Metric
 from tasks.terminal.command_line import UserError
-from tests.trainer.test_evaluation_stops import pretrain, start
-from tests.trainer.test_pretrain import assert_same_state, curve, run, state
+from tests.support.runs import curve, done, metadata, start, state
+from tests.support.trees import assert_equal
+from tests.trainer.engine.test_stopping import pretrain
 from trainer.checkpoints.early_stopping import Watch, flattened
 from trainer.config import CheckpointConfig, PlateauConfig, StoppingConfig
 
@@ -132,15 +133,10 @@ def watched(cache, model_dir, *flags):
     return pretrain(cache, model_dir, f"--train_steps={STEPS}", *WATCHED, *flags)
 
 
-def metadata(model_dir, step):
-    return json.loads((model_dir / f"checkpoint_{step}/run/metadata").read_text())
-
-
 @pytest.mark.slow
 def test_thirty_updates_equal_twelve_a_kill_and_eighteen(text_cache, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    made = run(watched(text_cache, whole))
-    assert made.returncode == 0, made.stderr
+    done(watched(text_cache, whole))
     rates = [line["metrics"]["learning_rate"] for line in curve(whole) if line["split"] == "train"]
     drops = sum(after < before * 0.5 for before, after in itertools.pairwise(rates))
     assert drops == 4
@@ -153,11 +149,9 @@ def test_thirty_updates_equal_twelve_a_kill_and_eighteen(text_cache, tmp_path):
     process.communicate()
     for later in (18, 24, 30):  # it may have come further before the signal
         shutil.rmtree(killed / f"checkpoint_{later}", ignore_errors=True)
-    made = run(watched(text_cache, killed))
-    assert made.returncode == 0, made.stderr
-    assert "resumes from checkpoint 12" in made.stdout
+    assert "resumes from checkpoint 12" in done(watched(text_cache, killed)).stdout
     assert curve(killed) == curve(whole)
-    assert_same_state(state(whole, STEPS), state(killed, STEPS))
+    assert_equal(state(killed, STEPS), state(whole, STEPS))
     for name in ("best", "watch"):
         assert metadata(killed, STEPS)[name] == metadata(whole, STEPS)[name]
     assert metadata(whole, STEPS)["watch"]["stopping"]["stale"] == 9
@@ -165,8 +159,5 @@ def test_thirty_updates_equal_twelve_a_kill_and_eighteen(text_cache, tmp_path):
 
     # With less patience, the finished run is over; with the same and more updates, it goes on.
     early = watched(text_cache, tmp_path / "early", "--stopping.patience=3")
-    made = run(early)
-    assert "stopped early at step 12: loss has not improved" in made.stdout, made.stderr
-    made = run(early)
-    assert made.returncode == 0
-    assert "training is finished, early: loss has not improved" in made.stdout
+    assert "stopped early at step 12: loss has not improved" in done(early).stdout
+    assert "training is finished, early: loss has not improved" in done(early).stdout

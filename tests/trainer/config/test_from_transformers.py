@@ -6,8 +6,9 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import made, parse
+from tests.support.runs import flags_of
 from trainer import huggingface
-from trainer.config import from_transformers
+from trainer.config import from_transformers, save_config
 from trainer.config.from_flags import RunFlags, configured, given
 from trainer.huggingface import configs
 from trainer.setup import prepare
@@ -38,20 +39,13 @@ def test_sizes_come_from_the_folder(folder):
         assert (model.vocab_size, model.dropout_rate, model.dtype) == (32_128, 0.0, "bfloat16")
         assert origins["model.emb_dim"] == origins["model.vocab_size"] == f"hf:{folder}"
         assert configs.same_model(model, huggingface.model_config(str(folder)))
-
-
-def test_the_command_line_stays(folder):
     config, origins = configuration(f"--init_from=hf:{folder}", "--model.emb_dim=48")
     assert (config.model.emb_dim, origins["model.emb_dim"]) == (48, "command line")
 
 
 def test_the_vocabulary_of_the_folder_stays(folder, text_cache, tmp_path):
-    config, origins = configuration(
-        *(f"--init_from=hf:{folder}", "--task=python_docs_span_corruption"),
-        *(f"--cache_dir={text_cache}", f"--model_dir={tmp_path}/model"),
-        *("--lengths.inputs=64", "--lengths.targets=18"),
-    )
-    assert prepare(config, origins).config.model.vocab_size == 32_128
+    flags = flags_of(text_cache, tmp_path / "model", f"--init_from=hf:{folder}")
+    assert prepare(*configuration(*flags)).config.model.vocab_size == 32_128
 
 
 @pytest.mark.parametrize("preset", [[], ["--preset=t5_1_1_small"]])
@@ -60,19 +54,14 @@ def test_a_resumed_run_needs_no_folder(folder, tmp_path, preset):
     model_dir.mkdir()
     flags = [f"--init_from=hf:{folder}", *preset, f"--model_dir={model_dir}"]
     config, origins = configuration(*flags)
-    from trainer.config import save_config
-
     save_config(config, origins)
     (folder / "config.json").unlink()
     assert configuration(*flags)[0].model == config.model
 
 
-def test_a_preset_of_another_architecture_is_rejected(folder):
+def test_folders_that_do_not_fit_are_refused(folder):
     with pytest.raises(UserError, match="is a t5_1_1 model, and --preset=bert_tiny a bert"):
         configuration(f"--init_from=hf:{folder}", "--preset=bert_tiny")
-
-
-def test_a_name_of_the_hub_is_no_folder():
     with pytest.raises(UserError, match="hf download google/t5-v1_1-small --local-dir=t5-v1_1-s"):
         configuration("--init_from=hf:google/t5-v1_1-small")
 

@@ -15,15 +15,12 @@ def shown(capsys, *flags):
     return capsys.readouterr().out
 
 
-def test_every_field_has_words():
+def test_every_field_has_words_and_an_effect():
     for path in PATHS:
         words = fields.metadata(CONFIG, path).get("words")
         assert words, f"{path} has no help text"
         assert not words.endswith(".")
         assert "(default" not in words
-
-
-def test_every_flag_says_what_another_value_changes():
     assert changes("model.emb_dim") == "results"
     assert changes("seed") == changes("lengths.inputs") == "batches"
     assert changes("checkpoint.keep") == changes("evaluation.decoding.method") == "nothing"
@@ -68,21 +65,12 @@ def test_help_of_a_group_shows_that_group_alone(capsys):
     run = shown(capsys, "--help=run")
     assert "--train_steps=N" in run
     assert "--optimizer." not in run
-
-
-def test_help_shows_former_names(capsys):
     assert "--mesh.tensor=N, --mesh.num_partitions=N" in shown(capsys, "--help=mesh")
-
-
-def test_help_of_presets_is_a_table_by_family(capsys):
     text = shown(capsys, "--help=presets")
     for name in MODEL_PRESETS:
         assert f"\n  {name} " in text
     (row,) = (line for line in text.splitlines() if line.split()[:1] == ["t5_1_1_small"])
     assert row.split()[1:] == ["512", "6", "64", "1024", "32128", "8", "+", "8"]
-
-
-def test_an_unknown_group_is_refused_by_name():
     result = in_process.run("trainer.pretrain", "--help=optimiser")
     assert result.returncode == 2
     assert "did you mean optimizer?" in result.stderr

@@ -1,10 +1,7 @@
 """Runs on adopted caches equal runs on our caches of the same rows, bit by bit."""
 
-import json
+import itertools
 import random
-import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -15,11 +12,10 @@ from tasks.cache.cache import Cache
 from tasks.cache.pair_windows import row_windows
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
-from tests.support import foreign_caches
-from tests.trainer.conftest import ROOT, built, command, training_metrics
-from trainer.config.fields import override
-from trainer.config.from_flags import build_config, given
-from trainer.setup import prepare
+from tests.support import foreign_caches, runs
+from tests.support.runs import assert_shared
+from tests.support.trees import assert_equal
+from tests.trainer.conftest import training_metrics
 
 SPANS, PAIRS = "python_docs_span_corruption", "qa_supervised"
 SPLITS = ("train", "validation")
@@ -33,29 +29,12 @@ def rows_of(folder, split):
     return [tokens_N[:n].tolist() for tokens_N, n in zip(tokens_WN, lengths_W, strict=True)]
 
 
-def adopt(folder, vocabulary):
-    main([f"--cache_dir={folder}", f"--vocabulary={vocabulary}"])
-
-
 @pytest.fixture(scope="module")
-def folders(text_cache, tmp_path_factory):
+def folders(text_cache, pairs_and_text, tmp_path_factory):
     """Folders of two caches, of texts and of pairs: ours, and adopted ones of the same tokens."""
     folder, vocabulary = tmp_path_factory.mktemp("adopted"), text_cache.parents[1] / "vocabulary"
-    words = (text_cache.parents[1] / "train.txt").read_text().split()
+    (folder / "ours").symlink_to(pairs_and_text)
     generator = random.Random(0)
-    with (folder / "a.jsonl").open("w") as file:
-        for number in range(300):
-            begin = generator.randrange(len(words) - 60)
-            row = {"id": f"p{number}", "q": " ".join(words[begin : begin + 1 + number % 17]),
-                   "a": " ".join(words[begin + 20 : begin + 21 + number % 5])}  # fmt: skip
-            file.write(json.dumps(row) + "\n")
-    built(
-        "--task=supervised", "--name=qa", f"--vocabulary={vocabulary}",
-        f"--corpus=json:{folder}/a.jsonl?inputs=q&targets=a&validation=0.1",
-        f"--cache_dir={folder}/ours",
-    )  # fmt: skip
-    (folder / "ours" / SPANS).symlink_to(text_cache)
-
     texts, pairs = {}, {}
     for split in SPLITS:
         # Documents of other lengths than our rows, but the same stream of tokens.
@@ -63,7 +42,7 @@ def folders(text_cache, tmp_path_factory):
         ends = sorted({*(generator.randrange(len(stream)) for _ in range(400)), len(stream)})
         texts[split] = [
             foreign_caches.pair([], stream[begin:end])
-            for begin, end in zip([0, *ends], ends, strict=False)
+            for begin, end in itertools.pairwise([0, *ends])
         ]
         pairs[split] = []
         for row in rows_of(folder / "ours" / PAIRS, split):
@@ -71,23 +50,21 @@ def folders(text_cache, tmp_path_factory):
             sides = [*row[:border], EOS_ID], [*row[border + 1 :], EOS_ID]
             pairs[split].append(foreign_caches.pair(*sides))
     for name, rows in ((SPANS, texts), (PAIRS, pairs)):
-        adopt(foreign_caches.write_seqio(folder / "theirs" / name, rows, 3), vocabulary)
+        theirs = foreign_caches.write_seqio(folder / "theirs" / name, rows, 3)
+        main([f"--cache_dir={theirs}", f"--vocabulary={vocabulary}"])
     return folder
 
 
-def flags_of(folder, task, preset="t5_1_1_tiny"):
-    return [
-        f"--preset={preset}", f"--task={task}", f"--cache_dir={folder}", "--batch_size=8",
-        *(["--lengths.inputs=64", "--lengths.targets=40"] if task == PAIRS else []),
-        *(["--objective=too_long=cut"] if task == PAIRS else []),
-    ]  # fmt: skip
+def shape_of(task):
+    """Returns the flags and lengths of a run on a task."""
+    if task != PAIRS:
+        return ["--batch_size=8"], {"task": task, "lengths": (None, None)}
+    return ["--batch_size=8", "--objective=too_long=cut"], {"task": task, "lengths": (64, 40)}
 
 
 def data_of(folder, task, *more, preset="t5_1_1_tiny"):
-    preset, *flags = flags_of(folder, task, preset)
-    config, origins = build_config(preset.partition("=")[2], [])
-    flags = [*flags, "--model_dir=nowhere", *more]
-    return prepare(override(config, origins, given(flags)), origins).data
+    flags, shape = shape_of(task)
+    return runs.run_of(folder, *flags, *more, preset=preset, **shape).data
 
 
 @pytest.mark.parametrize(
@@ -107,22 +84,11 @@ def test_batches_equal_ours_on_any_number_of_hosts(folders, task, more):
     batches = theirs.batches()
     # Blocks, and windows that begin anew in each shard, follow the shards, which differ.
     for step in steps if not more or PAIRS in task else ():
-        wanted = ours.batches()[step]
-        for name, array in batches[step].items():
-            np.testing.assert_array_equal(array, wanted[name], err_msg=f"{step} {name}")
-    for hosts in (2, 4):
-        parts = [theirs.batches(host, hosts) for host in range(hosts)]
-        for step in steps:
-            for name, array in batches[step].items():
-                joined = np.concatenate([part[step][name] for part in parts])
-                np.testing.assert_array_equal(joined, array)
+        assert_equal(batches[step], ours.batches()[step])
+    assert_shared(theirs.batches, steps)
     found, wanted = (data.evaluation("validation", 8) for data in (theirs, ours))
     for one, other in zip(found, wanted, strict=True):
-        if "order" in str(more):
-            continue
-        for batch, same in zip(one.iterate(), other.iterate(), strict=True):
-            for name, array in batch.items():
-                np.testing.assert_array_equal(array, same[name])
+        assert_equal([*one.iterate()], [*other.iterate()])
 
 
 def test_the_start_says_what_is_read(folders):
@@ -144,42 +110,27 @@ def test_a_vocabulary_that_is_not_known(tmp_path):
         data_of(tmp_path / "web_lm", "span_corruption")
 
 
-def killed(flags, model, after):
-    """Starts a run and kills it once it has written the metrics of a step."""
-    metrics = model / "metrics.jsonl"
-    process = subprocess.Popen(
-        [sys.executable, "-m", *flags], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    try:
-        while process.poll() is None:
-            if metrics.exists() and f'"step": {after},' in metrics.read_text():
-                break
-            time.sleep(0.02)
-        assert process.poll() is None, process.communicate()[0].decode()
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("task", [PAIRS, SPANS])
 def test_losses_equal_ours_after_a_kill(folders, tmp_path, task):
-    def flags(name):
-        return [
-            "trainer.pretrain", *flags_of(folders / name, task), f"--model_dir={tmp_path}/{name}",
-            "--train_steps=14", "--checkpoint.every_steps=4", "--metrics.every_steps=1",
-            "--evaluation.every_steps=7",
-        ]  # fmt: skip
-
-    made = command(*flags("ours"))
-    assert made.returncode == 0, made.stderr
-    killed(flags("theirs"), tmp_path / "theirs", 6)
-    made = command(*flags("theirs"))
-    assert made.returncode == 0, made.stderr
-    assert "resum" in made.stdout + made.stderr
+    flags, shape = shape_of(task)
+    flags += ["--train_steps=14", "--checkpoint.every_steps=4", "--evaluation.every_steps=7"]
+    commands = {
+        name: runs.pretrain(folders / name, tmp_path / name, *flags, **shape)
+        for name in ("ours", "theirs")
+    }
+    runs.done(commands["ours"])
+    process, metrics = runs.start(commands["theirs"]), tmp_path / "theirs" / "metrics.jsonl"
+    while not metrics.exists() or '"step": 6,' not in metrics.read_text():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    assert "resum" in runs.done(commands["theirs"]).stdout
     ours = training_metrics(tmp_path / "ours")
     assert list(ours) == list(range(1, 15))
     assert training_metrics(tmp_path / "theirs") == ours
-    shown = command("trainer.explain", f"--model_dir={tmp_path}/theirs", "--step=2")
-    assert f"{task}, epoch 0" in shown.stdout, shown.stderr
-    assert "train.tfrecord-0000" in shown.stdout
+    explain = runs.command("trainer.explain", f"--model_dir={tmp_path}/theirs", "--step=2")
+    shown = runs.done(explain).stdout
+    assert f"{task}, epoch 0" in shown
+    assert "train.tfrecord-0000" in shown

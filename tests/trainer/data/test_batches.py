@@ -1,6 +1,7 @@
-"""Batches are a function of the step, and evaluation reads the whole split."""
+"""Batches are a function of the step; their order has a version; what no epoch reads is counted."""
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -10,6 +11,9 @@ from tasks.cache.windows import Windows
 from tasks.objectives import AutoregressiveLM, Lengths, prefix_lm, span_corruption
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import load
+from tests.support.runs import assert_shared, config_of, run_of
+from tests.support.trees import assert_equal, same
+from trainer.config import config_changes, load_config, save_config
 from trainer.data.batches import BatchMaker, Places, Source, TrainingBatches, evaluation_batches
 from trainer.data.features import FeatureConverter
 from trainer.data.order import GlobalOrder
@@ -42,27 +46,19 @@ def places(batches, steps):
     return Places(*np.concatenate([batches.places(step) for step in range(steps)], axis=1))
 
 
-def equal(one, other):
-    assert one.keys() == other.keys()
-    return all(np.array_equal(one[name], other[name]) for name in one)
-
-
 def test_any_step_is_reached_without_those_before(maker):
     batches = training(maker, 8, seed=3)
     first = list(itertools.islice(batches.iterate(0, threads=3, prefetch=5), 12))
     later = list(itertools.islice(batches.iterate(7, threads=1, prefetch=1), 5))
-    assert all(equal(a, b) for a, b in zip(first[7:], later, strict=True))
-    assert all(equal(batches[step], first[step]) for step in (11, 0, 5))
+    assert_equal(later, first[7:])
+    assert_equal([batches[step] for step in (11, 0, 5)], [first[step] for step in (11, 0, 5)])
 
 
-@pytest.mark.parametrize("hosts", [2, 4, 8])
-def test_hosts_share_the_same_global_batch(maker, hosts):
-    whole = training(maker, 8, seed=3)
-    parts = [training(maker, 8, seed=3, host=host, hosts=hosts) for host in range(hosts)]
-    for step in (0, 9, 10**9):
-        pieces = [part[step] for part in parts]
-        joined = {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
-        assert equal(joined, whole[step])
+def test_hosts_share_the_same_global_batch(maker):
+    assert_shared(
+        lambda host, hosts: training(maker, 8, seed=3, host=host, hosts=hosts),
+        *((0, 9, 10**9), (2, 4, 8)),
+    )
 
 
 def test_an_epoch_has_every_window_once_in_an_order_of_its_own(maker):
@@ -83,7 +79,7 @@ def test_noise_is_new_in_every_epoch_and_the_text_the_same(maker):
     windows = places(batches, 2 * count).windows.tolist()
     again = windows.index(windows[0], 1)
     first, second = batches[0], batches[again]
-    assert not equal(first, second)
+    assert not same(first, second)
     assert rebuilt(first, maker.ids.size) == rebuilt(second, maker.ids.size)
 
 
@@ -165,3 +161,79 @@ def test_impossible_batches_are_rejected(maker, text_cache):
         training(huge, 8, seed=0)
     with pytest.raises(UserError, match="no split test"):
         make(text_cache, span_corruption(), LENGTHS, split="test")
+
+
+BATCH, OWN = ("--batch_size=8",), (None, None)
+
+
+def test_a_run_from_before_versions_is_refused(tmp_path):
+    save_config(config_of(f"--model_dir={tmp_path}"), {})
+    assert load_config(str(tmp_path))[0].data.order == 2
+    path = tmp_path / "config.json"
+    value = json.loads(path.read_text())
+    del value["config"]["data"]["order"]
+    path.write_text(json.dumps(value))
+    with pytest.raises(UserError, match=r"data\.order is 1; it must be one of 2"):
+        load_config(str(tmp_path))
+
+
+def test_windows_run_over_the_borders_of_shards(text_cache):
+    run = run_of(text_cache, *BATCH, lengths=OWN)
+    manifest = run.data.tasks[0].manifest
+    tokens = [shard.tokens for shard in manifest.splits["train"]]
+    windows = run.data.sources[0].maker.windows
+    assert len(windows) == sum(tokens) // windows.window_tokens
+    rows = sum(each.batches for each in run.data.evaluation("validation", 1))
+    held = [shard.tokens for shard in manifest.splits["validation"]]
+    assert rows == -(-sum(held) // windows.window_tokens)
+
+
+@pytest.mark.parametrize(
+    ("flags", "warned", "says"),
+    [
+        ((), False, "are not read: the unfinished last window"),
+        (
+            ("--lengths.inputs=1600", "--lengths.targets=400"),
+            True,
+            "the unfinished last window; use more text or shorter lengths",
+        ),
+    ],
+)
+def test_tokens_that_no_epoch_reads_are_counted_at_the_start(text_cache, flags, warned, says):
+    run = run_of(text_cache, *BATCH, *flags, lengths=OWN)
+    windows = run.data.sources[0].maker.windows
+    total = run.data.tasks[0].manifest.total("train", "tokens")
+    unread = total - len(windows) * windows.window_tokens
+    lines = [line for line in run.data.consequences() if "are not read" in line[1]]
+    ((subject, text),) = lines
+    assert text.startswith(f"{unread:,} tokens ({unread / total:.2%}) of {total:,} are not read")
+    assert text.endswith(says) or says in text
+    assert (subject == "warning") == warned == (unread >= total / 100)
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--model.dropout_rate=0.1",), "each part of the batch draws its own dropout"),
+        (("--model.num_experts=4",), "tokens are routed to experts within a part"),
+    ],
+)
+def test_microbatches_may_change_only_where_they_change_nothing_else(flags, why):
+    def changes(*others):
+        return config_changes(config_of(*others), config_of("--microbatches=2", *others), step=5)
+
+    assert changes() == []
+    assert len(changes(*flags)) == 1
+    assert changes(*flags)[0].startswith("microbatches was 1, is 2, and " + why)
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("--lengths.inputs=1", r"--lengths\.inputs=1 --lengths\.targets=114: inputs length 1"),
+        ("--mixing.schedule=nonsense", r"--mixing\.schedule: nonsense: write STEP:TASK=RATE"),
+    ],
+)
+def test_a_mistake_in_a_flag_names_the_flag(text_cache, flag, says):
+    with pytest.raises(UserError, match=says):
+        run_of(text_cache, *BATCH, flag, lengths=OWN)

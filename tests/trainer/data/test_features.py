@@ -72,9 +72,6 @@ def test_the_architecture_chooses_the_converter():
         (8, 8),
         (0, 16),
     ]
-
-
-def test_models_train_on_the_objectives_of_their_architecture():
     bert, t5, lm = (model_preset(name) for name in ("bert_tiny", "t5_1_1_tiny", "lm_tiny"))
     for name in ("span_corruption", "prefix_lm", "autoregressive_lm", "masked_lm"):
         objective = registry.get(f"rlm_{name}").objective
@@ -85,7 +82,7 @@ def test_models_train_on_the_objectives_of_their_architecture():
         assert convertible(lm, objective) == (not encoder_alone)
 
 
-def test_encoder_decoder_features():
+def test_features_of_encoder_decoders_and_decoders():
     converter = FeatureConverter(Lengths(6, 5), encoder_decoder=True)
     examples = {
         "inputs": (np.array([[7, 8, 1, 0, 0, 0, 0]]), np.array([3])),
@@ -98,9 +95,6 @@ def test_encoder_decoder_features():
         "decoder_input_tokens": [[0, 9, 10, 11, 1]],
         "decoder_loss_weights": [[1, 1, 1, 1, 0]],
     }
-
-
-def test_prefix_features_of_a_decoder_only_model():
     # Source: seqio's PrefixLMFeatureConverter: loss on targets, flag on inputs and one more.
     converter = FeatureConverter(Lengths(4, 4), encoder_decoder=False)
     examples = {

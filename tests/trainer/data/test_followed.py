@@ -15,14 +15,14 @@ from tasks.cache.manifest import PLAN, PLAN_MARK, plan_from_dict
 from tasks.storage import lock
 from tasks.terminal.command_line import UserError
 from tests.support import published as published_caches
+from tests.support import runs
 from tests.support.published import Published
-from trainer.config.fields import override
+from tests.support.runs import assert_shared
+from tests.support.trees import same
 from trainer.config.from_flags import build_config
-from trainer.config.from_flags import given as flags_given
 from trainer.config.unused_fields import refuse_unread
 from trainer.data.interface import Waiting
 from trainer.data.order import GlobalOrder
-from trainer.setup import prepare
 
 SPANS, PREFIX = "python_docs_span_corruption", "python_docs_prefix_lm"
 UL2 = "python_docs_ul2"
@@ -52,20 +52,9 @@ def published(whole_cache, tmp_path):
     return Published(whole_cache, tmp_path / "cache" / SPANS)
 
 
-def run_of(cache, *flags, task=SPANS, training=False, preset="t5_1_1_tiny"):
-    config, origins = build_config(preset, [])
-    given = [
-        *(f"--task={task}", f"--cache_dir={cache}", "--model_dir=nowhere", "--batch_size=4"),
-        *("--lengths.inputs=64", "--lengths.targets=18", "--data.follow=true"),
-        *(f"--data.follow_shards={BLOCK}", *flags),
-    ]
-    return prepare(override(config, origins, flags_given(given)), origins, training)
-
-
-def equal(one, other):
-    return one.keys() == other.keys() and all(
-        np.array_equal(array, other[name]) for name, array in one.items()
-    )
+def run_of(cache, *flags, **more):
+    follow = ("--data.follow=true", f"--data.follow_shards={BLOCK}")
+    return runs.run_of(cache, *follow, *flags, **more)
 
 
 STEPS = 350  # more than two epochs
@@ -108,7 +97,7 @@ def test_batches_do_not_depend_on_when_shards_are_finished(whole_cache, publishe
         published.shards("train", number)
         seen.append(known_steps(batches))
         for step in range(max(0, seen[-2] - 1), seen[-1], 7):
-            assert equal(batches[step], whole[step])
+            assert same(batches[step], whole[step])
     assert seen[-1] == STEPS
     assert 0 in seen
     assert len(set(seen)) > 2 or "--data.take=40 documents" in flags
@@ -159,7 +148,7 @@ def test_other_packings_are_followed(text_cache, tmp_path, packing, row_tokens, 
     for number in range(growing.count("train")):
         growing.shards("train", number)
         steps.append(known_steps(batches))
-        assert all(equal(batches[step], whole[step]) for step in range(*steps[-2:], 5))
+        assert all(same(batches[step], whole[step]) for step in range(*steps[-2:], 5))
     assert len(set(steps)) > 3
 
 
@@ -175,16 +164,11 @@ def test_pairs_whose_length_nothing_limits_are_refused(text_cache, tmp_path):
     run_of(folder, "--lengths.inputs=39", "--objective=too_long=cut", task=task)
 
 
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_hosts_share_the_batches(published, hosts):
+def test_hosts_share_the_batches(published):
     published.shards("train", *range(published.count("train") - 1))
     data = run_of(published.folder.parent).data
-    whole = data.batches()
-    last = known_steps(whole) - 1
-    for step in (0, last // 2, last):
-        parts = [data.batches(host, hosts)[step] for host in range(hosts)]
-        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        assert equal(joined, whole[step])
+    last = known_steps(data.batches()) - 1
+    assert_shared(data.batches, (0, last // 2, last))
 
 
 def test_a_mixture_of_a_finished_and_a_growing_cache(whole_cache, published, tmp_path):
@@ -198,7 +182,7 @@ def test_a_mixture_of_a_finished_and_a_growing_cache(whole_cache, published, tmp
     published.shards("train", 0, 1)
     steps = known_steps(batches)
     assert steps > 5
-    assert all(equal(batches[step], whole[step]) for step in range(0, steps, 5))
+    assert all(same(batches[step], whole[step]) for step in range(0, steps, 5))
     with pytest.raises(UserError, match=f"the rate of {PREFIX} follows from its size"):
         run_of(whole_cache, task=f"{SPANS}=1,{PREFIX}")
 
@@ -213,7 +197,7 @@ def test_a_run_that_overtakes_the_build_waits_and_says_so(whole_cache, published
 
     iterated = data.training(0, waiting=Waiting(build))
     for step in range(STEPS):
-        assert equal(next(iterated), whole[step])
+        assert same(next(iterated), whole[step])
     assert not left
     said = capsys.readouterr().out
     first = f"waiting for train shards 0 to 1 of {published.count('train')} of {published.folder}: "
@@ -254,9 +238,8 @@ def test_a_build_that_has_ended_is_named(published, monkeypatch, capsys):
 
 
 def test_another_plan_is_refused(published):
-    data = run_of(published.folder.parent).data
     published.shards("train", *range(BLOCK))
-    batches = data.batches()
+    batches = run_of(published.folder.parent).data.batches()
     steps = known_steps(batches)
     value = json.loads((published.folder / PLAN).read_text())
     value["row_tokens"] += 1
@@ -264,8 +247,9 @@ def test_another_plan_is_refused(published):
     for mark in published.folder.glob(f"{PLAN_MARK}*"):
         mark.unlink()
     (published.folder / f"{PLAN_MARK}{plan_from_dict(value).fingerprint}").touch()
-    assert equal(batches[steps - 1], batches[steps - 1])
-    with pytest.raises(UserError, match=r"holds a cache with another plan .*\(row_tokens: 101, th"):
+    assert same(batches[steps - 1], batches[steps - 1])
+    says = r"holds a cache with another plan .*\(row_tokens: 101, th.*flags that it was begun with"
+    with pytest.raises(UserError, match=says):
         batches[steps]
     shutil.rmtree(published.folder)
     with pytest.raises(UserError, match="is gone while it was followed"):
@@ -300,19 +284,17 @@ def test_receipts_of_a_plan_that_began_during_a_look_are_not_taken(
 
 
 def test_a_receipt_of_another_shard_is_refused(published):
-    data = run_of(published.folder.parent).data
     published.shards("train", *range(BLOCK))
-    name = f"train.receipt-0000{{}}-of-{published.count('train'):05d}.json"
-    shutil.copy(published.folder / name.format(1), published.folder / name.format(0))
+    first, second = (published.folder / f"train.receipt-0000{n}-of-00009.json" for n in (0, 1))
+    shutil.copy(second, first)
     with pytest.raises(UserError, match="train shard 0 lists the files of another shard"):
-        data.batches()[0]
+        run_of(published.folder.parent).data.batches()[0]
 
 
 def test_a_run_waits_for_the_plan(whole_cache, tmp_path, capsys):
     published = Published(whole_cache, tmp_path / SPANS, plan=False)
-    for expected in ("no cache for task", "no cache for task"):
-        with pytest.raises(UserError, match=expected):
-            run_of(tmp_path)
+    with pytest.raises(UserError, match="no cache for task"):
+        run_of(tmp_path)
     threading.Timer(0.2, published.plan).start()
     data = run_of(tmp_path, training=True).data
     assert data.fingerprints == run_of(whole_cache).data.fingerprints
@@ -345,9 +327,8 @@ def test_a_plan_that_cannot_be_used_is_named(published, part, becomes, why):
     text = path.read_text()
     path.write_text(text.replace(part, becomes))
     assert path.read_text() != text
-    with pytest.raises(
-        UserError, match=rf"plan.json cannot be used \({why}.*the build restores it"
-    ):
+    says = rf"plan.json cannot be used \({why}.*the build restores it"
+    with pytest.raises(UserError, match=says):
         run_of(published.folder.parent)
 
 
@@ -362,7 +343,7 @@ def test_evaluations_of_a_run_read_the_first_block_of_their_split(whole_cache, p
     with pytest.raises(UserError, match="validation shard"):
         rows(growing)
     published.shards("validation", 0)
-    assert all(map(equal, rows(growing)[0], rows(whole)[0]))
+    assert all(map(same, rows(growing)[0], rows(whole)[0]))
     manifest = growing.evaluated(growing.tasks[0], "validation")
     assert len(manifest.splits["validation"]) == 1
     # Outside of the run, evaluations read the whole split.
@@ -374,11 +355,14 @@ def test_evaluations_of_a_run_read_the_first_block_of_their_split(whole_cache, p
 def test_a_first_block_without_text_for_evaluations_is_named(text_cache, tmp_path):
     sizes = {"train": (9000, 4003), "validation": (0, 0, 1300)}
     cache = published_caches.make(tmp_path / SPANS, text_cache, sizes)
-    with pytest.raises(
-        UserError, match=r"no text in the first 2 shards of validation, .*raise --d"
-    ):
+    says = r"no text in the first 2 shards of validation, .*raise --d"
+    with pytest.raises(UserError, match=says):
         run_of(cache, training=True).data.evaluation("validation", 4)
     assert run_of(cache, "--data.follow_shards=3", training=True).data.evaluation("validation", 4)
+
+
+WIDE = ("--lengths.inputs=90000", "--lengths.targets=90000")
+BOTH = f"--task={SPANS},{PREFIX}"
 
 
 @pytest.mark.parametrize(
@@ -387,24 +371,14 @@ def test_a_first_block_without_text_for_evaluations_is_named(text_cache, tmp_pat
         (("--data.take=0.5",), "--data.take=0.5 with --data.follow=true: a share of what is not"),
         (("--engine=t5x",), "--engine=t5x with --data.follow=true: it does not wait"),
         (("--data.take=99999999 tokens",), "tokens in train, not so many"),
-        (
-            (f"--task={PREFIX}", "--lengths.inputs=90000", "--lengths.targets=90000"),
-            "not one window: use more text",
-        ),
+        ((f"--task={PREFIX}", *WIDE), "not one window: use more text"),
+        ((BOTH,), "the rate of python_docs_span_corruption follows from its size"),
+        ((BOTH, "--mixing.max_epochs=2"), "--mixing.max_epochs with --data.follow=true"),
     ],
 )
 def test_what_cannot_be_followed_is_one_line(whole_cache, flags, says):
     with pytest.raises(UserError, match=says):
         run_of(whole_cache, *flags).data.batches()
-
-
-def test_rates_that_need_sizes_are_refused(whole_cache):
-    for flags, says in (
-        ((), "the rate of python_docs_span_corruption follows from its size"),
-        (("--mixing.max_epochs=2",), "--mixing.max_epochs with --data.follow=true"),
-    ):
-        with pytest.raises(UserError, match=says):
-            run_of(whole_cache, *flags, task=f"{SPANS},{PREFIX}")
 
 
 def test_follow_stands_alone_on_the_command_line():
@@ -440,7 +414,7 @@ def test_a_bucket_is_followed_by_polling(gcs, whole_cache, tmp_path):
     upload()
     steps = known_steps(batches)
     assert steps > 0
-    assert all(equal(batches[step], whole[step]) for step in (0, steps - 1))
+    assert all(same(batches[step], whole[step]) for step in (0, steps - 1))
     local.finish()
     upload()
-    assert equal(batches[steps + 1000], whole[steps + 1000])
+    assert same(batches[steps + 1000], whole[steps + 1000])

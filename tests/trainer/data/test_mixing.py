@@ -1,43 +1,36 @@
-"""Runs with several tasks: exact batches, every window once, and start-up text."""
+"""Runs with several tasks or languages: exact batches, every window once, shares, start-up text."""
 
 import hashlib
+import itertools
 import json
 import re
 import shutil
-import sys
 
 import numpy as np
 import pytest
 
+from tasks.cache import language_set
 from tasks.cache.manifest import sealed
 from tasks.cache.windows import Windows
 from tasks.objectives import noise
 from tasks.terminal.command_line import UserError
-from tests.support.processes import completed
+from tests.support import runs
+from tests.support.runs import assert_shared
+from tests.support.trees import assert_equal
 from tests.trainer.conftest import built
-from trainer.config.fields import override
-from trainer.config.from_flags import build_config, given
+from trainer.config import save_config
+from trainer.data import task_record
 from trainer.data.order import BlockOrder
-from trainer.data.padding import better_lengths
+from trainer.data.startup import better_lengths
+from trainer.engine.evaluator import _mean
 from trainer.reporting.metrics import read_metrics
-from trainer.setup import prepare
 
 SPANS, PREFIX = "python_docs_span_corruption", "python_docs_prefix_lm"
 LM, DECODER = "python_docs_autoregressive_lm", "python_docs_decoder_prefix_lm"
 
 
-def run_of(cache, task, *flags, preset="t5_1_1_tiny", inputs=64):
-    config, origins = build_config(preset, [])
-    arguments = [
-        f"--task={task}",
-        f"--cache_dir={cache}",
-        "--model_dir=nowhere",
-        "--batch_size=8",
-        f"--lengths.inputs={inputs}",
-        "--lengths.targets=64",
-        *flags,
-    ]
-    return prepare(override(config, origins, given(arguments)), origins)
+def run_of(cache, task, *flags, inputs=64, **more):
+    return runs.run_of(cache, "--batch_size=8", *flags, task=task, lengths=(inputs, 64), **more)
 
 
 def places(run, steps):
@@ -48,16 +41,9 @@ def places(run, steps):
 def test_hosts_share_the_batches_of_a_mixture(text_cache):
     schedule = f"--mixing.schedule=5: {SPANS}=1,{PREFIX}=9"
     data = run_of(text_cache, f"{SPANS}=0.7,{PREFIX}=0.3", schedule).data
+    assert_shared(data.batches, (0, 4, 5, 6, 10**7), (2, 4, 8))
     whole = data.batches()
-    for step in (0, 4, 5, 6, 10**7):
-        for hosts in (2, 4, 8):
-            parts = [data.batches(host, hosts)[step] for host in range(hosts)]
-            for name, array in whole[step].items():
-                assert np.array_equal(np.concatenate([part[name] for part in parts]), array)
-    iterated = data.training(4)
-    for step in (4, 5, 6):
-        batch = next(iterated)
-        assert all(np.array_equal(batch[name], array) for name, array in whole[step].items())
+    assert_equal([*itertools.islice(data.training(4), 3)], [whole[step] for step in (4, 5, 6)])
 
 
 def test_every_task_reads_each_window_once_an_epoch_through_changes_of_rates(text_cache):
@@ -80,14 +66,15 @@ def test_a_task_that_joins_later_changes_nothing_for_the_others(text_cache):
     joined = run_of(text_cache, SPANS, f"--mixing.schedule=3: {SPANS}=1,{PREFIX}=1")
     mine = places(joined, 40)
     assert np.array_equal(mine[1:, mine[0] == 0][:, :160], places(alone, 20)[1:])
-    first, other = alone.data.batches()[2], joined.data.batches()[2]
-    assert all(np.array_equal(first[name], other[name]) for name in first)
+    assert_equal(joined.data.batches()[2], alone.data.batches()[2])
 
 
-def test_tasks_on_the_same_windows_read_them_in_another_order(text_cache):
+def test_tasks_on_one_cache_read_its_windows_in_another_order(text_cache):
     run = run_of(text_cache, f"{SPANS}=1,{PREFIX}=1", "--lengths.targets=600", inputs=73)
     sources, _, _, windows = places(run, 20)
     assert not np.array_equal(windows[sources == 0], windows[sources == 1])
+    run = run_of(text_cache.parent, f"{SPANS}=1,{PREFIX}=1")
+    assert {each.cache for each in run.data.tasks} == {str(text_cache)}
 
 
 def test_rows_without_a_prefix_mix_with_rows_that_have_one(text_cache):
@@ -154,19 +141,22 @@ def test_a_corpus_larger_than_the_disk_is_read_block_by_block(text_cache, tmp_pa
         run_of(text_cache, SPANS, "--data.shuffle=blocks")
 
 
-def test_a_remote_cache_gives_the_batches_of_a_local_one(text_cache):
+def in_memory(cache):
+    """Returns the URL of a copy of a cache."""
     import fsspec
 
     remote = fsspec.filesystem("memory")
-    for path in text_cache.iterdir():
+    for path in cache.iterdir():
         remote.pipe(f"/remote_cache/{path.name}", path.read_bytes())
+    return "memory://remote_cache"
+
+
+def test_a_remote_cache_gives_the_batches_of_a_local_one(text_cache):
     local, far = (
-        run_of(cache, SPANS, "--data.shuffle=block").data.training(3)
-        for cache in (text_cache, "memory://remote_cache")
+        [*itertools.islice(run_of(cache, SPANS, "--data.shuffle=block").data.training(3), 3)]
+        for cache in (text_cache, in_memory(text_cache))
     )
-    for _ in range(3):
-        here, there = next(local), next(far)
-        assert all(np.array_equal(here[name], there[name]) for name in here)
+    assert_equal(far, local)
     flags = ("--data.shuffle=block", "--data.local_bytes=1000000000")
     with pytest.raises(UserError, match="two blocks of"):
         run_of("memory://remote_cache", SPANS, *flags).data.batches()
@@ -185,16 +175,12 @@ def test_a_block_is_prefetched_once(text_cache, monkeypatch):
 
 
 def test_copies_that_do_not_fit_cause_a_warning(text_cache, monkeypatch):
-    import fsspec
-
-    remote = fsspec.filesystem("memory")
-    for path in text_cache.iterdir():
-        remote.pipe(f"/large_cache/{path.name}", path.read_bytes())
     monkeypatch.setattr(Windows, "bytes", 1 << 50)
+    remote, by_block = in_memory(text_cache), ("--data.shuffle=block",)
     for cache, flags, warned in (
-        ("memory://large_cache", (), True),
-        ("memory://large_cache", ("--data.shuffle=block",), False),
-        (text_cache, (), False),
+        (remote, (), True),
+        (remote, by_block, False),
+        (text_cache, (), 0),
     ):
         lines = run_of(cache, SPANS, *flags).data.consequences()
         assert any("copied again and again" in text for _, text in lines) == warned
@@ -231,11 +217,6 @@ def test_wasteful_lengths_are_reported_with_better_ones(text_cache):
     assert "holds" not in dict(fuller.consequences())["packing"]
 
 
-def test_one_cache_serves_the_tasks_of_its_corpus(text_cache):
-    run = run_of(text_cache.parent, f"{SPANS}=1,{PREFIX}=1")
-    assert {each.cache for each in run.data.tasks} == {str(text_cache)}
-
-
 def test_tasks_without_validation_text_are_left_out_of_evaluations(text_cache, tmp_path, capsys):
     (tmp_path / "own.txt").write_text("A few words of prose.\n" * 4)
     built(
@@ -255,14 +236,9 @@ def test_tasks_without_validation_text_are_left_out_of_evaluations(text_cache, t
 @pytest.mark.slow
 def test_a_mixture_is_trained_evaluated_and_extended(text_cache, tmp_path):
     def pretrain(steps, *flags):
-        return completed(
-            [
-                *(sys.executable, "-m", "trainer.pretrain", "--preset=t5_1_1_tiny"),
-                *(f"--task={SPANS}=3,{PREFIX}=1", f"--cache_dir={text_cache}", "--batch_size=4"),
-                *(f"--model_dir={tmp_path}", "--lengths.inputs=64", "--lengths.targets=64"),
-                *(f"--train_steps={steps}", "--evaluation.every_steps=2", *flags),
-            ]
-        )
+        given = (f"--train_steps={steps}", "--evaluation.every_steps=2", *flags)
+        shape = {"task": f"{SPANS}=3,{PREFIX}=1", "lengths": (64, 64)}
+        return runs.run(runs.pretrain(text_cache, tmp_path, *given, **shape))
 
     result = pretrain(2)
     assert result.returncode == 0, result.stderr
@@ -284,3 +260,146 @@ def test_a_mixture_is_trained_evaluated_and_extended(text_cache, tmp_path):
     assert "from update 3 on" in extended.stdout
     splits = {line["split"] for line in read_metrics(str(tmp_path)) if line["step"] == 4}
     assert "validation/python_docs_ul2" in splits
+
+
+WIKI = "wiki_span_corruption"
+LANGUAGES = [f"wiki_{language}_span_corruption" for language in ("en", "ro", "sw", "fi")]
+# Of each language another share is read, as if the caches had other sizes.
+SHARES = "; ".join(
+    f"{task}: {share}"
+    for task, share in zip(LANGUAGES, ("1", "0.5", "2000 tokens", "0.1"), strict=True)
+)
+ROWS = 10_000
+
+
+@pytest.fixture(scope="module")
+def caches(text_cache, tmp_path_factory):
+    """Returns a folder with four languages, each a copy of a small cache."""
+    folder = tmp_path_factory.mktemp("languages")
+    for task in LANGUAGES:
+        shutil.copytree(text_cache, folder / task)
+    language_set.write(str(folder), WIKI, ["en", "ro", "sw", "fi"])
+    return folder
+
+
+def sizes(run):
+    return np.array([len(source.maker.windows) for source in run.data.sources])
+
+
+def test_rows_of_each_language_follow_the_law(caches):
+    run = run_of(caches, WIKI, "--mixing.alpha=0.3", f"--data.take={SHARES}")
+    assert [source.task for source in run.data.sources] == LANGUAGES
+    counts = np.bincount(places(run, ROWS // 8)[0])
+    law = sizes(run) ** 0.3 / (sizes(run) ** 0.3).sum()
+    assert len(set(sizes(run).tolist())) == 4
+    assert np.abs(counts - ROWS * law).max() < 2
+    # Not by chance: alpha=1 is another law.
+    assert np.abs(counts - ROWS * sizes(run) / sizes(run).sum()).max() > 500
+
+
+def test_sizes_may_be_counted_otherwise(caches):
+    run = run_of(
+        caches, WIKI, "--mixing.alpha=1", "--mixing.size=documents", f"--data.take={SHARES}"
+    )
+    documents = run.data.tasks[0].manifest.total("train", "documents")
+    expected = documents * sizes(run) / sizes(run)[0]
+    assert run.data.rates == [(0, pytest.approx(list(expected / expected.sum())))]
+
+
+def test_no_language_is_read_more_often_than_allowed(caches):
+    steps = 60
+    flags = (f"--data.take={SHARES}", "--mixing.alpha=0.3", f"--train_steps={steps}")
+    free = np.bincount(places(run_of(caches, WIKI, *flags), steps)[0]) / sizes(
+        run_of(caches, WIKI, *flags)
+    )
+    limited = run_of(caches, WIKI, *flags, "--mixing.max_epochs=1")
+    epochs = np.bincount(places(limited, steps)[0]) / sizes(limited)
+    assert free.max() > 1.5
+    assert (epochs * sizes(limited) <= sizes(limited) + 2.5).all()
+    # Those below the limit keep their proportions.
+    shares, weights = np.array(limited.data.rates[0][1]), sizes(limited) ** 0.3
+    below = shares * steps * 8 < sizes(limited) - 1
+    assert 1 < np.count_nonzero(below) < 4
+    assert np.ptp(shares[below] / weights[below]) < 1e-12
+    with pytest.raises(UserError, match=r"leaves nothing to read after update \d+: the limits"):
+        run_of(caches, WIKI, *flags, "--mixing.max_epochs=0.1").data.rates  # noqa: B018
+    with pytest.raises(UserError, match="leave one of them out"):
+        run_of(caches, WIKI, "--mixing.max_epochs=1", f"--mixing.schedule=3: {LANGUAGES[0]}=1")
+
+
+def test_limits_bind_the_length_of_a_run(caches):
+    flags = ("--mixing.alpha=0", f"--data.take={SHARES}", "--mixing.max_epochs=2")
+    before = run_of(caches, WIKI, *flags, "--train_steps=40").data.record
+    after = run_of(caches, WIKI, *flags, "--train_steps=60").data.record
+    assert "the rates of the tasks were" in task_record.changes(before, after, 40)[0]
+    assert task_record.changes(before, before, 40) == []
+
+
+def test_a_share_is_repeated_in_a_new_order(caches):
+    task = LANGUAGES[0]
+    run = run_of(caches, task, "--data.take=2^11 tokens")
+    (count,) = sizes(run)
+    windows = run.data.sources[0].maker.windows
+    assert count == 2**11 // windows.window_tokens
+    _, epochs, _, read = places(run, 5 * count)
+    for epoch in range(5):
+        assert sorted(read[epochs == epoch]) == list(range(count))
+    assert not np.array_equal(read[:count], read[count : 2 * count])
+    said = dict(run.data.consequences())
+    assert said["take"].startswith(f"2,048 tokens: the first {count} windows")
+    assert f"{80_000 / count:,.2f} epochs in all" in said["batch"]
+    # Validation is whole.
+    whole = run_of(caches, task)
+    assert run.data.evaluation("validation", 8)[0].batches == (
+        whole.data.evaluation("validation", 8)[0].batches
+    )
+
+
+@pytest.mark.parametrize(
+    ("take", "says"),
+    [
+        ("1e9 tokens", "tokens in train, not so many"),
+        ("10 tokens", "is less than a window"),
+        ("2", "is more than the whole, 1"),
+        ("some", "some is no amount"),
+        (f"{LANGUAGES[1]}_: 0.5", f"did you mean {LANGUAGES[1]}"),
+    ],
+)
+def test_amounts_that_cannot_be_taken_are_one_line(caches, take, says):
+    with pytest.raises(UserError, match=says):
+        run_of(caches, f"{LANGUAGES[0]},{LANGUAGES[1]}", f"--data.take={take}").data.sources  # noqa: B018
+
+
+def test_a_run_keeps_the_languages_that_it_began_with(caches, text_cache, tmp_path):
+    folder = tmp_path / "caches"
+    shutil.copytree(caches, folder)
+    flags = ("--mixing.alpha=0.3", f"--model_dir={tmp_path}/model")
+    (tmp_path / "model").mkdir()
+    run = run_of(folder, WIKI, *flags)
+    save_config(run.config, {}, run.data.record)
+    shutil.copytree(text_cache, folder / "wiki_cs_span_corruption")
+    language_set.write(str(folder), WIKI, ["cs", "en", "ro", "sw", "fi"])
+    resumed = run_of(folder, WIKI, *flags)
+    assert resumed.data.record == run.data.record
+    assert np.array_equal(places(resumed, 5), places(run, 5))
+    assert len(run_of(folder, WIKI, "--mixing.alpha=0.3").data.sources) == 5
+    # Another objective on the same caches.
+    other = run_of(folder, "wiki_prefix_lm", "--mixing.alpha=0.3")
+    assert [source.task for source in other.data.sources][1] == "wiki_en_prefix_lm"
+
+
+def test_alpha_of_one_task_has_no_effect(caches):
+    with pytest.raises(UserError, match="alpha has no effect"):
+        run_of(caches, LANGUAGES[0], "--mixing.alpha=0.3")
+    with pytest.raises(UserError, match="from 0 to 1"):
+        run_of(caches, WIKI, "--mixing.alpha=3")
+
+
+def test_the_mean_of_languages_weighs_each_the_same():
+    one = {"loss": 2.0, "accuracy": 0.5, "unigram_entropy": 6.0, "bits_per_byte": 1.0, "tokens": 9}
+    other = {"loss": 4.0, "accuracy": 0.1, "unigram_entropy": 5.0, "tokens": 1}
+    found = _mean([one, other])
+    assert found["loss"] == 3
+    assert found["perplexity"] == pytest.approx(np.exp(3))
+    assert "bits_per_byte" not in found
+    assert "tokens" not in found

@@ -1,10 +1,7 @@
 """Rows of several examples: the same examples, losses and gradients, once an epoch, and full."""
 
-import dataclasses
 import itertools
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,14 +10,14 @@ from tasks.objectives.packing import deck
 from tasks.objectives.ul2 import MixtureOfDenoisers
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
-from tests.trainer.conftest import command, training_metrics
-from tests.trainer.data.test_pairs import PAIRS, folder, run_of  # noqa: F401
+from tests.support.runs import assert_shared, command, curve, done, pretrain, run
+from tests.support.trees import assert_close
+from tests.trainer.data.test_pairs import PAIRS, run_of
+from tests.trainer.data.test_segments import losses_of
 from trainer.data.best_fit import best_fit
-from trainer.engine.loss import decoder_loss
-from trainer.model.spec import model_spec
-from trainer.model.transformer import build_model, init_params
 
 PREFIX, UL2 = "python_docs_prefix_lm", "python_docs_ul2"
+UNKNOWN = "python_docs_iid_15_u_u"  # an objective whose examples' lengths are not known
 # Task -> lengths of rows, lengths of examples.
 SHAPES = {
     PREFIX: ((64, 64), (63, 64)),
@@ -29,20 +26,26 @@ SHAPES = {
 }
 
 
-def packed_run(folder, task, *flags, preset="t5_1_1_tiny"):  # noqa: F811
-    rows, examples = SHAPES[task]
-    return run_of(
-        folder, task,
-        *(f"--lengths.{side}={n}" for side, n in zip(("inputs", "targets"), rows, strict=True)),
-        *(f"--data.example_{side}={n}" for side, n in zip(("inputs", "targets"), examples,
-                                                          strict=True)),
-        "--data.pack_examples=true", *flags, preset=preset,
-    )  # fmt: skip
+def packing_flags(task):
+    """Returns the flags of `SHAPES`."""
+    return [
+        f"--{prefix}{side}={length}"
+        for prefix, lengths in zip(("lengths.", "data.example_"), SHAPES[task], strict=True)
+        for side, length in zip(("inputs", "targets"), lengths, strict=True)
+    ]
+
+
+def packed_run(folder, task, *flags, **more):
+    """Returns a run with `SHAPES` of rows and of examples."""
+    given = (*packing_flags(task), "--data.pack_examples=true", *flags)
+    return run_of(folder, task, *given, **more)
 
 
 @pytest.fixture(scope="module")
-def caches(folder, text_cache):  # noqa: F811
-    for task in (PREFIX, UL2):
+def caches(pairs_and_text, text_cache, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packing")
+    (folder / PAIRS).symlink_to(pairs_and_text / PAIRS)
+    for task in (PREFIX, UL2, UNKNOWN, "python_docs_masked_lm"):
         (folder / task).symlink_to(text_cache)
     return folder
 
@@ -84,25 +87,13 @@ def test_packed_rows_have_the_losses_and_gradients_of_their_examples(caches, tas
     packed = run.data.batches()[3]
     single, rows_E = unpacked(run, 3)
     assert len(rows_E) > 2
-    model_config = dataclasses.replace(run.config.model, dropout_rate=0.0, dtype="float32")
-    spec = model_spec(model_config)
-    model, params = build_model(spec), init_params(spec, jax.random.key(0))
-    config = dataclasses.replace(run.config.loss, normalizer="sum")
-
-    def loss(params, batch):
-        logits = model.apply({"params": params}, batch, deterministic=True)
-        return decoder_loss(logits, batch, config)[0]
-
-    with jax.default_matmul_precision("highest"):
-        of_rows = jax.jit(jax.value_and_grad(loss))(params, packed)
-        of_examples = jax.jit(jax.value_and_grad(loss))(params, without_packing(single))
+    learned, loss = losses_of(run.config.model)
+    of_rows, of_examples = learned(packed), learned(without_packing(single))
     np.testing.assert_allclose(of_rows[0], of_examples[0], rtol=2e-6)
-    for found, wanted in zip(*map(jax.tree.leaves, (of_rows[1], of_examples[1])), strict=True):
-        scale = float(jnp.abs(wanted).max())
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * max(scale, 1e-3))
+    assert_close(of_rows[1], of_examples[1], scale=2e-5, atol=2e-8)
 
     # Without segments the rows are others: the comparison can fail.
-    mixed = jax.jit(loss)(params, without_packing(packed))
+    mixed = loss(without_packing(packed))
     assert abs(float(mixed) - float(of_examples[0])) > 1e-3
 
 
@@ -127,11 +118,7 @@ def test_rows_are_full_and_hosts_share_them(caches, task):
     for name in ("encoder_input_tokens", "decoder_target_tokens"):
         filled = np.mean([np.mean(batch[name] > 0) for batch in tokens])
         assert filled > (0.9 if task != PAIRS else 0.6), (name, filled)
-    for step in (0, 5, 10**6):
-        for hosts in (2, 4):
-            parts = [data.batches(host, hosts)[step] for host in range(hosts)]
-            for name, array in whole[step].items():
-                assert np.array_equal(np.concatenate([part[name] for part in parts]), array)
+    assert_shared(data.batches, (0, 5, 10**6))
 
 
 def test_packed_pairs_are_read_block_by_block(caches):
@@ -155,9 +142,7 @@ def test_packed_pairs_are_read_block_by_block(caches):
     ranges = {(first, last) for pair in asked for first, last in pair}
     assert ranges == set(itertools.pairwise(firsts.tolist()))
     assert asked[0][0] == (firsts[blocks[0]], firsts[blocks[0] + 1])
-    for name, array in data.batches()[3].items():
-        parts = [data.batches(host, 2)[3][name] for host in range(2)]
-        assert np.array_equal(np.concatenate(parts), array)
+    assert_shared(data.batches, [3], [2])
 
 
 def test_prefixes_of_mirrored_windows_are_uniform(caches):
@@ -204,53 +189,49 @@ def test_best_fit_keeps_the_limits_of_both_sides():
     assert most <= rows.max() + 1 < 1.15 * most
 
 
-@pytest.mark.parametrize(
-    ("task", "flags", "message"),
-    [
-        (UL2, ["--lengths.inputs=50"], "too short to pack: two examples of a row have 71 and 27"),
-    ],
-)
-def test_mistakes(caches, task, flags, message):
-    with pytest.raises(UserError, match=message):
-        packed_run(caches, task, *flags).data.batches()
-
-
-def test_objectives_of_unknown_lengths_are_not_packed(caches):
-    (caches / "python_docs_iid_15_u_u").symlink_to(caches / PREFIX)
+def test_mistakes(caches):
+    with pytest.raises(UserError, match="too short to pack: two examples of a row have 71 and 27"):
+        packed_run(caches, UL2, "--lengths.inputs=50").data.batches()
+    flags = "--data.pack_examples=true", "--data.example_inputs=32"
     with pytest.raises(UserError, match="cannot be packed, as their lengths are not known"):
-        run_of(caches, "python_docs_iid_15_u_u", "--data.pack_examples=true",
-               "--data.example_inputs=32").data.batches()  # fmt: skip
+        run_of(caches, UNKNOWN, *flags).data.batches()
+
+
+PACK = [*packing_flags(UL2), "--data.pack_examples=true"]
+CUT = ["--objective=too_long=cut"]
+# Preset, task, lengths, flags, and what the explanation of a row shows.
+RESUMED = {
+    "pairs": ("t5_1_1_tiny", PAIRS, (64, 24), CUT, "[0:"),
+    "pairs of a decoder": ("lm_tiny", PAIRS, (64, 24), CUT, "[0:"),
+    "packed": ("t5_1_1_tiny", UL2, SHAPES[UL2][0], PACK, "UL2, mode"),
+    "masked": ("bert_tiny", "python_docs_masked_lm", (32, 32), [], "[0:"),
+}
 
 
 @pytest.mark.slow
-def test_a_packed_run_resumes_exactly_and_is_explained(caches, tmp_path):
-
-    rows, examples = SHAPES[UL2]
-
-    def train(model, steps):
-        result = command(
-            "trainer.pretrain", "--preset=t5_1_1_tiny", f"--task={UL2}", f"--cache_dir={caches}",
-            f"--lengths.inputs={rows[0]}", f"--lengths.targets={rows[1]}",
-            "--data.pack_examples=true", f"--data.example_inputs={examples[0]}",
-            f"--data.example_targets={examples[1]}",
-            f"--model_dir={tmp_path}/{model}", "--batch_size=4", f"--train_steps={steps}",
-            "--checkpoint.every_steps=2", "--evaluation.every_steps=4", "--metrics.every_steps=1",
-        )  # fmt: skip
-        assert result.returncode == 0, result.stderr
-
-    train("whole", 4)
-    train("stopped", 2)
-    train("stopped", 4)
-    whole = training_metrics(tmp_path / "whole")
-    assert whole == training_metrics(tmp_path / "stopped")
-    shown = command("trainer.explain", f"--model_dir={tmp_path}/whole", "--step=2", "--row=1")
-    assert shown.returncode == 0, shown.stderr
-    assert "Step 2, row 1, example 2" in shown.stdout
-    assert "UL2, mode" in shown.stdout
-    other = command(
-        "trainer.pretrain", "--preset=t5_1_1_tiny", f"--task={UL2}", f"--cache_dir={caches}",
-        f"--model_dir={tmp_path}/whole", "--train_steps=6", "--batch_size=4",
-        f"--lengths.inputs={rows[0]}", f"--lengths.targets={rows[0]}",
-    )  # fmt: skip
-    assert other.returncode != 0
-    assert "pack_examples" in other.stderr
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_run_resumes_exactly_and_is_explained(caches, tmp_path, case):
+    preset, task, lengths, flags, says = RESUMED[case]
+    shape = {"preset": preset, "task": task, "lengths": lengths}
+    for model, steps in (("whole", 4), ("stopped", 2), ("stopped", 4)):
+        more = (
+            f"--train_steps={steps}",
+            "--checkpoint.every_steps=2",
+            "--evaluation.every_steps=4",
+        )
+        done(pretrain(caches, tmp_path / model, *more, *flags, **shape))
+    whole = curve(tmp_path / "whole")
+    last = [line for line in curve(tmp_path / "stopped") if line["step"] > 2]
+    assert last == [line for line in whole if line["step"] > 2]
+    explain = command("trainer.explain", f"--model_dir={tmp_path}/whole", "--step=2")
+    assert len(done(explain).stdout.splitlines()) == 4
+    assert says in done([*explain, "--row=1"]).stdout
+    (results,) = (line["metrics"] for line in whole if line["split"] == "validation")
+    if case == "masked":
+        assert 0.4 < results["order_loss"] < 1.0
+        assert 0 <= results["order_accuracy"] <= 1
+    if case == "packed":
+        longer = {**shape, "lengths": (lengths[0], lengths[0])}
+        other = run(pretrain(caches, tmp_path / "whole", "--train_steps=6", **longer))
+        assert other.returncode != 0
+        assert "pack_examples" in other.stderr

@@ -1,8 +1,5 @@
 """Runs on pairs: alone and mixed with denoising, for both architectures, on any number of hosts."""
 
-import json
-import random
-
 import numpy as np
 import pytest
 
@@ -10,53 +7,15 @@ from tasks.cache.cache import Cache
 from tasks.cache.pair_windows import row_windows
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
-from tests.trainer.conftest import built, command, training_metrics
-from trainer.config.fields import override
-from trainer.config.from_flags import build_config, given
-from trainer.setup import prepare
+from tests.support import runs
+from tests.support.runs import assert_shared
 
 SPANS, PAIRS = "python_docs_span_corruption", "qa_supervised"
 
 
-@pytest.fixture(scope="module")
-def folder(text_cache, tmp_path_factory):
-    """A folder of two caches with one vocabulary: of texts and of pairs."""
-    folder = tmp_path_factory.mktemp("pairs")
-    words = (text_cache.parents[1] / "train.txt").read_text().split()
-    generator = random.Random(0)
-    with (folder / "a.jsonl").open("w") as file:
-        for number in range(400):
-            begin = generator.randrange(len(words) - 60)
-            middle = begin + 1 + int(generator.expovariate(1 / 8)) % 25
-            row = {
-                "id": f"p{number}",
-                "q": " ".join(words[begin:middle]),
-                "a": " ".join(words[middle : middle + 1 + generator.randrange(6)]),
-            }
-            file.write(json.dumps(row) + "\n")
-    built(
-        "--task=supervised", "--name=qa",
-        f"--corpus=json:{folder}/a.jsonl?inputs=q&targets=a&validation=0.1",
-        f"--vocabulary={text_cache.parents[1]}/vocabulary", f"--cache_dir={folder}/caches",
-        "--shard_bytes=4000",
-    )  # fmt: skip
-    (folder / "caches" / SPANS).symlink_to(text_cache)
-    return folder / "caches"
-
-
-def run_of(folder, task, *flags, preset="t5_1_1_tiny"):
-    config, origins = build_config(preset, [])
-    arguments = [
-        f"--task={task}",
-        f"--cache_dir={folder}",
-        "--model_dir=nowhere",
-        "--batch_size=8",
-        "--lengths.inputs=64",
-        "--lengths.targets=24",
-        *(["--objective=too_long=cut"] if task == PAIRS else []),
-        *flags,
-    ]
-    return prepare(override(config, origins, given(arguments)), origins)
+def run_of(folder, task, *flags, **more):
+    cut = ["--objective=too_long=cut"] * (task == PAIRS)
+    return runs.run_of(folder, "--batch_size=8", *cut, *flags, task=task, lengths=(64, 24), **more)
 
 
 def pairs_of(folder, split="train", most=(63, 23)):
@@ -80,9 +39,9 @@ def sides_of(batch):
     ]
 
 
-def test_an_epoch_reads_every_pair_once_as_it_is(folder):
-    run = run_of(folder, PAIRS)
-    wanted = sorted(((*i, EOS_ID), (*t, EOS_ID)) for i, t in pairs_of(folder))
+def test_an_epoch_reads_every_pair_once_as_it_is(pairs_and_text):
+    run = run_of(pairs_and_text, PAIRS)
+    wanted = sorted(((*i, EOS_ID), (*t, EOS_ID)) for i, t in pairs_of(pairs_and_text))
     steps = -(-len(wanted) // 8)
     batches = run.data.batches()
     found = [row for step in range(steps) for row in sides_of(batches[step])]
@@ -91,8 +50,8 @@ def test_an_epoch_reads_every_pair_once_as_it_is(folder):
     assert (batches[0]["decoder_loss_weights"] == (batches[0]["decoder_target_tokens"] > 0)).all()
 
 
-def test_a_decoder_has_the_inputs_without_weight(folder):
-    both, alone = run_of(folder, PAIRS), run_of(folder, PAIRS, preset="lm_tiny")
+def test_a_decoder_has_the_inputs_without_weight(pairs_and_text):
+    both, alone = run_of(pairs_and_text, PAIRS), run_of(pairs_and_text, PAIRS, preset="lm_tiny")
     pairs = sides_of(both.data.batches()[3])
     batch = alone.data.batches()[3]
     for row, (inputs, targets) in enumerate(pairs):
@@ -105,9 +64,11 @@ def test_a_decoder_has_the_inputs_without_weight(folder):
         assert batch["decoder_causal_attention"][row].sum() == len(inputs) + 1
 
 
-def test_inputs_may_end_without_eos(folder):
-    with_end = run_of(folder, PAIRS).data.batches()[0]
-    without = run_of(folder, PAIRS, "--objective=too_long=cut,inputs_eos=false").data.batches()[0]
+def test_inputs_may_end_without_eos(pairs_and_text):
+    with_end = run_of(pairs_and_text, PAIRS).data.batches()[0]
+    without = run_of(
+        pairs_and_text, PAIRS, "--objective=too_long=cut,inputs_eos=false"
+    ).data.batches()[0]
     for (inputs, targets), (others, same) in zip(
         sides_of(with_end), sides_of(without), strict=True
     ):
@@ -116,80 +77,54 @@ def test_inputs_may_end_without_eos(folder):
         assert EOS_ID not in others
 
 
-def test_a_mixture_with_denoising_keeps_its_rates_and_hosts_share_it(folder):
-    data = run_of(folder, f"{SPANS}=0.75,{PAIRS}=0.25", "--lengths.inputs=256",
-                  "--lengths.targets=64").data  # fmt: skip
+def test_a_mixture_with_denoising_keeps_its_rates_and_hosts_share_it(pairs_and_text):
+    longer = "--lengths.inputs=256", "--lengths.targets=64"
+    data = run_of(pairs_and_text, f"{SPANS}=0.75,{PAIRS}=0.25", *longer).data
     whole = data.batches()
     shares = np.bincount(np.concatenate([whole.places(step).sources for step in range(50)]))
     assert shares.tolist() == [300, 100]
-    for step in (0, 7, 10**6):
-        for hosts in (2, 4):
-            parts = [data.batches(host, hosts)[step] for host in range(hosts)]
-            for name, array in whole[step].items():
-                assert np.array_equal(np.concatenate([part[name] for part in parts]), array)
+    assert_shared(data.batches, (0, 7, 10**6))
 
 
-def test_evaluation_reads_every_pair_once(folder):
-    run = run_of(folder, PAIRS)
+def test_evaluation_reads_every_pair_once(pairs_and_text):
+    run = run_of(pairs_and_text, PAIRS)
     (found,) = run.data.evaluation("validation", 8)
     rows = [row for batch in found.iterate() for row in sides_of(batch) if row != ((), ())]
-    wanted = [((*i, EOS_ID), (*t, EOS_ID)) for i, t in pairs_of(folder, "validation")]
+    wanted = [((*i, EOS_ID), (*t, EOS_ID)) for i, t in pairs_of(pairs_and_text, "validation")]
     assert rows == wanted
 
 
-def test_start_up_counts_pairs_that_are_cut(folder):
-    lines = dict(run_of(folder, PAIRS, "--lengths.inputs=16").data.consequences())
-    whole = pairs_of(folder, most=(None, None))
+def test_start_up_counts_pairs_that_are_cut(pairs_and_text):
+    lines = dict(run_of(pairs_and_text, PAIRS, "--lengths.inputs=16").data.consequences())
+    whole = pairs_of(pairs_and_text, most=(None, None))
     cut = sum(len(i) > 15 or len(t) > 23 for i, t in whole)
     assert lines["task"] == f"{PAIRS}: a pair -> inputs 16, targets 24"
     assert lines["warning"].startswith(f"{cut:,} pairs of {len(whole)} are cut")
 
 
-def test_mistakes(folder):
+def test_mistakes(pairs_and_text):
     with pytest.raises(UserError, match=r"set it to .*, or cut longer ones"):
-        run_of(folder, f"{PAIRS},{SPANS}", "--lengths.inputs=16").data.batches()
+        run_of(pairs_and_text, f"{PAIRS},{SPANS}", "--lengths.inputs=16").data.batches()
     with pytest.raises(UserError, match="holds texts, and this objective"):
-        run_of(folder / SPANS, "supervised").data.batches()
+        run_of(pairs_and_text / SPANS, "supervised").data.batches()
     with pytest.raises(UserError, match="holds pairs of inputs and targets"):
-        run_of(folder / PAIRS, "ul2").data.batches()
+        run_of(pairs_and_text / PAIRS, "ul2").data.batches()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", ["t5_1_1_tiny", "lm_tiny"])
-def test_a_run_resumes_exactly_and_is_explained(folder, tmp_path, preset):
-    def train(model, steps):
-        result = command(
-            "trainer.pretrain", f"--preset={preset}", f"--task={PAIRS}", f"--cache_dir={folder}",
-            "--objective=too_long=cut", "--lengths.inputs=64", "--lengths.targets=24",
-            f"--model_dir={tmp_path}/{model}", "--batch_size=4", f"--train_steps={steps}",
-            "--checkpoint.every_steps=2", "--evaluation.every_steps=4", "--metrics.every_steps=1",
-        )  # fmt: skip
-        assert result.returncode == 0, result.stderr
-
-    train("whole", 4)
-    train("stopped", 2)
-    train("stopped", 4)
-    whole = training_metrics(tmp_path / "whole")
-    assert whole == training_metrics(tmp_path / "stopped")
-    assert list(whole) == [1, 2, 3, 4]
-    shown = command("trainer.explain", f"--model_dir={tmp_path}/whole", "--step=2")
-    lines = shown.stdout.splitlines()
-    assert len(lines) == 4
-    assert all(line.count("[0:") == 1 for line in lines)
-
-
-def test_predictions_are_judged_as_a_supervised_task_does(folder):
+def test_predictions_are_judged_as_a_supervised_task_does(pairs_and_text):
     flags = ("--evaluation.supervised=glue_stsb", "--evaluation.metrics=task,exact_match")
-    (examples,) = run_of(folder, PAIRS, *flags).data.examples("validation")
+    (examples,) = run_of(pairs_and_text, PAIRS, *flags).data.examples("validation")
     assert [metric.name for metric in examples.predicted] == ["pearson", "spearman", "exact_match"]
     first, second = examples.read(2)
     # Words are no similarities.
     assert (first.target, second.target) == (-1.0, -1.0)
     assert examples.postprocess("3.4", first) == 3.4
     flags = ("--evaluation.supervised=super_glue_multirc",)
-    (examples,) = run_of(folder, PAIRS, *flags).data.examples("validation")
+    (examples,) = run_of(pairs_and_text, PAIRS, *flags).data.examples("validation")
     with pytest.raises(UserError, match="multirc reads 'group' of examples, which caches do not"):
         examples.read(1)
     with pytest.raises(UserError, match="unknown supervised task glue_sts "):
-        run_of(folder, PAIRS, "--evaluation.supervised=glue_sts").data.examples("validation")
-    assert run_of(folder, PAIRS).data.examples("validation") == []
+        run_of(pairs_and_text, PAIRS, "--evaluation.supervised=glue_sts").data.examples(
+            "validation"
+        )
+    assert run_of(pairs_and_text, PAIRS).data.examples("validation") == []

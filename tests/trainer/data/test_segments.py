@@ -1,9 +1,9 @@
 """Documents of a row as segments: the same examples, and no attention from one to another."""
 
 import dataclasses
+from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,6 +20,7 @@ from tasks.objectives.ul2 import MixtureOfDenoisers
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds
 from tests.support import window_caches
+from tests.support.trees import assert_close
 from trainer.config import Config, DataConfig, LossConfig
 from trainer.config.presets import model_preset
 from trainer.data import features, segments
@@ -126,6 +127,21 @@ def alone(batch):
     return single, len(pairs)
 
 
+def losses_of(config, **changes):
+    """Returns functions of a batch, of one layer a stack: (loss, gradients), and the loss."""
+    layers = {"num_decoder_layers": 1, "num_encoder_layers": min(1, config.num_encoder_layers)}
+    exact = {"dropout_rate": 0.0, "dtype": "float32"}
+    spec = model_spec(dataclasses.replace(config, **layers, **exact, **changes))
+    model, params = build_model(spec), jax.jit(partial(init_params, spec))(jax.random.key(0))
+
+    def loss(params, batch):
+        with jax.default_matmul_precision("highest"):
+            logits = model.apply({"params": params}, batch, deterministic=True)
+            return decoder_loss(logits, batch, LossConfig(normalizer="sum"))[0]
+
+    return (partial(jax.jit(each), params) for each in (jax.value_and_grad(loss), loss))
+
+
 @pytest.mark.parametrize("cache", ["best_fit"], indirect=True)
 @pytest.mark.parametrize("name", ["spans", "lm", "prefix"])
 def test_documents_of_a_row_have_the_losses_and_gradients_they_have_alone(cache, name):
@@ -135,25 +151,11 @@ def test_documents_of_a_row_have_the_losses_and_gradients_they_have_alone(cache,
     batch = maker.make(indices, noise.training_keys(1, "t", np.zeros(5, np.int64), indices))
     single, count = alone(batch)
     assert count > len(indices)
-    config = dataclasses.replace(
-        model_preset(SHAPES[name][1]), dropout_rate=0.0, dtype="float32", vocab_size=IDS.size
-    )
-    spec = model_spec(config)
-    model, params = build_model(spec), init_params(spec, jax.random.key(0))
-    loss_config = LossConfig(normalizer="sum")
-
-    def loss(params, batch):
-        logits = model.apply({"params": params}, batch, deterministic=True)
-        return decoder_loss(logits, batch, loss_config)[0]
-
-    with jax.default_matmul_precision("highest"):
-        together = jax.jit(jax.value_and_grad(loss))(params, batch)
-        apart = jax.jit(jax.value_and_grad(loss))(params, single)
-        mixed = jax.jit(loss)(params, {feature: batch[feature] for feature in single})
+    learned, loss = losses_of(model_preset(SHAPES[name][1]), vocab_size=IDS.size)
+    together, apart = learned(batch), learned(single)
+    mixed = loss({feature: batch[feature] for feature in single})
     np.testing.assert_allclose(together[0], apart[0], rtol=2e-6)
-    for found, wanted in zip(*map(jax.tree.leaves, (together[1], apart[1])), strict=True):
-        scale = float(jnp.abs(wanted).max())
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5 * max(scale, 1e-3))
+    assert_close(together[1], apart[1], scale=2e-5, atol=2e-8)
     assert abs(float(mixed) - float(apart[0])) > 1e-3  # the comparison can fail
 
 
@@ -164,9 +166,7 @@ def test_a_plan_has_the_features_of_segments(cache, name):
     config = Config(SHAPES[name][1], model_preset(model), data=DataConfig(segment_documents=True))
     planned = Subject(config, maker.converter, frozenset(objective.features)).row()
     batch = maker.blank()
-    assert {feature: array.shape for feature, array in planned.items()} == {
-        feature: array.shape for feature, array in batch.items()
-    }
+    assert jax.tree.map(np.shape, planned) == jax.tree.map(np.shape, batch)
 
 
 @pytest.mark.parametrize(

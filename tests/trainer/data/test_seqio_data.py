@@ -2,16 +2,16 @@
 
 import itertools
 import os
-import pathlib
 import sys
 import types
 
-import numpy as np
 import pytest
 import sentencepiece
 
 from tasks.terminal.command_line import UserError
 from tests.support.processes import completed
+from tests.support.runs import ROOT, pretrain
+from tests.support.trees import assert_equal, same
 from trainer.config.from_flags import build_config
 from trainer.data.seqio_data import SeqioData
 from trainer.reporting.metrics import read_metrics
@@ -19,7 +19,6 @@ from trainer.setup import prepare
 
 pytestmark = pytest.mark.processes
 
-ROOT = pathlib.Path(__file__).parents[3]
 MODULE = """
 import numpy as np
 import seqio
@@ -38,27 +37,24 @@ def sentences(split, shuffle_files, seed=None):
     return tf.data.Dataset.from_tensor_slices({{"inputs": lines, "targets": lines[::-1]}})
 
 
+SPLITS = ["train", "validation"]
+
+
 def exact_match(targets, predictions):
     return {{"exact_match": np.mean(np.array(targets) == np.array(predictions))}}
 
 
-seqio.TaskRegistry.add(
-    "backwards",
-    source=seqio.FunctionDataSource(sentences, splits=["train", "validation"]),
-    preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
-    output_features={{side: seqio.Feature(VOCABULARY) for side in ("inputs", "targets")}},
-    metric_fns=[],
-)
-seqio.TaskRegistry.add(
-    "streamed",
-    source=seqio.FunctionDataSource(sentences, ["train", "validation"], caching_permitted=False),
-    preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
-    output_features={{
-        side: seqio.Feature(seqio.SentencePieceVocabulary("{folder}/bare.model"))
-        for side in ("inputs", "targets")
-    }},
-    metric_fns=[exact_match],
-)
+BARE = seqio.SentencePieceVocabulary("{folder}/bare.model")
+for name, cached, vocabulary, metrics in (
+    ("backwards", True, VOCABULARY, []), ("streamed", False, BARE, [exact_match])
+):
+    seqio.TaskRegistry.add(
+        name,
+        source=seqio.FunctionDataSource(sentences, SPLITS, caching_permitted=cached),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+        output_features={{side: seqio.Feature(vocabulary) for side in ("inputs", "targets")}},
+        metric_fns=metrics,
+    )
 seqio.MixtureRegistry.add("both", [("backwards", 1), ("python_docs_span_corruption", 3)])
 """
 
@@ -75,28 +71,12 @@ def folder(text_cache, tmp_path_factory):
     return folder
 
 
-def pretrain(folder, model_dir, task, *flags):
-    return completed(
-        [
-            *(
-                sys.executable,
-                "-m",
-                "trainer.pretrain",
-                f"--task={task}",
-                f"--model_dir={model_dir}",
-            ),
-            *("--preset=t5_1_1_tiny", "--task_module=our_tasks", "--batch_size=4"),
-            *("--lengths.inputs=64", "--lengths.targets=64", "--metrics.every_steps=1", *flags),
-        ],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-
-
 @pytest.mark.slow
 def test_a_seqio_mixture_trains(folder, text_cache, tmp_path):
-    flags = (f"--cache_dir={text_cache.parent}", "--train_steps=2", "--evaluation.every_steps=2")
-    result = pretrain(folder, tmp_path, "seqio:both", *flags)
+    flags = ("--task_module=our_tasks", "--train_steps=2", "--evaluation.every_steps=2")
+    shape = {"task": "seqio:both", "lengths": (64, 64)}
+    arguments = pretrain(text_cache.parent, tmp_path, *flags, **shape)
+    result = completed(arguments, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("seqio makes these batches") == 1
     assert "not cached" in result.stdout  # since one of its tasks is not
@@ -132,12 +112,8 @@ def test_a_restart_resumes_where_it_was(data):
     backwards = data("backwards", "--lengths.inputs=64")
     straight = list(itertools.islice(backwards.training(0), 4))
     resumed = list(itertools.islice(backwards.training(2), 2))
-    for one, other in zip(straight[2:], resumed, strict=True):
-        assert one.keys() == other.keys()
-        assert all(np.array_equal(one[name], other[name]) for name in one)
-    assert not np.array_equal(
-        straight[0]["decoder_target_tokens"], straight[1]["decoder_target_tokens"]
-    )
+    assert_equal(resumed, straight[2:])
+    assert not same(straight[0], straight[1])
 
 
 def test_our_cache_is_read_through_seqio(data, text_cache, tmp_path):
@@ -177,7 +153,7 @@ def test_rows_can_be_unpacked_and_unshuffled(data):
     # One example a row: no second segment; the first rows are the first sentences.
     assert "decoder_segment_ids" not in first
     again = next(data("backwards", *flags, "--seed=7", preset="t5_1_1_tiny").training(0))
-    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert_equal(again, first)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tasks.objectives import Lengths
 from tasks.vocabulary import T5_IDS, SpecialIds
 from trainer.config.from_flags import build_config
-from trainer.data import features, seqio_padding
+from trainer.data import features, seqio_data
 from trainer.data.seqio_data import SeqioData
 from trainer.setup import prepare
 
@@ -122,5 +122,5 @@ def test_the_run_says_so_and_records_it(task, tmp_path):
 
 
 def test_vocabularies_whose_zero_pads_stay_as_they_were():
-    assert seqio_padding.special_of(seqio.ByteVocabulary()) is T5_IDS
-    assert seqio_padding.special_of(seqio.PassThroughVocabulary(10)) is T5_IDS
+    assert seqio_data.special_of(seqio.ByteVocabulary()) is T5_IDS
+    assert seqio_data.special_of(seqio.PassThroughVocabulary(10)) is T5_IDS

@@ -1,6 +1,5 @@
 """Tasks are recorded with their run, and changes of the task module are named."""
 
-import dataclasses
 import importlib
 import json
 import math
@@ -74,12 +73,9 @@ def changed(before, now, step=5):
     return task_record.changes(json.loads(json.dumps(before.data.record)), now.data.record, step)
 
 
-def test_an_unchanged_module_has_no_changes(run_of):
+def test_changes_of_a_task_are_named(run_of):
     assert changed(run_of("my_spans"), run_of("my_spans")) == []
     assert changed(run_of("my_lm"), run_of("my_lm")) == []
-
-
-def test_a_changed_setting_of_an_objective_is_named(run_of):
     found = changed(run_of("my_spans"), run_of("my_spans", density=0.3))
     assert "objective of my_spans: mask.noise_density was 0.15, is 0.3" in found
     assert any(text.startswith("window_tokens of my_spans was") for text in found)
@@ -89,49 +85,22 @@ def test_a_changed_setting_of_an_objective_is_named(run_of):
 def test_changed_code_of_an_objective_is_noticed(run_of):
     # The keys do not matter to a language model, so this is the same objective.
     assert changed(run_of("my_lm"), run_of("my_lm", shift=1)) == []
-    other = run_of("my_lm", reversed=" | {'weights': (tokens_WN[:, :1], lengths_W * 0 + 1)}")
-    assert changed(run_of("my_lm"), other) == [
-        "the objective of my_lm makes other examples, as its code has changed"
-    ]
-
-
-def test_changed_rates_of_a_named_mixture_are_named(run_of):
-    (text,) = changed(run_of("mine"), run_of("mine", rate=1.5))
-    assert text == (
-        "the rates of the tasks were my_spans 50.0000%, my_others 50.0000%, are my_spans "
-        "75.0000%, my_others 25.0000%"
-    )
-
-
-def test_the_order_of_a_mixture_s_tasks_is_part_of_it(run_of):
-    # Rows that are due at the same time come in this order.
-    before = run_of("mine").data.record
-    now = {**before, "rates": [[0, before["rates"][0][1][::-1]]]}
-    assert "the rates of the tasks were" in task_record.changes(before, now, step=5)[0]
-
-
-def test_changed_code_for_separators_and_unknown_tokens_is_noticed(run_of):
-    """Probes hold such tokens, as windows do."""
-    for token in (EOS_ID, UNK_ID):
-        other = run_of("my_lm", tokens=f"np.where(tokens_WN == {token}, 7, tokens_WN)")
-        assert changed(run_of("my_lm"), other) == [
+    weights = {"reversed": " | {'weights': (tokens_WN[:, :1], lengths_W * 0 + 1)}"}
+    # Probes hold separators and unknown tokens, as windows do.
+    tokens = [{"tokens": f"np.where(tokens_WN == {id}, 7, tokens_WN)"} for id in (EOS_ID, UNK_ID)]
+    for contents in (weights, *tokens):
+        assert changed(run_of("my_lm"), run_of("my_lm", **contents)) == [
             "the objective of my_lm makes other examples, as its code has changed"
         ]
 
 
-@dataclasses.dataclass
-class Odd:
-    number: float = math.nan
-    me: object = None
-
-
-def test_settings_that_json_cannot_hold_are_recorded():
-    odd = Odd()
-    odd.me = odd
-    assert task_record.plain(odd) == {"class": "Odd", "number": "nan", "me": "Odd"}
-
-
-def test_rates_may_change_ahead(run_of):
+def test_changed_rates_of_a_named_mixture_are_named_unless_ahead(run_of):
+    (text,) = changed(run_of("mine"), run_of("mine", rate=1.5))
+    assert "my_spans 50.0000%, my_others 50.0000%, are my_spans 75.0000%, my_others 25" in text
+    # Rows that are due at the same time come in the order of the tasks.
+    before = run_of("mine").data.record
+    now = {**before, "rates": [[0, before["rates"][0][1][::-1]]]}
+    assert "the rates of the tasks were" in task_record.changes(before, now, step=5)[0]
     before, later = run_of("mine"), run_of("mine", "--mixing.schedule=7: my_others=1")
     assert changed(before, later, step=7) == []
     assert "my_others 100.0000% from update 8 on" in changed(before, later, step=8)[0]
@@ -173,10 +142,12 @@ def test_any_setting_has_a_plain_form():
     class Odd:
         def __init__(self):
             self.size, self.function, self.more = 3, len, {"a": (1, None)}
+            self.number, self.me = math.nan, self
 
     assert task_record.plain(Odd()) == {
-        "class": Odd.__qualname__, "function": "len", "more": {"a": [1, None]}, "size": 3
-    }  # fmt: skip
+        **{"class": Odd.__qualname__, "function": "len", "more": {"a": [1, None]}, "size": 3},
+        **{"number": "nan", "me": Odd.__qualname__},
+    }
     assert json.dumps(task_record.plain(types.SimpleNamespace(x=Odd)))
 
 

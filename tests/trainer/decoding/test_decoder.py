@@ -72,7 +72,7 @@ def beams_of(model, prompt, beams: int, alpha: float, size: int, eos_id: int):
 
 @pytest.mark.parametrize("alpha", [0.6, 0.0])
 def test_beam_search_is_that_of_t5x(alpha):
-    model = TinyModel.of(config_of())
+    model = TinyModel(config_of())
     decoding = Decoding(
         method="beam", num_beams=2, max_new_tokens=4, alpha=alpha, num_return_sequences=2, eos_id=9
     )
@@ -96,7 +96,7 @@ LAWS = {
 @pytest.mark.parametrize("name", LAWS)
 def test_draws_follow_the_law_of_transformers(name):
     choices, draws = LAWS[name], 4000
-    model = TinyModel.of(config_of())
+    model = TinyModel(config_of())
     logits = torch.from_numpy(log_probabilities(model, PROMPTS[0], []).copy())[None]
     for key, warper in (
         ("temperature", TemperatureLogitsWarper),
@@ -120,7 +120,7 @@ def test_draws_follow_the_law_of_transformers(name):
 
 
 def test_draws_depend_on_seed_and_example_alone():
-    model = TinyModel.of(config_of("llama"))
+    model = TinyModel(config_of("llama"))
     choices = {"method": "sample", "max_new_tokens": 6, "num_return_sequences": 2}
 
     def draw(prompts, ids, **more):
@@ -137,7 +137,7 @@ def test_draws_depend_on_seed_and_example_alone():
 
 
 def test_results_end_before_eos_and_scores_are_log_probabilities():
-    model = TinyModel.of(config_of())
+    model = TinyModel(config_of())
     first = Decoder(model.config, Decoding(max_new_tokens=6, eos_id=10**6))
     (whole,) = first(model.params, PROMPTS[:1])
     eos_id = int(whole.ids[3])
@@ -156,7 +156,7 @@ def test_results_end_before_eos_and_scores_are_log_probabilities():
 
 def test_full_experts_of_others_change_nothing():
     config = config_of("primer", num_experts=2, switch_every=1)
-    params = TinyModel.of(config).params
+    params = TinyModel(config).params
     prompts = [np.full(8, 7, np.int32)] * 12 + PROMPTS
     decoder = Decoder(config, Decoding(max_new_tokens=5))
     alone, together = decoder(params, PROMPTS), decoder(params, prompts)[12:]
@@ -169,10 +169,10 @@ def test_models_and_prompts_that_cannot_be_decoded_are_refused():
     config = config_of("gpt2", max_positions=16)
     with pytest.raises(UserError, match=r"prompt 4 has 9 tokens, .* at most 8 of its 16 positions"):
         Decoder(config, Decoding(max_new_tokens=8))(
-            TinyModel.of(config).params, [*PROMPTS, np.arange(9)]
+            TinyModel(config).params, [*PROMPTS, np.arange(9)]
         )
     with pytest.raises(UserError, match="max_new_tokens is 20, but the model has 16 positions"):
-        Decoder(config, Decoding(max_new_tokens=20))(TinyModel.of(config).params, PROMPTS)
+        Decoder(config, Decoding(max_new_tokens=20))(TinyModel(config).params, PROMPTS)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def results(mesh: bool) -> list:
     found = []
     for choices in ({}, {"method": "beam", "num_beams": 2}, {"method": "sample"}):
         decoder = Decoder(config, Decoding(max_new_tokens=4, **choices), devices)
-        found += [each.ids.tolist() for each in decoder(TinyModel.of(config).params, PROMPTS[:3])]
+        found += [each.ids.tolist() for each in decoder(TinyModel(config).params, PROMPTS[:3])]
     return found
 
 

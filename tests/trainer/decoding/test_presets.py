@@ -38,7 +38,7 @@ def steps_of(
     config: ModelConfig, prefix: bool, kind: type = Cached
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns logits [B, N, V] of given tokens: step by step, and of the training pass."""
-    params = TinyModel.of(config).params
+    params = TinyModel(config).params
     spec = for_decoding(model_spec(config))
     model, random = build_model(spec), np.random.default_rng(3)
     encodes = spec.encoder is not None
@@ -126,7 +126,7 @@ def test_steps_equal_the_parallel_pass_with_other_pieces(name):
 
 def test_scanned_layers_decode_as_others():
     config = MODELS["llama3_1b"]
-    params, prompts = TinyModel.of(config).params, [np.arange(3, 9), np.arange(5, 8)]
+    params, prompts = TinyModel(config).params, [np.arange(3, 9), np.arange(5, 8)]
     decoding = Decoding(max_new_tokens=4)
     plain = Decoder(config, decoding)(params, prompts)
     scanned = Decoder(replace(config, scan_layers=True), decoding)(stack_layers(params), prompts)

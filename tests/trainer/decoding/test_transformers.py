@@ -53,17 +53,9 @@ class Pair:
             place = slice(len(prompt)) if encodes else slice(-len(prompt), None)
             ids[row, place], mask[row, place] = prompt.long(), 1
         with torch.no_grad():
-            found = self.theirs.generate(
-                ids,
-                attention_mask=mask,
-                do_sample=False,
-                max_new_tokens=NEW,
-                eos_token_id=eos_id,
-                pad_token_id=0,
-                return_dict_in_generate=True,
-                output_scores=True,
-                **arguments,
-            )
+            how = {"do_sample": False, "return_dict_in_generate": True, "output_scores": True}
+            how |= {"max_new_tokens": NEW, "eos_token_id": eos_id, "pad_token_id": 0}
+            found = self.theirs.generate(ids, attention_mask=mask, **how, **arguments)
         rows = found.sequences[:, 1 if encodes else ids.shape[1] :].numpy()
         cut = [row[: np.argmax(row == eos_id)] if eos_id in row else row for row in rows]
         return cut, getattr(found, "sequences_scores", None)
@@ -90,19 +82,17 @@ def test_greedy_ids_are_equal(pair):
     check(ours, pair.generate(eos_id, num_beams=1)[0])
 
 
-@pytest.mark.parametrize("pair", ["t5_1_1", "llama3", *map(slow, ("lm", *SLOW))], indirect=True)
-def test_beams_are_equal(pair):
-    check_beams(pair, "plain")
+# The other laws do not depend on the model.
+LAWS = [
+    *((name, "plain") for name in ("t5_1_1", "llama3")),
+    ("t5_1_1", "short"),
+    ("t5_1_1", "long"),
+]
+LAWS += [slow(name, "plain") for name in ("lm", *SLOW)]
 
 
-# The laws do not depend on the model.
-@pytest.mark.parametrize("name", [name for name in BEAMS if name != "plain"])
-@pytest.mark.parametrize("pair", ["t5_1_1"], indirect=True)
-def test_other_laws_of_beams(pair, name):
-    check_beams(pair, name)
-
-
-def check_beams(pair, name):
+@pytest.mark.parametrize(("pair", "name"), LAWS, indirect=["pair"])
+def test_beams_are_equal(pair, name):
     eos_id, choices = pair.common, BEAMS[name]
     ours = pair.ours(
         eos_id=eos_id, method="beam", num_beams=3, length_penalty="transformers", **choices
@@ -141,11 +131,6 @@ def test_a_cached_call_of_custom_code_has_the_logits_of_a_whole_one(tmp_path):
         cache, parts = first.past_key_values, [first.logits]
         for end in (7, 8, 10):  # several tokens at once, and one
             begin = cache.get_seq_length()
-            each = model(
-                ids[:, begin:end],
-                prefix_mask=prefix[:, :end],
-                past_key_values=cache,
-                use_cache=True,
-            )
-            parts.append(each.logits)
+            more = {"past_key_values": cache, "use_cache": True}
+            parts.append(model(ids[:, begin:end], prefix_mask=prefix[:, :end], **more).logits)
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)

@@ -1,46 +1,22 @@
 """`trainer.generate` and `trainer.evaluate` on two processes, which write what one writes."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tasks.terminal.command_line import UserError
-from tests.trainer.engine.test_processes import finish, free_port
+from tests.support.runs import command, finish, start_all
 from tests.trainer.huggingface.test_export import save_run
 from trainer import evaluate, generate
 
 pytestmark = pytest.mark.processes
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def run(text_cache, tmp_path_factory):
     folder = tmp_path_factory.mktemp("two_processes") / "t5"
     return save_run(text_cache, folder, "t5_1_1_tiny", "--lengths.inputs=64")
-
-
-def on_two(module: str, *flags: str) -> list[str]:
-    """Runs a command on two processes, and returns what they printed."""
-    port = free_port()
-    both = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", module, *flags),
-                f"--processes.coordinator=localhost:{port}",
-                *("--processes.count=2", f"--processes.index={index}"),
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
-    return finish(both)
 
 
 @pytest.mark.slow
@@ -51,7 +27,8 @@ def test_two_processes_generate_what_one_does(run, tmp_path, method):
     flags = [f"--model_dir={run}", f"--input={prompts}", f"--method={method}"]
     flags += ["--max_new_tokens=5", "--batch_size=4"]
     generate.main([*flags, f"--output={tmp_path}/one.jsonl"])
-    first, second = on_two("trainer.generate", *flags, f"--output={tmp_path}/two.jsonl")
+    both = start_all(command("trainer.generate", *flags, f"--output={tmp_path}/two.jsonl"))
+    (first, _), (second, _) = finish(both)
     assert "5 prompts" in first
     assert "prompts" not in second
     one, two = (
@@ -76,7 +53,8 @@ def test_two_processes_evaluate_as_one_does(run, tmp_path):
     lines = predictions.read_text().splitlines()
     predictions.unlink()
     path = tmp_path / "two.jsonl"
-    first, second = on_two("trainer.evaluate", *flags, f"--output={path}")
+    both = start_all(command("trainer.evaluate", *flags, f"--output={path}"))
+    (first, _), (second, _) = finish(both)
     assert "exact_match" in first
     assert "loss" not in second
     assert json.loads(path.read_text())["metrics"] == pytest.approx(one, rel=2e-5)

@@ -4,11 +4,12 @@ import json
 import os
 import shutil
 
-import numpy as np
 import pytest
 
 from tests.support.processes import completed, started
-from tests.trainer.engine.test_processes import pretrain, state
+from tests.support.runs import state
+from tests.support.trees import same
+from tests.trainer.engine.test_processes import pretrain
 from trainer.engine import determinism
 from trainer.engine.determinism import GPU_FLAG, xla_flags
 from trainer.reporting.software import save_software
@@ -118,19 +119,13 @@ def test_runs_on_as_many_cores_are_equal_bit_for_bit(text_cache, tmp_path):
     # XLA divides only large operations among cores.
     flags = ["--train_steps=6", "--batch_size=16", "--lengths.inputs=256", "--lengths.targets=58"]
     flags.append("--model.vocab_size=8192")
-    states = []
+    states, how = [], {"JAX_DISABLE_MOST_OPTIMIZATIONS": "false"}
     for name, cores in {"a": "2", "b": "2", "c": "1"}.items():
-        made = run(
-            text_cache,
-            tmp_path / name,
-            *flags,
-            NPROC=cores,
-            JAX_DISABLE_MOST_OPTIMIZATIONS="false",
-        )
+        made = run(text_cache, tmp_path / name, *flags, NPROC=cores, **how)
         assert made.returncode == 0, made.stderr
         states.append(state(tmp_path / name, 6))
-    assert all(np.array_equal(a, b) for a, b in zip(states[0], states[1], strict=True))
-    assert not all(np.array_equal(a, b) for a, b in zip(states[0], states[2], strict=True))
+    assert same(states[0], states[1])
+    assert not same(states[0], states[2])
 
 
 @pytest.mark.slow
@@ -151,4 +146,4 @@ def test_two_runs_on_a_gpu_are_equal_bit_for_bit(text_cache, tmp_path, attention
         assert made.returncode == 0, made.stderr
         assert "with identical results on" in made.stdout
         states.append(state(tmp_path / name, 20))
-    assert all(np.array_equal(a, b) for a, b in zip(*states, strict=True))
+    assert same(*states)

@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.support.runs import config_of, curve, flags_of, state
+from tests.support.trees import assert_equal, same
 from trainer.config.from_flags import build_config
 from trainer.engine import guard
 from trainer.engine.step import TrainState
 from trainer.loop import train
 from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
-
-
-def config_of(*flags):
-    return build_config("t5_1_1_tiny", list(flags))[0]
 
 
 def step_of(config):
@@ -75,8 +73,7 @@ def test_stop_keeps_the_state_before_the_bad_update(case):
     expected = after(config, good)
     assert guard.explain(stopped.guard, stopped.params, None) == reason
     stopped = dataclasses.replace(stopped, guard=guard.cleared(stopped.guard))
-    for one, other in zip(jax.tree.leaves(stopped), jax.tree.leaves(expected), strict=True):
-        assert np.array_equal(one, other)
+    assert_equal(stopped, expected)
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -86,15 +83,14 @@ def test_skip_skips_only_the_bad_update(case):
     expected = after(config, [(1.0, 5.0), (2.0, 4.0)])
     assert (int(state.step), int(state.guard.skipped)) == (3, 1)
     assert int(state.guard.cause) == guard.NONE
-    for part in ("params", "metrics"):
-        one, other = (jax.tree.leaves(getattr(each, part)) for each in (state, expected))
-        assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    assert_equal((state.params, state.metrics), (expected.params, expected.metrics))
 
 
 def test_parameters_that_were_not_finite_before_are_named():
     state = start()
     state = dataclasses.replace(state, params={**state.params, "b": jnp.array([0, np.inf, 0])})
     assert guard.explain(state.guard, state.params, None) == "parameters/b was not finite before it"
+    assert int(guard.first_nonfinite({})) == -1
 
 
 def test_a_spike_is_above_the_mean_of_the_last_hundred_steps():
@@ -113,23 +109,12 @@ def test_a_spike_is_above_the_mean_of_the_last_hundred_steps():
 
 def run_of(cache, model_dir, bad, *flags):
     """Returns a run of 20 updates whose loss is NaN at the steps in `bad`."""
-    config, origins = build_config(
-        "t5_1_1_tiny",
-        [
-            "--task=python_docs_span_corruption",
-            f"--cache_dir={cache}",
-            f"--model_dir={model_dir}",
-            "--train_steps=20",
-            "--batch_size=4",
-            "--lengths.inputs=64",
-            "--lengths.targets=18",
-            "--metrics.every_steps=5",
-            "--metrics.tensorboard=false",
-            "--checkpoint.every_steps=10",
-            "--evaluation.every_steps=0",
-            *flags,
-        ],
+    given = flags_of(
+        *(cache, model_dir, "--train_steps=20", "--metrics.every_steps=5"),
+        *("--metrics.tensorboard=false", "--checkpoint.every_steps=10"),
+        *("--evaluation.every_steps=0", *flags),
     )
+    config, origins = build_config("t5_1_1_tiny", given)
     run = prepare(config, origins)
     batches = run.data.training
 
@@ -144,12 +129,9 @@ def run_of(cache, model_dir, bad, *flags):
     return run, origins
 
 
-def result(model_dir, step=20):
-    import orbax.checkpoint as ocp
-
-    state = ocp.StandardCheckpointer().restore(model_dir / f"checkpoint_{step}" / "state")
-    lines = [{**line, "speed": None} for line in read_metrics(str(model_dir))]
-    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state)], lines
+def assert_same_runs(one, other):
+    assert curve(one) == curve(other)
+    assert same(state(one, 20), state(other, 20))
 
 
 @pytest.mark.slow
@@ -163,7 +145,7 @@ def test_a_stopped_run_resumes_to_the_same_result(text_cache, tmp_path, capsys):
         assert [path.name for path in stopped.glob("checkpoint_*")] == ["checkpoint_6"]
     assert [line["step"] for line in read_metrics(str(stopped))] == [5]
     assert train(*run_of(text_cache, stopped, (), norms)) == 0
-    assert result(stopped) == result(good)
+    assert_same_runs(stopped, good)
     assert sum(line["split"] == "norms" for line in read_metrics(str(good))) == 3
 
 
@@ -175,7 +157,7 @@ def test_skipped_updates_are_the_same_after_a_restart(text_cache, tmp_path, caps
     for steps in (10, 20):
         flags = ["--on_nan=skip", f"--train_steps={steps}"]
         assert train(*run_of(text_cache, parts, bad, *flags)) == 0
-    assert result(whole) == result(parts)
+    assert_same_runs(parts, whole)
     lines = read_metrics(str(whole))
     assert [line["metrics"]["skipped_updates"] for line in lines] == [0, 1, 3, 3]
     assert all(np.isfinite(line["metrics"]["loss"]) for line in lines)
@@ -208,10 +190,6 @@ def test_the_first_nonfinite_leaf_is_named(bad, name):
     index = jax.jit(guard.first_nonfinite)(tree)
     assert index.dtype == jnp.int32
     assert guard.leaf_name(tree, int(index)) == name
-
-
-def test_a_tree_without_leaves_is_finite():
-    assert int(guard.first_nonfinite({})) == -1
 
 
 def test_a_new_guard_warms_up_whatever_the_step(monkeypatch):

@@ -11,7 +11,7 @@ from trainer.engine import logit_kernel
 MEMORY = 1 << 20
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     batch=st.integers(1, 3),
     length=st.integers(1, 40),

@@ -1,4 +1,4 @@
-"""The loss: its value, its gradient, its normalisers, and metrics that add up."""
+"""The loss: its value, gradient and normalisers, that of experts, and metrics that add up."""
 
 import jax
 import jax.numpy as jnp
@@ -9,11 +9,22 @@ from hypothesis import strategies as st
 
 from trainer.config import LossConfig
 from trainer.config.presets import model_preset
-from trainer.engine.loss import encoder_loss, loss_and_metrics, model_loss, sequence_accuracy
+from trainer.engine.loss import (
+    decoder_loss,
+    encoder_loss,
+    loss_and_metrics,
+    model_loss,
+    routed_loss,
+    scale_of,
+    sequence_accuracy,
+)
+from trainer.engine.step import zero_metrics
 from trainer.model.spec import model_spec
-from trainer.model.transformer import Predictions, build_model
+from trainer.model.switch import Routing
+from trainer.model.transformer import Predictions, RoutedLogits, build_model
 
 B, L, V = 2, 6, 11
+AVERAGE = "average_per_sequence"
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(B, L, V)).astype(np.float32) * 3
 TARGETS = RNG.integers(1, V, (B, L))
@@ -65,7 +76,7 @@ def test_metrics_do_not_depend_on_the_normaliser():
     for config in (
         LossConfig(),
         LossConfig(label_smoothing=0.2),
-        LossConfig(normalizer="average_per_sequence"),
+        LossConfig(normalizer=AVERAGE),
         LossConfig(normalizing_constant=7.0),
     ):
         _, metrics = loss_and_metrics(LOGITS, TARGETS, WEIGHTS, config)
@@ -93,7 +104,7 @@ def test_normalizers_divide_the_sum(config, divisor):
 
 @pytest.mark.parametrize("segments", [None, SEGMENTS], ids=["rows", "packed"])
 def test_average_per_sequence_is_the_mean_of_means(segments):
-    config = LossConfig(z_loss=0.0, normalizer="average_per_sequence")
+    config = LossConfig(z_loss=0.0, normalizer=AVERAGE)
     loss, _ = loss_and_metrics(LOGITS, TARGETS, WEIGHTS, config, segments)
     token_loss, _ = by_definition(LOGITS, TARGETS, WEIGHTS, 0.0, 0.0)
     rows = np.ones((B, L), int) if segments is None else segments
@@ -109,7 +120,7 @@ def test_average_per_sequence_is_the_mean_of_means(segments):
 def test_a_row_of_zero_weight_gives_no_nan():
     weights = WEIGHTS.copy()
     weights[0] = 0
-    config = LossConfig(normalizer="average_per_sequence")
+    config = LossConfig(normalizer=AVERAGE)
     loss, gradient = jax.value_and_grad(
         lambda logits: loss_and_metrics(logits, TARGETS, weights, config)[0]
     )(LOGITS)
@@ -135,10 +146,7 @@ def test_large_logits_and_bfloat16_are_summed_in_float32():
         ("z_loss", {"z_loss": -1e-4}),
         ("label_smoothing", {"label_smoothing": 1.0}),
         ("normalizing_constant", {"normalizing_constant": 0.0}),
-        (
-            "normalizing_constant",
-            {"normalizing_constant": 2.0, "normalizer": "average_per_sequence"},
-        ),
+        ("normalizing_constant", {"normalizing_constant": 2.0, "normalizer": AVERAGE}),
     ],
 )
 def test_a_rejected_field_is_named(field, arguments):
@@ -185,7 +193,7 @@ def test_encoder_loss_is_the_sum_of_two_means():
     [
         (LossConfig(), 3.0),
         (LossConfig(normalizer="num_total_target_tokens"), 3 / (B * L)),
-        (LossConfig(normalizer="average_per_sequence"), 1.0),
+        (LossConfig(normalizer=AVERAGE), 1.0),
         (LossConfig(normalizing_constant=12.0), 3 / 12),
     ],
 )
@@ -247,3 +255,58 @@ def test_a_sequence_is_correct_if_all_its_targets_are():
     batch = {"decoder_target_tokens": targets, "decoder_loss_weights": (targets > 0).astype(int)}
     total, rows = sequence_accuracy(jax.nn.one_hot(predicted, 3), batch)["sequence_accuracy"]
     assert (float(total), float(rows)) == (1.0, 2.0)
+
+
+AUXILIARY = 0.25
+
+
+def routed_batch():
+    random = np.random.default_rng(0)
+    there = np.arange(L) < np.array([[6], [4], [1], [5]])
+    return random.normal(size=(4, L, V)), {
+        "decoder_target_tokens": jnp.asarray(random.integers(1, V, (4, L)) * there),
+        "decoder_loss_weights": jnp.asarray(there.astype(np.int32)),
+    }
+
+
+def output_of(logits):
+    routing = Routing(jnp.float32(AUXILIARY), jnp.float32(3.0), jnp.float32(12.0))
+    return RoutedLogits(jnp.asarray(logits, jnp.float32), routing)
+
+
+@pytest.mark.parametrize(
+    ("config", "multiple"),
+    [
+        # As in Mesh TensorFlow: a mean over positions, of which 16 of 24 have tokens.
+        (LossConfig(normalizer="num_total_target_tokens"), 16 / 24),
+        (LossConfig(normalizer="num_real_target_tokens"), 1.0),
+        (LossConfig(normalizer=AVERAGE), 1.0),
+        (LossConfig(), 16.0),
+        (LossConfig(normalizing_constant=8.0), 2.0),
+    ],
+)
+def test_the_auxiliary_loss_is_scaled_like_the_token_loss(config, multiple):
+    logits, batch = routed_batch()
+    output = output_of(logits)
+    plain, metrics = decoder_loss(output.logits_BLV, batch, config)
+    loss, routed_metrics = routed_loss(output, batch, config)
+    np.testing.assert_allclose(loss - plain, multiple * AUXILIARY, rtol=1e-5)
+    assert routed_metrics["dropped_tokens"] == (3.0, 12.0)
+    assert routed_metrics["auxiliary_loss"] == (AUXILIARY, 1.0)
+    assert routed_metrics.keys() - metrics.keys() == {"dropped_tokens", "auxiliary_loss"}
+
+    # The losses of equally balanced parts add up to the loss of the whole.
+    scale = scale_of(batch, "decoder", config)
+    parts = 0.0
+    for rows in (slice(0, 2), slice(2, 4)):
+        part = {name: array[rows] for name, array in batch.items()}
+        parts += routed_loss(output_of(logits[rows]), part, config, scale)[0]
+    np.testing.assert_allclose(parts, loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("routed", [True, False])
+def test_only_models_with_experts_report_dropped_tokens(routed):
+    name = "tiny_switch_primer" if routed else "tiny_primer_ez"
+    model = build_model(model_spec(model_preset(name)))
+    assert (model_loss(model).of_batch is routed_loss) == routed
+    assert ("dropped_tokens" in zero_metrics(model)) == routed

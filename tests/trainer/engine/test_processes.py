@@ -1,108 +1,42 @@
 """Two processes on loopback: same results as one, a clear end for both, identical resumption."""
 
-import json
-import os
-import pathlib
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.support import runs
 from tests.support.parameters import slow_unless
 from tests.support.processes import completed
-from trainer.config.fields import override
-from trainer.config.from_flags import build_config, given
+from tests.support.runs import config_of, done, finish, free_port, losses, start, start_all, state
+from tests.support.trees import assert_close, assert_equal
+from tests.trainer.conftest import assert_one_line
 from trainer.engine.processes import EXIT_LOST
 from trainer.engine.stopping import EXIT_PREEMPTED
 
 pytestmark = pytest.mark.processes
 
-ROOT = pathlib.Path(__file__).parents[3]
 STEPS, EVERY = 12, 5
 TIMEOUT = 5
 
 
 def pretrain(cache, model_dir, *flags):
-    return [
-        *(sys.executable, "-m", "trainer.pretrain", "--preset=t5_1_1_tiny"),
-        "--task=python_docs_span_corruption",
-        f"--cache_dir={cache}",
-        f"--model_dir={model_dir}",
-        *("--batch_size=8", "--lengths.inputs=64", "--lengths.targets=18"),
-        *("--metrics.every_steps=1", f"--checkpoint.every_steps={EVERY}"),
-        f"--evaluation.every_steps={STEPS}",
-        *flags,
-    ]
-
-
-def start(cache, model_dir, index, port, *flags, devices=1):
-    """Starts process `index` of two, each with `devices` devices."""
-    return subprocess.Popen(
-        pretrain(
-            cache,
-            model_dir,
-            f"--processes.coordinator=localhost:{port}",
-            "--processes.count=2",
-            f"--processes.index={index}",
-            f"--processes.timeout_seconds={TIMEOUT}",
-            *flags,
-        ),
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} "
-            f"--xla_force_host_platform_device_count={devices}",
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
+    every = (f"--checkpoint.every_steps={EVERY}", f"--evaluation.every_steps={STEPS}")
+    return runs.pretrain(cache, model_dir, "--batch_size=8", *every, *flags)
 
 
 def start_two(cache, model_dir, *flags, devices=1):
-    port = free_port()
-    return [start(cache, model_dir, index, port, *flags, devices=devices) for index in range(2)]
+    timeout = f"--processes.timeout_seconds={TIMEOUT}"
+    return start_all(pretrain(cache, model_dir, timeout, *flags), devices=devices)
 
 
-def finish(processes):
-    outputs = [process.communicate(timeout=400) for process in processes]
-    for process, (_, errors) in zip(processes, outputs, strict=True):
-        assert process.returncode == 0, errors
-    return [output for output, _ in outputs]
-
-
-def state(model_dir, step=STEPS):
-    import jax
-    import orbax.checkpoint as ocp
-
-    host = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    folder = model_dir / f"checkpoint_{step}" / "state"
-    checkpointer = ocp.StandardCheckpointer()
-    shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=host),
-        checkpointer.metadata(folder).item_metadata.tree,
-    )
-    return jax.tree.leaves(checkpointer.restore(folder, shapes))
-
-
-def losses(model_dir):
-    """Returns losses by split and step, and checks that each line was written once."""
-    lines = [json.loads(line) for line in (model_dir / "metrics.jsonl").read_text().splitlines()]
-    found = {(line["split"], line["step"]): line["metrics"].get("loss") for line in lines}
-    assert len(found) == len(lines)
-    return found
+def assert_near(found, expected):
+    """Compares losses; sums over several processes round otherwise."""
+    for place, loss in expected.items():
+        assert found[place] == pytest.approx(loss, abs=1e-5 if place[1] <= 5 else 1e-4), place
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +44,7 @@ def together(text_cache, tmp_path_factory):
     """The model directory of an uninterrupted run of two processes."""
     model_dir = tmp_path_factory.mktemp("together") / "model"
     flags = [f"--train_steps={STEPS}", "--profile_steps=3:4"]
-    first, second = finish(start_two(text_cache, model_dir, *flags))
+    (first, _), (second, _) = finish(start_two(text_cache, model_dir, *flags))
     assert "of 2 processes" in first
     assert "mesh" not in second
     return model_dir
@@ -118,17 +52,13 @@ def together(text_cache, tmp_path_factory):
 
 def test_two_processes_equal_one(text_cache, together, tmp_path):
     alone = tmp_path / "model"
-    arguments = pretrain(text_cache, alone, f"--train_steps={STEPS}")
-    made = completed(arguments)
-    assert made.returncode == 0, made.stderr
+    done(pretrain(text_cache, alone, f"--train_steps={STEPS}"))
     expected, found = losses(alone), losses(together)
     assert found.keys() == expected.keys()
     assert ("validation", STEPS) in found
-    for place, loss in expected.items():
-        assert found[place] == pytest.approx(loss, abs=1e-5 if place[1] <= 5 else 1e-4), place
-    # Sums over two processes round otherwise; moments of large gradients are in the hundreds.
-    for one, two in zip(state(alone), state(together), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-3)
+    assert_near(found, expected)
+    # Moments of large gradients are in the hundreds.
+    assert_close(state(alone, STEPS), state(together, STEPS), rtol=1e-4, atol=1e-3)
 
 
 def test_the_profiles_of_two_processes_are_one_session(together):
@@ -142,14 +72,13 @@ def test_the_profiles_of_two_processes_are_one_session(together):
 def test_several_devices_per_process(text_cache, together, tmp_path, mesh):
     norms = "--metrics.norms_every_steps=5"
     flags = [f"--train_steps={STEPS}", norms, *mesh]
-    first, _ = finish(start_two(text_cache, tmp_path / "model", *flags, devices=2))
+    (first, _), _ = finish(start_two(text_cache, tmp_path / "model", *flags, devices=2))
     assert "4 cpu device(s) of 2 processes" in first
     expected, found = losses(together), losses(tmp_path / "model")
     norms = {place for place in found if place[0] == "norms"}
     assert norms == {("norms", step) for step in (*range(5, STEPS, 5), STEPS)}
     assert found.keys() - norms == expected.keys()
-    for place, loss in expected.items():
-        assert found[place] == pytest.approx(loss, abs=1e-5 if place[1] <= 5 else 1e-4), place
+    assert_near(found, expected)
 
 
 def assert_names_lost(process, victim):
@@ -178,11 +107,8 @@ def start_endless(cache, model_dir):
 def test_sigterm_to_one_stops_both_after_the_same_step(text_cache, tmp_path):
     both = start_endless(text_cache, tmp_path / "model")
     both[1].send_signal(signal.SIGTERM)
-    saved = []
-    for process in both:
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == EXIT_PREEMPTED, errors
-        saved += [line for line in errors.splitlines() if line.startswith("SIGTERM: saved step")]
+    lines = [line for _, errors in finish(both, EXIT_PREEMPTED) for line in errors.splitlines()]
+    saved = [line for line in lines if line.startswith("SIGTERM: saved step")]
     assert len(saved) == 2
     assert len(set(saved)) == 1
 
@@ -202,8 +128,7 @@ def test_after_one_is_killed_both_resume_to_the_same_bits(text_cache, together, 
             shutil.rmtree(folder)
     finish(start_two(text_cache, model_dir, f"--train_steps={STEPS}"))
     assert losses(model_dir) == losses(together)
-    for one, two in zip(state(model_dir), state(together), strict=True):
-        np.testing.assert_array_equal(one, two)
+    assert_equal(state(model_dir, STEPS), state(together, STEPS))
 
 
 # Each process adds numbers endlessly; `end` says which of them end with a UserError.
@@ -238,32 +163,18 @@ command_line.run(main)
 @pytest.mark.parametrize("end", slow_unless({"kill", "error"}, ["kill", "error", "both"]))
 def test_the_coordinator_or_a_failing_process_ends_the_other(end):
     port = free_port()
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", ADDING, str(port), str(index), end],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for index in range(2)
-    ]
+    both = [start([sys.executable, "-c", ADDING, str(port), str(index), end]) for index in range(2)]
     if end == "kill":
         assert any(line == "added\n" for line in both[0].stderr)
         both[0].kill()
         assert_names_lost(both[1], victim=0)
         both[0].communicate()
     elif end == "both":
-        for process in both:
-            _, errors = process.communicate(timeout=60)
-            assert process.returncode == 2, errors
-            assert "error: its disk is full" in errors
+        assert all("error: its disk is full" in errors for _, errors in finish(both, 2))
     else:
         errors = assert_names_lost(both[0], victim=1)
         assert "ended: its disk is full" in errors
-        _, errors = both[1].communicate(timeout=60)
-        assert both[1].returncode == 2
-        assert "error: its disk is full" in errors
+        assert "error: its disk is full" in finish(both[1:], 2)[0][1]
 
 
 @pytest.mark.parametrize(
@@ -277,43 +188,30 @@ def test_the_coordinator_or_a_failing_process_ends_the_other(end):
     ],
 )
 def test_wrong_flags_are_rejected(flags, says):
-    config, origins = build_config("t5_1_1_tiny", [])
     with pytest.raises(UserError, match=says):
-        override(config, origins, given([f"--processes.{flag}" for flag in flags]))
+        config_of(*(f"--processes.{flag}" for flag in flags))
 
 
 def test_auto_on_a_single_machine_is_an_error(text_cache, tmp_path):
     made = completed(pretrain(text_cache, tmp_path / "model", "--processes.coordinator=auto"))
-    assert made.returncode == 2
-    assert "leave it out on a single machine" in made.stderr.splitlines()[-1]
-    assert "Traceback" not in made.stderr
+    assert_one_line(made.returncode, made.stderr, "leave it out on a single machine")
 
 
 def test_hosts_with_folders_of_their_own_are_refused(text_cache, tmp_path):
-    port = free_port()
-    flags = (f"--train_steps={STEPS}",)
-    folders = [tmp_path / "one", tmp_path / "two"]
+    folders, port = [tmp_path / "one", tmp_path / "two"], free_port()
     shorter = "import trainer.engine.processes as p; p._SHARED_SECONDS = 2; "
     main = "from tasks.terminal import command_line; from trainer import pretrain; "
     code = f"{shorter}{main}command_line.run(pretrain.main)"
     processes = [
-        subprocess.Popen(
+        start(
             [
-                *(sys.executable, "-c", code),
-                *pretrain(text_cache, folder, *flags)[3:],
+                *(sys.executable, "-c", code, *pretrain(text_cache, folder)[3:]),
                 *(f"--processes.coordinator=localhost:{port}", "--processes.count=2"),
                 *(f"--processes.index={index}", f"--processes.timeout_seconds={TIMEOUT}"),
-            ],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            ]
         )
         for index, folder in enumerate(folders)
     ]
-    for process in processes:
-        _, errors = process.communicate(timeout=100)
-        assert process.returncode == 2, errors
-        assert "Traceback" not in errors
-        assert "is not shared: the process on" in errors.splitlines()[-1]
+    for _, errors in finish(processes, 2):
+        assert_one_line(2, errors, "is not shared: the process on")
     assert not any(list(folder.glob("checkpoint*")) for folder in folders)

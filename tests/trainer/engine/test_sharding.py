@@ -1,6 +1,6 @@
 """Runs on any mesh equal the run on one device, and arrays are placed by the rules.
 
-As a program, `test_sharding.py FOLDER` or `test_sharding.py primers`, it prints the results of runs
+As a program, `test_sharding.py FOLDER` or `test_sharding.py models`, it prints the results of runs
 on all devices as JSON.
 """
 
@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import json
 import os
-import pathlib
 import re
 import sys
 import types
@@ -20,18 +19,16 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from tasks.terminal.command_line import UserError
-from tests.support import eight_devices
+from tests.support import eight_devices, runs
+from tests.support.runs import config_of
 from trainer.config import MeshConfig
-from trainer.config.from_flags import build_config
 from trainer.config.mesh import RULES, check_dimensions
-from trainer.config.presets import MODEL_PRESETS
-from trainer.engine.program import Program
+from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.engine.sharding import HostPart, host_part, make_mesh, parameter_shardings, put_batch
-from trainer.model.paths import path_name
+from trainer.model.paths import named
 from trainer.model.spec import model_spec
 from trainer.model.transformer import init_params, logical_axes
 
-ROOT = pathlib.Path(__file__).parents[3]
 B, L, V = 16, 8, 128
 # Positions that no other dimension equals.
 LONG = 24
@@ -57,22 +54,25 @@ NORMS = ("2d", "scanned")
 EXPERTS = ["--model.num_experts=4", "--model.switch_every=1"]
 EXPERTS_MESH = ["--mesh.data=4", "--mesh.tensor=2"]
 # Kernels run on each device's rows and heads.
-FUSED = ["--model.head_dim=64", "--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2"]
+CUBE = ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2"]
+FUSED = ["--model.head_dim=64", *CUBE]
 MOVES = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all)(-start)?\(")
-PRIMERS = [
-    *("tiny_primer", "tiny_primer_ez", "tiny_transformer_plusplus", "tiny_switch_primer"),
-    *("tiny_evolved_transformer", "tiny_synthesizer", "tiny_synthesizer_dense"),
-]
+# Presets of Primer, and encoders with conditional queries and memory tokens: preset -> flags.
+OTHERS = {
+    **dict.fromkeys(("tiny_primer", "tiny_primer_ez", "tiny_transformer_plusplus"), ()),
+    **dict.fromkeys(("tiny_switch_primer", "tiny_evolved_transformer", "tiny_synthesizer"), ()),
+    "tiny_synthesizer_dense": (),
+    "t5_1_0_tiny": ("--model.mixer=cdq",),
+    "t5_1_1_tiny": ("--model.mixer=cdq:conditional_heads=2", "--model.memory_tokens=3"),
+}
 
 
 def program_of(*flags, preset="lm_tiny"):
-    if "switch" in preset:
-        flags = ("--model.switch_every=1", *flags)
-    config, _ = build_config(preset, [*SMALL, *flags])
-    return Program(types.SimpleNamespace(config=config))
+    switch = ["--model.switch_every=1"] * ("switch" in preset)
+    return runs.program_of(config_of(*SMALL, *switch, *flags, preset=preset))
 
 
-def batch_of(step):
+def batch_of(step, encodes=False):
     rng = np.random.default_rng(step)
     targets = rng.integers(3, V, (B, L)).astype(np.int32)
     there = np.arange(L) < np.linspace(1, L, B)[:, None]
@@ -80,6 +80,7 @@ def batch_of(step):
         "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0))),
         "decoder_target_tokens": targets * there,
         "decoder_loss_weights": there.astype(np.int32),
+        **({"encoder_input_tokens": targets[::-1] * there} if encodes else {}),
     }
 
 
@@ -89,10 +90,7 @@ def bits(tree):
 
 
 def specs(tree):
-    return {
-        path_name(path): list(leaf.sharding.spec)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    return {path: list(leaf.sharding.spec) for path, leaf in named(tree).items()}
 
 
 def bytes_held(state):
@@ -105,23 +103,20 @@ def run(program, folder=None, norms=False):
     """Returns the results of five steps; saves the final state in `folder`, if given."""
     import orbax.checkpoint as ocp
 
-    state = program.initial_state()
+    state, encodes = program.initial_state(), "encoder" in program.spec.stacks
     result = {"initial": bits(state.params), "losses": []}
     for step in range(5):
+        batch = put_batch(batch_of(step, encodes), program.mesh)
         if norms and step == 4:
-            batch = put_batch(batch_of(step), program.mesh)
             result["norms"] = program.norms.by_name(program.norms(state, batch))
-        state = program.train_step(state, put_batch(batch_of(step), program.mesh))
+        state = program.train_step(state, batch)
         total, weight = (float(part) for part in state.metrics["loss"])
         result["losses"].append(total / weight)
         if "dropped_tokens" in state.metrics:
             result["routed"] = [float(part) for part in state.metrics["dropped_tokens"]]
-    result |= {
-        "final": bits(state.params),
-        "held": bytes_held(state),
-        "line": program.describe()[1],
-    }
+    result |= {"final": bits(state.params), "held": bytes_held(state)}
     result |= {"params": specs(state.params), "opt_state": specs(state.opt_state)}
+    result["line"] = program.describe()[1]
     if folder:
         checkpointer = ocp.StandardCheckpointer()
         checkpointer.save(folder, state)
@@ -129,12 +124,17 @@ def run(program, folder=None, norms=False):
     return result
 
 
+def text_of(program, batch):
+    """Returns the text of the compiled update."""
+    return program.train_step.lower(program.abstract_state(), batch).compile().as_text()
+
+
 def main(argument):
     import orbax.checkpoint as ocp
 
-    if argument == "primers":
-        mesh = ["--mesh.data=2", "--mesh.fsdp=2", "--mesh.tensor=2"]
-        print(json.dumps({name: run(program_of(*mesh, preset=name)) for name in PRIMERS}))
+    if argument == "models":
+        found = {name: run(program_of(*CUBE, *OTHERS[name], preset=name)) for name in OTHERS}
+        print(json.dumps(found))
         return
     folder, results = argument, {}
     for name, flags in MESHES.items():
@@ -148,17 +148,13 @@ def main(argument):
     results["experts"] = run(program_of(*EXPERTS, *EXPERTS_MESH))
     results["fused"] = run(program_of(*FUSED, "--model.attention=pallas"))
     # Tokens are larger than experts here, so that the compiler would prefer to move the experts.
-    program = program_of(*EXPERTS, "--model.num_experts=8")
-    long = {name: np.ones((B, 512), np.int32) for name in batch_of(0)}
-    lowered = program.train_step.lower(program.abstract_state(), long)
-    results["experts_program"] = lowered.compile().as_text()
-    program = program_of(*MESHES["fsdp"])
-    long = {name: np.ones((B, LONG), np.int32) for name in batch_of(0)}
-    lowered = program.train_step.lower(program.abstract_state(), long)
-    results["fsdp_program"] = lowered.compile().as_text()
-    program = program_of("--microbatches=2")
-    lowered = program.train_step.lower(program.abstract_state(), batch_of(0))
-    results["microbatches"] = lowered.compile().as_text()
+    for name, flags, length in (
+        ("experts_program", (*EXPERTS, "--model.num_experts=8"), 512),
+        ("fsdp_program", MESHES["fsdp"], LONG),
+        ("microbatches", ("--microbatches=2",), L),
+    ):
+        rows = {name: np.ones((B, length), np.int32) for name in batch_of(0)}
+        results[name] = text_of(program_of(*flags), rows)
     print(json.dumps(results))
 
 
@@ -235,9 +231,9 @@ def test_fsdp_divides_rows_of_activations_not_channels(meshes):
 
 
 @pytest.mark.slow
-def test_primer_models_on_eight_devices_equal_one():
-    for name, eight in eight_devices.run(__file__, "primers").items():
-        one = run(program_of(preset=name))
+def test_other_models_on_eight_devices_equal_one():
+    for name, eight in eight_devices.run(__file__, "models").items():
+        one = run(program_of(*OTHERS[name], preset=name))
         assert eight["initial"] == one["initial"], name
         np.testing.assert_allclose(eight["losses"], one["losses"], atol=1e-5, err_msg=name)
         assert one["losses"][0] != one["losses"][-1]
@@ -264,16 +260,11 @@ PLACES = {
         "decoder/decoder/mlp/wo/kernel": ["tensor", None, "fsdp"],
         "decoder/decoder/pre_mlp_layer_norm/scale": ["fsdp", None],
     },
-    "2d": {
-        "decoder/token_embedder/embedding": [None, "tensor"],
-        f"{ATTENTION}/query/kernel": ["fsdp", "tensor"],
-        f"{ATTENTION}/out/kernel": ["tensor", "fsdp"],
-        "decoder/layers_0/mlp/wi_0/kernel": ["fsdp", "tensor"],
-        "decoder/layers_0/mlp/wo/kernel": ["tensor", "fsdp"],
-        "decoder/logits_dense/kernel": ["tensor", None],
-        "decoder/decoder_norm/scale": ["tensor"],
-        "decoder/relpos_bias/rel_embedding": ["tensor", None],
-    },
+}
+PLACES["2d"] = PLACES["standard"] | {
+    "decoder/token_embedder/embedding": [None, "tensor"],
+    "decoder/logits_dense/kernel": ["tensor", None],
+    "decoder/decoder_norm/scale": ["tensor"],
 }
 
 
@@ -408,13 +399,10 @@ def test_sizes_fit_the_devices(mesh, devices, expected):
     ],
 )
 def test_sizes_that_do_not_divide_are_rejected_before_devices_are_known(flags, says):
-    def plan():
-        config, _ = build_config("t5_1_1_small", flags)
+    with pytest.raises(UserError, match=says):  # noqa: PT012
+        config = config_of(*flags, preset="t5_1_1_small")
         sizes, rules = config.mesh.planned(), config.mesh.rules
         check_dimensions(sizes, rules, config.model, config.batch_size, config.microbatches)
-
-    with pytest.raises(UserError, match=says):
-        plan()
 
 
 @pytest.mark.parametrize(
@@ -437,14 +425,18 @@ def test_processes_that_share_rows_make_the_same_rows(processes, parts):
     assert found == [HostPart(*part) for part in parts]
 
 
+def test_cudnn_without_a_gpu_is_refused():
+    flags = "--model.attention=cudnn", "--model.dtype=bfloat16", "--model.dropout_rate=0"
+    with pytest.raises(UserError, match="attention=cudnn needs an NVIDIA GPU"):
+        program_of(*flags, preset="t5_1_1_tiny")
+
+
+def test_conditional_heads_are_kept_whole():
+    sizes, model = {"data": 1, "fsdp": 1, "tensor": 4}, model_preset("t5_1_0_base_cdq")
+    with pytest.raises(UserError, match="conditional_heads 6 does not divide by 4"):
+        check_dimensions(sizes, "standard", model, 8, 1)
+    check_dimensions(sizes, "standard", model_preset("t5_1_0_base_only_cdq"), 8, 1)
+
+
 if __name__ == "__main__":
     main(sys.argv[1])
-
-
-def test_cudnn_without_a_gpu_is_refused():
-    config, _ = build_config(
-        "t5_1_1_tiny",
-        ["--model.attention=cudnn", "--model.dtype=bfloat16", "--model.dropout_rate=0"],
-    )
-    with pytest.raises(UserError, match="attention=cudnn needs an NVIDIA GPU"):
-        Program(types.SimpleNamespace(config=config))

@@ -87,21 +87,17 @@ class Likely(Tokens):
 
 METRICS = (Metric("first_letters", first_letters),)
 
-seqio.TaskRegistry.add(
-    "reversals",
-    source=seqio.FunctionDataSource(rows, splits=["train", "validation"]),
-    preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
-    output_features={{side: seqio.Feature(VOCABULARY) for side in ("inputs", "targets")}},
-    postprocess_fn=shortened,
-    metric_fns=[lengths, likelihood, confident],
-)
-seqio.TaskRegistry.add(
-    "reversals_by_objects",
-    source=seqio.FunctionDataSource(rows, splits=["train", "validation"]),
-    preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
-    output_features={{side: seqio.Feature(VOCABULARY) for side in ("inputs", "targets")}},
-    metric_objs=[Longest, Tokens(), Likely()],
-)
+for name, metrics in (
+    ("", {{"postprocess_fn": shortened, "metric_fns": [lengths, likelihood, confident]}}),
+    ("_by_objects", {{"metric_objs": [Longest, Tokens(), Likely()]}}),
+):
+    seqio.TaskRegistry.add(
+        "reversals" + name,
+        source=seqio.FunctionDataSource(rows, splits=["train", "validation"]),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos_after_trim],
+        output_features={{side: seqio.Feature(VOCABULARY) for side in ("inputs", "targets")}},
+        **metrics,
+    )
 """
 FLAGS = [
     "--task=seqio:reversals",

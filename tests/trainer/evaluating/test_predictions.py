@@ -50,28 +50,29 @@ def assert_same(found, expected):
     assert [line["prediction"] for line in lines] == [line["prediction"] for line in wanted_lines]
 
 
-def test_metrics_equal_those_of_seqios_evaluator(alone, folder):
+def by_seqio(task, **functions):
+    """Returns the metrics of seqio's evaluator for these outputs of a model."""
     import seqio
 
+    converter, lengths = seqio.EncDecFeatureConverter(pack=False), {"inputs": 24, "targets": 16}
+    evaluator = seqio.Evaluator(task, converter, "validation", sequence_length=lengths)
+    found, _ = evaluator.evaluate(compute_metrics=True, **functions)
+    return found.result()[task]
+
+
+def test_metrics_equal_those_of_seqios_evaluator(alone, folder):
     results, lines = alone
     assert len(lines) == ROWS
     assert len({line["prediction"] for line in lines}) > 3
-    evaluator = seqio.Evaluator(
-        mixture_or_task_name="reversals",
-        feature_converter=seqio.EncDecFeatureConverter(pack=False),
-        eval_split="validation",
-        sequence_length={"inputs": 24, "targets": 16},
-    )
     # Texts, since ids that are no piece's own text are not what encoding the text gives.
     texts = [(number, line["prediction"]) for number, line in enumerate(lines)]
     scores = {"scores": [line["score"] for line in lines]}
-    found, _ = evaluator.evaluate(
-        compute_metrics=True,
+    theirs = by_seqio(
+        "reversals",
         predict_fn=lambda *_: texts,
         predict_with_aux_fn=lambda *_: ([(number, [1]) for number, _ in texts], scores),
         score_fn=lambda *_: [(i, line["target_score"]) for i, line in enumerate(lines)],
     )
-    theirs = found.result()["reversals"]
     assert len(theirs) == 5
     for name, value in theirs.items():
         value = getattr(value, "value", value)
@@ -83,8 +84,6 @@ OBJECTS = "--task=seqio:reversals_by_objects"
 
 
 def test_metric_objects_equal_those_of_seqios_evaluator(alone, folder):
-    import seqio
-
     run = reversals.prepared(
         "t5_1_1_tiny", *reversals.FLAGS, f"--model_dir={folder}/objects", OBJECTS
     )
@@ -97,20 +96,13 @@ def test_metric_objects_equal_those_of_seqios_evaluator(alone, folder):
     ours = {}
     for metric in examples.of_outputs:
         ours |= metric.compute(found, outputs)
-    evaluator = seqio.Evaluator(
-        mixture_or_task_name="reversals_by_objects",
-        feature_converter=seqio.EncDecFeatureConverter(pack=False),
-        eval_split="validation",
-        sequence_length={"inputs": 24, "targets": 16},
-    )
     padded = [(place, np.pad(each, (0, 8 - len(each)))) for place, each in enumerate(ids)]
-    computed, _ = evaluator.evaluate(
-        compute_metrics=True,
+    theirs = by_seqio(
+        "reversals_by_objects",
         predict_fn=lambda *_: padded,
         predict_with_aux_fn=lambda *_: (padded, {"scores": scores}),
         score_fn=lambda *_: list(enumerate(target_scores)),
     )
-    theirs = computed.result()["reversals_by_objects"]
     assert theirs.keys() == {"longest", "best", "tokens", "likeliest"}
     assert ours == pytest.approx({name: float(value) for name, value in theirs.items()})
 

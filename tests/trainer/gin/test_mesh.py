@@ -7,7 +7,7 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from trainer.config import fields
-from trainer.config.presets import MODEL_PRESETS, model_preset
+from trainer.config.presets import model_preset
 from trainer.gin import mesh_includes, recipe
 
 FOLDER = pathlib.Path(__file__).parent / "mesh"
@@ -76,10 +76,19 @@ def test_a_mesh_t5_run():
     assert any("have no seed" in text for subject, text in notes if subject == "warning")
 
 
-def test_a_constant_rate():
+def test_other_files_of_mesh():
     files = ("models/t5.1.0.small.gin", "objectives/span.gin")
     config, _, _ = load(*files, "learning_rate_schedules/constant_0_001.gin")
     assert (config.optimizer.schedule, config.optimizer.learning_rate) == ("constant", 0.001)
+    flag = "make_layer_stack.layer_stack_cls = @t5_models.PrePostNormLayerStack"
+    config, _, _ = load("released.gin", *LM_FILES, flags=(*LM, flag))
+    assert config.model == dataclasses.replace(model_preset("small_primer"), dtype="bfloat16")
+    config, _, _ = load("models/lm_v1.gin", *LM_FILES, flags=LM)
+    assert config.model.family == "lm"
+    assert config.model.mlp_activations == ("relu",)
+    assert (config.model.num_encoder_layers, config.model.num_decoder_layers) == (0, 12)
+    config, _, _ = load("gelu.gin", *LM_FILES, flags=LM, preset="lm_small")
+    assert config.model == dataclasses.replace(model_preset("lm_small"), dtype="bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -93,13 +102,8 @@ def test_a_constant_rate():
         ("synthesizer", "synthesizer"),
     ],
 )
-def test_a_primer_model_is_its_preset_or_refused(file, preset):
+def test_a_primer_model_is_its_preset(file, preset):
     """Layers, norms and activations in the files determine the preset."""
-    if preset not in MODEL_PRESETS:
-        kind = preset.replace("small", "medium")
-        with pytest.raises(UserError, match=rf"\.gin.*: there is no preset of .*{kind}, layers"):
-            load(f"{file}.gin", *LM_FILES, flags=LM)
-        return
     config, _, notes = load(f"{file}.gin", *LM_FILES, flags=LM)
     assert config.model == dataclasses.replace(model_preset(preset), dtype="bfloat16")
     assert config.task == "c4_autoregressive_lm"
@@ -108,28 +112,6 @@ def test_a_primer_model_is_its_preset_or_refused(file, preset):
     assert config.optimizer.schedule == "constant * rsqrt_decay"
     assert config.train_steps == 1_000_000
     assert ("has no effect in Mesh" in str(notes)) == (file == "released")
-
-
-def test_the_effective_layer_stack_alternates_norms():
-    flag = "make_layer_stack.layer_stack_cls = @t5_models.PrePostNormLayerStack"
-    if "small_primer" not in MODEL_PRESETS:
-        with pytest.raises(UserError, match=r"there is no preset of .*medium_primer, layers"):
-            load("released.gin", *LM_FILES, flags=(*LM, flag))
-        return
-    config, _, _ = load("released.gin", *LM_FILES, flags=(*LM, flag))
-    assert config.model == dataclasses.replace(model_preset("small_primer"), dtype="bfloat16")
-
-
-def test_a_decoder_with_t5_layers():
-    config, _, _ = load("models/lm_v1.gin", *LM_FILES, flags=LM)
-    assert config.model.family == "lm"
-    assert config.model.mlp_activations == ("relu",)
-    assert (config.model.num_encoder_layers, config.model.num_decoder_layers) == (0, 12)
-
-
-def test_a_preset_overrides_the_model_of_the_files():
-    config, _, _ = load("gelu.gin", *LM_FILES, flags=LM, preset="lm_small")
-    assert config.model == dataclasses.replace(model_preset("lm_small"), dtype="bfloat16")
 
 
 WRONG = {

@@ -1,7 +1,6 @@
 """Files of T5X users are read as T5X reads them, or refused in one line."""
 
 import re
-import sys
 
 import jax
 import numpy as np
@@ -9,7 +8,7 @@ import optax
 import pytest
 
 from tasks.terminal.command_line import UserError
-from tests.support.processes import completed
+from tests.support.runs import command, done, run
 from trainer.gin import includes, recipe
 from trainer.model.config import ModelConfig
 from trainer.optim.optimizer import learning_rate_schedule, make_optimizer
@@ -76,17 +75,15 @@ def test_a_chain_of_optax_makes_its_updates(name, clip, tmp_path):
 
 
 def test_a_chain_that_is_not_supported_is_refused(tmp_path):
-    text = CHAIN.format(name="adamw", clip="clip")
-    longer = "optimizers.chain.transformations = [@optax.clip(), @optax.clip(), @optax.adamw()]\n"
-    assert "must be an optimizer, or @optax.clip()" in error_of(tmp_path, text + longer)
-    turned = "optimizers.chain.transformations = [@optax.adamw(), @optax.clip()]\n"
-    assert "must be @clip or @clip_by_global_norm" in error_of(tmp_path, text + turned)
-    shorter = "optax.warmup_cosine_decay_schedule.decay_steps = 400\n"
-    assert "decay_steps = 400 must not be below the 5000 updates" in error_of(
-        tmp_path, text + shorter
-    )
-    early = "optax.warmup_cosine_decay_schedule.warmup_steps = 6000\n"
-    assert "more decay_steps than warmup_steps" in error_of(tmp_path, text + early)
+    chain, schedule = "optimizers.chain.transformations", "optax.warmup_cosine_decay_schedule"
+    for binding, says in (
+        (f"{chain} = [@optax.clip(), @optax.clip(), @optax.adamw()]", "must be an optimizer, or"),
+        (f"{chain} = [@optax.adamw(), @optax.clip()]", "must be @clip or @clip_by_global_norm"),
+        (f"{schedule}.decay_steps = 400", "decay_steps = 400 must not be below the 5000 updates"),
+        (f"{schedule}.warmup_steps = 6000", "more decay_steps than warmup_steps"),
+    ):
+        text = CHAIN.format(name="adamw", clip="clip") + binding + "\n"
+        assert says in error_of(tmp_path, text)
 
 
 def test_scalable_t5_has_a_table_of_positions_in_every_layer(tmp_path):
@@ -159,8 +156,7 @@ def test_a_mark_of_the_byte_order_is_no_text(tmp_path):
         ("include 't5x/configs/runs/eval.gin'", "python -m trainer.evaluate --model_dir=DIR"),
         ("include 't5x/configs/runs/infer.gin'", "python -m trainer.export"),
         (
-            "import seqio\nfrom t5x import export_lib\nseqio.Feature.add_eos = True\n"
-            "export_lib.save.model_name = 'x'",
+            "from t5x import export_lib\nexport_lib.save.model_name = 'x'",
             "python -m trainer.export",
         ),
         ("include 't5x/configs/runs/precompile.gin'", "python -m trainer.plan"),
@@ -197,35 +193,22 @@ DROPOUT_RATE = 0.0
 
 def test_byt5_needs_no_copy_of_t5x(tmp_path):
     config, _, _ = load(tmp_path, model="t5/byt5/small")
-    assert config.model == ModelConfig(
-        family="t5_1_1",
-        vocab_size=384,
-        emb_dim=1472,
-        num_heads=6,
-        head_dim=64,
-        mlp_dim=3584,
-        num_encoder_layers=12,
-        num_decoder_layers=4,
-        dtype="bfloat16",
-        tied_logits=False,
-        mlp_activations=("gelu", "linear"),
-    )
+    sizes = {"vocab_size": 384, "emb_dim": 1472, "num_heads": 6, "head_dim": 64, "mlp_dim": 3584}
+    layers = {"num_encoder_layers": 12, "num_decoder_layers": 4, "dtype": "bfloat16"}
+    parts = {"tied_logits": False, "mlp_activations": ("gelu", "linear")}
+    assert config.model == ModelConfig(family="t5_1_1", **sizes, **layers, **parts)
     for size in ("base", "large", "xl", "xxl", "tiny"):
         assert f"t5x/examples/t5/byt5/{size}.gin" in includes.DESCRIPTIONS
 
 
 def test_flags_of_other_trainers_are_noted(tmp_path):
     (tmp_path / "run.gin").write_text(RUN.format(model="t5/t5_1_1/tiny"))
-    command = [sys.executable, "-m", "trainer.pretrain", f"--gin_file={tmp_path}/run.gin"]
-    flags = ["--tpu", "name", "--alsologtostderr", "--t5_tfds_data_dir=gs://data"]
-    made = completed(
-        [*command, *flags, "--module_import=t5_imports", "--train_steps=9", "--print_config"]
-    )
-    assert made.returncode == 0, made.stderr
+    foreign = ("--tpu", "name", "--alsologtostderr", "--t5_tfds_data_dir=gs://data")
+    flags = (f"--gin_file={tmp_path}/run.gin", "--train_steps=9", "--print_config", *foreign)
+    made = done(command("trainer.pretrain", *flags, "--module_import=t5_imports"))
     for name in ("tpu", "alsologtostderr", "t5_tfds_data_dir", "module_import"):
         assert f"read, no counterpart: --{name}: " in made.stdout
     assert "train_steps" in made.stdout
-    alone = [sys.executable, "-m", "trainer.pretrain", "--preset=t5_1_1_tiny", "--tpu=name"]
-    refused = completed(alone)
+    refused = run(command("trainer.pretrain", "--preset=t5_1_1_tiny", "--tpu=name"))
     assert refused.returncode == 2
     assert "--tpu" in refused.stderr

@@ -1,4 +1,4 @@
-"""Gin files of the Romanian T5X models, and the configurations that they describe."""
+"""Gin files of T5X, and the configurations that they describe; any literal is read or refused."""
 
 import dataclasses
 import importlib.util
@@ -11,7 +11,7 @@ from tasks.terminal.command_line import UserError
 from trainer.config import Config, fields
 from trainer.config.from_flags import build_from_gin
 from trainer.config.presets import model_preset
-from trainer.gin import includes, recipe
+from trainer.gin import includes, mesh_tables, recipe, t5x
 
 RECIPES = pathlib.Path(__file__).parent / "recipes"
 MT5 = "gs://t5-data/pretrained_models/t5x/mt5_{}/checkpoint_1000000"
@@ -38,58 +38,36 @@ CONTINUED = {
     "mesh.tensor": 2,
 }
 COMMON = {
-    "model.family": "t5_1_1",
-    "model.head_dim": 64,
-    "model.mlp_activations": ("gelu", "linear"),
-    "model.tied_logits": False,
-    "model.dtype": "bfloat16",
-    "model.dropout_rate": 0.0,
-    "lengths.inputs": 512,
-    "task": "seqio:rlm_span_corruption_stream",
-    "batch_size": 128,
-    "microbatches": 1,
-    "seed": 0,
-    "model_dir": "gs://bucket/run",
-    "data.shuffle": "global",
-    "data.use_cached": True,
-    "data.pack": True,
-    "vocabulary.extra_ids": None,
-    "optimizer.name": "adafactor",
-    "optimizer.schedule": "constant * rsqrt_decay",
-    "optimizer.warmup_steps": 10_000,
-    "optimizer.decay_rate": 0.8,
-    "optimizer.step_offset": 0,
-    "loss.z_loss": 1e-4,
-    "loss.label_smoothing": 0.0,
-    "loss.normalizer": "sum",
-    "loss.normalizing_constant": None,
-    "evaluation.every_steps": 1000,
-    "evaluation.batches": 20,
-    "evaluation.batch_size": 128,
-    "mesh.data": -1,
-    "mesh.fsdp": 1,
+    **{"model.family": "t5_1_1", "model.head_dim": 64, "model.mlp_activations": ("gelu", "linear")},
+    **{"model.tied_logits": False, "model.dtype": "bfloat16", "model.dropout_rate": 0.0},
+    **{"task": "seqio:rlm_span_corruption_stream", "lengths.inputs": 512, "batch_size": 128},
+    **{"microbatches": 1, "seed": 0, "model_dir": "gs://bucket/run", "data.shuffle": "global"},
+    **{"data.use_cached": True, "data.pack": True, "vocabulary.extra_ids": None},
+    **{"optimizer.name": "adafactor", "optimizer.schedule": "constant * rsqrt_decay"},
+    **{"optimizer.warmup_steps": 10_000, "optimizer.decay_rate": 0.8, "optimizer.step_offset": 0},
+    **{"loss.z_loss": 1e-4, "loss.label_smoothing": 0.0, "loss.normalizer": "sum"},
+    **{"loss.normalizing_constant": None, "evaluation.every_steps": 1000},
+    **{"evaluation.batches": 20, "evaluation.batch_size": 128, "mesh.data": -1, "mesh.fsdp": 1},
     "mesh.rules": "standard",
 }
 EXPECTED = {
     "ro_t5x_base": {**BASE, **SCRATCH, "mesh.tensor": 2},
     "ro_t5x_large": {**LARGE, **SCRATCH, "mesh.tensor": 4},
     "ro_mt5x_base": {
-        **BASE,
-        **CONTINUED,
-        "init_from": MT5.format("base"),
-        "optimizer.learning_rate": 0.4,
-        "checkpoint.every_steps": 25_000,
-        "train_steps": 2_000_000,
+        **(BASE | CONTINUED | {"init_from": MT5.format("base"), "optimizer.learning_rate": 0.4}),
+        **{"checkpoint.every_steps": 25_000, "train_steps": 2_000_000},
     },
     "ro_mt5x_large": {
-        **LARGE,
-        **CONTINUED,
-        "init_from": MT5.format("large"),
-        "optimizer.learning_rate": 0.5,
-        "checkpoint.every_steps": 10_000,
-        "train_steps": 1_500_000,
+        **(LARGE | CONTINUED | {"init_from": MT5.format("large"), "optimizer.learning_rate": 0.5}),
+        **{"checkpoint.every_steps": 10_000, "train_steps": 1_500_000},
     },
 }
+
+
+REQUIRED = (
+    *("MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='a'", "TRAIN_STEPS=5"),
+    "TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}",
+)
 
 
 def load(files, *flags, preset=None, overrides=(), paths=(RECIPES,)):
@@ -108,9 +86,7 @@ def test_a_recipe_sets_the_fields_of_the_table(name):
     expected = {**COMMON, **EXPECTED[name]}
     found = {path: values[path] for path in expected}
     assert found == expected
-    assert {path: type(value) for path, value in found.items()} == {
-        path: type(value) for path, value in expected.items()
-    }
+    assert [*map(type, found.values())] == [*map(type, expected.values())]
     # Whatever is not in the table has the default.
     plain = dataclasses.replace(Config("", read.config.model), preset=f"{name}.gin")
     defaults = dict(fields.leaves(plain))
@@ -118,13 +94,9 @@ def test_a_recipe_sets_the_fields_of_the_table(name):
 
 
 def test_every_value_has_the_file_and_line_that_set_it():
-    config, origins, _ = build_from_gin(
-        ["ro_t5x_base.gin"],
-        [str(RECIPES)],
-        ["MODEL_DIR='x'", "train.eval_period = 500"],
-        None,
-        ["--checkpoint.keep=7"],
-    )
+    bindings = ["MODEL_DIR='x'", "train.eval_period = 500"]
+    given = (["ro_t5x_base.gin"], [str(RECIPES)], bindings, None, ["--checkpoint.keep=7"])
+    config, origins, _ = build_from_gin(*given)
     lines = (RECIPES / "ro_t5x_base.gin").read_text().splitlines()
     run = (RECIPES / "ro_pretrain.gin").read_text().splitlines()
 
@@ -311,18 +283,16 @@ def test_a_binding_means(case):
 
 def test_a_decoder_only_model():
     files = ["t5x/examples/decoder_only/models/large.gin", "t5x/configs/runs/pretrain.gin"]
-    flags = ("MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='c4_autoregressive_lm'", "TRAIN_STEPS=5")
-    flags += ("TASK_FEATURE_LENGTHS={'targets': 512}", "DROPOUT_RATE=0.0")
-    config, _, _ = load(files, *flags)
+    task = "MIXTURE_OR_TASK_NAME='c4_autoregressive_lm'"
+    lengths = "TASK_FEATURE_LENGTHS={'targets': 512}"
+    config, _, _ = load(files, *REQUIRED, task, lengths, "DROPOUT_RATE=0.0")
     assert config.model.family == "lm"
     assert (config.model.num_encoder_layers, config.model.num_decoder_layers) == (0, 24)
     assert config.task == "c4_autoregressive_lm"
 
 
 def test_a_preset_is_the_model_if_files_name_none():
-    flags = ("MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='a'", "TRAIN_STEPS=5")
-    flags += ("TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}",)
-    config, origins, _ = load("t5x/configs/runs/pretrain.gin", *flags, preset="t5_1_1_mini")
+    config, origins, _ = load("t5x/configs/runs/pretrain.gin", *REQUIRED, preset="t5_1_1_mini")
     assert config.model.emb_dim == 128
     assert config.preset == "t5_1_1_mini"
     assert origins["model.emb_dim"] == "preset t5_1_1_mini"
@@ -331,9 +301,7 @@ def test_a_preset_is_the_model_if_files_name_none():
 
 def test_finetuning_starts_from_a_checkpoint():
     files = ["t5x/examples/t5/t5_1_1/small.gin", "t5x/configs/runs/finetune.gin"]
-    flags = ("MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='a'", "TRAIN_STEPS=5")
-    flags += ("TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}",)
-    config, _, notes = load(files, *flags, "INITIAL_CHECKPOINT_PATH='gs://a/checkpoint_9'")
+    config, _, notes = load(files, *REQUIRED, "INITIAL_CHECKPOINT_PATH='gs://a/checkpoint_9'")
     assert config.init_from == "gs://a/checkpoint_9"
     assert (config.optimizer.schedule, config.optimizer.learning_rate) == ("constant", 1e-3)
     assert config.model.dropout_rate == 0.1
@@ -341,8 +309,7 @@ def test_finetuning_starts_from_a_checkpoint():
 
 
 def test_descriptions_hold_our_presets_and_t5x_settings():
-    flags = ["MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='a'", "TRAIN_STEPS=5", "DROPOUT_RATE=0.0"]
-    flags += ["TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}"]
+    flags = (*REQUIRED, "DROPOUT_RATE=0.0")
     for name, preset in (
         ("t5_1_0/3B", "t5_1_0_3b"),
         ("t5_1_1/xl", "t5_1_1_xl"),
@@ -350,14 +317,10 @@ def test_descriptions_hold_our_presets_and_t5x_settings():
     ):
         files = [f"t5x/examples/t5/{name}.gin", "t5x/configs/runs/pretrain.gin"]
         config = load(files, *flags).config
-        model = model_preset(preset)
-        expected = dataclasses.replace(
-            model,
-            dtype="bfloat16",
-            tied_logits="1_0" in name,
-            mlp_activations=("relu",) if "1_0" in name else ("gelu", "linear"),
-        )
-        assert config.model == expected
+        old = "1_0" in name
+        parts = {"tied_logits": old, "mlp_activations": ("relu",) if old else ("gelu", "linear")}
+        model = dataclasses.replace(model_preset(preset), dtype="bfloat16", **parts)
+        assert config.model == model
     # Source: T5X's `configs/runs/pretrain.gin`.
     assert config.batch_size == config.evaluation.batch_size == 128
     assert (config.evaluation.every_steps, config.evaluation.batches) == (1000, 20)
@@ -375,8 +338,7 @@ def test_descriptions_match_t5x_files():
     if not found or not found.submodule_search_locations:
         pytest.skip("T5X is not on the path: its files are not compared with our descriptions")
     upstream = pathlib.Path(next(iter(found.submodule_search_locations))).parent
-    flags = ["MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='a'", "TRAIN_STEPS=5", "DROPOUT_RATE=0.0"]
-    flags += ["TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}", "INITIAL_CHECKPOINT_PATH='x'"]
+    flags = (*REQUIRED, "DROPOUT_RATE=0.0", "INITIAL_CHECKPOINT_PATH='x'")
     for path in includes.DESCRIPTIONS:
         files = ["t5x/examples/t5/t5_1_1/base.gin", path]
         if "configs" not in path:
@@ -390,3 +352,39 @@ def test_an_unreadable_flag_is_named():
         recipe_of("ro_t5x_base", "TRAIN_STEPS = 2 * 3")
     with pytest.raises(UserError, match=r"--gin\.TRAIN_STEPS needs a value"):
         recipe_of("ro_t5x_base", "TRAIN_STEPS")
+
+
+TINY = "t5x/examples/t5/t5_1_1/tiny.gin"
+T5X = ([TINY, "t5x/configs/runs/pretrain.gin"], [*REQUIRED, "DROPOUT_RATE=0.0"])
+MESH = (
+    ["dataset.gin", "models/t5.1.1.base.gin", "objectives/span.gin"],
+    ["MIXTURE_NAME='c4_x'", "run.train_steps=9", "run.batch_size=('sequences_per_batch', 8)"],
+)
+VALUES = (None, True, -1, 2.5, "word", [[1]], {"a": [1]})
+
+
+def arguments(known):
+    return sorted({(each.names[0], name) for each in known for name in each.arguments}, key=str)
+
+
+@pytest.mark.parametrize(
+    ("files", "flags", "known"),
+    [(*T5X, t5x.KNOWN), (*MESH, mesh_tables.KNOWN)],
+    ids=["t5x", "mesh"],
+)
+def test_any_value_of_any_argument(files, flags, known):
+    refused = taken = 0
+    for place, (configurable, argument) in enumerate(arguments(known)):
+        # Two values each, other ones from argument to argument.
+        for value in (VALUES * 2)[place % len(VALUES) :][:2]:
+            binding = f"{configurable}.{argument}"
+            try:
+                recipe.load(files, [], [*flags, f"{binding} = {value!r}"], None, [])
+                taken += 1
+            except UserError as error:
+                refused += 1
+                message = str(error)
+                assert "\n" not in message
+                assert binding in message or "these files name no model" in message, message
+    assert refused > 50
+    assert taken > 50

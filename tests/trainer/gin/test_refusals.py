@@ -114,8 +114,15 @@ def read(folder):
     return recipe.load(["run.gin"], [str(folder)], [], None, [])
 
 
-def test_the_good_file_is_read(folder):
+def test_a_good_file_is_read_and_a_name_set_twice_reported(folder):
     assert read(folder).config.train_steps == 5
+    (folder / "run.gin").write_text(GOOD + "TRAIN_STEPS = 6\n")
+    found = read(folder)
+    assert found.config.train_steps == 6
+    assert (
+        "warning",
+        "TRAIN_STEPS is set twice in run.gin, to 5 (run.gin:7) and 6 (run.gin:10): the last holds",
+    ) in found.notes
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -137,46 +144,26 @@ def test_a_broken_file_is_refused_by_file_and_line(case, folder, monkeypatch):
     assert {"trap", "my_library"}.isdisjoint(set(sys.modules) - modules)
 
 
-def test_files_without_a_model_are_refused(folder):
+def test_files_without_a_model_are_refused():
+    bindings = ["MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='a'", "TRAIN_STEPS=1", "MODEL=None"]
+    bindings.append("TASK_FEATURE_LENGTHS={'targets': 8}")
     with pytest.raises(UserError, match="these files name no model"):
-        recipe.load(
-            ["t5x/configs/runs/pretrain.gin"],
-            [],
-            [
-                *("MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='a'", "TRAIN_STEPS=1", "MODEL=None"),
-                "TASK_FEATURE_LENGTHS={'targets': 8}",
-            ],
-            None,
-            [],
-        )
+        recipe.load(["t5x/configs/runs/pretrain.gin"], [], bindings, None, [])
 
 
-def test_imported_modules_of_users_are_reported(folder):
+def test_imported_modules_of_users_are_reported(folder, monkeypatch):
+    """All but the task module."""
+
+    def told(*flags):
+        notes = recipe.load(["run.gin"], [str(folder)], [], None, list(flags)).notes
+        return [text.split()[0] for subject, text in notes if subject == "not imported"]
+
     (folder / "run.gin").write_text(GOOD + "import t5x_tasks\n")
-    told = [text for subject, text in read(folder).notes if subject == "not imported"]
-    assert [text.split()[0] for text in told] == ["trap", "t5x_tasks"]
-
-
-def test_the_task_module_is_not_reported(folder, monkeypatch):
+    assert told() == ["trap", "t5x_tasks"]
     monkeypatch.syspath_prepend(folder)
     (folder / "trap.py").write_text("TASKS = ()\n")
-    flags = ["--task_module=trap"]
-    assert not [
-        text
-        for subject, text in recipe.load(["run.gin"], [str(folder)], [], None, flags).notes
-        if subject == "not imported"
-    ]
+    assert told("--task_module=trap") == ["t5x_tasks"]
     sys.modules.pop("trap")
-
-
-def test_a_name_set_twice_in_a_file_is_reported(folder):
-    (folder / "run.gin").write_text(GOOD + "TRAIN_STEPS = 6\n")
-    found = read(folder)
-    assert found.config.train_steps == 6
-    assert (
-        "warning",
-        "TRAIN_STEPS is set twice in run.gin, to 5 (run.gin:7) and 6 (run.gin:10): the last holds",
-    ) in found.notes
 
 
 COMMANDS = {

@@ -20,20 +20,15 @@ SIZES = {"emb_dim": 32, "num_heads": 4, "head_dim": 24, "mlp_dim": 64, "vocab_si
 # num_heads * head_dim differs from emb_dim, so no kernel is square. One layer makes tests fast.
 T5 = SIZES | {"num_encoder_layers": 1, "num_decoder_layers": 1}
 DECODER = SIZES | {"num_encoder_layers": 0, "num_decoder_layers": 1}
+BERT = replace(model_preset("bert_tiny"), vocab_size=384, max_positions=64)
 MODELS = {
     "t5_1_0": ModelConfig(family="t5_1_0", **T5),
     "t5_1_1": ModelConfig(family="t5_1_1", **T5 | {"num_encoder_layers": 3}),
     "t5_1_1_tied": ModelConfig(family="t5_1_1", tied_logits=True, **T5),
     # 250,112 ids, with the widths of tiny.
     "mt5": replace(model_preset("t5_1_1_tiny"), vocab_size=model_preset("mt5_base").vocab_size),
-    "bert": replace(model_preset("bert_tiny"), vocab_size=384, max_positions=64),
-    "bert_untied": replace(
-        model_preset("bert_tiny"),
-        vocab_size=384,
-        max_positions=64,
-        tied_logits=False,
-        mlp_activations=("gelu",),
-    ),
+    "bert": BERT,
+    "bert_untied": replace(BERT, tied_logits=False, mlp_activations=("gelu",)),
     "llama": ModelConfig(family="llama", **DECODER | {"num_decoder_layers": 2}),
     "llama_tied": ModelConfig(family="llama", tied_logits=True, **DECODER),
     "llama3": ModelConfig(

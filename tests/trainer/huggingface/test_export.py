@@ -13,31 +13,26 @@ from huggingface_hub import constants
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
 from tests.support.processes import started
+from tests.support.runs import TASK, config_of, flags_of
 from tests.support.servers.hub_uploads import TOKEN, HubUploadServer
+from tests.support.small_tokenizers import without_sentinels
 from trainer import evaluate, export, export_t5x
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config, save_config
 from trainer.config.from_flags import build_config
 from trainer.conversion import card, exporting
 from trainer.engine.program import Program
-from trainer.huggingface import load, model_config, names, parity
+from trainer.huggingface import load, model_config, names, parity, tokenizer, weights
 from trainer.reporting.metrics import MetricsWriter
 from trainer.setup import prepare
+from vocab.train import add_sentinels
 
 
-def save_run(text_cache, folder, preset, *flags, task="python_docs_span_corruption"):
+def save_run(text_cache, folder, preset, *flags, task=TASK, lengths=(None, 18)):
     """Writes the files of a run of two updates, with initial parameters, and returns its folder."""
-    arguments = [
-        f"--task={task}",
-        f"--cache_dir={text_cache}",
-        f"--model_dir={folder}",
-        "--train_steps=2",
-        "--batch_size=4",
-        "--lengths.targets=18",
-        "--metrics.tensorboard=false",
-        *flags,
-    ]
-    config, origins = build_config(preset, arguments)
+    more = ("--train_steps=2", "--metrics.tensorboard=false", *flags)
+    given = flags_of(text_cache, folder, *more, task=task, lengths=lengths)
+    config, origins = build_config(preset, given)
     run = prepare(config, origins)
     Path(folder).mkdir()
     save_config(run.config, origins)
@@ -65,33 +60,35 @@ def folder(run):
     return Path(output)
 
 
-def test_the_folder_has_the_files_of_hugging_face(folder, run):
+def test_an_export_has_the_files_of_hugging_face_and_equal_parameters(folder, run):
     found = {path.name for path in folder.iterdir()}
     shards = {name for name in found if name.startswith("model-")}
     assert len(shards) > 1
     assert found - shards == {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors.index.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "spiece.model",
-        "README.md",
+        *("config.json", "generation_config.json", "model.safetensors.index.json"),
+        *("tokenizer.json", "tokenizer_config.json", "spiece.model", "README.md"),
         "conversion.json",
     }
     assert all(path.stat().st_mode & 0o444 == 0o444 for path in folder.iterdir())
     written = json.loads((folder / "config.json").read_text())
-    assert written["model_type"] == "t5"
+    assert (
+        written.items()
+        >= {
+            "model_type": "t5",
+            "feed_forward_proj": "gated-gelu",
+            "tie_word_embeddings": False,
+            "vocab_size": 768,  # 700 ids, rounded up like T5's
+        }.items()
+    )
     assert written["architectures"] == ["T5ForConditionalGeneration"]
-    assert written["feed_forward_proj"] == "gated-gelu"
-    assert written["tie_word_embeddings"] is False
-    assert written["vocab_size"] == 768  # 700 ids, rounded up like T5's
-    assert json.loads((folder / "generation_config.json").read_text()) == {
-        "decoder_start_token_id": 0,
-        "eos_token_id": 1,
-        "pad_token_id": 0,
-    }
+    ids = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    assert json.loads((folder / "generation_config.json").read_text()) == ids
     assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
+    config = load_config(run)[0].model
+    assert model_config(str(folder)).vocab_size == config.vocab_size
+    tensors = names.to_tensors(load(str(folder), config), config, "t5")
+    for name, array in weights.read(str(folder)).items():
+        np.testing.assert_array_equal(tensors[name], array)
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
@@ -115,6 +112,8 @@ def test_a_finished_export_is_uploaded_as_it_is(folder, run, monkeypatch, capsys
 
 
 def test_the_card_describes_training_and_data(folder, text_cache):
+    import yaml
+
     card = re.sub(" +", " ", (folder / "README.md").read_text())
     assert "adafactor, learning rate 1.0, schedule constant * rsqrt_decay" in card
     manifest = json.loads((text_cache / "manifest.json").read_text())
@@ -131,11 +130,6 @@ def test_the_card_describes_training_and_data(folder, text_cache):
         "same most likely token at 100.0000%",
     ):
         assert text in card, text
-
-
-def test_the_hub_reads_the_card(folder):
-    import yaml
-
     _, metadata, _ = (folder / "README.md").read_text().split("---\n", 2)
     assert yaml.safe_load(metadata) == {
         "library_name": "transformers",
@@ -162,8 +156,8 @@ def test_the_data_sets_of_the_hub_are_named(run, monkeypatch):
 def test_an_encoder_fills_masks(text_cache, tmp_path):
     from transformers import pipeline
 
-    flags = ["--lengths.inputs=64", "--lengths.targets=64"]
-    run = save_run(text_cache, tmp_path / "run", "bert_tiny", *flags, task="python_docs_masked_lm")
+    masked = {"task": "python_docs_masked_lm", "lengths": (64, 64)}
+    run = save_run(text_cache, tmp_path / "run", "bert_tiny", **masked)
     exporting.export(run, f"{tmp_path}/bert")
     assert 'pipeline_tag: "fill-mask"' in (tmp_path / "bert" / "README.md").read_text()
     fill = pipeline("fill-mask", model=str(tmp_path / "bert"))
@@ -191,19 +185,7 @@ def test_transformers_generates_for_a_sentinel(folder):
     assert logits.argmax(-1).tolist()[:4] == made[1:]
 
 
-def test_an_export_loads_with_equal_parameters(folder, run):
-    config = load_config(run)[0].model
-    found = load(str(folder), config)
-    assert model_config(str(folder)).vocab_size == config.vocab_size
-    tensors = names.to_tensors(found, config, "t5")
-    assert tensors["shared.weight"].shape == (768, 8)
-    from trainer.huggingface import weights
-
-    for name, array in weights.read(str(folder)).items():
-        np.testing.assert_array_equal(tensors[name], array)
-
-
-def test_nothing_is_written_if_logits_differ(run, tmp_path, monkeypatch, capsys):
+def test_nothing_is_written_if_logits_or_tokenizers_differ(run, tmp_path, monkeypatch, capsys):
     # Reverses the table of relative positions.
     def reversed_table(params, config, kind, to_tensors=names.to_tensors):
         tensors = to_tensors(params, config, kind)
@@ -211,20 +193,16 @@ def test_nothing_is_written_if_logits_differ(run, tmp_path, monkeypatch, capsys)
         tensors[name] = tensors[name][::-1] + 1.0 * np.arange(32)[:, None]
         return tensors
 
-    monkeypatch.setattr(names, "to_tensors", reversed_table)
-    output = tmp_path / "output"
-    assert export.main([f"--model_dir={run}", f"--output={output}"]) == 1
+    flags = [f"--model_dir={run}", f"--output={tmp_path}/output"]
+    with monkeypatch.context() as patch:
+        patch.setattr(names, "to_tensors", reversed_table)
+        assert export.main(flags) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "transformers computes different logits: largest difference" in error
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_is_written_if_tokenizers_differ(run, tmp_path, monkeypatch, capsys):
-    from trainer.huggingface import tokenizer
-
     monkeypatch.setattr(tokenizer, "compare", lambda *_: tokenizer.Match(200, ["some text"] * 30))
-    assert export.main([f"--model_dir={run}", f"--output={tmp_path}/output"]) == 1
+    assert export.main(flags) == 1
     assert "SentencePiece give different ids for 30 of 200 texts" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -256,21 +234,14 @@ def test_a_limit_on_the_size_of_files_is_named(run, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_vocabulary_of_another_size_is_rejected(run, tmp_path, text_cache):
-    from vocab.train import add_sentinels
-
+def test_a_vocabulary_of_another_size_or_a_missing_package_is_named(
+    run, tmp_path, text_cache, monkeypatch
+):
     longer = tmp_path / "longer.model"
     model = (text_cache / "sentencepiece.model").read_bytes()
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-    del proto.pieces[-100:]
-    longer.write_bytes(add_sentinels(proto.SerializeToString(), 101))
+    longer.write_bytes(add_sentinels(without_sentinels(model), 101))
     with pytest.raises(UserError, match="has 701 ids, but the model was trained on 700"):
         exporting.export(run, f"{tmp_path}/new", vocabulary_path=str(longer))
-
-
-def test_a_missing_package_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'palimpsest\[huggingface\]'"):
         exporting.export(run, f"{tmp_path}/new")
@@ -299,10 +270,8 @@ def test_custom_code_runs_a_model_unknown_to_transformers(text_cache, prefix_run
         prefix_run = save_run(text_cache, tmp_path / "run", preset, *flags, task=PREFIX)
     # In separate processes, since transformers copies the modelling file and imports the copy.
     environment = {"HF_HOME": f"{tmp_path}/home", "JAX_PLATFORMS": "cpu"}
-    made = python(
-        environment, "-m", "trainer.export", f"--model_dir={prefix_run}",
-        f"--output={tmp_path}/lm", "--custom_code",
-    )  # fmt: skip
+    flags = f"--model_dir={prefix_run}", f"--output={tmp_path}/lm", "--custom_code"
+    made = python(environment, "-m", "trainer.export", *flags)
     assert made.returncode == 0, made.stderr
     assert "same most likely token at 100.0000%" in made.stdout
     program = f"""
@@ -355,16 +324,12 @@ def test_exports_load_in_both_majors_of_transformers(text_cache, run, prefix_run
     packages = ("transformers==4.57.3", "huggingface_hub==0.36.2", "tokenizers==0.22.2")
     made = python({}, "-m", "pip", "install", "-q", "--no-deps", f"--target={older}", *packages)
     assert made.returncode == 0, made.stderr
-    lengths, masked = ["--lengths.inputs=64", "--lengths.targets=64"], "python_docs_masked_lm"
-    causal = ["--lengths.targets=40"]
+    masked = {"task": "python_docs_masked_lm", "lengths": (64, 64)}
+    causal = {"task": "python_docs_autoregressive_lm", "lengths": (None, 40)}
     runs = {
         "AutoModelForSeq2SeqLM": run,
-        "AutoModelForMaskedLM": save_run(
-            text_cache, tmp_path / "b", "bert_tiny", *lengths, task=masked
-        ),
-        "AutoModelForCausalLM": save_run(
-            text_cache, tmp_path / "l", "llama_tiny", *causal, task="python_docs_autoregressive_lm"
-        ),
+        "AutoModelForMaskedLM": save_run(text_cache, tmp_path / "b", "bert_tiny", **masked),
+        "AutoModelForCausalLM": save_run(text_cache, tmp_path / "l", "llama_tiny", **causal),
     }
     folders = [(kind, f"{tmp_path}/{kind}") for kind in runs]
     for kind, folder in folders:
@@ -425,21 +390,14 @@ def test_a_run_with_fast_attention_leaves_its_gpu(text_cache, tmp_path, attentio
     (folder / "config.json").write_text(json.dumps(written))
 
     assert export.main([f"--model_dir={folder}", f"--output={tmp_path}/hf"]) == 0
-    t5x = [f"--model_dir={folder}", f"--output={tmp_path}/t5x"]
-    assert export_t5x.main(t5x) == 0
+    assert export_t5x.main([f"--model_dir={folder}", f"--output={tmp_path}/t5x"]) == 0
     evaluate.main([f"--model_dir={folder}"])
     assert "perplexity" in capsys.readouterr().out
 
     # And the way back.
-    config, _ = build_config(
-        "t5_1_1_tiny",
-        [
-            "--model.vocab_size=768",
-            f"--model.attention={attention}",
-            *("--model.dtype=bfloat16", "--model.dropout_rate=0"),
-        ],
-    )
-    assert load(str(tmp_path / "hf"), config.model).keys() >= {"encoder", "decoder"}
+    fast = f"--model.attention={attention}", "--model.dtype=bfloat16", "--model.dropout_rate=0"
+    model = config_of("--model.vocab_size=768", *fast).model
+    assert load(str(tmp_path / "hf"), model).keys() >= {"encoder", "decoder"}
 
 
 def test_the_card_has_the_run_s_own_evaluation_beside_those_of_other_splits(tmp_path):

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import sys
-from pathlib import Path
 
 import huggingface_hub
 import numpy as np
@@ -13,6 +11,7 @@ from huggingface_hub import constants
 
 from tasks.terminal.command_line import UserError
 from tests.support.processes import completed
+from tests.support.runs import command
 from tests.support.servers.hub_uploads import TOKEN, HubUploadServer
 from trainer import convert
 from trainer.config.presets import model_preset
@@ -26,7 +25,6 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning"),
 ]
-ROOT = Path(__file__).parents[3]
 FOLDERS = ("checkpoint_1000", "checkpoint_2000")
 
 
@@ -63,13 +61,14 @@ def test_steps_are_branches_and_main_is_the_last(server, tmp_path):
     assert branches["main"] == second
 
 
+NO_NAME = "is not the name of a repository: give OWNER/NAME"
+
+
 @pytest.mark.parametrize(
     ("repository", "token", "message"),
     [
         ("an/owner", None, "needs a token that may write: set HF_TOKEN"),
-        ("owner", TOKEN, "is not the name of a repository: give OWNER/NAME"),
-        ("an/own er", TOKEN, "is not the name of a repository: give OWNER/NAME"),
-        ("an/owner/x", TOKEN, "is not the name of a repository: give OWNER/NAME"),
+        *((name, TOKEN, NO_NAME) for name in ("owner", "an/own er", "an/owner/x")),
     ],
 )
 def test_mistakes_are_found_before_any_work(
@@ -86,13 +85,14 @@ def test_mistakes_are_found_before_any_work(
 
 def test_refusals_are_one_line(server, tmp_path, monkeypatch):
     write(tmp_path / "a")
-    with pytest.raises(UserError, match="has no permission to write there") as error:
-        hub.push(f"{tmp_path}/a", "other/owner", 1, "message", "")
-    assert "\n" not in str(error.value)
-    monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
-    with pytest.raises(UserError, match="the token is not valid") as error:
-        hub.push(f"{tmp_path}/a", "an/owner", 1, "message", "")
-    assert "\n" not in str(error.value)
+    for token, owner, says in (
+        (TOKEN, "other/owner", "has no permission to write there"),
+        ("hf_of_nobody", "an/owner", "the token is not valid"),
+    ):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(UserError, match=says) as error:
+            hub.push(f"{tmp_path}/a", owner, 1, "message", "")
+        assert "\n" not in str(error.value)
     assert server.branches == {}
 
 
@@ -124,19 +124,10 @@ def test_the_command_uploads_a_folder_of_checkpoints(tmp_path):
         (folder / "config.json").write_text(json.dumps(configs.to_config(model, 64)))
         weights.write(str(folder), names.to_tensors(ones, model, "t5"), 10**9)
     with HubUploadServer() as server:
-        environment = {
-            **os.environ,
-            **{"HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"},
-            **{"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
-        }
-        done = completed(
-            [
-                *(sys.executable, "-m", "trainer.convert", f"--from={tmp_path}/in"),
-                *(f"--to={tmp_path}/out", "--format=huggingface", "--dtype=bfloat16"),
-                "--push_to=an/owner",
-            ],
-            env=environment,
-        )
+        environment = {"HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
+        flags = (f"--from={tmp_path}/in", f"--to={tmp_path}/out", "--format=huggingface")
+        arguments = command("trainer.convert", *flags, "--dtype=bfloat16", "--push_to=an/owner")
+        done = completed(arguments, env=os.environ | environment)
         assert done.returncode == 0, done.stderr
         assert f"uploaded to {server.url}/an/owner/tree/step_2000" in done.stdout
         branches = server.branches["an/owner"]

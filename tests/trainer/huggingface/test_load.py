@@ -1,4 +1,4 @@
-"""Tests that folders of transformers load with bit-exact parameters, and when they are rejected."""
+"""Folders of transformers load with bit-exact parameters, or are rejected by name."""
 
 import json
 from dataclasses import replace
@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from tasks.terminal.command_line import UserError
-from trainer.huggingface import configs, load, model_config, weights
+from tests.support.trees import assert_equal
+from tests.trainer.huggingface.conftest import random_batch
+from trainer.huggingface import configs, load, model_config, parity, weights
 
 
 def assert_equal_trees(actual, expected):
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for mine, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert mine.dtype == np.float32
-        np.testing.assert_array_equal(mine, theirs)
+    assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {np.dtype("float32")}
+    assert_equal(actual, expected)
 
 
 NAMES = (
@@ -55,13 +55,17 @@ def test_shards_are_written_and_read(exported):
         load(str(model.folder), model.config)
 
 
-def test_folders_saved_by_transformers_are_read(exported):
+def test_folders_of_transformers_are_read(exported):
     from transformers import T5ForConditionalGeneration
 
     model = exported("t5_1_1")
     folder = model.folder / "again"
     T5ForConditionalGeneration.from_pretrained(model.folder).save_pretrained(folder)
     assert_equal_trees(load(str(folder), model.config), model.params)
+    model = exported("llama_tied")
+    model.tensors["lm_head.weight"] = model.tensors["model.embed_tokens.weight"]
+    model.write(model.written, model.tensors)
+    assert_equal_trees(load(str(model.folder), model.config), model.params)
 
 
 def test_half_precision_is_widened_and_copies_are_ignored(exported):
@@ -79,13 +83,6 @@ def test_half_precision_is_widened_and_copies_are_ignored(exported):
         lambda leaf: leaf.astype(ml_dtypes.bfloat16).astype(np.float32), model.params
     )
     assert_equal_trees(found, expected)
-
-
-def test_a_tied_head_may_be_stored_twice(exported):
-    model = exported("llama_tied")
-    model.tensors["lm_head.weight"] = model.tensors["model.embed_tokens.weight"]
-    model.write(model.written, model.tensors)
-    assert_equal_trees(load(str(model.folder), model.config), model.params)
 
 
 def test_fields_of_another_model_are_named(exported):
@@ -204,3 +201,66 @@ def test_a_bert_without_its_second_head_gets_one(exported, capsys):
     kept = load(str(model.folder), model.config)["order_head"]
     assert_equal_trees(kept["pooler"], head["pooler"])
     assert_equal_trees(kept["logits"], drawn["logits"])
+
+
+THEIR_SIZES = {"vocab_size": 384, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 0}
+DECODER = THEIR_SIZES | {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+T5 = THEIR_SIZES | {"d_model": 32, "d_kv": 24, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+THEIR_MODELS = {
+    "Llama": DECODER
+    | {"num_key_value_heads": 2, "rms_norm_eps": 1e-5, "rope_parameters": LLAMA3_ROPE},
+    "Gemma": DECODER | {"num_key_value_heads": 1, "head_dim": 16},
+    "GPT2": THEIR_SIZES | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "UMT5": T5 | {"feed_forward_proj": "gated-gelu"},
+    "MT5": T5 | {"feed_forward_proj": "gated-gelu"},
+    "T5": T5 | {"feed_forward_proj": "gated-gelu", "relative_attention_num_buckets": 16},
+    "T5, logits of its own": T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+}
+HEADS = {"Llama": "ForCausalLM", "Gemma": "ForCausalLM", "GPT2": "LMHeadModel"}
+
+
+@pytest.mark.parametrize("name", THEIR_MODELS)
+def test_logits_of_a_folder_of_transformers(name, tmp_path):
+    import torch
+    import transformers
+
+    kind = name.partition(",")[0]
+    config = getattr(transformers, f"{kind}Config")(**THEIR_MODELS[name])
+    torch.manual_seed(0)
+    made = getattr(transformers, kind + HEADS.get(kind, "ForConditionalGeneration"))(config)
+    with torch.no_grad():  # biases and gains start at 0 and 1, which hides mistakes
+        for parameter in made.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    made.save_pretrained(tmp_path)
+    ours = model_config(str(tmp_path))
+    batch = random_batch(ours)
+    written = config.to_dict() | {"architectures": [type(made).__name__]}
+    theirs = parity.their_logits(parity.their_model(str(tmp_path), written))
+    found = parity.compare(parity.our_logits(ours, load(str(tmp_path), ours)), theirs, [batch])
+    assert found.holds, str(found)
+    assert np.abs(theirs(batch)[0]).max() > 0.1
+
+
+def test_fields_that_transformers_fills_in(exported):
+    """Missing fields have the values that transformers gives them."""
+    gemma = exported("gemma")
+    gemma.write({**gemma.written, "hidden_act": None}, gemma.tensors)
+    assert model_config(str(gemma.folder)).mlp_activations == ("gelu", "linear")
+    llama = exported("llama3")
+    rope = {**llama.written["rope_parameters"], "original_max_position_embeddings": None}
+    llama.write({**llama.written, "rope_parameters": rope}, llama.tensors)
+    assert "original_positions=64" in model_config(str(llama.folder)).position

@@ -13,26 +13,9 @@ from trainer.huggingface import configs, parity
 from trainer.huggingface.parity import Parity
 
 IN_TRANSFORMERS = (
-    "t5_1_0",
-    "t5_1_1",
-    "t5_1_1_tied",
-    "t5_squared_relu",
-    "mt5",
-    "bert",
-    "bert_untied",
-    "llama",
-    "llama_tied",
-    "llama3",
-    "llama_linear",
-    "gemma",
-    "gpt2",
-    "umt5",
-    "umt5_tied",
-    "t5_unscaled",
-    "t5_buckets",
-    "mup_decoder",
-    "mup_t5",
-    "mup_t5_tied",
+    *("t5_1_0", "t5_1_1", "t5_1_1_tied", "t5_squared_relu", "mt5", "bert", "bert_untied", "llama"),
+    *("llama_tied", "llama3", "llama_linear", "gemma", "gpt2", "umt5", "umt5_tied", "t5_unscaled"),
+    *("t5_buckets", "mup_decoder", "mup_t5", "mup_t5_tied"),
 )
 
 
@@ -186,11 +169,21 @@ def test_only_the_first_example_of_packed_rows_is_compared():
         ("llama_tiny", {"mlp_activations": ("relu",)}, "no llama model with mlp_activations"),
         ("tiny_primer", {}, "family primer .* --custom_code"),
         ("llama_tiny", {"num_heads": 3}, "emb_dim 16 does not divide by 3 heads"),
+        ("llama_tiny_dynamic_tanh", {}, "no llama model with norm dynamic_tanh$"),
+        ("t5_1_0_tiny", {"feed_forward": "none"}, "feed_forward none"),
+        ("t5_1_0_tiny", {"mixer": "values_relu"}, "mixer values_relu"),
+        ("t5_1_0_tiny", {"token_dropping": 1}, "token_dropping 1"),
+        ("t5_1_0_tiny", {"cross_attention": "merged"}, "cross_attention merged"),
+        ("t5_1_0_tiny", {"cross_attention": "layerwise"}, "cross_attention layerwise"),
+        ("t5_1_0_tiny", {"database_entries": 3}, "database_entries 3"),
+        ("t5_1_0_tiny", {"head_scaling": "halves"}, "head_scaling halves"),
+        ("t5_1_0_tiny", {"norm_placement": "pre_without_mixer_residual"}, "norm_placement pre_wit"),
     ],
 )
 def test_models_unknown_to_transformers_are_rejected_with_a_reason(preset, changes, reason):
     found = configs.refusal(replace(model_preset(preset), **changes))
     assert re.search(reason, found)
+    assert "\n" not in found
 
 
 @pytest.mark.parametrize(

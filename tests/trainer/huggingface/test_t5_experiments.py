@@ -13,33 +13,20 @@ from trainer.model.paths import named
 
 D, H, K, F, V = 12, 4, 6, 16, 40
 T5 = {
-    "model_type": "t5",
-    "d_ff": F,
-    "d_kv": K,
-    "d_model": D,
-    "num_heads": H,
-    "num_layers": 2,
-    "vocab_size": V,
-    "dropout_rate": 0.1,
-    "layer_norm_epsilon": 1e-6,
+    **{"model_type": "t5", "d_ff": F, "d_kv": K, "d_model": D, "num_heads": H, "num_layers": 2},
+    **{"vocab_size": V, "dropout_rate": 0.1, "layer_norm_epsilon": 1e-6},
     "relative_attention_num_buckets": 32,
 }
+CDQ_LAYER = "modeling_t5:T5CDQAttention"
 CDQ = {
-    "encoder_self_attention_layer": "modeling_t5:T5CDQAttention",
+    "encoder_self_attention_layer": CDQ_LAYER,
     "decoder_self_attention_layer": "modeling_t5:T5Attention",
     "decoder_cross_attention_layer": "modeling_t5:T5Attention",
 }
 BERT = {
-    "model_type": "bert",
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 2,
-    "vocab_size": V,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-    "max_position_embeddings": 24,
-    "type_vocab_size": 2,
+    **{"model_type": "bert", "hidden_size": 16, "intermediate_size": 32, "hidden_act": "gelu"},
+    **{"num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": V, "type_vocab_size": 2},
+    **{"layer_norm_eps": 1e-12, "max_position_embeddings": 24},
 }
 RELATIVE = {
     "position_embedding_type": "relative_attention_bias",
@@ -59,38 +46,27 @@ def folder_of(tmp_path, written, shapes):
 
 
 def t5_shapes(conditional):
-    """Returns the shapes of such a T5's tensors, as torch has them."""
-    shared = conditional or H
-    shapes = {"shared.weight": (V, D)}
-    for stack in ("encoder", "decoder"):
-        shapes[f"{stack}.final_layer_norm.weight"] = (D,)
-        heads = shared if stack == "encoder" else H
-        for index in range(2):
-            block = f"{stack}.block.{index}.layer"
-            own = f"{block}.0.SelfAttention"
-            if index == 0:
-                shapes[f"{own}.relative_attention_bias.weight"] = (32, heads)
-            for name in "qkv":
-                shapes[f"{own}.{name}.weight"] = (heads * K, D)
-            shapes[f"{own}.o.weight"] = (D, H * K)
-            if stack == "encoder" and conditional:
-                if conditional == H:
-                    del shapes[f"{own}.q.weight"]
-                shapes[f"{own}.cd_q.weight"] = (K, D)
-                shapes[f"{own}.cd_w.weight"] = (D, 2 * D)
-                shapes[f"{own}.T.weight"] = (conditional, D)
-                shapes[f"{own}.W_t.weight"] = (D, D)
-            shapes[f"{block}.0.layer_norm.weight"] = (D,)
-            last = 1
-            if stack == "decoder":
-                last = 2
-                for name in "qkv":
-                    shapes[f"{block}.1.EncDecAttention.{name}.weight"] = (H * K, D)
-                shapes[f"{block}.1.EncDecAttention.o.weight"] = (D, H * K)
-                shapes[f"{block}.1.layer_norm.weight"] = (D,)
-            shapes[f"{block}.{last}.DenseReluDense.wi.weight"] = (F, D)
-            shapes[f"{block}.{last}.DenseReluDense.wo.weight"] = (D, F)
-            shapes[f"{block}.{last}.layer_norm.weight"] = (D,)
+    """Returns the shapes of such a T5's tensors: those of transformers, with other attentions."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    made = T5ForConditionalGeneration(T5Config(**T5, feed_forward_proj="relu"))
+    shapes = {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
+    for name in list(shapes):
+        if "embed_tokens" in name or name == "lm_head.weight":  # the shared table
+            del shapes[name]
+    if not conditional:
+        return shapes
+    for name, (rows, *columns) in list(shapes.items()):
+        if name.startswith("encoder") and "relative" in name:
+            shapes[name] = (rows, conditional)
+        if name.startswith("encoder") and name.endswith(("q.weight", "k.weight", "v.weight")):
+            shapes[name] = (conditional * K, *columns)
+    for index in range(2):
+        own = f"encoder.block.{index}.layer.0.SelfAttention"
+        if conditional == H:
+            del shapes[f"{own}.q.weight"]
+        shapes |= {f"{own}.cd_q.weight": (K, D), f"{own}.cd_w.weight": (D, 2 * D)}
+        shapes |= {f"{own}.T.weight": (conditional, D), f"{own}.W_t.weight": (D, D)}
     return shapes
 
 
@@ -128,46 +104,28 @@ def test_t5_with_conditional_queries_and_memory_tokens(tmp_path, conditional, me
 
 
 def bert_shapes(pre, position):
-    """Returns the shapes of such a BERT's tensors."""
-    width, inner, embeddings = 16, 32, "bert.embeddings"
-    shapes = {
-        f"{embeddings}.word_embeddings.weight": (V, width),
-        f"{embeddings}.token_type_embeddings.weight": (2, width),
-        "cls.predictions.bias": (V,),
-    }
+    """Returns the shapes of such a BERT's tensors: transformers', with other norms and tables."""
+    from transformers import BertConfig, BertForPreTraining
 
-    def norm(name):
-        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (width,)
-
-    def dense(name, out, into):
-        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (out, into), (out,)
-
-    norm(f"{embeddings}.LayerNorm")
-    norm("cls.predictions.transform.LayerNorm")
-    dense("cls.predictions.transform.dense", width, width)
-    dense("bert.pooler.dense", width, width)
-    dense("cls.seq_relationship", 2, width)
-    if position == "absolute":
-        shapes[f"{embeddings}.position_embeddings.weight"] = (24, width)
+    made = BertForPreTraining(BertConfig(**BERT))
+    shapes = {name: tuple(tensor.shape) for name, tensor in made.state_dict().items()}
+    for name in list(shapes):
+        if "cls.predictions.decoder" in name:  # the table of tokens
+            del shapes[name]
+        if pre and name.startswith("bert.encoder") and ".output.LayerNorm" in name:
+            other = "post_attention_ln" if "attention.output" in name else "pre_attention_ln"
+            place = name.split(".attention.output" if "attention.output" in name else ".output")[0]
+            shapes[f"{place}.{other}.{name.rpartition('.')[2]}"] = shapes.pop(name)
     if pre:
-        norm("bert.encoder.last_layer_ln")
-    for index in range(2):
-        layer = f"bert.encoder.layer.{index}"
-        for name in ("query", "key", "value"):
-            dense(f"{layer}.attention.self.{name}", width, width)
-        dense(f"{layer}.attention.output.dense", width, width)
-        dense(f"{layer}.intermediate.dense", inner, width)
-        dense(f"{layer}.output.dense", width, inner)
-        if pre:
-            norm(f"{layer}.pre_attention_ln")
-            norm(f"{layer}.post_attention_ln")
-        else:
-            norm(f"{layer}.attention.output.LayerNorm")
-            norm(f"{layer}.output.LayerNorm")
-        if position == "relative" and index == 0:
-            shapes[f"{layer}.attention.self.relative_attention_bias.weight"] = (32, 2)
-        if position == "rotary":
-            shapes[f"{layer}.attention.self.rotary_emb.inv_freq"] = (2,)
+        last = "bert.encoder.last_layer_ln"
+        shapes |= {f"{last}.weight": (16,), f"{last}.bias": (16,)}
+    if position != "absolute":
+        del shapes["bert.embeddings.position_embeddings.weight"]
+    own = "bert.encoder.layer.{}.attention.self"
+    if position == "relative":
+        shapes[f"{own.format(0)}.relative_attention_bias.weight"] = (32, 2)
+    if position == "rotary":
+        shapes |= {f"{own.format(index)}.rotary_emb.inv_freq": (2,) for index in range(2)}
     return shapes
 
 
@@ -205,18 +163,9 @@ def test_bert_with_other_norms_and_positions(tmp_path, capsys, pre, position):
     [
         (T5 | CDQ, "has no field num_cdq_heads"),
         (T5 | CDQ | {"num_cdq_heads": 3}, "conditional_heads are num_heads, 4, or half"),
-        (
-            T5 | {"decoder_self_attention_layer": "modeling_t5:T5CDQAttention"},
-            "decoder_self_attention_layer is modeling_t5:T5CDQAttention",
-        ),
-        (
-            T5 | {"decoder_cross_attention_layer": "mine:Attention"},
-            "decoder_cross_attention_layer is mine:Attention",
-        ),
-        (
-            T5 | {"encoder_self_attention_layer": "mine:Attention"},
-            "encoder_self_attention_layer is mine:Attention; this knows modeling_t5:T5Attention",
-        ),
+        (T5 | {"decoder_self_attention_layer": CDQ_LAYER}, "decoder_self_attention_layer is mod"),
+        (T5 | {"decoder_cross_attention_layer": "mine:Attention"}, "decoder_cross_.* is mine:Att"),
+        (T5 | {"encoder_self_attention_layer": "mine:Attention"}, "encoder_.* this knows modelin"),
         (BERT | {"position_embedding_type": "relative_key"}, "embedding_type is relative_key"),
         (BERT | RELATIVE | {"relative_last_bucket_distance": None}, "relative_last_bucket_dist"),
         (BERT | {"pre_layer_norm": True, "last_layer_norm": False}, "last_layer_norm is False"),

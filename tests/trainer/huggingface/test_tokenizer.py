@@ -12,6 +12,7 @@ from tasks import vocabulary
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import NORMAL
+from tests.support.small_tokenizers import without_sentinels
 from trainer.huggingface import tokenizer
 from vocab.train import add_sentinels
 
@@ -72,17 +73,11 @@ def lines_of_text(count: int) -> list[str]:
 
 def train(lines=1500, **settings) -> vocabulary.Vocabulary:
     """Returns a small vocabulary, trained by SentencePiece on the lines above."""
-    model = io.BytesIO()
+    model, given = io.BytesIO(), iter(lines_of_text(lines))
+    settings = {"vocab_size": 800, "character_coverage": 0.99, **settings}
+    ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "minloglevel": 2, "num_threads": 1}
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines_of_text(lines)),
-        model_writer=model,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        minloglevel=2,
-        num_threads=1,
-        **{"vocab_size": 800, "character_coverage": 0.99, **settings},
+        sentence_iterator=given, model_writer=model, **ids, **settings
     )
     return vocabulary.from_bytes(add_sentinels(model.getvalue(), 100))
 
@@ -146,15 +141,9 @@ def test_ids_equal_those_of_sentencepiece(tmp_path, kind):
 def test_ids_equal_those_of_sentencepiece_on_10_000_lines(tmp_path, kind):
     symbols = tuple(KINDS[kind].get("user_defined_symbols", ["\0"]))
     lines = [line for line in lines_of_text(10_000) if not line.strip().startswith(symbols)]
-    match = check(
-        tmp_path,
-        train(lines=10_000, vocab_size=3000, **KINDS[kind]),
-        lines,
-        0.005,
-    )
-    print(
-        f"{kind}: {len(match.different)} of {match.texts} lines have an equally good segmentation"
-    )
+    words = train(lines=10_000, vocab_size=3000, **KINDS[kind])
+    match = check(tmp_path, words, lines, 0.005)
+    print(f"{kind}: {len(match.different)} of {match.texts} lines are segmented as well otherwise")
 
 
 @pytest.fixture(scope="module")
@@ -178,14 +167,11 @@ def test_sentinels_descend_from_the_last_id(tmp_path, words):
     assert theirs("the", "of").input_ids == [*before, 1, *after, 1]
 
 
-def test_decoding_returns_the_text(tmp_path, words):
+def test_texts_of_models_without_an_encoder_are_those_of_training(tmp_path, words):
     theirs = load(tmp_path, words)
     text = "The function returns None."
     ids = theirs(text).input_ids
     assert theirs.decode(ids, skip_special_tokens=True) == text == words.decode(ids)
-
-
-def test_a_decoder_only_text_begins_with_the_id_of_training(tmp_path, words):
     theirs = load(tmp_path, words, tokenizer.Roles(begins="<pad>", ends=False))
     ids = theirs("the").input_ids
     assert ids == [0, *words.encode(["the"])[0]]
@@ -225,30 +211,15 @@ def test_the_folder_names_a_class_of_transformers_4_and_5(words):
         assert {*written["additional_special_tokens"]} == sentinels - named
 
 
-def test_sentinels_missing_in_the_model_are_added(tmp_path, words):
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto = sentencepiece_model_pb2.ModelProto.FromString(words.model)
-    del proto.pieces[-100:]
-    bare = vocabulary.from_bytes(proto.SerializeToString(), extra_ids=100)
+def test_sentinels_that_the_model_lacks_are_added_and_others_rejected(tmp_path, words):
+    bare = vocabulary.from_bytes(without_sentinels(words.model), extra_ids=100)
     assert bare.size == words.size
     theirs = load(tmp_path, bare)
     assert tokenizer.compare(theirs, bare, ["the text <code> of"]).different == []
-
-
-def test_a_sentinel_with_another_id_is_rejected(tmp_path, words):
     theirs = load(tmp_path, words)
-    longer = vocabulary.from_bytes(add_sentinels_of(words, 101))
+    longer = vocabulary.from_bytes(add_sentinels(without_sentinels(words.model), 101))
     with pytest.raises(UserError, match="the tokenizer gives <extra_id_0> the ids"):
         tokenizer.compare(theirs, longer, [])
-
-
-def add_sentinels_of(words, count):
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto = sentencepiece_model_pb2.ModelProto.FromString(words.model)
-    del proto.pieces[-100:]
-    return add_sentinels(proto.SerializeToString(), count)
 
 
 def test_models_unknown_to_tokenizers_are_rejected():

@@ -13,6 +13,7 @@ import trainer.zoo  # noqa: F401  (registers its parts)
 from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig
 from trainer.model.parts import FAMILIES
+from trainer.model.paths import named
 from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params
 
@@ -35,20 +36,15 @@ def tiny_config(family: str, **changes) -> ModelConfig:
 
 
 class TinyModel:
-    """A model with untied logits, so that embeddings act through the input only."""
+    """A model of a configuration, or of a family with changes.
 
-    def __init__(self, family: str, **changes) -> None:
-        self._build(tiny_config(family, **({"tied_logits": False} | changes)))
+    A family's logits are untied, so that embeddings act through the input only.
+    """
 
-    @classmethod
-    def of(cls, config: ModelConfig) -> TinyModel:
-        """Returns a model of a whole configuration."""
-        model = cls.__new__(cls)
-        model._build(config)
-        return model
-
-    def _build(self, config: ModelConfig) -> None:
-        self.config = config
+    def __init__(self, model: str | ModelConfig, **changes) -> None:
+        if isinstance(model, str):
+            model = tiny_config(model, **({"tied_logits": False} | changes))
+        self.config = model
         self.spec = model_spec(self.config)
         self.model = build_model(self.spec)
         self.has_encoder = self.spec.encoder is not None
@@ -57,8 +53,7 @@ class TinyModel:
     @cached_property
     def params(self):
         """Random in every tensor, and without compiling the initialisers."""
-        key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-        shapes = jax.eval_shape(lambda key: init_params(self.spec, key), key)
+        shapes = jax.eval_shape(lambda: init_params(self.spec, jax.random.key(0)))
         random = np.random.default_rng(0)
         return jax.tree.map(
             lambda leaf: jnp.asarray(0.4 * random.normal(size=leaf.shape), jnp.float32), shapes
@@ -76,9 +71,21 @@ class TinyModel:
 tiny_model = cache(TinyModel)
 
 
-@pytest.fixture(scope="session", params=["t5_1_0", "t5_1_1", "lm", "llama"])
-def tiny(request: pytest.FixtureRequest) -> TinyModel:
-    return tiny_model(request.param)
+def initial(spec, *paths):
+    """Returns initial parameters by path, or one by its path alone, and compiles no others."""
+
+    @jax.jit
+    def of(key):
+        leaves = named(init_params(spec, key))
+        return {path: leaves[path] for path in paths or leaves}
+
+    found = of(jax.random.key(0))
+    return found[paths[0]] if len(paths) == 1 else found
+
+
+def unboxed(params):
+    """Returns the arrays of a module's parameters without the names of their axes."""
+    return jax.tree.map(lambda box: box.value, params, is_leaf=lambda node: hasattr(node, "names"))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Conditional queries (cdQ) and memory tokens: formulas in float64, totals, packing, gradients."""
 
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.parameters import slow_unless
+from tests.trainer.model.conftest import initial, tiny_config, unboxed
 from trainer.config.presets import MODEL_PRESETS
 from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.model.attention import DotProductAttention
@@ -19,7 +19,7 @@ from trainer.model.parametrisation import StandardParametrisation
 from trainer.model.paths import named
 from trainer.model.positions import Positions, RotaryPosition, rotate
 from trainer.model.spec import model_spec
-from trainer.model.transformer import init_params, parameter_facts, run_model
+from trainer.model.transformer import parameter_facts
 from trainer.zoo.conditional_queries import ConditionalQueryAttention
 
 B, L, D, G, K = 2, 7, 6, 2, 4
@@ -74,36 +74,23 @@ def test_the_formula(plain, rotary, packed):
         angles = RotaryPosition(K).build(SHARED, G, "it").apply({}, L, L, places).angle_BLC
     positions = None if not packed else jnp.asarray(PLACES)
     rows = Rows(jnp.asarray(SEGMENTS[rows_of]), position_BL=positions)
-    view = View(
-        jnp.asarray(VISIBLE[rows_of]),
-        Positions(
-            bias_HLS=jnp.asarray(bias, jnp.float32),
-            angle_BLC=None if angles is None else angles[rows_of],
-        ),
-        rows,
-        rows,
-    )
+    own = None if angles is None else angles[rows_of]
+    view_of = Positions(bias_HLS=jnp.asarray(bias, jnp.float32), angle_BLC=own)
+    view = View(jnp.asarray(VISIBLE[rows_of]), view_of, rows, rows)
     module, states = spec.build(SHARED, "it"), jnp.asarray(x[rows_of], jnp.float32)
     with jax.default_matmul_precision("highest"):
         boxes = jax.eval_shape(lambda: module.init(jax.random.key(0), states, states, view, True))
-        shapes = jax.tree.map(
-            lambda box: box.value, boxes["params"], is_leaf=lambda box: hasattr(box, "names")
-        )
-        params = jax.tree.map(lambda leaf: 0.3 * random.normal(size=leaf.shape), shapes)
-        out = module.apply(
-            {"params": jax.tree.map(jnp.float32, params)}, states, states, view, True
-        )
+        params = jax.tree.map(lambda leaf: 0.3 * random.normal(size=leaf.shape), unboxed(boxes))
+        single = jax.tree.map(jnp.float32, params)
+        out = module.apply(single, states, states, view, True)
 
     def turn(heads, row):
-        return (
-            heads
-            if angles is None
-            else np.asarray(
-                rotate(jnp.asarray(heads[None], jnp.float32), angles[row : row + 1])[0], np.float64
-            )
-        )
+        if angles is None:
+            return heads
+        own = jnp.asarray(heads[None], jnp.float32), angles[row : row + 1]
+        return np.asarray(rotate(*own)[0], np.float64)
 
-    kernels = {name: leaf["kernel"] for name, leaf in params.items()}
+    kernels = {name: leaf["kernel"] for name, leaf in params["params"].items()}
     expected = formula(x, kernels, bias, plain, turn)[rows_of]
     token = TOKEN[rows_of]
     np.testing.assert_allclose(out[token], expected[token], rtol=0, atol=1e-6)
@@ -126,18 +113,20 @@ def test_totals(name, total):
 
 
 def test_initial_deviations():
-    config = replace(MODEL_PRESETS["t5_1_0_base_cdq"], num_encoder_layers=1, num_decoder_layers=1)
-    params = named(init_params(model_spec(replace(config, vocab_size=8)), jax.random.key(0)))
-    d, k, h = 768, 64, 6
-    for name, size in (
-        ("pool", h * d),
-        ("pool_hidden", d * d),
-        ("conditional_query", d * k),
-        ("condition", 2 * d * d),
-        ("query", d * k),
-    ):
-        kernel = params[f"encoder/layers_0/attention/{name}/kernel"]
-        assert np.std(kernel) * size**0.5 == pytest.approx(1, abs=0.03), name
+    d, k, h = 192, 16, 6
+    sizes = {"emb_dim": d, "head_dim": k, "num_heads": 2 * h, "mixer": "cdq:conditional_heads=6"}
+    spec = model_spec(tiny_config("t5_1_0", **sizes))
+    expected = {
+        "pool": h * d,
+        "pool_hidden": d * d,
+        "conditional_query": d * k,
+        "condition": 2 * d * d,
+        "query": d * k,
+    }
+    paths = {f"encoder/layers_0/attention/{name}/kernel": n for name, n in expected.items()}
+    for path, kernel in initial(spec, *paths).items():
+        tolerance = 0.03 if kernel.size > 5000 else 0.07
+        assert np.std(kernel) * paths[path] ** 0.5 == pytest.approx(1, abs=tolerance), path
 
 
 def test_the_decoder_beside_it_has_attention(make_config):
@@ -148,25 +137,6 @@ def test_the_decoder_beside_it_has_attention(make_config):
     assert isinstance(decoder.cross_mixer, DotProductAttention)
 
 
-@pytest.mark.parametrize(
-    ("family", "changes", "field"),
-    [
-        ("lm", {"mixer": "cdq"}, "mixer"),
-        ("t5_1_0", {"mixer": "cdq:conditional_heads=3", "num_heads": 4}, "mixer"),
-        ("t5_1_0", {"mixer": "cdq:conditional_heads=0"}, "mixer"),
-        ("t5_1_0", {"mixer": "cdq", "query_key_norm": True}, "query_key_norm"),
-        ("t5_1_0", {"mixer": "cdq", "num_kv_heads": 1}, "num_kv_heads"),
-        ("t5_1_0", {"mixer": "cdq", "attention": "pallas", "head_dim": 64}, "mixer"),
-        ("bert", {"memory_tokens": 3}, "memory_tokens"),
-        ("lm", {"memory_tokens": 3}, "memory_tokens"),
-        ("t5_1_0", {"memory_tokens": -1}, "memory_tokens"),
-    ],
-)
-def test_what_does_not_fit_is_refused(make_config, family, changes, field):
-    with pytest.raises(ValueError, match=rf"^{field} is .*must be"):
-        make_config(family, **changes)
-
-
 VARIANTS = {
     "cdq": {"mixer": "cdq"},
     "half": {"mixer": "cdq:conditional_heads=1"},
@@ -175,7 +145,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("variant", slow_unless({"cdq", "both"}, VARIANTS))
+@pytest.mark.parametrize("variant", slow_unless({"both"}, VARIANTS))
 def test_gradients_reach_every_tensor(make_tiny, batch, variant):
     tiny = make_tiny("t5_1_0", **VARIANTS[variant])
 
@@ -186,49 +156,8 @@ def test_gradients_reach_every_tensor(make_tiny, batch, variant):
         assert float(jnp.abs(gradient).max()) > 1e-6, path
 
 
-@pytest.mark.parametrize("variant", slow_unless({"cdq", "memory"}, VARIANTS))
-def test_a_scan_computes_what_a_loop_does(make_tiny, make_config, batch, variant):
-    from trainer.model.layers import stack_layers
-    from trainer.model.transformer import build_model
-
-    tiny = make_tiny("t5_1_0", num_encoder_layers=2, num_decoder_layers=2, **VARIANTS[variant])
-    scanned = build_model(model_spec(replace(tiny.config, scan_layers=True)))
-    expected = tiny.apply(batch)
-    found = jax.jit(scanned.apply)({"params": stack_layers(tiny.params)}, batch)
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("family", ["t5_1_0", "bert"])
-@pytest.mark.parametrize("heads", [1, 2])
-def test_packed_examples_are_as_if_alone(make_tiny, family, heads):
-    tiny = make_tiny(family, mixer=f"cdq:conditional_heads={heads}")
-    first, second = np.arange(1, 5), np.arange(5, 8)
-
-    def states(tokens, segments=None):
-        batch = {"encoder_input_tokens": jnp.asarray(tokens)[None]}
-        if segments is not None:
-            batch["encoder_segment_ids"] = jnp.asarray(segments)[None]
-        return tiny.apply(batch, method="encode")[0]
-
-    packed = states([*first, *second, 0], [1] * 4 + [2] * 3 + [0])
-    alone = np.concatenate([states(first), states(second)])
-    np.testing.assert_allclose(packed[:7], alone, rtol=1e-5, atol=1e-5)
-    # Padding has no effect on what is pooled.
-    np.testing.assert_allclose(states([*first, 0, 0])[:4], states(first), rtol=1e-5, atol=1e-5)
-
-
-def test_bfloat16_is_close(make_tiny, batch):
-    tiny = make_tiny("t5_1_0", mixer="cdq:conditional_heads=1", memory_tokens=2)
-    half = model_spec(replace(tiny.config, dtype="bfloat16"))
-    from trainer.model.transformer import build_model
-
-    expected = np.asarray(tiny.apply(batch))[:, :-1]
-    found = jax.jit(partial(run_model, build_model(half)))(tiny.params, batch)[:, :-1]
-    assert np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
-
-
 def test_memory_tokens_are_positions_in_front(make_tiny, batch):
-    """The states are those of a model without memory whose first tokens embed as the memory."""
+    # The states are those of a model without memory whose first tokens embed as the memory.
     n, tiny = 3, make_tiny("t5_1_0", memory_tokens=3)
     plain = make_tiny("t5_1_0")
     params = dict(tiny.params)
@@ -244,9 +173,6 @@ def test_memory_tokens_are_positions_in_front(make_tiny, batch):
     assert np.abs(found - without)[:, :-1].max() > 1e-2
     states = tiny.apply(batch, method="encode")
     assert states.shape[1] == n + batch["encoder_input_tokens"].shape[1]
-
-
-def test_memory_tokens_cannot_be_packed(make_tiny, batch):
     tiny = make_tiny("t5_1_0", memory_tokens=3)
     segments = {"encoder_segment_ids": jnp.ones_like(batch["encoder_input_tokens"])}
     with pytest.raises(ValueError, match="memory_tokens need rows of one example"):
@@ -255,7 +181,7 @@ def test_memory_tokens_cannot_be_packed(make_tiny, batch):
 
 def test_memory_starts_as_unit_normal_and_costs_operations(make_config):
     config = make_config("t5_1_0", memory_tokens=100)
-    start = init_params(model_spec(config), jax.random.key(0))["memory_embedder"]["embedding"]
+    start = initial(model_spec(config), "memory_embedder/embedding")
     assert np.std(start) == pytest.approx(1, abs=0.1)
     assert not parameter_facts(model_spec(config))["memory_embedder/embedding"].use.decays
     without = replace(config, memory_tokens=0)

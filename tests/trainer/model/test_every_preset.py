@@ -9,7 +9,6 @@ import functools
 import itertools
 import json
 from dataclasses import fields, replace
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,12 +16,10 @@ import pytest
 
 from tests.support import eight_devices
 from tests.support.parameters import slow_unless
+from tests.support.runs import config_of, program_of, updated
 from tests.trainer.model.conftest import TinyModel
 from tests.trainer.model.visibility import DECODER_SEGMENTS, ENCODER_SEGMENTS, check
-from trainer.config.from_flags import build_config
 from trainer.config.presets import MODEL_PRESETS
-from trainer.engine.program import Program
-from trainer.engine.sharding import put_batch
 from trainer.model.config import ModelConfig
 from trainer.model.layers import stack_layers
 
@@ -90,11 +87,6 @@ FIRST = first_of_their_parts()
 UNPADDED = ("t5_1_1_tiny", "lm_tiny", "llama_tiny", "gpt2_small", "bert_tiny")
 
 
-def each(names: list[str]):
-    """Parametrizes a test by presets, of which those that repeat others' parts are slow."""
-    return pytest.mark.parametrize("name", slow_unless(FIRST, names))
-
-
 def scans(config: ModelConfig) -> bool:
     """Returns whether the layers of a model can be scanned."""
     with contextlib.suppress(ValueError):
@@ -103,19 +95,20 @@ def scans(config: ModelConfig) -> bool:
 
 
 ALIKE = [name for name in NAMES if scans(MODELS[name])]
-# A router's choice is no smooth function of tokens, and a full expert takes no more of them. Packed
-# examples compete for the places of an encoder that drops tokens, memory tokens refuse them, and
-# blocks of a pattern are counted along the row.
-PACKS = [
+# Packed examples compete for the places of an encoder that drops tokens, memory tokens refuse them,
+# and blocks of a pattern are counted along the row.
+SEES_ALL = [
     name
     for name, config in MODELS.items()
-    if not (config.num_experts or config.token_dropping or config.memory_tokens)
-    and config.attention_pattern == "full"
+    if not (config.token_dropping or config.memory_tokens) and config.attention_pattern == "full"
 ]
-SEES_ALL = [name for name in PACKS if name in PREDICTS_NEXT]
+# A full expert takes no more tokens.
+PACKS = [name for name in SEES_ALL if not MODELS[name].num_experts]
+# What MARCH's models see, and their packed rows, test_march_models.py has, too.
+FIRST_SEEN = {name for name in FIRST if not name.startswith("march_")}
 
 
-tiny_of = functools.cache(TinyModel.of)
+tiny_of = functools.cache(TinyModel)
 
 
 def batch_of(config: ModelConfig, rows: int = 8) -> dict[str, np.ndarray]:
@@ -147,7 +140,9 @@ def batch_of(config: ModelConfig, rows: int = 8) -> dict[str, np.ndarray]:
     }
 
 
-@each(SEES_ALL)
+@pytest.mark.parametrize(
+    "name", slow_unless(FIRST_SEEN, [name for name in SEES_ALL if name in PREDICTS_NEXT])
+)
 def test_positions_see_what_they_may(name, batch):
     config = MODELS[name]
     encoders = min(config.num_encoder_layers, 1)  # the layers of these presets see alike
@@ -173,7 +168,7 @@ def alone(rows, half):
 @pytest.mark.parametrize(
     ("name", "padded"),
     slow_unless(
-        {*((name, True) for name in FIRST), *((name, False) for name in UNPADDED)},
+        {*((name, True) for name in FIRST_SEEN), *((name, False) for name in UNPADDED)},
         itertools.product(PACKS, (False, True)),
     ),
 )
@@ -196,42 +191,27 @@ def test_packed_rows_equal_rows_of_their_own(name, padded):
     np.testing.assert_allclose(together, found.reshape(together.shape), atol=2e-5, rtol=2e-5)
 
 
-@each(ALIKE)
+@pytest.mark.parametrize("name", slow_unless(FIRST, ALIKE))
 def test_a_scan_equals_a_loop(name):
     config = MODELS[name]
     batch, model = batch_of(config, rows=2), tiny_of(config)
-    scanned = TinyModel.of(replace(config, scan_layers=True))
+    scanned = TinyModel(replace(config, scan_layers=True))
     loop, scan = logits(model, batch), logits(scanned, batch, stack_layers(model.params))
     np.testing.assert_allclose(loop, scan, atol=2e-5, rtol=2e-5)
 
 
-def program_of(name: str, *flags: str) -> Program:
-    """Returns the program of a shrunk preset that learns by Adam."""
+def losses_of(name: str, steps: int, *flags: str) -> list[float]:
+    """Returns the loss of each update of a shrunk preset that learns by Adam."""
     flags = (
         *("--batch_size=8", "--optimizer.name=adamw", "--optimizer.learning_rate=0.01"),
         *("--optimizer.schedule=constant", *flags),
     )
-    config, _ = build_config(name, list(flags))
-    return Program(SimpleNamespace(config=replace(config, model=replace(
-        MODELS[name], dtype=config.model.dtype
-    ))))  # fmt: skip
+    config = config_of(*flags, preset=name)
+    model = replace(MODELS[name], dtype=config.model.dtype)
+    return updated(program_of(replace(config, model=model)), [batch_of(model)] * steps)[1]
 
 
-def losses_of(name: str, steps: int, *flags: str) -> list[float]:
-    """Returns the loss of each step."""
-    program, batch = program_of(name, *flags), batch_of(MODELS[name])
-    state, losses = program.initial_state(), []
-    for _ in range(steps):
-        state = program.train_step(
-            state.replace(metrics=program.zero_metrics()), put_batch(batch, program.mesh)
-        )
-        total, weight = state.metrics["loss"]
-        losses.append(float(total / weight))
-    return losses
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_unless({"tiny_primer"}, NAMES))
 def test_bfloat16_learns(name):
     losses = losses_of(name, 40, "--model.dtype=bfloat16")
     assert losses[-1] < 0.8 * losses[0], losses

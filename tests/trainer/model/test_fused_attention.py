@@ -4,7 +4,6 @@ As a program, `test_fused_attention.py TOPOLOGY`, it compiles the kernels for a 
 """
 
 import os
-import pathlib
 import sys
 from functools import cache, partial
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.support.processes import completed
+from tests.support.processes import ROOT, started
 from trainer.model import fused_attention as fused
 from trainer.model import fused_tiles
 from trainer.model.fused_sparsity import tables_of
@@ -24,7 +23,6 @@ from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSe
 from trainer.model.positions import RelativeBias, T5RelativePosition
 from trainer.zoo.sparse_layouts import BigBird
 
-ROOT = pathlib.Path(__file__).parents[3]
 ENCODER = SameSegment()
 DECODER = AllOf((SameSegment(), Causal()))
 PREFIX = AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix()))))
@@ -48,7 +46,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "encoder": Case(ENCODER, 32, 32, True, block=32),
+    "encoder": Case(ENCODER, 32, 32, True, num_heads=1, block=32),
     "encoder, loops": Case(ENCODER, 76, 76, True, unrolled=1),
     "decoder": Case(DECODER, 28, 28, True, num_heads=1),
     "decoder, loops": Case(DECODER, 40, 40, True, scale=0.125, unrolled=1),
@@ -64,13 +62,12 @@ def bias_of(case):
     return T5RelativePosition(bidirectional=case.mask == ENCODER, max_distance=20)
 
 
-def attend(case, q, k, v, table, query, key):
+def attend(case, q, k, v, table, query, key, bias_of=bias_of, **more):
     return fused.fused_attention(
         *(q, k, v, query, key, case.head_dim, predicate(case.mask)),
         relative=RelativeBias(table, bias_of(case)) if case.biased else None,
         scale=case.scale,
-        block=case.block,
-        interpret=True,
+        **{"block": case.block, "interpret": True} | more,
     )
 
 
@@ -174,14 +171,9 @@ COMPILED = {
 @pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
 def test_kernels_compile_for_tpus_without_one(topology):
     pytest.importorskip("libtpu")
-    environment = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "JAX_PLATFORMS": "cpu",
-        "TPU_SKIP_MDS_QUERY": "1",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    }
-    command = [sys.executable, __file__, topology]
-    done = completed(command, env=os.environ | environment)
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    done = started(__file__, topology, env=os.environ | environment | {"JAX_PLATFORMS": "cpu"})
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == [*COMPILED]
 
@@ -192,6 +184,9 @@ def compile_for(topology):
     from jax.sharding import SingleDeviceSharding
 
     from trainer.model.device import Device
+
+    def whole_bias_of(case):
+        return T5RelativePosition(case.mask == ENCODER)
 
     device = topologies.get_topology_desc(topology_name=topology, platform="tpu").devices[0]
     sharding = SingleDeviceSharding(device)
@@ -210,19 +205,9 @@ def compile_for(topology):
             layout = tables_of(case.pattern, case.num_heads, case.head_dim, length, known)
 
         def run(operands, rows, gradient, case=case, layout=layout):
-            query, key = rows
-            _, pull = jax.vjp(
-                lambda q, k, v, table: fused.fused_attention(
-                    *(q, k, v, query, key, case.head_dim, predicate(case.mask)),
-                    relative=RelativeBias(table, T5RelativePosition(case.mask == ENCODER))
-                    if case.biased
-                    else None,
-                    scale=case.scale,
-                    vmem_bytes=memory_of_core,
-                    layout=layout,
-                ),
-                *operands,
-            )
+            more = {"block": None, "interpret": False, "vmem_bytes": memory_of_core}
+            of = partial(attend, case, bias_of=whole_bias_of, layout=layout, **more)
+            _, pull = jax.vjp(lambda *operands: of(*operands, *rows), *operands)
             return pull(gradient)
 
         abstract = jax.tree.map(

@@ -13,18 +13,8 @@ EMB, HEADS, HEAD_DIM, MLP, VOCAB = 96, 4, 24, 128, 512
 
 @pytest.fixture(scope="module")
 def spec(make_config):
-    return model_spec(
-        make_config(
-            "t5_1_1",
-            emb_dim=EMB,
-            num_heads=HEADS,
-            head_dim=HEAD_DIM,
-            mlp_dim=MLP,
-            vocab_size=VOCAB,
-            num_encoder_layers=1,
-            num_decoder_layers=1,
-        )
-    )
+    sizes = {"emb_dim": EMB, "num_heads": HEADS, "head_dim": HEAD_DIM, "mlp_dim": MLP}
+    return model_spec(make_config("t5_1_1", **sizes, vocab_size=VOCAB))
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec as P
 
 from tests.support.parameters import slow_unless
+from tests.support.trees import assert_close, assert_equal
 from trainer.config import LossConfig
 from trainer.engine.loss import model_loss
 from trainer.model.layers import stack_layers, unstack_layers
@@ -19,19 +20,10 @@ from trainer.model.transformer import build_model, init_params, logical_axes, ro
 
 FAMILIES = ("t5_1_1", "lm", "bert")
 LAYERS = {
-    "t5_1_1": {"num_encoder_layers": 1, "num_decoder_layers": 3},
+    "t5_1_1": {"num_encoder_layers": 1, "num_decoder_layers": 2},
     "lm": {"num_decoder_layers": 2},
     "bert": {"num_encoder_layers": 2},
 }
-# Combinations that do not imply one another: these tests spend their time compiling.
-WAYS = [
-    ("t5_1_1", True, "none"),
-    ("t5_1_1", True, "dots"),
-    ("lm", False, "dots"),
-    ("lm", True, "full"),
-    ("bert", False, "full"),
-    ("bert", True, "none"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -58,79 +50,53 @@ def result(make_config, packed):
     """Loss and gradients, under the unscanned names."""
 
     @cache
-    def of(family, scanned, remat, dropout_rate=0.0, **changes):
-        ways = {"scan_layers": scanned, "remat": remat, "dropout_rate": dropout_rate}
-        config = make_config(family, **LAYERS[family], **ways, **changes)
+    def of(family, **changes):
+        config = make_config(family, **LAYERS[family], **changes)
         spec = model_spec(config)
-        model = build_model(spec)
+        model, dropout = build_model(spec), {"dropout": jax.random.key(5)}
 
         def loss(params):
-            output = model.apply(
-                {"params": params},
-                packed,
-                deterministic=False,
-                rngs={"dropout": jax.random.key(5)},
-            )
+            output = model.apply({"params": params}, packed, deterministic=False, rngs=dropout)
             return model_loss(model).of_batch(output, packed, LossConfig())[0]
 
         value, gradients = jax.jit(jax.value_and_grad(loss))(init_params(spec, jax.random.key(1)))
-        return value, unstack_layers(gradients) if scanned else gradients
+        return value, unstack_layers(gradients) if config.scan_layers else gradients
 
     return of
 
 
-def assert_same(actual, expected):
-    """Compares to 1e-5 of each array's largest element; BERT's biases of keys have gradient 0."""
-    for mine, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max() + 1e-9)
+DROPS, WIDE = {"dropout_rate": 0.3}, {"head_dim": 64}
+SCAN, PALLAS, JAX = {"scan_layers": True}, {"attention": "pallas"}, {"attention": "dot_product"}
+# Family, changes of both models, changes of one that do not matter. The first are combinations that
+# imply the others: these tests spend their time compiling.
+ALIKE = [
+    ("t5_1_1", {}, SCAN | {"remat": "dots"}),
+    ("t5_1_1", {}, JAX),
+    ("lm", SCAN | DROPS, {"remat": "full"}),
+    ("lm", DROPS | WIDE, PALLAS | {"remat": "dots"}),
+    ("bert", {"position": "relative"}, JAX),
+    ("bert", {"position": "relative"}, {"remat": "full"}),
+    ("t5_1_1", {}, SCAN),
+    ("t5_1_1", WIDE, PALLAS),
+    ("t5_1_1", WIDE, PALLAS | {"remat": "dots"}),
+    ("lm", {}, {"remat": "dots"}),
+    ("lm", {}, SCAN | {"remat": "full"}),
+    ("lm", {}, JAX),
+    ("lm", DROPS, {"remat": "full"}),
+    ("bert", {}, SCAN),
+    ("bert", WIDE, PALLAS),
+]
 
 
-@pytest.mark.parametrize(("family", "scanned", "remat"), slow_unless({WAYS[1], *WAYS[3:5]}, WAYS))
-def test_losses_and_gradients_are_those_of_the_plain_model(result, family, scanned, remat):
-    expected = result(family, False, "none")
-    actual = result(family, scanned, remat)
+@pytest.mark.parametrize(("family", "both", "one"), slow_unless(ALIKE[:6], ALIKE))
+def test_how_layers_run_changes_neither_losses_nor_gradients(result, family, both, one):
+    expected, actual = result(family, **both), result(family, **both | one)
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    assert_same(actual, expected)
-
-
-@pytest.mark.parametrize(
-    ("family", "changes"),
-    [("t5_1_1", {}), ("lm", {}), ("bert", {"position": "relative"})],
-)
-def test_attention_of_jax_gives_the_same_results(result, family, changes):
     # BERT's biases of keys have gradient 0, up to rounding.
-    expected = result(family, False, "none", **changes)
-    actual = result(family, False, "none", attention="dot_product", **changes)
     floor = 1e-6 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
-    for mine, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max() + floor)
-
-
-@pytest.mark.parametrize(
-    ("family", "remat", "dropout_rate"),
-    [
-        ("lm", "dots", 0.3),
-        pytest.param("bert", "none", 0.0, marks=pytest.mark.slow),
-        pytest.param("t5_1_1", "none", 0.0, marks=pytest.mark.slow),
-        pytest.param("t5_1_1", "dots", 0.0, marks=pytest.mark.slow),
-    ],
-)
-def test_fused_attention_gives_the_same_results_and_drops_the_same_weights(
-    result, family, remat, dropout_rate
-):
-    expected = result(family, False, "none", dropout_rate, head_dim=64)
-    actual = result(family, False, remat, dropout_rate, head_dim=64, attention="pallas")
-    floor = 1e-6 * max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for mine, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5 * np.abs(theirs).max() + floor)
-
-
-@pytest.mark.parametrize("scanned", slow_unless({True}, [False, True]))
-def test_remat_repeats_dropout(result, scanned):
-    expected = result("lm", scanned, "none", 0.3)
-    assert abs(expected[0] - result("lm", False, "none")[0]) > 1e-3
-    assert_same(result("lm", scanned, "full", 0.3), expected)
+    assert_close(actual, expected, scale=1e-5, atol=floor if "attention" in one else 1e-9)
+    if "dropout_rate" in both:
+        assert abs(expected[0] - result(family, **both | {"dropout_rate": 0.0})[0]) > 1e-3
 
 
 def test_each_layer_of_a_scan_drops_units_of_its_own(make_config):
@@ -162,18 +128,10 @@ def test_each_layer_of_a_scan_drops_units_of_its_own(make_config):
 def test_initial_parameters_are_those_of_the_plain_model_stacked(make_config, family):
     plain = model_spec(make_config(family, **LAYERS[family]))
     scanned = model_spec(make_config(family, **LAYERS[family], scan_layers=True, remat="full"))
-    key = jax.random.key(3)
-    expected, actual = stack_layers(init_params(plain, key)), init_params(scanned, key)
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, actual, expected)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_stacking_and_unstacking_are_exact_inverses(make_config, family):
-    params = init_params(model_spec(make_config(family, **LAYERS[family])), jax.random.key(0))
-    again = unstack_layers(stack_layers(params))
-    assert jax.tree.structure(again) == jax.tree.structure(params)
-    jax.tree.map(np.testing.assert_array_equal, again, params)
+    apart = init_params(plain, jax.random.key(3))
+    stacked = stack_layers(apart)
+    assert_equal(init_params(scanned, jax.random.key(3)), stacked)
+    assert_equal(unstack_layers(stacked), apart)
 
 
 def test_stacked_names_shapes_and_axes_match_t5x(make_config):
@@ -183,21 +141,16 @@ def test_stacked_names_shapes_and_axes_match_t5x(make_config):
     for tree in (shapes, axes):
         assert set(tree["encoder"]) == {"encoder", "encoder_norm", "relpos_bias"}
         assert set(tree["decoder"]) == {"decoder", "decoder_norm", "relpos_bias", "logits_dense"}
-    assert shapes["decoder"]["decoder"]["mlp"]["wo"]["kernel"].shape == (16, 3, 12)
-    assert axes["decoder"]["decoder"]["mlp"]["wo"]["kernel"] == PartitionSpec(
-        "mlp", "layers", "embed"
+    shapes = named(shapes)
+    axes = {path: tuple(names) for path, names in named(axes, lambda x: isinstance(x, P)).items()}
+    assert shapes["decoder/decoder/mlp/wo/kernel"].shape == (16, 2, 12)
+    assert axes["decoder/decoder/mlp/wo/kernel"] == ("mlp", "layers", "embed")
+    assert shapes["encoder/encoder/pre_mlp_layer_norm/scale"].shape == (12, 1)
+    assert axes["encoder/encoder/pre_mlp_layer_norm/scale"] == ("embed", "layers")
+    assert axes["token_embedder/embedding"] == ("vocab", "embed")
+    assert {path: leaf.ndim for path, leaf in shapes.items()} == jax.tree.map(
+        len, axes, is_leaf=lambda x: isinstance(x, tuple)
     )
-    assert shapes["encoder"]["encoder"]["pre_mlp_layer_norm"]["scale"].shape == (12, 1)
-    assert axes["encoder"]["encoder"]["pre_mlp_layer_norm"]["scale"] == PartitionSpec(
-        "embed", "layers"
-    )
-    assert axes["token_embedder"]["embedding"] == PartitionSpec("vocab", "embed")
-    for leaf, names in zip(
-        jax.tree.leaves(shapes),
-        jax.tree.leaves(axes, is_leaf=lambda node: isinstance(node, PartitionSpec)),
-        strict=True,
-    ):
-        assert leaf.ndim == len(names)
 
 
 def test_layers_that_differ_are_not_stacked(make_config):
@@ -273,10 +226,8 @@ def test_the_gradient_of_a_bias_is_the_sum_over_rows():
         return jax.grad(lambda x, b: jnp.sum(add(x, b) ** 2 * weights), argnums=(0, 1))
 
     np.testing.assert_array_equal(add_bias(logits, bias), logits + bias)
-    for actual, expected in zip(
-        mixed(add_bias)(logits, bias), mixed(jnp.add)(logits, bias), strict=True
-    ):
-        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+    actual, expected = (mixed(add)(logits, bias) for add in (add_bias, jnp.add))
+    assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("scanned", [False, True])
@@ -298,11 +249,9 @@ def test_equal_tables_of_positions_in_all_layers_are_one_table(make_config, scan
     assert jax.tree.map(jnp.shape, each) == jax.tree.map(jnp.shape, shapes)
     if scanned:
         axes = logical_axes(apart)["decoder"]["decoder"]["relpos_bias"]["rel_embedding"]
-        assert axes == PartitionSpec("heads", "layers", "relpos_buckets")
-    random = np.random.default_rng(0).integers(1, 40, (2, 7))
-    batch = dict.fromkeys(
-        ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens"), random
-    )
+        assert axes == P("heads", "layers", "relpos_buckets")
+    sides = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
+    batch = dict.fromkeys(sides, np.random.default_rng(0).integers(1, 40, (2, 7)))
     expected, found = (
         build_model(spec).apply({"params": params}, batch)
         for spec, params in ((shared, one), (apart, each))

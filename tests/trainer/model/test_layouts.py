@@ -11,7 +11,6 @@ from tasks.terminal.command_line import UserError
 from trainer.config.presets import model_preset
 from trainer.engine.cost import flops_per_step
 from trainer.huggingface.names import places
-from trainer.model.config import ModelConfig
 from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import Predicate
 from trainer.model.sparsity import groups_of, picture, visited, visited_pairs
@@ -188,22 +187,6 @@ def test_options_that_make_no_sense_are_refused(make_config, text, words):
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("family", "changes"),
-    [
-        ("lm", {"mixer": "dense_synthesizer"}),
-        ("lm", {"mixer": "random_synthesizer"}),
-        ("evolved_transformer", {}),
-        ("bert", {"attention": "dot_product"}),
-        ("bert", {"attention": "cudnn", "dtype": "bfloat16"}),
-        ("bert", {"attention": "pallas", "head_dim": 64, "attention_pattern": "local:block=48"}),
-    ],
-)
-def test_models_that_cannot_use_a_pattern_refuse_it(make_config, family, changes):
-    with pytest.raises(ValueError, match=r"^attention_pattern is"):
-        make_config(family, **({"attention_pattern": "local"} | changes))
-
-
 def test_auto_is_the_kernel_where_tiles_fit_the_blocks(make_config):
     def chosen(block):
         config = make_config(
@@ -214,10 +197,15 @@ def test_auto_is_the_kernel_where_tiles_fit_the_blocks(make_config):
     assert [chosen(block) for block in (16, 384, 48)] == ["pallas", "pallas", "einsum"]
 
 
-def test_equal_patterns_are_equal_texts(make_config):
+def test_patterns_are_texts_that_other_projects_do_not_have(make_config):
     config = make_config("bert", attention_pattern="bigbird:window=3,block=16,seed=0")
     assert config.explicit().attention_pattern == "bigbird:block=16"
     assert make_config("bert").attention_pattern == "full"
+    bert = make_config("bert", attention_pattern="bigbird:block=16")
+    with pytest.raises(UserError, match="attention_pattern bigbird:block=16"):
+        places(bert, "bert")
+    t5 = replace(model_preset("t5_1_1_tiny"), attention_pattern="local")
+    assert any("--model.attention_pattern=local" in each for each in write.unsupported(t5))
 
 
 def test_operations_follow_the_density(make_config):
@@ -228,15 +216,6 @@ def test_operations_follow_the_density(make_config):
     full, sparse = flops(), flops(attention_pattern="local:block=16")
     pairs = visited_pairs(Local(16), 2, 256, causal=True)
     assert full - sparse == 6 * 2 * 3 * 2 * 2 * 4 * (256**2 - pairs)
-
-
-def test_other_projects_get_no_model_with_a_pattern():
-    small = {"num_encoder_layers": 1, "emb_dim": 8, "vocab_size": 8, "mlp_dim": 8}
-    bert: ModelConfig = replace(model_preset("bert_base_bigbird"), **small)
-    with pytest.raises(UserError, match="attention_pattern bigbird:block=16"):
-        places(bert, "bert")
-    t5 = replace(model_preset("t5_1_1_tiny"), attention_pattern="local")
-    assert any("--model.attention_pattern=local" in each for each in write.unsupported(t5))
 
 
 def test_the_preset_of_bert_has_a_layout_for_each_head():

@@ -7,15 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from trainer.model.config import ModelConfig
-from trainer.model.layers import stack_layers
-from trainer.model.positions import T5RelativePosition
-from trainer.model.spec import model_spec
-from trainer.model.transformer import build_model, init_params
+from tests.trainer.model.conftest import TinyModel, unboxed
+from trainer.model.attention import DotProductAttention
+from trainer.model.dense import Shared
+from trainer.model.masks import Rows
+from trainer.model.mixers import View
+from trainer.model.parametrisation import StandardParametrisation
+from trainer.model.paths import named
+from trainer.model.positions import Positions, T5RelativePosition
+from trainer.zoo.march_attention import SummedHeads, ValuesRelu
+from trainer.zoo.mixed_feedforward import MixedMlp
 from trainer.zoo.token_dropping import TokenDropping
 
 V, S, L = 40, 8, 6
-T5 = {"family": "t5_1_0", "num_encoder_layers": 2, "num_decoder_layers": 2, "tied_logits": False}
 # Both halves of a stack differ, and what they leave.
 VARIANTS = {
     "plain": {},
@@ -71,28 +75,23 @@ def packed_batch():
     }
 
 
-class Model:
+class Model(TinyModel):
+    """A T5 of two layers a stack, its parameters a little smaller than those of other tiny models.
+
+    `run` returns ((a mix of the logits of a position, all logits), gradients).
+    """
+
     def __init__(self, changes):
-        sizes = {"vocab_size": V, "emb_dim": 12, "num_heads": 2, "head_dim": 4, "mlp_dim": 16}
-        self.config = ModelConfig(**sizes, **T5 | changes)
-        self.spec = model_spec(self.config)
-        model = build_model(self.spec)
-        key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-        shapes = jax.eval_shape(lambda key: init_params(self.spec, key), key)
-        random = np.random.default_rng(0)
-        self.params = jax.tree.map(
-            lambda leaf: jnp.asarray(0.3 * random.normal(size=leaf.shape), jnp.float32), shapes
-        )
+        layers = {"num_encoder_layers": 2, "num_decoder_layers": 2}
+        super().__init__("t5_1_0", **layers | changes)
+        self.params = jax.tree.map(lambda leaf: 0.75 * leaf, self.params)
 
         def mix(params, batch, at):
-            logits_BLV = model.apply({"params": params}, batch)
+            logits_BLV = self.model.apply({"params": params}, batch)
             mix_V = jax.random.normal(jax.random.key(1), (V,))
             return logits_BLV[0, at] @ mix_V, logits_BLV
 
         self.run = jax.jit(jax.value_and_grad(mix, has_aux=True))
-
-    def logits(self, batch):
-        return self.run(self.params, batch, 0)[0][1]
 
 
 model = cache(lambda name: Model(VARIANTS[name]))
@@ -273,7 +272,7 @@ class Reference:
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_are_those_of_the_formulas(name):
     batch, it = packed_batch(), model(name)
-    logits, reference = it.logits(batch), Reference(it)
+    logits, reference = it.run(it.params, batch, 0)[0][1], Reference(it)
     for row in range(2):
         tokens = SEGMENTS["decoder"][row] > 0
         expected = reference.row(batch, row)[tokens]
@@ -299,51 +298,13 @@ def test_a_decoder_sees_what_it_should_and_every_parameter_learns(name):
             # What is dropped after a mixer has been seen by others in it.
             assert seen[token] == (segment == other) or other == 0 or drops, (at, key)
             assert not seen[token] or segment == other
-    for path, leaf in jax.tree_util.tree_leaves_with_path(learns):
-        path = jax.tree_util.keystr(path, simple=True, separator="/")
+    for path, leaf in named(learns).items():
         # Nothing reads what an encoder's last layer makes of its keys and values.
         dead = path.startswith("encoder/layers_1") and not path.endswith(READ)
         assert leaf.any() != (dead and "encoder_keys" in name), path
 
 
 READ = ("key/kernel", "value/kernel", "pre_attention_layer_norm/scale")
-# Tokens of a row compete for its places, so rows that are packed otherwise lose others.
-TOGETHER = [each for each in NAMES if "fcabs" not in each.values[0]]
-
-
-@pytest.mark.parametrize("name", TOGETHER)
-def test_packed_rows_equal_rows_of_their_own(name):
-    packed, it = packed_batch(), model(name)
-    apart = {key: np.zeros_like(value) for key, value in packed.items()}
-    for side in ("encoder", "decoder"):
-        for row in range(2):
-            places = SEGMENTS[side][0] == row + 1
-            for key, value in packed.items():
-                if key.startswith(side):
-                    apart[key][row, : places.sum()] = value[0, places]
-            apart[f"{side}_segment_ids"][row, : places.sum()] = 1
-    together, alone = it.logits(packed), it.logits(apart)
-    np.testing.assert_allclose(together[0, :3], alone[0, :3], atol=2e-6)
-    np.testing.assert_allclose(together[0, 3:5], alone[1, :2], atol=2e-6)
-
-
-SCANNED = ("no_ff", "mixed", "first_ff", "merged", "database", "no_residual", "tp_embeddings")
-UNHURRIED = ("no_ff", "first_ff", "no_residual", "tp_embeddings", "mixed")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(each, marks=[pytest.mark.slow] * (each in UNHURRIED)) for each in SCANNED],
-)
-def test_a_scan_runs_the_same_layers(name):
-    it = model(name)
-    changed = {**VARIANTS[name], "scan_layers": True, "remat": "full"}
-    scanned = Model(changed)
-    stacked = stack_layers(it.params)
-    logits = jax.jit(lambda p: build_model(scanned.spec).apply({"params": p}, packed_batch()))
-    tokens = SEGMENTS["decoder"] > 0
-    expected = np.asarray(it.logits(packed_batch()))[tokens]
-    np.testing.assert_allclose(np.asarray(logits(stacked))[tokens], expected, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -373,5 +334,41 @@ def test_dropped_are_those_that_receive_least(drop, padding, lengths):
 
 def test_an_encoder_with_dropping_returns_what_is_left():
     it = model("fcabs")
-    states = build_model(it.spec).apply({"params": it.params}, packed_batch(), method="encode")
+    states = it.apply(packed_batch(), method="encode")
     assert states.shape == (2, S - 2 * 2, 12)
+
+
+SHARED = Shared(64, 40, "float32", 0.0, StandardParametrisation())
+DROPS = Shared(64, 40, "float32", 0.25, StandardParametrisation())
+
+
+def test_dropout_of_sigmoids_spares_the_other_arm():
+    module = MixedMlp(64, sigmoid_dropout=0.25).build(SHARED, "mlp")
+    x = np.random.default_rng(0).normal(size=(3, 5, 64)).astype(np.float32)
+    params = unboxed(module.init(jax.random.key(0), x, None, True)["params"])
+    params["wo"]["kernel"] = jnp.eye(64)
+    rngs = {"dropout": jax.random.key(1)}
+    output = module.apply({"params": params}, x, None, False, rngs=rngs)
+    sigmoid, relu = jax.nn.sigmoid(x @ params["wi_0"]["kernel"]), x @ params["wi_1"]["kernel"]
+    kept = (2 * output - jnp.maximum(relu, 0)) / sigmoid
+    dropped = np.isclose(kept, 0, atol=1e-4)
+    np.testing.assert_allclose(np.where(dropped, 4 / 3, kept), 4 / 3, rtol=1e-4)
+    assert 0.1 < dropped.mean() < 0.4
+
+
+def test_dropout_of_values_is_before_one_square_product():
+    module = ValuesRelu(None).build(DROPS, "unboxed")
+    params = {"wi": {"kernel": jnp.eye(64)}}
+    ones, rngs = jnp.ones((3, 5, 64)), {"dropout": jax.random.key(1)}
+    output = np.asarray(module.apply({"params": params}, ones, False, rngs=rngs))
+    assert set(np.unique(output.round(4)).tolist()) == {0.0, np.float32(1.3333).item()}
+
+
+def test_values_of_summed_heads_start_narrower():
+    rows = Rows(jnp.ones((1, 2), int))
+    view, x = View(jnp.ones((1, 1, 1), bool), Positions(), rows, rows), jnp.ones((1, 2, 64))
+    module = DotProductAttention(8, 16, mixed_part=SummedHeads(4)).build(SHARED, "it")
+    params = unboxed(module.init(jax.random.key(0), x, x, view, True)["params"])
+    assert params["out"]["kernel"].shape == (8 // 4 * 16, 64)
+    for name, expected in (("key", 64**-0.5), ("value", (64 * 4) ** -0.5)):
+        np.testing.assert_allclose(np.std(params[name]["kernel"]), expected, rtol=0.05)

@@ -9,21 +9,29 @@ import pytest
 from flax import linen as nn
 
 from tests.support.compiled import compiled
+from tests.support.trees import assert_close
 from trainer.model.dense import Shared, einsum_float32
 from trainer.model.parametrisation import StandardParametrisation
+
+BERT = {"model": "bert", "head_dim": 8}
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"family": "t5_1_1"}, {"family": "lm", "tied_logits": True}],
-    ids=["t5_1_1", "lm"],
+    [
+        *({"model": "t5_1_1"}, {"model": "lm", "tied_logits": True}, BERT),
+        *(BERT | {"position": position} for position in ("relative", "rotary")),
+        {"model": "t5_1_0", "mixer": "cdq:conditional_heads=1", "memory_tokens": 2},
+    ],
+    ids=lambda changes: "-".join(map(str, changes.values())),
 )
 def test_bfloat16_is_close_to_float32(make_tiny, batch, changes):
     tiny, half = make_tiny(**changes), make_tiny(**changes, dtype="bfloat16")
 
     def logits_and_gradients(model):
         def mean_square(params):
-            logits = model.model.apply({"params": params}, batch)
+            output = model.model.apply({"params": params}, batch)
+            logits = output[0] if isinstance(output, tuple) else output
             return jnp.mean(jnp.square(logits)), logits
 
         gradients, logits = jax.jit(jax.grad(mean_square, has_aux=True))(tiny.params)
@@ -47,15 +55,8 @@ def test_einsum_float32_sums_in_float32_and_returns_gradients_in_the_operands_dt
     def gradients(function, x, y):
         return jax.grad(lambda x, y: jnp.sum(function(x, y) * g), argnums=(0, 1))(x, y)
 
-    def ours(x, y):
-        return einsum_float32("blk,bsk->bls", x, y)
-
-    def plain(x, y):
-        return jnp.einsum("blk,bsk->bls", x, y)
-
-    for actual, expected in zip(gradients(ours, x, y), gradients(plain, x, y), strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
-
+    ours, plain = (partial(function, "blk,bsk->bls") for function in (einsum_float32, jnp.einsum))
+    assert_close(gradients(ours, x, y), gradients(plain, x, y), rtol=1e-5, atol=1e-5)
     x16, y16 = x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)
     assert ours(x16, y16).dtype == jnp.float32
     exact = plain(x16.astype(jnp.float32), y16.astype(jnp.float32))

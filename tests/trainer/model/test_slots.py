@@ -1,4 +1,4 @@
-"""The data of a model: specs, masks, positions, and the values that a configuration refuses."""
+"""Parts by name and with options, and the specs of models that they fill."""
 
 from dataclasses import fields, replace
 
@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.trainer.model.conftest import tiny_config
 from trainer.model import parts
 from trainer.model.attention import DotProductAttention
-from trainer.model.config import ModelConfig
 from trainer.model.dense import Shared
 from trainer.model.device import Device
 from trainer.model.embedding import DenseLogits, TiedLogits
-from trainer.model.feedforward import ACTIVATIONS
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment
-from trainer.model.mixers import WEIGHTS
 from trainer.model.norms import LayerNorm, NoNorm, PostNorm, PreNorm
 from trainer.model.parametrisation import StandardParametrisation
 from trainer.model.positions import (
@@ -27,9 +25,15 @@ from trainer.model.positions import (
     rotate,
     rotate_joined,
 )
+from trainer.model.slots import Choice
 from trainer.model.spec import model_spec
 
 SHARED = Shared(4, 8, "float32", 0.0, StandardParametrisation())
+PARTS = [
+    (slot, name, part.options)
+    for slot, known in parts.SLOTS.items()
+    for name, part in known.items()
+]
 
 
 def test_equal_configurations_are_one_program(make_config):
@@ -37,19 +41,17 @@ def test_equal_configurations_are_one_program(make_config):
     assert model_spec(config) == model_spec(replace(config))
     assert hash(model_spec(config)) == hash(model_spec(replace(config)))
     assert model_spec(config) != model_spec(replace(config, dropout_rate=0.1))
-
-
-def test_equal_configurations_with_parts_of_stacks_are_one_program(make_config):
     changes = {"memory_tokens": 2, "database_entries": 3, "token_dropping": 1}
     one, other = (model_spec(make_config("t5_1_1", **changes)) for _ in range(2))
     assert (one, hash(one)) == (other, hash(other))
-    for slot, known in parts.SLOTS.items():
-        for name in known:
-            beside = {"num_heads": 4, "max_positions": 8} | {slot: name}
-            family = BESIDE.get(name, {}).get("family", "lm")
-            assert model_spec(make_config(family, **beside)) == model_spec(
-                make_config(family, **beside)
-            )
+
+
+@pytest.mark.parametrize(("slot", "name", "_"), PARTS)
+def test_every_part_can_be_built_and_is_equal_to_itself(make_config, slot, name, _):
+    family = "t5_1_1" if name in ("cdq", "encoder_keys", "layerwise", "merged") else "lm"
+    changes = {"num_heads": 4, "max_positions": 8, slot: name}
+    one, other = (model_spec(make_config(family, **changes)) for _ in range(2))
+    assert one == other
 
 
 def test_families_fill_the_slots(make_config):
@@ -68,46 +70,19 @@ def test_families_fill_the_slots(make_config):
     for decoder_only in (lm, llama):
         assert decoder_only.encoder is None
         assert decoder_only.decoder.layers[0].cross_mixer is None
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("family", "t5_1_2"),
-        ("dtype", "float16"),
-        ("vocab_size", 0),
-        ("num_encoder_layers", 0),
-        ("num_decoder_layers", 0),
-        ("dropout_rate", 1.0),
-        ("remat", "some"),
-        ("attention", "flash"),
-        ("mlp_activations", ("gleu",)),
-        ("mlp_activations", ()),
-    ],
-)
-def test_a_configuration_names_the_field_it_refuses(make_config, field, value):
-    with pytest.raises(ValueError, match=rf"^{field} is .*must be"):
-        replace(make_config("t5_1_1"), **{field: value})
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"attention": "dot_product", "dropout_rate": 0.1}, "dropout_rate"),
-        ({"attention": "cudnn"}, "dtype"),
-        ({"attention": "pallas", "head_dim": 80}, "head_dim"),
-        ({"attention": "pallas", "mixer": "random_synthesizer"}, "mixer"),
-    ],
-)
-def test_an_attention_that_does_not_fit_is_refused(make_config, changes, field):
-    with pytest.raises(ValueError, match=rf"^{field} .*with attention"):
-        make_config("t5_1_1", **changes)
-
-
-def test_kernels_cannot_drop_other_weights_for_each_query(make_config):
-    make_config("t5_1_1", attention="pallas", dropout_rate=0.1)
-    with pytest.raises(ValueError, match=r"^dropout_rate .*with attention 'pallas'"):
-        make_config("bert", attention="pallas", dropout_rate=0.1)
+    bert, pre_ln = (model_spec(make_config(name)) for name in ("bert", "bert_pre_ln"))
+    assert isinstance(bert.encoder.layers[0].norm_placement, PostNorm)
+    assert isinstance(pre_ln.encoder.layers[0].norm_placement, PreNorm)
+    assert isinstance(bert.encoder.norm, NoNorm)
+    assert isinstance(pre_ln.encoder.norm, LayerNorm)
+    assert isinstance(bert.encoder.position, LearnedPosition)
+    rotary = model_spec(make_config("bert", position="rotary", head_dim=64))
+    assert rotary.encoder.position == RotaryPosition(channels=16)
+    assert model_spec(make_config("lm", position="rotary")).decoder.position.channels == 4
+    both = model_spec(make_config("t5_1_1", position="rotary"))
+    assert both.encoder.position == both.decoder.position == RotaryPosition(channels=4)
+    for changes in ({"position": "absolute"}, {"mixer": "random_synthesizer"}):
+        assert make_config("lm", max_positions=600, **changes).counts_positions
 
 
 @pytest.mark.parametrize(
@@ -150,58 +125,6 @@ def test_auto_leaves_out_what_kernels_cannot_compute(make_config):
     assert chosen("primer", mixer="random_synthesizer") == "einsum"
 
 
-def test_the_families_of_bert_differ_in_two_slots(make_config):
-    bert, pre_ln = (model_spec(make_config(name)) for name in ("bert", "bert_pre_ln"))
-    assert isinstance(bert.encoder.layers[0].norm_placement, PostNorm)
-    assert isinstance(pre_ln.encoder.layers[0].norm_placement, PreNorm)
-    assert isinstance(bert.encoder.norm, NoNorm)
-    assert isinstance(pre_ln.encoder.norm, LayerNorm)
-    assert isinstance(bert.encoder.position, LearnedPosition)
-    rotary = model_spec(make_config("bert", position="rotary", head_dim=64))
-    assert rotary.encoder.position == RotaryPosition(channels=16)
-
-
-@pytest.mark.parametrize(
-    ("family", "changes"),
-    [
-        ("bert", {"num_decoder_layers": 1}),
-        ("bert", {"num_encoder_layers": 0}),
-        ("bert", {"position": "sinuous"}),
-        ("bert", {"max_positions": 0}),
-        ("bert", {"position": "rotary", "head_dim": 12}),
-        ("evolved_transformer", {"position": "rotary"}),
-        ("lm", {"position": "rotary", "head_dim": 3}),
-        ("llama", {"head_dim": 3}),
-    ],
-)
-def test_a_configuration_names_a_field_that_does_not_fit_its_family(make_config, family, changes):
-    field = "head_dim" if "head_dim" in changes else next(iter(changes))
-    with pytest.raises(ValueError, match=rf"^{field} is .*must be"):
-        make_config(family, **changes)
-
-
-def test_names_that_need_no_jax_are_those_of_the_functions():
-    assert {*parts.ACTIVATION_NAMES} == {*ACTIVATIONS}
-    assert {*parts.WEIGHT_NAMES} == {*WEIGHTS}
-
-
-# Parts that go with a family or with other fields.
-BESIDE = {
-    "cdq": {"family": "t5_1_1"},
-    "encoder_keys": {"family": "t5_1_1"},
-    "layerwise": {"family": "t5_1_1"},
-    "merged": {"family": "t5_1_1"},
-}
-
-
-@pytest.mark.parametrize(
-    ("slot", "name"), [(slot, name) for slot, known in parts.SLOTS.items() for name in known]
-)
-def test_every_part_can_be_built(make_config, slot, name):
-    beside = {"family": "lm", "num_heads": 4, "max_positions": 8} | BESIDE.get(name, {})
-    model_spec(make_config(**beside, **{slot: name}))
-
-
 @pytest.mark.parametrize("name", parts.FAMILIES)
 def test_facts_about_families_are_those_of_their_specs(make_config, name):
     config = make_config(name, head_dim=8)
@@ -220,27 +143,6 @@ def test_facts_about_families_are_those_of_their_specs(make_config, name):
 )
 def test_the_default_positions_of_a_family_may_be_named(make_config, family, position):
     assert model_spec(make_config(family, position=position)) == model_spec(make_config(family))
-
-
-def test_rotation_of_heads(make_config):
-    assert model_spec(make_config("lm", position="rotary")).decoder.position.channels == 4
-    both = model_spec(make_config("t5_1_1", position="rotary"))
-    assert both.encoder.position == both.decoder.position == RotaryPosition(channels=4)
-
-
-def test_max_positions_has_an_effect_with_a_table_or_a_synthesizer(make_config):
-    for changes in ({"position": "absolute"}, {"mixer": "random_synthesizer"}):
-        assert make_config("lm", max_positions=600, **changes).counts_positions
-
-
-def test_every_field_has_its_words():
-    for each in fields(ModelConfig):
-        assert len(each.metadata["words"]) > 20, each.name
-
-
-def test_a_decoder_only_model_has_no_encoder_layers(make_config):
-    with pytest.raises(ValueError, match="num_encoder_layers is 1; it must be 0"):
-        make_config("lm", num_encoder_layers=1)
 
 
 segments = st.lists(st.integers(0, 3), min_size=4, max_size=4)
@@ -285,3 +187,72 @@ def test_buckets_of_distances():
     np.testing.assert_array_equal(causal.bucket(np.array([1, 50])), [0, 0])
     both = T5RelativePosition(bidirectional=True)
     np.testing.assert_array_equal(both.bucket(np.array([-7, 0, 7, 5000])), [7, 0, 23, 31])
+
+
+def test_options_are_read():
+    part = parts.POSITIONS.parse("rotary:base=5e5,fraction=0.5,cross=true")
+    expected = parts.Rotary(base=5e5, fraction=0.5, cross=True)
+    assert part == Choice("rotary", expected)
+    assert parts.POSITIONS.parse("rotary").options == parts.Rotary()
+    assert str(part) == "rotary:base=500000,fraction=0.5,cross=true"
+
+
+@given(
+    st.builds(
+        parts.Rotary,
+        base=st.floats(2.0, 1e9),
+        fraction=st.none() | st.floats(0.01, 1.0),
+        cross=st.booleans(),
+        scaling=st.just("llama3"),
+        factor=st.floats(1.0, 99.0),
+        original_positions=st.integers(1, 1 << 20),
+    )
+)
+def test_the_text_of_a_part_is_read_as_this_part(rotary):
+    part = Choice("rotary", rotary)
+    assert parts.POSITIONS.parse(str(part)) == part
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "message"),
+    [
+        ("position", "rotor", "one of .*'rotary'"),
+        ("position", "alibi:slope=3", "'alibi' alone"),
+        ("position", "rotary:bass=3", "'rotary' with options base, fraction"),
+        ("position", "rotary:base", "'rotary' with options base, fraction"),
+        ("position", "rotary:base=ten", "a part whose base is a number"),
+        ("position", "rotary:base=0", "a part whose base is above 1"),
+        ("position", "rotary:fraction=2", r"a part whose fraction is in \(0, 1\]"),
+        ("position", "relative:num_buckets=30", "num_buckets is a multiple of 4"),
+        ("position", "relative:max_distance=16", "max_distance is above num_buckets / 2"),
+        ("position", "rotary:factor=4", "factor is left out without scaling"),
+        ("position", "rotary:scaling=linear,low_frequency=2", "low_frequency is left out"),
+        ("parametrisation", "mup:rule=absolute,base_width=64", "base_width is left out"),
+        ("position", "rotary:base=5,base=6", "each option once, and base is there twice"),
+        ("position", "rotary:base=inf", "a part whose base is a finite number"),
+        ("parametrisation", "mup:base_width=1e3", "a part whose base_width is a whole number"),
+        ("attention_pattern", "variable:windows=a", "windows is numbers joined by"),
+        ("norm", "rms_norm:gain=two", "gain is one of 'none', 'offset', 'scalar', 'vector'"),
+        ("norm", "rms_norm:bias=true", "'rms_norm' with options epsilon, gain"),
+        ("parametrisation", "mup:rule=mine", "rule is one of 'absolute', 'relative'"),
+        ("mixer", "attention:heads=3", "'attention' alone"),
+    ],
+)
+def test_mistakes_name_the_field_and_what_it_must_be(field, text, message):
+    with pytest.raises(ValueError, match=rf"^{field} is '{text}'; it must be .*{message}"):
+        tiny_config("lm", **{field: text})
+
+
+@pytest.mark.parametrize(("slot", "name", "kind"), PARTS)
+def test_every_option_has_its_words_and_a_default(slot, name, kind):
+    for each in fields(kind):
+        assert len(each.metadata["words"]) > 15, (slot, name, each.name)
+    assert str(Choice(name, kind())) == name
+
+
+def test_an_explicit_configuration_is_the_same_model():
+    config = tiny_config("bert", position="rotary:base=10000", head_dim=8)
+    explicit = config.explicit()
+    assert explicit.position == "rotary"
+    assert (explicit.norm, explicit.norm_placement) == ("layer_norm:epsilon=1e-12", "post")
+    assert explicit.explicit() == explicit

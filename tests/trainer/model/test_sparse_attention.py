@@ -3,8 +3,8 @@
 As a program, it compares eight devices with one and prints the differences as JSON.
 """
 
+import itertools
 import json
-import pathlib
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -16,11 +16,11 @@ import pytest
 
 from tests.support import eight_devices
 from tests.support.parameters import slow_unless
-from tests.trainer.model.conftest import TinyModel
+from tests.support.trees import assert_close
+from tests.trainer.model.conftest import TinyModel, tiny_config
 from trainer.config import MeshConfig
 from trainer.engine.sharding import make_mesh, parameter_shardings, tracing_on
 from trainer.engine.sharding import rows as rows_on
-from trainer.model.config import ModelConfig
 from trainer.model.fused_attention import fused_attention
 from trainer.model.fused_sparsity import tables_of
 from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment, predicate
@@ -31,7 +31,6 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params, logical_axes
 from trainer.zoo import sparse_layouts
 
-ROOT = pathlib.Path(__file__).parents[3]
 ENCODER = SameSegment()
 DECODER = AllOf((SameSegment(), Causal()))
 PREFIX = AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix()))))
@@ -82,20 +81,12 @@ def sparse(pattern, mask, rows, bias_HC, scale, q, k, v):
         return block_sparse_attention(q, k, v, rows, predicate(mask), pattern, bias_HC, scale)
 
 
-# A prefix sees blocks after it, which the layouts that compile fastest show as well as others.
-FAST = ("fixed", "dilated")
-_CASES = [
-    pytest.param(
-        name,
-        mask,
-        marks=[pytest.mark.slow] * (mask == "prefix" and name not in ("fixed", "dilated")),
-    )
-    for name in PATTERNS
-    for mask in MASKS
-]
+QUICK = {("local", "unidirectional"), ("bigbird", "unidirectional"), ("fixed", "prefix")}
+QUICK |= {(name, "bidirectional") for name in PATTERNS}
+CASES = [*itertools.product(PATTERNS, MASKS)]
 
 
-@pytest.mark.parametrize(("name", "mask"), _CASES)
+@pytest.mark.parametrize(("name", "mask"), slow_unless(QUICK, CASES))
 def test_sparse_equals_dense_masked(name, mask):
     kinds = {"bidirectional": "relative", "unidirectional": "alibi", "prefix": "none"}
     groups = {"bidirectional": H, "unidirectional": 2, "prefix": 1}[mask]
@@ -110,8 +101,7 @@ def test_sparse_equals_dense_masked(name, mask):
         return out, pull(gradient)
 
     actual, expected = (jax.jit(partial(run, each))((q, k, v), bias_HC) for each in (sparse, dense))
-    for mine, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
+    assert_close(actual, expected, rtol=1e-5, scale=1e-5)
     # Padding sees nothing: zeros, and zero gradients.
     padding = np.asarray(rows_of(MASKS[mask]).segment_BL) == 0
     for each in (actual[0], *actual[1][-3:]):
@@ -141,17 +131,13 @@ class Model(NamedTuple):
 
 
 MODELS = {
-    "T5, relative": Model("t5_1_1", {}),
-    "T5, relative per layer, scan": Model(
-        "t5_1_1", {"position": "relative_per_layer", "scan_layers": True}
-    ),
+    "T5": Model("t5_1_1", {}),
+    "T5, scan": Model("t5_1_1", {"position": "relative_per_layer", "scan_layers": True}),
     "BERT": Model("bert", {}),
     "BERT, rotary": Model("bert", {"position": "rotary", "head_dim": 8}),
     "LM, ALiBi, prefix": Model("lm", {"position": "alibi"}, prefix=True),
-    "Llama, grouped heads, norms of queries, remat": Model(
-        "llama", {"num_kv_heads": 1, "query_key_norm": True, "remat": "full"}
-    ),
-    "Llama, grouped heads, dropout": Model("llama", {"num_kv_heads": 1, "dropout_rate": 0.2}),
+    "Llama, remat": Model("llama", {"num_kv_heads": 1, "query_key_norm": True, "remat": "full"}),
+    "Llama, dropout": Model("llama", {"num_kv_heads": 1, "dropout_rate": 0.2}),
     "Primer": Model("primer", {"mixer": "mdha"}),
     "T5, dropout": Model("t5_1_1", {"dropout_rate": 0.2}),
     "T5, bfloat16": Model("t5_1_1", {"dtype": "bfloat16"}),
@@ -162,21 +148,14 @@ def packed_batch(prefix: bool) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
     segment = np.array([[1] * 6 + [2] * 7 + [0] * 2])
     tokens = np.where(segment > 0, random.integers(1, 40, segment.shape), 0)
-    batch = {
-        "encoder_input_tokens": tokens,
-        "encoder_segment_ids": segment,
-        "decoder_input_tokens": tokens,
-        "decoder_target_tokens": tokens,
-        "decoder_segment_ids": segment,
-    }
+    sides = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
+    batch = dict.fromkeys(sides, tokens)
+    batch |= dict.fromkeys(("encoder_segment_ids", "decoder_segment_ids"), segment)
     marks = np.array([[1, 1, 1, 0, 0, 0] + [1, 1, 0, 0, 0, 0, 0] + [0] * 2])
     return batch | ({"decoder_causal_attention": marks} if prefix else {})
 
 
-QUICK = ("T5, dropout", "LM, ALiBi, prefix")
-
-
-@pytest.mark.parametrize("name", slow_unless(QUICK, MODELS))
+@pytest.mark.parametrize("name", slow_unless({"Llama, dropout", "LM, ALiBi, prefix"}, MODELS))
 def test_models_with_a_pattern_are_models_with_its_mask(make_tiny, name):
     family, changes, prefix = MODELS[name]
     pattern = sparse_layouts.BigBird(2, 1, random_blocks=1)
@@ -210,9 +189,7 @@ def test_models_with_a_pattern_are_models_with_its_mask(make_tiny, name):
     unlike = jax.jit(partial(loss, full.model))(tiny.params)[1] - results[0][0][1]
     assert np.abs(unlike).max() > 1e-2
     tolerance = 0.05 if "dtype" in changes else 1e-5
-    for mine, theirs in zip(*map(jax.tree.leaves, results), strict=True):
-        most = max(np.abs(theirs).max(), 1e-3)
-        np.testing.assert_allclose(mine, theirs, rtol=tolerance, atol=tolerance * most)
+    assert_close(*results, rtol=tolerance, atol=1e-3 * tolerance, scale=tolerance)
 
 
 KERNELS = {
@@ -266,8 +243,7 @@ def test_kernels_visit_the_tiles_of_a_layout(mask):
         actual, expected = (
             jax.jit(partial(run, each))(*operands) for each in (by_kernels, by_blocks)
         )
-    for mine, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
+    assert_close(actual, expected, rtol=1e-5, scale=1e-5)
 
 
 def test_each_query_drops_weights_of_its_own():
@@ -282,7 +258,7 @@ def test_each_query_drops_weights_of_its_own():
         return block_sparse_attention(q, q, v, rows, predicate(ENCODER), pattern, None, 1.0,
                                       dropping=dropping)  # fmt: skip
 
-    weights, pull = jax.vjp(attend, v)
+    weights, pull = jax.vjp(jax.jit(attend), v)
     seen = np.kron(pattern.layout(1, 4, False)[0], np.ones((8, 8)))[:, None]
     kept = np.asarray(weights[0]) * seen.sum(axis=2, keepdims=True) * 0.75
     np.testing.assert_allclose(kept, np.where(kept > 0, 1, 0), atol=1e-6)
@@ -294,13 +270,9 @@ def test_each_query_drops_weights_of_its_own():
 
 
 def test_a_block_beyond_the_row_is_full_attention():
-    tokens = np.random.default_rng(0).integers(1, 40, (1, 6))
-    batch = {"decoder_input_tokens": tokens, "decoder_target_tokens": tokens}
-    found = []
-    for pattern in ("full", "local:block=1000000000"):
-        model = TinyModel("lm", attention_pattern=pattern)
-        found.append(model.apply(batch))
-    np.testing.assert_array_equal(*found)
+    batch = packed_batch(prefix=False)
+    one, other = (TinyModel("lm", attention_pattern=p) for p in ("full", "local:block=1000000000"))
+    np.testing.assert_array_equal(one.apply(batch), other.apply(batch))
 
 
 def on_eight_devices() -> list[float]:
@@ -310,25 +282,12 @@ def on_eight_devices() -> list[float]:
     segment = np.where(np.arange(length) < [[300], [280], [200], [250]], 1, 0)
     segment[0, 100:] = 2
     tokens = np.random.default_rng(0).integers(1, 40, segment.shape) * (segment > 0)
-    batch = {
-        "decoder_input_tokens": tokens,
-        "decoder_target_tokens": tokens,
-        "decoder_segment_ids": segment,
-    }
+    batch = dict.fromkeys(("decoder_input_tokens", "decoder_target_tokens"), tokens)
+    batch["decoder_segment_ids"] = segment
+    sizes = {"emb_dim": 16, "num_heads": 4, "head_dim": 64}
+    sizes["attention_pattern"] = "bigbird:block=32,window=1,per_head=true"
     for attention in ("einsum", "pallas"):
-        config = ModelConfig(
-            family="lm",
-            vocab_size=40,
-            emb_dim=16,
-            num_heads=4,
-            head_dim=64,
-            mlp_dim=16,
-            num_encoder_layers=0,
-            num_decoder_layers=1,
-            attention=attention,
-            attention_pattern="bigbird:block=32,window=1,per_head=true",
-        )
-        spec = model_spec(config)
+        spec = model_spec(tiny_config("lm", attention=attention, **sizes))
         model, params = build_model(spec), init_params(spec, jax.random.PRNGKey(0))
 
         def loss(params, batch, model=model):

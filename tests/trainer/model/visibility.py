@@ -6,6 +6,10 @@ embedding is nonzero exactly where the position is seen.
 
 import jax
 import numpy as np
+from flax.traverse_util import unflatten_dict
+
+from trainer.model.paths import named
+from trainer.model.transformer import RoutedLogits, run_model
 
 # Packed example of each position; 0 is padding.
 ENCODER_SEGMENTS = [1, 1, 1, 2, 2, 2, 0]
@@ -14,24 +18,17 @@ DECODER_SEGMENTS = [1, 1, 1, 2, 2, 0]
 
 def influence(tiny, batch) -> np.ndarray:
     """Returns bool [decoder positions, vocabulary]: True if a token moves the logits."""
-    path = ("token_embedder",) if tiny.has_encoder else ("decoder", "token_embedder")
+    leaves = named(tiny.params)
+    (table,) = (path for path in leaves if path.endswith("token_embedder/embedding"))
 
     def logit_mixes(table_VD):
-        params = jax.tree.map(lambda leaf: leaf, tiny.params)
-        node = params
-        for name in path:
-            node = node[name]
-        node["embedding"] = table_VD
-        logits_LV = tiny.model.apply({"params": params}, batch)[0]
+        params = unflatten_dict(leaves | {table: table_VD}, sep="/")
+        output = run_model(tiny.model, params, batch)
+        logits_LV = (output.logits_BLV if isinstance(output, RoutedLogits) else output)[0]
         # A random mix, since some effects might cancel in the sum of logits.
-        mix_V = jax.random.normal(jax.random.PRNGKey(1), logits_LV.shape[-1:])
-        return logits_LV @ mix_V
+        return logits_LV @ jax.random.normal(jax.random.PRNGKey(1), logits_LV.shape[-1:])
 
-    table = tiny.params
-    for name in path:
-        table = table[name]
-    jacobian_LVD = jax.jit(jax.jacrev(logit_mixes))(table["embedding"])
-    return np.any(np.asarray(jacobian_LVD) != 0, axis=-1)
+    return np.any(np.asarray(jax.jit(jax.jacrev(logit_mixes))(leaves[table])) != 0, axis=-1)
 
 
 def check(tiny, batch, encoder_segments, decoder_segments, prefix=None) -> None:

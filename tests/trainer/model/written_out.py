@@ -11,6 +11,8 @@ Tree = dict[str, Any]
 
 
 def _norm(x: np.ndarray, params: Tree, kind: str, epsilon: float, gain: str) -> np.ndarray:
+    if kind == "dynamic_tanh":
+        return params["scale"] * np.tanh(params["alpha"] * x) + params["bias"]
     if kind == "layer_norm":
         x = x - x.mean(-1, keepdims=True)
     x = x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon)

@@ -1,7 +1,6 @@
 """A new optimizer is one module and one entry in OPTIMIZERS; nothing else knows its name."""
 
 import sys
-import types
 
 import jax
 import numpy as np
@@ -9,10 +8,9 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.support.extending import example
+from tests.support.runs import config_of, program_of, updated
 from trainer.config.from_flags import build_config
 from trainer.config.optimizer import OPTIMIZERS, Optimizer
-from trainer.engine.program import Program
-from trainer.engine.sharding import put_batch
 
 # The optimizer's own file: gradient descent with momentum.
 TOY = example("An optimizer")
@@ -40,19 +38,13 @@ def toy(tmp_path, monkeypatch):
 
 
 def test_a_new_optimizer_trains(toy):
-    config, _ = build_config("lm_tiny", list(FLAGS))
-    program = Program(types.SimpleNamespace(config=config))
     targets = np.random.default_rng(0).integers(3, V, (B, L)).astype(np.int32)
     batch = {
         "decoder_input_tokens": np.pad(targets[:, :-1], ((0, 0), (1, 0))),
         "decoder_target_tokens": targets,
         "decoder_loss_weights": np.ones((B, L), np.int32),
     }
-    state, losses = program.initial_state(), []
-    for _ in range(5):
-        state = state.replace(metrics=program.zero_metrics())
-        state = program.train_step(state, put_batch(batch, program.mesh))
-        losses.append(float(np.divide(*state.metrics["loss"])))
+    state, losses = updated(program_of(config_of(*FLAGS, preset="lm_tiny")), [batch] * 5)
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] - 0.1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state.params))

@@ -1,15 +1,18 @@
 """Optimizers against float64 numpy written from the papers; what T5X made is in tests/golden."""
 
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax.traverse_util import unflatten_dict
 from jax.sharding import PartitionSpec
 
 from tests.support.parameters import slow_unless
+from tests.support.trees import assert_close, assert_equal
 from trainer.config.optimizer import OPTIMIZER_PRESETS, OPTIMIZERS, OptimizerConfig
 from trainer.config.presets import MODEL_PRESETS
 from trainer.model.paths import named, path_name
@@ -44,14 +47,7 @@ RATES = [max(1e-8, 0.01 * min(1.0, step / 3)) for step in range(STEPS)]
 
 
 def nested(flat):
-    tree = {}
-    for name, value in flat.items():
-        *folders, leaf = name.split("/")
-        node = tree
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[leaf] = value
-    return tree
+    return unflatten_dict(flat, sep="/")
 
 
 def flattened(tree):
@@ -154,43 +150,21 @@ CASES = {
     "adafactor": ({"min_dim_size_to_factor": 8}, lambda name: (adafactor, {"factor_from": 8})),
     "adafactor-unfactored": ({}, lambda name: (adafactor, {"factor_from": 128})),
     "adafactor-options": (
-        {
-            "min_dim_size_to_factor": 8,
-            "decay_rate": 0.7,
-            "step_offset": -3,
-            "beta1": 0.9,
-            "clipping_threshold": 1.5,
-            "maximum_parameter_scale": 0.5,
-            "weight_decay": 0.3,
-        },
+        {"min_dim_size_to_factor": 8, "decay_rate": 0.7, "step_offset": -3, "beta1": 0.9}
+        | {"clipping_threshold": 1.5, "maximum_parameter_scale": 0.5, "weight_decay": 0.3},
         lambda name: (
             adafactor,
-            {
-                "factor_from": 8,
-                "decay_rate": 0.7,
-                "offset": -3,
-                "momentum": 0.9,
-                "clip": 1.5,
-                "largest": 0.5,
-                "decay": 0.3,
-            },
+            {"factor_from": 8, "decay_rate": 0.7, "offset": -3, "momentum": 0.9}
+            | {"clip": 1.5, "largest": 0.5, "decay": 0.3},
         ),
     ),
     "adafactor-unscaled": (
-        {
-            "multiply_by_parameter_scale": False,
-            "weight_decay": 0.5,
-            "weight_decay_rate_exponent": 2.0,
-            "no_weight_decay": ("scale$",),
-        },
+        {"multiply_by_parameter_scale": False, "weight_decay": 0.5}
+        | {"weight_decay_rate_exponent": 2.0, "no_weight_decay": ("scale$",)},
         lambda name: (
             adafactor,
-            {
-                "factor_from": 128,
-                "scaled": False,
-                "decay": 0.0 if name.endswith("scale") else 0.5,
-                "exponent": 2.0,
-            },
+            {"factor_from": 128, "scaled": False, "exponent": 2.0}
+            | {"decay": 0.0 if name.endswith("scale") else 0.5},
         ),
     ),
     "adamw": (
@@ -291,35 +265,29 @@ def test_a_stack_of_layers_is_updated_as_its_layers_are(case):
     for name, stack in scanned.items():
         for layer in range(LAYERS):
             alone = unscanned[name.replace("layers", f"layers_{layer}")]
-            np.testing.assert_allclose(
-                stack[:, layer], alone, rtol=1e-6, atol=1e-6, err_msg=f"{case} {name}"
-            )
+            np.testing.assert_allclose(stack[:, layer], alone, 1e-6, 1e-6, err_msg=name)
 
 
-def test_factored_moments_keep_the_axis_of_a_stack():
+@pytest.mark.parametrize(
+    ("shape", "axes", "row", "column"),
+    [
+        ((16, 24), None, (16,), (24,)),
+        ((8, 16, 12), PartitionSpec("embed", "layers", "mlp"), (8, 16), (16, 12)),
+        # A dimension is too small.
+        ((7, 24), None, (1,), (1,)),
+        ((40,), None, (1,), (1,)),
+        ((8, 16), PartitionSpec("embed", "layers"), (1,), (1,)),
+    ],
+)
+def test_tensors_with_two_large_dimensions_are_factored(shape, axes, row, column):
+    """The axis of a stack is none of them, and factors keep it."""
     config = OptimizerConfig(min_dim_size_to_factor=8)
-    params = {"kernel": jnp.zeros((8, 16, 12)), "scale": jnp.zeros((8, 16))}
-    axes = {
-        "kernel": PartitionSpec("embed", "layers", "mlp"),
-        "scale": PartitionSpec("embed", "layers"),
-    }
-    moments = make_optimizer(config, axes, decayed_by_name).init(params)[0]
-    assert moments.v_row["kernel"].shape == (8, 16)
-    assert moments.v_col["kernel"].shape == (16, 12)
-    assert moments.v["kernel"].shape == (1,)
-    assert moments.v["scale"].shape == (8, 16)
-
-
-def test_only_tensors_with_two_large_dimensions_are_factored():
-    params = {"kernel": jnp.ones((16, 24)), "thin": jnp.ones((15, 24)), "scale": jnp.ones((40,))}
-    state = make_optimizer(OptimizerConfig(min_dim_size_to_factor=16)).init(params)
+    state = make_optimizer(config, axes and {"it": axes}, decayed_by_name).init(
+        {"it": jnp.ones(shape)}
+    )
     moments = next(part for part in state if hasattr(part, "v_row"))
-    assert moments.v_row["kernel"].shape == (16,)
-    assert moments.v_col["kernel"].shape == (24,)
-    assert moments.v["kernel"].shape == (1,)
-    for name in ("thin", "scale"):
-        assert moments.v[name].shape == params[name].shape
-        assert moments.v_row[name].shape == (1,)
+    assert (moments.v_row["it"].shape, moments.v_col["it"].shape) == (row, column)
+    assert moments.v["it"].shape == (shape if row == (1,) else (1,))
 
 
 def test_experts_are_kept_apart_by_factoring_only():
@@ -353,30 +321,19 @@ def test_the_state_is_float32_and_as_large_as_its_moments(name):
     assert size == (2 * total - matrices if name == "muon" else moments[name] * total)
 
 
-def test_the_first_update_moves_each_element_by_the_rate_times_its_tensors_size():
-    params = {"large": jnp.full((4, 8), 2.0), "small": jnp.full((3,), 1e-6)}
-    gradients = {"large": jnp.linspace(-1, 1, 32).reshape(4, 8), "small": jnp.array([1.0, -2, 3])}
-    optimizer = make_optimizer(OptimizerConfig())
-    updates, _ = optimizer.update(gradients, optimizer.init(params), params)
-    # The decay of step 1 is 0, so a gradient is divided by itself; sizes below 1e-3 count as that.
-    for name, size in (("large", 2.0), ("small", 1e-3)):
-        expected = -0.01 * size * np.sign(gradients[name])
-        np.testing.assert_allclose(updates[name], expected, rtol=1e-5)
-
-
-# Lion takes signs, Muon orthogonalises, the others divide by a size: only epsilon sees the scale.
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_size_of_gradients_does_not_matter(name):
-    config = OptimizerConfig(name=name, learning_rate=0.1)
+@pytest.mark.parametrize("name", OPTIMIZER_PRESETS)
+def test_the_size_of_gradients_does_not_matter_but_for_epsilon(name):
+    """Lion takes signs, Muon orthogonalises, the others divide by a size."""
+    config = replace(OPTIMIZER_PRESETS[name], clip_norm=None)
     larger = [{key: g * 1024 for key, g in gradients.items()} for gradients in GRADIENTS]
     ours, _ = train(config, PARAMS, GRADIENTS)
     scaled, _ = train(config, PARAMS, larger)
-    for key in PARAMS:
-        np.testing.assert_allclose(ours[key], scaled[key], rtol=1e-4, atol=1e-6)
+    assert_close(scaled, ours, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "name", ["tiny_primer_ez", "tiny_synthesizer", "tiny_evolved_transformer", "bert_tiny"]
+    "name",
+    ["tiny_primer_ez", "tiny_synthesizer", "tiny_evolved_transformer", "bert_tiny", "t5_1_1_tiny"],
 )
 def test_what_is_no_kernel_is_not_decayed_by_default(name):
     assert OptimizerConfig(name="adamw", learning_rate=1).value("no_weight_decay") is None
@@ -384,22 +341,15 @@ def test_what_is_no_kernel_is_not_decayed_by_default(name):
         assert decays == tensor.endswith("kernel"), tensor
 
 
-def test_no_norm_bias_or_table_of_a_model_is_decayed_by_default():
-    spec = model_spec(MODEL_PRESETS["t5_1_1_tiny"])
-    params = jax.eval_shape(lambda: init_params(spec, jax.random.key(0)))
-    mask = flattened(decayed(spec))
-    assert all(decays == name.endswith("/kernel") for name, decays in mask.items())
-    assert sum(mask.values()) > 10
-    assert not mask["decoder/relpos_bias/rel_embedding"]
-    everywhere = flattened(weight_decay_mask(())(params))
-    assert all(everywhere.values())
-    some = flattened(weight_decay_mask(("encoder/", "^token"))(params))
-    assert not some["encoder/layers_0/mlp/wo/kernel"]
-    assert not some["token_embedder/embedding"]
-    assert some["decoder/layers_0/mlp/wo/kernel"]
+def test_patterns_spare_parameters_of_weight_decay():
+    names = ("encoder/layers_0/mlp/wo/kernel", "token_embedder/embedding", "decoder/mlp/wo/kernel")
+    params = nested({name: jnp.zeros(1) for name in names})
+    assert all(named(weight_decay_mask(())(params)).values())
+    some = named(weight_decay_mask(("encoder/", "^token"))(params))
+    assert [some[name] for name in names] == [False, False, True]
 
 
-@pytest.mark.parametrize("name", slow_unless({"adafactor", "muon"}, OPTIMIZERS))
+@pytest.mark.parametrize("name", slow_unless({"adafactor"}, OPTIMIZERS))
 def test_a_model_of_single_layers_needs_no_axes(name):
     spec = model_spec(MODEL_PRESETS["t5_1_1_tiny"])
     params = flattened(init_params(spec, jax.random.key(0)))
@@ -407,14 +357,8 @@ def test_a_model_of_single_layers_needs_no_axes(name):
     config = OptimizerConfig(name=name, learning_rate=0.01, schedule="constant")
     with_axes, _ = train(config, params, gradients, logical_axes(spec))
     without, _ = train(config, params, gradients)
-    for key in params:
-        np.testing.assert_array_equal(with_axes[key], without[key])
-        assert not np.array_equal(without[key], params[key]), key
-
-
-@pytest.mark.parametrize("name", OPTIMIZER_PRESETS)
-def test_recipes_make_optimizers(name):
-    train(OPTIMIZER_PRESETS[name], PARAMS, GRADIENTS[:1])
+    assert_equal(with_axes, without)
+    assert not any(np.array_equal(without[key], params[key]) for key in params)
 
 
 @pytest.mark.parametrize(
@@ -429,35 +373,20 @@ def test_recipes_make_optimizers(name):
         ({"beta1": 1.0}, "beta1 is 1.0; it must be in [0, 1)"),
         ({"weight_decay": -1.0}, "weight_decay is -1.0"),
         ({"weight_decay": 1.0, "no_weight_decay": ("(",)}, "'(' is none: missing )"),
-        (
-            {"no_weight_decay": ("scale",)},
-            "unset while weight_decay is 0.0",
-        ),
+        ({"no_weight_decay": ("scale",)}, "unset while weight_decay is 0.0"),
         ({"weight_decay_rate_exponent": 1.0}, "while weight_decay is 0.0"),
         ({"minimum_parameter_scale": 0.1, "multiply_by_parameter_scale": False}, "is False"),
         ({"beta2": 0.9}, "beta2 is 0.9; it must be unset with optimizer 'adafactor'"),
-        (
-            {"name": "adamw", "learning_rate": 1.0, "decay_rate": 0.8},
-            "with optimizer 'adamw', which reads",
-        ),
-        (
-            {"name": "lion", "learning_rate": 1.0, "epsilon": 1.0},
-            "with optimizer 'lion', which reads",
-        ),
+        ({"name": "adamw", "learning_rate": 1.0, "decay_rate": 0.8}, "'adamw', which reads"),
+        ({"name": "lion", "learning_rate": 1.0, "epsilon": 1.0}, "'lion', which reads"),
         ({"name": "lion"}, "learning_rate is None; it must be set for 'lion'"),
         ({"steps_per_cycle": 5}, "with schedule 'constant * rsqrt_decay', which"),
-        (
-            {"schedule": "linear_cooldown"},
-            "cooldown_steps is None; it must be set for 'adafactor' with schedule",
-        ),
+        ({"schedule": "linear_cooldown"}, "cooldown_steps is None; it must be set for 'adafactor'"),
         (
             {"schedule": "linear_warmup", "learning_rate": 0.1},
-            "learning_rate is 0.1; it must be unset with schedule",
+            "learning_rate is 0.1; it must be un",
         ),
-        (
-            {"schedule": "constant * rsqrt_deacy"},
-            "'rsqrt_deacy' is none; a factor is one of 'constant'",
-        ),
+        ({"schedule": "constant * rsqrt_deacy"}, "'rsqrt_deacy' is none; a factor is one of 'con"),
     ],
 )
 def test_a_configuration_names_what_it_refuses(fields, says):

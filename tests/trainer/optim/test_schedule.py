@@ -114,16 +114,17 @@ def test_after_the_last_update():
         np.testing.assert_allclose([rate(N), rate(N + 1)], rates, rtol=1e-6)
 
 
-def test_the_default_schedule_of_adafactor_has_no_ramp():
+def test_default_schedules():
     rates = learning_rate_schedule(OptimizerConfig())(jnp.array([0, 1, 10_000, 40_000, 1_000_000]))
     assert rates.dtype == jnp.float32
     np.testing.assert_allclose(rates, [0.01, 0.01, 0.01, 0.005, 0.001], rtol=1e-6)
-
-
-def test_the_default_schedule_of_others_peaks_at_the_learning_rate():
     config = OptimizerConfig(name="adamw", learning_rate=1e-3)
     rates = learning_rate_schedule(config)(jnp.array([0, 5_000, 10_000, 40_000]))
     np.testing.assert_allclose(rates, [1e-8, 5e-4, 1e-3, 5e-4], rtol=1e-6)
+    rates = learning_rate_schedule(OPTIMIZER_PRESETS["primer"])(
+        jnp.array([0, 10_000, 20_000, 100_000, 524_288, 1_000_000])
+    )
+    np.testing.assert_allclose(rates, [0.01, 0.01, 0.0070711, 0.0031623, 0.0013811, 0.001], 1e-4)
 
 
 def test_nanot5_is_pytorchs():
@@ -137,13 +138,6 @@ def test_nanot5_is_pytorchs():
         (2**16 - 1, 1e-5 + (0.02 - 1e-5) * (1 + math.cos(math.pi * 55_535 / 55_536)) / 2),
     ):
         np.testing.assert_allclose(rate(step), expected, rtol=1e-6, atol=0.02 * 2**-23)
-
-
-def test_primers_rate_is_flat_and_then_falls():
-    rates = learning_rate_schedule(OPTIMIZER_PRESETS["primer"])(
-        jnp.array([0, 10_000, 20_000, 100_000, 524_288, 1_000_000])
-    )
-    np.testing.assert_allclose(rates, [0.01, 0.01, 0.0070711, 0.0031623, 0.0013811, 0.001], 1e-4)
 
 
 def test_n_steps_are_n_updates_each_at_the_rate_of_its_step():

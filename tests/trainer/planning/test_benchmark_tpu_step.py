@@ -28,17 +28,11 @@ def test_depths_continue_each_part_in_a_line():
     assert found.bytes == {"parameters": pytest.approx(220)}
     assert found.depths == (2, 4)
     assert found.compile_seconds == 6
-
-
-def test_a_part_of_only_one_depth_counts():
     shallow = Estimate({parts.REST: 1.0}, {})
     deep = Estimate({parts.COLLECTIVES: 2.0, parts.REST: 1.0}, {"program": 5})
     found = extrapolated(shallow, deep, (1, 2), 4)
     assert found.seconds == {parts.REST: 1.0, parts.COLLECTIVES: 6.0}
     assert found.bytes == {"program": 15}
-
-
-def test_a_refused_depth_refuses_the_line():
     found = extrapolated(of_layers(1), Estimate({}, {}, refused="too large"), (1, 2), 8)
     assert found.refused == "too large"
 

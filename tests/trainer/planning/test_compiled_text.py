@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from trainer.planning import hlo, parts
-from trainer.planning.chips import CHIPS, Place, seconds_of_collective, sent_bytes
+from trainer.planning.devices import CHIPS, Place, seconds_of_collective, sent_bytes
 from trainer.planning.kernels import Kernel, Schedule
 from trainer.planning.memory import Liveness
 from trainer.planning.timing import timing
@@ -38,13 +38,10 @@ def estimate(module):
     return timing(module, CHIP, PLACES, [KERNEL], {"kernel.1": Schedule(step=1000, once=500)})
 
 
-def test_cycles_are_booked_by_part_and_loops_count(estimate):
+def test_cycles_are_booked_by_part_and_parts_add_up_to_the_step(estimate):
     seconds = dict(estimate.seconds)
     seconds.pop(parts.COLLECTIVES)
     assert seconds == pytest.approx({part: n / CHIP.clock for part, n in CYCLES.items()})
-
-
-def test_parts_add_up_to_the_step(estimate):
     exposed = sum(kind["exposed"] for kind in estimate.traffic().values())
     assert estimate.step == pytest.approx(sum(CYCLES.values()) / CHIP.clock + exposed)
 
@@ -56,7 +53,7 @@ def test_a_kernel_takes_at_least_the_time_of_its_bytes(module, estimate):
     assert less == pytest.approx(6 * (5000 / CHIP.clock - moving), rel=1e-3)
 
 
-def test_the_bytes_of_collectives(estimate):
+def test_collectives_send_bytes_and_work_beside_them_hides_them(estimate):
     traffic = estimate.traffic()
     # An all-reduce of two devices sends each byte once, in each of six layers.
     assert traffic["all-reduce"]["bytes"] == 6 * ACTIVATIONS
@@ -64,9 +61,6 @@ def test_the_bytes_of_collectives(estimate):
     # A fusion of an all-reduce and a slice is a reduce-scatter; its groups are rows of four chips.
     assert traffic["reduce-scatter"]["bytes"] == 1024 * 256 * 2 * 3 // 4
     assert {*traffic} == {"all-reduce", "all-gather", "reduce-scatter"}
-
-
-def test_work_between_start_and_end_hides_a_collective(estimate):
     traffic = estimate.traffic()
     gather = traffic["all-gather"]
     assert gather["seconds"] - gather["exposed"] == pytest.approx(400 / CHIP.clock)
@@ -82,7 +76,7 @@ def test_a_kernel_without_schedule_is_named(module):
 
 
 def test_the_fullest_moment_by_part(module):
-    peak = Liveness(module, {1024}).peak()
+    peak = Liveness(module, {1024}).peak(module.entry)
     # Six layers' stack, which begins as nameless memory, is the attention's.
     assert peak["activations, attention"] >= 6 * ACTIVATIONS
     assert peak["logits and loss"] == 16 * 64 * 1024 * 4
@@ -125,14 +119,11 @@ def test_groups_of_devices(text, groups):
     assert hlo.replica_groups(text) == groups
 
 
-def test_sent_bytes():
+def test_bytes_are_sent_over_two_links_to_an_axis():
     assert sent_bytes("all-reduce", 1600, 16) == 3000
     assert sent_bytes("all-gather", 1600, 16) == 1500
     assert sent_bytes("collective-permute", 1600, 2) == 1600
     assert sent_bytes("all-reduce", 1600, 1) == 0
-
-
-def test_rings_have_two_links_to_an_axis():
     shape = (4, 4, 1)
     # On v5e, rows of four chips are open; on v5p they are closed to rings.
     assert seconds_of_collective(CHIP, 10**9, PLACES, shape) == pytest.approx(1e9 / (2 * CHIP.link))

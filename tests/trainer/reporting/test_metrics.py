@@ -13,6 +13,7 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.support.processes import started
+from tests.support.runs import run_of
 from tests.support.servers.gcs import GcsServer
 from trainer.config.from_flags import build_config
 from trainer.engine.evaluator import Evaluator
@@ -22,7 +23,6 @@ from trainer.engine.program import Program
 from trainer.reporting.metrics import MetricsWriter, read_metrics
 from trainer.reporting.profile import Profile
 from trainer.reporting.speed import Speed, shown
-from trainer.setup import prepare
 
 
 def config_of(model_dir, *flags):
@@ -40,13 +40,15 @@ def test_lines_after_the_checkpoint_are_removed(tmp_path):
     writer.write(15, "validation", {"loss": 7.0})
     writer.close()
     lines = read_metrics(str(tmp_path))
-    assert [(line["step"], line["split"]) for line in lines] == [
-        (5, "train"),
-        (10, "train"),
-        (15, "validation"),
-    ]
+    places = [(line["step"], line["split"]) for line in lines]
+    assert places == [(5, "train"), (10, "train"), (15, "validation")]
     assert lines[0]["speed"] == {"steps_per_second": 2.0}
     assert "speed" not in lines[2]
+    (tmp_path / "b").mkdir()
+    writer = MetricsWriter(config_of(tmp_path / "b", "--metrics.tensorboard=false"), 0)
+    writer.write(1, "train", {"loss": 1.5}, {})
+    writer.close()
+    assert read_metrics(str(tmp_path / "b"))[0]["speed"] == {}
 
 
 # In a process of its own, whose memory is small.
@@ -135,23 +137,12 @@ def test_missing_or_failing_weights_and_biases_is_one_clear_line(tmp_path, monke
         MetricsWriter(config, 0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "teraflops"),
-    [
-        ("NVIDIA H100 80GB HBM3", 989),
-        ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA H200", 989),
-        ("NVIDIA A100-SXM4-80GB", 312),
-        ("NVIDIA L40S", 362),
-        ("NVIDIA L4", 121),
-        ("TPU v4", 275),
-        ("TPU v5 lite", 197),
-        ("TPU v5p", 459),
-        ("TPU v6 lite", 918),
-        ("cpu", None),
-        ("NVIDIA L40", None),
-    ],
-)
+TERAFLOPS = {"NVIDIA H100 80GB HBM3": 989, "NVIDIA H100 PCIe": 756, "NVIDIA H200": 989}
+TERAFLOPS |= {"NVIDIA A100-SXM4-80GB": 312, "NVIDIA L40S": 362, "NVIDIA L4": 121, "TPU v4": 275}
+TERAFLOPS |= {"TPU v5 lite": 197, "TPU v5p": 459, "TPU v6 lite": 918, "cpu": None}
+
+
+@pytest.mark.parametrize(("kind", "teraflops"), [*TERAFLOPS.items(), ("NVIDIA L40", None)])
 def test_peak_flops_are_those_of_the_device(kind, teraflops):
     assert peak_flops(kind) == (teraflops and teraflops * 1e12)
 
@@ -161,14 +152,10 @@ def test_speed_is_measured_since_the_last_report(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: next(now))
     speed = Speed(tokens_per_step=1000, flops_per_step=6 * 10**12, peak_flops=20e12)
     assert speed.since_last(5) == {}
-    speed.blocked += 0.25
+    speed.blocking.seconds += 0.25
     rates = speed.since_last(10)
-    assert rates == {
-        "checkpoint_blocking_seconds": 0.25,
-        "steps_per_second": 0.5,
-        "tokens_per_second": 500.0,
-        "mfu": 0.15,
-    }
+    rate = {"steps_per_second": 0.5, "tokens_per_second": 500.0, "mfu": 0.15}
+    assert rates == {"checkpoint_blocking_seconds": 0.25, **rate}
     assert shown(rates) == ["500 tokens/s", "MFU 15.0%"]
     speed.peak_flops = None
     assert speed.since_last(20) == {"steps_per_second": 2.0, "tokens_per_second": 2000.0}
@@ -181,18 +168,15 @@ def test_means_and_perplexity():
 
 def evaluated(cache, preset, task, *flags):
     """Returns the untrained model's metrics on the validation split, and the cache's manifest."""
-    config, origins = build_config(
-        preset, [f"--task={task}", f"--cache_dir={cache}", "--model_dir=unused", *flags]
-    )
-    run = prepare(config, origins)
+    run = run_of(cache, "--batch_size=8", *flags, preset=preset, task=task, lengths=(None, 64))
     program = Program(run)
     evaluator = Evaluator(run, "validation", program.evaluation_step, program.mesh)
     return evaluator(program.initial_state().params)["validation"], run.data.tasks[0].manifest
 
 
 def test_bits_per_byte_is_the_cost_of_coding_the_documents(text_cache):
-    flags = ["--lengths.targets=64", "--batch_size=8", "--model.num_decoder_layers=1"]
-    found, manifest = evaluated(text_cache, "lm_tiny", "python_docs_autoregressive_lm", *flags)
+    layer = "--model.num_decoder_layers=1"
+    found, manifest = evaluated(text_cache, "lm_tiny", "python_docs_autoregressive_lm", layer)
     bits = found["loss"] * found["tokens"] / np.log(2)
     text = manifest.total("validation", "text_bytes")
     # Every token of the split is coded, and one EOS per window.
@@ -211,9 +195,8 @@ def test_bits_per_byte_is_the_cost_of_coding_the_documents(text_cache):
 
 
 def test_the_auxiliary_loss_is_evaluated(text_cache):
-    flags = ["--lengths.targets=64", "--batch_size=8", "--model.vocab_size=768"]
-    task = "python_docs_autoregressive_lm"
-    found, _ = evaluated(text_cache, "tiny_switch_primer", task, *flags)
+    task, size = "python_docs_autoregressive_lm", "--model.vocab_size=768"
+    found, _ = evaluated(text_cache, "tiny_switch_primer", task, size)
     # Balanced experts cost 0.01 per layer; one of the two layers has experts.
     assert 0.01 <= found["auxiliary_loss"] < 0.04
     assert 0 <= found["dropped_tokens"] < 1
@@ -221,26 +204,17 @@ def test_the_auxiliary_loss_is_evaluated(text_cache):
     assert 0.9 < per_position < 1
 
 
-def test_bits_per_byte_of_a_prefix_lm_count_only_the_predicted_part(text_cache):
-    found, manifest = evaluated(
-        text_cache,
-        "lm_tiny",
-        "python_docs_decoder_prefix_lm",
-        "--lengths.targets=64",
-        "--batch_size=8",
-        "--model.num_decoder_layers=1",
-    )
+def test_bits_per_byte_count_only_the_predicted_part(text_cache):
+    layer = "--model.num_decoder_layers=1"
+    found, manifest = evaluated(text_cache, "lm_tiny", "python_docs_decoder_prefix_lm", layer)
     tokens = manifest.total("validation", "tokens")
     assert 0.3 * tokens < found["tokens"] < 0.7 * tokens
     share = found["tokens"] / tokens
     bits = found["loss"] * found["tokens"] / np.log(2)
     text = share * manifest.total("validation", "text_bytes")
     assert found["bits_per_byte"] == pytest.approx(bits / text, rel=1e-12)
-
-
-def test_span_corruption_has_no_bits_per_byte(text_cache):
-    flags = ["--lengths.inputs=64", "--lengths.targets=18", "--batch_size=8"]
-    found, _ = evaluated(text_cache, "t5_1_1_tiny", "python_docs_span_corruption", *flags)
+    lengths = ["--lengths.inputs=64", "--lengths.targets=18"]
+    found, _ = evaluated(text_cache, "t5_1_1_tiny", "python_docs_span_corruption", *lengths)
     assert "bits_per_byte" not in found
 
 
@@ -299,13 +273,6 @@ def test_a_profile_that_cannot_be_written_is_one_warning(in_bucket, tmp_path, ca
     with jax.profiler.trace(str(tmp_path / "other")):
         profiled(tmp_path / "second", 5)
     assert "warning: --profile_steps=3:4" in capsys.readouterr().err
-
-
-def test_an_empty_speed_is_written(tmp_path):
-    writer = MetricsWriter(config_of(tmp_path, "--metrics.tensorboard=false"), 0)
-    writer.write(1, "train", {"loss": 1.5}, {})
-    writer.close()
-    assert json.loads((tmp_path / "metrics.jsonl").read_text())["speed"] == {}
 
 
 @pytest.mark.parametrize("damage", ['{"stdp": 1}', "5", "[]", '{"step": 1, "spl'])

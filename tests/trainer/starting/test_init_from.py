@@ -1,28 +1,26 @@
 """Runs that start from checkpoints: T5X's in all layouts, ours, and checkpoints that do not fit."""
 
 import dataclasses
-import json
 import re
 import shutil
-import types
 
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
 from flax import serialization
+from flax.traverse_util import unflatten_dict
 
 from tasks.terminal.command_line import UserError
 from tests.support import t5x_files
-from trainer import loop
+from tests.support.runs import config_of, curve, stub, trained
+from tests.support.runs import run_of as run_of_cache
+from tests.support.trees import assert_equal
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.model.layers import unstack_layers
-from trainer.model.paths import path_name
+from trainer.model.paths import named
 from trainer.optim.optimizer import learning_rate_schedule
-from trainer.setup import prepare
 from trainer.starting import init_from
 from trainer.t5x import layout, read
 from trainer.t5x.tensors import divided, held, mean, reshaped, stacked
@@ -32,6 +30,12 @@ STEP, D, V = t5x_files.STEP, t5x_files.D, t5x_files.V
 SIZES = [f"--model.vocab_size={V}", "--train_steps=20", "--batch_size=2"]
 PARAMETERS = t5x_files.parameters()
 SCANNED = t5x_files.scanned(PARAMETERS)
+# T5X factors unstacked tensors by their size.
+UNSTACKED = {
+    name: value
+    for name, value in t5x_files.moments(PARAMETERS, 8).items()
+    if name.startswith(("token_embedder", "decoder/logits_dense"))
+}
 PER_LAYER = "--model.position=relative_per_layer"
 # As `scalable_t5` has them after training: a table of relative positions for each layer.
 TABLES_APART = {
@@ -44,19 +48,8 @@ TABLES_APART = {
 
 def run_of(path, *flags, preset="t5_1_1_tiny"):
     """Returns a run without data, which init_from does not read."""
-    config, _ = build_config(preset, [*SIZES, f"--init_from={path}", *flags])
-    return types.SimpleNamespace(config=config, data=types.SimpleNamespace(vocab_size=V - 20))
-
-
-def named(tree):
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {path_name(path): np.asarray(leaf) for path, leaf in leaves}
-
-
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    config = config_of(*SIZES, f"--init_from={path}", *flags, preset=preset)
+    return stub(config, vocab_size=V - 20)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -95,13 +88,7 @@ def test_bfloat16_stored_as_uint16_is_read(tmp_path):
 def test_parameters_and_state_reach_the_devices(stored, model, tmp_path):
     flags = ["--optimizer.min_dim_size_to_factor=8", f"--model.scan_layers={model == 'scanned'}"]
     if stored == "scanned":
-        moments = t5x_files.scanned_moments(SCANNED)
-        # T5X factors unstacked tensors by their size.
-        moments |= {
-            name: value
-            for name, value in t5x_files.moments(PARAMETERS, 8).items()
-            if name.startswith(("token_embedder", "decoder/logits_dense"))
-        }
+        moments = t5x_files.scanned_moments(SCANNED) | UNSTACKED
         t5x_files.write(tmp_path, "orbax", SCANNED, moments)
     else:
         moments = t5x_files.moments(PARAMETERS, 8)
@@ -126,12 +113,7 @@ def test_parameters_and_state_reach_the_devices(stored, model, tmp_path):
 
 @pytest.mark.parametrize("scanned", [False, True])
 def test_a_table_of_positions_per_layer_goes_on_with_its_state(scanned, tmp_path):
-    moments = t5x_files.scanned_moments(TABLES_APART, own_tables=True)
-    moments |= {
-        name: value
-        for name, value in t5x_files.moments(PARAMETERS, 8).items()
-        if name.startswith(("token_embedder", "decoder/logits_dense"))
-    }
+    moments = t5x_files.scanned_moments(TABLES_APART, own_tables=True) | UNSTACKED
     t5x_files.write(tmp_path, "orbax", TABLES_APART, moments)
     flags = [PER_LAYER, "--optimizer.min_dim_size_to_factor=8", f"--model.scan_layers={scanned}"]
     run = run_of(tmp_path, *flags)
@@ -334,23 +316,13 @@ def test_the_newest_finished_checkpoint_is_used(tmp_path):
     assert read.find(str(tmp_path / "checkpoint_9")) == str(tmp_path / "checkpoint_9")
 
 
-@pytest.fixture
-def flags(text_cache):
-    return [
-        *("--task=python_docs_span_corruption", f"--cache_dir={text_cache}", "--batch_size=2"),
-        *("--lengths.inputs=40", "--lengths.targets=12", "--evaluation.every_steps=0"),
-        *("--metrics.every_steps=1", "--metrics.tensorboard=false"),
-    ]
+def train(cache, model_dir, *flags):
+    quiet = ("--batch_size=2", "--evaluation.every_steps=0", "--metrics.every_steps=1")
+    trained(cache, model_dir, *quiet, "--metrics.tensorboard=false", *flags, lengths=(40, 12))
+    return curve(model_dir)
 
 
-def train(flags, model_dir, *more):
-    config, origins = build_config("t5_1_1_tiny", [*flags, f"--model_dir={model_dir}", *more])
-    assert loop.train(prepare(config, origins), origins) == 0
-    lines = (model_dir / "metrics.jsonl").read_text().splitlines()
-    return config, [json.loads(line) for line in lines]
-
-
-def test_a_run_starts_from_t5x_and_then_resumes_itself(flags, tmp_path, capsys):
+def test_a_run_starts_from_t5x_and_then_resumes_itself(text_cache, tmp_path, capsys):
     wide = {
         **PARAMETERS,
         "token_embedder/embedding": np.random.default_rng(2).normal(size=(768, D)).astype("f4"),
@@ -358,37 +330,31 @@ def test_a_run_starts_from_t5x_and_then_resumes_itself(flags, tmp_path, capsys):
     }
     start = tmp_path / "t5x"
     t5x_files.write(start, "legacy", wide, t5x_files.moments(wide, 128), step=20_000)
-    begin = [*flags, f"--init_from={start}"]
-    config, lines = train(begin, tmp_path / "one", "--train_steps=20002")
+    begin = f"--init_from={start}"
+    lines = train(text_cache, tmp_path / "one", begin, "--train_steps=20002")
     with pytest.raises(UserError, match=f"in {start} were not written by this trainer"):
-        train(flags, start, "--train_steps=20002")
+        train(text_cache, start, "--train_steps=20002")
     assert f"starts from {start}/checkpoint_20000, after step 20000" in capsys.readouterr().out
     assert [line["step"] for line in lines] == [20_001, 20_002]
-    rate = learning_rate_schedule(config.optimizer)(20_000)
+    rate = learning_rate_schedule(config_of().optimizer)(20_000)
     assert lines[0]["metrics"]["learning_rate"] == pytest.approx(float(rate), rel=1e-6)
 
     # Its own checkpoint takes precedence: --init_from is not opened.
     shutil.rmtree(start)
-    _, lines = train(begin, tmp_path / "one", "--train_steps=20003")
+    lines = train(text_cache, tmp_path / "one", begin, "--train_steps=20003")
     assert "resumes from checkpoint 20002" in capsys.readouterr().out
     assert [line["step"] for line in lines] == [20_001, 20_002, 20_003]
 
     # Another run starts from a checkpoint of that one with exactly its state.
     ours = str(tmp_path / "one" / "checkpoint_20002")
-    config, origins = build_config(
-        "t5_1_1_tiny",
-        [*flags, f"--model_dir={tmp_path}/two", f"--init_from={ours}", "--train_steps=20003"],
-    )
-    run = prepare(config, origins)
+    run = run_of_cache(text_cache, f"--init_from={ours}", "--train_steps=20003")
     program = Program(run)
     begun = init_from.start(run).state(program)
     checkpoints = Checkpoints(str(tmp_path / "one"), writable=False)
     before = checkpoints.restore(20_002, program.abstract_state())
     checkpoints.close()
-    assert_equal(
-        named((begun.params, begun.opt_state, begun.step)),
-        named((before.params, before.opt_state, before.step)),
-    )
+    for part in ("params", "opt_state", "step"):
+        assert_equal(getattr(begun, part), getattr(before, part))
     assert "trained with" not in init_from.start(run).describe()
     scaled = dataclasses.replace(run.config.model, attention_scale=0.5, dropout_rate=0.1)
     other = dataclasses.replace(run, config=dataclasses.replace(run.config, model=scaled))
@@ -403,14 +369,7 @@ def test_a_hugging_face_model_is_loaded(monkeypatch, tmp_path):
 
     def load(path, model):
         asked.append((path, model.vocab_size))
-        tree = {}
-        for name, array in PARAMETERS.items():
-            inside = tree
-            *folders, leaf = name.split("/")
-            for folder in folders:
-                inside = inside.setdefault(folder, {})
-            inside[leaf] = array
-        return tree
+        return unflatten_dict(PARAMETERS, sep="/")
 
     monkeypatch.setattr("trainer.huggingface.load", load)
     run = run_of("hf:some/folder", "--model.scan_layers=true")

@@ -3,8 +3,8 @@
 import hashlib
 import json
 import sys
-import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,6 +12,7 @@ from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary_changes.rows import by_piece
 from tests.support import eight_devices, small_tokenizers, t5x_files
+from tests.support.runs import config_of, stub
 from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
 from trainer.model.paths import named
@@ -34,18 +35,10 @@ def make(folder):
 
 
 def run_of(folder, *flags):
-    config, _ = build_config(
-        "t5_1_1_tiny",
-        [
-            *(f"--init_from={folder}/t5x", f"--model.vocab_size={ROWS}", "--train_steps=20"),
-            *("--batch_size=8", "--optimizer.min_dim_size_to_factor=8"),
-            *flags,
-        ],
-    )
+    given = (f"--init_from={folder}/t5x", f"--model.vocab_size={ROWS}", "--train_steps=20")
+    given += ("--batch_size=8", "--optimizer.min_dim_size_to_factor=8", *flags)
     ids = vocabulary.load(f"{folder}/new", 10).ids
-    return types.SimpleNamespace(
-        config=config, data=types.SimpleNamespace(vocab_size=ids.size, ids=ids)
-    )
+    return stub(config_of(*given), vocab_size=ids.size, ids=ids)
 
 
 OLD = ("--init_from_vocabulary.path={folder}/old", "--init_from_vocabulary.extra_ids=10")
@@ -61,15 +54,9 @@ def started(folder, *flags):
 def digest(state):
     found = hashlib.sha256()
     for tree in (state.params, state.opt_state):
-        for leaf in new_rows_leaves(tree):
+        for leaf in jax.tree.leaves(tree):
             found.update(np.ascontiguousarray(leaf).tobytes())
     return found.hexdigest()
-
-
-def new_rows_leaves(tree):
-    import jax
-
-    return map(np.asarray, jax.tree.leaves(tree))
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +208,5 @@ def test_a_map_needs_no_old_vocabulary(folder, tmp_path):
 
 
 if __name__ == "__main__":
-    import jax
-
     _, made = started(sys.argv[1], *sys.argv[2:])
     print(json.dumps({"devices": jax.device_count(), "digest": digest(made)}))

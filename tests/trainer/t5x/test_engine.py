@@ -3,24 +3,34 @@
 import dataclasses
 import glob
 import importlib.util
-import json
-import sys
 import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax.traverse_util import unflatten_dict
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS
+from tests.support import runs
 from tests.support.processes import completed
+from tests.support.runs import program_of, stub
+from tests.support.trees import assert_close, assert_equal
 from trainer import export_t5x
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import save_config
-from trainer.config.from_flags import build_config
 from trainer.engine.program import Program
-from trainer.model.paths import path_name
+from trainer.engine.step import make_gradients
+from trainer.model.paths import named
+from trainer.model.spec import model_spec
+from trainer.model.transformer import (
+    build_model,
+    init_params,
+)
+from trainer.optim.optimizer import learning_rate_schedule, optimizer_of
+from trainer.starting import init_from
 from trainer.starting.resume import start
 from trainer.t5x import engine, layout, read, write
 from trainer.t5x.tensors import held
@@ -29,31 +39,23 @@ T5X = importlib.util.find_spec("t5x") is not None
 STEP = 7
 
 
-def config_of(*flags, preset="t5_1_1_tiny"):
-    config, _ = build_config(
-        preset, ["--model.vocab_size=128", "--train_steps=20", "--batch_size=2", *flags]
-    )
-    return config
+def config_of(*flags, **more):
+    sizes = ("--model.vocab_size=128", "--train_steps=20", "--batch_size=2")
+    return runs.config_of(*sizes, *flags, **more)
 
 
 def random_state(config):
     """Returns a checkpoint of one of our runs with random values."""
-    run = types.SimpleNamespace(config=config)
-    rng = np.random.default_rng(0)
-    abstract = Program(run).abstract_state()
+    rng, abstract = np.random.default_rng(0), program_of(config).abstract_state()
 
-    def filled(tree):
-        leaves = jax.tree_util.tree_leaves_with_path(tree)
-        return {
-            path_name(path): held(
-                np.int32(STEP) if leaf.dtype == "int32" else rng.random(leaf.shape).astype("f4")
-            )
-            for path, leaf in leaves
-        }
+    def value(leaf):
+        return np.int32(STEP) if leaf.dtype == "int32" else rng.random(leaf.shape).astype("f4")
 
-    return read.Checkpoint(
-        "", STEP, filled(abstract.params), state=filled(abstract.opt_state), run={}
+    params, state = (
+        {path: held(value(leaf)) for path, leaf in named(tree).items()}
+        for tree in (abstract.params, abstract.opt_state)
     )
+    return read.Checkpoint("", STEP, params, state=state, run={})
 
 
 def values(checkpoint, shared=True):
@@ -91,10 +93,7 @@ def test_written_checkpoints_are_read_back(ours_scanned, scanned, tmp_path):
     assert {tuple(sorted(kinds)) for kinds in theirs.moments.values()} == {
         ("m", "v", "v_col", "v_row")
     }
-    before, after = (values(checkpoint) for checkpoint in (ours, theirs))
-    assert before.keys() == after.keys()
-    for name, array in before.items():
-        np.testing.assert_array_equal(array, after[name], err_msg=name)
+    assert_equal(values(theirs), values(ours))
     with pytest.raises(UserError, match="exists: delete it"):
         write.write(ours, config, str(tmp_path), scanned)
 
@@ -118,11 +117,8 @@ def test_export_t5x_reports_what_it_wrote(tmp_path, capsys):
     )
     model_dir.mkdir()
     save_config(config, {})
-    run = types.SimpleNamespace(
-        config=config,
-        data=types.SimpleNamespace(fingerprints={}, record={}, vocabulary_sha256=None),
-    )
-    state = Program(run).initial_state()
+    run = stub(config)
+    state = program_of(config).initial_state()
     checkpoints = Checkpoints(str(model_dir))
     for step in (3, 4):
         checkpoints.save(step, dataclasses.replace(state, step=jnp.int32(step)), run)
@@ -209,13 +205,9 @@ def test_both_engines_make_the_same_updates(text_cache, tmp_path):
     from tensorflow import make_ndarray
 
     def pretrain(model_dir, steps, *flags):
-        command = [sys.executable, "-m", "trainer.pretrain", "--preset=t5_1_1_tiny"]
-        command += ["--task=python_docs_span_corruption", f"--cache_dir={text_cache}"]
-        command += ["--lengths.inputs=64", "--lengths.targets=18", "--batch_size=8"]
-        command += ["--metrics.every_steps=1", "--evaluation.every_steps=20"]
-        command += ["--checkpoint.every_steps=10", f"--train_steps={steps}"]
-        command += [f"--model_dir={model_dir}", *flags]
-        made = completed(command)
+        given = ("--batch_size=8", "--evaluation.every_steps=20", "--checkpoint.every_steps=10")
+        given += (f"--train_steps={steps}", *flags)
+        made = completed(runs.pretrain(text_cache, model_dir, *given))
         assert made.returncode == 0, made.stderr[-2000:]
 
     def scalars(folder, tag):
@@ -228,9 +220,7 @@ def test_both_engines_make_the_same_updates(text_cache, tmp_path):
     pretrain(tmp_path / "t5x", 10, "--engine=t5x")
     # Stopped half-way, T5X resumes with the next batch.
     pretrain(tmp_path / "t5x", 20, "--engine=t5x")
-    lines = [
-        json.loads(line) for line in (tmp_path / "ours/metrics.jsonl").read_text().splitlines()
-    ]
+    lines = runs.curve(tmp_path / "ours")
     ours = {line["step"]: line["metrics"] for line in lines if line["split"] == "train"}
     assert list(ours) == list(range(1, 21))
     # T5X's loss includes the z-loss.
@@ -245,6 +235,134 @@ def test_both_engines_make_the_same_updates(text_cache, tmp_path):
     assert accuracy[20] == pytest.approx(validation["accuracy"], abs=1e-6)
     # Their states are the same too, in T5X's checkpoint and in ours.
     one, other = (values(read.load(f"{tmp_path}/{name}/checkpoint_20")) for name in ("t5x", "ours"))
-    assert one.keys() == other.keys()
-    for name, array in other.items():
-        np.testing.assert_allclose(one[name], array, rtol=1e-3, atol=1e-5, err_msg=name)
+    assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+B, L, V, UPDATES = 8, 12, 128, 50
+CASES = [
+    ("num_real_target_tokens", 2, "", ""),
+    ("num_total_target_tokens", 4, "", "--optimizer.clip_norm=0.5"),
+    ("average_per_sequence", 2, "", ""),
+    ("average_per_sequence", 4, "relative_per_layer", "--optimizer.beta1=0.9"),
+]
+
+
+def batch_of(update):
+    """Returns ragged rows with one or two packed examples on each side."""
+    rng = np.random.default_rng(update)
+    batch = {}
+    for side in ("encoder", "decoder"):
+        lengths = rng.integers(3, L + 1, (B, 1))
+        there = np.arange(L) < lengths
+        tokens = rng.integers(3, V, (B, L)) * there
+        second = np.arange(L) >= lengths // 2
+        segments = there * (1 + second)
+        batch[f"{side}_input_tokens"] = tokens
+        batch[f"{side}_segment_ids"] = segments
+        batch[f"{side}_positions"] = (np.arange(L) - second * (lengths // 2)) * there
+        if side == "decoder":
+            batch["decoder_target_tokens"] = tokens
+            batch["decoder_input_tokens"] = np.roll(tokens, 1, 1) * (np.arange(L) > 0)
+            batch["decoder_loss_weights"] = there
+    return {name: jnp.asarray(array, jnp.int32) for name, array in batch.items()}
+
+
+def run_of(normalizer, microbatches, position, flag):
+    flags = [
+        *(f"--model.vocab_size={V}", f"--batch_size={B}", f"--microbatches={microbatches}"),
+        *(f"--loss.normalizer={normalizer}", "--loss.normalize_over=microbatch"),
+        *("--loss.label_smoothing=0.1", "--train_steps=200", "--optimizer.schedule=constant"),
+        *("--optimizer.learning_rate=0.01", "--optimizer.min_dim_size_to_factor=8"),
+        *([f"--model.position={position}", "--model.scan_layers=true"] if position else []),
+    ]
+    config = runs.config_of(*flags, *filter(None, [flag]))
+    assert engine.unsupported(config) == []
+    return stub(config, vocab_size=V)
+
+
+def in_their_shape(array, shape):
+    """Splits heads off; those of a stacked kernel of outputs stand before the layers."""
+    if len(shape) == 4 and shape[1] == array.shape[1] and shape[0] != array.shape[0]:
+        heads, layers, channels, width = shape
+        return array.reshape(heads, channels, layers, width).swapaxes(1, 2)
+    return array.reshape(shape)
+
+
+def t5x_state(config):
+    """Returns (T5X's model, its state with our initial parameters, T5X's update)."""
+    from t5x import train_state, trainer
+
+    model = engine._model(config, V, prefix=False)
+    shapes = {name: array.shape for name, array in batch_of(0).items()}
+    variables = model.get_initial_variables(jax.random.key(0), shapes)
+    spec = model_spec(config.model)
+    ours = named(init_params(spec, jax.random.key(1)))
+    theirs = named(dict(variables["params"]))
+    assert ours.keys() == theirs.keys()
+    params = {name: in_their_shape(ours[name], array.shape) for name, array in theirs.items()}
+    variables = {**variables, "params": unflatten_dict(params, sep="/")}
+    state = train_state.FlaxOptimTrainState.create(model.optimizer_def, variables)
+    rate = learning_rate_schedule(config.optimizer)
+
+    @jax.jit
+    def update(state, batch):
+        key = jax.random.PRNGKey(0)
+        gradients, _, _ = trainer.accumulate_grads_microbatched(
+            model, state, batch, key, config.microbatches
+        )
+        return state.apply_gradient(gradients, learning_rate=rate(state.step))
+
+    return state, update
+
+
+def as_checkpoint(state):
+    """Returns T5X's state as our reader finds it in a checkpoint."""
+    from flax import serialization
+
+    kept = named(serialization.to_state_dict(state.state_dict())["state"]["param_states"])
+    moments = {}
+    for name, array in kept.items():
+        parameter, _, kind = name.rpartition("/")
+        moments.setdefault(parameter, {})[kind] = held(array)
+    parameters = {name: held(array) for name, array in named(state.params).items()}
+    return read.Checkpoint("a run of T5X", int(state.step), parameters, moments)
+
+
+@pytest.mark.skipif(not T5X, reason="T5X is not importable: docs/t5x_checkpoints.md")
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case[:3])))
+def test_fifty_updates_are_those_of_t5x(case, resumed, monkeypatch):
+    run = run_of(*case)
+    config = run.config
+    theirs, their_update = t5x_state(config)
+    spec = model_spec(config.model)
+    gradients_of = make_gradients(build_model(spec), config)
+    optimizer = optimizer_of(config.optimizer, spec)
+
+    @jax.jit
+    def our_update(params, state, batch):
+        gradients, _ = gradients_of(params, batch, jax.random.key(0))
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state
+
+    first = 10 if resumed else 0
+    for update in range(first):
+        theirs = their_update(theirs, batch_of(update))
+    params = init_params(spec, jax.random.key(1))
+    state = optimizer.init(params)
+    if resumed:
+        monkeypatch.setattr(init_from, "load", lambda path: as_checkpoint(theirs))
+        run.config = dataclasses.replace(config, init_from="t5x")
+        start = init_from.start(run)
+        assert start.reset is None
+        begun = start.state(Program(run))
+        params, state = begun.params, begun.opt_state
+    for update in range(first, first + UPDATES):
+        batch = batch_of(update)
+        theirs = their_update(theirs, batch)
+        params, state = our_update(params, state, batch)
+    expected, found = named(theirs.params), named(params)
+    for name, array in expected.items():
+        ours = in_their_shape(found[name], array.shape)
+        error = np.abs(ours - array).max() / np.abs(array).max()
+        assert error < 1e-5, (name, error)

@@ -1,12 +1,9 @@
 """CSV and TSV: the rows of Python's `csv`, and what becomes of bad ones."""
 
-import bz2
 import csv
-import gzip
 import io
 import json
 
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,22 +12,11 @@ from tasks.reading import sources
 from tasks.reading.columns import INVALID
 from tasks.reading.formats import lines as lines_format
 from tasks.terminal.command_line import UserError
+from tests.support.corpora import pieces_and_rows as read
 
 ANY_FOLDER = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-
-
-def read(spec, piece_bytes=64 << 20, count=1024):
-    """Returns (pieces, rows) of a corpus, in its order."""
-    corpus = sources.resolve(sources.parse(spec), piece_bytes)
-    found = [
-        row
-        for piece in corpus.pieces
-        for _, batch in sources.read(corpus, piece, count)
-        for row in batch.to_pylist()
-    ]
-    return corpus.pieces, found
 
 
 def texts(spec, **how):
@@ -39,7 +25,6 @@ def texts(spec, **how):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Makes blocks end after a few bytes."""
     monkeypatch.setattr(lines_format, "_BLOCK_BYTES", 16)
     monkeypatch.setattr("tasks.reading.cutting._LEAST_PIECE_BYTES", 1)
 
@@ -144,25 +129,6 @@ def test_delimiters_and_quotes_are_options(tmp_path, delimiter):
     assert sources.parse(str(sources.parse(spec))) == sources.parse(spec)
 
 
-def zstd(data: bytes) -> bytes:
-    return pa.Codec("zstd").compress(data).to_pybytes()
-
-
-@pytest.mark.parametrize(
-    ("suffix", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("zst", zstd)]
-)
-def test_compressed_files_are_read_to_the_end_or_named(tmp_path, suffix, pack):
-    data = b"text\n" + b"".join(b'"row %d,\nx"\n' % i for i in range(20_000))
-    path = tmp_path / f"a.csv.{suffix}"
-    path.write_bytes(pack(data))
-    pieces, found = read(f"csv:{path}?validation=0", 1000)
-    assert len(pieces) == 1
-    assert [row["text"] for row in found] == [f"row {i},\nx" for i in range(20_000)]
-    path.write_bytes(path.read_bytes()[:-50])
-    with pytest.raises(UserError, match=f"{path.name} cannot be read"):
-        read(f"csv:{path}?validation=0")
-
-
 def test_large_fields_are_read_and_too_large_ones_left_out(tmp_path, monkeypatch):
     text = "word, " * (1 << 20)
     (tmp_path / "a.csv").write_text(f'id,text\na,"{text}"\nb,x\n')
@@ -207,14 +173,12 @@ def test_pairs_of_csv_are_those_of_json(tmp_path):
     ("content", "options", "says"),
     [
         ("id,body\na,x\n", "", "has no column text; it has id, body: add ?column=NAME"),
-        ("id,txet\na,x\n", "", "did you mean txet?"),
         ("id;text\na;x\n", "", "if a ';' separates fields, read it as csv with ?delimiter=;"),
         ("id\ttext\na\tx\n", "", "read it as csv with ?delimiter=tab"),
         ("id,text,text\na,x,y\n", "", "has the column text 2 times"),
         ("a,x\n", "?columns=id,body", "?columns=id,body does not name the column text"),
         ("q,a\nx,y\n", "?inputs={question}&targets=a", "has no column question; it has q, a"),
         ('"text\nx\n', "", "cannot be read: its header is invalid CSV"),
-        ("text\nx\n".encode("utf-16"), "", "cannot be read: it is UTF-16: convert it to UTF-8"),
         (b"t\xe9xt\nx\n", "", "'utf-8' codec can't decode byte 0xe9"),
         ("", "", "is empty: its 1 files hold no documents"),
         ("\n\n", "", "is empty"),
@@ -229,23 +193,6 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path, content, options, says
     assert says in str(caught.value)
     assert "a.csv" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        ("tsv:a?delimiter=;", "only csv, hf have ?delimiter="),
-        ("csv:a?delimiter=;;", "delimiter=';;' is not one ASCII character, or tab"),
-        ("csv:a?quote=double", "quote='double' is not one ASCII character, or none"),
-        ("csv:a?columns=a,,b", "columns=a,,b has an empty name, or one twice"),
-        ("csv:a?delimiter='&quote='", "delimiter and quote are the same"),
-        ("json:a?columns=a", "only csv, tsv, hf have ?columns="),
-    ],
-)
-def test_wrong_options_are_rejected(spec, says):
-    with pytest.raises(UserError) as caught:
-        sources.parse(spec)
-    assert says in str(caught.value)
 
 
 def test_a_file_without_quotes_is_cut_as_lines_are(tmp_path):

@@ -1,5 +1,6 @@
-"""Damage to a file."""
+"""Damage to files."""
 
+import os
 import pathlib
 import random
 from collections.abc import Callable
@@ -32,3 +33,18 @@ def any_file(folder: pathlib.Path, generator: random.Random) -> pathlib.Path:
     """Returns a random file in a folder, or below it, that is not empty."""
     paths = (path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
     return generator.choice(sorted(paths))
+
+
+def flip(path: pathlib.Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path: pathlib.Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def replaced(old: str, new: str) -> Callable[[pathlib.Path], object]:
+    """Returns a function that replaces a text of a file once."""
+    return lambda path: path.write_text(path.read_text().replace(old, new, 1))

@@ -1,0 +1,137 @@
+"""Values that a model's configuration refuses: each names its field and what fits."""
+
+from dataclasses import fields
+
+import pytest
+
+from tests.trainer.model.conftest import tiny_config
+from trainer.model import parts
+from trainer.model.config import ModelConfig
+from trainer.model.feedforward import ACTIVATIONS
+from trainer.model.mixers import WEIGHTS
+
+PALLAS, ODD_HEADS = {"attention": "pallas"}, {"num_heads": 4, "head_dim": 8, "tied_logits": False}
+# Family, changes, the beginning of the line and what else it has.
+REFUSED = [
+    ("t5_1_1", {"family": "t5_1_2"}, "family is .*must be"),
+    ("t5_1_1", {"dtype": "float16"}, "dtype is .*must be"),
+    ("t5_1_1", {"vocab_size": 0}, "vocab_size is .*must be"),
+    ("t5_1_1", {"num_encoder_layers": 0}, "num_encoder_layers is .*must be"),
+    ("t5_1_1", {"num_decoder_layers": 0}, "num_decoder_layers is .*must be"),
+    ("t5_1_1", {"dropout_rate": 1.0}, "dropout_rate is .*must be"),
+    ("t5_1_1", {"remat": "some"}, "remat is .*must be"),
+    ("t5_1_1", {"mlp_activations": ("gleu",)}, "mlp_activations is .*must be"),
+    ("t5_1_1", {"mlp_activations": ()}, "mlp_activations is .*must be"),
+    ("bert", {"num_decoder_layers": 1}, "num_decoder_layers is .*must be"),
+    ("bert", {"num_encoder_layers": 0}, "num_encoder_layers is .*must be"),
+    ("lm", {"num_encoder_layers": 1}, "num_encoder_layers is 1; it must be 0"),
+    ("bert", {"max_positions": 0}, "max_positions is .*must be"),
+    # Positions.
+    ("bert", {"position": "sinuous"}, "position is .*must be"),
+    ("bert", {"position": "rotary", "head_dim": 12}, "head_dim is .*must be"),
+    ("evolved_transformer", {"position": "rotary"}, "position is .*must be"),
+    ("lm", {"position": "rotary", "head_dim": 3}, "head_dim is .*must be"),
+    ("llama", {"head_dim": 3}, "head_dim is .*must be"),
+    ("lm", {"position": "rotary:cross=true"}, "position is .*without cross=true"),
+    ("lm", ODD_HEADS | {"position": "rotary:fraction=0.4"}, "head_dim is 8; .*pairs .* not 3.2"),
+    # Implementations of attention.
+    ("t5_1_1", {"attention": "flash"}, "attention is .*must be"),
+    ("t5_1_1", {"attention": "dot_product", "dropout_rate": 0.1}, "dropout_rate .*with attention"),
+    ("t5_1_1", {"attention": "cudnn"}, "dtype .*with attention"),
+    ("t5_1_1", PALLAS | {"head_dim": 80}, "head_dim .*with attention"),
+    ("t5_1_1", PALLAS | {"mixer": "random_synthesizer"}, "mixer .*with attention"),
+    # Kernels cannot drop other weights for each query.
+    ("bert", PALLAS | {"dropout_rate": 0.1}, "dropout_rate .*with attention 'pallas'"),
+    ("lm", PALLAS | {"position": "alibi"}, "position is 'alibi'; .*'pallas'"),
+    ("lm", {"attention": "dot_product", "attention_weights": "elu"}, "attention_weights is 'elu'"),
+    ("lm", {"attention_weights": "softmin"}, "attention_weights is .*must be"),
+    # Heads, scales and initial values.
+    (
+        "lm",
+        ODD_HEADS | {"num_kv_heads": 3},
+        "num_kv_heads is 3; .*divisor of num_heads, which is 4",
+    ),
+    ("lm", {"num_kv_heads": 2, "mixer": "mdha_shared_qk"}, "num_kv_heads is 2; .*mdha_shared_qk"),
+    ("evolved_transformer", {"num_kv_heads": 1}, "num_kv_heads is 1; .*None in fam"),
+    ("lm", {"query_key_norm": True, "mixer": "dense_synthesizer"}, "query_key_norm is True"),
+    ("lm", {"attention_scale": 0.0}, "attention_scale is 0.0; .*above 0"),
+    ("lm", {"logits_scale": float("nan")}, "logits_scale is nan"),
+    ("lm", {"zero_init": ("keys",)}, "zero_init is .*logits, query, residual"),
+    ("lm", {"zero_init": ("query", "query")}, "zero_init is .*each once"),
+    ("lm", {"zero_init": ("logits",), "tied_logits": True}, "zero_init is .*tied"),
+    ("lm", {"parametrisation": "mup:readout=zero", "tied_logits": True}, "tied_logits|.*readout"),
+    # Norms, blocks and experts.
+    ("lm", {"norm": "post"}, "norm is 'post'; it must be one of 'dynamic_tanh'"),
+    ("lm", {"parallel_blocks": "one_norm", "norm_placement": "post"}, "parallel_blocks is 'one_"),
+    ("evolved_transformer", {"norm": "rms_norm"}, "norm is .*None in family evolved_transformer"),
+    ("evolved_transformer", {"scan_layers": True}, "scan_layers is True; it must be"),
+    ("lm", {"num_experts": 4, "scan_layers": True}, "scan_layers is True; it must be"),
+    ("bert", {"num_experts": 4}, "num_experts is 4; it must be 0 in an encoder-only"),
+    ("lm", {"mixer": "mdah"}, "mixer is 'mdah'; it must be one of 'attention'"),
+    ("lm", {"upstream_compat": True}, "upstream_compat is True; it must be False where"),
+    # Conditional queries and memory tokens.
+    ("lm", {"mixer": "cdq"}, "mixer is .*must be"),
+    ("t5_1_0", {"mixer": "cdq:conditional_heads=3", "num_heads": 4}, "mixer is .*must be"),
+    ("t5_1_0", {"mixer": "cdq:conditional_heads=0"}, "mixer is .*must be"),
+    ("t5_1_0", {"mixer": "cdq", "query_key_norm": True}, "query_key_norm is .*must be"),
+    ("t5_1_0", {"mixer": "cdq", "num_kv_heads": 1}, "num_kv_heads is .*must be"),
+    ("t5_1_0", PALLAS | {"mixer": "cdq", "head_dim": 64}, "mixer is .*must be"),
+    ("bert", {"memory_tokens": 3}, "memory_tokens is .*must be"),
+    ("lm", {"memory_tokens": 3}, "memory_tokens is .*must be"),
+    ("t5_1_0", {"memory_tokens": -1}, "memory_tokens is .*must be"),
+    # Layouts.
+    ("lm", {"attention_pattern": "local", "mixer": "dense_synthesizer"}, "attention_pattern is"),
+    ("lm", {"attention_pattern": "local", "mixer": "random_synthesizer"}, "attention_pattern is"),
+    ("evolved_transformer", {"attention_pattern": "local"}, "attention_pattern is"),
+    ("bert", {"attention_pattern": "local", "attention": "dot_product"}, "attention_pattern is"),
+    (
+        *("bert", {"attention_pattern": "local", "attention": "cudnn", "dtype": "bfloat16"}),
+        "attention_pattern is",
+    ),
+    ("bert", PALLAS | {"attention_pattern": "local:block=48", "head_dim": 64}, "attention_pattern"),
+    # MARCH's parts.
+    ("t5_1_0", {"feed_forward": "mixd"}, "feed_forward is 'mixd'; it must be one of"),
+    ("t5_1_0", {"feed_forward": "none", "num_experts": 2}, "num_experts is 2"),
+    ("t5_1_1", {"feed_forward": "none", "mlp_bias": True}, "mlp_bias is True"),
+    (
+        *("t5_1_0", {"feed_forward": "mixed", "mlp_activations": ("silu",)}),
+        "mlp_activations is .'silu',.; it must be None with feed_forward 'mixed'",
+    ),
+    ("t5_1_0", {"feed_forward": "mixed:sigmoid_dropout=0.5"}, "dropout_rate is 0.0"),
+    ("lm", {"cross_attention": "merged"}, "cross_attention is 'merged'; it must be 'att"),
+    ("lm", {"token_dropping": 2}, "token_dropping is 2; it must be 0 in family lm"),
+    ("t5_1_0", {"token_dropping": 2, "scan_layers": True}, "scan_layers is True"),
+    ("t5_1_0", {"token_dropping": 2, "attention": "dot_product"}, "attention is 'dot"),
+    ("t5_1_0", {"token_dropping": 2, "mixer": "mdha"}, "mixer is 'mdha'; it must be one"),
+    (
+        *("t5_1_0", {"cross_attention": "encoder_keys", "num_encoder_layers": 2}),
+        "num_decoder_layers is 1; it must be num_encoder_layers, 2",
+    ),
+    ("t5_1_0", {"cross_attention": "layerwise", "scan_layers": True}, "scan_layers"),
+    ("t5_1_0", {"cross_attention": "merged", "position": "rotary"}, "position .*with cross=true"),
+    ("t5_1_0", {"head_scaling": "halves:first=1.3"}, "head_scaling is .* times 1.3 is"),
+    ("t5_1_0", {"head_scaling": "halves", "scan_layers": True}, "scan_layers is True"),
+    ("t5_1_0", {"mixer": "summed_heads:group=3"}, "num_heads is 2; it must be a multiple"),
+    ("t5_1_0", {"database_entries": -1}, "database_entries is -1; it must be 0 or more"),
+    ("evolved_transformer", {"feed_forward": "none"}, "feed_forward is 'none'; it must"),
+]
+
+
+@pytest.mark.parametrize(("family", "changes", "message"), REFUSED)
+def test_what_does_not_fit_is_refused(family, changes, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        tiny_config(**{"family": family} | changes)
+
+
+def test_kernels_drop_the_weights_of_t5():
+    tiny_config("t5_1_1", attention="pallas", dropout_rate=0.1)
+
+
+def test_names_that_need_no_jax_are_those_of_the_functions():
+    assert {*parts.ACTIVATION_NAMES} == {*ACTIVATIONS}
+    assert {*parts.WEIGHT_NAMES} == {*WEIGHTS}
+
+
+def test_every_field_has_its_words():
+    for each in fields(ModelConfig):
+        assert len(each.metadata["words"]) > 20, each.name
