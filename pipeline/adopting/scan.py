@@ -174,7 +174,7 @@ def _scan_block(
     records.check_framing(data, bounds)
     raw, offsets = np.frombuffer(data, np.uint8), start + bounds[:-1]
     begins, ends = bounds[:-1] + _HEAD_BYTES, bounds[1:] - (records.FRAMING_BYTES - _HEAD_BYTES)
-    compiled = loops("example_loops")
+    compiled = loops()
 
     def side(name: str) -> np.ndarray:
         try:

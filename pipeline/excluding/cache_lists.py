@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.excluding import lists
 from pipeline.excluding.filter import Filter, base
-from tasks.cache.excluded import ExcludeRecord
+from tasks.cache.filtered import ExcludeRecord
 from tasks.cache.manifest import Plan, Shard, shard_file
 from tasks.cache.receipts import finished
 from tasks.storage import files

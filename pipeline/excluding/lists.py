@@ -29,7 +29,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tasks.cache.excluded import ExcludeRecord
+from tasks.cache.filtered import ExcludeRecord
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 

@@ -278,7 +278,7 @@ def check_watched(
         )
         name = watched.removeprefix("min:").removeprefix("max:").rpartition("/")[2]
         require(
-            name in known or others,
+            name in known or (others and name != "" and ":" not in name),
             f"Config.{path}",
             watched,
             f"{one_of(known)}; others need evaluation.metrics or evaluation.probes",

@@ -14,7 +14,7 @@ import numpy as np
 
 from trainer.model.cache import CACHE, FIXED, Cache
 from trainer.model.config import ModelConfig
-from trainer.model.masks import Rows, predicate
+from trainer.model.masks import Rows, known
 from trainer.model.spec import ModelSpec
 from trainer.model.stack import Memory
 from trainer.model.switch import Switch
@@ -60,8 +60,8 @@ class NextToken(Protocol):
 
 def uncached_part(config: ModelConfig, spec: ModelSpec) -> str | None:
     """Returns the part of a decoder that cannot be cached; None if all parts can."""
-    known = predicate(spec.decoder.mask)
-    if known is None or not known.causal:
+    mask = known(spec.decoder.mask)
+    if mask is None or not mask.causal:
         return "the mask"
     facts = config.mixer_facts
     return config.part("mixer").name if facts.decodes and not facts.caches else None

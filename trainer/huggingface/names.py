@@ -277,7 +277,7 @@ def _decoder(config: ModelConfig) -> dict[str, str]:
         **norm("decoder/decoder_norm", "model.norm"),
     }
     second = ("pre_mlp_layer_norm", "post_attention_layernorm")
-    if layer.feed_forward_norm_placement is not None:
+    if layer.placements.feed_forward is not None:
         second = ("post_mlp_layer_norm", "post_feedforward_layernorm")
     attention = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}
     if mixer.shared_query_key:

@@ -17,8 +17,8 @@ from trainer.model import parts
 from trainer.model.config import ModelConfig
 from trainer.model.slots import Choice
 from trainer.model.spec import model_spec
-from trainer.zoo.conditional_queries import ConditionalQueryAttention
 from trainer.zoo.t5_experiments import ConditionalQueries
+from trainer.zoo.t5_experiments_parts import ConditionalQueryAttention
 
 
 class Fields(Protocol):

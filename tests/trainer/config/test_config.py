@@ -94,6 +94,12 @@ def test_none_is_a_choice_where_it_is_listed(text, scheme):
     assert config.model.position_scheme == scheme
 
 
+@pytest.mark.parametrize("metric", ["min:", "mid:nodir", "a/max:"])
+def test_a_watched_metric_has_a_name_and_a_known_prefix(metric):
+    with pytest.raises(UserError, match="best_metric"):
+        build("--task_module=json", f"--checkpoint.best_metric={metric}")
+
+
 def test_flags_are_checked_together_in_any_order():
     flags = ["--optimizer.learning_rate=0.01", "--optimizer.name=adamw", "--optimizer.beta2=0.95"]
     for ordered in itertools.permutations(flags):
