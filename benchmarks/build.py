@@ -9,7 +9,6 @@ the same command on 20 documents, "start-up", is subtracted from both. "peak" is
 largest process. Ratios are to SentencePiece alone: one thread that makes lists of ids.
 """
 
-import argparse
 import dataclasses
 import os
 import pathlib
@@ -17,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 import pyarrow.compute as pc
@@ -26,84 +24,43 @@ import pyarrow.parquet as pq
 from benchmarks.machine import machine
 from tasks import vocabulary
 from tasks.terminal import progress
-from tasks.terminal.command_line import Parser, positive
+from tasks.terminal.command import Command
+from tasks.terminal.fields import REQUIRED, at_least, field
 from tasks.terminal.table import table
 
 TASK = "rlm_span_corruption"
-_TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclasses.dataclass
 class Cost:
-    """The cost of a command.
+    """The cost of a command."""
 
-    Attributes:
-      wall: seconds by the clock.
-      core: processor seconds of all its processes.
-      peak: bytes of memory of its largest process.
-    """
-
-    wall: float
-    core: float
-    peak: int
+    wall: float  # seconds by the clock
+    core: float  # processor seconds of all its processes
+    peak: int  # bytes of memory of its largest process
 
     def __sub__(self, other: "Cost") -> "Cost":
         return Cost(self.wall - other.wall, self.core - other.core, self.peak)
 
 
-def run(command: list[str], **environment: str) -> Cost:
-    """Runs a command and returns its cost, measured over its process group through /proc."""
+def cost_of(command: list[str], **environment: str) -> Cost:
+    """Runs a command and returns its cost, with the processes that it has started and awaited."""
     started = time.monotonic()
-    process = subprocess.Popen(
-        command, env={**os.environ, **environment}, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    seen: dict[int, tuple[float, int]] = {}
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.02):
-            for pid in _group(process.pid):
-                try:
-                    seen[pid] = _usage(pid)
-                except (OSError, IndexError, ValueError):
-                    continue  # the process has just ended
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    output, _ = process.communicate()
-    ended.set()
-    thread.join()
-    if process.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{output}")
-    cpu = sum(seconds for seconds, _ in seen.values())
-    return Cost(time.monotonic() - started, cpu, max(peak for _, peak in seen.values()))
-
-
-def _group(leader: int) -> list[int]:
-    pids = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as file:
-                    if int(file.read().rpartition(")")[2].split()[3]) == leader:
-                        pids.append(int(entry))
-            except OSError:
-                continue
-    return pids
-
-
-def _usage(pid: int) -> tuple[float, int]:
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    with open(f"/proc/{pid}/status") as file:
-        # A zombie process has no VmHWM.
-        peak = max(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
-    return (int(fields[11]) + int(fields[12])) / _TICK, peak << 10
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            output.seek(0)
+            sys.exit(f"{' '.join(command)} failed:\n{output.read()}")
+    core = usage.ru_utime + usage.ru_stime
+    return Cost(time.monotonic() - started, core, usage.ru_maxrss << 10)
 
 
 def bare(path: str, model: str) -> None:
-    """Prints the speed of SentencePiece alone, in MB per processor second."""
+    """Prints the speed of SentencePiece alone, in MB per processor second; run in a process."""
     processor = vocabulary.load(model).processor
     seconds = size = 0.0
     for batch in pq.ParquetFile(path).iter_batches(256, columns=["text"]):
@@ -115,34 +72,25 @@ def bare(path: str, model: str) -> None:
     print(size / 1e6 / seconds)
 
 
-def main() -> None:
-    """Runs the command."""
-    parser = Parser(prog="python -m benchmarks.build", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--text", required=True, help="Parquet file with a column text, as benchmarks.text writes")
-    add("--vocabulary", required=True, help="SentencePiece model or its folder")
-    add(
-        "--extra_ids",
-        default="0",
-        help="sentinels to add to the vocabulary; see pipeline.build",
-    )
-    add("--copies", type=positive, default=1, help="copies of the text to build, for a longer run")
-    add(
-        "--shard_bytes",
-        default="16000000",
-        help="approximate bytes of text per shard",
-    )
-    add("--seqio_documents", type=int, default=500, help="documents for stock seqio; 0 omits it")
-    add("--bare", action="store_true", help=argparse.SUPPRESS)
-    flags = parser.parse_args()
-    if flags.bare:
-        bare(flags.text, flags.vocabulary)
-        return
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    text: str = field(REQUIRED, "Parquet file with a column text, as benchmarks.text writes")
+    vocabulary: str = field(REQUIRED, "SentencePiece model or its folder")
+    extra_ids: int = field(0, "sentinels to add to the vocabulary; see pipeline.build")
+    copies: int = field(1, "copies of the text to build, for a longer run", rule=at_least(1))
+    shard_bytes: int = field(16_000_000, "approximate bytes of text per shard")
+    seqio_documents: int = field(500, "documents for stock seqio; 0 omits it")
+
+
+def run(flags: Flags) -> None:
+    """Prints the table."""
     with tempfile.TemporaryDirectory() as folder:
         measure(flags, pathlib.Path(folder))
 
 
-def measure(flags: argparse.Namespace, folder: pathlib.Path) -> None:
+def measure(flags: Flags, folder: pathlib.Path) -> None:
     """Runs all commands and prints the table."""
     python = sys.executable
     text = pq.read_table(flags.text)
@@ -160,7 +108,7 @@ def measure(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     def build(part: str, *more: str) -> Cost:
         cache = folder / "cache"
         shutil.rmtree(cache, ignore_errors=True)
-        return run(
+        return cost_of(
             [python, "-m", "pipeline.build", f"--task={TASK}", f"--cache_dir={cache}",
              f"--corpus=parquet:{folder}/{part}/*.parquet", f"--vocabulary={flags.vocabulary}",
              f"--extra_ids={flags.extra_ids}", f"--shard_bytes={flags.shard_bytes}", *more]
@@ -169,7 +117,7 @@ def measure(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     def seqio(part: str) -> Cost:
         cache = folder / "seqio"
         shutil.rmtree(cache, ignore_errors=True)
-        return run(
+        return cost_of(
             [python, "-m", "seqio.scripts.cache_tasks_main", f"--tasks={TASK}",
              f"--output_cache_dir={cache}", "--module_import=benchmarks.seqio_module",
              "--pipeline_options=--runner=FnApiRunner"],
@@ -183,10 +131,8 @@ def measure(flags: argparse.Namespace, folder: pathlib.Path) -> None:
         "build": build,
         "build --workers=2": lambda part: build(part, "--workers=2"),
     }
-    alone = subprocess.run(
-        [python, "-m", "benchmarks.build", "--bare", f"--text={flags.text}",
-         f"--vocabulary={flags.vocabulary}"], capture_output=True, text=True, check=True
-    )  # fmt: skip
+    program = f"from benchmarks import build; build.bare({flags.text!r}, {flags.vocabulary!r})"
+    alone = subprocess.run([python, "-c", program], capture_output=True, text=True, check=True)
     reference = float(alone.stdout)
     total = megabytes("whole")
     print(machine())
@@ -212,5 +158,7 @@ def measure(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     print(table(header, rows, markdown=True))
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    main()
+    main.start()

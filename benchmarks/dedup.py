@@ -2,17 +2,17 @@
 
     python -m benchmarks.dedup --corpus='parquet:text.parquet' --datatrove_python=VENV/bin/python
 
-Planted pairs are passages of the corpus and copies that end in another passage, so that their
-Jaccard similarity over shingles of 5 words is known; it is computed from Python's own strings. The
-table has the share of pairs found at each similarity beside the probability that MinHash predicts.
+Planted pairs are passages of the corpus and copies that end in another passage; Python's own
+strings give their Jaccard similarity over shingles of 5 words. The table has the share of pairs
+found at each similarity beside the probability that MinHash predicts.
 
-For the speed, every row is a separate command on the corpus itself. MB are 10^6 bytes of text, per
-processor second of all its processes, less the time of the same command on 20 documents. datatrove
-runs its first stage alone, the signatures, with FineWeb's parameters; VENV has
-`datatrove regex spacy tokenizers xxhash<4`. "split at spaces" leaves out spaCy, its
-tokenizer of words.
+For the speed, every row is a command on the corpus itself: MB, 10^6 bytes of text, per processor
+second of all its processes, less the time on 20 documents. datatrove runs its first stage alone,
+the signatures, with FineWeb's parameters; VENV has `datatrove regex spacy tokenizers xxhash<4`.
+"split at spaces" leaves out spaCy, its tokenizer of words.
 """
 
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -23,13 +23,14 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from benchmarks.build import run
+from benchmarks.build import cost_of
 from benchmarks.machine import machine
 from pipeline import dedup
 from pipeline.deduplication.options import Options
 from pipeline.excluding.lists import EXACT, ExcludeList, id_digests
 from tasks.reading import sources
-from tasks.terminal.command_line import Parser, positive
+from tasks.terminal.command import Command
+from tasks.terminal.fields import at_least, field
 from tasks.terminal.table import table
 
 SHINGLE = 5
@@ -130,12 +131,8 @@ def measure_finding(corpus: str, per_level: int, min_similarity: float) -> str:
         path = pathlib.Path(folder)
         lines = (json.dumps({"id": name, "text": text}) for name, text in texts.items())
         (path / "planted.jsonl").write_text("\n".join(lines))
-        dedup.main(
-            [
-                *(f"--corpus=json:{path}/planted.jsonl", f"--output={path}/out"),
-                f"--min_similarity={min_similarity}",
-            ]
-        )
+        where = (f"--corpus=json:{path}/planted.jsonl", f"--output={path}/out")
+        dedup.main([*where, f"--min_similarity={min_similarity}"])
         report = json.loads((path / "out" / "report.json").read_text())
         listed = ExcludeList(str(path / "out" / "exclude.arrow"))
         digests = id_digests(texts)
@@ -178,7 +175,7 @@ def measure_speed(corpus: str, python: str | None, their_bytes: int) -> str:
                 sys.executable, "-m", "pipeline.dedup",
                 f"--corpus=json:{path}/{name}.jsonl", f"--output={path}/out-{len(costs)}{name}",
             ]  # fmt: skip
-            costs[name] = run(command)
+            costs[name] = cost_of(command)
         ours = sizes["whole"] / 1e6 / (costs["whole"] - costs["few"]).core
         rows = [("pipeline.dedup, all of it", f"{sizes['whole'] / 1e6:.1f}", f"{ours:.2f}", "1.00")]
         for how in ("spacy", "split") if python else ():
@@ -205,16 +202,19 @@ def _write(corpus: str, path: pathlib.Path, limit: int | None) -> int:
     return size
 
 
-def main() -> None:
-    """Runs the command."""
-    parser = Parser(prog="python -m benchmarks.dedup", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--corpus", default="python_docs", help="corpus SPEC")
-    add("--pairs", type=positive, default=200, help="planted pairs at each similarity")
-    add("--datatrove_python", help="interpreter of an environment with datatrove")
-    add("--their_bytes", type=positive, default=2 << 20, help="bytes of text for datatrove")
-    add("--only", choices=("finding", "speed"), help="measure only this")
-    flags = parser.parse_args()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    corpus: str = field("python_docs", "corpus SPEC")
+    pairs: int = field(200, "planted pairs at each similarity", rule=at_least(1))
+    datatrove_python: str | None = field(None, "interpreter of an environment with datatrove")
+    their_bytes: int = field(2 << 20, "bytes of text for datatrove", rule=at_least(1))
+    only: str | None = field(None, "measure only this", choices=("finding", "speed"))
+
+
+def run(flags: Flags) -> None:
+    """Prints the tables."""
     print(machine())
     if flags.only != "speed":
         print(measure_finding(flags.corpus, flags.pairs, 0))
@@ -224,5 +224,7 @@ def main() -> None:
         print(measure_speed(flags.corpus, flags.datatrove_python, flags.their_bytes))
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    main()
+    main.start()

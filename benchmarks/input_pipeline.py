@@ -3,14 +3,13 @@
     python -m benchmarks.input_pipeline [--tokens=1e9] [--batch_size=128] [--cores=0,1]
 
 Batches are of span corruption, 512 inputs and 114 targets: encoder_input_tokens and
-decoder_{input_tokens,target_tokens,loss_weights} as numpy arrays. Tokens are counted in the
-corpus, 568 per example.
+decoder_{input_tokens,target_tokens,loss_weights} as numpy arrays. Tokens are counted in the corpus,
+568 per example.
 
-The cache is made in a temporary folder. It has one shard of --shard_tokens ids, and hard links to
-it under the names of other shards, for --tokens in total. There are 32,000 different ids under
-Zipf's law (an id of rank r has a probability proportional to 1 / r), since the size of an id in
-bytes depends on its rank. So records are read from memory and not from disk, while files, index and
-order are as in a whole cache.
+The cache, in a temporary folder, is one shard of --shard_tokens ids and hard links to it as other
+shards, for --tokens in total, so records are read from memory, while files, index and order are as
+in a whole cache. There are 32,000 different ids under Zipf's law, since the size of an id in bytes
+depends on its rank.
 
 ours   trainer.data.batches.TrainingBatches: global shuffle, checksums, noise, features
 T5     tf.data over the same records: TFRecordDataset, parse, T5's span corruption in TensorFlow
@@ -22,7 +21,6 @@ each, and they alternate for --rounds. In rows of "n threads", grain prefetches 
 --cores and the speed is by the clock. "peak" is the process's VmHWM.
 """
 
-import argparse
 import dataclasses
 import json
 import math
@@ -38,7 +36,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from benchmarks.machine import machine
-from tasks.terminal.command_line import Parser, positive
+from tasks.terminal.command import Command
+from tasks.terminal.fields import at_least, field
 from tasks.terminal.table import table
 
 INPUTS, TARGETS, WINDOW = 512, 114, 568
@@ -51,13 +50,7 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
     import pyarrow as pa
 
     from pipeline.building import write
-    from tasks.cache.manifest import (
-        MANIFEST,
-        CacheManifest,
-        Plan,
-        shard_file,
-        shard_from_dict,
-    )  # fmt: skip
+    from tasks.cache.manifest import MANIFEST, CacheManifest, Plan, shard_file, shard_from_dict
     from tasks.cache.pack import Documents
     from tasks.storage import files
     from tasks.vocabulary import VocabularyRecord
@@ -200,20 +193,18 @@ def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
     return batches.with_options(options).as_numpy_iterator()
 
 
-def measure(flags: argparse.Namespace) -> None:
-    """Prints tokens per second and peak memory as JSON, then ends the process."""
-    cores = [int(core) for core in flags.cores.split(",")]
-    os.sched_setaffinity(0, cores if flags.threads else cores[:1])
-    clock: Callable[[], float] = time.perf_counter if flags.threads else time.process_time
-    if flags.side == "T5":
-        batches = t5(flags.cache, flags.batch_size)
+def measure(flags: "Flags", side: str, cache: str, threads: int) -> None:
+    """Prints tokens per second and peak memory as JSON and ends; 0 `threads` means this thread."""
+    os.sched_setaffinity(0, flags.cores if threads else flags.cores[:1])
+    clock: Callable[[], float] = time.perf_counter if threads else time.process_time
+    if side == "T5":
+        batches = t5(cache, flags.batch_size)
     else:
-        made = ours(flags.cache, flags.batch_size)
-        batches = (
-            made.iterate(0, flags.threads, 2 * flags.threads)
-            if flags.threads
-            else map(made.__getitem__, range(1 << 40))
-        )
+        made = ours(cache, flags.batch_size)
+        if threads:
+            batches = made.iterate(0, threads, 2 * threads)
+        else:
+            batches = map(made.__getitem__, range(1 << 40))
     for _ in range(4):
         batch = next(batches)
         assert batch["encoder_input_tokens"].all(), "not full"
@@ -234,26 +225,25 @@ def measure(flags: argparse.Namespace) -> None:
     os._exit(0)
 
 
-def compare(flags: argparse.Namespace, folder: pathlib.Path) -> None:
+def compare(flags: "Flags", folder: pathlib.Path) -> None:
     """Runs all measurements and prints the table."""
 
     def child(side: str, row_tokens: int, threads: int = 0) -> tuple[float, int]:
-        command = [
-            sys.executable, "-m", "benchmarks.input_pipeline", f"--side={side}",
-            f"--cache={folder / str(row_tokens)}", f"--threads={threads}",
-            f"--batch_size={flags.batch_size}", f"--seconds={flags.seconds}",
-            f"--repeats={flags.repeats}", f"--cores={flags.cores}",
-        ]  # fmt: skip
+        program = (
+            "from benchmarks.input_pipeline import Flags, measure\n"
+            f"measure({flags!r}, {side!r}, {str(folder / str(row_tokens))!r}, {threads})"
+        )
+        command = [sys.executable, "-c", program]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{result.stderr}")
+            sys.exit(f"{program} failed:\n{result.stderr}")
         speed, peak = json.loads(result.stdout.splitlines()[-1])
         return speed, peak
 
     for row_tokens in (WINDOW, flags.long_rows):
         (folder / str(row_tokens)).mkdir()
         make_cache(folder / str(row_tokens), row_tokens, int(flags.tokens), int(flags.shard_tokens))
-    cores = len(flags.cores.split(","))
+    cores = len(flags.cores)
     runs = {
         "T5": ("T5", WINDOW),
         "ours": ("ours", WINDOW),
@@ -261,8 +251,8 @@ def compare(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     }
     found: dict[str, list[tuple[float, int]]] = {}
     for _ in range(flags.rounds):
-        for name, run in runs.items():
-            found.setdefault(name, []).append(child(*run))
+        for name, kind in runs.items():
+            found.setdefault(name, []).append(child(*kind))
     for threads in range(1, cores + 2):
         found[f"ours, {threads} threads, {cores} cores"] = [child("ours", WINDOW, threads)]
     print(machine())
@@ -280,28 +270,27 @@ def compare(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     print(table(header, rows, markdown=True))
 
 
-def main() -> None:
-    """Runs the command."""
-    parser = Parser(prog="python -m benchmarks.input_pipeline", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--tokens", type=float, default=1e9, help="tokens of the cache")
-    add("--shard_tokens", type=float, default=2e7, help="tokens of the shard that is written")
-    add("--long_rows", type=positive, default=2048, help="tokens per row of the third measurement")
-    add("--batch_size", type=positive, default=128, help="examples per batch")
-    add("--cores", default="0,1", help="numbers of the CPU cores to use, separated by commas")
-    add("--seconds", type=float, default=2.0, help="seconds of an interval")
-    add("--repeats", type=positive, default=5, help="intervals per process")
-    add("--rounds", type=positive, default=3, help="processes of each kind")
-    for name in ("side", "cache"):
-        add(f"--{name}", help=argparse.SUPPRESS)
-    add("--threads", type=int, default=0, help=argparse.SUPPRESS)
-    flags = parser.parse_args()
-    if flags.side:
-        measure(flags)
-        return
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    tokens: float = field(1e9, "tokens of the cache")
+    shard_tokens: float = field(2e7, "tokens of the shard that is written")
+    long_rows: int = field(2048, "tokens per row of the third measurement", rule=at_least(1))
+    batch_size: int = field(128, "examples per batch", rule=at_least(1))
+    cores: tuple[int, ...] = field((0, 1), "numbers of the CPU cores to use")
+    seconds: float = field(2.0, "seconds of an interval")
+    repeats: int = field(5, "intervals per process", rule=at_least(1))
+    rounds: int = field(3, "processes of each kind", rule=at_least(1))
+
+
+def run(flags: Flags) -> None:
+    """Prints the table."""
     with tempfile.TemporaryDirectory() as folder:
         compare(flags, pathlib.Path(folder))
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    main()
+    main.start()

@@ -11,14 +11,12 @@ _CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def machine() -> str:
-    """Returns the processor, the cores that this process may use, caches and instruction sets.
-
-    They are on one line, as Linux reports them; elsewhere only the number of cores is known.
-    """
+    """Returns cores, and on Linux also processor, caches and instruction sets, on one line."""
     text = _CPU_INFO.read_text() if _CPU_INFO.exists() else ""
     name = _field(text, "model name") or _field(text, "CPU implementer") or "unknown processor"
     known = (_field(text, "flags") or _field(text, "Features")).split()
-    parts = [name, f"{len(_affinity())} cores"]
+    affinity = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))
+    parts = [name, f"{len(affinity(0))} cores"]
     parts += [f"L{level} {size}" for level, size in sorted(_caches().items())]
     parts.append(" ".join(each for each in _SETS if each in known))
     return ", ".join(part for part in parts if part)
@@ -27,12 +25,6 @@ def machine() -> str:
 def _field(text: str, name: str) -> str:
     found = re.search(rf"^{name}\s*:\s*(.*)$", text, re.MULTILINE)
     return found[1].strip() if found else ""
-
-
-def _affinity() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
 
 
 def _caches() -> dict[str, str]:

@@ -4,27 +4,26 @@
         --dtype=float32 [--rounds=5] [--steps=1] [--model.remat=dots] [--field.path=value] \\
         [--t5x=T5X_CHECKOUT[:AIRIO:JESTIMATOR]] [--t5x_python=VENV/bin/python]
 
-The step is the trainer's, on full rows of random tokens. A round is `--steps` steps, dispatched one
-after the other as in a run; a sample is the time of a round divided by its steps. More steps per
-round hide more of the dispatch overhead on an accelerator. Any field of the configuration is a
-flag. `--deterministic=false` lets XLA use kernels on GPUs whose results differ from run to run; the
-ratio of two commands, with it and without, is the cost of reproducible bits. `--output` adds the
-minimum seconds of a step to a file for `experiments.sweep --step_times`.
+The step is the trainer's, on full rows of random tokens. A sample is the time of a round of
+`--steps` steps, dispatched one after the other as in a run, per step; more steps hide more of the
+dispatch overhead on an accelerator. Any field of the configuration is a flag: with
+`--deterministic=false`, XLA may use kernels on GPUs whose results differ from run to run, so the
+ratio to a run without it is the cost of reproducible bits. `--output` adds the minimum seconds of a
+step to a file for `experiments.sweep --step_times`.
 
 With `--t5x`, T5X's `Trainer` makes the same update (its T5 1.1 or decoder-only example, Adafactor,
-the same shapes and dtypes) in a separate process, alternating with ours round by round. Its
-dependencies must be installed for that interpreter; the project does not need them.
+the same shapes and dtypes) in a separate process whose interpreter has its dependencies,
+alternating with ours round by round.
 
-MFU is `cost.flops_per_step`, which counts forward and backward without recomputation, divided by
-the time of a step and by the peak. The peak is bfloat16's for hardware that `engine.hardware`
-lists, and a measured matrix product's otherwise. The roofline is the higher of two bounds:
-those FLOPs at the peak, and the step's bytes at the memory bandwidth. Of the parts, "no layers" is
-forward and backward of embedding, logits and loss alone, which the first two contain. On a
-CPU, parts and their shares are processor seconds of all cores together, which other work on the
-machine hardly changes.
+MFU is `cost.flops_per_step`, forward and backward without recomputation, divided by the time of a
+step and by the peak: bfloat16's for hardware that `engine.hardware` lists, else that of a measured
+matrix product. The roofline is the higher of two bounds: those FLOPs at the peak, and the step's
+bytes at the memory bandwidth. The part "no layers" is forward and backward of embedding, logits and
+loss alone, which the first two contain. On a CPU, parts are processor seconds of all cores
+together, which other work on the machine hardly changes.
 """
 
-import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -33,7 +32,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +43,9 @@ import optax
 
 from benchmarks.machine import machine
 from tasks.objectives import Lengths
-from tasks.terminal.command_line import Parser, UserError, positive, run
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import at_least, field
 from trainer.config import Config
 from trainer.config.from_flags import build_config
 from trainer.data.features import converter
@@ -57,11 +57,7 @@ from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 from trainer.engine.step import make_gradients
 from trainer.model.spec import model_spec
-from trainer.model.transformer import (
-    build_model,
-    init_params,
-    run_model,
-)
+from trainer.model.transformer import build_model, init_params, run_model
 from trainer.optim.optimizer import optimizer_of
 
 # Memory bandwidth in bytes per second, by a part of JAX's `device_kind`. Sources: those of
@@ -78,37 +74,54 @@ _BANDWIDTH = {
 Batch = dict[str, Any]
 
 
-def main(argv: list[str]) -> None:
-    """Runs the command."""
-    arguments, overrides = _parser().parse_known_args(argv)
-    config, _ = build_config(
-        arguments.preset,
-        [
-            *(f"--batch_size={arguments.batch_size}", f"--model.dtype={arguments.dtype}"),
-            # As in pretraining; the presets' dropout is for fine-tuning.
-            "--model.dropout_rate=0",
-            *overrides,
-        ],
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command and of the configuration."""
+
+    preset: str = field("t5_1_1_small", "model preset")
+    batch_size: int = field(8, "rows per batch", rule=at_least(1))
+    inputs: int = field(512, "length of the inputs in tokens")
+    targets: int = field(114, "length of the targets in tokens")
+    dtype: str = field("float32", "dtype of the computation: float32 or bfloat16")
+    rounds: int = field(5, "samples to take", rule=at_least(1))
+    steps: int = field(1, "steps per round", rule=at_least(1))
+    parts: bool = field(True, "measure forward, backward and optimizer separately too")
+    output: str | None = field(
+        None, "JSON file of seconds a step by preset; adds this preset's minimum"
     )
+    t5x: str | None = field(
+        None, "T5X's source folders, separated by colons; T5X is not measured if left out"
+    )
+    t5x_python: str = field(sys.executable, "interpreter with T5X's dependencies")
+    config: tuple[str, ...] = field(
+        (), "fields of the configuration, as in trainer.pretrain", rest=lambda words, known: None
+    )
+
+
+def run(flags: Flags) -> None:
+    """Measures the step and prints the report."""
+    # As in pretraining; the presets' dropout is for fine-tuning.
+    own = (f"--batch_size={flags.batch_size}", f"--model.dtype={flags.dtype}")
+    config, _ = build_config(flags.preset, [*own, "--model.dropout_rate=0", *flags.config])
     determinism.set_flags(config.deterministic)
     # Compilation is measured, so no compiled program of an earlier run may be reused.
     jax.config.update("jax_enable_compilation_cache", False)
-    features = converter(config.model, Lengths(arguments.inputs, arguments.targets))
+    features = converter(config.model, Lengths(flags.inputs, flags.targets))
     lengths = features.encoder_length, features.decoder_length
 
     steps: dict[str, Ours | T5X] = {"ours": (ours := Ours(config, *lengths))}
-    if arguments.t5x:
-        steps["T5X"] = T5X(config, *lengths, arguments.t5x, arguments.t5x_python)
+    if flags.t5x:
+        steps["T5X"] = T5X(config, *lengths, flags.t5x, flags.t5x_python)
     samples: dict[str, list[float]] = {name: [] for name in steps}
     processor: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(arguments.rounds):
+    for _ in range(flags.rounds):
         for name, step in steps.items():
-            wall, core = step.seconds(arguments.steps)
-            samples[name].append(wall / arguments.steps)
-            processor[name].append(core / arguments.steps)
+            wall, core = step.seconds(flags.steps)
+            samples[name].append(wall / flags.steps)
+            processor[name].append(core / flags.steps)
 
     times = processor if _on_cpu() else samples
-    _show_ours(ours, lengths, samples["ours"], f"{arguments.rounds} x {arguments.steps} steps")
+    _show_ours(ours, lengths, samples["ours"], f"{flags.rounds} x {flags.steps} steps")
     if _on_cpu():
         show("processor", _statistics(processor["ours"]) + " per step, all cores together")
     if theirs := steps.get("T5X"):
@@ -117,35 +130,13 @@ def main(argv: list[str]) -> None:
         if _on_cpu():
             show("processor", f"{_statistics(processor['T5X'])}; T5X / ours {_ratios(processor)}")
         theirs.close()
-    if arguments.output:
-        path = pathlib.Path(arguments.output)
+    if flags.output:
+        path = pathlib.Path(flags.output)
         known = json.loads(path.read_text()) if path.exists() else {}
         path.write_text(json.dumps({**known, config.preset: min(times["ours"])}, indent=1))
-    if arguments.parts:
-        for name, seconds in ours.parts(arguments.rounds).items():
+    if flags.parts:
+        for name, seconds in ours.parts(flags.rounds).items():
             show(name, f"{_time(seconds)}, {seconds / min(times['ours']):.0%} of a step")
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m benchmarks.step",
-        description=__doc__.splitlines()[0],
-        epilog="Other flags are fields of the configuration, as in trainer.pretrain.",
-    )
-    add = parser.add_argument
-    add("--preset", default="t5_1_1_small", help="model preset")
-    add("--batch_size", type=positive, default=8, help="rows per batch")
-    add("--inputs", type=int, default=512, help="length of the inputs in tokens")
-    add("--targets", type=int, default=114, help="length of the targets in tokens")
-    add("--dtype", default="float32", help="dtype of the computation: float32 or bfloat16")
-    add("--rounds", type=positive, default=5, help="samples to take")
-    add("--steps", type=positive, default=1, help="steps per round")
-    add("--parts", action=argparse.BooleanOptionalAction, default=True,
-        help="measure forward, backward and optimizer separately too")  # fmt: skip
-    add("--output", help="JSON file of seconds a step by preset; adds this preset's minimum")
-    add("--t5x", help="T5X's source folders, separated by colons; T5X is not measured if left out")
-    add("--t5x_python", default=sys.executable, help="interpreter with T5X's dependencies")
-    return parser
 
 
 def show(subject: str, text: str) -> None:
@@ -162,12 +153,12 @@ def _show_ours(ours: "Ours", lengths: tuple[int, int], samples: list[float], rou
     moved, counted = ours.bytes_moved()
     by_compute, by_memory = flops / devices / peak, moved / devices / bandwidth
     bound = "compute" if by_compute > by_memory else "memory"
+    scanned = ", layers scanned" if config.model.scan_layers else ""
     show(
         "model",
         f"{config.preset}: {parameter_count(config.model):,} parameters, {config.model.dtype}, "
         f"{config.batch_size} x {lengths}, {config.optimizer.name}, remat {config.model.remat}"
-        + ", layers scanned"
-        * config.model.scan_layers,
+        f"{scanned}",
     )
     show("machine", machine())
     show("device", f"{devices} x {kind} ({jax.devices()[0].platform})")
@@ -176,10 +167,8 @@ def _show_ours(ours: "Ours", lengths: tuple[int, int], samples: list[float], rou
     positions = config.batch_size * sum(lengths)
     show("tokens", f"{positions / step:,.0f} positions/s of encoder and decoder")
     show("MFU", f"{flops / devices / step / peak:.1%} of {peak / 1e12:,.2f} TFLOP/s, {origin}")
-    show(
-        "operations",
-        f"{flops / 1e9:,.1f} GFLOP per step: 6 per kernel element and token, attention",
-    )
+    operations = f"{flops / 1e9:,.1f} GFLOP per step: 6 per kernel element and token, attention"
+    show("operations", operations)
     show("roofline", f"compute {_time(by_compute)}, memory {_time(by_memory)}: bound by {bound}")
     show("bytes", f"{moved / 1e9:,.2f} GB per step, {counted}; {bandwidth / 1e9:,.0f} GB/s")
     show("memory", ours.memory())
@@ -226,27 +215,27 @@ class Ours:
     def memory(self) -> str:
         """Returns a description of a device's peak memory."""
         plan = self.step.memory_analysis()
-        planned = (
-            plan.argument_size_in_bytes
-            + plan.output_size_in_bytes
-            - plan.alias_size_in_bytes
-            + plan.temp_size_in_bytes
-        )
+        planned = plan.argument_size_in_bytes + plan.output_size_in_bytes
+        planned += plan.temp_size_in_bytes - plan.alias_size_in_bytes
         text = f"{planned / 1e9:.2f} GB planned by the compiler"
         seen = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
         return text + (f", {seen / 1e9:.2f} GB peak in use" if seen else "")
 
     def parts(self, rounds: int) -> dict[str, float]:
-        """Returns the seconds of the step's parts, each compiled separately.
-
-        They are the minimum over `rounds`; on a CPU, processor seconds of all cores together.
-        """
+        """Returns the seconds of the step's parts, compiled separately: the least of `rounds`."""
         config, params, batch = self.config, self.state.params, self.batch
         spec = model_spec(config.model)
         model, key = build_model(spec), jax.random.key(0)
         of_batch = model_loss(model).of_batch
         clock = time.process_time if _on_cpu() else time.perf_counter
         least = partial(_least, rounds=rounds, clock=clock)
+        # The model with only embedding and logits.
+        stacks = {name: getattr(spec, name, None) for name in ("encoder", "decoder")}
+        empty = dataclasses.replace(
+            spec,
+            **{name: dataclasses.replace(each, layers=()) for name, each in stacks.items() if each},
+            shared=dataclasses.replace(spec.shared, scan_layers=False),
+        )
 
         def loss(params: Any) -> jax.Array:
             return of_batch(run_model(model, params, batch), batch, config.loss)[0]
@@ -263,7 +252,6 @@ class Ours:
             return optax.apply_updates(params, updates), state
 
         updating = least(update, (gradients, self.state.opt_state, params))
-        empty = _without_layers(spec)
         ends = jax.jit(make_gradients(build_model(empty), config))
         return {
             "forward": forward,
@@ -311,11 +299,7 @@ class T5X:
 
 
 def t5x_sizes(config: Config, inputs: int, targets: int) -> dict[str, Any]:
-    """Returns the model and batch of a configuration, as T5X's process reads them.
-
-    Raises:
-      UserError: T5X has no such model or optimizer.
-    """
+    """Returns the model and batch for T5X's process; raises UserError for models that T5X lacks."""
     model = config.model
     if model.architecture == "encoder" or config.optimizer.name != "adafactor":
         raise UserError("--t5x: T5X has no encoder-only models, and only its Adafactor is compared")
@@ -354,13 +338,6 @@ def make_batch(config: Config, inputs: int, targets: int) -> Batch:
         shifted[:, 0] = 0
         batch["decoder_input_tokens"] = shifted
     return batch
-
-
-def _without_layers(spec: Any) -> Any:
-    """Returns the model with only embedding and logits."""
-    stacks = {name: getattr(spec, name, None) for name in ("encoder", "decoder")}
-    empty = {name: replace(stack, layers=()) for name, stack in stacks.items() if stack}
-    return replace(spec, **empty, shared=replace(spec.shared, scan_layers=False))
 
 
 def _limits(dtype: str) -> tuple[float, float, str]:
@@ -415,5 +392,7 @@ def _time(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    run(main, sys.argv[1:])
+    main.start()

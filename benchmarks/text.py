@@ -3,12 +3,13 @@
     python -m benchmarks.text --output=text.parquet --megabytes=120 [FOLDER ...]
 
 Reads programs, documentation, manual pages and translations (.py .js .rst .md .txt .html .mo and
-others, also gzipped) from Python's packages and library, /usr/share, and the given folders.
-Duplicates are dropped; files are ordered by the hash of their path. For more languages, unpack
-documentation packages such as Debian's manpages-ja, manpages-zh, libreoffice-help-zh-cn,
-libreoffice-l10n-ro, -th, -km into a FOLDER.
+others, also gzipped) from Python's packages and library, /usr/share, and the given folders, such as
+unpacked documentation packages of further languages (Debian's manpages-ja, manpages-zh,
+libreoffice-help-zh-cn, libreoffice-l10n-ro, -th, -km). Duplicates are dropped; files are ordered by
+the hash of their path.
 """
 
+import dataclasses
 import gettext
 import gzip
 import hashlib
@@ -20,7 +21,8 @@ import sysconfig
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.terminal.command_line import Parser
+from tasks.terminal.command import Command
+from tasks.terminal.fields import REQUIRED, field
 
 _TEXT = {".py", ".pyi", ".js", ".c", ".h", ".rst", ".md", ".txt", ".po", ".json", ".pl", ".sh"}
 _LONGEST = 1 << 20  # characters of a text
@@ -38,7 +40,7 @@ class _Words(html.parser.HTMLParser):
 
 
 def text_of(path: pathlib.Path) -> str | None:
-    """Returns the text of a file; None if its suffix is not that of a text."""
+    """Returns the text of a file; None if its suffix is not a text's."""
     name, data = path.name, path.read_bytes()
     if name.endswith(".gz"):
         name, data = name.removesuffix(".gz"), gzip.decompress(data)
@@ -81,26 +83,26 @@ def gather(folders: list[pathlib.Path], megabytes: float) -> dict[str, str]:
     return documents
 
 
-def main() -> None:
-    """Runs the command."""
-    parser = Parser(prog="python -m benchmarks.text", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--output", required=True, help="Parquet file to write, columns id and text")
-    add("--megabytes", type=float, default=120, help="size of all texts together, in 10^6 bytes")
-    add("folders", nargs="*", type=pathlib.Path, help="further folders to read")
-    flags = parser.parse_args()
-    folders = [
-        pathlib.Path(sysconfig.get_path("purelib")),
-        pathlib.Path(sysconfig.get_path("stdlib")),
-        pathlib.Path("/usr/share"),
-        *flags.folders,
-    ]
-    documents = gather(folders, flags.megabytes)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    output: str = field(REQUIRED, "Parquet file to write, columns id and text")
+    megabytes: float = field(120.0, "size of all texts together, in 10^6 bytes")
+    folders: tuple[str, ...] = field((), "further folders to read", positional=True)
+
+
+def run(flags: Flags) -> None:
+    """Writes the file."""
+    installed = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "/usr/share")
+    documents = gather([*map(pathlib.Path, (*installed, *flags.folders))], flags.megabytes)
     table = pa.table({"id": list(documents), "text": list(documents.values())})
     pq.write_table(table, flags.output, row_group_size=1000, compression="zstd")
     size = sum(len(text.encode()) for text in documents.values())
     print(f"{flags.output}: {len(documents):,} documents, {size / 1e6:.1f} MB")
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    main()
+    main.start()

@@ -4,14 +4,14 @@
     python -m benchmarks.tokenize --text=text.parquet --train=unigram:8000 --train=unigram:32000 \\
         --train=unigram:250000 --train=bpe:32000 [--vocabulary=VOCABULARY ...]
 
-`--vocabulary` is one of any kind, as `pipeline.build` reads it; `--train` trains a SentencePiece
-model on a sample of the text. Both sides run in one thread on batches of 256 documents; time is
-processor time. The library is SentencePiece or, for a tokenizer.json, `tokenizers`: the fastest of
-`encode_batch_fast`, which encodes all, and `encode_batch` and `encode`, which encode one batch in
-ten. "first" is the speed on new text, "again" that of a second pass over 1 % of it. "differ" counts
-documents with different ids, "left" texts that the fast tokenizer left to the library.
+Both sides run in one thread on batches of 256 documents; time is processor time. The library is
+SentencePiece or, for a tokenizer.json, `tokenizers`: the fastest of `encode_batch_fast`, which
+encodes all, and `encode_batch` and `encode`, which encode one batch in ten. "first" is the speed on
+new text, "again" that of a second pass over 1 % of it. "differ" counts documents with different
+ids, "left" texts that the fast tokenizer left to the library.
 """
 
+import dataclasses
 import io
 import itertools
 import time
@@ -28,7 +28,8 @@ from benchmarks.machine import machine
 from pipeline.tokenizer import tokenize
 from tasks import vocabulary
 from tasks.terminal import progress
-from tasks.terminal.command_line import Parser, positive
+from tasks.terminal.command import Command
+from tasks.terminal.fields import REQUIRED, at_least, field
 from tasks.terminal.table import table
 from tasks.vocabularies import byte_level
 from tasks.vocabularies.tokenizer_json import TokenizersCodec
@@ -120,10 +121,7 @@ def compare(name: str, loaded: Vocabulary, text: list[pa.Array]) -> tuple[str, .
 
 
 def batches(path: str, megabytes: int | None) -> list[pa.Array]:
-    """Returns the texts of a Parquet file in batches of 256.
-
-    With `megabytes`, returns that much: the first texts, or all several times, in new orders.
-    """
+    """Returns a Parquet file's texts in batches of 256; `megabytes` of them, repeated if few."""
     whole = pq.read_table(path)["text"].combine_chunks()
     whole = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
     found = [whole.slice(start, 256) for start in range(0, len(whole), 256)]
@@ -135,20 +133,29 @@ def batches(path: str, megabytes: int | None) -> list[pa.Array]:
     return found[: np.searchsorted(sizes, room) + 1] if megabytes else found
 
 
-def main() -> None:
-    """Runs the command."""
-    parser = Parser(prog="python -m benchmarks.tokenize", description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--text", required=True, help="Parquet file with a column text, as benchmarks.text writes")
-    add("--train", action="append", metavar="TYPE:SIZE",
-        help="vocabulary to train on the text, TYPE unigram or bpe; may be repeated")  # fmt: skip
-    add("--vocabulary", action="append",
-        help="vocabulary to compare with, of any kind; may be repeated")  # fmt: skip
-    add("--megabytes", type=positive,
-        help="size of the text, which is repeated if it is shorter; all if not set")  # fmt: skip
-    flags = parser.parse_args()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command."""
+
+    text: str = field(REQUIRED, "Parquet file with a column text, as benchmarks.text writes")
+    train: tuple[str, ...] = field(
+        (),
+        "vocabulary to train on the text, TYPE unigram or bpe; may be repeated",
+        metavar="TYPE:SIZE",
+        repeated=True,
+    )
+    vocabulary: tuple[str, ...] = field(
+        (), "vocabulary to compare with, of any kind; may be repeated", repeated=True
+    )
+    megabytes: int | None = field(
+        None, "size of the text, repeated if it is shorter; all if not set", rule=at_least(1)
+    )
+
+
+def run(flags: Flags) -> None:
+    """Prints the table."""
     text = batches(flags.text, flags.megabytes)
-    given, kinds = flags.vocabulary or (), flags.train or ()
+    given, kinds = flags.vocabulary, flags.train
     loaded = ((path, vocabulary.load(path)) for path in given)
     whole = pq.read_table(flags.text)["text"] if kinds else None
     trained = ((kind, vocabulary.from_bytes(train(kind, whole), name=kind)) for kind in kinds)
@@ -163,5 +170,7 @@ def main() -> None:
     print(table(header, rows, markdown=True))
 
 
+main = Command(Flags, run)
+
 if __name__ == "__main__":
-    main()
+    main.start()

@@ -12,14 +12,14 @@ and 2 layers in each stack, and extrapolates the time and the memory of each par
 to all layers; such rows say so.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tasks.terminal.command_line import Parser, UserError, positive, run
+from tasks.terminal.command import Command
+from tasks.terminal.command_line import UserError
+from tasks.terminal.fields import at_least, field
 from trainer.config import Config
 from trainer.config.from_flags import build_config
 from trainer.plan import target_of
@@ -34,75 +34,104 @@ _STEPS = {"scanned": True, "unrolled": False}
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """The estimated time and memory of a step.
+    """The estimated time and memory of a step."""
 
-    Attributes:
-      seconds: by part of `trainer.planning.parts`.
-      bytes: bytes of a device, by part of `trainer.planning.memory`.
-      compile_seconds: time that the compiler took.
-      depths: layers of the two steps that it extrapolates; () if the step itself was compiled.
-      refused: the reason if there is no estimate.
-    """
-
-    seconds: dict[str, float]
-    bytes: dict[str, float]
-    compile_seconds: float = 0.0
+    seconds: dict[str, float]  # by part of `trainer.planning.parts`
+    bytes: dict[str, float]  # bytes of a device, by part of `trainer.planning.memory`
+    compile_seconds: float = 0.0  # time that the compiler took
+    # Layers of the two steps that it extrapolates; () if the step itself was compiled.
     depths: tuple[int, ...] = ()
-    refused: str = ""
+    refused: str = ""  # the reason if there is no estimate
 
     @property
     def step(self) -> float:
         """Seconds of a step."""
         return sum(self.seconds.values())
 
+    def __str__(self) -> str:
+        if self.refused:
+            return self.refused
+        return f"{self.step * 1e3:,.1f} ms a step, compiled in {self.compile_seconds:,.0f} s"
 
-def main(argv: list[str]) -> None:
-    """Runs the command.
 
-    Raises:
-      UserError: a flag is wrong, or no step could be compiled.
-    """
-    arguments, overrides = _parser().parse_known_args(argv)
-    config, origins = build_config(
-        arguments.preset,
-        [
-            *(f"--batch_size={arguments.batch_size}", f"--model.dtype={arguments.dtype}"),
-            *(f"--lengths.inputs={arguments.inputs}", f"--lengths.targets={arguments.targets}"),
-            # As in pretraining; the presets' dropout is for fine-tuning.
-            "--model.dropout_rate=0",
-            *overrides,
-        ],
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Flags of the command and of the configuration."""
+
+    preset: str = field("t5_1_1_small", "model preset")
+    topology: str = field("v5e:2x2", "a TPU slice, as in trainer.plan")
+    batch_size: int = field(256, "rows per batch, on all chips together", rule=at_least(1))
+    inputs: int = field(512, "length of the inputs in tokens")
+    targets: int = field(114, "length of the targets in tokens")
+    dtype: str = field("bfloat16", "dtype of the computation: float32 or bfloat16")
+    steps: tuple[str, ...] = field(tuple(_STEPS), "steps to compile")
+    depths: str | None = field(
+        None, "layers of the unrolled steps to extrapolate from", metavar="LOW,HIGH"
     )
-    names = _names(arguments.steps)
-    depths = _depths(arguments.depths, config)
-    target = target_of(arguments.topology)
+    json: bool = field(False, "print JSON: seconds and bytes")
+    config: tuple[str, ...] = field(
+        (), "fields of the configuration, as in trainer.pretrain", rest=lambda words, known: None
+    )
+
+
+def run(flags: Flags) -> None:
+    """Prints the estimates; raises UserError if a flag is wrong, or no step could be compiled."""
+    own = (
+        *(f"--batch_size={flags.batch_size}", f"--model.dtype={flags.dtype}"),
+        *(f"--lengths.inputs={flags.inputs}", f"--lengths.targets={flags.targets}"),
+        "--model.dropout_rate=0",  # as in pretraining; the presets' dropout is for fine-tuning
+    )
+    config, origins = build_config(flags.preset, [*own, *flags.config])
+    for name in flags.steps:
+        if name not in _STEPS:
+            raise UserError(
+                f"--steps={','.join(flags.steps)}: unknown step {name}; there are "
+                f"{', '.join(_STEPS)}"
+            )
+    depths = _depths(flags.depths, config)
+    target = target_of(flags.topology)
 
     import jax
 
+    from trainer.engine.cost import flops_per_step
+    from trainer.engine.hardware import peak_flops
     from trainer.planning.planned_run import subject
 
     # A program from the cache would come without the schedules of its kernels.
     jax.config.update("jax_enable_compilation_cache", False)
     trained = subject(config, origins, len(target.devices))
     estimates = {}
-    for name in names:
+    for name in flags.steps:
         scan = _STEPS[name]
         if depths and not scan:
-            each = [_estimate(_with_layers(trained, depth), target, scan) for depth in depths]
+            stacks = ("num_encoder_layers", "num_decoder_layers")
+            sizes = [f"model.{name}" for name in stacks if getattr(config.model, name)]
+            each = [
+                _estimate(trained.with_values(dict.fromkeys(sizes, depth)), target, scan)
+                for depth in depths
+            ]
             estimates[name] = extrapolated(*each, depths, _layers(config))
         else:
             estimates[name] = _estimate(trained, target, scan)
-        print(f"{name}: {_progress(estimates[name])}", file=sys.stderr, flush=True)
-    least = _least_seconds(trained, target)
-    if arguments.json:
-        print(json.dumps(_values(estimates, least), indent=1))
+        print(f"{name}: {estimates[name]}", file=sys.stderr, flush=True)
+    # Seconds of a step at the peak of the devices.
+    least = flops_per_step(trained.config.model, trained.config.batch_size, *trained.lengths)
+    least /= len(target.devices) * peak_flops(target.kind)
+    if flags.json:
+        values = {
+            name: {"refused": each.refused}
+            if each.refused
+            else {**dataclasses.asdict(each), "step_seconds": each.step, "mfu": least / each.step}
+            for name, each in estimates.items()
+        }
+        print(json.dumps(values, indent=1))
     else:
         print(markdown(estimates, least, target.memory))
     if all(each.refused for each in estimates.values()):
         raise UserError("no step could be compiled, see above")
 
 
-def _estimate(trained: Subject, target: Target, scan: bool) -> Estimate:
+def _estimate(trained: "Subject", target: "Target", scan: bool) -> Estimate:
     """Compiles a step, with its layers scanned or not."""
     from trainer.planning.compiled import compile_plan
 
@@ -117,14 +146,7 @@ def _estimate(trained: Subject, target: Target, scan: bool) -> Estimate:
 def extrapolated(
     shallow: Estimate, deep: Estimate, depths: tuple[int, int], layers: int
 ) -> Estimate:
-    """Returns the estimate of a step with more layers than two others, extrapolated part by part.
-
-    Args:
-      shallow: with `depths[0]` layers in each stack.
-      deep: with `depths[1]`.
-      depths: layers of the two.
-      layers: of the result.
-    """
+    """Extrapolates steps with `depths` layers in each stack to `layers`, part by part."""
     seconds = shallow.compile_seconds + deep.compile_seconds
     refused = shallow.refused or deep.refused
     if refused:
@@ -141,14 +163,10 @@ def extrapolated(
 
 
 def markdown(estimates: dict[str, Estimate], least: float, memory: int) -> str:
-    """Returns a table of Markdown with a row for each step: ms by part, GB, MFU, ratio.
+    """Returns a table of Markdown with a row for each step: ms by part, GB, MFU, and a ratio.
 
-    The ratio is the time of a step divided by the fastest one's.
-
-    Args:
-      estimates: by name of the step.
-      least: seconds of a step at the peak of the devices.
-      memory: bytes that a step may use on a device.
+    The ratio is to the fastest step; `least` is the seconds of a step at the devices' peak,
+    `memory` the bytes that a step may use.
     """
     found = [each.step for each in estimates.values() if not each.refused]
     header = ("step", "ms", "MFU", "HBM, GB", "of fastest", *parts.PARTS)
@@ -159,51 +177,12 @@ def markdown(estimates: dict[str, Estimate], least: float, memory: int) -> str:
             continue
         label = f"{name}, from {' and '.join(map(str, each.depths))} layers"
         held = sum(each.bytes.values())
-        lines.append(
-            (
-                label if each.depths else name,
-                f"{each.step * 1e3:,.1f}",
-                f"{least / each.step:.1%}",
-                f"{held / 1e9:,.2f}" + ", does not fit" * (held > memory),
-                f"{each.step / min(found):.2f}",
-                *(f"{each.seconds.get(part, 0.0) * 1e3:,.1f}" for part in parts.PARTS),
-            )
-        )
+        fits = "" if held <= memory else ", does not fit"
+        cells = (f"{each.step * 1e3:,.1f}", f"{least / each.step:.1%}", f"{held / 1e9:,.2f}{fits}")
+        ratio = f"{each.step / min(found):.2f}"
+        of_parts = (f"{each.seconds.get(part, 0.0) * 1e3:,.1f}" for part in parts.PARTS)
+        lines.append((label if each.depths else name, *cells, ratio, *of_parts))
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _values(estimates: dict[str, Estimate], least: float) -> dict[str, Any]:
-    return {
-        name: dataclasses.asdict(each) | {"step_seconds": each.step, "mfu": least / each.step}
-        if not each.refused
-        else {"refused": each.refused}
-        for name, each in estimates.items()
-    }
-
-
-def _progress(estimate: Estimate) -> str:
-    if estimate.refused:
-        return estimate.refused
-    return f"{estimate.step * 1e3:,.1f} ms a step, compiled in {estimate.compile_seconds:,.0f} s"
-
-
-def _least_seconds(trained: Subject, target: Target) -> float:
-    """Returns the seconds of a step at the peak of the devices."""
-    from trainer.engine.cost import flops_per_step
-    from trainer.engine.hardware import peak_flops
-
-    config = trained.config
-    flops = flops_per_step(config.model, config.batch_size, *trained.lengths)
-    return flops / len(target.devices) / peak_flops(target.kind)
-
-
-def _names(text: str | None) -> list[str]:
-    """Returns the steps to compile; raises UserError if there is no such step."""
-    names = text.split(",") if text else [*_STEPS]
-    for name in names:
-        if name not in _STEPS:
-            raise UserError(f"--steps={text}: unknown step {name}; there are {', '.join(_STEPS)}")
-    return names
 
 
 def _depths(text: str | None, config: Config) -> tuple[int, int] | None:
@@ -220,41 +199,14 @@ def _depths(text: str | None, config: Config) -> tuple[int, int] | None:
 
 
 def _layers(config: Config) -> int:
-    """Returns the layers of each stack.
-
-    Raises:
-      UserError: the stacks have different numbers of layers.
-    """
+    """Returns the layers of each stack, which must be equally many."""
     stacks = {config.model.num_encoder_layers, config.model.num_decoder_layers} - {0}
     if len(stacks) != 1:
         raise UserError("--depths: encoder and decoder must have equally many layers")
     return stacks.pop()
 
 
-def _with_layers(trained: Subject, layers: int) -> Subject:
-    names = ("num_encoder_layers", "num_decoder_layers")
-    model = trained.config.model
-    return trained.with_values({f"model.{name}": layers for name in names if getattr(model, name)})
-
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog="python -m benchmarks.tpu_step",
-        description=__doc__.splitlines()[0],
-        epilog="Other flags are fields of the configuration, as in trainer.pretrain.",
-    )
-    add = parser.add_argument
-    add("--preset", default="t5_1_1_small", help="model preset")
-    add("--topology", default="v5e:2x2", help="a TPU slice, as in trainer.plan")
-    add("--batch_size", type=positive, default=256, help="rows per batch, on all chips together")
-    add("--inputs", type=int, default=512, help="length of the inputs in tokens")
-    add("--targets", type=int, default=114, help="length of the targets in tokens")
-    add("--dtype", default="bfloat16", help="dtype of the computation: float32 or bfloat16")
-    add("--steps", help=f"steps, separated by commas: {', '.join(_STEPS)}")
-    add("--depths", metavar="LOW,HIGH", help="layers of the unrolled steps to extrapolate from")
-    add("--json", action="store_true", help="print JSON: seconds and bytes")
-    return parser
-
+main = Command(Flags, run)
 
 if __name__ == "__main__":
-    run(main, sys.argv[1:])
+    main.start()

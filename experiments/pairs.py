@@ -5,8 +5,6 @@
 Writes train.jsonl and validation.jsonl of {"inputs", "targets"}; no text is in both.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -28,10 +26,7 @@ def without_diacritics(text: str) -> str:
     return "".join(each for each in parts if not unicodedata.combining(each))
 
 
-LOSSES: Mapping[str, Callable[[str], str]] = {
-    "diacritics": without_diacritics,
-    "case": str.lower,
-}
+LOSSES: Mapping[str, Callable[[str], str]] = {"diacritics": without_diacritics, "case": str.lower}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,18 +39,13 @@ class Flags:
 
 
 def run(flags: Flags) -> None:
-    """Writes the pairs."""
-    write(flags.corpus, flags.undo, flags.output)
-
-
-def write(corpus: str, undo: str, folder: str) -> None:
     """Writes the pairs of both splits of a corpus, unless they exist."""
-    if files.exists(files.join(folder, "train.jsonl")):
+    if files.exists(files.join(flags.output, "train.jsonl")):
         return
     from tasks.reading import sources
 
-    lose = LOSSES[undo]
-    found = sources.resolve(sources.parse(corpus))
+    lose = LOSSES[flags.undo]
+    found = sources.resolve(sources.parse(flags.corpus))
     by_split: dict[str, list[str]] = {"validation": [], "train": []}
     for piece in found.pieces:
         for split, batch in sources.read(found, piece):
@@ -63,15 +53,15 @@ def write(corpus: str, undo: str, folder: str) -> None:
                 by_split[split] += _phrases(text or "", lose)
     held_out = set(by_split["validation"])
     by_split["train"] = [phrase for phrase in by_split["train"] if phrase not in held_out]
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(flags.output, exist_ok=True)
     for split, phrases in by_split.items():
         if not phrases:
-            raise UserError(f"--corpus={corpus}: its {split} split has no {undo}")
+            raise UserError(f"--corpus={flags.corpus}: its {split} split has no {flags.undo}")
         lines = (
             json.dumps({"inputs": lose(text), "targets": text}, ensure_ascii=False) + "\n"
             for text in dict.fromkeys(phrases)
         )
-        files.write_bytes(files.join(folder, f"{split}.jsonl"), "".join(lines).encode())
+        files.write_bytes(files.join(flags.output, f"{split}.jsonl"), "".join(lines).encode())
 
 
 def _phrases(text: str, lose: Callable[[str], str]) -> Iterator[str]:

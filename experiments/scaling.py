@@ -10,13 +10,13 @@ tokens and loss. A window or a set of runs that does not identify the exponents 
 exit code 2. Intervals are 95 % of a bootstrap, over blocks of consecutive losses or over runs.
 """
 
-from __future__ import annotations
-
+import contextlib
 import csv
 import dataclasses
 import io
 import json
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from tasks.storage import files
@@ -107,7 +107,8 @@ def _steps(flags: Flags) -> None:
     formula = "L(t) = a t^-b + c"
     _print(rows, f"{formula}, steps {found.first:,} to {found.last:,}", flags.json)
     if flags.picture:
-        _draw_steps(points, found, predicted, flags.picture)
+        with _drawn(flags.picture, width=7) as axes:
+            _draw_steps(points, found, predicted, axes)
 
 
 def _sizes(flags: Flags) -> None:
@@ -132,7 +133,8 @@ def _sizes(flags: Flags) -> None:
     shown += [(f"L({n:g}, {d:g})", *found.at(n, d)) for n, d in predicted]
     _print(shown, f"{form}, {len(rows)} runs", flags.json)
     if flags.picture:
-        _draw_sizes(rows, found, flags.picture)
+        with _drawn(flags.picture, width=5) as axes:
+            _draw_sizes(rows, found, axes)
 
 
 def _parts(text: str | None) -> list[str]:
@@ -187,10 +189,7 @@ def _losses(run: str, split: str) -> list[tuple[int, float]]:
 
 
 def _sized(run: str, split: str) -> list[tuple[float, float, float]]:
-    """Returns (parameters, tokens, loss) of a run, or of each line of a CSV file.
-
-    Tokens are the target positions of all updates, padding included.
-    """
+    """Returns (parameters, target positions, padding included, loss) of a run, or of CSV lines."""
     if run.endswith(".csv"):
         return [(n, d, loss) for n, d, loss in _csv(run, ("parameters", "tokens", "loss"))]
     from trainer.config import load_config
@@ -213,14 +212,10 @@ def _print(rows: list[tuple[Any, ...]], title: str, as_json: bool) -> None:
 
 
 def _draw_steps(
-    points: list[tuple[int, float]], found: CurveFit, predicted: list[float], picture: str
+    points: list[tuple[int, float]], found: "CurveFit", predicted: list[float], axes: Any
 ) -> None:
     import numpy as np
 
-    from trainer.reporting.drawing import load_pyplot
-
-    pyplot = load_pyplot()
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), dpi=110, layout="constrained")
     axes.plot(*zip(*points, strict=True), ".", markersize=2, color="0.6", label="losses")
     steps = np.geomspace(found.first, max(found.last, *predicted, 0), 200)
     low, high = np.array([found.interval_at(step) for step in steps]).T
@@ -228,23 +223,24 @@ def _draw_steps(
     axes.fill_between(steps, low, high, color="C0", alpha=0.2, linewidth=0, label="95 %")
     axes.axvspan(found.first, found.last, color="0.9", zorder=0, label="window")
     axes.set(xscale="log", xlabel="step", ylabel="loss")
-    _save(pyplot, figure, axes, picture)
 
 
-def _draw_sizes(rows: list[tuple[float, float, float]], found: SizeFit, picture: str) -> None:
-    from trainer.reporting.drawing import load_pyplot
-
-    pyplot = load_pyplot()
-    figure, axes = pyplot.subplots(figsize=(5, 4.5), dpi=110, layout="constrained")
+def _draw_sizes(rows: list[tuple[float, float, float]], found: "SizeFit", axes: Any) -> None:
     pairs = [(found.at(n, d)[0], loss) for n, d, loss in rows]
     axes.plot(*zip(*pairs, strict=True), "o", markersize=4, label="runs")
     ends = [f(value for pair in pairs for value in pair) for f in (min, max)]
     axes.plot(ends, ends, color="0.6", label="equal")
     axes.set(xlabel="loss of the law", ylabel="loss of the run")
-    _save(pyplot, figure, axes, picture)
 
 
-def _save(pyplot: Any, figure: Any, axes: Any, picture: str) -> None:
+@contextlib.contextmanager
+def _drawn(picture: str, width: float) -> Iterator[Any]:
+    """Yields the axes of a picture, which is written after the block."""
+    from trainer.reporting.drawing import load_pyplot
+
+    pyplot = load_pyplot()
+    figure, axes = pyplot.subplots(figsize=(width, 4.5), dpi=110, layout="constrained")
+    yield axes
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)

@@ -13,14 +13,13 @@ values of axes may be added. The results are written to table.md, results.jsonl 
 OUTPUT.
 """
 
-from __future__ import annotations
-
 import dataclasses
+import functools
 import itertools
 import os
 import shlex
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from experiments.sweeps import definition
@@ -35,14 +34,10 @@ if TYPE_CHECKING:
     from experiments.sweeps.cells import Cell
     from experiments.sweeps.results import Values
 
+    _Placed = tuple[Cell, str, str]  # with its key and folder
+
 _SWEEP = "sweep.json"
 _TERMINATED = 75
-
-
-def _leave(words: Sequence[str], known: Collection[str]) -> None:
-    """Leaves flags of cells to the sweep, which refuses unknown ones."""
-
-
 _FILES = ", ".join(sorted(path.stem for path in definition.FILES.glob("*.toml")))
 
 
@@ -83,7 +78,8 @@ class Flags:
         "column speed-up",
         metavar="FILE",
     )
-    cells: tuple[str, ...] = field((), "fields of the cells", rest=_leave)
+    # The sweep refuses unknown ones.
+    cells: tuple[str, ...] = field((), "fields of the cells", rest=lambda words, known: None)
 
 
 def run(flags: Flags) -> int:
@@ -112,16 +108,12 @@ def run(flags: Flags) -> int:
             _same_sweep(sweep, output)
             if not flags.no_prepare:
                 running.prepare(planned, output, environment)
-            found = [(cell, cell.key()) for cell in planned]
             placed = [
-                (cell, key, files.join(output, cells.folder_of(cell, key))) for cell, key in found
+                (cell, key, files.join(output, cells.folder_of(cell, key)))
+                for cell, key in ((cell, cell.key()) for cell in planned)
             ]
-            running.run(
-                _to_run(placed, flags.retry),
-                flags.workers,
-                environment,
-                lambda cell, key, folder: results.outcome(cell, key, folder, sweep.metric),
-            )
+            check = functools.partial(results.outcome, metric=sweep.metric)
+            running.run(_to_run(placed, flags.retry), flags.workers, environment, check)
         except running.Stopped:
             print("SIGTERM: run the same command to resume", file=sys.stderr)
             return _TERMINATED
@@ -146,11 +138,9 @@ def _sweep(flags: Flags) -> Sweep:
             raise UserError(f"--seeds={flags.seeds}: give whole numbers, such as 0,1,2") from error
     if flags.baseline:
         changes["baseline"] = _baseline(sweep, flags.baseline)
-    changes |= {
-        name: getattr(flags, name)
-        for name in ("metric", "tune")
-        if getattr(flags, name) is not None
-    }
+    for name in ("metric", "tune"):
+        if getattr(flags, name) is not None:
+            changes[name] = getattr(flags, name)
     return definition.checked(dataclasses.replace(sweep, **changes))  # type: ignore[arg-type]
 
 
@@ -161,8 +151,7 @@ def _baseline(sweep: Sweep, text: str) -> dict[str, str]:
         if len(sweep.axes) != 1:
             raise UserError(f"--baseline={text}: write AXIS=VALUE, since there are several axes")
         return {sweep.axes[0].name: text}
-    pairs = (pair.partition("=")[::2] for pair in text.split(","))
-    return {axis: label for axis, label in pairs}
+    return dict(pair.partition("=")[::2] for pair in text.split(","))  # type: ignore[misc]
 
 
 def _same_sweep(sweep: Sweep, output: str) -> None:
@@ -188,7 +177,7 @@ def _same_sweep(sweep: Sweep, output: str) -> None:
         )
 
 
-def _to_run(placed: list[tuple[Cell, str, str]], retry: bool) -> list[tuple[Cell, str, str]]:
+def _to_run(placed: "list[_Placed]", retry: bool) -> "list[_Placed]":
     from experiments.sweeps import cells
 
     status = [cells.load_record(folder, key).get("status") for _, key, folder in placed]
@@ -199,7 +188,9 @@ def _to_run(placed: list[tuple[Cell, str, str]], retry: bool) -> list[tuple[Cell
     return [each for each, word in zip(placed, status, strict=True) if word not in kept]
 
 
-def _step_times(path: str | None, sweep: Sweep, planned: list[Cell]) -> dict[Values, float] | None:
+def _step_times(
+    path: str | None, sweep: Sweep, planned: "list[Cell]"
+) -> "dict[Values, float] | None":
     if not path:
         return None
     try:
@@ -219,10 +210,7 @@ def _step_times(path: str | None, sweep: Sweep, planned: list[Cell]) -> dict[Val
 
 
 def _report(
-    sweep: Sweep,
-    placed: list[tuple[Cell, str, str]],
-    output: str,
-    times: dict[Values, float] | None,
+    sweep: Sweep, placed: "list[_Placed]", output: str, times: "dict[Values, float] | None"
 ) -> int:
     from experiments.sweeps import cells, drawing, estimating, results
 
@@ -250,7 +238,7 @@ def _report(
     return int(bool(left))
 
 
-def _print_plan(planned: list[Cell], output: str) -> None:
+def _print_plan(planned: "list[Cell]", output: str) -> None:
     from experiments.sweeps import estimating
     from tasks.terminal.table import table
 

@@ -8,33 +8,23 @@ runner or interruptions. All further flags are passed to Beam (--runner=Dataflow
 and so on). Each of several languages gets its own cache; together they are one task of the trainer.
 """
 
-import dataclasses
-
 from pipeline.building.options import Options
 from pipeline.runners import beam_options
 from pipeline.runners.interruption import interruptible
 from tasks.terminal.command import Command
-from tasks.terminal.fields import field
 
 
-@dataclasses.dataclass(frozen=True)
-class Flags(Options):
-    """The command's own flags, and Beam's."""
-
-    beam: tuple[str, ...] = field((), "Beam's flags", rest=beam_options.refuse_unknown)
-
-
-def run(flags: Flags) -> None:
+def run(options: Options) -> None:
     """Runs the Beam job; raises as `pipeline.building.languages.build` does."""
     with interruptible():
-        arguments = beam_options.arguments(flags)
+        arguments = beam_options.arguments(options)
 
         from pipeline.building import languages
 
-        languages.build(flags, arguments)
+        languages.build(options, arguments)
 
 
-main = Command(Flags, run)
+main = Command(Options, run)
 
 if __name__ == "__main__":
     main.start()

@@ -11,33 +11,23 @@ command to resume. All further flags are passed to Beam (--runner=DataflowRunner
 so on).
 """
 
-import dataclasses
-
 from pipeline.deduplication.options import Options
 from pipeline.runners import beam_options
 from pipeline.runners.interruption import interruptible
 from tasks.terminal.command import Command
-from tasks.terminal.fields import field
 
 
-@dataclasses.dataclass(frozen=True)
-class Flags(Options):
-    """The command's own flags, and Beam's."""
-
-    beam: tuple[str, ...] = field((), "Beam's flags", rest=beam_options.refuse_unknown)
-
-
-def run(flags: Flags) -> None:
+def run(options: Options) -> None:
     """Runs the Beam job; raises as `pipeline.deduplication.engine.search` does."""
     with interruptible():
-        arguments = beam_options.arguments(flags)
+        arguments = beam_options.arguments(options)
 
         from pipeline.deduplication import engine
 
-        engine.search(flags, arguments)
+        engine.search(options, arguments)
 
 
-main = Command(Flags, run)
+main = Command(Options, run)
 
 if __name__ == "__main__":
     main.start()

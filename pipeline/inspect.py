@@ -34,10 +34,7 @@ def samples(
 
     Windows and noise are those of a run with these lengths and seed: of training epoch `epoch`
     (from 0) on the training split, of evaluation on any other. Without a task, windows are the
-    cache's rows. `indices` are window indices, or how many to draw by `seed`.
-
-    Raises:
-      UserError: there is no such split or window, or the cache does not serve the task.
+    cache's rows. `indices` are of windows, or how many to draw by `seed`.
     """
     folder, manifest = cache.folder, cache.manifest
     if task:
@@ -103,8 +100,7 @@ class Flags:
 
     cache: str = field(REQUIRED, "folder of the cache, CACHE_DIR/TASK", metavar="DIR")
     task: str | None = field(
-        None,
-        "task whose examples to show; None: the cache's own, or only rows if it is not known",
+        None, "task whose examples to show; None: the cache's own, or only rows if it is not known"
     )
     task_module: str | None = field(
         None, "Python module with a tuple TASKS of further tasks", metavar="MODULE"
@@ -132,16 +128,13 @@ class Flags:
     )
 
 
-def _task(flags: Flags, cache: Cache) -> TaskSpec | None:
-    if flags.task:
-        return registry.get(flags.task, flags.task_module)
-    return registry.find(cache.manifest.plan.task, flags.task_module)
-
-
 def run(flags: Flags) -> None:
     """Prints or writes the windows."""
     cache = Cache.open(flags.cache)
-    task = _task(flags, cache)
+    if flags.task:
+        task: TaskSpec | None = registry.get(flags.task, flags.task_module)
+    else:
+        task = registry.find(cache.manifest.plan.task, flags.task_module)
     own = task.lengths if task else Lengths(0, 0)
     lengths = Lengths(
         own.inputs if flags.inputs is None else flags.inputs,

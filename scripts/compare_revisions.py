@@ -28,33 +28,19 @@ TASKS = {
 # Family -> presets, tasks and options that fit it.
 FAMILIES = {
     "encoder_decoder": (
-        [
-            "t5_1_0_tiny",
-            "t5_1_1_tiny",
-            "t5_1_1_tiny_primer_ez",
-            "t5_1_1_mini",
-            "mup_t5_1_1_mini",
-            "mini_march_v1",
-            "mini_march_v2",
-            "mini_march_geglu",
-        ],
+        (
+            *("t5_1_0_tiny", "t5_1_1_tiny", "t5_1_1_tiny_primer_ez", "t5_1_1_mini"),
+            *("mup_t5_1_1_mini", "mini_march_v1", "mini_march_v2", "mini_march_geglu"),
+        ),
         ("span_corruption", "ul2"),
     ),
     "decoder": (
-        [
-            "lm_tiny",
-            "llama_tiny",
-            "llama_tiny_dynamic_tanh",
-            "tiny_transformer_vanilla",
-            "tiny_transformer_mdha",
-            "tiny_primer",
-            "tiny_primer_ez",
-            "tiny_primer_as_released",
-            "tiny_switch_primer",
-            "tiny_synthesizer",
-            "tiny_synthesizer_dense",
+        (
+            *("lm_tiny", "llama_tiny", "llama_tiny_dynamic_tanh", "tiny_transformer_vanilla"),
+            *("tiny_transformer_mdha", "tiny_primer", "tiny_primer_ez", "tiny_primer_as_released"),
+            *("tiny_switch_primer", "tiny_synthesizer", "tiny_synthesizer_dense"),
             "tiny_evolved_transformer",
-        ],
+        ),
         ("autoregressive_lm", "prefix_lm"),
     ),
     "encoder": (("bert_tiny", "bert_tiny_pre_ln", "bert_mini"), ("masked_lm",)),

@@ -17,7 +17,7 @@ from tasks import registry
 from tasks.cache.cache import Cache
 from tasks.cache.pair_windows import open_windows, row_windows
 from tasks.cache.windows import Windows
-from tasks.objectives import Lengths, noise
+from tasks.objectives import noise
 from tasks.task import TaskSpec
 from tasks.terminal.command_line import UserError
 
@@ -48,9 +48,8 @@ class CacheSource:
       epoch: epoch of the run, from 0, for the training split.
       task_module: your own Python module with TASKS.
 
-    Raises:
-      UserError: at the first read, if the cache, split or task is unknown, or the cache does not
-        serve the task.
+    Raises UserError at the first read if the cache, split or task is unknown, or the cache does not
+    serve the task.
     """
 
     cache: str
@@ -76,16 +75,12 @@ class CacheSource:
 
     def read(self, indices_W: np.ndarray) -> list[dict[str, np.ndarray]]:
         tokens_WN, lengths_W = self._windows.read(indices_W)
-        spec = self._spec
-        if spec is None:
-            return [
-                {"tokens": tokens_N[:length]}
-                for tokens_N, length in zip(tokens_WN, lengths_W, strict=True)
-            ]
-        keys_W = noise.window_keys(self.seed, spec.name, self.split, self.epoch, indices_W)
-        made = spec.objective.examples(
-            tokens_WN, lengths_W, keys_W, self._lengths, self._opened.ids
-        )
+        spec, made = self._spec, {"tokens": (tokens_WN, lengths_W)}
+        if spec is not None:
+            keys_W = noise.window_keys(self.seed, spec.name, self.split, self.epoch, indices_W)
+            made = spec.objective.examples(
+                tokens_WN, lengths_W, keys_W, spec.lengths, self._opened.ids
+            )
         return [
             {
                 name: values_WN[row, : int(sizes_W[row])].astype(np.int32)
@@ -110,22 +105,12 @@ class CacheSource:
         if self.task is None:
             return None
         spec = registry.get(self.task, self.task_module)
+        given = {name: getattr(self, name) for name in ("inputs", "targets")}
+        given = {name: length for name, length in given.items() if length is not None}
+        spec = dataclasses.replace(spec, lengths=dataclasses.replace(spec.lengths, **given))
         separator = self._opened.manifest.plan.separator
-        where = f"the vocabulary of {self.cache}"
-        spec.check(self._lengths_of(spec), self._opened.ids, separator, where)
+        spec.check(spec.lengths, self._opened.ids, separator, f"the vocabulary of {self.cache}")
         return spec
-
-    def _lengths_of(self, spec: TaskSpec) -> Lengths:
-        own = spec.lengths
-        return Lengths(
-            own.inputs if self.inputs is None else self.inputs,
-            own.targets if self.targets is None else self.targets,
-        )
-
-    @functools.cached_property
-    def _lengths(self) -> Lengths:
-        assert self._spec is not None
-        return self._lengths_of(self._spec)
 
     @functools.cached_property
     def _windows(self) -> Windows:
@@ -134,13 +119,11 @@ class CacheSource:
             raise UserError(
                 f"window_tokens has no effect with task {spec.name}: set inputs and targets"
             )
-        reading: dict[str, Any] = {
-            "keep_tails": self.keep_tails,
-            "across_shards": self.across_shards,
-        }
+        reading: dict[str, Any]
+        reading = {"keep_tails": self.keep_tails, "across_shards": self.across_shards}
         if spec is not None:
             return open_windows(
-                self.cache, manifest, self.split, spec.objective, self._lengths, **reading
+                self.cache, manifest, self.split, spec.objective, spec.lengths, **reading
             )
         if self.window_tokens is None:
             return row_windows(self.cache, manifest, self.split, **reading)
@@ -180,12 +163,9 @@ def iterable_dataset(source: CacheSource, shards: int = 64) -> Any:
     borders = np.unique(np.linspace(0, count, min(shards, count) + 1).astype(np.int64)).tolist()
     parts = list(itertools.pairwise(borders))
     names = source[0].keys() if count else ()
+    features = datasets.Features({name: datasets.List(datasets.Value("int32")) for name in names})
     return datasets.IterableDataset.from_generator(
-        _elements,
-        features=datasets.Features(
-            {name: datasets.List(datasets.Value("int32")) for name in names}
-        ),
-        gen_kwargs={"source": source, "parts": parts},
+        _elements, features=features, gen_kwargs={"source": source, "parts": parts}
     )
 
 

@@ -28,10 +28,9 @@ class MixtureSpec:
       al. 2021 (mT5, arXiv:2010.11934), section 3.2; Chung et al. 2023 (UniMax, arXiv:2304.09151),
       algorithm 1.
 
-    Raises:
-      ValueError: at construction, if a rate is not positive, a task is named twice, a value is out
-        of range, both `alpha` and `temperature` are set, or a setting for sizes is given though
-        every task has its own rate.
+    Raises ValueError at construction if a value is out of range, a task is named twice, both
+    `alpha` and `temperature` are set, or a setting for sizes is given though every task has its own
+    rate.
     """
 
     name: str
@@ -43,13 +42,11 @@ class MixtureSpec:
     size: str = SIZES[0]
 
     def __post_init__(self) -> None:
-        names = [name for name, _ in self.tasks]
-        if not names:
+        if not self.tasks:
             raise ValueError(f"mixture {self.name} has no tasks")
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"mixture {self.name} names task {name} twice")
         for name, rate in self.tasks:
+            if self.names.count(name) > 1:
+                raise ValueError(f"mixture {self.name} names task {name} twice")
             if rate is not None and not 0 < rate < float("inf"):
                 raise ValueError(f"mixture {self.name}: the rate of {name} is {rate}, not above 0")
         alpha, epochs = self.alpha, self.max_epochs
@@ -61,13 +58,14 @@ class MixtureSpec:
             ("size", self.size in SIZES, f"one of {', '.join(SIZES)}"),
         ):
             if not holds:
-                value = getattr(self, field)
-                raise ValueError(f"mixture {self.name}: {field} is {value}, not {rule}")
+                raise ValueError(
+                    f"mixture {self.name}: {field} is {getattr(self, field)}, not {rule}"
+                )
         if alpha is not None and self.temperature != 1.0:
+            same = 1 / alpha if alpha else float("inf")
             raise ValueError(
-                f"mixture {self.name}: alpha={alpha:g} is a temperature of "
-                f"{1 / alpha if alpha else float('inf'):g}, and temperature is "
-                f"{self.temperature:g}: set one of the two"
+                f"mixture {self.name}: alpha={alpha:g} is a temperature of {same:g}, and "
+                f"temperature is {self.temperature:g}: set one of the two"
             )
         fixed = all(rate is not None for _, rate in self.tasks)
         unread = (self.maximum, self.temperature, alpha, self.size) != (None, 1.0, None, SIZES[0])
@@ -85,12 +83,11 @@ class MixtureSpec:
     def weights(self, sizes: Mapping[str, float]) -> dict[str, float]:
         """Returns each task's unnormalised weight, given its size."""
         power = 1 / self.temperature if self.alpha is None else self.alpha
-
-        def of_size(name: str) -> float:
-            limited = min(sizes[name], self.maximum or sizes[name])
-            return float(limited) ** power
-
-        return {name: of_size(name) if rate is None else float(rate) for name, rate in self.tasks}
+        limited = {name: min(size, self.maximum or size) for name, size in sizes.items()}
+        return {
+            name: float(limited[name]) ** power if rate is None else float(rate)
+            for name, rate in self.tasks
+        }
 
 
 def limited_shares(

@@ -59,14 +59,12 @@ def get(name: str, module: str | None = None) -> TaskSpec:
     """Returns the task `name`, registered or NAME_OBJECTIVE; raises UserError if there is none."""
     found = find(name, module)
     if found is None:
-        known = tasks(module)
-        family = name.partition("_")[0] + "_"
-        names = [each for each in known if each.startswith(family)]
+        known, family = tasks(module), name.partition("_")[0] + "_"
+        names = ", ".join(each for each in known if each.startswith(family))
         raise UserError(
-            f"unknown task {name}{nearest(name, known)}; "
-            + (f"known: {', '.join(names)}; " if names else "")
-            + "a task on a corpus of your own is called NAME_OBJECTIVE, as in "
-            f"{OWN_EXAMPLE}, with one of the objectives {', '.join(OBJECTIVES)}"
+            f"unknown task {name}{nearest(name, known)}; {f'known: {names}; ' if names else ''}a "
+            f"task on a corpus of your own is called NAME_OBJECTIVE, as in {OWN_EXAMPLE}, with one "
+            f"of the objectives {', '.join(OBJECTIVES)}"
         )
     return found
 

@@ -13,6 +13,7 @@ windows and noise, new in every epoch, after it.
 """
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -60,7 +61,6 @@ class TokenizersVocabulary(seqio.Vocabulary):
 
     @property
     def zero_pads(self) -> bool:
-        """True if id 0, seqio's padding, is also the vocabulary's."""
         return self._loaded.special.zero_pads
 
     @property
@@ -135,7 +135,6 @@ class CorpusSource(seqio.DataSource):
         if shuffle:
             order = np.random.default_rng(seed).permutation(len(pieces))
             pieces = [pieces[index] for index in order]
-
         names = ("id", *sources.parse(self._spec).unit.columns)
 
         def documents() -> Iterator[dict[str, str]]:
@@ -167,15 +166,18 @@ def pack_rows(
     """Packs documents as pipeline.build does, into {"targets", "document_starts"}, int32 [None]."""
     loaded = _loaded(vocabulary_path, extra_ids, task_module)
 
-    def rows() -> Iterator[dict[str, np.ndarray]]:
+    def packed() -> Iterator[Rows]:
         pack = packer(packing, row_tokens, separator, loaded.special.eos)
         for document in dataset.as_numpy_iterator():
-            ids = loaded.try_encode(document["text"].decode())
-            if not isinstance(ids, str) and len(ids) and not loaded.reserved[ids].any():
-                name = document["id"].decode()
-                document = Documents(pa.array([name]), ids, np.array([len(ids)]))
-                yield from _as_dicts(pack.add(document))
-        yield from _as_dicts(pack.finish())
+            ids = _usable_ids(loaded, document["text"])
+            if ids is not None:
+                names = pa.array([document["id"].decode()])
+                yield pack.add(Documents(names, ids, np.array([len(ids)])))
+        yield pack.finish()
+
+    def rows() -> Iterator[dict[str, np.ndarray]]:
+        for row in itertools.chain.from_iterable(packed()):
+            yield {"targets": row.targets, "document_starts": row.document_starts}
 
     signature = {name: tf.TensorSpec([None], tf.int32) for name in ("targets", "document_starts")}
     return tf.data.Dataset.from_generator(rows, output_signature=signature)
@@ -192,10 +194,9 @@ def encode_pairs(
 
     def encoded() -> Iterator[dict[str, np.ndarray]]:
         for pair in dataset.as_numpy_iterator():
-            made = {side: loaded.try_encode(pair[side].decode()) for side in SIDES}
-            sides = {side: ids for side, ids in made.items() if not isinstance(ids, str)}
-            usable = [len(ids) and not loaded.reserved[ids].any() for ids in sides.values()]
-            if len(usable) == len(SIDES) and all(usable):
+            found = {side: _usable_ids(loaded, pair[side]) for side in SIDES}
+            sides = {side: ids for side, ids in found.items() if ids is not None}
+            if len(sides) == len(SIDES):
                 yield sides
 
     signature = {side: tf.TensorSpec([None], tf.int32) for side in SIDES}
@@ -208,9 +209,10 @@ def _loaded(path: str, extra_ids: int, task_module: str | None) -> vocabulary.Vo
     return vocabulary.load(path, extra_ids)
 
 
-def _as_dicts(rows: Rows) -> Iterator[dict[str, np.ndarray]]:
-    for row in rows:
-        yield {"targets": row.targets, "document_starts": row.document_starts}
+def _usable_ids(loaded: vocabulary.Vocabulary, text: bytes) -> np.ndarray | None:
+    """Returns the ids of a text; None if it has none, or cannot be encoded or has reserved ids."""
+    ids = loaded.try_encode(text.decode())
+    return None if isinstance(ids, str) or not len(ids) or loaded.reserved[ids].any() else ids
 
 
 def rows_to_examples(
@@ -288,54 +290,46 @@ def register(
       task_module: your own Python module with TASKS, or that registers the vocabulary.
       extra_ids, packing, row_tokens, separator: like the flags of pipeline.build.
 
-    Raises:
-      UserError: a task or the vocabulary is unknown, or an objective needs other pieces or another
-        separator.
+    Raises UserError if a task or the vocabulary is unknown, or an objective needs other pieces or
+    another separator.
     """
     loaded = _loaded(vocabulary_path, extra_ids, task_module)
     chosen = [registry.get(name, task_module) for name in names or registry.tasks(task_module)]
-
-    def separates(spec: TaskSpec) -> str:
-        return separator or spec.objective.separator or "none"
-
-    def serves(spec: TaskSpec) -> bool:
+    opens = {
+        "vocabulary_path": vocabulary_path,
+        "extra_ids": extra_ids,
+        "task_module": task_module if loaded.is_registered else None,
+    }
+    made = []
+    for spec in chosen:
+        packs: dict[str, Any] = {
+            "packing": packing,
+            "row_tokens": row_tokens or spec.window_tokens,
+            "separator": separator or spec.objective.separator or "none",
+        }
         try:
-            spec.check(spec.lengths, loaded.ids, separates(spec), vocabulary_path)
+            spec.check(spec.lengths, loaded.ids, packs["separator"], vocabulary_path)
         except UserError:
             if names:
                 raise
-            return False
-        return True
-
-    return [
-        _register_one(
-            spec,
-            corpus or spec.corpus,
-            loaded,
-            {
-                "vocabulary_path": vocabulary_path,
-                "extra_ids": extra_ids,
-                "task_module": task_module if loaded.is_registered else None,
-                "packing": packing,
-                "row_tokens": row_tokens or spec.window_tokens,
-                "separator": separates(spec),
-            },
-        )
-        for spec in chosen
-        if serves(spec)
-    ]
+            continue
+        made.append(_register_one(spec, corpus or spec.corpus, loaded, opens, packs))
+    return made
 
 
 def _register_one(
-    spec: TaskSpec, corpus: str, loaded: vocabulary.Vocabulary, how: dict[str, Any]
+    spec: TaskSpec,
+    corpus: str,
+    loaded: vocabulary.Vocabulary,
+    opens: dict[str, Any],
+    packs: dict[str, Any],
 ) -> seqio.Task:
-    opens = {name: how[name] for name in ("vocabulary_path", "extra_ids", "task_module")}
     text = seqio.Feature(text_vocabulary(loaded), add_eos=True)
     number = seqio.Feature(seqio.PassThroughVocabulary(loaded.size), add_eos=False)
     steps: list[Any] = [
-        functools.partial(pack_rows, **how),
+        functools.partial(pack_rows, **opens, **packs),
         seqio.CacheDatasetPlaceholder(),
-        functools.partial(rows_to_examples, spec=spec, ids=loaded.ids, packing=how["packing"]),
+        functools.partial(rows_to_examples, spec=spec, ids=loaded.ids, packing=packs["packing"]),
     ]
     if spec.objective.unit is Unit.PAIR:  # T5's own steps, which cut overlong sides
         steps = [

@@ -50,7 +50,6 @@ class TaskSpec:
 
     @property
     def window_tokens(self) -> int:
-        """Number of corpus tokens in one example of the default lengths."""
         return self.objective.window_tokens(self.lengths)
 
     def check(self, lengths: Lengths, ids: TokenIds, separator: str, where: str) -> None:
@@ -88,6 +87,7 @@ _PRETRAINING: dict[str, tuple[Objective, Lengths]] = {
     "masked_lm": (MaskedLM(), Lengths(_INPUTS, _INPUTS)),
 }
 _SENTENCE_ORDER = MaskedLM(split="sentences", short_share=0.1)
+_NEXT_SENTENCE = MaskedLM(split="sentences", short_share=0.1, pairs="next")
 # Objectives for a user's own corpus, by the end of the task's name.
 OBJECTIVES: dict[str, tuple[Objective, Lengths]] = {
     **_PRETRAINING,
@@ -95,10 +95,7 @@ OBJECTIVES: dict[str, tuple[Objective, Lengths]] = {
     "supervised": (Supervised(), Lengths(_INPUTS, _INPUTS)),
     # Megatron-LM's samples for BERT, as t5-experiments reads them, and BERT's own second task.
     "sentence_order": (_SENTENCE_ORDER, Lengths(_INPUTS, _INPUTS)),
-    "next_sentence": (
-        dataclasses.replace(_SENTENCE_ORDER, pairs="next"),
-        Lengths(_INPUTS, _INPUTS),
-    ),
+    "next_sentence": (_NEXT_SENTENCE, Lengths(_INPUTS, _INPUTS)),
     **{name: (objective, objective.fitting(_INPUTS)) for name, objective in DENOISING.items()},
 }
 
@@ -125,10 +122,7 @@ def objective_of(name: str) -> str | None:
 
 def pretraining_tasks(family: str, corpus: str) -> tuple[TaskSpec, ...]:
     """Returns the tasks of every corpus family, named FAMILY_OBJECTIVE."""
-    return tuple(
-        TaskSpec(f"{family}_{name}", corpus, objective, lengths)
-        for name, (objective, lengths) in _PRETRAINING.items()
-    )
+    return tuple(TaskSpec(f"{family}_{name}", corpus, *made) for name, made in _PRETRAINING.items())
 
 
 def language_modeling_task(family: str, corpus: str) -> TaskSpec:
@@ -144,7 +138,4 @@ def language_modeling_task(family: str, corpus: str) -> TaskSpec:
 
 def denoising_tasks(family: str, corpus: str) -> tuple[TaskSpec, ...]:
     """Returns tasks with the objectives of the T5 paper, named FAMILY_EXPERIMENT."""
-    return tuple(
-        TaskSpec(f"{family}_{name}", corpus, objective, objective.fitting(_INPUTS))
-        for name, objective in DENOISING.items()
-    )
+    return tuple(TaskSpec(f"{family}_{name}", corpus, *OBJECTIVES[name]) for name in DENOISING)

@@ -13,7 +13,6 @@ class Unit(enum.Enum):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Text columns of a batch of documents."""
         return SIDES if self is Unit.PAIR else ("text",)
 
     @property

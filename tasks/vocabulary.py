@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 from typing import Any
 
@@ -11,16 +12,7 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import byte_level, registered, sentencepiece_model, tokenizer_json
-from tasks.vocabularies.pieces import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    T5_IDS,
-    UNKNOWN,
-    UNUSED,
-    Codec,
-    SpecialIds,
-)
+from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, T5_IDS, UNKNOWN, UNUSED, SpecialIds
 from tasks.vocabularies.registered import OwnVocabulary, RegisteredCodec, register
 from tasks.vocabularies.sentencepiece_model import SentencePieceCodec
 from tasks.vocabularies.token_ids import (
@@ -71,23 +63,14 @@ FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyRecord:
-    """The vocabulary of a cache: ids below `pieces` are the file's, then come `extra_ids` more.
+    """The vocabulary of a cache: ids below `pieces` are the file's, then come `extra_ids` more."""
 
-    Attributes:
-      sha256: of the vocabulary's file.
-      pieces: number of ids in the file.
-      extra_ids: number of added ids: an EOS if the file has none, then sentinels.
-      sentinels: number of sentinels, added or the file's own.
-      file: name of the file in the cache; None for VOCABULARY.
-      special: ids with a role; None for T5's.
-    """
-
-    sha256: str
-    pieces: int
-    extra_ids: int
-    sentinels: int
-    file: str | None = None
-    special: SpecialIds | None = None
+    sha256: str  # of the vocabulary's file
+    pieces: int  # number of ids in the file
+    extra_ids: int  # number of added ids: an EOS if the file has none, then sentinels
+    sentinels: int  # number of sentinels, added or the file's own
+    file: str | None = None  # name of the file in the cache; None for VOCABULARY
+    special: SpecialIds | None = None  # ids with a role; None for T5's
 
     @property
     def size(self) -> int:
@@ -129,7 +112,6 @@ class Vocabulary:
 
     @property
     def first_sentinel(self) -> int:
-        """The lowest sentinel id; `size` if there are none."""
         return self.size - self.record.sentinels
 
     @property
@@ -152,19 +134,18 @@ class Vocabulary:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the vocabulary is a class of a user's module."""
-        return registered.is_registered(self.model)
+        return kind_of(self.model) is registered
 
     @functools.cached_property
-    def codec(self) -> Codec:
-        """The encoder and decoder."""
-        return _codec(self.model, self.name)
+    def codec(self) -> Any:
+        """The encoder and decoder, one of _CODECS."""
+        return _CODECS[kind_of(self.model)](self.model, self.name)
 
     @property
     def processor(self) -> Any:
         """The sentencepiece.SentencePieceProcessor; raises UserError for other vocabularies."""
         if not isinstance(self.codec, SentencePieceCodec):
-            kind = _NAMES[kind_of(self.model)]
+            kind = "a class of --task_module" if self.is_registered else "a tokenizer.json"
             raise UserError(f"{self.name} is {kind}, and this needs a SentencePiece model")
         return self.codec.processor
 
@@ -199,35 +180,22 @@ class Vocabulary:
 
     def decode(self, ids: np.ndarray) -> str:
         """Returns the text of `ids`; sentinels appear as <extra_id_k>, padding is omitted."""
-        special = self.special
-        left_out = {special.pad, special.eos, special.bos}
+        left_out = {self.special.pad, self.special.eos, self.special.bos}
+        kept = [token for token in map(int, ids) if token not in left_out]
         text: list[str] = []
-        run: list[int] = []
-        for token in map(int, ids):
-            if token >= self.first_sentinel:
-                text += [self.codec.decode(run), sentinel_piece(self.size - 1 - token)]
-                run = []
-            elif token not in left_out:
-                run.append(token)
-        return " ".join(part for part in [*text, self.codec.decode(run)] if part)
+        for above, group in itertools.groupby(kept, lambda token: token >= self.first_sentinel):
+            run = list(group)
+            text += map(self.piece, run) if above else [self.codec.decode(run)]
+        return " ".join(filter(None, text))
 
 
-def _codec(model: bytes, name: str) -> SentencePieceCodec | TokenizersCodec | RegisteredCodec:
-    if registered.is_registered(model):
-        return RegisteredCodec(model, name)
-    if tokenizer_json.is_tokenizer_json(model):
-        return TokenizersCodec(model, name)
-    return SentencePieceCodec(model, name)
-
-
+_CODECS: dict[Any, Any] = {
+    registered: RegisteredCodec,
+    tokenizer_json: TokenizersCodec,
+    sentencepiece_model: SentencePieceCodec,
+}
 # File names in vocabulary folders: ours, transformers' for T5 and Llama, and for all others.
 _IN_FOLDERS = (VOCABULARY, "spiece.model", "tokenizer.model", tokenizer_json.FILE, registered.FILE)
-# Kinds of files, for messages.
-_NAMES = {
-    registered: "a class of --task_module",
-    tokenizer_json: "a tokenizer.json",
-    sentencepiece_model: "a SentencePiece model",
-}
 
 
 def load(path: str, extra_ids: int = 0) -> Vocabulary:
@@ -240,9 +208,8 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
       extra_ids: number of sentinels to add to a vocabulary without any (100 for the original T5
         vocabulary).
 
-    Raises:
-      UserError: there is no such file, it is not a vocabulary, it lacks an unknown token,
-        `extra_ids` is negative, or the vocabulary already has sentinels.
+    Raises UserError if there is no such vocabulary, it lacks an unknown token, `extra_ids` is
+    negative, or the vocabulary already has sentinels.
     """
     if extra_ids < 0:
         raise UserError(f"--extra_ids={extra_ids} must be 0 or more")
@@ -311,18 +278,17 @@ def of_cache(folder: str, record: VocabularyRecord, command: str = "build") -> V
 
 def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any]]) -> Vocabulary:
     """Loads `model`; `configs` are the transformers files beside it."""
-    codec: Codec | None = None
-    file: str | None = None
-    if registered.is_registered(model):
+    kind = kind_of(model)
+    codec: SentencePieceCodec | TokenizersCodec | None = None
+    if kind is registered:
         special, ends = registered.special(model)
-        file = registered.FILE
-    elif tokenizer_json.is_tokenizer_json(model):
+    elif kind is tokenizer_json:
         special, ends = tokenizer_json.special(model, configs, name)
-        codec, file = TokenizersCodec(model, name), tokenizer_json.FILE
+        codec = TokenizersCodec(model, name)
     else:
-        opened = codec = SentencePieceCodec(model, name)
-        special, ends = opened.special()
-    pieces = kind_of(model).pieces(model).names
+        codec = SentencePieceCodec(model, name)
+        special, ends = codec.special()
+    pieces = kind.pieces(model).names
     own = _own_sentinels(pieces)
     if own and extra_ids:
         raise UserError(
@@ -347,7 +313,7 @@ def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any
         pieces=len(pieces),
         extra_ids=extra_ids + (not ends),
         sentinels=own or extra_ids,
-        file=file,
+        file=None if kind is sentencepiece_model else kind.FILE,
         special=None if special == T5_IDS else special,
     )
     loaded = Vocabulary(model, record, name)

@@ -12,11 +12,12 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tasks import registry, vocabulary
-from tasks.reading import languages, sources
+from tasks import vocabulary
+from tasks.pages import document as html_page
+from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command import Command
@@ -24,14 +25,83 @@ from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 from tasks.terminal.table import table
 from tasks.vocabularies import byte_level, tokenizer_json
-from vocab import compare_page, fit
-from vocab.compare_page import Comparison, Measured, RoundTrip, Subject
+from vocab import extend, fit, weighting
 
 # Scripts with less than this share of a corpus's words, by bytes, are left out of tables.
 _LEAST_SHARE = 0.001
 _CONTEXT = 24  # characters shown on either side of a difference
 # First bytes of the output files, by flag.
 _BEGINS = {"json": rb'\{\s*"measured": ', "output": rb"<!DOCTYPE html>"}
+_SUBJECT_HEADER = ("vocabulary", "kind", "ids", "sentinels", "sha256")
+_HEADER = (
+    *("vocabulary", "tokens", "bytes a token", "tokens a word", "unknown", "byte fallback"),
+    *("pieces used", "exact documents", "exact lines", "MB/s"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """A vocabulary on a corpus."""
+
+    vocabulary: str
+    report: fit.Report
+    # documents, lines: shares restored exactly by encoding and decoding, of documents and of
+    # distinct lines encoded by themselves.
+    documents: float
+    lines: float
+    example: tuple[str, str] | None  # (text, decoded text) around the first difference, or None
+    speed: float  # of the library, in MB of text per second
+
+    def row(self) -> tuple[str, ...]:
+        found = self.report
+        rates = (f"{found.unknown_rate:.4%}", f"{found.byte_rate:.4%}", f"{found.used_share:.1%}")
+        return (
+            *(self.vocabulary, f"{found.tokens:,}"),
+            *(f"{found.bytes_per_token:.3f}", f"{found.tokens_per_word:.3f}", *rates),
+            *(f"{self.documents:.2%}", f"{self.lines:.2%}", f"{self.speed:.2f}"),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Vocabularies, each with the cells under _SUBJECT_HEADER, and measurements by corpus."""
+
+    subjects: Sequence[Sequence[Any]]
+    measured: Mapping[str, Sequence[Measured]]
+
+    def examples(self) -> Iterator[tuple[str, str, tuple[str, str]]]:
+        """Yields (vocabulary, corpus, (text, decoded)) of each vocabulary's first difference."""
+        for name, *_ in self.subjects:
+            for corpus, of_corpus in self.measured.items():
+                found = next(each.example for each in of_corpus if each.vocabulary == name)
+                if found:
+                    yield name, corpus, found
+                    break
+
+    def subject_rows(self) -> list[tuple[str, ...]]:
+        return [
+            (name, kind, f"{ids:,}", f"{sentinels:,}", sha256[:12])
+            for name, kind, ids, sentinels, sha256 in self.subjects
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        names = ("name", *_SUBJECT_HEADER[1:])
+        return {
+            "vocabularies": [dict(zip(names, each, strict=True)) for each in self.subjects],
+            "measured": [
+                {
+                    "vocabulary": each.vocabulary,
+                    "corpus": corpus,
+                    **each.report.as_dict(),
+                    "exact_documents": each.documents,
+                    "exact_lines": each.lines,
+                    "difference": each.example,
+                    "megabytes_per_second": round(each.speed, 3),
+                }
+                for corpus, of_corpus in self.measured.items()
+                for each in of_corpus
+            ],
+        }
 
 
 def compare(
@@ -39,22 +109,21 @@ def compare(
 ) -> Comparison:
     """Measures each vocabulary on the sample of each corpus."""
     subjects = [
-        Subject(name, _kind(each), each.size, each.record.sentinels, each.record.sha256)
+        (name, _kind(each), each.size, each.record.sentinels, each.record.sha256)
         for name, each in loaded.items()
     ]
-    measured = []
+    measured: dict[str, list[Measured]] = {}
     with progress.shown("comparing", len(loaded) * len(corpora)) as bar:
         for corpus, resolved in corpora.items():
             split, texts = fit.sample(resolved)
+            of_corpus = measured.setdefault(corpus, [])
             for name, each in loaded.items():
-                measured.append(_measured(name, each, corpus, split, texts))
-                bar.update(len(measured))
+                of_corpus.append(_measured(name, each, split, texts))
+                bar.update(sum(map(len, measured.values())))
     return Comparison(subjects, measured)
 
 
-def _measured(
-    name: str, loaded: vocabulary.Vocabulary, corpus: str, split: str, texts: list[str]
-) -> Measured:
+def _measured(name: str, loaded: vocabulary.Vocabulary, split: str, texts: list[str]) -> Measured:
     begun = time.perf_counter()
     encoded = loaded.encode(texts)
     seconds = time.perf_counter() - begun
@@ -67,12 +136,14 @@ def _measured(
     )
     exact = [text == back for text, back in zip(texts, decoded, strict=True)]
     wrong = exact.index(False) if not all(exact) else None
-    trip = RoundTrip(
+    return Measured(
+        name,
+        found,
         documents=sum(exact) / len(texts),
         lines=exact_lines / max(1, len(lines)),
         example=None if wrong is None else difference(texts[wrong], decoded[wrong]),
+        speed=found.bytes / 1e6 / max(seconds, 1e-9),
     )
-    return Measured(name, corpus, found, trip, found.bytes / 1e6 / max(seconds, 1e-9))
 
 
 def difference(text: str, back: str) -> tuple[str, str]:
@@ -93,48 +164,66 @@ def _kind(loaded: vocabulary.Vocabulary) -> str:
         value = tokenizer_json.parsed(loaded.model, loaded.name)
         level = "byte-level " if tokenizer_json.is_byte_level(value) else ""
         return f"{level}{value['model']['type']}"
-    from sentencepiece import sentencepiece_model_pb2
-
-    spec = sentencepiece_model_pb2.ModelProto.FromString(loaded.model).trainer_spec
+    spec = extend.proto_of(loaded.model).trainer_spec
     return f"SentencePiece {spec.ModelType.Name(spec.model_type).lower()}"
+
+
+def _by_script(measured: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
+    """Returns the header and the rows of bytes per token by script; the first has the shares."""
+    of_words = measured[0].report.by_script
+    total = sum(tally.bytes for tally in of_words.values())
+    shown = [
+        script
+        for script in fit.SCRIPTS
+        if script in of_words and of_words[script].bytes >= _LEAST_SHARE * total
+    ]
+    shares = [f"{of_words[script].bytes / total:.1%}" for script in shown]
+    rows = [
+        [each.vocabulary]
+        + [f"{each.report.by_script[script].bytes_per_token:.3f}" for script in shown]
+        for each in measured
+    ]
+    return ["vocabulary", *shown], [["share of the words' bytes", *shares], *rows]
 
 
 def text_of(found: Comparison) -> str:
     """Returns the comparison as tables for a terminal."""
-    parts = [
-        table(
-            compare_page.SUBJECT_HEADER, [compare_page.subject_row(each) for each in found.subjects]
-        )
-    ]
-    for corpus, of_corpus in found.by_corpus().items():
-        parts.append(f"{corpus}\n{table(compare_page.HEADER, of_corpus.rows())}")
-        parts.append(f"bytes a token by script\n{table(*of_corpus.by_script(_LEAST_SHARE))}")
+    parts = [table(_SUBJECT_HEADER, found.subject_rows())]
+    for corpus, of_corpus in found.measured.items():
+        parts.append(f"{corpus}\n{table(_HEADER, [each.row() for each in of_corpus])}")
+        parts.append(f"bytes a token by script\n{table(*_by_script(of_corpus))}")
     for subject, corpus, (text, back) in found.examples():
         parts.append(f"{subject} on {corpus}: {text!r} comes back as {back!r}")
     return "\n\n".join(parts)
 
 
-def as_json(found: Comparison) -> dict[str, Any]:
-    """Returns the comparison as JSON values."""
-    return {
-        "vocabularies": [dataclasses.asdict(each) for each in found.subjects],
-        "measured": [
-            {
-                "vocabulary": each.vocabulary,
-                "corpus": each.corpus,
-                **each.report.as_dict(),
-                "exact_documents": each.round_trip.documents,
-                "exact_lines": each.round_trip.lines,
-                "difference": each.round_trip.example,
-                "megabytes_per_second": round(each.speed, 3),
-            }
-            for each in found.measured
-        ],
-    }
+def page(found: Comparison) -> str:
+    """Returns the comparison as an HTML page."""
+    subjects = html_page.table("What they are", _SUBJECT_HEADER, found.subject_rows())
+    sections = [("Vocabularies", subjects)]
+    for corpus, of_corpus in found.measured.items():
+        rows = [each.row() for each in of_corpus]
+        content = html_page.table("On the same text", _HEADER, rows)
+        content += html_page.table("Bytes a token by script", *_by_script(of_corpus))
+        sections.append((corpus, content))
+    trips = "<p class=note>Every document comes back exactly.</p>"
+    if rows := [(*names, *map(repr, pair)) for *names, pair in found.examples()]:
+        header = ("vocabulary", "corpus", "text", "comes back as")
+        trips = html_page.table("The first difference of each vocabulary", header, rows)
+    body, links = html_page.sections([*sections, ("Round trips", trips)])
+    firsts = [of_corpus[0].report for of_corpus in found.measured.values()]
+    facts = [
+        ("vocabularies", len(found.subjects)),
+        ("corpora", len(found.measured)),
+        ("documents", f"{sum(each.documents for each in firsts):,}"),
+        ("text, MB", f"{sum(each.bytes for each in firsts) / 1e6:,.2f}"),
+    ]
+    head = html_page.facts(facts, "figures")
+    return html_page.document("Vocabularies compared", links, head, body)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Flags:
+class Flags(weighting.CorpusFlags):
     """Flags of the command."""
 
     vocabulary: tuple[str, ...] = field(
@@ -142,19 +231,6 @@ class Flags:
         f"vocabulary to compare, to be repeated: {vocabulary.FORMS}",
         metavar="PATH",
         repeated=True,
-    )
-    corpus: tuple[str, ...] = field(
-        REQUIRED,
-        "corpus to measure on; may be repeated, also as NAME=SPEC, or contain {language}: "
-        f"{sources.forms()}",
-        metavar="SPEC",
-        repeated=True,
-    )
-    languages: str | None = field(
-        None, "languages that replace {language} in --corpus", metavar="A,B"
-    )
-    task_module: str | None = field(
-        None, "Python module that registers vocabularies", metavar="MODULE"
     )
     output: str | None = field(None, "HTML page to write", metavar="FILE")
     json: str | None = field(None, "file to write all numbers to", metavar="FILE")
@@ -177,8 +253,7 @@ def _check_file(flag: str, path: str | None) -> None:
 
 def run(flags: Flags) -> None:
     """Prints and writes the comparison."""
-    if flags.task_module:
-        registry.load(flags.task_module)
+    specs = flags.specs()
     for path in flags.vocabulary:
         if flags.vocabulary.count(path) > 1:
             raise UserError(f"--vocabulary={path} is given twice: leave one out")
@@ -186,18 +261,15 @@ def run(flags: Flags) -> None:
         _check_file(flag, getattr(flags, flag))
     if flags.json and flags.json == flags.output:
         raise UserError(f"--json={flags.json} is --output, too: name another file")
-    specs = languages.specs(flags.corpus, flags.languages, unnamed=True)
-    languages.check(specs)
     loaded = {path: vocabulary.load(path) for path in flags.vocabulary}
-    corpora = {name or str(spec): sources.resolve(spec) for name, spec in specs.items()}
-    for note in (note for corpus in corpora.values() for note in corpus.notes):
-        print(note)
+    parts = weighting.resolved(specs)
+    corpora = {name or str(corpus.spec): corpus for name, corpus in parts.items()}
     found = compare(loaded, corpora)
     print(text_of(found))
     if flags.json:
-        files.write_json(flags.json, as_json(found))
+        files.write_json(flags.json, found.as_json())
     if flags.output:
-        files.write_bytes(flags.output, compare_page.page(found, _LEAST_SHARE).encode())
+        files.write_bytes(flags.output, page(found).encode())
         print(f"wrote {flags.output}")
 
 

@@ -1,9 +1,8 @@
 """Counts the words of a corpus of any size, in bounded memory, with any number of workers.
 
-A Beam job or this process writes one file of (word, count) per piece of the corpus to the
-vocabulary's folder. A file depends on its piece alone and is written atomically, so a killed run
-resumes with the finished files. The files are then added up. If the words do not fit in memory, a
-sample is kept; it does not depend on the workers, the runner or the order of the pieces.
+One file of (word, count) per piece of the corpus is written atomically, by Beam or this process, so
+a killed run resumes. If the words do not fit in memory, a sample is kept; it does not depend on the
+workers, the runner or the order of the pieces.
 """
 
 import dataclasses
@@ -23,7 +22,6 @@ from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from tasks.terminal.polling import polling
 from vocab.word_splitter import Splitter, passages
 
 if TYPE_CHECKING:
@@ -41,21 +39,15 @@ _STATISTICS = b"statistics"
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Everything a worker needs to count.
+    """Everything a worker needs to count."""
 
-    `folder` holds the count files; `key` hashes everything that the counts depend on, 16 hex
-    digits, and is part of their names. A worker writes its counts after every `batch_bytes` of
-    text.
-    """
-
-    folder: str
-    key: str
+    folder: str  # of the count files
+    key: str  # hash of everything that the counts depend on, 16 hex digits; part of their names
     corpus: sources.Corpus
     splitter: Splitter
-    batch_bytes: int
+    batch_bytes: int  # of text, after which a worker writes its counts
 
     def path(self, number: int) -> str:
-        """Returns the path of the counts of piece `number`."""
         return files.join(self.folder, f"{PREFIX}{self.key}-{number:06}.parquet")
 
 
@@ -63,9 +55,9 @@ class Job:
 class Counts:
     """The words to train on, most frequent first, with their counts.
 
-    `threshold` is 1 if every word of the corpus is included. Otherwise a word with count c was kept
-    with probability min(1, c / threshold) and its count is max(c, threshold). For any set of words
-    (rare words, or the words of one language) the expected sum of these counts is the true sum.
+    With a `threshold` above 1, a word with count c was kept with probability min(1, c / threshold)
+    and its count is max(c, threshold). For any set of words, as those of one language, the expected
+    sum of these counts is the true sum.
     """
 
     words: "pa.Array"
@@ -76,42 +68,29 @@ class Counts:
 
 def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
     """Writes the missing files, in this process if `beam_arguments` is None."""
-    numbers = _train_pieces(job)
+    pieces = [(number, job.corpus.pieces[number]) for number in _train_pieces(job)]
+    names = [job.path(number).rpartition("/")[2] for number, _ in pieces]
     finished = set(files.list_names(job.folder))
-    names = {number: job.path(number).rsplit("/", 1)[-1] for number in numbers}
-    missing = [number for number in numbers if names[number] not in finished]
-    sizes = {names[number]: job.corpus.pieces[number].bytes for number in numbers}
-    total = sum(sizes.values())
-    if len(missing) < len(numbers):
-        print(f"reusing the counts of {len(numbers) - len(missing):,} of {len(numbers):,} pieces")
+    missing = [piece for piece, name in zip(pieces, names, strict=True) if name not in finished]
+    if len(missing) < len(pieces):
+        print(f"reusing the counts of {len(pieces) - len(missing):,} of {len(pieces):,} pieces")
     title = f"counting the words of {job.corpus.spec}"
-    begun = total - sum(sizes[names[number]] for number in missing)
-    with progress.shown(title, total, begun, unit="B") as bar:
-        if beam_arguments is None:
-            done = begun
-            for number in missing:
-                piece = job.corpus.pieces[number]
+    sizes = {name: piece.bytes for name, (_, piece) in zip(names, pieces, strict=True)}
+    if beam_arguments is None:
+        done = sum(sizes.values()) - sum(piece.bytes for _, piece in missing)
+        with progress.shown(title, sum(sizes.values()), done, unit="B") as bar:
+            for number, piece in missing:
                 show = lambda inside, done=done: bar.update(done + inside)  # noqa: E731
                 _count_piece(job, (number, piece), show)
-                done += sizes[names[number]]
-        elif missing:
+                done += piece.bytes
+    elif missing:
+        # Importing Beam takes seconds, which a small corpus does not need to spend.
+        from pipeline.runners import beam_job
 
-            def show_progress() -> None:
-                written = sizes.keys() & set(files.list_names(job.folder))
-                bar.update(sum(sizes[name] for name in written))
-
-            with polling(show_progress, files.is_remote(job.folder)):
-                # Importing Beam takes seconds, which a small corpus does not need to spend.
-                from pipeline.runners import beam_job
-
-                # A worker is sent its own pieces; the others may be a million files.
-                record = {
-                    key: job.corpus.record[key] for key in job.corpus.record.keys() - {"files"}
-                }
-                corpus = dataclasses.replace(job.corpus, record=record, pieces=())
-                count = functools.partial(_count_piece, dataclasses.replace(job, corpus=corpus))
-                elements = [(number, job.corpus.pieces[number]) for number in missing]
-                beam_job.run(count, elements, job.folder, beam_arguments, verbose)
+        slim = dataclasses.replace(job, corpus=beam_job.without_pieces(job.corpus))
+        with beam_job.files_shown(title, job.folder, sizes, "B"):
+            count = functools.partial(_count_piece, slim)
+            beam_job.run(count, missing, job.folder, beam_arguments, verbose)
 
 
 def clean(folder: str, *keys: str) -> None:
@@ -125,9 +104,6 @@ def clean(folder: str, *keys: str) -> None:
 def _train_pieces(job: Job) -> list[int]:
     pieces = enumerate(job.corpus.pieces)
     return [number for number, piece in pieces if sources.TRAIN in piece.splits]
-
-
-# --- one piece
 
 
 def _count_piece(
@@ -201,12 +177,9 @@ def _hash(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest())
 
 
-# --- all pieces
-
-
 def sizes(jobs: Mapping[str, Job]) -> dict[str, int]:
     """Returns the bytes of text of each job."""
-    return {name: _statistics(job)[0]["bytes"] for name, job in jobs.items()}
+    return {name: _statistics([job])[0]["bytes"] for name, job in jobs.items()}
 
 
 def add_up(
@@ -217,18 +190,10 @@ def add_up(
 ) -> Counts:
     """Adds up the counts of all pieces; keeps at most `limit_words` words and `limit_bytes` bytes.
 
-    Counts of a job are multiplied by its factor, and rounded to whole numbers word by word. Raises
-    UserError for a corpus without text in train.
+    A job's counts are multiplied by its factor, and rounded. Raises UserError if train has no text.
     """
     jobs = [jobs] if isinstance(jobs, Job) else jobs
-    totals: Counter[str] = Counter()
-    left_out: Counter[str] = Counter()
-    rows = 0
-    for job in jobs:
-        found_totals, found_left_out, found_rows = _statistics(job)
-        totals.update(found_totals)
-        left_out.update(found_left_out)
-        rows += found_rows
+    totals, left_out, rows = _statistics(jobs)
     kept = _Kept(limit_bytes, limit_words)
     for table in _words(jobs, factors, rows, limit_words):
         kept.add(table)
@@ -254,15 +219,13 @@ def add_up(
     return Counts(words, weights, threshold, statistics)
 
 
-def _statistics(job: Job) -> tuple[Counter[str], Counter[str], int]:
+def _statistics(jobs: Sequence[Job]) -> tuple[Counter[str], Counter[str], int]:
     """Returns the totals of all pieces, documents left out by reason, and rows of all files."""
     import pyarrow.parquet as pq
 
-    totals: Counter[str] = Counter()
-    left_out: Counter[str] = Counter()
-    rows = 0
-    for number in _train_pieces(job):
-        with files.open_read(job.path(number)) as file:
+    totals, left_out, rows = Counter[str](), Counter[str](), 0
+    for path in (job.path(number) for job in jobs for number in _train_pieces(job)):
+        with files.open_read(path) as file:
             metadata = pq.read_metadata(file)
         statistics = json.loads(metadata.metadata[_STATISTICS])
         left_out.update(statistics.pop("left_out"))
@@ -274,27 +237,18 @@ def _statistics(job: Job) -> tuple[Counter[str], Counter[str], int]:
 def _words(
     jobs: Sequence[Job], factors: Sequence[float], rows: int, limit_words: int
 ) -> Iterator["pa.Table"]:
-    """Yields tables of distinct words with their total counts.
-
-    The files are read several times, each time as many of their parts as fit in memory.
-    """
+    """Yields tables of distinct words with total counts, reading as many parts as fit in memory."""
     passes = min(_PARTS, max(1, math.ceil(rows / (2 * limit_words))))
     for number_of_pass in range(passes):
-        tables = [
-            _scaled(_words_of(job, passes, number_of_pass, limit_words), factor)
-            for job, factor in zip(jobs, factors, strict=True)
-        ]
+        tables = []
+        for job, factor in zip(jobs, factors, strict=True):
+            table = _words_of(job, passes, number_of_pass, limit_words)
+            if factor != 1:
+                counts = np.rint(table.column("count").to_numpy() * factor).astype(np.int64)
+                place = table.schema.get_field_index("count")
+                table = table.set_column(place, "count", [counts])
+            tables.append(table)
         yield _grouped(tables) if len(tables) > 1 else tables[0]
-
-
-def _scaled(table: "pa.Table", factor: float) -> "pa.Table":
-    import pyarrow as pa
-
-    if factor == 1:
-        return table
-    counts = np.rint(table.column("count").to_numpy() * factor).astype(np.int64)
-    place = table.schema.get_field_index("count")
-    return table.set_column(place, "count", pa.array(counts))
 
 
 def _words_of(job: Job, passes: int, number_of_pass: int, limit_words: int) -> "pa.Table":
@@ -356,7 +310,6 @@ class _Kept:
         self.occurrences = 0
 
     def add(self, table: "pa.Table") -> None:
-        """Adds new words with their total counts."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

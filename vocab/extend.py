@@ -3,17 +3,14 @@
     old   pieces 0 … P-1 | sentinels
     new   pieces 0 … P-1 | new pieces | sentinels
 
-Sentinels must have the last ids (T5 counts them from the end), so only they move. `id_map` gives
-their new ids, for moving the rows of a checkpoint's embedding.
-
-A new piece takes its score from a unigram model of the new corpus, shifted by the median difference
-between both models' scores of shared pieces. Text without a new piece is segmented as before; a new
-piece wins by its margin in the new corpus's own model. BPE is not supported: a BPE piece is one
-step in a sequence of merges, and merges learned on other text start from pieces that the old merges
-never produce.
+Only sentinels move, as T5 counts them from the end. A new piece's score comes from a unigram model
+of the new corpus, shifted by the median difference between both models' scores of shared pieces, so
+text without it is segmented as before. BPE is not supported: merges learned on other text start
+from pieces that the old merges never produce.
 """
 
 import statistics
+from collections.abc import Iterable
 from typing import Any
 
 from tasks import vocabulary
@@ -21,16 +18,13 @@ from tasks.terminal.command_line import UserError
 
 
 def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
-    """Returns the options of vocab.train that an extended vocabulary inherits.
-
-    Raises UserError unless it is a unigram model of SentencePiece with T5's ids.
-    """
+    """Returns the options that an extended vocabulary inherits, a unigram model with T5's ids."""
     if not (base.is_sentencepiece and base.special == vocabulary.T5_IDS):
         raise UserError(
             f"--extend={base.name}: only SentencePiece models with T5's ids can be extended "
             "(pad 0, eos 1, unk 2)"
         )
-    proto = _proto(base.model)
+    proto = proto_of(base.model)
     spec = proto.trainer_spec
     if spec.model_type != spec.UNIGRAM:
         name = spec.ModelType.Name(spec.model_type).lower()
@@ -45,22 +39,23 @@ def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
 
 
 def symbols(model: bytes) -> tuple[str, ...]:
-    """Returns the user-defined pieces of a model, sentinels included."""
-    return tuple(piece.piece for piece in _proto(model).pieces if piece.type == piece.USER_DEFINED)
+    pieces = proto_of(model).pieces
+    return tuple(piece.piece for piece in pieces if piece.type == piece.USER_DEFINED)
 
 
 def with_symbols(model: bytes, more: tuple[str, ...]) -> bytes:
-    """Appends `more` to the model as user-defined pieces.
-
-    Raises UserError if one is already a piece.
-    """
-    proto = _proto(model)
-    present = {piece.piece for piece in proto.pieces}
-    for symbol in more:
-        if symbol in present:
-            raise UserError(f"the vocabulary to extend already has the piece {symbol!r}")
-        proto.pieces.add(piece=symbol, score=0.0, type=proto.SentencePiece.USER_DEFINED)
+    proto = proto_of(model)
+    add(proto, more, "the vocabulary to extend already has the piece {!r}")
     return proto.SerializeToString(deterministic=True)
+
+
+def add(proto: Any, symbols: Iterable[str], refusal: str) -> None:
+    """Appends user-defined pieces to a model; raises UserError if one is already a piece."""
+    present = {piece.piece for piece in proto.pieces}
+    for symbol in symbols:
+        if symbol in present:
+            raise UserError(refusal.format(symbol))
+        proto.pieces.add(piece=symbol, score=0.0, type=proto.SentencePiece.USER_DEFINED)
 
 
 def extend(
@@ -71,12 +66,12 @@ def extend(
     The sentinels of `base` are left out; vocab.train adds them again at the end. Raises UserError
     if `learned` has too few new pieces, or `size` is too small.
     """
-    proto = _proto(base.model)
+    proto = proto_of(base.model)
     del proto.pieces[base.record.pieces - own_sentinels(base) :]
     normal = proto.SentencePiece.NORMAL
     known = {piece.piece: piece.score for piece in proto.pieces}
     old_count = len(proto.pieces)
-    candidates = [piece for piece in _proto(learned).pieces if piece.type == normal]
+    candidates = [piece for piece in proto_of(learned).pieces if piece.type == normal]
     shared = [known[each.piece] - each.score for each in candidates if each.piece in known]
     shift = statistics.median(shared) if shared else 0.0
     for symbol in user_defined:
@@ -117,7 +112,8 @@ def id_map(base: vocabulary.Vocabulary, size: int, sentinels: int) -> list[int]:
     return [*range(pieces), *range(size - (own or sentinels), size)]
 
 
-def _proto(model: bytes) -> Any:
+def proto_of(model: bytes) -> Any:
+    """Returns the ModelProto of a SentencePiece model."""
     from sentencepiece import sentencepiece_model_pb2
 
     return sentencepiece_model_pb2.ModelProto.FromString(model)

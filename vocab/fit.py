@@ -1,13 +1,14 @@
 """How well a vocabulary fits text: the counts, the sample of a corpus, and their tables.
 
-Words are separated by white space, so a word of Han or Thai may be a whole sentence. A word belongs
-to the script of its first letter.
+White space separates words; a word belongs to the script of its first letter.
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import textwrap
+import unicodedata
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -15,18 +16,62 @@ from tasks import vocabulary
 from tasks.reading import sources
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table as aligned
-from vocab import scripts
+from tasks.vocabulary import Vocabulary
 from vocab.word_splitter import SPACE
 
 _SAMPLE_BYTES = 2_000_000
+
+DIGITS = "digits"
+SIGNS = "punctuation"
+OTHER = "other"
+# The first word of a character's Unicode name gives its script. Source: UnicodeData.txt; Unicode
+# Standard Annex 24 assigns letters the same scripts.
+_BY_NAME = {
+    "LATIN": "Latin",
+    "FULLWIDTH": "Latin",
+    "CYRILLIC": "Cyrillic",
+    "GREEK": "Greek",
+    "CJK": "Han",
+    "IDEOGRAPHIC": "Han",
+    "HIRAGANA": "Hiragana",
+    "KATAKANA": "Katakana",
+    "HALFWIDTH": "Katakana",
+    "KATAKANA-HIRAGANA": "Katakana",
+    "HANGUL": "Hangul",
+    "ARABIC": "Arabic",
+    "HEBREW": "Hebrew",
+    "DEVANAGARI": "Devanagari",
+    "THAI": "Thai",
+}
+SCRIPTS = (*dict.fromkeys(_BY_NAME.values()), DIGITS, SIGNS, OTHER)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _of_character(character: str) -> str:
+    """Returns one of `SCRIPTS`; digits and punctuation of all scripts are `DIGITS` and `SIGNS`."""
+    category = unicodedata.category(character)
+    if category in ("Nd", "No"):
+        return DIGITS
+    if category[0] in "PS":
+        return SIGNS
+    name = unicodedata.name(character, "") if category[0] in "LMN" else ""
+    return _BY_NAME.get(name.split(" ")[0], OTHER)
+
+
+def script_of(word: str) -> str:
+    """Returns the script of the word's first letter, or `DIGITS` or `SIGNS` if it has no letter."""
+    found = [_of_character(character) for character in word]
+    for script in found:
+        if script not in (DIGITS, SIGNS):
+            return script
+    return DIGITS if DIGITS in found else SIGNS
 
 
 @dataclasses.dataclass
 class Tally:
     """Counts over some text, and the rates computed from them.
 
-    `characters` counts the normalised text without spaces, `covered` the characters among them that
-    have their own piece.
+    `characters` counts the normalised text without spaces; `covered`, those with their own piece.
     """
 
     bytes: int = 0
@@ -39,36 +84,29 @@ class Tally:
 
     @property
     def tokens_per_word(self) -> float:
-        """Tokens per word (fertility)."""
         return self.tokens / max(self.words, 1)
 
     @property
     def bytes_per_token(self) -> float:
-        """UTF-8 bytes per token."""
         return self.bytes / max(self.tokens, 1)
 
     @property
     def unknown_rate(self) -> float:
-        """Share of tokens that are <unk>."""
         return self.unknown_tokens / max(self.tokens, 1)
 
     @property
     def byte_rate(self) -> float:
-        """Share of tokens that are single bytes."""
         return self.byte_tokens / max(self.tokens, 1)
 
     @property
     def character_coverage(self) -> float:
-        """Share of characters that have a piece."""
         return self.covered / max(self.characters, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the counts and rates."""
         counts = {field.name: getattr(self, field.name) for field in dataclasses.fields(Tally)}
         return counts | {name: round(getattr(self, name), 6) for name, _, _ in _RATES}
 
     def cells(self) -> list[str]:
-        """Returns the rates as text for a table."""
         return [form.format(getattr(self, name)) for name, _, form in _RATES]
 
 
@@ -97,11 +135,9 @@ class Report(Tally):
 
     @property
     def used_share(self) -> float:
-        """Share of the text pieces that occur in the sample."""
         return self.pieces_used / max(self.pieces, 1)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the counts and rates for report.json."""
         return super().as_dict() | {
             "split": self.split,
             "documents": self.documents,
@@ -113,8 +149,6 @@ class Report(Tally):
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Report":
-        """Restores a report from `as_dict`."""
-
         def make(kind: Any, value: dict[str, Any]) -> Any:
             names = [field.name for field in dataclasses.fields(kind)]
             return kind(**{name: value[name] for name in names})
@@ -158,13 +192,9 @@ def table(reports: list[tuple[str, Report]]) -> str:
     header, *lines = aligned(["", *(name for name, _ in reports)], rows).splitlines()
     parts = ["\n".join([header, *lines] if header else lines)]
     for name, report in reports:
+        whole = max(report.bytes, 1)
         by_script = [
-            [
-                script,
-                f"{tally.words:,}",
-                f"{tally.bytes / max(report.bytes, 1):.1%}",
-                *tally.cells(),
-            ]
+            [script, f"{tally.words:,}", f"{tally.bytes / whole:.1%}", *tally.cells()]
             for script, tally in report.by_script.items()
         ]
         shown = aligned(["", "words", "bytes", *rates], by_script)
@@ -172,7 +202,7 @@ def table(reports: list[tuple[str, Report]]) -> str:
     return textwrap.indent("\n\n".join(parts), "  ")
 
 
-def measure(loaded: vocabulary.Vocabulary, corpus: sources.Corpus) -> Report:
+def measure(loaded: Vocabulary, corpus: sources.Corpus) -> Report:
     """Measures a vocabulary on the sample of a corpus; raises UserError if it has no documents."""
     return of_texts(loaded, *sample(corpus))
 
@@ -180,8 +210,8 @@ def measure(loaded: vocabulary.Vocabulary, corpus: sources.Corpus) -> Report:
 def sample(corpus: sources.Corpus) -> tuple[str, list[str]]:
     """Returns (split, texts): about `_SAMPLE_BYTES` of validation, or of train if there is none.
 
-    The sample consists of whole documents, from pieces in the order of a hash of their names, so it
-    is the same in every run and comes from all over the corpus. An empty corpus raises UserError.
+    Pieces are read in the order of a hash of their names, so the sample is from all over the corpus
+    and the same in every run.
     """
     for split in (sources.VALIDATION, sources.TRAIN):
         if texts := _texts(corpus, split):
@@ -189,22 +219,19 @@ def sample(corpus: sources.Corpus) -> tuple[str, list[str]]:
     raise UserError(f"corpus {corpus.spec} has no documents")
 
 
-def of_texts(
-    loaded: vocabulary.Vocabulary, split: str, texts: list[str], space: str = ""
-) -> Report:
-    """Reports on texts; `space` is put before each word that is counted by script.
+def of_texts(loaded: Vocabulary, split: str, texts: list[str], space: str = "") -> Report:
+    """Reports on texts, with `space` before each word that is counted by script.
 
-    Without a space, a tokenizer that does not add one, such as GPT-2's, cuts a word as at the
-    beginning of a text.
+    Without one, a tokenizer that adds none, such as GPT-2's, cuts a word as at a text's beginning.
     """
     kinds = dict(enumerate(loaded.ids.kinds[: loaded.first_sentinel]))
     unknown = {token for token, kind in kinds.items() if kind == vocabulary.UNKNOWN}
     byte_pieces = {token for token, kind in kinds.items() if kind == vocabulary.BYTE}
     silent = (vocabulary.CONTROL, vocabulary.UNUSED)
     written = {token for token, kind in kinds.items() if kind not in silent} - unknown
-    texts_of = (loaded.ids.texts[token] for token in written - byte_pieces)
+    pieces = (loaded.ids.texts[token] for token in written - byte_pieces)
     shown = (
-        text if isinstance(text, str) else text.decode(errors="ignore").strip() for text in texts_of
+        each if isinstance(each, str) else each.decode(errors="ignore").strip() for each in pieces
     )
     characters = {text for text in shown if len(text) == 1}
 
@@ -229,23 +256,17 @@ def of_texts(
     by_script: dict[str, Tally] = defaultdict(Tally)
     spaced = [space + word for word in words]
     # A vocabulary that adds a space itself, such as Llama's, would have two.
-    encoded = loaded.encode(list(words) if space and _adds_space(loaded) else spaced)
+    (of_a,) = loaded.encode(["a"])
+    adds_space = len(of_a) > 0 and loaded.ids.texts[of_a[0]][:1] in (" ", b" ")
+    encoded = loaded.encode(list(words) if space and adds_space else spaced)
     for (word, count), text, ids in zip(words.items(), spaced, encoded, strict=True):
-        tally = by_script[scripts.of_word(word)]
+        tally = by_script[script_of(word)]
         tally.words += count
         add(tally, text, Counter(ids.tolist()), count)
     report.words = words.total()
     report.pieces_used = len(written & used)
-    report.by_script = {
-        script: by_script[script] for script in scripts.SCRIPTS if script in by_script
-    }
+    report.by_script = {each: by_script[each] for each in SCRIPTS if each in by_script}
     return report
-
-
-def _adds_space(loaded: vocabulary.Vocabulary) -> bool:
-    """Returns True if encoding adds a space before a text."""
-    (ids,) = loaded.encode(["a"])
-    return bool(len(ids)) and loaded.ids.texts[ids[0]][:1] in (" ", b" ")
 
 
 def _texts(corpus: sources.Corpus, split: str) -> list[str]:

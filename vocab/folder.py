@@ -9,6 +9,7 @@ from typing import Any
 from tasks.cache.manifest import MANIFEST
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
+from tasks.vocabulary import VOCABULARY_FILES
 
 
 @contextlib.contextmanager
@@ -29,26 +30,44 @@ def held(output: str) -> Iterator[lock.Lock]:
                 os.rmdir(files.local_path(output))
 
 
-def finished(output: str, made: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the manifest of a finished vocabulary, or None.
-
-    Raises UserError if the manifest differs from `made`.
-    """
+def finished(
+    output: str, options: Mapping[str, Any], corpus: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Returns a finished vocabulary's manifest or None; raises a UserError if it is another one."""
     path = files.join(output, MANIFEST)
     if not files.exists(path):
         return None
-    before = files.read_json(path)
-    if {key: before.get(key) for key in made} != json.loads(json.dumps(made)):
-        raise UserError(f"--output={output} holds another vocabulary: choose another folder")
-    return before
+    manifest = files.read_json(path)
+    ours = json.loads(json.dumps({**options, **corpus}))
+    try:
+        theirs = {**manifest["options"], **manifest["corpus"]}
+        sha256 = manifest["model"]["sha256"]
+    except (KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is not the manifest of a vocabulary: choose another --output"
+        ) from error
+    differing = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)]
+    if differing:
+        key = differing[0]
+        values = f"was {theirs.get(key)}, now {ours.get(key)}"
+        raise UserError(
+            f"{output} holds a vocabulary made with another {', '.join(differing)}"
+            f"{f' ({values})' if len(values) < 100 else ''}: choose another --output"
+        )
+    models = [files.join(output, name) for name in VOCABULARY_FILES]
+    if sha256 not in [files.sha256(model) for model in models if files.exists(model)]:
+        raise UserError(
+            f"the model in {output} does not match the {MANIFEST} beside it: choose another "
+            "--output, or delete the folder and train again"
+        )
+    return manifest
 
 
 @contextlib.contextmanager
 def claimed(output: str, names: Sequence[str]) -> Iterator[lock.Lock]:
     """Locks a folder as `held` does; it must be empty, or left by a killed command.
 
-    The command writes the files `names`, the first before the others: only a folder that has it may
-    have others. Raises UserError for a folder with other files.
+    The command writes the files `names`, the first before the others, which thus marks its folder.
     """
     with held(output) as taken:
         found = {name for name in files.list_names(output) if not name.startswith(files.PARTIAL)}

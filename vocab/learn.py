@@ -1,12 +1,14 @@
 """Learns pieces from word counts with SentencePiece's trainer, in a separate process."""
 
-import dataclasses
 import io
 import multiprocessing
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
@@ -26,33 +28,17 @@ _BYTES_PER_WORD = 500
 _BYTES_PER_BYTE = 100
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """User-settable options, under SentencePiece's names."""
-
-    model_type: str
-    vocab_size: int
-    character_coverage: float
-    byte_fallback: bool
-    split_digits: bool
-    allow_whitespace_only_pieces: bool
-    max_sentencepiece_length: int
-    hard_vocab_limit: bool = True
-
-
 def limits(memory_bytes: int) -> tuple[int, int]:
-    """Returns the bytes and the number of words that fit in `memory_bytes`."""
     room = max(memory_bytes - _FIXED_BYTES, memory_bytes // 8) // 2
     return room // _BYTES_PER_BYTE, room // _BYTES_PER_WORD
 
 
-def learn(settings: Settings, counts: Counts, symbols: int = 0) -> bytes:
+def learn(settings: Mapping[str, Any], counts: Counts, symbols: int = 0) -> bytes:
     """Returns a SentencePiece model with T5's ids, learned from `counts`, without a normaliser.
 
-    `symbols` is the difference between the user's vocab_size and the one in `settings`.
-
-    Training runs in a child process: SentencePiece holds the interpreter lock throughout, writes to
-    stderr, and exits on unexpected input. Raises UserError with its reason, or if the process died.
+    `symbols` is what the user's vocab_size has more than `settings`. A child process trains,
+    because SentencePiece holds the interpreter lock, writes to stderr, and exits on unexpected
+    input.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "words.tsv")
@@ -96,7 +82,7 @@ def _advice(reason: str, symbols: int) -> str:
     return reason
 
 
-def _learn_in_child(sender: Any, path: str, settings: Settings) -> None:
+def _learn_in_child(sender: Any, path: str, settings: Mapping[str, Any]) -> None:
     """Sends (model, reason for failure), one of them empty, through `sender`."""
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
@@ -104,9 +90,10 @@ def _learn_in_child(sender: Any, path: str, settings: Settings) -> None:
     with open(os.devnull, "w") as silence:
         os.dup2(silence.fileno(), 2)
     own: dict[str, Any] = {}
-    if settings.model_type == "unigram":
+    if settings["model_type"] == "unigram":
+        longest = settings["max_sentencepiece_length"]
         own = {
-            "seed_sentencepieces_file": _write_seeds(path, settings.max_sentencepiece_length),
+            "seed_sentencepieces_file": _write_seeds(path, longest),
             # Room for all of these and for the single characters, which SentencePiece adds itself.
             "seed_sentencepiece_size": 2 * unigram_seeds.SEEDS,
         }
@@ -116,7 +103,7 @@ def _learn_in_child(sender: Any, path: str, settings: Settings) -> None:
             input=path,
             input_format="tsv",
             model_writer=model,
-            **dataclasses.asdict(settings),
+            **settings,
             **own,
             # The words are already normalised, and start with ▁ if they follow a space.
             normalization_rule_name="identity",
@@ -146,8 +133,6 @@ def _learn_in_child(sender: Any, path: str, settings: Settings) -> None:
 
 def _write_seeds(path: str, longest: int) -> str:
     """Writes seed pieces for the words in the file `path`; returns the path of the seeds."""
-    import numpy as np
-
     words: list[str] = []
     counts: list[int] = []
     with open(path, encoding="utf-8", newline="\n") as file:

@@ -17,10 +17,7 @@ _STANDARD_PIECES = ("<pad>", "</s>", "<unk>")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The settings that, with the corpus, determine a vocabulary.
-
-    Raises Rejected if a value is out of range, or two values contradict each other.
-    """
+    """The settings that, with the corpus, determine a vocabulary; raises Rejected for bad ones."""
 
     vocab_size: int = field(32000, "number of pieces, not counting the sentinels")
     extra_ids: int = field(100, "number of sentinels, which get the last ids")
@@ -78,12 +75,10 @@ class Options:
             require(new, name, symbol, "other than the pieces that every vocabulary has")
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the options as plain JSON values."""
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The user-defined pieces, without the sentinels."""
         kept = word_splitter.KEPT_SYMBOLS if self.keep_whitespace and not self.extends else ()
         return (*kept, *self.user_defined_symbols)
 

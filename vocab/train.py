@@ -12,12 +12,11 @@ pipeline.build.
 import contextlib
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
-import platform
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
+from importlib.metadata import version
+from platform import python_version
 
 from pipeline.runners import beam_options
 from tasks import vocabulary
@@ -32,6 +31,7 @@ from tasks.vocabulary import VOCABULARY
 from vocab import count, extend, fit, folder, learn, weighting, word_splitter
 from vocab.options import OptionFlags, Options, options_of
 from vocab.weighting import Corpora, CorporaFlags, as_corpora
+from vocab.word_splitter import Splitter
 
 _REPORT = "report.json"
 _PIECES = "sentencepiece.vocab"
@@ -54,23 +54,16 @@ def train(
     base: vocabulary.Vocabulary | None = None,
     work: Work = Work(),
 ) -> vocabulary.Vocabulary:
-    """Writes the vocabulary to `output` and returns it; keeps a finished one.
+    """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
 
-    Args:
-      options: the settings of the vocabulary.
-      corpus: the corpus to train on, or several with their weights.
-      output: folder, local or any fsspec URL.
-      base: the vocabulary to extend; `options.extends` is its checksum.
-      work: how words are counted.
-
-    Raises:
-      UserError: `output` holds another vocabulary or is not writable, the corpus has no text, or
-        SentencePiece fails, for instance because `vocab_size` is too large for the corpus. The word
-        counts are kept for the next run, even with other options.
+    `base` is the vocabulary to extend; `options.extends` is its checksum. Word counts are kept on
+    errors, for the next run, even with other options.
     """
     corpora = as_corpora(corpus)
-    if kept := _finished(options, corpora.record, output):
-        return kept
+    if before := folder.finished(output, options.as_dict(), corpora.record):
+        sha256 = before["model"]["sha256"]
+        print(f"the vocabulary is already finished: {output} (sha256 {sha256[:12]})")
+        return vocabulary.load(output)
     splitter = _splitter(options, base)
     jobs = {name: _job(options, splitter, each, output) for name, each in corpora.parts.items()}
     with _claimed(output, *(job.key for job in jobs.values())) as held:
@@ -95,10 +88,7 @@ def train(
             "corpus": corpora.record,
             "counts": counts.statistics,
             **({"factors": factors} if len(jobs) > 1 else {}),
-            "software": {
-                "sentencepiece": importlib.metadata.version("sentencepiece"),
-                "python": platform.python_version(),
-            },
+            "software": {"sentencepiece": version("sentencepiece"), "python": python_version()},
         }
         held.check()
         files.write_json(files.join(output, MANIFEST), manifest)
@@ -118,13 +108,15 @@ def _write(
     # Written first, it marks an unfinished folder as this command's (see `_claimed`).
     files.write_json(files.join(output, _REPORT), fit.as_json(measured))
     files.write_bytes(files.join(output, VOCABULARY), loaded.model)
-    files.write_bytes(files.join(output, _PIECES), _pieces_text(loaded))
+    of = loaded.processor
+    lines = (f"{of.id_to_piece(i)}\t{of.get_score(i):g}\n" for i in range(loaded.size))
+    files.write_bytes(files.join(output, _PIECES), "".join(lines).encode())
     if base:
         ids = extend.id_map(base, loaded.size, options.extra_ids)
         files.write_json(files.join(output, _ID_MAP), ids)
 
 
-def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> word_splitter.Splitter:
+def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> Splitter:
     sentinels = tuple(map(vocabulary.sentinel_piece, range(options.extra_ids)))
     if base:
         own = extend.own_sentinels(base)
@@ -133,41 +125,31 @@ def _splitter(options: Options, base: vocabulary.Vocabulary | None) -> word_spli
     else:
         symbols = (*options.symbols, *sentinels)
         model = word_splitter.normaliser(options.normalization, options.keep_whitespace, symbols)
-    return word_splitter.Splitter(model, symbols, options.keep_whitespace)
+    return Splitter(model, symbols, options.keep_whitespace)
 
 
-def _job(
-    options: Options, splitter: word_splitter.Splitter, corpus: sources.Corpus, output: str
-) -> count.Job:
-    parts = [
-        _FORMAT,
-        hashlib.sha256(splitter.model).hexdigest(),
-        splitter.symbols,
-        splitter.space_runs,
-        corpus.record,
-    ]
+def _job(options: Options, splitter: Splitter, corpus: sources.Corpus, output: str) -> count.Job:
+    rules = (hashlib.sha256(splitter.model).hexdigest(), splitter.symbols, splitter.space_runs)
+    parts = [_FORMAT, *rules, corpus.record]
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     return count.Job(output, key, corpus, splitter, options.memory_bytes // 64)
 
 
 def _model(
-    options: Options,
-    counts: count.Counts,
-    splitter: word_splitter.Splitter,
-    base: vocabulary.Vocabulary | None,
+    options: Options, counts: count.Counts, splitter: Splitter, base: vocabulary.Vocabulary | None
 ) -> bytes:
-    settings = learn.Settings(
-        model_type=options.model_type,
-        # SentencePiece never sees the symbols, because text was split at them.
-        vocab_size=options.vocab_size - (0 if base else len(options.symbols)),
-        character_coverage=options.character_coverage,
-        byte_fallback=options.byte_fallback and not base,
-        split_digits=options.split_digits,
-        allow_whitespace_only_pieces=options.keep_whitespace,
-        max_sentencepiece_length=options.max_piece_length,
-        hard_vocab_limit=not base,
-    )
-    learned = learn.learn(settings, counts, 0 if base else len(options.symbols))
+    # SentencePiece never sees the symbols, because text was split at them.
+    symbols = 0 if base else len(options.symbols)
+    same = ("model_type", "character_coverage", "split_digits")
+    settings = {
+        **{name: getattr(options, name) for name in same},
+        "vocab_size": options.vocab_size - symbols,
+        "byte_fallback": options.byte_fallback and not base,
+        "allow_whitespace_only_pieces": options.keep_whitespace,
+        "max_sentencepiece_length": options.max_piece_length,
+        "hard_vocab_limit": not base,
+    }
+    learned = learn.learn(settings, counts, symbols)
     if base:
         grown = extend.extend(base, learned, options.vocab_size, options.symbols)
     else:
@@ -187,46 +169,9 @@ def _counted(counts: count.Counts) -> str:
     )
 
 
-def _finished(
-    options: Options, record: dict[str, Any], output: str
-) -> vocabulary.Vocabulary | None:
-    """Returns the vocabulary in `output`, or None; raises UserError for a different one."""
-    path = files.join(output, MANIFEST)
-    if not files.exists(path):
-        return None
-    manifest = files.read_json(path)
-    ours = {**options.as_dict(), **json.loads(json.dumps(record))}
-    try:
-        theirs = {**manifest["options"], **manifest["corpus"]}
-        sha256 = manifest["model"]["sha256"]
-    except (KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} is not the manifest of a vocabulary: choose another --output"
-        ) from error
-    differing = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)]
-    if differing:
-        key = differing[0]
-        values = f"was {theirs.get(key)}, now {ours.get(key)}"
-        raise UserError(
-            f"{output} holds a vocabulary made with another {', '.join(differing)}"
-            f"{f' ({values})' if len(values) < 100 else ''}: choose another --output"
-        )
-    model_path = files.join(output, VOCABULARY)
-    if not files.exists(model_path) or files.sha256(model_path) != sha256:
-        raise UserError(
-            f"{model_path} does not match the {MANIFEST} beside it: choose another --output, or "
-            "delete the folder and train again"
-        )
-    print(f"the vocabulary is already finished: {output} (sha256 {sha256[:12]})")
-    return vocabulary.load(output)
-
-
 @contextlib.contextmanager
 def _claimed(output: str, *keys: str) -> Iterator[lock.Lock]:
-    """Locks the folder and removes files of killed runs, except counts of the jobs `keys`.
-
-    Raises UserError as `folder.held` does, or if this command did not write the folder's model.
-    """
+    """Locks the folder and removes files of killed runs, except counts of the jobs `keys`."""
     with folder.held(output) as held:
         names = files.list_names(output)
         if VOCABULARY in names and _REPORT not in names:
@@ -241,11 +186,8 @@ def _claimed(output: str, *keys: str) -> Iterator[lock.Lock]:
 
 def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes:
     """Returns the model with the rules of `normaliser` and with `symbols` inserted after <unk>."""
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto = sentencepiece_model_pb2.ModelProto.FromString(learned)
-    rules = sentencepiece_model_pb2.ModelProto.FromString(normaliser).normalizer_spec
-    proto.normalizer_spec.CopyFrom(rules)
+    proto = extend.proto_of(learned)
+    proto.normalizer_spec.CopyFrom(extend.proto_of(normaliser).normalizer_spec)
     present = {piece.piece for piece in proto.pieces}
     pieces = list(proto.pieces)
     for place, symbol in enumerate(symbols, vocabulary.UNK_ID + 1):
@@ -262,18 +204,11 @@ def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes
 def add_sentinels(model: bytes, count: int) -> bytes:
     """Returns the model with <extra_id_{count-1}> … <extra_id_0> as its last pieces.
 
-    As user-defined pieces they are never split or merged with the text around them. Raises
-    UserError if a sentinel is already a piece, because the corpus contains its text.
+    As user-defined pieces they are never split or merged with the text around them.
     """
-    from sentencepiece import sentencepiece_model_pb2
-
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-    present = {piece.piece for piece in proto.pieces}
-    for number in reversed(range(count)):
-        text = vocabulary.sentinel_piece(number)
-        if text in present:
-            raise UserError(f"the corpus contains {text} as text, which became a piece")
-        proto.pieces.add(piece=text, score=0.0, type=proto.SentencePiece.USER_DEFINED)
+    proto = extend.proto_of(model)
+    sentinels = map(vocabulary.sentinel_piece, reversed(range(count)))
+    extend.add(proto, sentinels, "the corpus contains {} as text, which became a piece")
     proto.trainer_spec.vocab_size = len(proto.pieces)
     return proto.SerializeToString(deterministic=True)
 
@@ -287,14 +222,6 @@ def _verify(loaded: vocabulary.Vocabulary, options: Options) -> None:
         text = vocabulary.sentinel_piece(number)
         assert processor.encode(f"a {text} b").count(loaded.size - 1 - number) == 1
         assert processor.decode([loaded.size - 1 - number]) == text
-
-
-def _pieces_text(loaded: vocabulary.Vocabulary) -> bytes:
-    processor = loaded.processor
-    lines = (
-        f"{processor.id_to_piece(i)}\t{processor.get_score(i):g}\n" for i in range(loaded.size)
-    )
-    return "".join(lines).encode()
 
 
 def _corpus_flags(texts: Sequence[str], corpora: weighting.Corpora) -> list[str]:
@@ -324,8 +251,7 @@ def run(flags: Flags) -> None:
         beam_arguments = beam_options.arguments(flags)
     corpora, output = weighting.corpora_of(flags), flags.output
     options, base = options_of(flags)
-    work = Work(beam_arguments, flags.verbose)
-    loaded = train(options, corpora, output, base, work)
+    loaded = train(options, corpora, output, base, Work(beam_arguments, flags.verbose))
     measured = fit.from_json(files.read_json(files.join(output, _REPORT)))
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
     if base:

@@ -53,15 +53,10 @@ class Options:
 
 
 def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vocabulary.Vocabulary:
-    """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
-
-    A killed run starts over. `corpus` may be several with their weights. Raises UserError if
-    `output` holds something else or is being written, or the corpus has too few words for
-    `vocab_size`.
-    """
+    """Writes the vocabulary to the folder `output` and returns it; keeps a finished one."""
     corpora = as_corpora(corpus)
     manifest = {"options": dataclasses.asdict(options), "corpus": corpora.record}
-    if folder.finished(output, manifest):
+    if folder.finished(output, *manifest.values()):
         return vocabulary.load(output)
     with folder.claimed(output, _FILES) as held:
         model = _trained(options, corpora).to_str(pretty=True).encode()
@@ -113,7 +108,10 @@ def _trained(options: Options, corpora: Corpora) -> Any:
         trainer = trainers.WordPieceTrainer(**given)
     factors = dict.fromkeys(corpora.parts, 1.0)
     if len(factors) > 1:
-        sizes = {name: _bytes(each) for name, each in corpora.parts.items()}
+        sizes = {
+            name: sum(len(text.encode()) for text in _texts(each))
+            for name, each in corpora.parts.items()
+        }
         factors = corpora.factors(sizes)
         print(weighting.shares(sizes, factors))
     texts = (_texts(each, factors[name]) for name, each in corpora.parts.items())
@@ -131,10 +129,9 @@ def _trained(options: Options, corpora: Corpora) -> Any:
 
 
 def _texts(corpus: sources.Corpus, times: float = 1.0) -> Iterator[str]:
-    """Yields the texts of the training split, each `times` times.
+    """Yields the texts of the training split, each `times` times, as `tokenizers` takes no counts.
 
-    `tokenizers` takes texts, not counts. The fractional part of `times` is the share of documents,
-    chosen by a hash of their ids, that are yielded once more.
+    The fraction is the share of documents, by a hash of their ids, that are yielded once more.
     """
     columns = corpus.spec.unit.columns
     whole, rest = int(times), times % 1
@@ -142,20 +139,13 @@ def _texts(corpus: sources.Corpus, times: float = 1.0) -> Iterator[str]:
         for split, batch in sources.read(corpus, piece):
             if split != sources.TRAIN:
                 continue
-            repeats = [whole + (rest > _uniform(id)) for id in batch.column("id").to_pylist()]
+            ids = (id.encode() for id in batch.column("id").to_pylist())
+            drawn = [int.from_bytes(hashlib.blake2b(id, digest_size=6).digest()) for id in ids]
+            repeats = [whole + (rest > number / 2**48) for number in drawn]
             for name in columns:
                 for text, count in zip(batch.column(name).to_pylist(), repeats, strict=True):
                     if text:
                         yield from itertools.repeat(text, count)
-
-
-def _uniform(id: str) -> float:
-    """Returns a number in [0, 1) from a hash of a document's id."""
-    return int.from_bytes(hashlib.blake2b(id.encode(), digest_size=6).digest()) / 2**48
-
-
-def _bytes(corpus: sources.Corpus) -> int:
-    return sum(len(text.encode()) for text in _texts(corpus))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

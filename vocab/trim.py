@@ -36,13 +36,12 @@ def trim(
 ) -> vocabulary.Vocabulary:
     """Writes the trimmed `base` to the folder `output` and returns it; keeps a finished one.
 
-    A piece is kept if `corpus` has it `min_count` times. `vocab_size` limits the pieces, not
-    counting sentinels; `workers` processes count them. Raises UserError if `output` holds something
-    else or the corpus has no text; see also `trimming.trim`.
+    A piece is kept if `corpus` has it `min_count` times; `vocab_size` limits them, without
+    sentinels.
     """
     options = {"base": base.record.sha256, "min_count": min_count, "vocab_size": vocab_size}
     made: dict[str, Any] = {"options": options, "corpus": corpus.record}
-    if before := folder.finished(output, made):
+    if before := folder.finished(output, options, corpus.record):
         if before["model"]["extra_ids"] != base.record.extra_ids:
             raise UserError(
                 f"--output={output} holds a vocabulary made with another --extra_ids: choose "

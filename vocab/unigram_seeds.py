@@ -1,23 +1,22 @@
 """Makes the seed pieces of a unigram model: frequent substrings of words.
 
-SentencePiece starts a unigram model from a million frequent substrings of its sentences. Given
-words with counts, it ignores the counts ("the frequency field is not used to extract the seed
-piece", MakeSeedSentencePiecesInternal in unigram_model_trainer.cc), and a whole word is not a seed
-unless it is part of another word. Measured, that costs 8 % in bytes per token. So seeds are
-computed here with the counts and passed as `seed_sentencepieces_file`.
+Given words with counts, SentencePiece ignores the counts and does not count whole words
+(MakeSeedSentencePiecesInternal, unigram_model_trainer.cc), which was measured to cost 8 % in bytes
+per token. So seeds are computed here and passed as `seed_sentencepieces_file`.
 """
 
 import numpy as np
 
 # SentencePiece's default for `seed_sentencepiece_size`.
 SEEDS = 1_000_000
+_Found = tuple[np.ndarray, np.ndarray, np.ndarray]  # starts, counts, kept, for one length
 
 
 def seed_pieces(words: list[str], counts: np.ndarray, longest: int) -> list[tuple[str, int]]:
     """Returns (piece, count) for substrings of 2 to `longest` characters, by count times length.
 
-    Omits substrings that occur once, or that the same character follows everywhere. `words` are
-    distinct; `counts` is int64[words]. Uses about 100 bytes of memory per character of `words`.
+    Omits substrings that occur once, or that the same character follows everywhere. `counts` is
+    int64[words]; `words` are distinct, and take about 100 bytes of memory per character.
     """
     lengths = np.fromiter(map(len, words), np.int64, len(words))
     text = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)
@@ -28,7 +27,7 @@ def seed_pieces(words: list[str], counts: np.ndarray, longest: int) -> list[tupl
     starts = np.arange(len(text))
     hashes = text.astype(np.uint64)
     shorter = np.zeros(len(text), np.int64)
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    found: list[_Found] = []
     for length in range(2, longest + 2):
         long_enough = np.flatnonzero(ends[starts] - starts >= length)
         starts, shorter = starts[long_enough], shorter[long_enough]
@@ -57,10 +56,8 @@ def seed_pieces(words: list[str], counts: np.ndarray, longest: int) -> list[tupl
     return _best(text, found[: longest - 1])
 
 
-def _best(
-    text: np.ndarray, found: list[tuple[np.ndarray, np.ndarray, np.ndarray]]
-) -> list[tuple[str, int]]:
-    """Returns the `SEEDS` best substrings; `found` has (starts, counts, kept) for each length."""
+def _best(text: np.ndarray, found: list[_Found]) -> list[tuple[str, int]]:
+    """Returns the `SEEDS` best substrings."""
     if not found:
         return []
     lengths = np.concatenate([np.full(kept.sum(), 2 + i) for i, (_, _, kept) in enumerate(found)])

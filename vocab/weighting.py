@@ -1,8 +1,7 @@
 """Several corpora of one vocabulary, and their weights.
 
-A corpus of n bytes gets a share of the training text in proportion to its weight, to n to the power
-of alpha, or to n. Its words count as if its text were repeated: the least repeated corpus counts
-once, the others more often, by factors that need not be whole.
+A corpus's share of the training text follows its weight, or its size to the power of alpha. Its
+words count as if its text were repeated by a factor, 1 for the least repeated corpus.
 """
 
 import dataclasses
@@ -18,10 +17,7 @@ from tasks.terminal.table import table
 
 @dataclasses.dataclass(frozen=True)
 class Corpora:
-    """Corpora by name, "" for a single one, with the rule of their shares.
-
-    `weights` of None derive from sizes, raised to the power `alpha`.
-    """
+    """Corpora by name, "" for a single one; shares are `weights`, or sizes to the power `alpha`."""
 
     parts: Mapping[str, sources.Corpus]
     weights: Mapping[str, float] | None = None
@@ -29,7 +25,6 @@ class Corpora:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The corpora and their weights as JSON, for a manifest."""
         if list(self.parts) == [""]:
             return self.parts[""].record
         weights = None if self.weights is None else dict(self.weights)
@@ -37,10 +32,7 @@ class Corpora:
         return {"corpora": records, "weights": weights, "alpha": self.alpha}
 
     def factors(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        """Returns the factor of each corpus's text, given its bytes; the least is 1.
-
-        Raises UserError for a corpus without text, or counts beyond 64 bits.
-        """
+        """Returns the factor of each corpus's text, given its bytes; the least is 1."""
         if list(sizes) == [""]:
             return {"": 1.0}  # a single corpus without text is reported with the reasons
         for name, size in sizes.items():
@@ -60,7 +52,6 @@ class Corpora:
 
 
 def as_corpora(corpus: "sources.Corpus | Corpora") -> Corpora:
-    """Returns a single corpus as corpora."""
     return corpus if isinstance(corpus, Corpora) else Corpora({"": corpus})
 
 
@@ -68,26 +59,20 @@ def shares(sizes: Mapping[str, int], factors: Mapping[str, float]) -> str:
     """Returns a table of the corpora: their bytes, and their shares before and after weighting."""
     weighted = {name: size * factors[name] for name, size in sizes.items()}
     every, after = sum(sizes.values()), sum(weighted.values())
-    rows = [
-        (
-            name,
-            f"{size:,}",
-            f"{size / every:.2%}",
-            f"{weighted[name] / after:.2%}",
-            f"{factors[name]:,.3f}",
-        )
-        for name, size in sizes.items()
-    ]
+    rows = []
+    for name, size in sizes.items():
+        before_and_after = f"{size / every:.2%}", f"{weighted[name] / after:.2%}"
+        rows.append((name, f"{size:,}", *before_and_after, f"{factors[name]:,.3f}"))
     return table(("corpus", "bytes", "of all bytes", "of the training text", "times"), rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CorporaFlags:
-    """Flags that name the corpora of a vocabulary and their weights."""
+class CorpusFlags:
+    """Flags that name corpora."""
 
     corpus: tuple[str, ...] = field(
         REQUIRED,
-        f"corpus to train on: {sources.forms()}; may be repeated, also as NAME=SPEC, or contain "
+        f"corpus to read: {sources.forms()}; may be repeated, also as NAME=SPEC, or contain "
         "{language}",
         metavar="SPEC",
         repeated=True,
@@ -95,6 +80,30 @@ class CorporaFlags:
     languages: str | None = field(
         None, "languages that replace {language} in --corpus", metavar="A,B"
     )
+    task_module: str | None = field(
+        None, "Python module that registers corpus formats and vocabularies", metavar="MODULE"
+    )
+
+    def specs(self) -> dict[str, sources.CorpusSpec]:
+        """Loads the module and returns the corpora by name, in order."""
+        if self.task_module:
+            registry.load(self.task_module)
+        return languages.specs(self.corpus, self.languages, unnamed=True)
+
+
+def resolved(specs: Mapping[str, sources.CorpusSpec]) -> dict[str, sources.Corpus]:
+    """Resolves corpora, and prints notes."""
+    languages.check(specs)
+    parts = {name: sources.resolve(spec) for name, spec in specs.items()}
+    for note in (note for corpus in parts.values() for note in corpus.notes):
+        print(note)
+    return parts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorporaFlags(CorpusFlags):
+    """Flags that name the corpora of a vocabulary and their weights."""
+
     weights: str | None = field(
         None,
         "weight of each corpus, in their order or as NAME=W: its share of the training text",
@@ -106,16 +115,11 @@ class CorporaFlags:
         "shares) to 1, the default; mT5's is 0.3",
         rule=SHARE,
     )
-    task_module: str | None = field(
-        None, "Python module that registers corpus formats", metavar="MODULE"
-    )
 
 
 def corpora_of(flags: CorporaFlags) -> Corpora:
     """Resolves the corpora that flags name; prints notes."""
-    if flags.task_module:
-        registry.load(flags.task_module)
-    specs = languages.specs(flags.corpus, flags.languages, unnamed=True)
+    specs = flags.specs()
     names = list(specs)
     given = [flag for flag in ("weights", "alpha") if getattr(flags, flag) is not None]
     if given and len(names) == 1:
@@ -124,11 +128,7 @@ def corpora_of(flags: CorporaFlags) -> Corpora:
         raise UserError("--weights and --alpha are alternatives: set only one")
     alpha = 1.0 if flags.alpha is None else flags.alpha
     weights = None if flags.weights is None else _weights(flags.weights, names)
-    languages.check(specs)
-    parts = {name: sources.resolve(spec) for name, spec in specs.items()}
-    for note in (note for corpus in parts.values() for note in corpus.notes):
-        print(note)
-    return Corpora(parts, weights, alpha)
+    return Corpora(resolved(specs), weights, alpha)
 
 
 def _weights(text: str, names: Sequence[str]) -> dict[str, float]:

@@ -1,10 +1,8 @@
 """Splits text into the words that SentencePiece's trainers count.
 
-SentencePiece's unigram and BPE trainers do not need sentences: they split them at spaces and work
-on distinct words with counts, because no piece crosses a space. A piece does not cross from a
-letter to an ASCII sign or digit either (`split_by_unicode_script`), so words are split there too:
-`word,` and `word.` are one word and two signs, and sentences in a script without spaces are split
-at their punctuation. The trained model is the same, up to the rounding of sums, with a third of the
+No piece crosses a space, or a border between a letter and an ASCII sign or digit
+(`split_by_unicode_script`), so text is split there, and sentences in scripts without spaces at
+their punctuation. The trained model is the same, up to the rounding of sums, with a third of the
 distinct words.
 
 Source: SplitIntoWords, TrainerInterface::IsValidSentencePiece, unicode_script.cc of SentencePiece.
@@ -52,9 +50,8 @@ _RUNS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 class Splitter:
     """Splits text into words; plain data that can be sent to any worker.
 
-    `model` is a SentencePiece model, used only for its normaliser; text is split at the
-    user-defined pieces `symbols` first. With `space_runs`, a run of spaces belongs to the word
-    after it.
+    `model` is used only for its normaliser; text is split at user-defined pieces, the `symbols`,
+    first. With `space_runs`, a run of spaces belongs to the word after it.
     """
 
     model: bytes
@@ -62,7 +59,6 @@ class Splitter:
     space_runs: bool
 
     def count(self, texts: Iterable[str]) -> Counter[str]:
-        """Counts each word in the passages `texts`."""
         normalize = _processor(self.model).normalize
         # The longest symbol comes first, as in SentencePiece's matcher.
         marks = sorted([*self.symbols, *_NEVER], key=len, reverse=True)

@@ -1,7 +1,5 @@
 """The loss of one run over its steps: L(t) = a t^-b + c."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 
@@ -29,19 +27,16 @@ _MISFIT = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class CurveFit:
-    """A fit of a t^-b + c; t in updates, c in the loss's unit.
-
-    `draws` is float64 [draws, 3], the constants of each draw of the bootstrap; `first` and `last`
-    are the window's end steps. `misfit` is the root mean square of the parts' mean residuals,
-    beyond that expected of noise, as a share of the fall of the fit within the window.
-    """
+    """A fit of a t^-b + c; t in updates, c in the loss's unit."""
 
     a: float
     b: float
     c: float
-    draws: np.ndarray
-    first: int
+    draws: np.ndarray  # float64 [draws, 3], the constants of each draw of the bootstrap
+    first: int  # end steps of the window
     last: int
+    # Root mean square of the parts' mean residuals, beyond what noise explains, as a share of the
+    # fall of the fit within the window.
     misfit: float
 
     def at(self, step: float) -> float:
@@ -85,10 +80,9 @@ class CurveFit:
 
 
 def fit(steps: Sequence[int], losses: Sequence[float], draws: int = 200, seed: int = 0) -> CurveFit:
-    """Fits losses over steps, with a bootstrap over blocks of consecutive losses.
+    """Fits losses over ascending steps from 1, with a bootstrap over blocks of consecutive losses.
 
-    Residuals are weighted by soft_l1, which discounts outliers. `steps` are updates, 1 or more,
-    ascending. Raises UserError for too few points.
+    Residuals are weighted by soft_l1, which discounts outliers.
     """
     t, y = np.asarray(steps, float), np.asarray(losses, float)
     if len(t) < _LEAST_POINTS:

@@ -1,13 +1,10 @@
 """The loss of several models by their parameters N and training tokens D.
 
 Chinchilla's form is E + A / N^α + B / D^β, Kaplan's ((Nc / N)^(αN / αD) + Dc / D)^αD. Both are
-fitted to logarithms of losses with Huber's loss, from several starts.
-
-Source: Hoffmann et al. 2022 (arXiv:2203.15556), section 3.3 and appendix D.2; Kaplan et al. 2020
-(arXiv:2001.08361), equation 1.5.
+fitted to logarithms of losses with Huber's loss, from several starts. Source: Hoffmann et al. 2022
+(arXiv:2203.15556), section 3.3 and appendix D.2; Kaplan et al. 2020 (arXiv:2001.08361), equation
+1.5.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import itertools
@@ -27,21 +24,14 @@ _WIDEST = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """A law of N and D.
+    """A law of N and D."""
 
-    Attributes:
-      names: its constants; `exponents` describe the fall of the loss.
-      log_loss: (θ, ln N, ln D) -> ln L, with θ the fitted constants.
-      constants: θ -> the constants in the order of `names`.
-      starts: values of each θ to start from, in all combinations.
-      fewest: the least numbers of different N and of different D.
-    """
-
-    names: tuple[str, ...]
-    exponents: tuple[str, ...]
+    names: tuple[str, ...]  # its constants
+    exponents: tuple[str, ...]  # those that describe the fall of the loss
+    # (θ, ln N, ln D) -> ln L, with θ the fitted constants.
     log_loss: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-    constants: Callable[[np.ndarray], tuple[float, ...]]
-    starts: tuple[tuple[float, ...], ...]
+    constants: Callable[[np.ndarray], tuple[float, ...]]  # θ -> the constants in order
+    starts: tuple[tuple[float, ...], ...]  # of each θ, in all combinations
 
 
 def _chinchilla(theta: np.ndarray, n: np.ndarray, d: np.ndarray) -> np.ndarray:
@@ -74,15 +64,11 @@ FORMS: Mapping[str, Form] = {
 
 @dataclasses.dataclass(frozen=True)
 class SizeFit:
-    """A fit of a form.
-
-    `theta` holds the fitted constants, some of them as logarithms; `draws`, float64 [draws,
-    constants], one fit per draw of the bootstrap over runs.
-    """
+    """A fit of a form."""
 
     form: str
-    theta: np.ndarray
-    draws: np.ndarray
+    theta: np.ndarray  # the fitted constants, some of them as logarithms
+    draws: np.ndarray  # float64 [draws, constants], one fit per draw of the bootstrap over runs
 
     def constants(self) -> dict[str, tuple[float, float, float]]:
         """Returns name -> (value, low, high) of the constants; 95 % intervals."""
@@ -125,10 +111,7 @@ def fit(
     draws: int = 200,
     seed: int = 0,
 ) -> SizeFit:
-    """Fits a form of FORMS to runs, given each run's parameters, tokens and loss in nats.
-
-    Raises UserError for values that are not above 0, and for too few runs, sizes or token counts.
-    """
+    """Fits a form of FORMS to runs, given each run's parameters, tokens and loss in nats."""
     columns = {"parameters": parameters, "tokens": tokens, "loss": losses}
     for name, values in columns.items():
         for place, value in enumerate(values, 1):

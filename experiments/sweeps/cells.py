@@ -1,7 +1,5 @@
 """The cells of a sweep: their runs, folders and outcomes."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -46,17 +44,13 @@ class Stage:
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A combination of the axes' values with a seed.
+    """A combination of the axes' values with a seed."""
 
-    `values` maps axes to labels; `stages` are its runs in order. The commands `prepare` run first;
-    `vocab_size` is the size of the vocabulary they make, for estimates, or None.
-    """
-
-    values: Settings
+    values: Settings  # axis -> label
     seed: int
-    stages: tuple[Stage, ...]
-    prepare: tuple[tuple[str, ...], ...]
-    vocab_size: int | None = None
+    stages: tuple[Stage, ...]  # its runs in order
+    prepare: tuple[tuple[str, ...], ...]  # commands to run first
+    vocab_size: int | None = None  # of the vocabulary that they make, for estimates
 
     @property
     def label(self) -> str:
@@ -140,10 +134,7 @@ def _cell(
 
 
 def _words(text: str, given: Settings, parameters: Settings) -> list[str]:
-    """Returns the words of a command; values of its parameters may contain spaces and quotes.
-
-    A command that is only {name} is replaced by that parameter's command.
-    """
+    """Returns the words of a command, which may be the value of a parameter {name}."""
     name = text.strip()[1:-1]
     if text.strip() == f"{{{name}}}" and name in given:
         return _words(given[name], given, parameters)

@@ -1,7 +1,5 @@
 """Learning curves, and comparisons of the updates they need."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -22,11 +20,7 @@ class Curve:
         return self.values[-1]
 
     def steps_to(self, value: float) -> float:
-        """Returns the updates until the metric first falls to `value`; infinity if it never does.
-
-        Interpolates linearly between evaluations; the result is at least the first evaluation's
-        step.
-        """
+        """Returns the interpolated updates until the metric first falls to `value`, or infinity."""
         if self.values[0] <= value:
             return float(self.steps[0])
         points = list(zip(self.steps, self.values, strict=True))
@@ -39,11 +33,9 @@ class Curve:
 def steps_ratio(baseline: Curve, variant: Curve) -> float:
     """Returns how many times fewer updates the variant needs to reach the baseline's final value.
 
-    If the variant does not reach it, the ratio is below 1: the updates the baseline needs to reach
-    the variant's final value, divided by all of the baseline's updates. Times the ratio of the
-    seconds per update, it is Primer's speed-up factor. It is NaN if a final value is not finite,
-    and infinite if the variant needs no update.
-
+    Below 1, if it does not: the updates the baseline needs to reach the variant's final value,
+    divided by all of its updates. Times the ratio of seconds per update, it is Primer's speed-up
+    factor. It is NaN if a final value is not finite, and infinite if the variant needs no update.
     Source: So et al. 2021 (arXiv:2109.08668), section 4: the baseline's compute divided by the
     variant's at equal quality.
     """
@@ -67,11 +59,8 @@ class Spread:
     interval: tuple[float, float] | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Returns the spread of one or more values.
-
-        Source: Student's t distribution with one degree of freedom less than there are values.
-        """
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Returns the spread of values, by Student's t with len(values) - 1 degrees of freedom."""
         mean, count = statistics.fmean(values), len(values)
         if not math.isfinite(mean):
             return cls(math.nan, math.nan, None)

@@ -1,7 +1,5 @@
 """The definition of a sweep: a file of experiments/files, changed by flags."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import pathlib
@@ -45,31 +43,24 @@ class Axis:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """A sweep: every combination of the axes' values with every seed.
+    """A sweep: every combination of the axes' values with every seed."""
 
-    Attributes:
-      name: name of the file, or "sweep".
-      title: the question it answers.
-      parameters: values of {placeholders} in all other texts; each is a flag.
-      prepare: commands for vocabularies and caches, run once per combination of their placeholders.
-      base: flags of trainer.pretrain that all cells share.
-      then: flags of a following trainer.finetune; empty skips it.
-      metric: the metric of the last evaluation to compare, as in metrics.jsonl.
-      baseline: axis -> label of the cells to compare the others with; {} for no comparison.
-      tune: axis whose best value each combination of the others takes; "" for none.
-    """
-
-    name: str
-    title: str = ""
+    name: str  # name of the file, or "sweep"
+    title: str = ""  # the question it answers
+    # Values of {placeholders} in all other texts; each is a flag.
     parameters: Settings = dataclasses.field(default_factory=dict)
+    # Commands for vocabularies and caches, run once per combination of their placeholders.
     prepare: tuple[str, ...] = ()
+    # Flags of trainer.pretrain that all cells share.
     base: Settings = dataclasses.field(default_factory=dict)
+    # Flags of a following trainer.finetune; empty skips it.
     then: Settings = dataclasses.field(default_factory=dict)
     axes: tuple[Axis, ...] = ()
     seeds: tuple[int, ...] = (0,)
-    metric: str = "loss"
+    metric: str = "loss"  # the metric of the last evaluation to compare, as in metrics.jsonl
+    # Axis -> label of the cells to compare the others with; {} for no comparison.
     baseline: Settings = dataclasses.field(default_factory=dict)
-    tune: str = ""
+    tune: str = ""  # axis whose best value each combination of the others takes; "" for none
 
     def axis(self, name: str) -> Axis:
         """Returns the axis of this name, which must exist."""
@@ -85,8 +76,7 @@ class Sweep:
 
     def shared(self) -> dict[str, Any]:
         """Returns the settings common to all cells of a folder, as JSON, without seeds and axes."""
-        fields = ("parameters", "base", "then")
-        return {name: getattr(self, name) for name in fields}
+        return {"parameters": self.parameters, "base": self.base, "then": self.then}
 
 
 def read(name: str) -> Sweep:
@@ -150,19 +140,10 @@ def _parsed(name: str, value: Mapping[str, Any]) -> Sweep:
                 "baseline must be a table of axis = value, since there are several axes"
             )
         baseline = {axes[0].name: baseline}
-    return Sweep(
-        name,
-        str(value.get("title", "")),
-        _texts(tables["parameters"]),
-        tuple(prepare),
-        _texts(tables["base"]),
-        _texts(tables["then"]),
-        tuple(axes),
-        tuple(seeds),
-        str(value.get("metric", "loss")),
-        _texts(baseline),
-        tune,
-    )
+    texts = {key: str(value[key]) for key in ("title", "metric", "tune") if key in value}
+    settings = {key: _texts(tables[key]) for key in ("parameters", "base", "then")}
+    lists = {"prepare": tuple(prepare), "axes": tuple(axes), "seeds": tuple(seeds)}
+    return Sweep(name, **texts, **settings, **lists, baseline=_texts(baseline))
 
 
 def _table(value: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -1,12 +1,9 @@
 """Plots of a sweep: curves, differences from the baseline, and the metric along an axis."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.sweeps.curves import Curve
 from experiments.sweeps.definition import Sweep, is_number
 from experiments.sweeps.results import Curves, Values, baseline_of, tuned
 from tasks.storage import files
@@ -14,11 +11,11 @@ from trainer.reporting.drawing import load_pyplot
 
 
 def draw(sweep: Sweep, curves: Curves, picture: str) -> None:
-    """Writes a PNG of a sweep. Equal curves give equal files.
+    """Writes a PNG of a sweep; equal curves give equal files.
 
-    Panels: the metric over steps; the difference from a baseline with the same seed; for each
-    numeric axis, the last value along it. Lines are means over seeds, bands cover all seeds. If an
-    axis is tuned, only the curves of its best values are drawn.
+    Panels: the metric over steps; the difference from a baseline with the same seed; the last value
+    along each numeric axis. Lines are means over seeds, bands cover all. Of a tuned axis, only the
+    curves of its best values are drawn.
     """
     pyplot = load_pyplot()
     numeric = [axis.name for axis in sweep.axes if _numbers(sweep, axis.name)]
@@ -67,17 +64,16 @@ def _differences(panel: Any, sweep: Sweep, curves: Curves) -> None:
     base_of = {tuple(p for p in values if p[0] != sweep.tune): values for values in curves}
     for number, (values, by_seed) in enumerate(curves.items()):
         theirs = baseline_of(values, sweep.baseline)
-        base = curves.get(base_of.get(tuple(p for p in theirs if p[0] != sweep.tune), ()), {})
-        pairs = [(run, base[seed]) for seed, run in by_seed.items() if seed in base]
+        of_base = curves.get(base_of.get(tuple(p for p in theirs if p[0] != sweep.tune), ()), {})
+        pairs = [(run, of_base[seed]) for seed, run in by_seed.items() if seed in of_base]
         pairs = [pair for pair in pairs if pair[0].steps == pair[1].steps]
         if pairs:
-            gaps = [_gaps(*pair) for pair in pairs]
+            gaps = [
+                [one - other for one, other in zip(ours.values, base.values, strict=True)]
+                for ours, base in pairs
+            ]
             _band(panel, pairs[0][0].steps, gaps, f"C{number}", _name(values))
     panel.set(xlabel="step", ylabel=f"{sweep.metric} minus the baseline's")
-
-
-def _gaps(ours: Curve, theirs: Curve) -> list[float]:
-    return [one - other for one, other in zip(ours.values, theirs.values, strict=True)]
 
 
 def _along(panel: Any, sweep: Sweep, curves: Curves, axis: str) -> None:

@@ -1,12 +1,12 @@
 """Estimates a sweep's cost before it runs: steps, tokens, operations, time."""
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
-import time
+import timeit
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from experiments.sweeps import cells
 from experiments.sweeps.cells import Cell, Stage
@@ -29,16 +29,12 @@ _UTILISATION = 0.3
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """The cost of all runs of a cell.
-
-    `parameters` are the model's, `tokens` the positions of inputs and targets in all updates,
-    `operations` the floating-point operations of updates and evaluations.
-    """
+    """The cost of all runs of a cell."""
 
     parameters: int
     steps: int
-    tokens: int
-    operations: float
+    tokens: int  # positions of inputs and targets in all updates
+    operations: float  # floating-point operations of updates and evaluations
     runs: int
 
     def seconds(self, speed: float) -> float:
@@ -94,11 +90,8 @@ def _lengths(config: Config) -> Lengths:
     if not config.task.startswith("seqio:"):
         name = next(name for _, spec in mixtures_of(config) for name in spec.names)
         own = registry.get(name, config.task_module).lengths
-    given = config.lengths
-    return Lengths(
-        own.inputs if given.inputs is None else given.inputs,
-        own.targets if given.targets is None else given.targets,
-    )
+    given = {side: value for side, value in vars(config.lengths).items() if value is not None}
+    return dataclasses.replace(own, **given)
 
 
 def _manifest(config: Config) -> CacheManifest | None:
@@ -112,10 +105,7 @@ def _manifest(config: Config) -> CacheManifest | None:
 
 
 def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tuple[float, str]:
-    """Returns operations per second, and the source of the number.
-
-    It comes from finished cells, given with their folders, or else from one matrix product.
-    """
+    """Returns operations per second, of finished cells or else of a product, and their source."""
     found = []
     for cell, folder in finished:
         rates = [
@@ -128,20 +118,10 @@ def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tu
             found.append(statistics.median(known) * each.operations / each.steps)
     if found:
         return statistics.median(found), f"by {len(found)} finished cells"
-    return _UTILISATION * _product(), "by a product of matrices on this machine's CPU"
-
-
-def _product() -> float:
-    import numpy as np
-
-    size = 1024
-    matrix: Any = np.ones((size, size), np.float32)
-    times = []
-    for _ in range(5):
-        started = time.perf_counter()
-        matrix @ matrix
-        times.append(time.perf_counter() - started)
-    return 2 * size**3 / min(times)
+    matrix: Any = np.ones((1024, 1024), np.float32)
+    seconds = min(timeit.repeat(lambda: matrix @ matrix, number=1))
+    product = 2 * len(matrix) ** 3 / seconds
+    return _UTILISATION * product, "by a product of matrices on this machine's CPU"
 
 
 def finished(cell: Cell, output: str) -> str | None:

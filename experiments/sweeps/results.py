@@ -1,10 +1,7 @@
 """Results of a sweep: finished cells, their table, and their JSON lines.
 
-Everything except times is determined by the configurations, the caches and the kind of device, so
-a sweep that was killed and resumed writes the same bytes.
+Except for times, equal configurations, caches and kinds of device give equal bytes.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import json
@@ -19,23 +16,19 @@ from experiments.sweeps.definition import Sweep, is_number
 from tasks.storage import files
 from tasks.terminal import table as tables
 from tasks.terminal.command_line import UserError
-from trainer.checkpoints import early_stopping
-from trainer.checkpoints.early_stopping import flattened, value_of
+from trainer.checkpoints.early_stopping import flattened, lower_is_better, value_of
 from trainer.reporting.metrics import NORMS, finite, read_metrics
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A cell and its outcome.
-
-    `status` is as recorded, "" before the end; `why` is the cause of a failure. Only a finished
-    cell has `metrics`, from the last evaluation, and a `curve` of the compared metric.
-    """
+    """A cell and its outcome."""
 
     cell: Cell
     key: str
-    status: str
-    why: str = ""
+    status: str  # as recorded, "" before the end
+    why: str = ""  # the cause of a failure
+    # Of a finished cell: metrics of the last evaluation, and the curve of the compared metric.
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     curve: Curve | None = None
 
@@ -59,28 +52,18 @@ def outcome(cell: Cell, key: str, folder: str, metric: str) -> Outcome:
 
 
 def json_lines(outcomes: Sequence[Outcome], metric: str) -> str:
-    """Returns one line per cell: its settings, outcome, metric and curve.
-
-    Numbers that are not finite are texts, "nan" or "inf".
-    """
+    """Returns a line of JSON per cell; numbers that are not finite are texts, "nan" or "inf"."""
     lines = []
     for each in outcomes:
         line: dict[str, Any] = {"values": each.cell.values, "seed": each.cell.seed}
         line |= {"status": each.status or "not run", "key": each.key}
         if each.curve:
-            curve = dataclasses.asdict(each.curve)
             line |= {"metric": metric, "value": each.curve.final, "metrics": each.metrics}
-            line |= {"curve": curve}
-            line = finite(line)
+            line = finite({**line, "curve": dataclasses.asdict(each.curve)})
         elif each.why:
             line["why"] = each.why
         lines.append(json.dumps(line) + "\n")
     return "".join(lines)
-
-
-def lower_is_better(metric: str) -> bool:
-    """Returns whether lower values of a metric, as written in a sweep, are better."""
-    return early_stopping.lower_is_better("metric", metric)
 
 
 Values = tuple[tuple[str, str], ...]
@@ -108,7 +91,7 @@ def tuned(curves: Curves, sweep: Sweep) -> dict[Values, Values]:
     Means over seeds are compared, and combinations that lack a seed are left out.
     """
     best: dict[Values, tuple[float, Values]] = {}
-    sign = 1 if lower_is_better(sweep.metric) else -1
+    sign = 1 if lower_is_better("metric", sweep.metric) else -1
     for values, by_seed in curves.items():
         others = tuple(pair for pair in values if pair[0] != sweep.tune)
         if len(by_seed) == len(sweep.seeds):
@@ -131,8 +114,8 @@ def table(
     """
     best = tuned(curves, sweep) if sweep.tune else {}
     header = [axis.name for axis in sweep.axes] + ["parameters", "seeds", sweep.metric]
-    header += ["minus baseline" if sweep.baseline else "", "95 % interval"]
-    ratios = bool(sweep.baseline) and lower_is_better(sweep.metric)
+    header += ["minus baseline"] * bool(sweep.baseline) + ["95 % interval"]
+    ratios = bool(sweep.baseline) and lower_is_better("metric", sweep.metric)
     header += ["ratio of steps"] * ratios + ["speed-up"] * bool(ratios and step_times)
     rows = []
     for values, by_seed in curves.items():
@@ -151,11 +134,6 @@ def table(
                 time = step_times[baseline_of(values, sweep.baseline)] / step_times[values]
                 row.append(f"{ratio.mean * time:.2f}" if ratio else "-")
         rows.append(row)
-    if not sweep.baseline:
-        place = header.index("")
-        header.pop(place)
-        for row in rows:
-            row.pop(place)
     return tables.table(header, rows, markdown=True)
 
 
@@ -173,18 +151,19 @@ def _base(
 def _measured(
     sweep: Sweep, curves: Curves, values: Values, best: Mapping[Values, Values]
 ) -> list[str]:
-    by_seed = curves[values]
+    """Returns the cells of the metric, its difference from a baseline if any, and the interval."""
+    by_seed, nothing = curves[values], ["-"] * (1 + bool(sweep.baseline))
     if not by_seed:
-        return ["-", "-", "-"]
+        return ["-", *nothing]
     own = Spread.of([each.final for each in by_seed.values()])
     if diverged := sum(not math.isfinite(each.final) for each in by_seed.values()):
-        return [f"diverged ({diverged} of {len(by_seed)})", "-", "-"]
+        return [f"diverged ({diverged} of {len(by_seed)})", *nothing]
     if not sweep.baseline:
-        return [own.shown(), "", own.shown_interval()]
+        return [own.shown(), own.shown_interval()]
     base = _base(sweep, curves, values, best)
     pairs = [(one.final, base[seed].final) for seed, one in by_seed.items() if seed in base]
     if not pairs or base is by_seed:
-        return [own.shown(), "-", "-"]
+        return [own.shown(), *nothing]
     difference = Spread.of([ours - theirs for ours, theirs in pairs])
     return [own.shown(), difference.shown(sign=True), difference.shown_interval(sign=True)]
 

@@ -1,7 +1,5 @@
 """Runs the commands of a sweep, each in its own process, several at a time."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib
@@ -23,6 +21,7 @@ _POLL_SECONDS = 0.1
 # Time for a stopped run to save its state before it is killed.
 _PATIENCE_SECONDS = 120
 _EXIT_PREEMPTED = 75
+_CHILD = "from experiments.sweeps import child; child.main()"
 # Signals from outside; others, such as SIGSEGV, are faults of the run.
 _KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -51,11 +50,8 @@ class _Process:
     def __init__(self, command: Sequence[str], log: pathlib.Path, environment: Mapping[str, str]):
         self._log = log
         with open(log, "ab") as file:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "experiments.sweeps.child", str(os.getpid()), "--"),
-                    *(sys.executable, "-m", *command),
-                ],
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _CHILD, str(os.getpid()), sys.executable, "-m", *command],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -64,7 +60,7 @@ class _Process:
             )
 
     def code(self) -> int | None:
-        return self._process.poll()
+        return self.process.poll()
 
     def why(self, code: int) -> str:
         """Returns the cause of a failure: the last line of the log, or the signal."""
@@ -73,17 +69,21 @@ class _Process:
         lines = self._log.read_text(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
 
-    def stop(self) -> None:
+    def send(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
+            os.killpg(self.process.pid, number)
 
-    def wait(self, seconds: float) -> None:
+
+def _end(processes: Sequence[_Process]) -> None:
+    """Waits until the processes have saved their states; kills them if that takes too long."""
+    for each in processes:
+        each.send(signal.SIGTERM)
+    for each in processes:
         try:
-            self._process.wait(seconds)
+            each.process.wait(_PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+            each.send(signal.SIGKILL)
+            each.process.wait()
 
 
 def prepare(planned: Sequence[Cell], output: str, environment: Mapping[str, str]) -> None:
@@ -100,8 +100,7 @@ def prepare(planned: Sequence[Cell], output: str, environment: Mapping[str, str]
             while (code := process.code()) is None:
                 time.sleep(_POLL_SECONDS)
         except BaseException:
-            process.stop()
-            process.wait(_PATIENCE_SECONDS)
+            _end([process])
             raise
         if code:
             raise UserError(f"python -m {command[0]} failed: {process.why(code)} (see {log})")
@@ -143,10 +142,9 @@ def run(
     environment: Mapping[str, str],
     check: Callable[[Cell, str, str], object],
 ) -> None:
-    """Runs cells, given with their keys and folders, and records their outcomes.
+    """Runs cells, given with keys and folders; records outcomes; calls `check` with finished ones.
 
-    `check` is called with each finished cell, so that an error common to all cells stops at the
-    first. Raises Stopped or KeyboardInterrupt after the runs have saved their states.
+    Raises Stopped or KeyboardInterrupt after the runs have saved their states.
     """
     pending, running = list(reversed(planned)), list[_Running]()
     count = 0
@@ -169,8 +167,5 @@ def run(
                 if status == cells.FINISHED:
                     check(each.cell, each.key, each.folder)
     except BaseException:
-        for each in running:
-            each.process.stop()
-        for each in running:
-            each.process.wait(_PATIENCE_SECONDS)
+        _end([each.process for each in running])
         raise

@@ -6,25 +6,22 @@ changed files.
 
 import dataclasses
 import errno
+import functools
 import hashlib
 import io
 import itertools
 import json
-import multiprocessing
 import os
 import platform
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 
 import numpy as np
 
 from pipeline.adopting import megatron, seqio_cache
-from pipeline.adopting.found_files import Found
 from pipeline.adopting.options import CONCAT, TARGETS, Options
-from pipeline.adopting.scan import MOST_IDS, Scan
+from pipeline.adopting.scan import MOST_IDS, Found, Scan
+from pipeline.runners import processes
 from tasks.cache.adopted import Adoption
 from tasks.cache.manifest import (
     MANIFEST,
@@ -41,21 +38,15 @@ from tasks.cache.manifest import (
     shard_from_dict,
 )
 from tasks.storage import files, lock
-from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, Vocabulary, VocabularyRecord, load
 
-# Smaller files take less time than starting worker processes.
-_SMALL_BYTES = 64 << 20
 # Field of a receipt: the EOS id, if not EOS_ID.
 _EOS = "eos"
 
 
 def adopt(options: Options) -> tuple[Found, CacheManifest]:
-    """Writes a cache's index and manifest; returns what was found and written.
-
-    Raises a UserError if the cache is missing, damaged or does not fit the options.
-    """
+    """Writes a cache's index and manifest; returns what was found and written."""
     folder, target = options.cache_dir, options.index_dir or options.cache_dir
     vocabulary = None
     if options.vocabulary:
@@ -90,10 +81,7 @@ def adopt(options: Options) -> tuple[Found, CacheManifest]:
 
 
 def survey(options: Options) -> Found:
-    """Returns the files of the cache in `options.cache_dir`.
-
-    Raises a UserError if there is no such cache, files are missing, or options do not fit.
-    """
+    """Returns the files of a cache; raises a UserError if they or the options do not fit."""
     folder = options.cache_dir
     names = files.list_names(folder)
     if seqio_cache.is_one(names):
@@ -139,25 +127,19 @@ def _check_target(target: str, vocabulary: Vocabulary | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """A file of records to scan, and the names of the output files.
+    """A file of records to scan, and the names of the output files."""
 
-    Attributes:
-      source, target: folders of the file and of the output.
-      kept: size of a row index that has a receipt; None if the file must be scanned.
-      hashes: whether to compare checksums with the receipt.
-      ids: number of ids; `is_pairs` and `scan` are as in `Found`.
-    """
-
+    # source, target: folders of the file and of the output.
     source: str
     target: str
     name: str
     size: int
     index: str
     receipt: str
-    kept: int | None
-    hashes: bool
+    kept: int | None  # size of a row index that has a receipt; None if the file must be scanned
+    hashes: bool  # whether to compare checksums with the receipt
     is_pairs: bool
-    ids: int
+    ids: int  # number of ids; `is_pairs` and `scan` are as in `Found`
     eos: int
     scan: Callable[[str, int, int], Scan]
 
@@ -180,55 +162,23 @@ def _adopted(
                     f"{files.join(source, name)} is no file, but a folder or a link to nothing: "
                     "restore it from a copy"
                 )
-            index, receipt = (
-                shard_file(split, kind, number, len(names)) for kind in ("rows", "receipt")
-            )
+            of = functools.partial(shard_file, split, index=number, count=len(names))
+            index, receipt = of("rows"), of("receipt")
             # A Megatron receipt does not tell whether the .idx file has changed.
             kept = own.get(index) if receipt in own and not found.token else None
-            jobs.append(
-                _Job(
-                    source, target, name, sizes[name], index, receipt, kept, hashes,
-                    found.is_pairs, ids, eos, found.scan,
-                )
-            )  # fmt: skip
-    total = sum(job.size for job in jobs)
-    done, shards = 0, []
-    with progress.shown("adopting", total, 0, "B") as bar:
-        for job, shard in zip(
-            jobs, _in_order(jobs, options.workers if total > _SMALL_BYTES else 1), strict=True
-        ):
-            shards.append(shard)
-            done += job.size
-            bar.update(done)
-    each = iter(shards)
+            files_of = (source, target, name, sizes[name], index, receipt, kept)
+            jobs.append(_Job(*files_of, hashes, found.is_pairs, ids, eos, found.scan))
+    bytes_of = [job.size for job in jobs]
+    workers = options.workers if sum(bytes_of) > processes.SMALL_BYTES else 1
+    scan = "adopting", functools.partial, (_shard,)
+    each = iter(list(processes.in_order(*scan, jobs, bytes_of, workers)))
     return {
         split: tuple(itertools.islice(each, len(names))) for split, names in found.files.items()
     }
 
 
-def _in_order(jobs: list[_Job], workers: int) -> Iterator[Shard]:
-    if workers == 1:
-        yield from map(_shard, jobs)
-        return
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _start)
-    try:
-        yield from pool.map(_shard, jobs)
-    except BrokenProcessPool as error:
-        raise UserError(
-            f"a worker process died: if memory ran out, use fewer --workers than {workers}"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _start() -> None:
-    """Prepares a worker process to ignore Ctrl-C; its parent ends it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def _shard(job: _Job) -> Shard:
-    kept = _finished(job)
-    if kept:
+    if kept := _finished(job):
         return kept
     scan = job.scan(job.name, job.ids, job.eos)
     shard = shard_of(job.name, job.index, scan)
@@ -313,11 +263,12 @@ def _manifest(
     if not files.is_remote(folder):
         folder = os.path.abspath(files.local_path(folder))
     every = [shard for each in shards.values() for shard in each]
-    ids = max(shard.adopted.ids for shard in every if shard.adopted)
-    ends = sum(shard.adopted.targets_ends for shard in every if shard.adopted)
-    full = sum(shard.rows - shard.adopted.empty for shard in every if shard.adopted)
+    counts = [shard.adopted for shard in every if shard.adopted]
+    ends, empty = (sum(getattr(each, of) for each in counts) for of in ("targets_ends", "empty"))
+    full = sum(shard.rows for shard in every) - empty
     entries = [sorted(as_json(shard)["files"].items()) for shard in every]
-    unknown = VocabularyRecord(sha256="", pieces=ids, extra_ids=0, sentinels=0)
+    pieces = max(each.ids for each in counts)
+    unknown = VocabularyRecord(sha256="", pieces=pieces, extra_ids=0, sentinels=0)
     version = {found.program: found.version} if found.version else {}
     plan = Plan(
         task=folder.rstrip("/").rpartition("/")[2],
@@ -344,18 +295,16 @@ def summary(found: Found, manifest: CacheManifest) -> list[str]:
     plan = manifest.plan
     counts = [shard.adopted for each in manifest.splits.values() for shard in each if shard.adopted]
     rows = sum(manifest.total(split, "rows") for split in manifest.splits)
-    lines = []
     kinds = {
         PAIRS: "each row is a pair of inputs and targets",
         ROWS: "each row is a window",
         CONCAT: "rows are joined to one stream of tokens",
     }
-    lines.append(f"read: {kinds[plan.packing]}")
+    lines = [f"read: {kinds[plan.packing]}"]
     if found.unread:
         lines.append(f"not read: the features {', '.join(found.unread)}")
-    sides = ("inputs", "targets") if found.is_pairs else ("targets",)
     eos = "EOS" if plan.vocabulary.sha256 or found.is_pairs else f"id {EOS_ID}"
-    for side in sides:
+    for side in plan.unit.columns if found.is_pairs else ("targets",):
         ends = sum(getattr(each, f"{side}_ends") for each in counts)
         what = ", which is left out, as the objective adds one" if found.is_pairs and ends else ""
         lines.append(f"{side}: {ends:,} of {rows:,} rows end in {eos}{what}")

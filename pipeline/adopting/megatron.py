@@ -2,10 +2,8 @@
 
 An index is little-endian: magic (9 bytes), version (uint64), code of the token type (uint8),
 numbers of sequences and of document borders (uint64 each), sequence lengths in tokens (int32 each),
-sequence offsets in bytes (int64 each), first sequence of each document and a final end (int64
-each).
-
-Source: Megatron-LM `megatron/core/datasets/indexed_dataset.py`.
+sequence offsets in bytes, first sequence of each document and a final end (int64 each). Source:
+Megatron-LM `megatron/core/datasets/indexed_dataset.py`.
 """
 
 import fnmatch
@@ -14,8 +12,7 @@ import struct
 
 import numpy as np
 
-from pipeline.adopting.found_files import Found
-from pipeline.adopting.scan import Scan, scan_tokens
+from pipeline.adopting.scan import Found, Scan, scan_tokens
 from tasks.cache.adopted import MEGATRON
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -28,15 +25,11 @@ _TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 def is_one(names: list[str]) -> bool:
-    """Returns whether these file names are those of Megatron data sets."""
     return any(name.endswith(".idx") for name in names)
 
 
 def survey(folder: str, names: list[str], validation: str | None) -> Found:
-    """Returns the data sets in a folder, all of one token type.
-
-    `validation`: name pattern of validation data sets; None if all are for training.
-    """
+    """Returns the data sets in a folder; names that fit `validation` are validation sets."""
     splits: dict[str, list[str]] = {"train": [], "validation": []}
     kinds: dict[str, str] = {}
     for name in names:
@@ -62,10 +55,9 @@ def survey(folder: str, names: list[str], validation: str | None) -> Found:
             f"{folder} has tokens of two types, {first[1]} in {first[0]} and {second[1]} in "
             f"{second[0]}: adopt them from folders of their own"
         )
-    of_splits = {split: tuple(sorted(found)) for split, found in splits.items() if found}
     return Found(
         program=MEGATRON,
-        files=of_splits,
+        files={split: tuple(sorted(found)) for split, found in splits.items() if found},
         examples={},
         is_pairs=False,
         scan=functools.partial(scan, folder),

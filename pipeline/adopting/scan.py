@@ -3,8 +3,8 @@
 import dataclasses
 import hashlib
 import struct
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Callable
+from typing import IO
 
 import numpy as np
 
@@ -25,10 +25,7 @@ _RESTORE = "restore it from a copy, or make the cache again"
 
 @dataclasses.dataclass(frozen=True)
 class Scan:
-    """The content of a record file, with PAIR_INDEX or RAGGED_INDEX [rows] as its index.
-
-    `documents` is 0 if unknown.
-    """
+    """A record file's content, indexed by PAIR_INDEX or RAGGED_INDEX [rows]."""
 
     entry: FileEntry
     index: np.ndarray
@@ -37,16 +34,32 @@ class Scan:
     documents: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Another program's cache."""
+
+    program: str  # one of `tasks.cache.adopted.PROGRAMS`
+    files: dict[str, tuple[str, ...]]  # split -> ordered names of its record files
+    examples: dict[str, int]  # split -> number of rows, if the program states it
+    is_pairs: bool
+    # (record file, number of ids, id of EOS) -> its content; runs in other processes.
+    scan: Callable[[str, int, int], Scan]
+    token: str = ""  # NumPy name of the token type; "" for records
+    unread: tuple[str, ...] = ()  # names of unread features
+    version: str = ""
+    # Properties that cannot be determined.
+    unknown: tuple[str, ...] = ("corpus", "borders of documents", "text")
+
+
 class Collector:
     """Rows of a file, collected block by block."""
 
     def __init__(self, path: str, size: int, is_pairs: bool):
-        self._path, self._size, self._is_pairs = path, size, is_pairs
+        self._path, self._size, self.is_pairs = path, size, is_pairs
         self._index: list[np.ndarray] = [np.zeros(0, PAIR_INDEX if is_pairs else RAGGED_INDEX)]
-        self._rows = self._tokens = self._inputs = self._zeros = self._ids = 0
+        self.rows = self._tokens = self._inputs = self._zeros = self._ids = self._empty = 0
         self._ends = {"inputs": 0, "targets": 0}
         self._longest = {"inputs": 0, "targets": 0}
-        self._empty = 0
 
     def ids(self, lowest: int, highest: int, low_row: int, high_row: int, zeros: int) -> None:
         """Counts a block's ids, given extremes and their rows; raises a UserError if invalid."""
@@ -64,11 +77,8 @@ class Collector:
         self._zeros += zeros
 
     def side(self, name: str, lengths: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Counts one side, "inputs" or "targets"; returns the numbers of ids to read.
-
-        `lengths`: int64 [rows], ids; `ends`: bool [rows], whether the side ends in EOS.
-        """
-        read = lengths - ends if self._is_pairs else lengths
+        """Counts a side of int64 [rows] ids that may end in EOS; returns the ids to read."""
+        read = lengths - ends if self.is_pairs else lengths
         self._ends[name] += int(ends.sum())
         self._longest[name] = max(self._longest[name], int(read.max(initial=0)))
         return read
@@ -82,38 +92,34 @@ class Collector:
             index["begin"] = self._tokens + np.cumsum(tokens) - tokens
         else:
             index["inputs"] = inputs
-            index["documents"] = self._rows + np.arange(len(offsets))
+            index["documents"] = self.rows + np.arange(len(offsets))
             self._inputs += int(inputs.sum())
         self._index.append(index)
-        self._rows += len(offsets)
+        self.rows += len(offsets)
         self._tokens += int(tokens.sum())
         self._empty += int((targets == 0).sum())
 
-    @property
-    def rows(self) -> int:
-        return self._rows
-
     def refused(self, row: int, why: str) -> UserError:
-        return UserError(f"{self._path}, row {self._rows + row:,}: {why}")
+        return UserError(f"{self._path}, row {self.rows + row:,}: {why}")
 
     def finish(self, entry: FileEntry, documents: int = 0) -> Scan:
         """Returns the content of the file with size and checksum `entry`."""
         longest, ends = self._longest, self._ends
         counts = AdoptedCounts(self._empty, self._zeros, self._ids, ends["inputs"], ends["targets"])
         pairs = None
-        if self._is_pairs:
+        if self.is_pairs:
             pairs = PairCounts(self._inputs, longest["inputs"], longest["targets"], 0, 0)
         return Scan(entry, np.concatenate(self._index), counts, pairs, documents)
 
 
-class _Hashed:
+class Hashed:
     """Counts and hashes a file while it is read."""
 
     def __init__(self, file: IO[bytes]):
         self._file, self._hash, self.bytes = file, hashlib.sha256(), 0
 
-    def read(self) -> bytes:
-        data = self._file.read(_BLOCK_BYTES)
+    def read(self, count: int | None = None) -> bytes:
+        data = self._file.read(count or _BLOCK_BYTES)
         self._hash.update(data)
         self.bytes += len(data)
         return data
@@ -122,39 +128,26 @@ class _Hashed:
         return FileEntry(self.bytes, self._hash.hexdigest())
 
 
-def blocks(path: str) -> Iterator[Any]:
-    """Yields the blocks of a file, then its FileEntry."""
-    with files.open_read(path) as file:
-        hashed = _Hashed(file)
-        while data := hashed.read():
-            yield data
-        yield hashed.entry()
-
-
 def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos: int) -> Scan:
     """Scans TFRecords of tf.train.Examples with `targets` and, for pairs, `inputs`.
 
-    `size` is the vocabulary's; `inputs_refused`: whether rows with targets must have no inputs.
-
-    Raises:
-      UserError: a record is corrupt, malformed or has invalid ids; names the row.
+    A UserError names the row of a bad record, an id beyond `size`, or inputs where none may be.
     """
     rows = Collector(path, size, is_pairs)
     left, start = b"", 0
-    for block in blocks(path):
-        if isinstance(block, FileEntry):
-            entry = block
-            break
-        data = left + block
-        try:
-            bounds = _bounds(data)
-            _scan_block(rows, data[: bounds[-1]], bounds, start, is_pairs, inputs_refused, eos)
-        except CorruptRecord as error:
-            raise rows.refused(error.record, f"{error}; {_RESTORE}") from error
-        left, start = data[bounds[-1] :], start + int(bounds[-1])
+    with files.open_read(path) as file:
+        hashed = Hashed(file)
+        while block := hashed.read():
+            data = left + block
+            try:
+                bounds = _bounds(data)
+                _scan_block(rows, data[: bounds[-1]], bounds, start, inputs_refused, eos)
+            except CorruptRecord as error:
+                raise rows.refused(error.record, f"{error}; {_RESTORE}") from error
+            left, start = data[bounds[-1] :], start + int(bounds[-1])
     if left:
         raise UserError(f"{path} ends in row {rows.rows:,}: it was cut short; {_RESTORE}")
-    return rows.finish(entry)
+    return rows.finish(hashed.entry())
 
 
 def _bounds(data: bytes) -> np.ndarray:
@@ -176,18 +169,12 @@ def _bounds(data: bytes) -> np.ndarray:
 
 
 def _scan_block(
-    rows: Collector,
-    data: bytes,
-    bounds: np.ndarray,
-    start: int,
-    is_pairs: bool,
-    inputs_refused: bool,
-    eos: int,
+    rows: Collector, data: bytes, bounds: np.ndarray, start: int, inputs_refused: bool, eos: int
 ) -> None:
     records.check_framing(data, bounds)
     raw, offsets = np.frombuffer(data, np.uint8), start + bounds[:-1]
     begins, ends = bounds[:-1] + _HEAD_BYTES, bounds[1:] - (records.FRAMING_BYTES - _HEAD_BYTES)
-    compiled = loops("example_loops")
+    compiled = loops()
 
     def side(name: str) -> np.ndarray:
         try:
@@ -208,47 +195,44 @@ def _scan_block(
                 "it has inputs, and the first row has none: give --read=pairs, or --read=targets "
                 "to leave all inputs out",
             )
-    rows.add(offsets, side("targets"), side("inputs") if is_pairs else None)
+    rows.add(offsets, side("targets"), side("inputs") if rows.is_pairs else None)
 
 
 def scan_tokens(
     path: str, size: int, kind: np.dtype, lengths: np.ndarray, documents: int, eos: int
 ) -> Scan:
-    """Scans a file that holds only tokens of type `kind`.
+    """Scans a file of tokens of type `kind`, which `lengths`, int64 [rows], must fill.
 
-    `size` is the vocabulary's; `lengths`, int64 [rows], must fill the file.
-
-    Raises:
-      UserError: the file has another size or invalid ids; names the row.
+    Raises a UserError that names the row for another size or for ids outside the vocabulary's
+    `size`.
     """
     rows = Collector(path, size, is_pairs=False)
     ends = np.cumsum(lengths)
     total, at, left = int(lengths.sum()), 0, b""
     last = np.zeros(len(lengths), bool)
-    for block in blocks(path):
-        if isinstance(block, FileEntry):
-            entry = block
-            break
-        data = left + block
-        whole = len(data) // kind.itemsize
-        left = data[whole * kind.itemsize :]
-        if not whole:
-            continue
-        tokens = np.frombuffer(data, kind, whole)
-        low, high = int(tokens.argmin()), int(tokens.argmax())
-        in_rows = np.searchsorted(ends, [at + low, at + high], side="right").tolist()
-        zeros = int((tokens == 0).sum())
-        rows.ids(int(tokens[low]), int(tokens[high]), in_rows[0], in_rows[1], zeros)
-        first, stop = np.searchsorted(ends, [at, at + whole], side="right")
-        inside = ends[first : stop + 1] - 1 - at
-        here = (inside >= 0) & (inside < whole)
-        last[first : stop + 1][here] = tokens[inside[here]] == eos
-        at += whole
+    with files.open_read(path) as file:
+        hashed = Hashed(file)
+        while block := hashed.read():
+            data = left + block
+            whole = len(data) // kind.itemsize
+            left = data[whole * kind.itemsize :]
+            if not whole:
+                continue
+            tokens = np.frombuffer(data, kind, whole)
+            low, high = int(tokens.argmin()), int(tokens.argmax())
+            in_rows = np.searchsorted(ends, [at + low, at + high], side="right").tolist()
+            zeros = int((tokens == 0).sum())
+            rows.ids(int(tokens[low]), int(tokens[high]), *in_rows, zeros)
+            first, stop = np.searchsorted(ends, [at, at + whole], side="right")
+            inside = ends[first : stop + 1] - 1 - at
+            here = (inside >= 0) & (inside < whole)
+            last[first : stop + 1][here] = tokens[inside[here]] == eos
+            at += whole
     if at != total or left:
         raise UserError(
-            f"{path} has {entry.bytes:,} bytes, and its index says {total * kind.itemsize:,}: it "
+            f"{path} has {hashed.bytes:,} bytes, and its index says {total * kind.itemsize:,}: it "
             f"was cut short or changed; {_RESTORE}"
         )
     lengths = rows.side("targets", lengths, last & (lengths > 0))
     rows.add((ends - lengths) * kind.itemsize, lengths, None)
-    return rows.finish(entry, documents)
+    return rows.finish(hashed.entry(), documents)

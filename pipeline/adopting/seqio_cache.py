@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.adopting.found_files import Found
 from pipeline.adopting.options import PAIRS, TARGETS
-from pipeline.adopting.scan import Scan, scan_records
+from pipeline.adopting.scan import Found, Scan, scan_records
 from tasks.cache import records
 from tasks.cache.adopted import SEQIO
 from tasks.storage import files
@@ -23,15 +22,11 @@ _SHARD = re.compile(r"(.+)\.(tfrecord|array_record|riegeli)-(\d{5,})-of-(\d{5,})
 
 
 def is_one(names: list[str]) -> bool:
-    """Returns whether these file names are those of a seqio cache."""
     return any(_INFO.fullmatch(name) or _SHARD.fullmatch(name) for name in names)
 
 
 def survey(folder: str, names: list[str], read: str | None) -> Found:
-    """Returns the files of a seqio cache.
-
-    `read`: "pairs", "targets", or None to decide by the first row.
-    """
+    """Returns a cache's files; the first row decides what to `read`, PAIRS or TARGETS, if None."""
     shards = _shards(folder, names)
     infos = {found[1] for name in names if (found := _INFO.fullmatch(name))}
     for split in sorted(set(shards) - infos):
@@ -118,7 +113,10 @@ def _shards(folder: str, names: list[str]) -> dict[str, tuple[str, ...]]:
 
 def _json(folder: str, name: str, names: list[str]) -> dict[str, Any]:
     path = files.join(folder, name)
-    value = files.read_json(path) if name in names else {}
+    return _table(path, files.read_json(path)) if name in names else {}
+
+
+def _table(path: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} is not of seqio's form: restore it from a copy")
     return value
@@ -126,20 +124,15 @@ def _json(folder: str, name: str, names: list[str]) -> dict[str, Any]:
 
 def _features(path: str, info: dict[str, Any]) -> set[str]:
     """Returns the names of features; those read must be lists of integers."""
-    features = info.get("features")
-    if not isinstance(features, dict):
-        raise UserError(f"{path} is not of seqio's form: restore it from a copy")
+    features = _table(path, info.get("features"))
     if "targets" not in features:
         raise UserError(
             f"{path} has the features {', '.join(sorted(features)) or 'none'} and no targets, "
             "whose ids are read: rename the feature in the task and cache it again"
         )
-    for name in ("inputs", "targets"):
-        kind = features.get(name)
-        if kind is None:
-            continue
-        dtype, shape = (kind.get(key) if isinstance(kind, dict) else None
-                        for key in ("dtype", "shape"))  # fmt: skip
+    for name in (each for each in ("inputs", "targets") if each in features):
+        kind = features[name] if isinstance(features[name], dict) else {}
+        dtype, shape = kind.get("dtype"), kind.get("shape")
         if not str(dtype).startswith("int") or not isinstance(shape, list) or len(shape) != 1:
             raise UserError(
                 f"{path}: {name} is {dtype} of the shape {shape}, and must be a list of integers: "
@@ -161,7 +154,7 @@ def _first_has_inputs(folder: str, shards: dict[str, tuple[str, ...]]) -> bool:
                 return False  # the scan reports the fault
             data = file.read(length)
         begins, ends = np.zeros(1, np.int64), np.array([len(data)], np.int64)
-        lists = records.loops("example_loops").lists_of(
+        lists = records.loops().lists_of(
             np.frombuffer(data, np.uint8), begins, ends, np.frombuffer(b"inputs", np.uint8)
         )
         return bool(lists[2][0])

@@ -1,9 +1,8 @@
 """Tokenizes and writes batches of documents (texts or pairs) and quarantines unusable ones.
 
-As the plan says, a pair with a side of too many bytes or tokens is cut, left out or split. The
-first part of a split pair has the first stretch of the long side and the whole other side, and so
-on. If both sides are long, their stretches are matched, and the side with fewer repeats its last
-one. So every token is in some pair. Long texts are already split when read.
+A pair with a side of too many bytes or tokens is cut, left out or split, as the plan says. In a
+split pair, stretches of two long sides are matched, and the side with fewer repeats its last one; a
+short side is in every part. Long texts are already split when read.
 """
 
 import dataclasses
@@ -40,17 +39,11 @@ def is_fault(reason: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of the columns of a batch; 0 for none.
+    """Limits of the columns of a batch; 0 for none."""
 
-    Attributes:
-      tokens: maximum tokens of each column without EOS.
-      bytes: maximum UTF-8 bytes to tokenize.
-      too_long: treatment of longer documents, one of TOO_LONG; "" if there are none.
-    """
-
-    tokens: dict[str, int]
-    bytes: int = 0
-    too_long: str = ""
+    tokens: dict[str, int]  # maximum tokens of each column without EOS
+    bytes: int = 0  # maximum UTF-8 bytes to tokenize
+    too_long: str = ""  # treatment of longer documents, one of TOO_LONG; "" if there are none
 
     @classmethod
     def of(cls, plan: Plan, max_bytes: int) -> "Limits":
@@ -62,31 +55,16 @@ class Limits:
         return cls(tokens, max_bytes, plan.pairs.too_long)
 
 
-def _spelt_reason(vocabulary: Vocabulary) -> str:
-    if vocabulary.is_sentencepiece:
-        return SENTINEL
-    return SPECIAL.format(vocabulary.piece(vocabulary.special.eos))
-
-
 class _Column(NamedTuple):
-    """The tokens of a column of a batch.
+    """The tokens of a column of a batch."""
 
-    Attributes:
-      tokens: int32, all documents concatenated.
-      lengths: int64 [stretches], tokens per stretch.
-      stretches: int64 [documents], stretches per document, 1 unless split.
-      spelt, long: bool [documents], contains a special token; is too long.
-      bytes: int64 [documents], UTF-8 bytes.
-      failures: index of a document -> why a user's class cannot encode it.
-    """
-
-    tokens: np.ndarray
-    lengths: np.ndarray
-    stretches: np.ndarray
-    spelt: np.ndarray
-    long: np.ndarray
-    bytes: np.ndarray
-    failures: dict[int, str]
+    tokens: np.ndarray  # int32, all documents concatenated
+    lengths: np.ndarray  # int64 [stretches], tokens per stretch
+    stretches: np.ndarray  # int64 [documents], stretches per document, 1 unless split
+    spelt: np.ndarray  # bool [documents], contains a special token
+    long: np.ndarray  # bool [documents], is too long
+    bytes: np.ndarray  # int64 [documents], UTF-8 bytes
+    failures: dict[int, str]  # index of a document -> why a user's class cannot encode it
 
     @property
     def totals(self) -> np.ndarray:
@@ -101,10 +79,7 @@ def write(
     limits: Limits,
     excluding: Filter | None = None,
 ) -> Counter[str]:
-    """Writes a batch from `sources.read`; returns counts for the job's metrics.
-
-    `excluding` drops parts of split pairs; documents listed as a whole are not in the batch.
-    """
+    """Writes a batch; `excluding` drops parts of split pairs. Returns counts for metrics."""
     columns = {
         name: _tokenized(batch.column(name), vocabulary, tokenizer, limits, most)
         for name, most in limits.tokens.items()
@@ -125,7 +100,10 @@ def write(
     left_out = 0
     if excluding and (split > 1).any():
         of_parts = np.repeat(np.array(places.to_pylist(), object)[kept], split)
-        there = _unlisted(names, of_parts, excluding, writer)
+        there = np.ones(len(names), bool)
+        for row, reason in excluding.reasons(names.to_pylist()).items():
+            there[row] = False
+            writer.quarantine(names[row].as_py(), of_parts[row], reason)
         left_out = int((~there).sum())
         names = names.filter(pa.array(there))
         chosen = {name: _of_rows(*each, there) for name, each in chosen.items()}
@@ -150,13 +128,16 @@ def _reasons(
     """Returns object [documents], why each is unusable, or None."""
     problems = batch.column("problem")
     reasons = np.full(batch.num_rows, None, object)
+    special = SENTINEL
+    if not vocabulary.is_sentencepiece:
+        special = SPECIAL.format(vocabulary.piece(vocabulary.special.eos))
     if problems.null_count < len(problems):
         reasons[:] = problems.to_pylist()
     for name, each in columns.items():
         new = reasons == None  # noqa: E711
         for reason, holds in (
             (LONG.get(name), each.long & (limits.too_long == QUARANTINE)),
-            (_spelt_reason(vocabulary), each.spelt),
+            (special, each.spelt),
             (EMPTY[name], (each.totals == 0) & ~each.spelt),
         ):
             holds = holds & new
@@ -167,20 +148,10 @@ def _reasons(
     return reasons
 
 
-def _unlisted(
-    names: pa.Array, places: np.ndarray, excluding: Filter, writer: ShardWriter
-) -> np.ndarray:
-    """Returns bool [names], parts of pairs on no list; quarantines the others."""
-    there = np.ones(len(names), bool)
-    for row, reason in excluding.reasons(names.to_pylist()).items():
-        there[row] = False
-        writer.quarantine(names[row].as_py(), places[row], reason)
-    return there
+_Tokens = tuple[np.ndarray, np.ndarray]  # all ids, and the number of each stretch
 
 
-def _of_rows(
-    tokens: np.ndarray, lengths: np.ndarray, rows: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _of_rows(tokens: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> _Tokens:
     if rows.all():
         return tokens, lengths
     return tokens[np.repeat(rows, lengths)], lengths[rows]
@@ -214,7 +185,10 @@ def _tokenized(
         tokens, lengths = tokens.copy(), lengths.copy()
     if len(parts) < len(lengths):
         spelt = _sums(spelt, parts) > 0
-        lengths, parts = _without_empty(lengths, parts)
+        # Stretches without tokens go; an otherwise empty side keeps its first.
+        kept = lengths > 0
+        kept[(np.cumsum(parts) - parts)[_sums(lengths, parts) == 0]] = True
+        lengths, parts = lengths[kept], _sums(kept, parts)
     if most and (lengths > most).any():
         long = long | (_sums(lengths > most, parts) > 0)
         if limits.too_long == SPLIT:
@@ -240,13 +214,6 @@ def _parts(text: str, limits: Limits) -> list[str]:
     return [part.decode() for part in parts if part.strip()] or [""]
 
 
-def _without_empty(lengths: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Removes stretches without tokens; an otherwise empty side keeps its first."""
-    kept = lengths > 0
-    kept[(np.cumsum(parts) - parts)[_sums(lengths, parts) == 0]] = True
-    return lengths[kept], _sums(kept, parts)
-
-
 def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Returns int64 sums of consecutive groups of `counts` values (each at least 1)."""
     values = np.asarray(values, np.int64)
@@ -265,7 +232,7 @@ def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:
     return pa.array(names, pa.string())
 
 
-def _chosen(column: _Column, kept: np.ndarray, split: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _chosen(column: _Column, kept: np.ndarray, split: np.ndarray) -> _Tokens:
     """Returns (tokens, lengths) of the kept documents, each repeated or divided into `split`."""
     if (column.stretches == 1).all() and (split == 1).all():
         return _of_rows(column.tokens, column.lengths, kept)

@@ -1,5 +1,6 @@
 """One build: checks, plan, Beam job for unfinished shards, report."""
 
+import contextlib
 import tempfile
 import time
 from collections import Counter
@@ -12,7 +13,7 @@ from pipeline.building.options import Options
 from pipeline.excluding import cache_lists
 from pipeline.excluding.lists import Given, given
 from pipeline.filtering import sets
-from pipeline.runners import dataflow, portable, secret
+from pipeline.runners import beam_job, dataflow, secret
 from pipeline.tokenizer import tokenize
 from tasks import registry, vocabulary
 from tasks.cache.manifest import PAIRS, TOO_LONG, PairLimits, Plan, Shard
@@ -27,62 +28,49 @@ from tasks.vocabulary import Vocabulary
 
 
 def build(options: Options, beam_arguments: list[str], advise: bool = True) -> None:
-    """Builds the unfinished shards of the cache of `options.task` and prints a report.
+    """Builds a cache's unfinished shards; prints a report and, if `advise`, the next command.
 
-    `advise`: whether to print the next command. `options.corpus` has at most one element. Errors
-    keep finished shards: UserErrors, and OSErrors if the cache cannot be written.
+    Errors keep finished shards: UserErrors, and OSErrors if the cache cannot be written.
     """
     task = _task(options)
+    spec = _spec(options, task)
     if options.hf_token_secret:
-        if _spec(options, task).kind != "hf":
+        if spec.kind != "hf":
             raise UserError("--hf_token_secret is for corpora of the Hugging Face Hub")
         secret.provide_hf_token(options.hf_token_secret)
     loaded = vocabulary.load(options.vocabulary, options.extra_ids)
     where = f"the vocabulary {options.vocabulary}"
     task.check(task.lengths, loaded.ids, _separator(options, task), where)
     folder = files.join(options.cache_dir, task.name)
-    with tempfile.TemporaryDirectory() as scratch:
-        lists = given(options.exclude, scratch)
+    with contextlib.ExitStack() as stack:
+        lists = given(options.exclude, stack.enter_context(tempfile.TemporaryDirectory()))
         if options.dry_run:
             planned = _planned(options, task, loaded, folder, lists)
             _print_estimate(options, beam_arguments, planned, loaded, lists)
             return
-        _build(options, beam_arguments, task, loaded, folder, lists, advise)
-
-
-def _build(
-    options: Options,
-    beam_arguments: list[str],
-    task: TaskSpec,
-    loaded: Vocabulary,
-    folder: str,
-    lists: list[Given],
-    advise: bool,
-) -> None:
-    spec = _spec(options, task)
-    if dataflow.is_runner(options.runner):
-        dataflow.check(beam_arguments, spec, options.cache_dir)
-    elif portable.is_runner(options.runner):
-        portable.check(beam_arguments)
-    with lock.claimed(folder, "build", "--cache_dir"):
+        beam_job.check(beam_arguments, spec, options.cache_dir)
+        stack.enter_context(lock.claimed(folder, "build", "--cache_dir"))
         job, assignments = _planned(options, task, loaded, folder, lists)
         plan = job.plan
         lifecycle.begin(folder, plan, loaded, options.extend, lists)
         for note in cache_lists.notes(plan, lists):
             print(note)
-        for counts in _earlier_shards(plan, assignments):
-            lifecycle.renumber(folder, plan, counts)
+        earlier: set[str] = set()
+        for generation in plan.generations[:-1]:
+            earlier.update(generation)
+            before = [each for each in assignments if each.piece.parts[0].file.name in earlier]
+            lifecycle.renumber(folder, plan, _shard_counts(before))
         started = time.monotonic()
         done, shards = _work(job, assignments, options, beam_arguments)
         _check_documents(list(shards.values()), folder, options.max_quarantined)
         _check_rows(job, shards)
         for line in cache_lists.unfound(folder, plan, shards, lists):
             print(line)
-        if not lifecycle.complete(folder, plan, shards) and not done:
+        if lifecycle.complete(folder, plan, shards) or done:
+            summary.show(options, job, shards, done, time.monotonic() - started, advise)
+        else:
             state = "complete" if files.is_remote(folder) else "complete and valid"
             print(f"{folder} is {state}: nothing to do")
-            return
-        summary.show(options, job, shards, done, time.monotonic() - started, advise)
 
 
 def _task(options: Options) -> TaskSpec:
@@ -99,13 +87,18 @@ def _task(options: Options) -> TaskSpec:
             f"--name={options.name}: with it, --task is one of the objectives "
             f"{', '.join(OBJECTIVES)}, not {name}"
         )
+    return registry.get(named_task(options), options.task_module)
+
+
+def named_task(options: Options) -> str:
+    """Returns NAME_TASK; raises a UserError if no task can have this name."""
     name = f"{options.name}_{options.task}"
     if not options.name or objective_of(name) != options.task:
         raise UserError(
             f"--name={options.name} cannot begin the name of a task {name}: choose another, of "
             "letters, digits, _, - and ."
         )
-    return registry.get(name, options.task_module)
+    return name
 
 
 def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
@@ -119,9 +112,12 @@ def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
     return sources.parse(text)
 
 
+_Planned = tuple[graph.Job, list[graph.Assignment]]
+
+
 def _planned(
     options: Options, task: TaskSpec, loaded: Vocabulary, folder: str, lists: list[Given]
-) -> tuple[graph.Job, list[graph.Assignment]]:
+) -> _Planned:
     """Resolves the corpus; returns the job and all pieces with their shards."""
     spec = _spec(options, task)
     limits = _pair_limits(options, task, spec)
@@ -151,11 +147,8 @@ def _planned(
         exclude=cache_lists.records(existing, lists, options.max_document_bytes, folder, spec.unit),
         filters=filters,
     )
-    job = graph.Job(
-        folder, plan, corpus, options.tokenizer, options.hf_token_secret or "",
-        options.task_module or "",
-    )  # fmt: skip
-    return job, assignments
+    secret_name, module = options.hf_token_secret or "", options.task_module or ""
+    return graph.Job(folder, plan, corpus, options.tokenizer, secret_name, module), assignments
 
 
 def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> PairLimits | None:
@@ -170,26 +163,23 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
             f"{task.name} reads pairs, and corpus {spec} has texts: name the two sides, as in "
             f"--corpus='{spec}{'&' if '?' in str(spec) else '?'}inputs=COLUMN&targets=COLUMN'"
         )
-    for name, default, unit in (
-        ("max_inputs", None, Unit.PAIR),
-        ("max_targets", None, Unit.PAIR),
-        ("too_long", None, Unit.PAIR),
-        ("row_tokens", None, Unit.TEXT),
-        ("packing", "concat", Unit.TEXT),
-        ("separator", None, Unit.TEXT),
+    for unit, names in (
+        (Unit.PAIR, ("max_inputs", "max_targets", "too_long")),
+        (Unit.TEXT, ("row_tokens", "packing", "separator")),
     ):
-        if unit is not reads and getattr(options, name) != default:
-            raise UserError(
-                f"--{name} is for {unit.plural}, and {task.name} reads {reads.plural}: leave it out"
-            )
+        for name in names if unit is not reads else ():
+            if getattr(options, name) != getattr(Options, name):
+                raise UserError(
+                    f"--{name} is for {unit.plural}, and {task.name} reads {reads.plural}: leave "
+                    "it out"
+                )
     if reads is Unit.TEXT:
         return None
     for name in ("max_inputs", "max_targets"):
         if getattr(options, name) == 1:
             raise UserError(f"--{name}=1 is the EOS alone: give 2 or more")
-    return PairLimits(
-        options.max_inputs or 0, options.max_targets or 0, options.too_long or TOO_LONG[0]
-    )
+    too_long = options.too_long or TOO_LONG[0]
+    return PairLimits(options.max_inputs or 0, options.max_targets or 0, too_long)
 
 
 def assign(pieces: tuple[sources.Piece, ...]) -> list[graph.Assignment]:
@@ -208,17 +198,6 @@ def _shard_counts(assignments: list[graph.Assignment]) -> dict[str, int]:
     for assignment in assignments:
         counts.update(split for split, _ in assignment.shards)
     return dict(sorted(counts.items()))
-
-
-def _earlier_shards(plan: Plan, assignments: list[graph.Assignment]) -> list[dict[str, int]]:
-    """Returns the number of shards per split before each extension."""
-    names: set[str] = set()
-    counts = []
-    for generation in plan.generations[:-1]:
-        names.update(generation)
-        before = [each for each in assignments if each.piece.parts[0].file.name in names]
-        counts.append(_shard_counts(before))
-    return counts
 
 
 def _separator(options: Options, task: TaskSpec) -> str:
@@ -268,7 +247,15 @@ def _work(
         raise
     if options.tokenizer == tokenize.FAST:
         _report_tokenizer(job, counts)
-    return sum(each.piece.bytes for each in to_do), _all_shards(job.folder, job.plan)
+    found = lifecycle.survey(job.folder, job.plan, check=False)
+    missing = [key for key, shard in found.items() if shard is None]
+    if missing:
+        raise UserError(
+            f"Beam reported success and {len(missing):,} of {len(found):,} shards are missing, the "
+            f"first is {missing[0][0]} {missing[0][1]}: run the same command to build them"
+        )
+    read = sum(each.piece.bytes for each in to_do)
+    return read, {key: shard for key, shard in found.items() if shard}
 
 
 def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
@@ -290,21 +277,10 @@ def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
         )
 
 
-def _all_shards(folder: str, plan: Plan) -> dict[lifecycle.ShardKey, Shard]:
-    found = lifecycle.survey(folder, plan, check=False)
-    missing = [key for key, shard in found.items() if shard is None]
-    if missing:
-        raise UserError(
-            f"Beam reported success and {len(missing):,} of {len(found):,} shards are missing, the "
-            f"first is {missing[0][0]} {missing[0][1]}: run the same command to build them"
-        )
-    return {key: shard for key, shard in found.items() if shard}
-
-
 def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
     share = bad_share(shards)
     if share > limit:
-        reasons = summary.dropped(shards)
+        reasons = summary.counted(shards, "dropped")
         top = ", ".join(
             f"{count:,} {reason}" for reason, count in reasons.most_common() if is_fault(reason)
         )
@@ -318,7 +294,7 @@ def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
 def _check_rows(job: graph.Job, shards: dict[lifecycle.ShardKey, Shard]) -> None:
     first = "train" if "train" in job.plan.shards else next(iter(job.plan.shards))
     if not any(shard.rows for (split, _), shard in shards.items() if split == first):
-        reasons = summary.dropped(list(shards.values())).most_common(3)
+        reasons = summary.counted(list(shards.values()), "dropped").most_common(3)
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
         raise UserError(
             f"empty corpus: {job.corpus.spec} has no document with text in the split {first}"
@@ -327,11 +303,7 @@ def _check_rows(job: graph.Job, shards: dict[lifecycle.ShardKey, Shard]) -> None
 
 
 def _print_estimate(
-    options: Options,
-    beam_arguments: list[str],
-    planned: tuple[graph.Job, list[graph.Assignment]],
-    loaded: Vocabulary,
-    lists: list[Given],
+    options: Options, beam: list[str], planned: _Planned, loaded: Vocabulary, lists: list[Given]
 ) -> None:
     from pipeline.building import estimate
 
@@ -343,20 +315,17 @@ def _print_estimate(
         found |= dict.fromkeys(redo)
     kept, to_do = _kept(assignments, found)
     pieces = [assignment.piece for assignment in to_do]
-    is_local = beam_arguments[0] == "--runner=FnApiRunner"
-    local_arguments = beam_arguments if is_local else ["--runner=FnApiRunner"]
+    is_local = beam[0] == "--runner=FnApiRunner"
+    local_arguments = beam if is_local else ["--runner=FnApiRunner"]
     copies = cache_lists.copies(job.folder, job.plan, lists)
     expected = estimate.estimate(job, loaded, pieces, options.workers, local_arguments, copies)
 
     splits = list(job.plan.shards)
-    rows = [
-        ("shards", *(f"{count:,}" for count in job.plan.shards.values())),
-        *(
-            (name, *(expected.counts[split][name] for split in splits))
-            for name in ("documents", "tokens", "rows")
-        ),
-        ("on disk, MB", *(expected.counts[split]["disk"] / 1e6 for split in splits)),
-    ]
+    rows: list[tuple[object, ...]]
+    rows = [("shards", *(f"{count:,}" for count in job.plan.shards.values()))]
+    for name in ("documents", "tokens", "rows"):
+        rows.append((name, *(expected.counts[split][name] for split in splits)))
+    rows.append(("on disk, MB", *(expected.counts[split]["disk"] / 1e6 for split in splits)))
     print(table(("", *splits), rows))
     if job.plan.filters:
         print(summary.rules_table(expected.filtered))

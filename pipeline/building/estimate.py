@@ -1,18 +1,16 @@
 """Estimates a build's size, time and cost by building a sample in a temporary folder.
 
-One random slice of each of several equal stretches of the corpus is built by `graph.build_piece`.
-Counts are scaled by bytes, a ratio estimator (Source: Cochran, Sampling Techniques, chapter 6). The
-reported standard error treats slices as drawn from the whole corpus, which overestimates it. A
-small corpus is built completely, with error 0.
+The sample is a random slice of each of several equal stretches of the corpus. Counts are scaled by
+bytes, a ratio estimator (Source: Cochran, Sampling Techniques, chapter 6), whose standard error
+treats slices as drawn from the whole corpus, an overestimate. A small corpus is built completely.
 """
 
 import bisect
-import contextlib
 import dataclasses
+import functools
 import heapq
 import itertools
 import math
-import multiprocessing
 import os
 import random
 import statistics
@@ -20,10 +18,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 
 from pipeline.building import graph
 from pipeline.filtering.stages import Filters
+from pipeline.runners import processes
 from tasks.cache.manifest import Shard
 from tasks.cache.receipts import finished
 from tasks.reading import cutting
@@ -31,7 +29,6 @@ from tasks.reading.corpus import FilePart, FileRange
 from tasks.reading.formats.registry import FORMATS
 from tasks.reading.sources import Piece
 from tasks.storage import files
-from tasks.terminal import progress
 from tasks.vocabulary import Vocabulary
 
 SAMPLE_BYTES = 16 << 20
@@ -67,30 +64,23 @@ class Quantity:
         return Quantity(self.value / unit, self.variance / unit**2)
 
     def __str__(self) -> str:
-        value = (
-            f"{self.value:,.0f}" if self.value % 1 == 0 or self.value > 100 else f"{self.value:.2f}"
-        )
+        is_whole = self.value % 1 == 0 or self.value > 100
+        value = f"{self.value:,.0f}" if is_whole else f"{self.value:.2f}"
         share = math.sqrt(self.variance) / self.value if self.variance and self.value else 0
         return f"{value} ± {share:.1%}" if share else value
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """The expected size and time of a build.
+    """The expected size and time of a build."""
 
-    Attributes:
-      counts: "documents", "tokens", "rows" and "disk" (bytes) of the whole cache, by split.
-      filtered: documents that filters judge and drop, by the keys of `Filters.tally`.
-      sampled: bytes of the corpus built for the estimate.
-      core_seconds: time for unfinished pieces, summed over local processes.
-      seconds: the runner's wall time on this machine.
-    """
-
+    # "documents", "tokens", "rows" and "disk" (bytes) of the whole cache, by split.
     counts: dict[str, dict[str, Quantity]]
+    # Documents that filters judge and drop, by the keys of `Filters.tally`.
     filtered: dict[tuple[str, str], Quantity]
-    sampled: int
-    core_seconds: float
-    seconds: float
+    sampled: int  # bytes of the corpus built for the estimate
+    core_seconds: float  # time for unfinished pieces, summed over local processes
+    seconds: float  # the runner's wall time on this machine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,21 +104,18 @@ def estimate(
     copies: Mapping[str, str],
     seed: int = 0,
 ) -> Estimate:
-    """Builds a sample in a temporary folder and scales the result up.
+    """Builds a sample of the pieces `to_do` in a temporary folder and scales the result up.
 
-    Args:
-      job: the build; nothing is written to its folder.
-      loaded: vocabulary of the build.
-      to_do: unfinished pieces.
-      workers: number of local processes.
-      runner_arguments: Beam's arguments, to time its runner on an empty job.
-      copies: other files of the cache (exclude lists), by name.
+    `copies` are paths of further files by name; `runner_arguments`, Beam's, to time an empty job.
     """
     generator = random.Random(seed)
-    slices = _draw(job.corpus.pieces, generator)
+    # A small corpus is built as a whole, and timed.
+    slices = timed = list(job.corpus.pieces)
+    if sum(piece.bytes for piece in slices) > SAMPLE_BYTES:
+        slices = _draw(job.corpus.pieces, generator)
+        timed = _spread(timed, _TIMED_BYTES, _TIMED_SLICES * workers, generator)
     nothing = dataclasses.replace(slices[0], parts=(), members=(), bytes=0)
     # Build slices first, so that processes are warm when pieces are timed.
-    timed = _timed(job.corpus.pieces, workers, generator)
     to_build = [*slices, *[nothing] * _EMPTY_PIECES, *timed]
     with tempfile.TemporaryDirectory() as scratch:
         files.write_bytes(files.join(scratch, loaded.record.file_name), loaded.model)
@@ -141,7 +128,10 @@ def estimate(
         graph.run(aside, [], runner_arguments, verbose=False)
         runner_seconds = time.monotonic() - start
     sampled, measured = built[: len(slices)], built[len(slices) :]
-    per_piece, per_byte = _costs(measured)
+    per_piece = statistics.median(each.seconds for each in measured if not each.piece.bytes)
+    longer = [each for each in measured if each.piece.bytes]
+    seconds = sum(each.seconds - per_piece for each in longer)
+    per_byte = max(seconds, 0.0) / sum(each.piece.bytes for each in longer)
     costs = [per_piece + per_byte * piece.bytes for piece in to_do]
     first = {each.process: each for each in sorted(sampled, key=lambda each: -each.begin)}
     loading = max(each.seconds - per_piece - per_byte * each.piece.bytes for each in first.values())
@@ -155,10 +145,8 @@ def estimate(
 
 
 def _draw(pieces: tuple[Piece, ...], generator: random.Random) -> list[Piece]:
-    """Returns all pieces, or random slices stratified by the splits they feed."""
+    """Returns random slices of the pieces, stratified by the splits they feed."""
     total = sum(piece.bytes for piece in pieces)
-    if total <= SAMPLE_BYTES:
-        return list(pieces)
     drawn = []
     for stratum in _strata(pieces).values():
         size = sum(piece.bytes for piece in stratum)
@@ -166,13 +154,6 @@ def _draw(pieces: tuple[Piece, ...], generator: random.Random) -> list[Piece]:
         drawn += _spread(stratum, _SLICE_BYTES, wanted, generator)
     generator.shuffle(drawn)
     return drawn
-
-
-def _timed(pieces: tuple[Piece, ...], workers: int, generator: random.Random) -> list[Piece]:
-    """Returns slices long enough to time, or all pieces of a small corpus."""
-    if sum(piece.bytes for piece in pieces) <= SAMPLE_BYTES:
-        return list(pieces)
-    return _spread(list(pieces), _TIMED_BYTES, _TIMED_SLICES * workers, generator)
 
 
 def _spread(pieces: list[Piece], size: int, wanted: int, generator: random.Random) -> list[Piece]:
@@ -229,23 +210,13 @@ def _cut_parts(piece: Piece, size: int) -> Iterator[tuple[int, int, FilePart]]:
 
 
 def _build(job: graph.Job, pieces: list[Piece], workers: int) -> list[_Built]:
-    sizes = list(itertools.accumulate(piece.bytes for piece in pieces))
-    built = []
-    results: Iterator[_Built]
-    with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(progress.shown("sampling", sizes[-1], 0, "B"))
-        results = map(_time, itertools.repeat(job), pieces, itertools.count())
-        if workers > 1:
-            spawn = multiprocessing.get_context("spawn")
-            pool = stack.enter_context(ProcessPoolExecutor(workers, spawn))
-            results = pool.map(_time, itertools.repeat(job), pieces, range(len(pieces)))
-        for result, done in zip(results, sizes, strict=False):
-            built.append(result)
-            bar.update(done)
-    return built
+    sizes, numbered = [piece.bytes for piece in pieces], list(enumerate(pieces))
+    of = functools.partial, (_time, job)
+    return list(processes.in_order("sampling", *of, numbered, sizes, workers))
 
 
-def _time(job: graph.Job, piece: Piece, number: int) -> _Built:
+def _time(job: graph.Job, numbered: tuple[int, Piece]) -> _Built:
+    number, piece = numbered
     begin = time.monotonic()
     shards = tuple((split, number) for split in piece.splits)
     filters = Filters(job.plan.filters) if job.plan.filters else None
@@ -257,17 +228,8 @@ def _time(job: graph.Job, piece: Piece, number: int) -> _Built:
     for shard in there.values():
         for name in shard.files:
             files.remove(files.join(job.folder, name))
-    return _Built(
-        piece, os.getpid(), begin, seconds, there, filters.tally if filters else Counter()
-    )
-
-
-def _costs(measured: list[_Built]) -> tuple[float, float]:
-    """Returns (seconds per piece, seconds per byte), from empty pieces and long ones."""
-    per_piece = statistics.median(each.seconds for each in measured if not each.piece.bytes)
-    timed = [each for each in measured if each.piece.bytes]
-    seconds = sum(each.seconds - per_piece for each in timed)
-    return per_piece, max(seconds, 0.0) / sum(each.piece.bytes for each in timed)
+    tally = filters.tally if filters else Counter[tuple[str, str]]()
+    return _Built(piece, os.getpid(), begin, seconds, there, tally)
 
 
 def _scale_up(
@@ -279,7 +241,11 @@ def _scale_up(
         mine = [each for each in built if each.piece.splits == key]
         for split in key:
             for name in names:
-                values = [_count(each.shards[split], name) for each in mine]
+                shards = [each.shards[split] for each in mine]
+                if name == "disk":
+                    values = [sum(file.bytes for file in each.files.values()) for each in shards]
+                else:
+                    values = [getattr(each, name) for each in shards]
                 nominal = name == "documents"
                 sizes = [each.piece.bytes if nominal else _text(each) for each in mine]
                 if sum(sizes) > _REPEATED * sum(each.piece.bytes for each in mine):
@@ -297,27 +263,17 @@ def _filtered(pieces: tuple[Piece, ...], built: list[_Built]) -> dict[tuple[str,
         sizes = [each.piece.bytes for each in mine]
         total = sum(piece.bytes for piece in stratum)
         for key in found:
-            found[key] += _ratio(
-                [each.tally[key] for each in mine], sizes, total, sum(sizes) >= total
-            )
+            tallies = [each.tally[key] for each in mine]
+            found[key] += _ratio(tallies, sizes, total, sum(sizes) >= total)
     return found
 
 
 def _text(built: _Built) -> int:
-    """Returns the bytes of text in a slice, by which its counts are scaled.
-
-    The size of a Parquet slice is a guess: texts vary far more in length than in tokens per byte.
-    """
+    """Returns a slice's bytes of text, as a Parquet slice's size is only a guess."""
     form = FORMATS.get(built.piece.format)
     if not form or not form.ranges_are_rows or not built.piece.bytes:
         return built.piece.bytes
     return sum(shard.text_bytes for shard in built.shards.values())
-
-
-def _count(shard: Shard, name: str) -> int:
-    if name == "disk":
-        return sum(entry.bytes for entry in shard.files.values())
-    return getattr(shard, name)
 
 
 def _ratio(values: list[int], sizes: list[int], total: int, whole: bool = False) -> Quantity:

@@ -1,7 +1,6 @@
 """The Beam graph: a map from pieces of the corpus to shards of the cache.
 
-Only descriptions of pieces pass through Beam. One call reads, tokenizes, packs and writes a piece
-in batches of documents, so memory does not depend on its size.
+Only descriptions of pieces pass through Beam; a piece is read and written in bounded memory.
 """
 
 import contextlib
@@ -49,11 +48,9 @@ class Assignment:
 def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None) -> Counter[str]:
     """Reads a piece and writes its shards; returns counts for the job's metrics.
 
-    `filters` count what each rule drops; by default they are made from the plan.
-
-    Raises:
-      UserError: the corpus cannot be read, the cache's vocabulary is not the plan's, or the audit
-        found the fast tokenizer to differ from the library.
+    `filters` count what each rule drops; by default they are made from the plan. Raises a UserError
+    if the corpus cannot be read, the cache's vocabulary is not the plan's, or the audit found the
+    fast tokenizer to differ from the library.
     """
     secret.provide_hf_token(job.hf_token_secret)
     counts: Counter[str] = Counter()
@@ -109,21 +106,17 @@ def _tokenizer(job: Job) -> Iterator[_Loaded]:
 
 
 def for_workers(job: Job) -> Job:
-    """Returns the job without pieces and file list, maybe a million; workers get their own."""
-    record = {key: value for key, value in job.corpus.record.items() if key != "files"}
-    corpus = dataclasses.replace(job.corpus, record=record, pieces=(), notes=())
-    plan = dataclasses.replace(job.plan, corpus=record)
+    """Returns the job without pieces and file list."""
+    corpus = beam_job.without_pieces(job.corpus)
+    plan = dataclasses.replace(job.plan, corpus=corpus.record)
     return dataclasses.replace(job, corpus=corpus, plan=plan)
 
 
-def run(
-    job: Job, assignments: list[Assignment], arguments: list[str], verbose: bool
-) -> Counter[str]:
-    """Runs the assignments with Beam's `arguments`; returns the sums of `build_piece`'s counts.
+def run(job: Job, pieces: list[Assignment], arguments: list[str], verbose: bool) -> Counter[str]:
+    """Runs the pieces with Beam's `arguments`; returns the sums of `build_piece`'s counts.
 
-    If the runner keeps the order, as the local one does, the first shards of every split come
-    first, for runs that follow the build (`tasks.cache.following`).
+    Where order is kept, the first shards of every split come first, for `tasks.cache.following`.
     """
     work = functools.partial(build_piece, for_workers(job))
-    ordered = sorted(assignments, key=lambda each: min(number for _, number in each.shards))
+    ordered = sorted(pieces, key=lambda each: min(number for _, number in each.shards))
     return beam_job.run(work, ordered, job.folder, arguments, verbose)

@@ -1,12 +1,8 @@
-"""Builds a task of several languages: one cache per language, and one summary.
-
-Each cache equals, byte for byte, a build of its language alone. Finished caches are kept,
-interrupted ones continued.
-"""
+"""Builds a task of several languages: one cache each, as a build of the language alone writes."""
 
 import dataclasses
 
-from pipeline.building import advice, engine
+from pipeline.building import engine, summary
 from pipeline.building.options import Options
 from tasks import registry
 from tasks.cache import language_set
@@ -14,7 +10,7 @@ from tasks.cache.manifest import MANIFEST, CacheManifest
 from tasks.mixture import MixtureSpec
 from tasks.reading import languages
 from tasks.storage import files
-from tasks.task import OBJECTIVES, objective_of
+from tasks.task import OBJECTIVES
 from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
 
@@ -58,12 +54,7 @@ def _task(options: Options) -> str:
             "several languages need --name=NAME and, as --task, one of the objectives "
             f"{', '.join(OBJECTIVES)}: each language is then the task NAME_LANGUAGE_OBJECTIVE"
         )
-    task = f"{options.name}_{options.task}"
-    if objective_of(task) != options.task:
-        raise UserError(
-            f"--name={options.name} cannot begin the name of a task {task}: choose another, of "
-            "letters, digits, _, - and ."
-        )
+    task = engine.named_task(options)
     if files.exists(files.join(options.cache_dir, task, MANIFEST)):
         raise UserError(
             f"{files.join(options.cache_dir, task)} is a cache of one corpus: choose another "
@@ -109,7 +100,7 @@ def _report(options: Options, task: str, names: list[str]) -> None:
     rows.append(_row("all", sums, sum(held_out), 1.0, 1.0))
     header = ["language", "documents", "tokens", "rows", "MB", "bytes a token", "held out"]
     print(table([*header, "share of tokens", f"at alpha {_ALPHA}"], rows))
-    command = advice.pretrain(
+    command = summary.next_command(
         registry.get(task, options.task_module), options, held_out=any(held_out)
     )
     sampling = f" --mixing.alpha={_ALPHA}" if len(names) > 1 else ""  # refused where nothing mixes
@@ -121,13 +112,6 @@ def _row(
 ) -> tuple[str, ...]:
     documents, tokens, rows, size = counts
     return (
-        name,
-        f"{documents:,}",
-        f"{tokens:,}",
-        f"{rows:,}",
-        f"{size / 1e6:,.2f}",
-        f"{size / max(tokens, 1):.2f}",
-        f"{held_out:,}",
-        f"{share:.2%}",
-        f"{sampled:.2%}",
+        *(name, f"{documents:,}", f"{tokens:,}", f"{rows:,}", f"{size / 1e6:,.2f}"),
+        *(f"{size / max(tokens, 1):.2f}", f"{held_out:,}", f"{share:.2%}", f"{sampled:.2%}"),
     )

@@ -8,19 +8,19 @@ shards      in any order, each followed by a receipt with its checksums
 info, stats, manifest.json, COMPLETED   in this order, after all shards; the trainer relies on the
             manifest and stock seqio on COMPLETED, so both are deleted before redoing a shard
 
-An extension is a plan with more files: COMPLETED and the manifest are deleted, plan.json is
-replaced, shards are renamed to the new total, and the build continues.
-
-A takedown is a plan with more exclude lists. The lists, the manifest and the lineage of affected
-shards are copied into the folder (see tasks.cache.old_states). COMPLETED, the manifest and the
-affected receipts are deleted, then plan.json is replaced. Until then the remaining receipts fit
-both plans, so the command of either completes the folder.
+An extension, a plan with more files, replaces plan.json and renames shards to the new total. A
+takedown, a plan with more exclude lists, first copies the lists, the manifest and the lineage of
+affected shards (see tasks.cache.old_states), and deletes affected receipts before it replaces
+plan.json; until then the other receipts fit both plans, so the command of either completes the
+folder.
 """
 
+import contextlib
 import dataclasses
+import functools
 import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from typing import Any
@@ -80,17 +80,16 @@ def _marks(folder: str) -> set[str]:
 
 
 def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
-    """Returns the existing plan, equal or to be extended; None for a new cache.
-
-    Raises a UserError if the folder holds a different cache or other files.
-    """
+    """Returns the existing plan, None for a new cache; raises a UserError if it cannot be ours."""
     existing = planned(folder)
     ours = plan_from_dict(json.loads(json.dumps(as_json(plan))))
     if existing is None:
         return _recovered(folder, ours)
     if ours.difference(existing):
-        if _manifest_has(folder, ours):
-            return ours
+        with contextlib.suppress(UserError):
+            # If the manifest has our plan, the different plan.json is damaged.
+            if not ours.difference(CacheManifest.load(folder, check=False).plan):
+                return ours
         if excludes_more(existing, ours):
             return existing
         _check_extends(folder, existing, ours, extend)
@@ -129,14 +128,11 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
 def begin(
     folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool, lists: Sequence[Given] = ()
 ) -> None:
-    """Writes the missing ones of vocabulary, exclude lists, plan mark and plan.json.
+    """Writes the missing ones of vocabulary, exclude lists, plan mark and plan.json, in this order.
 
-    plan.json comes last, because a run that follows the build reads the others once it exists.
-    Shards with newly excluded documents lose their receipts and are rebuilt. `extend`: whether a
-    plan with more files may replace the existing one.
-
-    Raises:
-      UserError: the folder holds a different cache or other files; nothing is changed.
+    A run that follows the build reads the others once plan.json exists. Shards with newly excluded
+    documents lose their receipts and are rebuilt. With `extend`, a plan with more files may replace
+    the existing one. Raises a UserError, and changes nothing, if the folder holds something else.
     """
     existing = check(folder, plan, extend)
     cache_lists.copy(folder, plan, lists)
@@ -171,14 +167,6 @@ def _remove_quarantines(folder: str, plan: Plan) -> None:
             name = shard_file(split, "quarantine", index, count)
             if name in left_out and shard_file(split, "receipt", index, count) not in done:
                 files.remove(files.join(folder, name))
-
-
-def _manifest_has(folder: str, plan: Plan) -> bool:
-    """Returns whether the manifest holds this plan, so that a different plan.json is damaged."""
-    try:
-        return not plan.difference(CacheManifest.load(folder, check=False).plan)
-    except UserError:
-        return False
 
 
 def _check_extends(folder: str, existing: Plan, ours: Plan, extend: bool) -> None:
@@ -248,49 +236,43 @@ def _without_files(plan: Plan) -> Plan:
 
 
 def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
-    """Renames shards from before an extension to their names in `plan`.
+    """Renames shards from before an extension, when splits had `earlier` numbers of shards.
 
-    `earlier`: previous number of shards per split; stock seqio expects the number in the names. The
-    old receipt is deleted last, so the call can be repeated after a kill at any point. Files
+    The old receipt is deleted last, so the call can be repeated after a kill at any point. Files
     without a valid receipt are deleted, and their shards redone.
     """
     names = set(files.list_names(folder))
 
     def rename(key: ShardKey) -> None:
         split, index = key
-        new = {
-            shard_file(split, kind, index, earlier[split]): shard_file(
-                split, kind, index, plan.shards[split]
-            )
-            for kind in SHARD_KINDS
-        }
+        before, after = earlier[split], plan.shards[split]
+        name_of = functools.partial(shard_file, split, index=index)
+        new = {name_of(kind, count=before): name_of(kind, count=after) for kind in SHARD_KINDS}
         *data, receipt = new
         if receipt in names and (shard := read_receipt(files.join(folder, receipt))):
             for name in names.intersection(data):
                 files.rename(files.join(folder, name), files.join(folder, new[name]))
             entries = {new[name]: entry for name, entry in shard.files.items()}
             renamed = dataclasses.replace(shard, files=entries)
-            path = files.join(folder, new[receipt])
-            files.write_json(path, as_json(renamed))
+            files.write_json(files.join(folder, new[receipt]), as_json(renamed))
         for name in names.intersection(new):
             files.remove(files.join(folder, name))
 
     changed = {split: count for split, count in earlier.items() if count != plan.shards[split]}
-    with ThreadPoolExecutor(files.threads(folder)) as pool:
-        # Reading the results raises the threads' exceptions.
-        list(pool.map(rename, _keys(changed)))
+    _each(folder, rename, _keys(changed))
 
 
 def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard | None]:
-    """Returns all shards' receipts by (split, number), None if unfinished, from one listing.
-
-    `check`: whether to compare checksums too, as in `receipts.finished`.
-    """
+    """Returns receipts by (split, number), None if unfinished; `check` compares checksums, too."""
     sizes = files.list_sizes(folder)
     keys = _keys(plan.shards)
+    found = _each(folder, lambda key: finished(folder, plan, *key, sizes, check), keys)
+    return dict(zip(keys, found, strict=True))
+
+
+def _each(folder: str, function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
     with ThreadPoolExecutor(files.threads(folder)) as pool:
-        found = pool.map(lambda key: finished(folder, plan, key[0], key[1], sizes, check), keys)
-        return dict(zip(keys, found, strict=True))
+        return list(pool.map(function, items))  # raises the threads' exceptions
 
 
 def _keys(shards: dict[str, int]) -> list[ShardKey]:
@@ -302,13 +284,9 @@ def invalidate(folder: str, plan: Plan, keys: Iterable[ShardKey] = ()) -> None:
     files.remove(files.join(folder, COMPLETED))
     files.remove(files.join(folder, MANIFEST))
     receipts = {shard_file(split, "receipt", index, plan.shards[split]) for split, index in keys}
-    if not receipts:
-        return
-    for split in plan.shards:
-        receipts_there = files.list_sizes(folder, f"{split}.receipt-").keys() & receipts
-        with ThreadPoolExecutor(files.threads(folder)) as pool:
-            # Reading the results raises the threads' exceptions.
-            list(pool.map(lambda name: files.remove(files.join(folder, name)), receipts_there))
+    for split in plan.shards if receipts else ():
+        there = files.list_sizes(folder, f"{split}.receipt-").keys() & receipts
+        _each(folder, lambda name: files.remove(files.join(folder, name)), there)
 
 
 def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
@@ -317,7 +295,17 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
         split: tuple(shards[split, index] for index in range(count))
         for split, count in plan.shards.items()
     }
-    manifest = _keep_software(folder, CacheManifest(plan, splits, _software(plan)))
+    packages = [*_PACKAGES]
+    if plan.vocabulary.file_name == tokenizer_json.FILE:
+        packages.append("tokenizers")
+    versions = {package: metadata.version(package) for package in packages}
+    manifest = CacheManifest(plan, splits, {"python": platform.python_version(), **versions})
+    with contextlib.suppress(UserError):
+        # A cache that differs only in versions of software is not rewritten.
+        existing = CacheManifest.load(folder)
+        kept = dataclasses.replace(manifest, software=existing.software)
+        if as_json(existing) == as_json(kept):
+            manifest = kept
     wanted = closing_files(manifest)
     stale = [name for name, data in wanted.items() if not _holds(files.join(folder, name), data)]
     if stale:
@@ -328,21 +316,17 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
 
 
 def closing_files(manifest: CacheManifest) -> dict[str, bytes]:
-    """Returns the files that complete a cache, name -> content, in writing order."""
-    splits = manifest.splits
-    return {
-        **{
-            f"info.{split}.json": files.json_bytes(
-                _seqio_info(len(splits[split]), manifest.plan.unit)
-            )
-            for split in splits
-        },
-        **{
-            f"stats.{split}.json": files.json_bytes(_seqio_stats(splits[split])) for split in splits
-        },
-        MANIFEST: manifest.content(),
-        COMPLETED: b"tfrecord",
-    }
+    """Returns a cache's last files in order (source of infos: seqio `beam_utils.py`, GetInfo)."""
+    feature = {"dtype": "int32", "shape": [None]}
+    other = "inputs" if manifest.plan.unit is Unit.PAIR else "document_starts"
+    features = {"features": {other: feature, "targets": feature}}
+    found: dict[str, dict[str, Any]] = {}
+    for split, shards in manifest.splits.items():
+        sizes = {"num_shards": len(shards), "seqio_version": _SEQIO_VERSION}
+        found[f"info.{split}.json"] = {**features, **sizes}
+    found |= {f"stats.{split}.json": _seqio_stats(each) for split, each in manifest.splits.items()}
+    written = {name: files.json_bytes(value) for name, value in found.items()}
+    return {**written, MANIFEST: manifest.content(), COMPLETED: b"tfrecord"}
 
 
 def _holds(path: str, data: bytes) -> bool:
@@ -352,53 +336,16 @@ def _holds(path: str, data: bytes) -> bool:
         return False
 
 
-def _software(plan: Plan) -> dict[str, str]:
-    packages = [*_PACKAGES]
-    if plan.vocabulary.file_name == tokenizer_json.FILE:
-        packages.append("tokenizers")
-    versions = {package: metadata.version(package) for package in packages}
-    return {"python": platform.python_version(), **versions}
-
-
-def _keep_software(folder: str, manifest: CacheManifest) -> CacheManifest:
-    """Keeps a finished cache's software versions if all else is equal, to avoid rewriting it."""
-    try:
-        existing = CacheManifest.load(folder)
-    except UserError:
-        return manifest
-    kept = dataclasses.replace(manifest, software=existing.software)
-    return kept if as_json(existing) == as_json(kept) else manifest
-
-
-def _seqio_info(shards: int, unit: Unit) -> dict[str, object]:
-    """Returns the content of info.SPLIT.json. Source: seqio `beam_utils.py`, GetInfo."""
-    feature = {"dtype": "int32", "shape": [None]}
-    other = "inputs" if unit is Unit.PAIR else "document_starts"
-    return {
-        "features": {other: feature, "targets": feature},
-        "num_shards": shards,
-        "seqio_version": _SEQIO_VERSION,
-    }
-
-
-def _seqio_stats(shards: Iterable[Shard]) -> dict[str, int]:
-    """Returns the content of stats.SPLIT.json: output features without padding and EOS.
-
-    Source: seqio `beam_utils.py`, GetStats.
-    """
-    shards = list(shards)
-    pairs = [shard.pairs for shard in shards if shard.pairs]
-    if pairs:
-        inputs = sum(each.inputs_tokens for each in pairs)
-        return {
-            "examples": sum(shard.rows for shard in shards),
-            "inputs_max_tokens": max(each.longest_inputs for each in pairs),
-            "inputs_tokens": inputs,
-            "targets_max_tokens": max(each.longest_targets for each in pairs),
-            "targets_tokens": sum(shard.text_tokens for shard in shards) - inputs,
-        }
-    return {
+def _seqio_stats(shards: Sequence[Shard]) -> dict[str, int]:
+    """Returns stats.SPLIT.json without padding and EOS, as seqio `beam_utils.py`, GetStats."""
+    found = {
         "examples": sum(shard.rows for shard in shards),
         "targets_max_tokens": max((shard.longest_row for shard in shards), default=0),
         "targets_tokens": sum(shard.text_tokens for shard in shards),
     }
+    if pairs := [shard.pairs for shard in shards if shard.pairs]:
+        found["targets_max_tokens"] = max(each.longest_targets for each in pairs)
+        found["inputs_max_tokens"] = max(each.longest_inputs for each in pairs)
+        found["inputs_tokens"] = sum(each.inputs_tokens for each in pairs)
+        found["targets_tokens"] -= found["inputs_tokens"]
+    return found

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.building.documents import is_fault
@@ -22,9 +22,9 @@ _TEXT_PER_ROW_BYTE = 2.4
 def bad_share(shards: list[Shard], unseen: float = 0.0) -> float:
     """Returns the share of documents left out as faulty.
 
-    Empty documents are not counted: they lose nothing, and some corpora are full of blank lines.
-    Nor are documents left out by choice (listed ones, long pairs). The share `unseen` of the corpus
-    is assumed to have as many documents per byte, none of them faulty.
+    Neither empty documents, of which some corpora are full, nor those left out by choice (listed
+    ones, long pairs) count. The share `unseen` is assumed to have as many documents per byte, all
+    sound.
     """
     bad = sum(
         count for shard in shards for reason, count in shard.dropped.items() if is_fault(reason)
@@ -34,12 +34,7 @@ def bad_share(shards: list[Shard], unseen: float = 0.0) -> float:
 
 
 class Monitor:
-    """State of a running build.
-
-    Attributes:
-      total, before: bytes of the corpus, and those finished before this build.
-      done: bytes finished, plus an estimate for pieces in progress from their file sizes.
-    """
+    """State of a running build."""
 
     def __init__(
         self, folder: str, plan: Plan, kept: dict[Assignment, list[Shard]], to_do: list[Assignment]
@@ -51,6 +46,8 @@ class Monitor:
         self._started = time.monotonic()
         self._seen = self._written = 0
         self.shards = [shard for shards in kept.values() for shard in shards]
+        # Bytes of the corpus: finished before this build; now finished, plus an estimate for pieces
+        # in progress from their file sizes; and in all.
         self.before = self.done = float(self._finished)
         self.total = self._finished + sum(assignment.piece.bytes for assignment in to_do)
 
@@ -74,8 +71,15 @@ class Monitor:
         waiting: list[Assignment] = []
         for each in self._waiting:
             (done if sizes.keys() >= self._names(each, "receipt") else waiting).append(each)
-        self._read(done, sizes)
         self._waiting = waiting
+        for assignment in done:
+            self._finished += assignment.piece.bytes
+            self._seen += assignment.piece.bytes
+            self._written += sum(sizes.get(name, 0) for name in self._names(assignment, "tfrecord"))
+        keys = [key for assignment in done for key in assignment.shards]
+        read = lambda key: finished(self._folder, self._plan, *key, sizes)  # noqa: E731
+        with ThreadPoolExecutor(files.threads(self._folder)) as pool:
+            self.shards += [shard for shard in pool.map(read, keys) if shard]
         rows = re.compile(rf"{re.escape(files.PARTIAL)}.*\.tfrecord-")
         writing = sum(size for name, size in sizes.items() if rows.match(name))
         ratio = self._seen / self._written if self._written else _TEXT_PER_ROW_BYTE
@@ -87,18 +91,6 @@ class Monitor:
             shard_file(split, kind, index, self._plan.shards[split])
             for split, index in assignment.shards
         }
-
-    def _read(self, done: list[Assignment], sizes: Mapping[str, int]) -> None:
-        for assignment in done:
-            self._finished += assignment.piece.bytes
-            self._seen += assignment.piece.bytes
-            self._written += sum(sizes.get(name, 0) for name in self._names(assignment, "tfrecord"))
-        keys = [key for assignment in done for key in assignment.shards]
-        with ThreadPoolExecutor(files.threads(self._folder)) as pool:
-            found = pool.map(
-                lambda key: finished(self._folder, self._plan, key[0], key[1], sizes), keys
-            )
-            self.shards += [shard for shard in found if shard]
 
 
 @contextlib.contextmanager

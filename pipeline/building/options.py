@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from pipeline.runners import beam_options
 from tasks.cache.manifest import SEPARATORS, TEXT_PACKINGS, TOO_LONG
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.task import OBJECTIVES
@@ -124,3 +125,4 @@ class Options:
         "workers also import it",
     )
     verbose: bool = field(False, "show Beam's log")
+    beam: tuple[str, ...] = field((), "Beam's flags", rest=beam_options.refuse_unknown)

@@ -22,12 +22,8 @@ def framed(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (uint8 bytes of TFRecords, int64[rows + 1] bounds of records).
 
-    Args:
-      targets: ids of all rows, concatenated; at most 2**31 - 1.
-      lengths: [rows] ids per row.
-      others: values of the other feature of all rows, concatenated.
-      counts: [rows] values of that feature per row.
-      name: the other feature's name, alphabetically before "targets".
+    `targets` are the ids of all rows, concatenated, `lengths` per row; `others` and `counts` the
+    same of the other feature, whose `name` is alphabetically before "targets". Ids are below 2**31.
     """
     room = _OVERHEAD * len(lengths) + 5 * (len(targets) + len(others))
     out = np.empty(room, np.uint8)
@@ -37,9 +33,11 @@ def framed(
         others.astype(np.int32, copy=False), counts.astype(np.int64, copy=False),
         np.frombuffer(name.encode(), np.uint8), out, bounds,
     )  # fmt: skip
-    out = out[:size]
-    _checksums(out, bounds)
-    return out, bounds
+    view = memoryview(out.data)
+    for begin, end in itertools.pairwise(bounds.tolist()):
+        struct.pack_into("<I", view, begin + 8, length_crc(end - begin - FRAMING_BYTES))
+        struct.pack_into("<I", view, end - 4, masked_crc(view[begin + _BEFORE : end - 4]))
+    return out[:size], bounds
 
 
 @compiled
@@ -52,14 +50,6 @@ def text_tokens(targets: np.ndarray, lengths: np.ndarray, pad: int, eos: int) ->
             counts[row] += targets[token] != pad and targets[token] != eos
             token += 1
     return counts
-
-
-def _checksums(out: np.ndarray, bounds: np.ndarray) -> None:
-    """Fills in the framing's checksums with a native library."""
-    view = memoryview(out.data)
-    for begin, end in itertools.pairwise(bounds.tolist()):
-        struct.pack_into("<I", view, begin + 8, length_crc(end - begin - FRAMING_BYTES))
-        struct.pack_into("<I", view, end - 4, masked_crc(view[begin + _BEFORE : end - 4]))
 
 
 @compiled(inline="always")

@@ -1,16 +1,34 @@
 """Reports of a build: the final table, and the table of filter rules."""
 
+import glob
+import os
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pipeline.building import advice, graph, lifecycle
+from pipeline.building import graph, lifecycle
 from pipeline.building.options import Options
 from pipeline.filtering.stages import ALONE, FIRST, JUDGED
 from tasks import registry
 from tasks.cache.manifest import Shard
+from tasks.task import TaskSpec
 from tasks.terminal.table import table
 from tasks.unit import SIDES
+
+# Device files of accelerator drivers.
+_DEVICES = ("/dev/nvidia[0-9]*", "/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
+# Architecture -> preset for an accelerator, and one that learns something on a CPU.
+_PRESETS = {
+    "encoder": ("bert_base", "bert_mini"),
+    "encoder_decoder": ("t5_1_1_small", "t5_1_1_mini"),
+    "decoder": ("lm_small", "llama_mini"),
+}
+# A GPU with 8 GB holds an eighth of T5's batch of 128 rows.
+_ON_ACCELERATOR = ("--microbatches=8", "--model.dtype=bfloat16")
+# A CPU makes about two updates with this many positions per second, in less than 4 GB.
+_CPU_POSITIONS = 8192
+_CPU_STEPS = 2000
 
 
 def show(
@@ -21,10 +39,7 @@ def show(
     seconds: float,
     advise: bool,
 ) -> None:
-    """Prints what a build wrote and omitted, its speed and, if `advise`, the next command.
-
-    `shards` are all shards, by (split, number); `read_bytes` of the corpus were read by this build.
-    """
+    """Prints what a build wrote and omitted, its speed and, if `advise`, the next command."""
     plan = job.plan
     columns = {
         split: [shards[split, index] for index in range(count)]
@@ -38,7 +53,7 @@ def show(
     )
     if advise:
         task = registry.get(plan.task, options.task_module)
-        print(f"next: {advice.pretrain(task, options, held_out)}")
+        print(f"next: {next_command(task, options, held_out)}")
     if not held_out:
         print(
             f"{plan.task} has no validation split, as no document was held out: to evaluate the "
@@ -74,18 +89,14 @@ def _rows(columns: list[list[Shard]]) -> Iterator[tuple[str, ...]]:
                 yield row(f"cut {side}", cut)
         if any(split := totals("split_documents")):
             yield row("split pairs", split)
-    for name, count in (("left out", dropped), ("edited", _edits)):
-        for what in sorted(count(every)):
-            yield row(f"{name}: {what}", [count(shards)[what] for shards in columns])
+    for name, field in (("left out", "dropped"), ("edited", "edits")):
+        for what in sorted(counted(every, field)):
+            yield row(f"{name}: {what}", [counted(shards, field)[what] for shards in columns])
 
 
-def dropped(shards: list[Shard]) -> Counter[str]:
-    """Returns the number of omitted documents by reason."""
-    return sum((Counter(shard.dropped) for shard in shards), Counter())
-
-
-def _edits(shards: list[Shard]) -> Counter[str]:
-    return sum((Counter(shard.edits) for shard in shards), Counter())
+def counted(shards: list[Shard], field: str) -> Counter[str]:
+    """Returns the sum of the counts in a field, "dropped" or "edits"."""
+    return sum((Counter(getattr(shard, field)) for shard in shards), Counter())
 
 
 def rules_table(counts: Mapping[tuple[str, str], Any]) -> str:
@@ -95,3 +106,27 @@ def rules_table(counts: Mapping[tuple[str, str], Any]) -> str:
         if kind == ALONE:
             rows.append((reason, str(counts[kind, reason]), str(counts[FIRST, reason])))
     return table(("", "would drop", "is the first to"), rows)
+
+
+def next_command(task: TaskSpec, options: Options, held_out: bool) -> str:
+    """Returns a trainer.pretrain command for this machine; `held_out`: if text was held out."""
+    on_accelerator, on_cpu = _PRESETS[task.objective.architectures[0]]
+    if "prefix" in task.objective.features:
+        on_cpu = "mini_primer_ez"  # Llama has no bidirectional prefixes
+    wants_cpu = os.environ.get("JAX_PLATFORMS", "") == "cpu"
+    if not wants_cpu and any(map(glob.glob, _DEVICES)):
+        preset, size = on_accelerator, _ON_ACCELERATOR
+    else:
+        rows = max(1, _CPU_POSITIONS // (task.lengths.inputs + task.lengths.targets))
+        rows = 1 << (rows.bit_length() - 1)
+        preset, size = on_cpu, (f"--batch_size={rows}", f"--train_steps={_CPU_STEPS}")
+    arguments = [
+        f"--preset={preset}",
+        f"--task={task.name}",
+        f"--cache_dir={options.cache_dir}",
+        "--model_dir=model",
+        *size,
+        *([] if held_out else ["--evaluation.every_steps=0"]),
+        *([f"--task_module={options.task_module}"] if options.task_module else []),
+    ]
+    return shlex.join(["python", "-m", "trainer.pretrain", *arguments])

@@ -15,19 +15,10 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import parquet
 
 from pipeline.building.rows import framed, text_tokens
-from tasks.cache.manifest import (
-    LINEAGE_COLUMNS,
-    PAIR_INDEX,
-    ROW_INDEX,
-    FileEntry,
-    PairCounts,
-    Plan,
-    Shard,
-    as_json,
-    shard_file,
-)
+from tasks.cache import manifest
 from tasks.cache.pack import Documents, Pairs, Rows, packer
 from tasks.storage import files
 from tasks.unit import SIDES, Unit
@@ -37,27 +28,27 @@ _SAMPLES = 3
 # Lineage rows per Parquet row group, fixed so that bytes do not depend on batch sizes.
 _LINEAGE_GROUP = 1 << 16
 _LINEAGE = pa.schema(
-    zip(LINEAGE_COLUMNS, (pa.string(), pa.int64(), pa.int32(), pa.int64(), pa.int64()), strict=True)
+    zip(
+        manifest.LINEAGE_COLUMNS,
+        (pa.string(), pa.int64(), pa.int32(), pa.int64(), pa.int64()),
+        strict=True,
+    )
 )
 
 
 class ShardWriter:
-    """Writer of one shard: the end of the `with` block finishes it, an error removes it.
+    """Writer of one shard: the end of the `with` block finishes it, an error removes it."""
 
-    `cut_paragraphs` and filter `edits`, by kind, are counted for the receipt.
-    """
-
-    def __init__(self, folder: str, plan: Plan, split: str, index: int):
+    def __init__(self, folder: str, plan: manifest.Plan, split: str, index: int):
         self._folder = folder
-        self._name = lambda kind: shard_file(split, kind, index, plan.shards[split])
+        self._name = lambda kind: manifest.shard_file(split, kind, index, plan.shards[split])
         self.unit = plan.unit
-        self._index_type = PAIR_INDEX if plan.unit is Unit.PAIR else ROW_INDEX
+        self._index_type = manifest.PAIR_INDEX if plan.unit is Unit.PAIR else manifest.ROW_INDEX
         special = plan.vocabulary.special_ids
         self._unspoken = (-1 if special.pad is None else special.pad), special.eos
         self._packer = packer(plan.packing, plan.row_tokens, plan.separator, special.eos)
-        self._pair_counts = dict.fromkeys(
-            (field.name for field in dataclasses.fields(PairCounts)), 0
-        )
+        names = (field.name for field in dataclasses.fields(manifest.PairCounts))
+        self._pair_counts = dict.fromkeys(names, 0)
         self._index: list[np.ndarray] = []
         self._lineage: list[pa.Table] = []
         self._files: dict[str, _HashedFile] = {}
@@ -71,14 +62,11 @@ class ShardWriter:
         self.edits: Counter[str] = Counter()
 
     def __enter__(self) -> "ShardWriter":
-        from pyarrow import parquet
-
         self._stack = contextlib.ExitStack()
         with self._stack:
             self._records = self._open("tfrecord")
-            self._documents = parquet.ParquetWriter(
-                self._open("documents"), _LINEAGE, compression="zstd"
-            )
+            file = self._open("documents")
+            self._documents = parquet.ParquetWriter(file, _LINEAGE, compression="zstd")
             self._stack.push(self._abandon)
             self._stack = self._stack.pop_all()
         return self
@@ -114,10 +102,7 @@ class ShardWriter:
     def quarantine(
         self, name: str | None, location: str, reason: str, value: Any = None, text: str = ""
     ) -> None:
-        """Records a document left out of the cache, with a rule's measurement `value`.
-
-        The excerpt `text` is kept for the first documents of each reason.
-        """
+        """Records a document left out of the cache; keeps the first texts of each reason."""
         if "quarantine" not in self._files:
             self._open("quarantine")
         entry = {"id": name, "location": location, "reason": reason}
@@ -129,14 +114,9 @@ class ShardWriter:
         self._files["quarantine"].write(line.encode() + b"\n")
         self._dropped[reason] = self._dropped.get(reason, 0) + 1
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         if kind is not None:
-            self._stack.__exit__(kind, error, trace)
+            self._stack.__exit__(kind, *error)
             return
         with self._stack:
             self._write(self._packer.finish())
@@ -144,17 +124,17 @@ class ShardWriter:
             self._documents.close()
             index = np.concatenate([np.zeros(0, self._index_type), *self._index])
             np.save(self._open("rows"), index, allow_pickle=False)
-        shard = Shard(
+        shard = manifest.Shard(
             files={self._name(kind): file.entry() for kind, file in sorted(self._files.items())},
             dropped=dict(sorted(self._dropped.items())),
-            pairs=PairCounts(**self._pair_counts) if self.unit is Unit.PAIR else None,
+            pairs=manifest.PairCounts(**self._pair_counts) if self.unit is Unit.PAIR else None,
             adopted=None,
             cut_paragraphs=self.cut_paragraphs or None,
             edits=dict(sorted(self.edits.items())) or None,
             **self._counts,
         )
         receipt = files.join(self._folder, self._name("receipt"))
-        files.write_json(receipt, as_json(shard))
+        files.write_json(receipt, manifest.as_json(shard))
 
     def _open(self, kind: str) -> "_HashedFile":
         path = files.join(self._folder, self._name(kind))
@@ -187,24 +167,15 @@ class ShardWriter:
         index["documents"] = self._pieces + np.cumsum(starts) - starts
         self._index.append(index)
         self._records.write(data)
-        self._add_lineage(
-            [
-                rows.ids,
-                self._counts["rows"] + rows.row,
-                rows.position.astype(np.int32),
-                rows.piece_tokens,
-                rows.document_offset,
-            ]
-        )
+        places = (self._counts["rows"] + rows.row, rows.position.astype(np.int32))
+        columns = [rows.ids, *places, rows.piece_tokens, rows.document_offset]
+        self._lineage.append(pa.table(columns, schema=_LINEAGE))
+        self._write_lineage(at_least=_LINEAGE_GROUP)
         self._pieces += len(rows.ids)
         self._counts["rows"] += len(tokens)
         self._counts["tokens"] += int(tokens.sum())
         self._counts["text_tokens"] += int(text.sum())
         self._counts["longest_row"] = max(self._counts["longest_row"], int(text.max()))
-
-    def _add_lineage(self, columns: list[Any]) -> None:
-        self._lineage.append(pa.table(columns, schema=_LINEAGE))
-        self._write_lineage(at_least=_LINEAGE_GROUP)
 
     def _write_lineage(self, at_least: int) -> None:
         if sum(map(len, self._lineage)) < at_least:
@@ -238,5 +209,5 @@ class _HashedFile(io.RawIOBase):
     def discard(self) -> None:
         self._file = None
 
-    def entry(self) -> FileEntry:
-        return FileEntry(self.bytes, self._hash.hexdigest())
+    def entry(self) -> manifest.FileEntry:
+        return manifest.FileEntry(self.bytes, self._hash.hexdigest())

@@ -3,7 +3,6 @@
 import json
 import math
 import mmap
-import os
 from typing import Any
 
 import numpy as np
@@ -35,21 +34,15 @@ class Arrays:
     """The arrays of a file written by `write`; raises a ValueError if truncated or malformed."""
 
     def __init__(self, path: str):
-        self._path = path
+        self._path, size = path, files.size(path)
+        if size < _LENGTH:
+            raise ValueError(f"{path} is truncated")
         self._data: mmap.mmap | None = None
-        if files.is_remote(path):
-            length = int.from_bytes(self._bytes(0, _LENGTH), "little")
-            head = self._bytes(_LENGTH, length)
-            size = files.size(path)
-        else:
+        if not files.is_remote(path):
             with open(files.local_path(path), "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < _LENGTH:
-                    raise ValueError(f"{path} is truncated")
                 self._data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            length = int.from_bytes(self._data[:_LENGTH], "little")
-            head = self._data[_LENGTH : _LENGTH + length]
-        value = json.loads(head)
+        length = int.from_bytes(self._bytes(0, _LENGTH), "little")
+        value = json.loads(self._bytes(_LENGTH, length))
         self._begin = _LENGTH + length
         if size != self._begin + value["bytes"]:
             raise ValueError(f"{path} is truncated")
@@ -84,8 +77,8 @@ class Arrays:
         return np.frombuffer(self._bytes(start, (end - begin) * dtype.itemsize), dtype)
 
     def _bytes(self, start: int, count: int) -> bytes:
-        if not count:
-            return b""
+        if self._data is not None or not count:
+            return self._data[start : start + count] if self._data else b""
         return Store(self._path).ask(
             lambda fs, inside: fs.cat_file(inside, start=start, end=start + count)
         )

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pipeline.deduplication import arrays, kernels
 from pipeline.deduplication.contamination import Judge
 from pipeline.deduplication.edges import Pieces
-from pipeline.deduplication.plan import EDGES, LIST, PREFIXES, Job, partitions
+from pipeline.deduplication.plan import EDGES, LIST, PARAGRAPH, PREFIXES, Job, partitions
 from pipeline.deduplication.signatures import COUNTS
 from pipeline.excluding import lists
 from tasks.storage import files
@@ -31,18 +31,15 @@ _EXACT, _NEAR, _CONTAMINATED = range(3)
 
 @dataclasses.dataclass
 class Result:
-    """The findings of a search.
+    """The findings of a search."""
 
-    Attributes:
-      counts: "documents", "text_bytes", "units", "groups"; by reason "exact", "near",
-        "contaminated"; "candidates" that share a band with an earlier unit, and "unlike" ones among
-        them; "repeated" ids; "places" entries that need a place.
-      sizes: number of clusters by size in units.
-      unlike_twin: expected near duplicates less similar to the kept twin than `Rules.wanted`.
-    """
-
+    # "documents", "text_bytes", "units", "groups"; by reason "exact", "near", "contaminated";
+    # "candidates" that share a band with an earlier unit, and "unlike" ones among them; "repeated"
+    # ids; "places" entries that need a place.
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
+    # Number of clusters by size in units.
     sizes: dict[int, int] = dataclasses.field(default_factory=dict)
+    # Expected near duplicates less similar to the kept twin than `Rules.wanted`.
     unlike_twin: float = 0
 
 
@@ -64,7 +61,14 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
         for name, count in zip(("candidates", "unlike"), found.read("counts"), strict=True):
             result.counts[name] += int(count)
     kernels.flatten(roots)
-    _count_clusters(roots, result)
+    others = kernels.others_of(roots)
+    sizes: Counter[int] = Counter()
+    for begin in range(0, len(others), _BLOCK):
+        some = others[begin : begin + _BLOCK]
+        found_sizes, counts = np.unique(some[some > 0], return_counts=True)
+        sizes.update(dict(zip((found_sizes + 1).tolist(), counts.tolist(), strict=True)))
+    result.sizes = dict(sorted(sizes.items()))
+    result.counts["groups"] = sizes.total()
     shared = np.concatenate(repeated)
     result.counts.update(units=total, repeated=len(shared))
     judge = Judge(job, opened.opened) if job.contaminated else None
@@ -86,34 +90,16 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
     return result
 
 
-def _count_clusters(roots: np.ndarray, result: Result) -> None:
-    others = kernels.others_of(roots)
-    sizes: Counter[int] = Counter()
-    for begin in range(0, len(others), _BLOCK):
-        some = others[begin : begin + _BLOCK]
-        found, counts = np.unique(some[some > 0], return_counts=True)
-        sizes.update(dict(zip((found + 1).tolist(), counts.tolist(), strict=True)))
-    result.sizes = dict(sorted(sizes.items()))
-    result.counts["groups"] = sizes.total()
-
-
 @dataclasses.dataclass(frozen=True)
 class _Clusters:
-    """Clusters of all pieces.
-
-    Attributes:
-      roots: the unit kept instead of each unit; a kept unit's is itself.
-      firsts: the first unit with the same text as each unit.
-      judge: finds contaminated units; None without evaluation sets.
-      repeated: uint64[ids, 2], sorted digests of ids shared by several documents.
-    """
+    """Clusters of all pieces."""
 
     job: Job
     pieces: Pieces
-    roots: np.ndarray
-    firsts: np.ndarray
-    judge: Judge | None
-    repeated: np.ndarray
+    roots: np.ndarray  # the unit kept instead of each unit; a kept unit's is itself
+    firsts: np.ndarray  # the first unit with the same text as each unit
+    judge: Judge | None  # finds contaminated units; None without evaluation sets
+    repeated: np.ndarray  # uint64[ids, 2], sorted digests of ids shared by several documents
     unlike: np.ndarray
 
     def write_entries(
@@ -137,14 +123,15 @@ class _Clusters:
         twins = self._names(roots)
         similarity = np.full(len(units), np.nan, np.float32)
         if self.job.rules.near and len(units):
-            equal = self._equal(here[units], roots)
+            signatures = self.pieces.signatures
+            equal = (signatures(here[units]) == signatures(roots)).sum(1)
             similarity = self.job.rules.estimate(equal).astype(np.float32)
             result.unlike_twin += float(self.unlike[equal[reasons == _NEAR]].sum())
         if self.judge and contaminated:
             more, examples = contaminated
             units = np.concatenate([units, more])
             reasons = np.concatenate([reasons, np.full(len(more), _CONTAMINATED)])
-            twins += [self.judge.name(example) for example in examples.tolist()]
+            twins += [self.judge.grams.name(example) for example in examples.tolist()]
             nothing = np.full(len(more), np.nan, np.float32)
             similarity = np.concatenate([similarity, nothing])
         owners = own.read("owner")[units].astype(np.int64)
@@ -180,10 +167,6 @@ class _Clusters:
                 found[place] = data[bounds[owner] : bounds[owner + 1]].tobytes().decode()
         return found
 
-    def _equal(self, units: np.ndarray, roots: np.ndarray) -> np.ndarray:
-        """Returns int64[units], signature values that each unit shares with its root."""
-        return (self.pieces.signatures(units) == self.pieces.signatures(roots)).sum(1)
-
 
 def _has(pairs: np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
     if not len(pairs) or not len(high):
@@ -200,24 +183,23 @@ def _merge(job: Job, scratch: str, pieces: int, header: dict[str, Any], result: 
         for number in range(pieces)
     ]
     highs = [batch.column("high").to_numpy() for batch in spilled]  # mapped
-    parts = partitions(sum(map(len, spilled)))
+    entries = sum(map(len, spilled))
+    parts = partitions(entries)
     marks = np.arange(1, parts, dtype=np.uint64) * np.uint64(1 << 56) * np.uint64(PREFIXES // parts)
     bounds = [[0, *np.searchsorted(high, marks).tolist(), len(high)] for high in highs]
-    entries = sum(map(len, spilled))
-    paragraphs = entries if job.rules.unit == "paragraph" else 0
-    counts = {
-        "documents": entries - paragraphs,
-        "paragraphs": paragraphs,
-        "places": result.counts["places"],
-    }
+    paragraphs = entries if job.rules.unit == PARAGRAPH else 0
+    counts = {"documents": entries - paragraphs, "paragraphs": paragraphs}
+    counts["places"] = result.counts["places"]
+
+    def columns(part: int) -> dict[str, pa.ChunkedArray]:
+        some = pa.Table.from_batches(
+            batch.slice(bound[part], bound[part + 1] - bound[part])
+            for batch, bound in zip(spilled, bounds, strict=True)
+        )
+        keys = [some.column(name).to_numpy() for name in ("paragraph", "place", "low", "high")]
+        ordered = some.take(np.lexsort(keys)).combine_chunks()
+        return dict(zip(ordered.column_names, ordered.columns, strict=True))
+
+    full = {**header, "reasons": _REASONS, "counts": counts}
     with files.atomic_write(files.join(job.folder, LIST)) as file:
-        writer = lists.Writer(file, {**header, "reasons": _REASONS, "counts": counts})
-        for part in range(parts):
-            some = pa.Table.from_batches(
-                batch.slice(bound[part], bound[part + 1] - bound[part])
-                for batch, bound in zip(spilled, bounds, strict=True)
-            )
-            keys = [some.column(name).to_numpy() for name in ("paragraph", "place", "low", "high")]
-            ordered = some.take(np.lexsort(keys)).combine_chunks()
-            writer.add({name: ordered.column(name) for name in ordered.column_names})
-        writer.close()
+        lists.write(file, full, map(columns, range(parts)))

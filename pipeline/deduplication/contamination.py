@@ -3,41 +3,66 @@
 Words are lower-case letters and digits without punctuation, as in both sources.
 
 Sources: Brown et al. 2020 (GPT-3, arXiv:2005.14165), appendix C: n-grams of 13 words, down to 8 for
-shorter examples; one shared n-gram is a collision, and n-grams that collide with more than 10
-training documents are ignored. Gao et al. 2020 (The Pile, arXiv:2101.00027) use the same 13-grams.
-Chowdhery et al. 2022 (PaLM, arXiv:2204.02311), section 8: 70 % of an example's 8-grams.
-Differences: GPT-3 cuts 200 characters around a collision, and drops documents cut into more than
-ten parts; here the whole unit is dropped, which is a line if units are paragraphs.
+shorter examples; n-grams that collide with more than 10 training documents are ignored. Gao et al.
+2020 (The Pile, arXiv:2101.00027) use the same. Chowdhery et al. 2022 (PaLM, arXiv:2204.02311),
+section 8: 70 % of an example's 8-grams. GPT-3 cuts 200 characters around a collision, and drops
+documents cut into more than ten parts; here the whole unit is dropped, a document or a line.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.deduplication import arrays, kernels
 from pipeline.deduplication.plan import GRAMS, Job
-from pipeline.deduplication.words import Words, text_bytes
+from pipeline.tokenizer.fast_tokenizer import buffers
 from tasks.reading import sources
 from tasks.storage import files
+from tasks.unit import SIDES
 
 _SIEVE_BITS = (16, 30)  # minimum and maximum; eight bits per n-gram between them
 
 
-class Grams:
-    """The n-grams of all examples: sorted hashes, and the examples that contain each.
+class Words:
+    """Hashes of words and texts; each call overwrites the buffer."""
 
-    Attributes:
-      known: uint64, sorted.
-      bounds: int64[known + 1], ranges in `examples`.
-      examples: int32, numbers of examples.
-      totals: int64[examples], distinct n-grams per example.
-    """
+    def __init__(self) -> None:
+        self._table = kernels.character_table()
+        self._words = np.empty(0, np.uint64)
+
+    def __call__(
+        self, data: np.ndarray, begins: np.ndarray, ends: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns (words' hashes, their bounds, exact hashes), see `kernels.words_of`."""
+        if len(self._words) < len(data) + len(begins):
+            self._words = np.empty(len(data) + len(begins), np.uint64)
+        bounds = np.zeros(len(begins) + 1, np.int64)
+        exact = np.empty((len(begins), 2), np.uint64)
+        kernels.words_of(data, begins, ends, self._table, self._words, bounds, exact)
+        return self._words, bounds, exact
+
+
+def text_bytes(batch: pa.RecordBatch) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (uint8 bytes, int64[texts + 1] bounds) of texts, or of pairs with joined sides."""
+    if "text" in batch.schema.names:
+        texts = batch.column("text")
+    else:
+        sides = (batch.column(side).cast(pa.large_string()).fill_null("") for side in SIDES)
+        texts = pc.binary_join_element_wise(*sides, pa.scalar("\n", pa.large_string()))
+    return buffers(texts.cast(pa.large_string()).fill_null(""))
+
+
+class Grams:
+    """The n-grams of all examples: sorted hashes, and the examples that contain each."""
 
     def __init__(self, opened: arrays.Arrays):
-        self.known = opened.read("known")
-        self.bounds, self.examples = opened.read("bounds"), opened.read("examples")
-        self.totals = opened.read("totals")
+        self.known = opened.read("known")  # uint64, sorted
+        self.bounds = opened.read("bounds")  # int64[known + 1], ranges in `examples`
+        self.examples = opened.read("examples")  # int32, numbers of examples
+        self.totals = opened.read("totals")  # int64[examples], distinct n-grams per example
         self._names, self._name_bounds = opened.read("names"), opened.read("name_bounds")
         bits = min(max(_SIEVE_BITS[0], (8 * len(self.known)).bit_length()), _SIEVE_BITS[1])
         self._sieve = np.zeros(1 << bits, np.bool_)
@@ -67,17 +92,18 @@ class Summary(NamedTuple):
 
 
 def write_grams(folder: str, sets: list[sources.Corpus], ngram: int) -> list[Summary]:
-    """Writes the n-grams of the evaluation sets; returns a summary of each.
-
-    Memory is about 50 bytes per n-gram. Examples with the same n-grams count as one.
-    """
+    """Writes the sets' n-grams, about 50 bytes of memory each; returns a summary of each set."""
     reader = Words()
     hashes, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     names: list[str] = []
     summaries = []
     for corpus in sets:
         before, short, grams = len(names), 0, 0
-        for ids, words, bounds in _read(corpus, reader):
+        read = (batch for piece in corpus.pieces for _, batch in sources.read(corpus, piece))
+        for batch in read:
+            data, text_bounds = text_bytes(batch)
+            words, bounds, _ = reader(data, text_bounds[:-1], text_bounds[1:])
+            ids = batch.column("id").to_pylist()
             found, ends = kernels.grams_of(words, bounds, ngram, kernels.gram_factors(ngram))
             counts = np.diff(ends)
             hashes.append(found)
@@ -104,24 +130,14 @@ def write_grams(folder: str, sets: list[sources.Corpus], ngram: int) -> list[Sum
     return summaries
 
 
-def _read(
-    corpus: sources.Corpus, reader: Words
-) -> Iterator[tuple[list[str], np.ndarray, np.ndarray]]:
-    for piece in corpus.pieces:
-        for _, batch in sources.read(corpus, piece):
-            data, bounds = text_bytes(batch)
-            words, word_bounds, _ = reader(data, bounds[:-1], bounds[1:])
-            yield batch.column("id").to_pylist(), words, word_bounds
-
-
 class Judge:
     """Decides which units are contaminated, once all pieces are read (twice, one at a time)."""
 
     def __init__(self, job: Job, pieces: Sequence[arrays.Arrays]):
-        self._rules, self._grams = job.rules, Grams.open(job.folder)
-        self._counted = np.ones(len(self._grams.known), bool)
+        self._rules, self.grams = job.rules, Grams.open(job.folder)
+        self._counted = np.ones(len(self.grams.known), bool)
         if job.rules.common:
-            units = np.zeros(len(self._grams.known), np.int64)
+            units = np.zeros(len(self.grams.known), np.int64)
             for piece in pieces:
                 units += np.bincount(piece.read("grams")[:, 1], minlength=len(units))
             self._counted = units <= job.rules.common
@@ -131,17 +147,14 @@ class Judge:
         units, grams = piece.read("grams").astype(np.int64).T
         kept = self._counted[grams]
         units, grams = units[kept], grams[kept]
-        begins = self._grams.bounds[grams]
-        counts = self._grams.bounds[grams + 1] - begins
+        begins = self.grams.bounds[grams]
+        counts = self.grams.bounds[grams + 1] - begins
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        examples = self._grams.examples[np.repeat(begins, counts) + offsets]
+        examples = self.grams.examples[np.repeat(begins, counts) + offsets]
         pairs = np.stack([np.repeat(units, counts), examples], 1)
         pairs, shared = np.unique(pairs, axis=0, return_counts=True)
         # 0.28 of 25 n-grams is 7, not floating point's 7.000000000000001.
-        needed = self._rules.share * self._grams.totals[pairs[:, 1]] - 1e-9
+        needed = self._rules.share * self.grams.totals[pairs[:, 1]] - 1e-9
         enough = shared >= np.maximum(1, needed)
         found, first = np.unique(pairs[enough, 0], return_index=True)
         return found, pairs[enough, 1][first]
-
-    def name(self, example: int) -> str:
-        return self._grams.name(example)

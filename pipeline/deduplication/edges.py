@@ -19,14 +19,10 @@ _LEADERS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """The opened files of all pieces, by number.
-
-    Units are numbered through the corpus; `starts`, int64[pieces + 1], has each piece's first
-    number.
-    """
+    """The opened files of all pieces, by number; units are numbered through the corpus."""
 
     opened: list[arrays.Arrays]
-    starts: np.ndarray
+    starts: np.ndarray  # int64[pieces + 1], each piece's first number
 
     @classmethod
     def open(cls, job: Job, count: int) -> "Pieces":

@@ -11,43 +11,26 @@ exclude.arrow, report.json; then the stages' files are deleted
 The same command resumes and keeps existing files.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from pipeline.deduplication import arrays, contamination
+from pipeline.deduplication import arrays, contamination, plan
 from pipeline.deduplication.clusters import write_list
 from pipeline.deduplication.edges import write_partition
 from pipeline.deduplication.options import Options
-from pipeline.deduplication.plan import (
-    EDGES,
-    GRAMS,
-    LIST,
-    NONE,
-    PARAGRAPH,
-    PLAN,
-    REPORT,
-    SIGNATURES,
-    STAGES,
-    Job,
-    partitions,
-    record,
-)
+from pipeline.deduplication.plan import EDGES, LIST, NONE, REPORT, SIGNATURES, Job
 from pipeline.deduplication.report import as_json, text
 from pipeline.deduplication.signatures import write_piece
 from pipeline.excluding import lists
-from pipeline.runners import beam_job, dataflow, portable, secret
+from pipeline.runners import beam_job, secret
 from tasks.reading import sources
 from tasks.storage import files, lock
-from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
-from tasks.terminal.polling import polling
 from tasks.unit import Unit
 
 # MinHash values per unit: seven times the published maximum, Lee et al. (arXiv:2107.06499).
@@ -55,13 +38,10 @@ _MOST_VALUES = 1 << 16
 
 
 def search(options: Options, beam_arguments: list[str]) -> None:
-    """Writes the exclude list of a corpus into `options.output` and prints a report.
-
-    Finished files survive errors: UserErrors, and OSErrors if the folder cannot be written.
-    """
+    """Writes the exclude list of a corpus into `options.output` and prints a report."""
     spec = sources.parse(options.corpus)
-    if options.unit == PARAGRAPH and spec.unit is Unit.PAIR:
-        raise UserError(f"--unit={PARAGRAPH} is for texts, and corpus {spec} has pairs")
+    if options.unit == plan.PARAGRAPH and spec.unit is Unit.PAIR:
+        raise UserError(f"--unit={plan.PARAGRAPH} is for texts, and corpus {spec} has pairs")
     if options.duplicates == NONE and not options.against:
         raise UserError(f"--duplicates={NONE} without --against looks for nothing")
     if options.bands * options.rows > _MOST_VALUES:
@@ -73,10 +53,7 @@ def search(options: Options, beam_arguments: list[str]) -> None:
         raise UserError("--against is empty: name evaluation sets, or leave it out")
     if options.hf_token_secret:
         secret.provide_hf_token(options.hf_token_secret)
-    if dataflow.is_runner(options.runner):
-        dataflow.check(beam_arguments, spec, options.output)
-    elif portable.is_runner(options.runner):
-        portable.check(beam_arguments)
+    beam_job.check(beam_arguments, spec, options.output)
     with (
         lock.claimed(options.output, "search", "--output"),
         tempfile.TemporaryDirectory() as scratch,
@@ -93,7 +70,7 @@ def search(options: Options, beam_arguments: list[str]) -> None:
         for note in corpus.notes:
             print(note)
         of_sets = [each.record for each in sets]
-        _begin(job, record(corpus, job.rules, of_sets, options.shard_bytes, digests))
+        _begin(job, plan.record(corpus, job.rules, of_sets, options.shard_bytes, digests))
         path = files.join(job.folder, LIST)
         if files.exists(path) and files.exists(files.join(job.folder, REPORT)):
             _clear(job.folder)
@@ -105,21 +82,18 @@ def search(options: Options, beam_arguments: list[str]) -> None:
         _clear(job.folder)
 
 
-def _search(
-    job: Job, sets: list[sources.Corpus], options: Options, beam_arguments: list[str]
-) -> None:
+def _search(job: Job, sets: list[sources.Corpus], options: Options, arguments: list[str]) -> None:
     started = time.monotonic()
-    summaries = []
-    if sets:
-        summaries = contamination.write_grams(job.folder, sets, job.rules.ngram)
+    summaries = contamination.write_grams(job.folder, sets, job.rules.ngram) if sets else []
     pieces = job.corpus.pieces
-    slim = _for_workers(job)
-    run = functools.partial(beam_job.run, folder=job.folder, arguments=beam_arguments,
-                            verbose=options.verbose)  # fmt: skip
+    slim = dataclasses.replace(job, corpus=beam_job.without_pieces(job.corpus))
+    run = functools.partial(
+        beam_job.run, folder=job.folder, arguments=arguments, verbose=options.verbose
+    )
     to_do = _missing(job, SIGNATURES, len(pieces))
-    sizes = [piece.bytes for piece in pieces]
-    read = sum(sizes[number] for number in to_do)
-    with _progress(job, SIGNATURES, "reading", sizes):
+    read = sum(pieces[number].bytes for number in to_do)
+    sizes = {_name(job.path(SIGNATURES, n)): piece.bytes for n, piece in enumerate(pieces)}
+    with beam_job.files_shown("reading", job.folder, sizes, "B"):
         if to_do:
             run(functools.partial(write_piece, slim), [(n, pieces[n]) for n in to_do])
     seconds = time.monotonic() - started
@@ -127,9 +101,10 @@ def _search(
         arrays.Arrays(job.path(SIGNATURES, number)).shape("owner")[0]
         for number in range(len(pieces))
     )
-    count = partitions(units)
+    count = plan.partitions(units)
     to_do = _missing(job, EDGES, count)
-    with _progress(job, EDGES, "comparing", [1] * count):
+    ones = {_name(job.path(EDGES, number)): 1 for number in range(count)}
+    with beam_job.files_shown("comparing", job.folder, ones):
         if to_do:
             run(functools.partial(write_partition, slim, len(pieces), count), to_do)
     result = write_list(job, len(pieces), count, _header(job))
@@ -142,12 +117,6 @@ def _search(
         f"{read / 1e6 / max(seconds, 1e-9):.1f} MB/s; {total:.1f} s in all\n"
         f"next: python -m pipeline.build … --exclude={files.join(job.folder, LIST)}"
     )
-
-
-def _for_workers(job: Job) -> Job:
-    record = {key: value for key, value in job.corpus.record.items() if key != "files"}
-    corpus = dataclasses.replace(job.corpus, record=record, pieces=(), notes=())
-    return dataclasses.replace(job, corpus=corpus)
 
 
 def _header(job: Job) -> dict[str, Any]:
@@ -164,18 +133,18 @@ def _header(job: Job) -> dict[str, Any]:
     }
 
 
-def _begin(job: Job, plan: dict[str, Any]) -> None:
-    path = files.join(job.folder, PLAN)
-    ours = json.loads(json.dumps(plan))
+def _begin(job: Job, record: dict[str, Any]) -> None:
+    path = files.join(job.folder, plan.PLAN)
+    ours = json.loads(json.dumps(record))
     try:
         theirs = files.read_json(path)
     except FileNotFoundError:
         others = [name for name in files.list_names(job.folder) if not name.startswith(".")]
         if others:
             raise UserError(
-                f"{job.folder} holds {others[0]} but no {PLAN}: choose another --output"
+                f"{job.folder} holds {others[0]} but no {plan.PLAN}: choose another --output"
             ) from None
-        files.write_json(path, plan)
+        files.write_json(path, record)
         return
     differ = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
     if "rules" in differ and isinstance(theirs.get("rules"), dict):
@@ -198,7 +167,7 @@ def _missing(job: Job, stage: str, count: int) -> list[int]:
     missing = [
         number
         for number in range(count)
-        if job.path(stage, number).rpartition("/")[2] not in there
+        if _name(job.path(stage, number)) not in there
         or not arrays.is_complete(job.path(stage, number))
     ]
     if len(missing) < count:
@@ -206,23 +175,11 @@ def _missing(job: Job, stage: str, count: int) -> list[int]:
     return missing
 
 
-@contextlib.contextmanager
-def _progress(job: Job, stage: str, words: str, sizes: Sequence[int]) -> Iterator[None]:
-    names = [job.path(stage, number).rpartition("/")[2] for number in range(len(sizes))]
-
-    def done() -> int:
-        there = files.list_sizes(job.folder, f"{stage}-")
-        return sum(size for name, size in zip(names, sizes, strict=True) if name in there)
-
-    unit = "B" if stage == SIGNATURES else ""
-    with progress.shown(words, sum(sizes), done(), unit) as bar:
-        look: Callable[[], None] = lambda: bar.update(done())  # noqa: E731
-        with polling(look, files.is_remote(job.folder)):
-            yield
-        bar.update(sum(sizes))
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _clear(folder: str) -> None:
     for name in files.list_sizes(folder):
-        if name == GRAMS or name.startswith((lists.COPY, *(f"{stage}-" for stage in STAGES))):
+        if name.startswith((plan.GRAMS, lists.COPY, f"{SIGNATURES}-", f"{EDGES}-")):
             files.remove(files.join(folder, name))

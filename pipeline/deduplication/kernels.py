@@ -36,8 +36,8 @@ _FIRST, _SECOND, _THIRD = 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93, 0xFF51AFD7ED55
 def character_table() -> np.ndarray:
     """Returns uint32[1114112], each character's class or lower case; see the constants above.
 
-    Letters, digits and combining marks, in lower case by this Python's Unicode version, form words;
-    `str.isspace` defines space; all others separate words.
+    Python's letters, digits and combining marks form words, `str.isspace` is space; others
+    separate.
     """
     table = np.zeros(sys.maxunicode + 1, np.uint32)
     for code in itertools.chain(range(0xD800), range(0xE000, 0x323B0), range(0xE0000, 0xE01F0)):
@@ -77,14 +77,11 @@ def _mixed(value):
 def words_of(data, begins, ends, table, out, bounds, exact):
     """Fills in hashes of words and texts.
 
-    Args:
-      data: uint8, UTF-8 of all texts.
-      begins, ends: int64[texts].
-      table: from `character_table`.
-      out: uint64, one element per byte; receives hashes of words.
-      bounds: int64[texts + 1]; receives each text's range in `out`.
-      exact: uint64[texts, 2]; receives hashes of lower-case texts without outer white space and
-        with inner white space as one space; collisions are negligible.
+    `data`: uint8, UTF-8 of all texts, at `begins` to `ends`, int64[texts]; `table` from
+    `character_table`; `out`: uint64, an element per byte, receives hashes of words; `bounds`:
+    int64[texts + 1], each text's range in `out`; `exact`: uint64[texts, 2], hashes of lower-case
+    texts without outer white space and with inner white space as one space; collisions are
+    negligible.
     """
     word_count = 0
     for text in range(len(begins)):
@@ -161,10 +158,7 @@ def words_of(data, begins, ends, table, out, bounds, exact):
 
 @compiled(inline="always")
 def _gram(words, begin, count, factors):
-    """Hashes words[begin : begin + count].
-
-    Source: multilinear hashing, Lemire and Kaser 2014 (arXiv:1202.4961).
-    """
+    """Hashes some words by multilinear hashing (Lemire and Kaser 2014, arXiv:1202.4961)."""
     total = np.uint64(count) * np.uint64(_GOLDEN)
     for place in range(count):
         total += words[begin + place] * factors[place]
@@ -251,12 +245,8 @@ def grams_of(words, bounds, size, factors):
 def shared_grams(words, bounds, size, factors, known, sieve):
     """Returns int64[found, 2], text and index in `known` of each known n-gram in a text.
 
-    Args:
-      words, bounds: from `words_of`.
-      size: words per n-gram.
-      factors: uint64[size].
-      known: uint64, sorted hashes of n-grams.
-      sieve: bool[2**bits], true at the first bits of known hashes.
+    `words`, `bounds` are from `words_of`; an n-gram has `size` words. `factors`: uint64[size];
+    `known`: uint64, sorted hashes; `sieve`: bool[2**bits], true at the first bits of known hashes.
     """
     shift = np.uint64(64)
     width = len(sieve)
@@ -287,12 +277,8 @@ def similar_pairs(bounds, places, signatures, least, leaders):
 
     In each group of texts with a common key, the first one leads. Every other, a candidate, joins
     the first leader with which it shares `least` values (0 for any); otherwise it is unlike and
-    becomes one of at most `leaders` leaders.
-
-    Args:
-      bounds: int64[groups + 1].
-      places: int64, rows of `signatures`, group after group.
-      signatures: uint8[texts, hashes].
+    becomes one of at most `leaders` leaders. `bounds`: int64[groups + 1]; `places`: int64, rows of
+    `signatures`, uint8[texts, hashes], group after group.
     """
     edges = np.empty((len(places), 2), np.int64)
     count = candidates = unlike = 0

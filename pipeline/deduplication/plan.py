@@ -9,6 +9,7 @@ import numpy as np
 
 from tasks.reading import sources
 from tasks.storage import files
+from tasks.terminal.fields import SHARE, at_least, field
 
 PLAN = "plan.json"
 REPORT = "report.json"
@@ -16,7 +17,6 @@ LIST = "exclude.arrow"
 GRAMS = "grams.arrays"
 # Files of the stages, deleted after the list is written.
 SIGNATURES, EDGES = "signatures", "edges"
-STAGES = (SIGNATURES, EDGES)
 
 DOCUMENT, PARAGRAPH = "document", "paragraph"
 UNITS = (DOCUMENT, PARAGRAPH)
@@ -33,30 +33,50 @@ _CHANCE = 1 / 256
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """The criteria for duplicates and contamination.
+    """The criteria for duplicates and contamination; each field is a flag of pipeline.dedup."""
 
-    Attributes:
-      unit: one of UNITS.
-      duplicates: one of DUPLICATES.
-      bands, rows: number of MinHash bands, and values per band.
-      shingle: words per shingle.
-      min_words: shorter units are never listed.
-      min_similarity: minimum estimated similarity of near duplicates; 0 for any that share a band.
-      ngram: words per n-gram shared with an evaluation set.
-      share: minimum share of an example's n-grams in a contaminated unit; 0 for one n-gram.
-      common: n-grams in more units are ignored; 0 for no limit.
-    """
-
-    unit: str
-    duplicates: str
-    bands: int
-    rows: int
-    shingle: int
-    min_words: int
-    min_similarity: float
-    ngram: int
-    share: float
-    common: int
+    unit: str = field(
+        DOCUMENT,
+        "what is compared and left out: documents, or paragraphs (lines of text), which a build "
+        "cuts from their documents",
+        choices=UNITS,
+    )
+    duplicates: str = field(
+        NEAR,
+        "near: exact and near duplicates; exact: texts that are equal except for case and white "
+        "space; none: only what --against finds",
+        choices=DUPLICATES,
+    )
+    bands: int = field(
+        14, "bands of MinHash values; with more, less similar texts are found", rule=at_least(1)
+    )
+    rows: int = field(
+        8, "MinHash values per band; with more, fewer texts are found", rule=at_least(1)
+    )
+    shingle: int = field(5, "words of a shingle", rule=at_least(1))
+    min_words: int | None = field(
+        None,
+        "shorter units, in words, are never listed; by default 1 for documents, 8 for paragraphs",
+        rule=at_least(1),
+    )
+    min_similarity: float = field(
+        0.0,
+        "least estimated Jaccard similarity of near duplicates; by default, sharing a band is "
+        "enough",
+        rule=SHARE,
+    )
+    ngram: int = field(13, "words of an n-gram shared with an evaluation set", rule=at_least(1))
+    share: float = field(
+        0.0,
+        "least share of an example's n-grams in a unit; by default, one n-gram is enough",
+        rule=SHARE,
+        name="overlap",
+    )
+    common: int = field(
+        10,
+        "n-grams that occur in more units than this are ignored as common phrases; 0: none are",
+        rule=at_least(0),
+    )
 
     @property
     def near(self) -> bool:
@@ -133,20 +153,14 @@ def _beta_cdf(at: float, trials: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Everything a worker needs.
+    """Everything a worker needs."""
 
-    Attributes:
-      folder: folder of the list and the stages' files.
-      contaminated: whether the folder has n-grams of evaluation sets.
-      hf_token_secret: name of the secret with the Hub's token, or "".
-      exclude: SHA-256 of lists, copied to the folder, whose documents are not read.
-    """
-
-    folder: str
+    folder: str  # folder of the list and the stages' files
     corpus: sources.Corpus
     rules: Rules
-    contaminated: bool
-    hf_token_secret: str = ""
+    contaminated: bool  # whether the folder has n-grams of evaluation sets
+    hf_token_secret: str = ""  # name of the secret with the Hub's token, or ""
+    # SHA-256 of lists, copied to the folder, whose documents are not read.
     exclude: tuple[str, ...] = ()
 
     def path(self, stage: str, number: int) -> str:

@@ -19,11 +19,7 @@ def as_json(
     rules = job.rules
     return {
         "corpus": str(job.corpus.spec),
-        "rules": {
-            **dataclasses.asdict(rules),
-            "threshold": rules.threshold,
-            "wanted": rules.wanted,
-        },
+        "rules": dataclasses.asdict(rules) | {"threshold": rules.threshold, "wanted": rules.wanted},
         "counts": dict(sorted(result.counts.items())),
         "clusters": {str(size): count for size, count in sorted(result.sizes.items())},
         "false_positives": _false_positives(job, result),
@@ -33,10 +29,7 @@ def as_json(
 
 
 def _false_positives(job: Job, result: Result) -> float | None:
-    """Returns the expected share of near duplicates less similar to the kept twin than wanted.
-
-    None if the wanted similarity is 1, which no estimate distinguishes from slightly less.
-    """
+    """Returns the expected share of near duplicates less similar than wanted, None if that is 1."""
     if not job.rules.near or job.rules.wanted >= 1:
         return None
     return result.unlike_twin / max(result.counts["near"], 1)
@@ -61,26 +54,18 @@ def text(job: Job, result: Result, summaries: list[Summary]) -> str:
         rows.append(("clusters", f"{counts['groups']:,}"))
         rows += _clusters(result.sizes)
     if rules.near:
-        half = f"similarity of half the pairs found, {rules.bands} x {rules.rows}"
-        rows.append((half, _half(job)))
+        half = (1 - 0.5 ** (1 / rules.bands)) ** (1 / rules.rows)
+        words = f"similarity of half the pairs found, {rules.bands} x {rules.rows}"
+        rows.append((words, f"{half:.2f}"))
     if (expected := _false_positives(job, result)) is not None:
-        rows.append(
-            (
-                f"expected false positives (below {rules.wanted:.2f} to the kept one)",
-                f"{expected:.2%}",
-            )
-        )
+        words = f"expected false positives (below {rules.wanted:.2f} to the kept one)"
+        rows.append((words, f"{expected:.2%}"))
     for each in summaries:
         short = f", {each.short:,} shorter than {rules.ngram} words" if each.short else ""
         rows.append((f"against {each.corpus}", f"{each.examples:,} examples{short}"))
     if counts["repeated"]:
         rows.append(("ids of several documents", f"{counts['repeated']:,}"))
     return table(("", ""), rows)
-
-
-def _half(job: Job) -> str:
-    rules = job.rules
-    return f"{(1 - 0.5 ** (1 / rules.bands)) ** (1 / rules.rows):.2f}"
 
 
 def _clusters(sizes: dict[int, int]) -> list[tuple[str, str]]:

@@ -1,22 +1,19 @@
 """The first stage: reads a piece of the corpus and writes its units' signatures and keys.
 
-A unit is a document or paragraph. Its number has the piece in the upper 32 bits and its index in
-the piece in the lower, so numbers follow corpus order.
-
-A document read in parts is one unit: its MinHash is the minimum over its parts, its exact hash a
-hash of theirs. Shingles across part borders are missing.
+A unit is a document or paragraph, numbered by its piece (upper 32 bits) and index there, so in
+corpus order. A document read in parts is one unit: its MinHash is the minimum over its parts, its
+exact hash a hash of theirs. Shingles across part borders are missing.
 """
 
 import dataclasses
+import itertools
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.deduplication import arrays, contamination, kernels
 from pipeline.deduplication.plan import PARAGRAPH, PREFIXES, SIGNATURES, Job, Rules
-from pipeline.deduplication.words import Words, text_bytes
 from pipeline.excluding.filter import Filter
 from pipeline.excluding.lists import base_id, id_digests, place_hash
 from pipeline.runners import secret
@@ -28,25 +25,17 @@ COUNTS = ("documents", "text_bytes")
 
 @dataclasses.dataclass
 class Found:
-    """Ordered units of a batch.
+    """Ordered units of a batch."""
 
-    Attributes:
-      ids: document ids, with "#partN" only if units are paragraphs.
-      places: document places, "file:row" or "file:byte".
-      paragraphs: int64, line numbers, -1 for documents.
-      continued: bool, whether the unit is a later part of the previous one.
-      sketches, exact, words: uint32[units, hashes], uint64[units, 2], int64[units].
-      grams: int64[found, 2] (unit, index of an evaluation n-gram).
-    """
-
-    ids: list[str]
-    places: list[str]
-    paragraphs: np.ndarray
-    continued: np.ndarray
+    ids: list[str]  # document ids, with "#partN" only if units are paragraphs
+    places: list[str]  # document places, "file:row" or "file:byte"
+    paragraphs: np.ndarray  # int64, line numbers, -1 for documents
+    continued: np.ndarray  # bool, whether the unit is a later part of the previous one
+    # sketches, exact, words: uint32[units, hashes], uint64[units, 2], int64[units].
     sketches: np.ndarray
     exact: np.ndarray
     words: np.ndarray
-    grams: np.ndarray
+    grams: np.ndarray  # int64[found, 2] (unit, index of an evaluation n-gram)
     counts: Counter[str]
 
 
@@ -55,12 +44,12 @@ class Reader:
 
     def __init__(self, rules: Rules, grams: contamination.Grams | None):
         self._rules, self._grams = rules, grams
-        self._words = Words()
+        self._words = contamination.Words()
         self._hashes = kernels.multipliers(rules.hashes)
 
     def units(self, batch: pa.RecordBatch) -> Found:
         rules = self._rules
-        data, bounds = text_bytes(batch)
+        data, bounds = contamination.text_bytes(batch)
         parts = batch.column("part").to_numpy()
         names, places = batch.column("id").to_pylist(), batch.column("place").to_pylist()
         documents = int((parts <= 1).sum())
@@ -138,12 +127,13 @@ def _joined(found: list[Found], rules: Rules) -> dict[str, np.ndarray]:
         ids, places = [ids[head] for head in heads], [places[head] for head in heads]
     first = np.ones(len(ids), bool)
     if rules.unit == PARAGRAPH and ids:
-        first[1:] = [pair != other for pair, other in _neighbours(ids, places)]
+        named = zip(ids, places, strict=True)
+        first[1:] = [pair != other for pair, other in itertools.pairwise(named)]
     owners = np.flatnonzero(first)
     names = [ids[owner] for owner in owners]
     digests = id_digests(names)
     encoded = [name.encode() for name in names]
-    usable = np.flatnonzero(words >= max(1, rules.min_words))
+    usable = np.flatnonzero(words >= (rules.min_words or 1))
     keys = kernels.band_keys(sketches[usable], rules.bands, rules.rows) if hashes else None
     return {
         "counts": np.array([sum(each.counts[name] for each in found) for name in COUNTS]),
@@ -160,11 +150,6 @@ def _joined(found: list[Found], rules: Rules) -> dict[str, np.ndarray]:
         **(_sorted("band", keys, usable) if keys is not None else {}),
         "grams": np.unique(grams[np.isin(grams[:, 0], usable)], axis=0).astype(np.uint32),
     }
-
-
-def _neighbours(ids: list[str], places: list[str]) -> Any:
-    named = list(zip(ids, places, strict=True))
-    return zip(named[1:], named, strict=False)
 
 
 def _chained(exact: np.ndarray, heads: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipeline.excluding import lists
 from pipeline.excluding.filter import Filter, base
-from tasks.cache.excluded import ExcludeRecord
+from tasks.cache.filtered import ExcludeRecord
 from tasks.cache.manifest import Plan, Shard, shard_file
 from tasks.cache.receipts import finished
 from tasks.storage import files
@@ -24,13 +24,9 @@ def records(
     folder: str,
     unit: Unit = Unit.TEXT,
 ) -> tuple[ExcludeRecord, ...] | None:
-    """Returns the records of a plan: the cache's, then the new ones.
+    """Returns the records of a plan: the cache's, which stay in force, then the new ones.
 
-    Exclusions stay in force, so the cache's lists need not be given again.
-
-    Raises:
-      UserError: a list has paragraphs for a corpus of pairs, was made for other parts of documents,
-        or may keep duplicates whose twins another list leaves out.
+    Raises a UserError if a list does not fit the corpus, or two may leave out both of two twins.
     """
     before = (existing.exclude or ()) if existing else ()
     added = [each for each in new if each.record not in before]
@@ -98,10 +94,7 @@ def copies(folder: str, plan: Plan, new: Sequence[lists.Given]) -> dict[str, str
 
 
 def copy(folder: str, plan: Plan, new: Sequence[lists.Given]) -> None:
-    """Copies lists into the cache for workers and later builds.
-
-    Raises a UserError if a list of the cache is missing or damaged, and was not given again.
-    """
+    """Copies lists into the cache; raises a UserError if one is neither there nor given."""
     for record in plan.exclude or ():
         name = lists.copy_name(record.sha256)
         path = files.join(folder, name)
@@ -156,21 +149,19 @@ def affected(
                 yield split, index
 
 
-def _touches(
-    filter_: Filter, folder: str, split: str, index: int, count: int, shard: Shard
-) -> bool:
+def _touches(of: Filter, folder: str, split: str, index: int, count: int, shard: Shard) -> bool:
     from pyarrow import parquet
 
     parts = shard.split_documents > 0
     path = files.join(folder, shard_file(split, "documents", index, count))
     with files.open_read(path) as file, parquet.ParquetFile(file) as table:
         for batch in table.iter_batches(columns=["id"]):
-            if filter_.touches(batch.column("id").to_pylist(), parts):
+            if of.touches(batch.column("id").to_pylist(), parts):
                 return True
     if not shard.dropped:
         return False
     left_out = files.join(folder, shard_file(split, "quarantine", index, count))
-    return filter_.touches([line["id"] or "" for line in _lines(left_out)], True)
+    return of.touches([line["id"] or "" for line in _lines(left_out)], True)
 
 
 def unfound(

@@ -4,15 +4,12 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from pipeline.excluding.lists import WHOLE, Entry, ExcludeList, base_id, copy_name, id_digests
 from tasks.storage import files
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Follows the reason if every paragraph of a document is listed.
 NOTHING_LEFT = ", every paragraph"
@@ -52,12 +49,9 @@ class Filter:
         return bool(self._lists)
 
     def __call__(
-        self, batch: "pa.RecordBatch", quarantine: Callable[[str, str, str], None]
-    ) -> "pa.RecordBatch":
-        """Returns a batch from `sources.read` without what is listed.
-
-        `quarantine` receives the id, place and reason of each omitted document.
-        """
+        self, batch: pa.RecordBatch, quarantine: Callable[[str, str, str], None]
+    ) -> pa.RecordBatch:
+        """Returns a batch without listed documents; passes id, place and reason to `quarantine`."""
         names = [name or "" for name in batch.column("id").to_pylist()]
         parts = batch.column("part").to_pylist()
         found = self._found(names, parts, batch)
@@ -71,8 +65,10 @@ class Filter:
                 text = batch.column("text")[row].as_py()
                 if text is None:  # quarantined as null, but has the id of a listed document
                     continue
-                text = _without(text, entries)
-                self.cut += len({each.paragraph for each in entries})
+                cut = {each.paragraph for each in entries}
+                lines = enumerate(text.split("\n"))
+                text = "\n".join(line for number, line in lines if number not in cut)
+                self.cut += len(cut)
                 if text.strip():
                     texts[row] = text
                     continue
@@ -80,10 +76,13 @@ class Filter:
             kept[row] = False
             quarantine(names[row], batch.column("place")[row].as_py(), reason)
         if texts:
-            batch = _replaced(batch, texts)
+            place = batch.schema.get_field_index("text")
+            old = batch.column(place)
+            values = [texts.get(row, value) for row, value in enumerate(old.to_pylist())]
+            batch = batch.set_column(place, "text", pa.array(values, old.type))
         return batch if kept.all() else batch.filter(kept)
 
-    def without(self, batch: "pa.RecordBatch") -> "pa.RecordBatch":
+    def without(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if not self._lists:
             return batch
         names = [name or "" for name in batch.column("id").to_pylist()]
@@ -94,7 +93,7 @@ class Filter:
         return batch.filter(kept)
 
     def _found(
-        self, names: list[str], parts: list[int], batch: "pa.RecordBatch"
+        self, names: list[str], parts: list[int], batch: pa.RecordBatch
     ) -> dict[int, list[Entry]]:
         bases = [base_id(name, part) for name, part in zip(names, parts, strict=True)]
         digests = id_digests(bases)
@@ -117,11 +116,10 @@ class Filter:
         return found
 
     def listed(self, names: Sequence[str], left_out: Iterable[str]) -> list[int]:
-        """Returns indices in `names` of ids listed as whole documents of any place.
+        """Returns indices in a shard's `names` of ids listed as whole documents of any place.
 
-        `names` are a shard's documents, `left_out` those missing for reasons other than a list.
-        "ID#part2" counts as listed with ID if ID is in either, as all parts of a document are in
-        one shard. Otherwise it is a document with that name.
+        "ID#part2" counts as listed with ID if ID is in `names` or `left_out`, as all parts of a
+        document are in one shard. Otherwise it is a document with that name.
         """
         there = {*names, *left_out}
         bases = {row: base(name) for row, name in enumerate(names) if "#part" in name}
@@ -144,9 +142,8 @@ class Filter:
     def paragraphs(self, names: Sequence[str], every_place: bool) -> dict[int, set[int]]:
         """Returns the listed paragraphs of documents, by index in `names`.
 
-        `every_place`: whether to count entries for one of several documents with this id. An id
-        ending in #partN, of a part or of a document so named, has only the entries of exactly this
-        id.
+        `every_place` counts entries for one of several documents with this id. An id ending in
+        #partN, of a part or of a document so named, has only the entries of exactly this id.
         """
         lists = [each for each in self._lists if each.has_paragraphs]
         digests = id_digests(names if lists else [])
@@ -174,18 +171,3 @@ def base(name: str) -> str:
     """Returns the id of a part's document; other ids are returned unchanged."""
     head, mark, number = name.rpartition("#part")
     return head if mark and number.isdigit() else name
-
-
-def _without(text: str, entries: list[Entry]) -> str:
-    cut = {entry.paragraph for entry in entries}
-    lines = text.split("\n")
-    return "\n".join(line for number, line in enumerate(lines) if number not in cut)
-
-
-def _replaced(batch: "pa.RecordBatch", texts: dict[int, str]) -> "pa.RecordBatch":
-    import pyarrow as pa
-
-    column = batch.column("text")
-    values = [texts.get(row, value) for row, value in enumerate(column.to_pylist())]
-    place = batch.schema.get_field_index("text")
-    return batch.set_column(place, "text", pa.array(values, column.type))

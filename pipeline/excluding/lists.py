@@ -23,13 +23,13 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from tasks.cache.excluded import ExcludeRecord
+from tasks.cache.filtered import ExcludeRecord
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
@@ -86,27 +86,18 @@ def base_id(name: str, part: int) -> str:
     return name.removesuffix(f"#part{part}") if part > 1 else name
 
 
-class Writer:
-    """Writes ordered batches of entries and a seal to an open binary file."""
-
-    def __init__(self, file: IO[bytes], header: dict[str, Any]):
-        header = {"format": FORMAT, "sealed": True, **header}
-        text = json.dumps(header, sort_keys=True).encode()
-        self._schema = _SCHEMA.with_metadata({_HEADER: text})
-        self._writer = pa.ipc.new_file(file, self._schema)
-        self._hash = hashlib.sha256(text)
-
-    def add(self, columns: dict[str, Any]) -> None:
-        arrays = [pa.array(columns[name], kind) for name, kind in zip(
-            _SCHEMA.names, _SCHEMA.types, strict=True)]  # fmt: skip
-        batch = pa.record_batch(arrays, schema=self._schema)
-        _update(self._hash, batch)
-        self._writer.write_batch(batch)
-
-    def close(self) -> None:
-        nothing = pa.record_batch([[]] * len(self._schema), schema=self._schema)
-        self._writer.write_batch(nothing, custom_metadata={_SEAL: self._hash.hexdigest()})
-        self._writer.close()
+def write(file: IO[bytes], header: dict[str, Any], batches: Iterable[Mapping[str, Any]]) -> None:
+    """Writes ordered batches of entries, by column, and a seal to an open binary file."""
+    text = json.dumps({"format": FORMAT, "sealed": True, **header}, sort_keys=True).encode()
+    schema, digest = _SCHEMA.with_metadata({_HEADER: text}), hashlib.sha256(text)
+    with pa.ipc.new_file(file, schema) as writer:
+        for columns in batches:
+            arrays = [pa.array(columns[each.name], each.type) for each in _SCHEMA]
+            batch = pa.record_batch(arrays, schema=schema)
+            _update(digest, batch)
+            writer.write_batch(batch)
+        nothing = pa.record_batch([[]] * len(schema), schema=schema)
+        writer.write_batch(nothing, custom_metadata={_SEAL: digest.hexdigest()})
 
 
 def _update(digest: "hashlib._Hash", batch: pa.RecordBatch) -> None:
@@ -179,11 +170,6 @@ class ExcludeList:
     def has_paragraphs(self) -> bool:
         return bool(self.header["counts"]["paragraphs"])
 
-    @property
-    def has_places(self) -> bool:
-        """Whether entries distinguish documents with equal ids by place."""
-        return bool(self.header["counts"].get("places"))
-
     def hits(self, digests: np.ndarray) -> np.ndarray:
         """Returns int64, rows of `digests` (see `id_digests`) that the list may have."""
         if not self._batches:
@@ -206,7 +192,8 @@ class ExcludeList:
         if number < 0:
             return []
         batch, keys = self._batches[number], self._high[number]
-        begin, end = (int(np.searchsorted(keys, np.uint64(high), side)) for side in _SIDES)
+        begin = int(np.searchsorted(keys, np.uint64(high)))
+        end = int(np.searchsorted(keys, np.uint64(high), "right"))
         wanted = None if place is None else {0, place_hash(place)}
         return [
             Entry(row["paragraph"], self.reasons[row["reason"]], row["twin"])
@@ -215,21 +202,15 @@ class ExcludeList:
         ]
 
 
-_SIDES: Sequence[Any] = ("left", "right")
-
-
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """A list given to a command as `named`, a text file of ids if `is_text`.
-
-    `path` is a local copy, `record` the plan's record of it.
-    """
+    """A list given to a command."""
 
     record: ExcludeRecord
-    path: str
+    path: str  # of a local copy
     header: dict[str, Any]
     named: str
-    is_text: bool = False
+    is_text: bool = False  # of ids
 
 
 def given(text: str | None, scratch: str) -> list[Given]:
@@ -238,10 +219,7 @@ def given(text: str | None, scratch: str) -> list[Given]:
 
 
 def given_at(path: str, scratch: str) -> Given:
-    """Returns the list at `path`: a local or remote exclude list or text file of ids.
-
-    `scratch`: local folder for a list to make or fetch. Raises a UserError for other files.
-    """
+    """Returns the list at `path`; the local folder `scratch` takes a list to make or fetch."""
     try:
         with files.open_read(path) as file:
             is_list = file.read(len(_MAGIC)) == _MAGIC
@@ -259,13 +237,9 @@ def given_at(path: str, scratch: str) -> Given:
         files.write_bytes(local, data)
     opened = ExcludeList(local, path)
     opened.check()
-    counts = opened.header["counts"]
-    record = ExcludeRecord(
-        sha256=files.sha256(local),
-        kind=opened.header["kind"],
-        documents=counts["documents"],
-        paragraphs=counts["paragraphs"],
-    )
+    kind, counts = opened.header["kind"], opened.header["counts"]
+    sizes = (counts["documents"], counts["paragraphs"])
+    record = ExcludeRecord(files.sha256(local), kind, *sizes)
     return Given(record, local, opened.header, path, is_text=not is_list)
 
 
@@ -280,21 +254,15 @@ def _of_ids(path: str) -> bytes:
         raise UserError(f"--exclude={path} names no document: give the ids, one a line")
     digests = id_digests(names)
     digests = np.unique(digests, axis=0)  # sorted by high, then low
+    same = {"place": 0, "paragraph": WHOLE, "reason": 0, "twin": "", "similarity": np.nan}
+
+    def columns(begin: int) -> dict[str, Any]:
+        some = digests[begin : begin + _BATCH]
+        others = {name: [value] * len(some) for name, value in same.items()}
+        return {"high": some[:, 0], "low": some[:, 1], **others}
+
     out = io.BytesIO()
     counts = {"documents": len(digests), "paragraphs": 0, "places": 0}
-    writer = Writer(out, {"kind": IDS, "reasons": [LISTED], "counts": counts})
-    for begin in range(0, len(digests), _BATCH):
-        some = digests[begin : begin + _BATCH]
-        writer.add(
-            {
-                "high": some[:, 0],
-                "low": some[:, 1],
-                "place": np.zeros(len(some), np.uint64),
-                "paragraph": np.full(len(some), WHOLE, np.int32),
-                "reason": np.zeros(len(some), np.uint8),
-                "twin": [""] * len(some),
-                "similarity": np.full(len(some), np.nan, np.float32),
-            }
-        )
-    writer.close()
+    header = {"kind": IDS, "reasons": [LISTED], "counts": counts}
+    write(out, header, map(columns, range(0, len(digests), _BATCH)))
     return out.getvalue()

@@ -1,8 +1,4 @@
-"""Edits of texts: removing lines as C4 does, masking personal data, replacing patterns.
-
-An edit takes non-null texts and a set's settings; it returns the new texts, and its changes by
-kind.
-"""
+"""Edits of texts: removing lines as C4 does, masking personal data, replacing patterns."""
 
 import ipaddress
 import re
@@ -15,8 +11,9 @@ import pyarrow.compute as pc
 
 from pipeline.filtering.statistics import Statistics
 
-Edited = tuple[pa.LargeStringArray, Counter[str]]
-Edit = Callable[[pa.LargeStringArray, dict[str, Any]], Edited]
+Texts = pa.LargeStringArray
+Edited = tuple[Texts, Counter[str]]
+Edit = Callable[[Texts, dict[str, Any]], Edited]
 
 # Source: tensorflow/datasets text/c4_utils.py, _CITATION_REGEX.
 _CITATION = r"\[[0-9]*\]|\[edit\]|\[citation needed\]"
@@ -27,10 +24,8 @@ _IP = re.compile(r"(?<![\w.])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?!\w|\.[0-9])", re.AS
 
 
 def _chosen(
-    texts: pa.LargeStringArray,
-    holds: pa.BooleanArray,
-    change: Callable[[pa.LargeStringArray], tuple[pa.LargeStringArray, int]],
-) -> tuple[pa.LargeStringArray, int]:
+    texts: Texts, holds: pa.BooleanArray, change: Callable[[Texts], tuple[Texts, int]]
+) -> tuple[Texts, int]:
     """Applies `change` to texts selected by `holds`; returns all texts and its count."""
     if not pc.any(holds).as_py():
         return texts, 0
@@ -38,14 +33,12 @@ def _chosen(
     return pc.replace_with_mask(texts, holds, changed), count
 
 
-def _substituted(
-    texts: pa.LargeStringArray, pattern: str, replacement: str
-) -> tuple[pa.LargeStringArray, int]:
+def _substituted(texts: Texts, pattern: str, replacement: str) -> tuple[Texts, int]:
     count = pc.sum(pc.count_substring_regex(texts, pattern)).as_py() or 0
     return pc.replace_substring_regex(texts, pattern, replacement), count
 
 
-def c4(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
+def c4(texts: Texts, settings: dict[str, Any]) -> Edited:
     """Removes citation marks, then lines that are too short or do not end like a sentence.
 
     Lines with an overlong word or a listed phrase go, too. Other lines lose trailing white space.
@@ -66,7 +59,7 @@ def c4(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
     return statistics.with_lines(kept), counts
 
 
-def pii(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
+def pii(texts: Texts, settings: dict[str, Any]) -> Edited:
     """Masks e-mail addresses and public, but not private, IPv4 addresses."""
     counts: Counter[str] = Counter()
     if settings["emails"]:
@@ -85,7 +78,7 @@ def pii(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
     return texts, counts
 
 
-def _without_ips(texts: pa.LargeStringArray, mask: str) -> tuple[pa.LargeStringArray, int]:
+def _without_ips(texts: Texts, mask: str) -> tuple[Texts, int]:
     count = 0
 
     def masked(found: re.Match[str]) -> str:
@@ -100,7 +93,7 @@ def _without_ips(texts: pa.LargeStringArray, mask: str) -> tuple[pa.LargeStringA
     return pa.array([_IP.sub(masked, text) for text in texts.to_pylist()], texts.type), count
 
 
-def replace(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Edited:
+def replace(texts: Texts, settings: dict[str, Any]) -> Edited:
     """Replaces an RE2 pattern; \\1 in the replacement is the first group."""
     pattern, replacement = settings["pattern"], settings["replacement"]
     changed = pc.replace_substring_regex(texts, pattern, replacement)

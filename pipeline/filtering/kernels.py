@@ -40,8 +40,7 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xFF51AFD7ED5
 def properties() -> tuple[np.ndarray, np.ndarray]:
     """Returns (uint8[1114112] bits of every character, uint32[1114112] its lower case).
 
-    They follow Python's string methods and Unicode version; a character stays as it is if its lower
-    case has several characters.
+    Both are Python's; a character stays as it is if its lower case has several characters.
     """
     bits = np.zeros(sys.maxunicode + 1, np.uint8)
     lower = np.arange(sys.maxunicode + 1, dtype=np.uint32)
@@ -68,10 +67,7 @@ def properties() -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def scripts() -> dict[str, np.ndarray]:
-    """Returns the codes of each script's letters, by the first word of their Unicode names.
-
-    Names are in lower case; CJK is "han".
-    """
+    """Returns codes of letters by the first word of their names, in lower case; CJK is "han"."""
     found: dict[str, list[int]] = {}
     for code in np.flatnonzero(properties()[0] & ALPHA).tolist():
         name = unicodedata.name(chr(code), "").removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ")
@@ -118,16 +114,11 @@ def words_of(data, bounds, bits, lower, exact, folded, sizes, word_bounds, count
     White space separates words. A sentence ends at a run of ".", "!" and "?", with optional closing
     quotes and brackets, before white space or a line end; the rest of a line is also a sentence.
 
-    Args:
-      data: uint8, UTF-8 of all texts.
-      bounds: int64[texts + 1].
-      bits, lower: from `properties`.
-      exact: uint64, one element per byte; receives hashes of words.
-      folded: likewise, of words in lower case without outer characters that are neither letters nor
-        digits; 0 if nothing is left.
-      sizes: int32; receives characters per word.
-      word_bounds: int64[texts + 1]; receives each text's range of words.
-      counts: int64[texts, COLUMNS]; receives the counts.
+    `data`: uint8, UTF-8 of all texts; `bounds`: int64[texts + 1]; `bits`, `lower` from
+    `properties`. `exact`: uint64, an element per byte, receives hashes of words; `folded` likewise,
+    in lower case without outer characters that are neither letters nor digits, 0 if nothing is
+    left; `sizes`: int32, characters per word; `word_bounds`: int64[texts + 1], each text's range of
+    words; `counts`: int64[texts, COLUMNS].
     """
     number = 0
     for text in range(len(bounds) - 1):
@@ -363,15 +354,9 @@ def repeated_grams(exact, sizes, word_bounds, out):
 def check_lines(data, begins, ends, bits, least_words, longest_word, phrases, phrase_ends, kept):
     """Clears `kept`, bool[lines], for lines with too few words, a long word or a phrase.
 
-    Args:
-      data: uint8, UTF-8 of all texts.
-      begins, ends: int64[lines].
-      bits: from `properties`.
-      least_words: minimum words per line.
-      longest_word: maximum characters per word.
-      phrases: uint8, concatenated phrases with lower-case ASCII letters; matches ignore ASCII case.
-      phrase_ends: int64[phrases].
-      kept: changed in place.
+    `data`: uint8, UTF-8 of all texts; `begins`, `ends`: int64[lines]; `bits` from `properties`;
+    `least_words` per line; `longest_word` in characters; `phrases`: uint8, concatenated, with
+    lower-case ASCII letters, as matches ignore ASCII case; `phrase_ends`: int64[phrases].
     """
     begins_phrase = np.zeros(256, np.bool_)
     for number in range(len(phrase_ends)):

@@ -27,9 +27,8 @@ def _detector() -> Any:
             "'palimpsest[language]'"
         ) from error
     # Use the whole, unchanged text and the packaged model: nothing is downloaded.
-    return LangDetector(
-        LangDetectConfig(max_input_length=None, normalize_input=False, model="lite")
-    )
+    config = LangDetectConfig(max_input_length=None, normalize_input=False, model="lite")
+    return LangDetector(config)
 
 
 def state(languages: Sequence[str]) -> dict[str, str]:

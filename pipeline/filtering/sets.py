@@ -31,10 +31,7 @@ BOTH, PAIRS = "both", "pairs"
 
 
 class Measure(NamedTuple):
-    """A statistic `of`, divided by the statistic `over` if given (0 where that is 0).
-
-    `setting`: parameter of the `Statistics` method that counts `of`, or "".
-    """
+    """A statistic `of`, divided by the statistic `over` if given (0 where that is 0)."""
 
     of: str
     over: str = ""
@@ -43,33 +40,28 @@ class Measure(NamedTuple):
 
 # What a rule measures, by its name without "min_" or "max_".
 MEASURES = {
-    "characters": Measure("characters"),
-    "words": Measure("words"),
-    "sentences": Measure("sentences"),
-    "lines": Measure("lines"),
-    "braces": Measure("braces"),
+    **{
+        name: Measure(name, over)
+        for over, names in {
+            "": ("characters", "words", "sentences", "lines", "braces", "longest_line"),
+            "words": ("hashes", "ellipses", "alphabetic_words"),
+            "lines": ("ellipsis_lines", "punctuated_lines", "duplicate_lines"),
+            "line_characters": ("duplicate_line_characters", "duplicate_paragraph_characters"),
+            "word_characters": (
+                *(f"top_{n}" for n in kernels.TOP),
+                *(f"repeated_{n}" for n in kernels.REPEATED),
+            ),
+            "characters": ("letters", "digits", "punctuation", "spaces", "controls"),
+            "letters": ("uppercase",),
+        }.items()
+        for name in names
+    },
     "mean_word": Measure("word_characters", "words"),
     "mean_line": Measure("line_characters", "lines"),
-    "longest_line": Measure("longest_line"),
-    "hashes": Measure("hashes", "words"),
-    "ellipses": Measure("ellipses", "words"),
-    "alphabetic_words": Measure("alphabetic_words", "words"),
     "stop_words": Measure("stop_words", setting="stop_words"),
     "bullet_lines": Measure("bullet_lines", "lines", "bullets"),
-    "ellipsis_lines": Measure("ellipsis_lines", "lines"),
-    "punctuated_lines": Measure("punctuated_lines", "lines"),
     "short_lines": Measure("short_lines", "lines", "short_line_characters"),
-    "duplicate_lines": Measure("duplicate_lines", "lines"),
-    "duplicate_line_characters": Measure("duplicate_line_characters", "line_characters"),
     "duplicate_paragraphs": Measure("duplicate_paragraphs", "paragraph_count"),
-    "duplicate_paragraph_characters": Measure("duplicate_paragraph_characters", "line_characters"),
-    **{f"top_{n}": Measure(f"top_{n}", "word_characters") for n in kernels.TOP},
-    **{f"repeated_{n}": Measure(f"repeated_{n}", "word_characters") for n in kernels.REPEATED},
-    **{
-        name: Measure(name, "characters")
-        for name in ("letters", "digits", "punctuation", "spaces", "controls")
-    },
-    "uppercase": Measure("uppercase", "letters"),
     "script_letters": Measure("script_letters", "letters", "scripts"),
 }
 
@@ -78,19 +70,12 @@ RATIOS = {"max_character_ratio": "characters", "max_word_ratio": "words"}
 
 
 class RuleSet(NamedTuple):
-    """A named set.
+    """A named set."""
 
-    Attributes:
-      source: publication, or "" for our own.
-      settings: default settings, in the order of judging. A tuple holds texts.
-      needs: settings without which the set does nothing.
-      inclusive: whether a text exactly at the threshold is dropped.
-    """
-
-    source: str
-    settings: Mapping[str, Any]
-    needs: tuple[str, ...] = ()
-    inclusive: bool = False
+    source: str  # publication, or "" for our own
+    settings: Mapping[str, Any]  # default settings, in the order of judging. A tuple holds texts
+    needs: tuple[str, ...] = ()  # settings without which the set does nothing
+    inclusive: bool = False  # whether a text exactly at the threshold is dropped
 
 
 _RAE = "Rae et al. 2021, arXiv:2112.11446, "
@@ -121,10 +106,6 @@ _REPETITION = {
     },
 }
 _GOPHER = RuleSet(_RAE + "appendix A.1.1 and table A1", {**_QUALITY, **_REPETITION})
-
-
-def _unset(*names: str) -> dict[str, None]:
-    return dict.fromkeys(names)
 
 
 SETS = {
@@ -162,38 +143,48 @@ SETS = {
     ),
     "length": RuleSet(
         "",
-        _unset(
-            *("min_characters", "max_characters", "min_words", "max_words"),
-            *("min_sentences", "max_sentences", "min_lines", "max_lines"),
-            *("min_mean_word", "max_mean_word"),
+        dict.fromkeys(
+            f"{bound}_{of}"
+            for of in ("characters", "words", "sentences", "lines", "mean_word")
+            for bound in ("min", "max")
         ),
     ),
     "characters": RuleSet(
         "",
-        _unset(
-            *("min_letters", "max_digits", "max_uppercase", "max_punctuation", "max_spaces"),
-            *("max_controls", "max_braces", "max_hashes", "max_ellipses", "min_alphabetic_words"),
+        dict.fromkeys(
+            (
+                *("min_letters", "max_digits", "max_uppercase", "max_punctuation", "max_spaces"),
+                *(
+                    "max_controls",
+                    "max_braces",
+                    "max_hashes",
+                    "max_ellipses",
+                    "min_alphabetic_words",
+                ),
+            )
         ),
     ),
     "lines": RuleSet(
         "",
         {
-            **_unset(
-                *("min_mean_line", "max_mean_line", "max_longest_line", "max_short_lines"),
-                *("max_bullet_lines", "max_ellipsis_lines"),
+            **dict.fromkeys(
+                (
+                    *("min_mean_line", "max_mean_line", "max_longest_line", "max_short_lines"),
+                    *("max_bullet_lines", "max_ellipsis_lines"),
+                )
             ),
             "short_line_characters": 30,
             "bullets": "•-",
         },
     ),
-    "punctuation": RuleSet("", _unset("min_punctuated_lines", "max_punctuation")),
-    "repetition": RuleSet("", _unset(*_REPETITION)),
+    "punctuation": RuleSet("", dict.fromkeys(("min_punctuated_lines", "max_punctuation"))),
+    "repetition": RuleSet("", dict.fromkeys(_REPETITION)),
     "stop_words": RuleSet("", {"min_stop_words": 2, "stop_words": ()}, ("stop_words",)),
     "script": RuleSet("", {"min_script_letters": 0.5, "scripts": ()}, ("scripts",)),
     # FineWeb's score for English, section 3.1.
     "language": RuleSet("", {"languages": (), "min_score": 0.65}, ("languages",)),
     "words": RuleSet("", {"words": ()}, ("words",)),
-    PAIRS: RuleSet("", {**_unset(*RATIOS), "drop_identical": True}),
+    PAIRS: RuleSet("", {**dict.fromkeys(RATIOS), "drop_identical": True}),
     "regex": RuleSet("", {"pattern": "", "wanted": False}, ("pattern",)),
     # 192.0.2.1 (RFC 5737) and example.com (RFC 2606) are reserved for documentation.
     "pii": RuleSet("", {"emails": "email@example.com", "ips": "192.0.2.1"}),
@@ -222,12 +213,13 @@ def resolve(
 
     A value has set names separated by commas, a set with settings as NAME?SETTING=VALUE&…, or a
     TOML file whose [[filter]] tables have a set and settings. `module` has the user's functions.
-    Raises a UserError for a wrong name, setting or value.
     """
     records: list[FilterRecord] = []
     for text in given:
-        for name, settings in _parsed(text):
-            records.append(_record(text, name, settings, module, unit))
+        try:
+            records += [_record(*each, module, unit) for each in _parsed(text)]
+        except ValueError as error:
+            raise UserError(f"--filter={text}: {error}") from error
     called = [(each.label, side) for each in records for side in sides_of(each)]
     for label, side in called:
         if called.count((label, side)) > 1:
@@ -245,6 +237,7 @@ def sides_of(record: FilterRecord) -> tuple[str, ...]:
     return SIDES if side == BOTH else (side,)
 
 
+# All below raise a ValueError for a mistake, which `resolve` names with the flag.
 def _parsed(text: str) -> list[tuple[str, dict[str, Any]]]:
     """Returns the (name, settings) in a value of --filter."""
     if text.endswith(".toml"):
@@ -255,14 +248,14 @@ def _parsed(text: str) -> list[tuple[str, dict[str, Any]]]:
     if not mark:
         return [(name.strip(), {}) for name in names.split(",") if name.strip()]
     if "," in names:
-        raise UserError(f"--filter={text}: settings belong to one set: repeat --filter for others")
+        raise ValueError("settings belong to one set: repeat --filter for others")
     settings = {}
     for pair in rest.split("&"):
         key, equals, value = pair.partition("=")
         if not equals:
-            raise UserError(f"--filter={text}: {pair} is not SETTING=VALUE")
+            raise ValueError(f"{pair} is not SETTING=VALUE")
         if key in settings:
-            raise UserError(f"--filter={text}: {key} is given twice")
+            raise ValueError(f"{key} is given twice")
         settings[key] = re.sub("%(26|25)", lambda code: chr(int(code[1], 16)), value)
     return [(names, settings)]
 
@@ -271,58 +264,46 @@ def _of_file(path: str) -> list[tuple[str, dict[str, Any]]]:
     try:
         value = tomllib.loads(files.read_bytes(path).decode())
     except FileNotFoundError as error:
-        raise UserError(f"--filter={path}: there is no such file") from error
+        raise ValueError("there is no such file") from error
     except IsADirectoryError as error:
-        raise UserError(f"--filter={path} is a folder: name a file in it") from error
+        raise ValueError("it is a folder: name a file in it") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"--filter={path} is not TOML: {error}") from error
+        raise ValueError(f"it is not TOML: {error}") from error
     tables = value.get("filter")
     if value.keys() != {"filter"} or not isinstance(tables, list) or not tables:
-        raise UserError(f"--filter={path}: it must have tables [[filter]] and nothing else")
-    found = []
-    for table in tables:
-        if not isinstance(table, dict) or not isinstance(table.get("set"), str):
-            raise UserError(f'--filter={path}: each [[filter]] needs a set, as set = "gopher"')
-        found.append((table["set"], {key: table[key] for key in table if key != "set"}))
-    return found
+        raise ValueError("it must have tables [[filter]] and nothing else")
+    if not all(isinstance(each, dict) and isinstance(each.get("set"), str) for each in tables):
+        raise ValueError('each [[filter]] needs a set, as set = "gopher"')
+    return [(each["set"], {key: each[key] for key in each if key != "set"}) for each in tables]
 
 
-def _record(
-    text: str, name: str, given: dict[str, Any], module: str | None, unit: Unit
-) -> FilterRecord:
+def _record(name: str, given: dict[str, Any], module: str | None, unit: Unit) -> FilterRecord:
     if name not in SETS:
-        raise UserError(
-            f"--filter={text}: there is no set {name}{nearest(name, SETS)}; known: "
-            + ", ".join(sorted(SETS))
-        )
+        known = ", ".join(sorted(SETS))
+        raise ValueError(f"there is no set {name}{nearest(name, SETS)}; known: {known}")
     rules = SETS[name]
     settings = dict(rules.settings)
-    side = _side(text, name, given.pop("side", None), unit)
+    side = _side(name, given.pop("side", None), unit)
     label = given.pop("label", name)
     if not isinstance(label, str) or not re.fullmatch(r"[\w.-]{1,40}", label):
-        raise UserError(f"--filter={text}: label={label} must be letters, digits, _, - and .")
+        raise ValueError(f"label={label} must be letters, digits, _, - and .")
     for key, value in given.items():
         if key not in settings:
-            raise UserError(
-                f"--filter={text}: {name} has no setting {key}{nearest(key, settings)}; it has "
-                + ", ".join(settings)
-            )
+            hint = nearest(key, settings)
+            raise ValueError(f"{name} has no setting {key}{hint}; it has {', '.join(settings)}")
         try:
             settings[key] = _value(key, value, settings[key])
         except (ValueError, TypeError) as error:
-            raise UserError(f"--filter={text}: {key}={value}: {error}") from error
+            raise ValueError(f"{key}={value}: {error}") from error
     if missing := [key for key in rules.needs if not settings[key]]:
-        raise UserError(f"--filter={text}: {name} needs {missing[0]}, as {name}?{missing[0]}=…")
-    if not (
-        name in _ACTIVE
-        or settings.get("drop_identical")
-        or any(_is_rule(key) and settings[key] is not None for key in settings)
-    ):
+        raise ValueError(f"{name} needs {missing[0]}, as {name}?{missing[0]}=…")
+    active = name in _ACTIVE or settings.get("drop_identical")
+    if not active and all(settings[key] is None for key in settings if _is_rule(key)):
         rule = next(key for key in settings if _is_rule(key))
-        raise UserError(f"--filter={text}: {name} drops nothing: give a rule, as {name}?{rule}=…")
-    _check(text, name, settings)
+        raise ValueError(f"{name} drops nothing: give a rule, as {name}?{rule}=…")
+    _check(name, settings)
     if name == "function":
-        settings |= function_state(text, settings["name"], module)
+        settings |= _function_state(settings["name"], module)
     if name == "language":
         from pipeline.filtering import languages
 
@@ -335,15 +316,15 @@ def _record(
     return FilterRecord(name, label, VERSION, unicodedata.unidata_version, kept)
 
 
-def _side(text: str, name: str, given: Any, unit: Unit) -> str:
+def _side(name: str, given: Any, unit: Unit) -> str:
     if unit is Unit.TEXT:
         if name == PAIRS or given is not None:
             what = f"{name} compares the sides of pairs" if name == PAIRS else "side is for pairs"
-            raise UserError(f"--filter={text}: {what}, and the corpus has texts")
+            raise ValueError(f"{what}, and the corpus has texts")
         return ""
     if given not in (None, BOTH, *SIDES) or (name == PAIRS and given not in (None, BOTH)):
         known = BOTH if name == PAIRS else f"{', '.join(SIDES)} or {BOTH}"
-        raise UserError(f"--filter={text}: side={given} must be {known}")
+        raise ValueError(f"side={given} must be {known}")
     return given or BOTH
 
 
@@ -387,37 +368,36 @@ def _texts(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(each.strip() for each in value if each.strip()))
 
 
-def _check(text: str, name: str, settings: dict[str, Any]) -> None:
+def _check(name: str, settings: dict[str, Any]) -> None:
     if unknown := [each for each in settings.get("scripts", ()) if each not in kernels.scripts()]:
         close = nearest(unknown[0], kernels.scripts())
-        raise UserError(f"--filter={text}: there is no script {unknown[0]}{close}")
+        raise ValueError(f"there is no script {unknown[0]}{close}")
     if len(settings.get("stop_words", ())) > kernels.MOST_STOP_WORDS:
-        raise UserError(f"--filter={text}: stop_words must be {kernels.MOST_STOP_WORDS} at most")
+        raise ValueError(f"stop_words must be {kernels.MOST_STOP_WORDS} at most")
     for key in RATIOS:
         if (ratio := settings.get(key)) is not None and ratio < 1:
-            raise UserError(f"--filter={text}: {key}={ratio} must be 1 or more")
+            raise ValueError(f"{key}={ratio} must be 1 or more")
     if name == "pii" and not (settings["emails"] or settings["ips"]):
-        raise UserError(f"--filter={text}: pii masks nothing")
+        raise ValueError("pii masks nothing")
     if settings.get("min_score", 0) > 1:
-        raise UserError(f"--filter={text}: min_score must be from 0 to 1, as probabilities are")
+        raise ValueError("min_score must be from 0 to 1, as probabilities are")
     if name in ("regex", "replace"):
+        nothing, pattern = pa.array([""]), settings["pattern"]
         try:
-            pc.match_substring_regex(pa.array([""]), settings["pattern"])
-            pc.replace_substring_regex(
-                pa.array([""]), settings["pattern"], settings.get("replacement", "")
-            )
+            pc.match_substring_regex(nothing, pattern)
+            pc.replace_substring_regex(nothing, pattern, settings.get("replacement", ""))
         except pa.ArrowInvalid as error:
-            raise UserError(f"--filter={text}: pattern: {error} (its syntax is RE2's)") from error
+            raise ValueError(f"pattern: {error} (its syntax is RE2's)") from error
 
 
-def function_state(text: str, name: str, module: str | None) -> dict[str, str]:
-    """Returns the checksum and module of a user's function; raises a UserError if missing."""
+def _function_state(name: str, module: str | None) -> dict[str, str]:
+    """Returns the module of a user's function, and its checksum."""
     if not module:
-        raise UserError(f"--filter={text} needs --task_module, the module that has {name}")
+        raise ValueError(f"it needs --task_module, the module that has {name}")
     loaded = registry.load(module)
     if not callable(getattr(loaded, name, None)):
         known = [each for each in vars(loaded) if callable(getattr(loaded, each))]
-        raise UserError(f"--filter={text}: {module} has no function {name}{nearest(name, known)}")
+        raise ValueError(f"{module} has no function {name}{nearest(name, known)}")
     if not loaded.__file__:
-        raise UserError(f"--filter={text}: {module} is no file, so a plan cannot name its content")
+        raise ValueError(f"{module} is no file, so a plan cannot name its content")
     return {"module": module, "sha256": files.sha256(loaded.__file__)}

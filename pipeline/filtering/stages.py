@@ -1,8 +1,7 @@
-"""Filters of a batch: the edits of all sets in order, then all verdicts.
+"""Filters of a batch: the edits of all sets in order, then all verdicts, on the final texts.
 
-So every rule judges the final text, and the order of sets only decides which rule counts a dropped
-document: the first one. A pair is one document; its sides are edited and judged in turn, and drops
-caused by one side are counted by side.
+A document counts for the first rule that drops it. A pair is one document; its sides are edited and
+judged in turn, and drops caused by one side are counted by side.
 """
 
 import functools
@@ -17,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.filtering import sets
-from pipeline.filtering.edits import EDITS, Edit, Edited
+from pipeline.filtering.edits import EDITS
 from pipeline.filtering.statistics import Statistics
 from tasks import registry
 from tasks.cache.filtered import FILTERED, FilterRecord
@@ -36,29 +35,11 @@ _BETWEEN = " ||| "
 
 
 class Verdict(NamedTuple):
-    """A rule's verdict on a batch.
-
-    `drops`: bool[texts]; `values`: measurement of each text, or None.
-    """
+    """A rule's verdict on a batch: bool[texts] `drops`, and each text's measurement, or None."""
 
     rule: str
     drops: np.ndarray
     values: Sequence[Any] | np.ndarray | None = None
-
-
-def _measured(
-    measure: sets.Measure, settings: dict[str, Any], statistics: Statistics
-) -> np.ndarray:
-    if measure.setting:
-        setting = settings[measure.setting]
-        setting = tuple(setting) if isinstance(setting, list) else setting
-        counts = getattr(statistics, measure.of)(setting)
-    else:
-        counts = statistics[measure.of]
-    if not measure.over:
-        return counts
-    over = statistics[measure.over]
-    return np.divide(counts, over, out=np.zeros(len(counts)), where=over != 0)
 
 
 def verdicts_of(record: FilterRecord, columns: Mapping[str, Statistics]) -> Iterator[Verdict]:
@@ -86,14 +67,29 @@ def verdicts(record: FilterRecord, statistics: Statistics) -> Iterator[Verdict]:
         measure = sets.measure_of(key)
         if measure is None or threshold is None:
             continue
-        values = _measured(measure, settings, statistics)
+        if measure.setting:
+            setting = settings[measure.setting]
+            setting = tuple(setting) if isinstance(setting, list) else setting
+            values = getattr(statistics, measure.of)(setting)
+        else:
+            values = statistics[measure.of]
+        if measure.over:
+            over = statistics[measure.over]
+            values = np.divide(values, over, out=np.zeros(len(values)), where=over != 0)
         is_least = key.startswith("min_")
         drops = values < threshold if is_least else values > threshold
         yield Verdict(key, drops | (values == threshold) if inclusive else drops, values)
     if phrases := settings.get("page_phrases"):
         yield Verdict("page_phrases", statistics.with_phrase(tuple(phrases)))
     if words := settings.get("words"):
-        yield Verdict("words", _has_any(statistics.texts, words))
+        found = np.zeros(len(statistics), bool)
+        for begin in range(0, len(words), _WORDS):
+            # Any of these whole words or phrases, in any case.
+            choices = "|".join(map(re.escape, words[begin : begin + _WORDS]))
+            border = r"[^\pL\pM\pN_]"
+            pattern = rf"(?i)(?:^|{border})(?:{choices})(?:$|{border})"
+            found |= _matches(statistics.texts, pattern)
+        yield Verdict("words", found)
     if record.name == "regex":
         found = _matches(statistics.texts, settings["pattern"])
         yield Verdict("pattern", ~found if settings["wanted"] else found)
@@ -121,19 +117,6 @@ def _of_sides(sides: Sequence[Statistics], settings: dict[str, Any]) -> Iterator
 
 def _matches(texts: pa.LargeStringArray, pattern: str) -> np.ndarray:
     return pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
-
-
-def _has_any(texts: pa.LargeStringArray, words: Sequence[str]) -> np.ndarray:
-    found = np.zeros(len(texts), bool)
-    for begin in range(0, len(words), _WORDS):
-        found |= _matches(texts, _any_of(words[begin : begin + _WORDS]))
-    return found
-
-
-def _any_of(words: Sequence[str]) -> str:
-    """Returns an RE2 pattern that matches any of these whole words or phrases in any case."""
-    choices = "|".join(map(re.escape, words))
-    return rf"(?i)(?:^|[^\pL\pM\pN_])(?:{choices})(?:$|[^\pL\pM\pN_])"
 
 
 def _of_languages(texts: pa.LargeStringArray, settings: dict[str, Any]) -> Iterator[Verdict]:
@@ -194,10 +177,7 @@ class Filters:
     def __call__(
         self, batch: pa.RecordBatch, quarantine: Callable[..., None], edits: Counter[str]
     ) -> pa.RecordBatch:
-        """Filters a batch from `sources.read`, ignoring unusable documents (null text).
-
-        `quarantine` receives the id, place, reason, value and excerpt of each dropped document.
-        """
+        """Filters a batch; `quarantine` takes id, place, reason, value and text of omissions."""
         names = [name for name in (*SIDES, "text") if name in batch.schema.names]
         columns = {name: batch.column(name).cast(pa.large_string()) for name in names}
         usable = functools.reduce(pc.and_, (column.is_valid() for column in columns.values()))
@@ -205,10 +185,15 @@ class Filters:
             name: column.fill_null("") if column.null_count else column
             for name, column in columns.items()
         }
+        every = usable.true_count == len(usable)
         for record in self._records:
             if edit := EDITS.get(record.name):
                 for side in sets.sides_of(record):
-                    texts[side], counts = _edited(edit, texts[side], usable, record.settings)
+                    some = texts[side] if every else texts[side].filter(usable)
+                    edited, counts = edit(some, record.settings)
+                    if not every:
+                        edited = pc.replace_with_mask(texts[side], usable, edited)
+                    texts[side] = edited
                     edits.update(
                         {f"{record.label} {what}{_of(side)}": n for what, n in counts.items() if n}
                     )
@@ -255,15 +240,6 @@ class Filters:
                     value = verdict.values[row]
                     values[row] = value if isinstance(value, str) else round(float(value), 6)
         return reasons, values
-
-
-def _edited(
-    edit: Edit, texts: pa.LargeStringArray, usable: pa.BooleanArray, settings: dict[str, Any]
-) -> Edited:
-    if usable.true_count == len(usable):
-        return edit(texts, settings)
-    edited, counts = edit(texts.filter(usable), settings)
-    return pc.replace_with_mask(texts, usable, edited), counts
 
 
 def _check(record: FilterRecord) -> None:

@@ -1,50 +1,27 @@
 """Statistics of a batch of texts, computed on demand."""
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.filtering import kernels
+from pipeline.tokenizer.fast_tokenizer import buffers
 
 _ANY_LENGTH = 1 << 62
-
-
-def _ascii_lower(text: str) -> str:
-    return "".join(each.lower() if each.isascii() else each for each in text)
-
-
-def text_bytes(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (uint8 bytes, int64[texts + 1] bounds) of non-null texts."""
-    offsets = np.frombuffer(texts.buffers()[1], np.int64)[texts.offset :][: len(texts) + 1]
-    buffer = texts.buffers()[2]
-    data = np.frombuffer(buffer, np.uint8) if buffer and buffer.size else np.zeros(0, np.uint8)
-    return data, offsets
-
-
-def texts_of(data: np.ndarray, bounds: np.ndarray) -> pa.LargeStringArray:
-    """Returns the texts of UTF-8 and bounds, the inverse of `text_bytes`."""
-    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
-    return pa.Array.from_buffers(pa.large_string(), len(bounds) - 1, buffers)
-
-
-def folded_hashes(words: list[str]) -> np.ndarray:
-    """Returns uint64[words], the folded hashes of `kernels.words_of`."""
-    joined = pa.array([" ".join(words)], pa.large_string())
-    return Statistics(joined).words[1]
 
 
 class Statistics:
     """Statistics of each text of a batch, as int64[texts], by name.
 
-    Names are those of `kernels.COLUMNS`, of the line and paragraph methods below without the
-    underscore, and "top_2" to "top_4" and "repeated_5" to "repeated_10" from
-    `kernels.repeated_grams`. Statistics with a parameter are public methods.
+    Names are those of `kernels.COLUMNS` and `_OF_LINES`, and "top_2" to "top_4" and "repeated_5" to
+    "repeated_10" from `kernels.repeated_grams`. Statistics with a parameter are public methods.
     """
 
     def __init__(self, texts: pa.LargeStringArray):
         self.texts = texts
-        self._data, self._bounds = text_bytes(texts)
+        self._data, self._bounds = buffers(texts)
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -116,41 +93,7 @@ class Statistics:
         kind, _, size = name.rpartition("_")
         if kind in ("top", "repeated") and size.isdigit():
             return self._grams[:, int(size) - 2]
-        return getattr(self, f"_{name}")()
-
-    def _lines(self) -> np.ndarray:
-        return self._of_lines()
-
-    def _line_characters(self) -> np.ndarray:
-        return self._of_lines(weights=True)
-
-    def _longest_line(self) -> np.ndarray:
-        longest = np.zeros(len(self), np.int64)
-        np.maximum.at(longest, self.lines["text"], self.lines["characters"])
-        return longest
-
-    def _ellipsis_lines(self) -> np.ndarray:
-        return self._of_lines(self.lines["ellipsis"])
-
-    def _punctuated_lines(self) -> np.ndarray:
-        is_mark = kernels.properties()[0] & kernels.PUNCTUATION != 0
-        return self._of_lines(is_mark[self.lines["last"]])
-
-    def _duplicate_lines(self) -> np.ndarray:
-        return self._of_lines(self._repeated_lines)
-
-    def _duplicate_line_characters(self) -> np.ndarray:
-        return self._of_lines(self._repeated_lines, weights=True)
-
-    def _paragraph_count(self) -> np.ndarray:
-        return self._sum(self._paragraphs[0], None)
-
-    def _duplicate_paragraphs(self) -> np.ndarray:
-        return self._sum(self._paragraphs[0][self._repeated_paragraphs], None)
-
-    def _duplicate_paragraph_characters(self) -> np.ndarray:
-        text, sizes, _ = self._paragraphs
-        return self._sum(text[self._repeated_paragraphs], sizes[self._repeated_paragraphs])
+        return _OF_LINES[name](self)
 
     def bullet_lines(self, bullets: str) -> np.ndarray:
         codes = np.array([ord(each) for each in bullets], np.uint32)
@@ -162,8 +105,9 @@ class Statistics:
     def stop_words(self, words: tuple[str, ...]) -> np.ndarray:
         """Returns how many of the words (at most 64) occur in each text."""
         _, folded, _, ends, _ = self._words
+        wanted = Statistics(pa.array([" ".join(words)], pa.large_string())).words[1]
         out = np.empty(len(self), np.int64)
-        kernels.distinct(folded, ends, folded_hashes(list(words)), out)
+        kernels.distinct(folded, ends, wanted, out)
         return out
 
     def script_letters(self, scripts: tuple[str, ...]) -> np.ndarray:
@@ -177,48 +121,65 @@ class Statistics:
     def kept_lines(
         self, end_marks: str, least_words: int, longest_word: int, phrases: tuple[str, ...]
     ) -> np.ndarray:
-        """Returns bool[lines], lines with a final mark that pass `kernels.check_lines`.
-
-        `end_marks`: characters that may end a line, but not in an ellipsis; "" for any end.
-        """
+        """Returns bool[lines] that pass `check_lines` and have one of `end_marks`, if not ""."""
         lines = self.lines
         kept = np.ones(len(lines), bool)
         if end_marks:
             marks = np.array([ord(each) for each in end_marks], np.uint32)
             kept = np.isin(lines["last"], marks) & ~lines["ellipsis"]
-        self._check(lines["begin"], lines["end"], least_words, longest_word, phrases, kept)
+        places = (np.ascontiguousarray(lines[name]) for name in ("begin", "end"))
+        rule = (least_words, longest_word, *_coded(phrases))
+        kernels.check_lines(self._data, *places, kernels.properties()[0], *rule, kept)
         return kept
 
     def with_phrase(self, phrases: tuple[str, ...]) -> np.ndarray:
         """Returns bool[texts], texts with one of the phrases, ignoring ASCII case."""
         clean = np.ones(len(self), bool)
-        self._check(self._bounds[:-1], self._bounds[1:], 0, _ANY_LENGTH, phrases, clean)
+        places, rule = (self._bounds[:-1], self._bounds[1:]), (0, _ANY_LENGTH, *_coded(phrases))
+        kernels.check_lines(self._data, *places, kernels.properties()[0], *rule, clean)
         return ~clean
-
-    def _check(
-        self,
-        begins: np.ndarray,
-        ends: np.ndarray,
-        least_words: int,
-        longest_word: int,
-        phrases: tuple[str, ...],
-        kept: np.ndarray,
-    ) -> None:
-        coded = [_ascii_lower(phrase).encode() for phrase in phrases]
-        kernels.check_lines(
-            self._data,
-            np.ascontiguousarray(begins),
-            np.ascontiguousarray(ends),
-            kernels.properties()[0],
-            least_words,
-            longest_word,
-            np.frombuffer(b"".join(coded), np.uint8),
-            np.cumsum([len(each) for each in coded], dtype=np.int64),
-            kept,
-        )
 
     def with_lines(self, kept: np.ndarray) -> pa.LargeStringArray:
         text, begin, end = map(
             np.ascontiguousarray, (self.lines[name] for name in ("text", "begin", "end"))
         )
-        return texts_of(*kernels.joined_lines(self._data, text, begin, end, kept, len(self)))
+        data, bounds = kernels.joined_lines(self._data, text, begin, end, kept, len(self))
+        parts = [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+        return pa.Array.from_buffers(pa.large_string(), len(self), parts)
+
+
+def _coded(phrases: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    coded = [phrase.encode().lower() for phrase in phrases]  # of bytes, only ASCII letters
+    ends = np.cumsum([len(each) for each in coded], dtype=np.int64)
+    return np.frombuffer(b"".join(coded), np.uint8), ends
+
+
+def _punctuated_lines(of: Statistics) -> np.ndarray:
+    is_mark = kernels.properties()[0] & kernels.PUNCTUATION != 0
+    return of._of_lines(is_mark[of.lines["last"]])
+
+
+def _longest_line(of: Statistics) -> np.ndarray:
+    longest = np.zeros(len(of), np.int64)
+    np.maximum.at(longest, of.lines["text"], of.lines["characters"])
+    return longest
+
+
+def _of_repeated_paragraphs(of: Statistics, weights: bool) -> np.ndarray:
+    text, sizes, _ = of._paragraphs
+    repeated = of._repeated_paragraphs
+    return of._sum(text[repeated], sizes[repeated] if weights else None)
+
+
+_OF_LINES: dict[str, Callable[[Statistics], np.ndarray]] = {
+    "lines": lambda of: of._of_lines(),
+    "line_characters": lambda of: of._of_lines(weights=True),
+    "longest_line": _longest_line,
+    "ellipsis_lines": lambda of: of._of_lines(of.lines["ellipsis"]),
+    "punctuated_lines": _punctuated_lines,
+    "duplicate_lines": lambda of: of._of_lines(of._repeated_lines),
+    "duplicate_line_characters": lambda of: of._of_lines(of._repeated_lines, weights=True),
+    "paragraph_count": lambda of: of._sum(of._paragraphs[0], None),
+    "duplicate_paragraphs": lambda of: _of_repeated_paragraphs(of, weights=False),
+    "duplicate_paragraph_characters": lambda of: _of_repeated_paragraphs(of, weights=True),
+}

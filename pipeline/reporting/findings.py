@@ -3,11 +3,12 @@
 import dataclasses
 import hashlib
 import json
+import operator
 from collections.abc import Iterator
 
 import numpy as np
 
-from tasks.cache.manifest import CacheManifest, Shard, shard_file
+from tasks.cache.manifest import CacheManifest, shard_file
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.vocabulary import Vocabulary
@@ -37,29 +38,19 @@ class SampleRow:
 
 @dataclasses.dataclass
 class Findings:
-    """Results from the sampled shards.
+    """Results from the sampled shards."""
 
-    Attributes:
-      shards: (shards read, shards in all).
-      lengths: int64[documents] tokens per document, including separators.
-      pieces: int64[vocabulary size] occurrences of each id.
-      words, word_tokens: number of words, separated by white space, and of their tokens.
-      by_file: [documents, tokens] of each corpus file, if ids contain its name.
-      duplicates: number of documents that repeat an earlier one.
-      groups: number of distinct repeated documents.
-      top_duplicates: the largest groups.
-      quarantine: reason -> (id, location, text excerpt or "") of some documents.
-    """
-
-    shards: tuple[int, int]
-    lengths: np.ndarray
-    pieces: np.ndarray
-    words: int = 0
+    shards: tuple[int, int]  # shards read, shards in all
+    lengths: np.ndarray  # int64[documents] tokens per document, including separators
+    pieces: np.ndarray  # int64[vocabulary size] occurrences of each id
+    words: int = 0  # separated by white space
     word_tokens: int = 0
+    # [documents, tokens] of each corpus file, if ids contain its name.
     by_file: dict[str, list[int]] = dataclasses.field(default_factory=dict)
-    duplicates: int = 0
-    groups: int = 0
+    duplicates: int = 0  # documents that repeat an earlier one
+    groups: int = 0  # distinct repeated documents
     top_duplicates: list[DuplicateGroup] = dataclasses.field(default_factory=list)
+    # Reason -> (id, location, text excerpt or "") of some documents.
     quarantine: dict[str, list[tuple[str, str, str]]] = dataclasses.field(default_factory=dict)
     rows: list[SampleRow] = dataclasses.field(default_factory=list)
 
@@ -86,19 +77,17 @@ class ShardContent:
             else:
                 yield name, tokens
         for name, pieces in parts.items():
-            yield name, np.concatenate([tokens for _, tokens in sorted(pieces, key=_offset)])
-
-
-def _offset(piece: tuple[int, np.ndarray]) -> int:
-    return piece[0]
+            ordered = sorted(pieces, key=operator.itemgetter(0))
+            yield name, np.concatenate([tokens for _, tokens in ordered])
 
 
 def study(folder: str, manifest: CacheManifest, loaded: Vocabulary, sample_shards: int) -> Findings:
-    """Reads at most `sample_shards` shards per split, chosen by a hash of their names.
-
-    Raises CorruptRecord for a damaged record.
-    """
-    chosen = [key for split in manifest.splits for key in _choose(manifest, split, sample_shards)]
+    """Reads at most `sample_shards` shards per split, chosen by a hash of their names."""
+    chosen: list[tuple[str, int]] = []
+    for split, shards in manifest.splits.items():
+        order = [hashlib.sha256(f"{split} {n}".encode()).digest() for n in range(len(shards))]
+        indices = sorted(range(len(shards)), key=order.__getitem__)[:sample_shards]
+        chosen += [(split, index) for index in sorted(indices)]
     every = sum(map(len, manifest.splits.values()))
     lengths, hashes = [np.zeros(0, np.int64)], [np.zeros(0, "S16")]
     found = Findings((len(chosen), every), lengths[0], np.zeros(loaded.size, np.int64))
@@ -117,8 +106,14 @@ def study(folder: str, manifest: CacheManifest, loaded: Vocabulary, sample_shard
                     counts = found.by_file.setdefault(file, [0, 0])
                     counts[0] += 1
                     counts[1] += len(tokens)
-            _count_words(found, loaded, content)
-            _quarantine(found, folder, manifest, split, index, shard)
+            left = _WORD_TOKENS - found.word_tokens
+            if left > 0 and len(content.tokens):
+                some = content.tokens[: max(1, left // max(1, len(chosen) // 4))]
+                found.words += len(loaded.decode(some).split())
+                found.word_tokens += len(some)
+            if shard.dropped:
+                name = shard_file(split, "quarantine", index, manifest.plan.shards[split])
+                _add_quarantined(found, files.join(folder, name))
             if len(found.rows) < _EXAMPLES and shard.rows:
                 found.rows.append(_sample_row(loaded, content, split, index))
             bar.update(number)
@@ -127,16 +122,7 @@ def study(folder: str, manifest: CacheManifest, loaded: Vocabulary, sample_shard
     return found
 
 
-def _choose(manifest: CacheManifest, split: str, count: int) -> list[tuple[str, int]]:
-    def order(index: int) -> bytes:
-        return hashlib.sha256(f"{split} {index}".encode()).digest()
-
-    indices = sorted(range(len(manifest.splits[split])), key=order)[:count]
-    return [(split, index) for index in sorted(indices)]
-
-
 def read_shard(folder: str, manifest: CacheManifest, split: str, index: int) -> ShardContent:
-    """Returns the content of one shard; raises CorruptRecord for a damaged record."""
     from pyarrow import parquet
 
     from tasks.cache import records
@@ -169,26 +155,11 @@ def _digest(tokens: np.ndarray) -> bytes:
     return hashlib.blake2b(tokens.tobytes(), digest_size=15).digest() + b"."
 
 
-def _count_words(found: Findings, loaded: Vocabulary, content: ShardContent) -> None:
-    left = _WORD_TOKENS - found.word_tokens
-    if left > 0 and len(content.tokens):
-        tokens = content.tokens[: max(1, left // max(1, found.shards[0] // 4))]
-        found.words += len(loaded.decode(tokens).split())
-        found.word_tokens += len(tokens)
-
-
-def _quarantine(
-    found: Findings, folder: str, manifest: CacheManifest, split: str, index: int, shard: Shard
-) -> None:
-    if not shard.dropped:
-        return
-    name = shard_file(split, "quarantine", index, manifest.plan.shards[split])
-    with files.open_read(files.join(folder, name)) as file:
-        for line in file:
-            entry = json.loads(line)
-            examples = found.quarantine.setdefault(entry["reason"], [])
-            if len(examples) < _EXAMPLES:
-                examples.append((entry["id"] or "", entry["location"], entry.get("text", "")))
+def _add_quarantined(found: Findings, path: str) -> None:
+    for entry in map(json.loads, files.read_lines(path)):
+        examples = found.quarantine.setdefault(entry["reason"], [])
+        if len(examples) < _EXAMPLES:
+            examples.append((entry["id"] or "", entry["location"], entry.get("text", "")))
 
 
 def _sample_row(loaded: Vocabulary, content: ShardContent, split: str, index: int) -> SampleRow:

@@ -47,22 +47,19 @@ def page(folder: str, manifest: CacheManifest, loaded: Vocabulary, found: Findin
 
 
 def _headline(manifest: CacheManifest) -> str:
-    splits = manifest.splits
-    size = sum(
-        entry.bytes
-        for shards in splits.values()
-        for each in shards
-        for entry in each.files.values()
-    )
-    left_out = sum(sum(manifest.dropped(split).values()) for split in splits)
+    every = [shard for shards in manifest.splits.values() for shard in shards]
     figures = {
-        "documents": f"{sum(manifest.total(split, 'documents') for split in splits):,}",
-        "tokens": f"{sum(manifest.total(split, 'tokens') for split in splits):,}",
-        "text": _size(sum(manifest.total(split, "text_bytes") for split in splits)),
-        "on disk": _size(size),
-        "left out": f"{left_out:,}",
+        "documents": f"{_total(manifest, 'documents'):,}",
+        "tokens": f"{_total(manifest, 'tokens'):,}",
+        "text": _size(_total(manifest, "text_bytes")),
+        "on disk": _size(sum(file.bytes for each in every for file in each.files.values())),
+        "left out": f"{sum(sum(each.dropped.values()) for each in every):,}",
     }
     return html_page.facts(figures.items(), "figures")
+
+
+def _total(manifest: CacheManifest, field: str) -> int:
+    return sum(manifest.total(split, field) for split in manifest.splits)
 
 
 def _size(size: int) -> str:
@@ -77,27 +74,15 @@ def _splits(manifest: CacheManifest) -> str:
     for split, shards in manifest.splits.items():
         tokens, count = manifest.total(split, "tokens"), manifest.total(split, "rows")
         room = count * manifest.plan.row_tokens  # 0 for pairs, whose rows have no fixed length
-        rows.append(
-            (
-                split,
-                f"{len(shards):,}",
-                f"{manifest.total(split, 'documents'):,}",
-                f"{manifest.total(split, 'split_documents'):,}",
-                f"{tokens:,}",
-                f"{count:,}",
-                f"{tokens / room:.2%}" if room else "–",
-            )
-        )
+        documents = [manifest.total(split, name) for name in ("documents", "split_documents")]
+        counts = (f"{number:,}" for number in (len(shards), *documents, tokens, count))
+        rows.append((split, *counts, f"{tokens / room:.2%}" if room else "–"))
     plan = manifest.plan
     header = ("split", "shards", "documents", "split documents", "tokens", "rows", "rows filled")
     if plan.pairs:
         return html_page.table("A pair a row", header, rows) + _pairs(manifest)
-    return html_page.table(
-        f"{plan.packing} packing into rows of {plan.row_tokens:,} tokens, separator "
-        f"{plan.separator}",
-        header,
-        rows,
-    )
+    packing = f"{plan.packing} packing into rows of {plan.row_tokens:,} tokens"
+    return html_page.table(f"{packing}, separator {plan.separator}", header, rows)
 
 
 def _pairs(manifest: CacheManifest) -> str:
@@ -136,9 +121,8 @@ def _files(manifest: CacheManifest, found: Findings, note: str) -> str:
     table = html_page.table(f"Files: {len(sources):,}{shown}", header, rows)
     if found.by_file:
         return table + note
-    return table + (
-        "<p class=note>The corpus has its own document ids, which do not name files.</p>"
-    )
+    own = "The corpus has its own document ids, which do not name files."
+    return f"{table}<p class=note>{own}</p>"
 
 
 def _lengths(manifest: CacheManifest, found: Findings) -> str:
@@ -156,11 +140,9 @@ def _lengths(manifest: CacheManifest, found: Findings) -> str:
 
 
 def _charts(found: Findings) -> list[chart.Chart]:
-    return [_histogram(found.lengths)] if len(found.lengths) else []
-
-
-def _histogram(lengths: np.ndarray) -> chart.Chart:
-    bins = np.floor(np.log2(np.maximum(lengths, 1)) * _BINS_PER_OCTAVE).astype(int)
+    if not len(found.lengths):
+        return []
+    bins = np.floor(np.log2(np.maximum(found.lengths, 1)) * _BINS_PER_OCTAVE).astype(int)
     low = int(bins.min())
     counts = np.bincount(bins - low, minlength=_MIN_BINS).tolist()
     edges = [
@@ -168,7 +150,7 @@ def _histogram(lengths: np.ndarray) -> chart.Chart:
     ]
     labels = [f"{begin:,}\u2013{end - 1:,}" for begin, end in itertools.pairwise(edges)]
     bars = chart.Series("documents", {"bin": range(len(counts))}, counts)
-    return chart.Chart("lengths", "Documents by length", [bars], "in tokens", labels)
+    return [chart.Chart("lengths", "Documents by length", [bars], "in tokens", labels)]
 
 
 def _vocabulary(manifest: CacheManifest, loaded: Vocabulary, found: Findings) -> str:
@@ -181,12 +163,11 @@ def _vocabulary(manifest: CacheManifest, loaded: Vocabulary, found: Findings) ->
     ]
     unused = sum(not found.pieces[token] for token in of_text)
     in_bytes = sum(int(found.pieces[token]) for token in of_text if kinds[token] == BYTE)
-    text_bytes = sum(manifest.total(split, "text_bytes") for split in manifest.splits)
-    text_tokens = sum(manifest.total(split, "text_tokens") for split in manifest.splits)
+    rate = _total(manifest, "text_bytes") / max(_total(manifest, "text_tokens"), 1)
     facts = [
         ("pieces of text", f"{len(of_text):,}"),
         ("never used", f"{unused / max(len(of_text), 1):.2%}"),
-        ("bytes per token", f"{text_bytes / max(text_tokens, 1):.3f}"),
+        ("bytes per token", f"{rate:.3f}"),
         ("tokens per word", f"{found.word_tokens / max(found.words, 1):.3f}"),
         ("unknown tokens", f"{found.pieces[: len(kinds)][kinds == UNKNOWN].sum() / total:.4%}"),
         ("byte-fallback tokens", f"{in_bytes / total:.4%}"),
@@ -226,11 +207,9 @@ def _duplicates(found: Findings) -> str:
 
 
 def _left_out(manifest: CacheManifest, found: Findings) -> str:
-    counts: Counter[str] = Counter()
-    for split in manifest.splits:
+    counts, edits = Counter[str](), Counter[str]()
+    for split, shards in manifest.splits.items():
         counts.update(manifest.dropped(split))
-    edits: Counter[str] = Counter()
-    for shards in manifest.splits.values():
         for shard in shards:
             edits.update(shard.edits or {})
     edited = [(what, f"{count:,}") for what, count in sorted(edits.items())]

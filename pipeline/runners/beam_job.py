@@ -1,7 +1,6 @@
 """Maps a function over descriptions of work as a Beam job, with one-line errors.
 
-Unlike Beam, it handles dying workers, user mistakes found by workers, noisy logs, and Ctrl-C where
-the shell ignores it.
+Unlike Beam, it handles dying workers, user mistakes, noisy logs and a Ctrl-C ignored by the shell.
 """
 
 import contextlib
@@ -23,8 +22,11 @@ from typing import Any
 
 from pipeline.runners import beam_options
 from pipeline.runners.interruption import SERVICE_LIMIT_SECONDS, interrupt, interruptible
+from tasks.reading.corpus import Corpus, CorpusSpec
 from tasks.storage import files
+from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
+from tasks.terminal.polling import polling
 
 _FAILURE = "the job stopped: "
 # Namespace of the job's counters in Dataflow.
@@ -63,6 +65,43 @@ class _Call:
             raise WorkerFailure(errno=error.errno, message=error.strerror, path=place) from error
 
 
+def without_pieces(corpus: Corpus) -> Corpus:
+    """Returns a corpus for workers: each is sent its own pieces, of maybe a million files."""
+    record = {key: value for key, value in corpus.record.items() if key != "files"}
+    return dataclasses.replace(corpus, record=record, pieces=(), notes=())
+
+
+@contextlib.contextmanager
+def files_shown(
+    title: str, folder: str, sizes: Mapping[str, int], unit: str = ""
+) -> Iterator[None]:
+    """Shows progress during the block: the sum of `sizes`, by name, of the files in `folder`."""
+
+    def done() -> int:
+        return sum(sizes[name] for name in sizes.keys() & set(files.list_names(folder)))
+
+    def look() -> None:
+        bar.update(done())
+
+    with progress.shown(title, sum(sizes.values()), done(), unit) as bar:
+        with polling(look, files.is_remote(folder)):
+            yield
+        bar.update(sum(sizes.values()))
+
+
+def _service(arguments: list[str]) -> Any:
+    from pipeline.runners import dataflow, portable
+
+    (runner,) = [each.partition("=")[2] for each in arguments if each.startswith("--runner=")]
+    return next((each for each in (dataflow, portable) if each.is_runner(runner)), None)
+
+
+def check(arguments: list[str], corpus: CorpusSpec, folder: str) -> None:
+    """Raises a UserError for a mistake that a service's runner would find only in the job."""
+    if service := _service(arguments):
+        service.check(arguments, corpus, folder)
+
+
 def run(
     function: Callable[[Any], Mapping[str, int]],
     elements: Sequence[Any],
@@ -70,18 +109,11 @@ def run(
     arguments: list[str],
     verbose: bool,
 ) -> Counter[str]:
-    """Calls `function` with every element as a Beam job; returns the summed counts.
+    """Calls `function`, which must be repeatable, with elements as a Beam job; sums its counts.
 
-    Args:
-      function: returns counts; picklable, and safe to call twice with an element.
-      elements: descriptions of work.
-      folder: folder of the results, named by errors without a file name.
-      arguments: Beam's arguments.
-      verbose: whether to show Beam's logs.
-
-    Raises:
-      UserError: a worker found a mistake that the user can correct, or died.
-      OSError: a worker could not read or write.
+    `folder` holds the results, and names errors without a file name. Raises a UserError if a worker
+    found a mistake that the user can correct, or died, and an OSError if one could not read or
+    write.
     """
     beam = beam_options.import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -116,7 +148,11 @@ def run(
             )
             result = pipeline.run()
             _wait(result, service, arguments)
-            return _sums(result)
+            counters = result.metrics().query()["counters"]
+            ours = (each for each in counters if each.key.metric.namespace == _COUNTERS)
+            return Counter(
+                {each.key.metric.name: each.committed or each.attempted or 0 for each in ours}
+            )
         except BaseException as error:
             if workers.deaths:
                 raise UserError(
@@ -131,13 +167,6 @@ def run(
             raise
 
 
-def _service(arguments: list[str]) -> Any:
-    from pipeline.runners import dataflow, portable
-
-    (runner,) = [each.partition("=")[2] for each in arguments if each.startswith("--runner=")]
-    return next((service for service in (dataflow, portable) if service.is_runner(runner)), None)
-
-
 def _packed(elements: Sequence[Any], most: int = _CHUNK) -> list[bytes]:
     """Returns compressed chunks of at most `most` elements, fewer if large."""
     chunks = []
@@ -150,28 +179,18 @@ def _packed(elements: Sequence[Any], most: int = _CHUNK) -> list[bytes]:
     return chunks
 
 
-def _unpacked(chunk: "bytes | _Spilled") -> Sequence[Any]:
-    data = chunk.read() if isinstance(chunk, _Spilled) else chunk
-    return pickle.loads(zlib.decompress(data))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Spilled:
-    """A chunk of elements in a file: path, first and last byte."""
-
-    path: str
-    start: int
-    stop: int
-
-    def read(self) -> bytes:
-        with files.open_read(self.path) as file:
-            file.seek(self.start)
-            return file.read(self.stop - self.start)
+def _unpacked(chunk: bytes | tuple[str, int, int]) -> Sequence[Any]:
+    if isinstance(chunk, bytes):
+        return pickle.loads(zlib.decompress(chunk))
+    path, start, stop = chunk
+    with files.open_read(path) as file:
+        file.seek(start)
+        return pickle.loads(zlib.decompress(file.read(stop - start)))
 
 
 @contextlib.contextmanager
 def _sendable(chunks: list[bytes], folder: str) -> Iterator[list[Any]]:
-    """Yields the chunks or, if too large for a job's graph, their places in a file in `folder`.
+    """Yields the chunks or, if too large for a job's graph, (file in `folder`, begin, end) of each.
 
     Dataflow rejects graphs above 10 MB; a million files take 30 MB.
     """
@@ -182,7 +201,7 @@ def _sendable(chunks: list[bytes], folder: str) -> Iterator[list[Any]]:
     ends = list(itertools.accumulate(map(len, chunks)))
     files.write_bytes(path, b"".join(chunks))
     try:
-        yield [_Spilled(path, *place) for place in itertools.pairwise([0, *ends])]
+        yield [(path, *place) for place in itertools.pairwise([0, *ends])]
     finally:
         files.remove(path)
 
@@ -196,12 +215,6 @@ def _wait(result: Any, service: Any, arguments: list[str]) -> None:
         if service:
             service.cancel(result, arguments)
         raise
-
-
-def _sums(result: Any) -> Counter[str]:
-    counters = result.metrics().query()["counters"]
-    ours = (each for each in counters if each.key.metric.namespace == _COUNTERS)
-    return Counter({each.key.metric.name: each.committed or each.attempted or 0 for each in ours})
 
 
 def _raise_failure(error: BaseException) -> None:
@@ -218,6 +231,8 @@ def _raise_failure(error: BaseException) -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppresses logs and stderr, where Beam prints every exception; shows stderr after a bug."""
+    import grpc
+
     logger, usual, usual_hook = logging.getLogger(), sys.stderr, threading.excepthook
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -229,7 +244,11 @@ def _quiet() -> Iterator[None]:
         threading.excepthook = lambda failed: traceback.print_exception(
             failed.exc_value, file=sys.__stderr__
         )
-        later_hook = _without_connections(usual_hook)
+
+        def later_hook(failed: Any) -> None:
+            if not isinstance(failed.exc_value, grpc.RpcError):  # some outlive a job
+                usual_hook(failed)
+
         try:
             yield
         except KeyboardInterrupt:
@@ -246,14 +265,3 @@ def _quiet() -> Iterator[None]:
             shown.flush()
             os.dup2(shown.fileno(), 2)
             logger.setLevel(level)
-
-
-def _without_connections(usual: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """Returns a hook that ignores gRPC errors of Beam's threads, which outlive a job."""
-    import grpc
-
-    def hook(failed: Any) -> None:
-        if not isinstance(failed.exc_value, grpc.RpcError):
-            usual(failed)
-
-    return hook

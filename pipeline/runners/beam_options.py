@@ -18,19 +18,9 @@ _REJECTED = {
 }
 # Flags sometimes given to the wrong command.
 OF_PRETRAIN = (
-    "batch_size",
-    "gin_file",
-    "init_from",
-    "lengths.inputs",
-    "lengths.targets",
-    "microbatches",
-    "model_dir",
-    "optimizer.learning_rate",
-    "optimizer_preset",
-    "preset",
-    "seed",
-    "tokens_per_batch",
-    "train_steps",
+    *("batch_size", "gin_file", "init_from", "lengths.inputs", "lengths.targets", "microbatches"),
+    *("model_dir", "optimizer.learning_rate", "optimizer_preset", "preset", "seed"),
+    *("tokens_per_batch", "train_steps"),
 )
 
 
@@ -40,11 +30,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def arguments(flags: Any) -> list[str]:
-    """Returns Beam's arguments, given flags with `beam`, `runner` and `workers`.
-
-    Raises a UserError if the runner or mode loses data or downloads a program, or a flag is unknown
-    to us and to Beam, which would silently ignore it.
-    """
+    """Returns Beam's arguments; refuses runners that lose data or download, and unknown flags."""
     given, runner, workers = flags.beam, flags.runner or _IN_PROCESS, flags.workers
     name = runner.rsplit(".", 1)[-1]
     if name in _REJECTED:

@@ -41,10 +41,7 @@ def is_runner(runner: str) -> bool:
 
 
 def check(arguments: list[str], corpus: sources.CorpusSpec, cache_dir: str) -> None:
-    """Checks, before reading or submitting anything, for mistakes that would fail the job.
-
-    Raises a UserError if a flag is missing or unusable with Dataflow, or there are no credentials.
-    """
+    """Raises a UserError, before any work, for mistakes that would fail the job."""
     try:
         from google.cloud import dataflow  # noqa: F401
     except ImportError as error:
@@ -138,7 +135,9 @@ def wheel(folder: pathlib.Path) -> pathlib.Path:
 
     Source: the wheel format, packaging.python.org/specifications/binary-distribution-format.
     """
-    version = _version()
+    version = "0"  # of a checkout that was never installed
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        version = metadata.version("palimpsest")
     name = f"palimpsest-{version}"
     root = pathlib.Path(__file__).parents[2]
     content = {
@@ -154,24 +153,16 @@ def wheel(folder: pathlib.Path) -> pathlib.Path:
         b"Wheel-Version: 1.0\nGenerator: palimpsest\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     )
     record = f"{name}.dist-info/RECORD"
-    lines = [f"{path},sha256={_digest(data)},{len(data)}" for path, data in content.items()]
+    lines = []
+    for path, data in content.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        lines.append(f"{path},sha256={digest},{len(data)}")
     content[record] = "\n".join([*lines, f"{record},,", ""]).encode()
-    path = folder / f"{name}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+    written = folder / f"{name}-py3-none-any.whl"
+    with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
         for member, data in content.items():
             archive.writestr(zipfile.ZipInfo(member, _TIME), data, zipfile.ZIP_DEFLATED)
-    return path
-
-
-def _version() -> str:
-    try:
-        return metadata.version("palimpsest")
-    except metadata.PackageNotFoundError:  # a checkout that was never installed
-        return "0"
-
-
-def _digest(data: bytes) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return written
 
 
 def announce(result: Any, arguments: list[str]) -> None:
@@ -221,10 +212,6 @@ def explain(error: BaseException, arguments: list[str]) -> UserError | None:
         )
     if isinstance(error, OSError) and error.errno is None:  # from Beam's staging
         return UserError(text)
-    return _refusal(error, text)
-
-
-def _refusal(error: BaseException, text: str) -> UserError | None:
     from google.api_core import exceptions
     from google.auth.exceptions import GoogleAuthError
 

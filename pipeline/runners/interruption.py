@@ -17,19 +17,14 @@ SERVICE_LIMIT_SECONDS = 60.0
 
 
 class Interruptible:
-    """State of an interruptible block.
-
-    Attributes:
-      stops: called in the signal handler; each ends something that may be waited for.
-      seconds: maximum time from SIGINT to process end.
-      usual: SIGINT handler outside the block.
-    """
+    """State of an interruptible block."""
 
     def __init__(self) -> None:
         self.happened = False
+        # Called in the signal handler; each ends something that may be waited for.
         self.stops: list[Callable[[], None]] = []
         self.seconds = _LIMIT_SECONDS
-        self.usual: Any = None
+        self.usual: Any = None  # the handler outside the block
         self._arrived, self._over = threading.Event(), threading.Event()
 
     def handle(self, *arguments: Any) -> None:
@@ -61,14 +56,11 @@ _active: Interruptible | None = None
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Interruptible]:
-    """Makes SIGINT end the block within seconds; later ones have no effect.
+    """Makes SIGINT end the block within seconds; later ones, and nested blocks, have no effect.
 
-    Works for processes started with `&`, too, for which shells ignore SIGINT. In nested blocks the
-    outermost handles the signal. Outside the main thread a block has no effect.
-
-    Raises:
-      KeyboardInterrupt: SIGINT has arrived, even if it made the block raise another error, such as
-        one of an interrupted import, but not a UserError.
+    Works in the main thread, also of processes started with `&`, for which shells ignore SIGINT.
+    Raises KeyboardInterrupt if SIGINT has arrived, even if it made the block raise another error,
+    such as one of an interrupted import, but not a UserError.
     """
     global _active
     if _active or threading.current_thread() is not threading.main_thread():

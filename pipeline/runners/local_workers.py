@@ -1,8 +1,7 @@
-"""Beam worker processes on this machine that live exactly as long as needed.
+"""Beam worker processes on this machine that end with the job or their parent process.
 
 Beam's own handler waits for workers to end by themselves, forever if one was killed before it
-connected. Workers from `create` are killed with the job, and end with their parent process (see
-`pipeline.runners.child`).
+connected.
 """
 
 import contextlib
@@ -71,10 +70,7 @@ class Workers:
 
 
 def create(on_death: Callable[[], None]) -> Workers:
-    """Makes Beam start the next job's workers through the returned object.
-
-    A thread calls `on_death` when a worker ends too early.
-    """
+    """Makes Beam start the next job's workers here; a thread calls `on_death` if one dies."""
     workers = Workers(on_death)
 
     class Handler(worker_handlers.GrpcWorkerHandler):

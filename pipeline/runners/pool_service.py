@@ -1,8 +1,4 @@
-"""Beam's local job service, extended to several worker pools and lost workers.
-
-`create` installs subclasses of a worker's control connection, the handler that starts workers in
-pools, and the job.
-"""
+"""Beam's local job service, extended to several worker pools and lost workers."""
 
 import contextlib
 import itertools

@@ -29,7 +29,7 @@ def _options(arguments: list[str]) -> Any:
     return PipelineOptions(arguments).view_as(PortableOptions)
 
 
-def check(arguments: list[str]) -> None:
+def check(arguments: list[str], corpus: object, folder: str) -> None:
     """Raises a UserError without --job_endpoint, or if no service answers there."""
     endpoint = _options(arguments).job_endpoint
     if not endpoint:
@@ -66,7 +66,6 @@ def announce(result: Any, arguments: list[str]) -> None:
 
 
 def cancel(result: Any, arguments: list[str]) -> None:
-    """Cancels the job."""
     result.cancel()
 
 

@@ -1,8 +1,4 @@
-"""The Hugging Face token for workers without this process's environment.
-
-Workers get only the name of a secret in Google's Secret Manager, and read it with their own service
-account.
-"""
+"""The Hugging Face token for workers, which read it from Google's Secret Manager by its name."""
 
 import base64
 import os
@@ -18,7 +14,6 @@ def provide_hf_token(secret: str) -> None:
     """Sets HF_TOKEN to the value of `secret`, unless HF_TOKEN is set or `secret` is "".
 
     gcloud's variable CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER overrides the service's address.
-    Raises a UserError if `secret` is not a secret's name, or this machine's account cannot read it.
     """
     if not secret or os.environ.get("HF_TOKEN"):
         return

@@ -1,9 +1,7 @@
 """Cuts documents at the added tokens of a tokenizer.json, such as <unk>, before finding words.
 
-`tokenizers` first searches raw text for tokens with `normalized` false, then searches the
-normalised text between them for the others. Each stretch in between is a separate text. Tokens that
-strip adjacent white space or must be whole words are odd: the library encodes documents that
-contain them.
+`tokenizers` searches raw text for tokens with `normalized` false, then the normalised text between
+them for the others. It encodes documents with tokens that strip white space or must be whole words.
 """
 
 from collections.abc import Iterable
@@ -11,44 +9,31 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.tokenizer import pretokenize_kernels, trie
+from pipeline.tokenizer import trie, word_kernels
 
 
 class Added(NamedTuple):
-    """Tokens found by one search.
+    """Tokens found by one search."""
 
-    Attributes:
-      tokens: int64[nodes] trie token -> id.
-      begins: bool[256] their first bytes.
-      odd, begins_odd: the same for odd tokens, whose texts the library encodes.
-    """
-
-    tokens: np.ndarray
-    begins: np.ndarray
+    tokens: np.ndarray  # int64[nodes] trie token -> id
+    begins: np.ndarray  # bool[256] their first bytes
+    # odd, begins_odd: the same for odd tokens, whose texts the library encodes.
     odd: np.ndarray
     begins_odd: np.ndarray
 
 
-class Passes(NamedTuple):
-    """The added tokens of a tokenizer.json.
+def passes(tokenizer: Any) -> tuple[list[Added], list[str]]:
+    """Returns (successive searches, tokens that only the library finds) of a tokenizers.Tokenizer.
 
-    `passes` are successive searches. Only the library finds `refused` tokens, as it may normalise
-    first.
+    The library may normalise before it searches for the latter.
     """
-
-    passes: list[Added]
-    refused: list[str]
-
-
-def passes(tokenizer: Any) -> Passes:
-    """Returns the added tokens of a tokenizers.Tokenizer."""
-    every = [(token, id_) for id_, token in tokenizer.get_added_tokens_decoder().items()]
-    every = [(token, id_) for token, id_ in every if token.content]
+    decoder = tokenizer.get_added_tokens_decoder()
+    every = [(token, id_) for id_, token in decoder.items() if token.content]
     raw = [(token, id_) for token, id_ in every if not token.normalized]
     after = [(token, id_) for token, id_ in every if token.normalized]
     if tokenizer.normalizer is None:
-        return Passes([_added(each) for each in (raw, after) if each], [])
-    return Passes([_added(raw)] if raw else [], [token.content for token, _ in after])
+        return [_added(each) for each in (raw, after) if each], []
+    return [_added(raw)] if raw else [], [token.content for token, _ in after]
 
 
 def _added(tokens: list[tuple[Any, int]]) -> Added:
@@ -68,23 +53,17 @@ def table(tokens: Iterable[tuple[str, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Parts(NamedTuple):
-    """Consecutive parts of documents in one byte buffer.
+    """Consecutive parts of documents in one byte buffer."""
 
-    Attributes:
-      offsets: int64[parts + 1].
-      given: int32[parts] token ids; pretokenize_kernels.TEXT or REFUSED for other parts.
-      owners: int64[parts] document of each part; every document has a part.
-    """
-
-    offsets: np.ndarray
-    given: np.ndarray
-    owners: np.ndarray
+    offsets: np.ndarray  # int64[parts + 1]
+    given: np.ndarray  # int32[parts] token ids; word_kernels.TEXT or REFUSED for other parts
+    owners: np.ndarray  # int64[parts] document of each part; every document has a part
 
 
 def cut(each: list[Added], data: np.ndarray, offsets: np.ndarray) -> Parts:
     """Returns the parts of documents data[offsets[i] : offsets[i + 1]]."""
     count = len(offsets) - 1
-    found = Parts(offsets, np.full(count, pretokenize_kernels.TEXT, np.int32), np.arange(count))
+    found = Parts(offsets, np.full(count, word_kernels.TEXT, np.int32), np.arange(count))
     for added in each:
         found = _cut(added, data, found)
     return found
@@ -96,7 +75,7 @@ def _cut(added: Added, data: np.ndarray, found: Parts) -> Parts:
         ends, owners = np.empty(room + 1, np.int64), np.empty(room, np.int64)
         given = np.empty(room, np.int32)
         ends[0] = found.offsets[0]
-        count = pretokenize_kernels.parts(added, data, *found, ends[1:], given, owners)
+        count = word_kernels.parts(added, data, *found, ends[1:], given, owners)
         if count >= 0:
             return Parts(ends[: count + 1], given[:count], owners[:count])
         room *= 4

@@ -18,34 +18,21 @@ import numpy as np
 
 
 class Words(NamedTuple):
-    """Rules that cut texts into words.
+    """Rules that cut texts into words."""
 
-    Attributes:
-      kinds: uint8[characters.POINTS], kinds of characters, plus `pretokenize_kernels.CHANGES` if
-        the document must be normalised.
-      tokens: int64[nodes] trie of added tokens that need the library.
-      begins_token: bool[256] their first bytes.
-      prefix: whether to add a missing leading space.
-      contractions: 0 for none, 1 for lower case, 2 for any case.
-      before_letters: 0 for none, 1 for a space, 2 for any character but numbers and line ends.
-      space_before_numbers: whether a number includes the space before it.
-      numbers: maximum digits of a word, 0 for no limit.
-      lines_after_others: whether other characters include the line ends after them.
-      lines: whether to cut white space after its last line end.
-      last_space: whether the last of several spaces belongs to the next word.
-    """
-
+    # uint8[characters.POINTS], kinds of characters, plus `word_kernels.CHANGES` if the document
+    # must be normalised.
     kinds: np.ndarray
-    tokens: np.ndarray
-    begins_token: np.ndarray
-    prefix: bool
-    contractions: int
-    before_letters: int
-    space_before_numbers: bool
-    numbers: int
-    lines_after_others: bool
-    lines: bool
-    last_space: bool
+    tokens: np.ndarray  # int64[nodes] trie of added tokens that need the library
+    begins_token: np.ndarray  # bool[256] their first bytes
+    prefix: bool  # whether to add a missing leading space
+    contractions: int  # 0 for none, 1 for lower case, 2 for any case
+    before_letters: int  # 0 for none, 1 for a space, 2 for any character but numbers and line ends
+    space_before_numbers: bool  # whether a number includes the space before it
+    numbers: int  # maximum digits of a word, 0 for no limit
+    lines_after_others: bool  # whether other characters include the line ends after them
+    lines: bool  # whether to cut white space after its last line end
+    last_space: bool  # whether the last of several spaces belongs to the next word
 
 
 # Variable places of a pattern, each with its values in Words.
@@ -61,12 +48,7 @@ _OTHERS = {r" ?[^\s\p{L}\p{N}]+|": False, r" ?[^\s\p{L}\p{N}]+[\r\n]*|": True}
 _LINES = {"": False, r"\s*[\r\n]+|": True}
 _LAST_SPACE = {r"\s+": False, r"\s+(?!\S)|\s+": True}
 _PLACES: tuple[dict[str, Any], ...] = (
-    _CONTRACTIONS,
-    _LETTERS,
-    _NUMBERS,
-    _OTHERS,
-    _LINES,
-    _LAST_SPACE,
+    *(_CONTRACTIONS, _LETTERS, _NUMBERS, _OTHERS, _LINES, _LAST_SPACE),
 )
 PATTERNS = {
     "".join(parts): tuple(place[part] for place, part in zip(_PLACES, parts, strict=True))

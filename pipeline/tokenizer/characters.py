@@ -5,11 +5,12 @@ passing every character to the library, a second per table.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.tokenizer.pretokenize_kernels import LETTER, NEWLINE, NUMBER, SPACE
+from pipeline.tokenizer import word_kernels
+from pipeline.tokenizer.word_kernels import LETTER, NEWLINE, NUMBER, SPACE
 
 POINTS = 0x110000
 # Separates characters that are normalised together; neither changes nor combines.
@@ -90,26 +91,61 @@ def changed_by(normaliser: Any) -> np.ndarray:
 
     found = _marks()
     characters = _all()
-    for character, result in zip(
-        characters, normalised(normaliser.normalize_str, characters), strict=True
-    ):
-        if result != character:
-            found[ord(character)] = True
+    results = normalised(normaliser.normalize_str, characters)
+    for character, result in zip(characters, results, strict=True):
+        found[ord(character)] |= result != character
     for result in normalised(normalizers.NFD().normalize_str, characters):
         for part in result[1:]:
             found[ord(part)] = True
     return found
 
 
-def rendered(normaliser: Any, decomposes: bool) -> dict[str, str | None]:
-    """Returns what BERT's words contain for each character that changes.
+class Actions(NamedTuple):
+    """Words of BERT's WordPiece: normalised text, cut at white space and punctuation.
 
-    Values are replacements, with a space at each new word border; None if neighbours matter.
-
-    Args:
-      normaliser: treats each character alone, except for the order of combining marks.
-      decomposes: whether it applies NFD or NFKD, which reorder marks.
+    BERT's normaliser treats each character alone, except for the order of combining marks, which it
+    then removes. The library encodes texts with the few exceptions.
     """
+
+    # int32[POINTS] for each character KEEP, BREAK (white space), ALONE (a separate word), REMOVE,
+    # REFUSE, or the index of its replacement in `right_sides`.
+    actions: np.ndarray
+    right_sides: np.ndarray  # uint8[bytes] zero-terminated replacements; spaces separate words
+    longest: int  # longest replacement, in bytes
+    tokens: np.ndarray  # int64[nodes] trie of added tokens that need the library
+    begins_token: np.ndarray  # bool[256] their first bytes
+
+
+def actions(normaliser: Any, decomposes: bool) -> dict[str, Any]:
+    """Returns the normaliser's fields of `Actions`; `decomposes` if NFD or NFKD reorders marks."""
+    found = np.full(POINTS, word_kernels.KEEP, np.int32)
+    right_sides: dict[str, int] = {}
+    size = 1  # index 0 is no replacement
+    for character, shown in _rendered(normaliser, decomposes).items():
+        if shown is None:
+            action = word_kernels.REFUSE
+        elif shown == f" {character} ":
+            action = word_kernels.ALONE
+        elif not shown:
+            action = word_kernels.REMOVE
+        elif not shown.strip(" "):
+            action = word_kernels.BREAK
+        else:
+            if shown not in right_sides:
+                right_sides[shown] = size
+                size += len(shown.encode()) + 1
+            action = right_sides[shown]
+        found[ord(character)] = action
+    blob = b"\0" + b"".join(shown.encode() + b"\0" for shown in right_sides)
+    return {
+        "actions": found,
+        "right_sides": np.frombuffer(blob, np.uint8),
+        "longest": max([4, *(len(shown.encode()) for shown in right_sides)]),
+    }
+
+
+def _rendered(normaliser: Any, decomposes: bool) -> dict[str, str | None]:
+    """Returns replacements, with a space at each new word border; None if neighbours matter."""
     from tokenizers import pre_tokenizers
 
     characters = _all()

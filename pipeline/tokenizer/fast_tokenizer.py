@@ -1,12 +1,10 @@
 """SentencePiece encoding in compiled code: identical ids, several times as fast.
 
-1. If no piece contains two adjacent characters, no piece crosses the border between them. So text
-   splits there into segments with independent best paths.
-2. Most segments are words seen before, whose ids are memoised.
-3. SentencePiece sums scores over the whole document in float32. Far into a document, rounding may
-   therefore change how a word is cut. The memo stores, for each segment, the largest preceding
-   score for which rounding cannot change the result (see `kernels._certain_path`). Beyond it, the
-   segment is encoded as in SentencePiece, from the current float32 score.
+1. Text splits between two characters that no piece contains side by side, into segments with
+   independent best paths. Most are words seen before, whose ids are memoised.
+2. SentencePiece sums scores over the whole document in float32, so rounding may change how a word
+   far into it is cut. The memo stores the largest preceding score for which it cannot (see
+   `kernels._certain_path`); beyond, the segment is encoded from the current float32 score.
 
 BPE merges within segments and adds no scores, so its memo is always valid.
 """
@@ -64,10 +62,7 @@ class FastTokenizer:
         )
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids of each).
-
-        The next call overwrites the ids. `texts`: string or large_string without nulls.
-        """
+        """Returns int32 ids of all texts, valid until the next call, and their numbers, int64."""
         data, offsets = buffers(texts)
         lengths = np.zeros(len(texts), np.int64)
         document = used = 0
@@ -82,24 +77,27 @@ class FastTokenizer:
                 buffers_of_text = np.empty(need, np.uint8), np.empty(need, np.int32)
                 self._work = Work(*buffers_of_text, *self._work[2:])
             elif why == kernels.GROW_TOKENS:
-                self._reserve(need, used)
+                self._out = grown(self._out, need, used)
             elif why == kernels.GROW_SEGMENT:
                 self._work = Work(*self._work[:4], *_segment_arrays(2 * need), *self._work[-3:])
             else:  # kernels.GIVE_UP
                 text = data[offsets[document] : offsets[document + 1]].tobytes().decode()
                 ids = np.asarray(self.processor.encode(text), np.int32)
-                self._reserve(used + len(ids), used)
+                self._out = grown(self._out, used + len(ids), used)
                 self._out[used : used + len(ids)] = ids
                 used += len(ids)
                 lengths[document] = len(ids)
                 self.refused += 1
                 document += 1
 
-    def _reserve(self, count: int, used: int) -> None:
-        if count > len(self._out):
-            out = np.empty(count + count // 4, np.int32)
-            out[:used] = self._out[:used]
-            self._out = out
+
+def grown(tokens: np.ndarray, count: int, used: int) -> np.ndarray:
+    """Returns an array with room for `count` tokens, of which the first `used` are kept."""
+    if count <= len(tokens):
+        return tokens
+    larger = np.empty(count + count // 4, tokens.dtype)
+    larger[:used] = tokens[:used]
+    return larger
 
 
 def buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
@@ -121,22 +119,22 @@ def _segment_arrays(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def from_model(model: bytes, processor: Any) -> FastTokenizer:
     """Makes a tokenizer from a serialized ModelProto; `processor` encodes refused documents.
 
-    Tables are kept in the user's cache folder, keyed by hashes of the model and this code: for
-    250,000 pieces, making them takes seconds, loading milliseconds.
-
-    Raises:
-      Unsupported: the model is neither unigram nor BPE, or uses an unsupported feature.
+    Tables are kept in the user's cache folder: for 250,000 pieces, making them takes seconds,
+    loading milliseconds. Raises Unsupported for other models.
     """
 
-    def make() -> tuple[Normaliser, Pieces]:
+    def make() -> dict[str, Any]:
         from sentencepiece import sentencepiece_model_pb2
 
         proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-        return _normaliser(proto), _pieces(proto)
+        return {**_normaliser(proto)._asdict(), **_pieces(proto)._asdict()}  # no common field
 
+    kinds: tuple[Any, ...] = (Normaliser, Pieces)
     modules = (kernels.__file__, trie.__file__, __file__)
-    normaliser, pieces = table_cache.load_or_make(model, modules, (Normaliser, Pieces), make)
-    return FastTokenizer(normaliser, pieces, processor)
+    names = (*Normaliser._fields, *Pieces._fields)
+    tables = table_cache.load_or_make(model, modules, names, make)
+    parts = (kind(**{name: tables[name] for name in kind._fields}) for kind in kinds)
+    return FastTokenizer(*parts, processor)
 
 
 def _normaliser(proto: Any) -> Normaliser:
@@ -220,7 +218,11 @@ def _pieces(proto: Any) -> Pieces:
     for key, number in normal:
         if len(key) == 1:
             singles[key[0]] = number
-    ascii_pairs, pairs = _adjacent([key for key, _ in normal])
+    # No piece has a line end, so it separates them.
+    points = "\n".join(key.decode() for key, _ in normal).encode("utf-32-le")
+    text = np.frombuffer(points, np.uint32).astype(np.int64)
+    adjacent = np.unique(text[:-1] << 32 | text[1:])
+    ascii_pairs, pairs = kernels.pair_sets(adjacent >> 32, adjacent & 0xFFFFFFFF)
     return Pieces(
         kind=kernels.UNIGRAM if unigram else kernels.BPE,
         trie=trie.build(normal),
@@ -234,13 +236,3 @@ def _pieces(proto: Any) -> Pieces:
         ascii_pairs=ascii_pairs,
         pairs=pairs,
     )
-
-
-def _adjacent(keys: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-    text = np.frombuffer("\n".join(key.decode() for key in keys).encode("utf-32-le"), np.uint32)
-    pairs = np.unique(text[:-1].astype(np.uint64) << np.uint64(32) | text[1:].astype(np.uint64))
-    left, right = (
-        (pairs >> np.uint64(32)).astype(np.int64),
-        (pairs & np.uint64(0xFFFFFFFF)).astype(np.int64),
-    )
-    return kernels.pair_sets(left, right)

@@ -1,11 +1,9 @@
 """Compiled code of the fast tokenizer: normalises and encodes documents.
 
 Results equal SentencePiece's bit for bit (see fast_tokenizer.py). In normalised text, byte 0x20
-represents the space symbol U+2581, as real spaces cannot occur there.
-
-One file, because Numba's cache checks only the function's own file and would miss changes
-elsewhere. `_exact_path` and `_certain_path` walk the trie alike but stay separate: each branch
-costs speed.
+represents the space symbol U+2581, as real spaces cannot occur there. All is in one file, because
+Numba's cache checks only the function's own. `_exact_path` and `_certain_path` walk the trie alike
+but stay separate: each branch costs speed.
 """
 
 from typing import NamedTuple
@@ -38,89 +36,61 @@ _SPACE = np.frombuffer("\u2581".encode(), np.uint8)
 
 
 class Normaliser(NamedTuple):
-    """A model's normalisation.
+    """A model's normalisation."""
 
-    Attributes:
-      rules: uint32[units] Darts-clone double array of the rules' left sides; [0] if none.
-      right_sides: uint8[bytes] right sides, zero-terminated.
-      ascii: int16[128] replacement of an ASCII byte before another, or _REMOVED or _NO_RULE.
-      letters: bool[256] ASCII bytes that stay unchanged before another, except the space and first
-        bytes of symbols.
-      plain: bool[65536] characters that begin no rule.
-      symbols: int64[nodes] trie of user-defined symbols as spelt in raw text.
-      begins_symbol: bool[256] their first bytes.
-      longest: longest right side, in bytes.
-      remove_extra: whether to remove leading, trailing and repeated spaces.
-      prefix, suffix: whether to add a space at the start, at the end.
-    """
-
+    # uint32[units] Darts-clone double array of the rules' left sides; [0] if none.
     rules: np.ndarray
-    right_sides: np.ndarray
+    right_sides: np.ndarray  # uint8[bytes] right sides, zero-terminated
+    # int16[128] replacement of an ASCII byte before another, or _REMOVED or _NO_RULE.
     ascii: np.ndarray
+    # bool[256] ASCII bytes that stay unchanged before another, except the space and first bytes of
+    # symbols.
     letters: np.ndarray
-    plain: np.ndarray
-    symbols: np.ndarray
-    begins_symbol: np.ndarray
-    longest: int
-    remove_extra: bool
+    plain: np.ndarray  # bool[65536] characters that begin no rule
+    symbols: np.ndarray  # int64[nodes] trie of user-defined symbols as spelt in raw text
+    begins_symbol: np.ndarray  # bool[256] their first bytes
+    longest: int  # longest right side, in bytes
+    remove_extra: bool  # whether to remove leading, trailing and repeated spaces
+    # prefix, suffix: whether to add a space at the start, at the end.
     prefix: bool
     suffix: bool
 
 
 class Pieces(NamedTuple):
-    """A model's pieces.
+    """A model's pieces."""
 
-    Attributes:
-      kind: UNIGRAM or BPE.
-      trie: int64[nodes] piece -> id.
-      frozen: int64[nodes] user-defined symbols -> id; BPE neither splits nor merges them.
-      scores: float64[ids] score of a piece in a path.
-      unknown_id: id of a character without a piece; `scores` holds its score.
-      singles: int32[128] ids of ASCII characters, or -1.
-      byte_ids: int32[256] ids of single bytes; they replace the unknown id if `has_bytes`.
-      cost: largest absolute score.
-      ascii_pairs: bool[128 * 128] adjacent ASCII characters within some piece.
-      pairs: uint64[words] hashed set of other such pairs; its length is a power of two.
-    """
-
-    kind: int
-    trie: np.ndarray
+    kind: int  # UNIGRAM or BPE
+    trie: np.ndarray  # int64[nodes] piece -> id
+    # int64[nodes] user-defined symbols -> id; BPE neither splits nor merges them.
     frozen: np.ndarray
-    scores: np.ndarray
-    unknown_id: int
-    singles: np.ndarray
+    scores: np.ndarray  # float64[ids] score of a piece in a path
+    unknown_id: int  # id of a character without a piece; `scores` holds its score
+    singles: np.ndarray  # int32[128] ids of ASCII characters, or -1
+    # int32[256] ids of single bytes; they replace the unknown id if `has_bytes`.
     byte_ids: np.ndarray
     has_bytes: bool
-    cost: float
-    ascii_pairs: np.ndarray
-    pairs: np.ndarray
+    cost: float  # largest absolute score
+    ascii_pairs: np.ndarray  # bool[128 * 128] adjacent ASCII characters within some piece
+    pairs: np.ndarray  # uint64[words] hashed set of other such pairs; its length is a power of two
 
 
 class Work(NamedTuple):
-    """Buffers. `text`, `cuts` and a segment's arrays grow; the others have a fixed size.
+    """Buffers. `text`, `cuts` and a segment's arrays grow; the others have a fixed size."""
 
-    Attributes:
-      text: uint8[n] normalised text of a document.
-      cuts: int32[n] ends of its segments.
-      best, rival: float64[MEMO_BYTES + 1] best and second-best path score at each position of a
-        segment short enough for the memo.
-      narrow, ids, starts: float32, int32, int32 [n + 1] at each position: best score rounded as in
-        SentencePiece, last piece, and the piece's start.
-      table: int64[entries, 3] the memo, see `_remember`.
-      store: int64[words] entries that do not fit into the table.
-      fill: int64[2] used entries of `table` and used words of `store`.
-    """
-
-    text: np.ndarray
-    cuts: np.ndarray
+    text: np.ndarray  # uint8[n] normalised text of a document
+    cuts: np.ndarray  # int32[n] ends of its segments
+    # best, rival: float64[MEMO_BYTES + 1] best and second-best path score at each position of a
+    # segment short enough for the memo.
     best: np.ndarray
     rival: np.ndarray
+    # narrow, ids, starts: float32, int32, int32 [n + 1] at each position: best score rounded as in
+    # SentencePiece, last piece, and the piece's start.
     narrow: np.ndarray
     ids: np.ndarray
     starts: np.ndarray
-    table: np.ndarray
-    store: np.ndarray
-    fill: np.ndarray
+    table: np.ndarray  # int64[entries, 3] the memo, see `_remember`
+    store: np.ndarray  # int64[words] entries that do not fit into the table
+    fill: np.ndarray  # int64[2] used entries of `table` and used words of `store`
 
 
 @intrinsic
@@ -757,13 +727,8 @@ def encode(normaliser, pieces, work, data, offsets, first, out, used, lengths):
     """Encodes documents data[offsets[i] : offsets[i + 1]] from `first` on.
 
     Returns (DONE or the reason for stopping, next document, new `used`, required buffer length).
-
-    Args:
-      normaliser, pieces, work: the model and the buffers.
-      data, offsets: uint8[bytes] UTF-8; int64[documents + 1].
-      first: index of the first document.
-      out: int32[n]; receives ids from out[used].
-      lengths: int64[documents]; receives the ids per document.
+    `data`: uint8[bytes] UTF-8; `offsets`: int64[documents + 1]; `out`: int32[n], receives ids from
+    out[used]; `lengths`: int64[documents], receives the ids per document.
     """
     text, table, store = work.text, work.table, work.store
     halves, limits = table.view(np.int32), table.view(np.float32)

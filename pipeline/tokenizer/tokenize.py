@@ -1,6 +1,7 @@
 """Tokenization of batches of texts, with an audit of the fast tokenizer."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,22 +32,14 @@ Fast = fast_tokenizer.FastTokenizer | word_tokenizer.WordTokenizer | word_tokeni
 
 
 class Tokenizer:
-    """Tokenizer of a vocabulary with one of ENGINES; all return the library's ids.
-
-    Attributes:
-      refusal: why FAST leaves the vocabulary to its library; "" if it does not.
-      failures: index of a text in the last `encode` call -> why a user's class cannot encode it;
-        such a text has no ids.
-      documents: number of texts "encoded", "left to the library" and "audited".
-
-    Raises:
-      UserError: at construction, if the engine does not support such vocabularies.
-    """
+    """Tokenizer of a vocabulary with one of ENGINES; all return the library's ids."""
 
     def __init__(self, vocabulary: Vocabulary, engine: str = FAST):
         self._vocabulary = vocabulary
         self._fast: Fast | None = None
-        self.refusal = ""
+        self.refusal = ""  # why FAST leaves the vocabulary to its library
+        # Index of a text in the last `encode` call -> why a user's class cannot encode it; such a
+        # text has no ids.
         self.failures: dict[int, str] = {}
         self.documents = {"encoded": 0, "left to the library": 0, "audited": 0}
         self._seen = self._audited = 0
@@ -56,7 +49,9 @@ class Tokenizer:
                 f"--tokenizer={LIBRARY}"
             )
         codec = vocabulary.codec
-        self._again = _Again(codec) if isinstance(codec, RegisteredCodec) else None
+        # Another instance of a user's class encodes some texts again: resuming and verifying need
+        # ids that depend only on the text.
+        self._again = codec.another() if isinstance(codec, RegisteredCodec) else None
         if engine == FAST:
             try:
                 self._fast = fast(vocabulary)
@@ -72,7 +67,7 @@ class Tokenizer:
         """
         self.documents["encoded"] += len(texts)
         if self._again:
-            return self._by_class(texts, self._again)
+            return self._by_class(texts)
         if not self._fast:
             self.documents["left to the library"] += len(texts)
             return self._by_library(texts)
@@ -89,13 +84,21 @@ class Tokenizer:
         lengths = np.fromiter(map(len, tokens[1:]), np.int64, len(texts))
         return np.concatenate(tokens), lengths
 
-    def _by_class(self, texts: pa.Array, again: "_Again") -> tuple[np.ndarray, np.ndarray]:
+    def _by_class(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        codec: Any = self._vocabulary.codec
         self.documents["left to the library"] += len(texts)
         found = [self._vocabulary.try_encode(text.as_py()) for text in texts]
         self.failures = {number: why for number, why in enumerate(found) if isinstance(why, str)}
         tokens = [np.zeros(0, np.int32) if isinstance(ids, str) else ids for ids in found]
         for number, _ in self._due(texts):
-            again.check(texts[number].as_py(), found[number])
+            text, ids = texts[number].as_py(), found[number]
+            again = codec.try_encode(text, self._again)
+            if type(again) is not type(ids) or not np.array_equal(again, ids):
+                start = text[:60].replace("\n", " ")
+                raise UserError(
+                    f"{codec.library} encodes the text {start!r} differently the second time: its "
+                    "ids must depend on nothing but the text"
+                )
         lengths = np.fromiter(map(len, tokens), np.int64, len(texts))
         return np.concatenate([np.zeros(0, np.int32), *tokens]), lengths
 
@@ -121,9 +124,11 @@ class Tokenizer:
             text = texts[at].as_py()
             found = tokens[ends[at] - lengths[at] : ends[at]]
             if size > _AUDITED_BYTES:
-                text = text[: _AUDITED_BYTES // 4]
-                found = self._encode_another(text, tokens)
-            if not np.array_equal(found, self._expected(text)):
+                text, kept = text[: _AUDITED_BYTES // 4], tokens.copy()
+                assert self._fast
+                found = self._fast.encode(pa.array([text]))[0].copy()
+                tokens[:] = kept  # in the shared buffer
+            if not np.array_equal(found, self._vocabulary.encode([text])[0]):
                 start = text[:60].replace("\n", " ")
                 engine = SENTENCEPIECE if self._vocabulary.is_sentencepiece else LIBRARY
                 raise UserError(
@@ -131,39 +136,6 @@ class Tokenizer:
                     f"{start!r}: use --tokenizer={engine}, and please report this text and the "
                     "vocabulary"
                 )
-
-    def _expected(self, text: str) -> np.ndarray | list[int]:
-        if self._vocabulary.is_sentencepiece:
-            return self._vocabulary.processor.encode(text)
-        return self._vocabulary.encode([text])[0]
-
-    def _encode_another(self, text: str, tokens: np.ndarray) -> np.ndarray:
-        """Encodes another text and restores `tokens` in the shared buffer."""
-        kept = tokens.copy()
-        assert self._fast
-        found = self._fast.encode(pa.array([text]))[0].copy()
-        tokens[:] = kept
-        return found
-
-
-class _Again:
-    """Encodes texts of a build again with a second instance of a user's class.
-
-    Resuming and verifying need ids that depend only on the text.
-    """
-
-    def __init__(self, codec: RegisteredCodec):
-        self._codec, self._other = codec, codec.another()
-
-    def check(self, text: str, found: np.ndarray | str) -> None:
-        """Compares the ids of a text, or its failure; raises a UserError if they differ."""
-        now = self._codec.try_encode(text, self._other)
-        if type(now) is not type(found) or not np.array_equal(now, found):
-            start = text[:60].replace("\n", " ")
-            raise UserError(
-                f"{self._codec.library} encodes the text {start!r} differently the second time: "
-                "its ids must depend on nothing but the text"
-            )
 
 
 def fast(vocabulary: Vocabulary) -> Fast:
@@ -177,10 +149,7 @@ def fast(vocabulary: Vocabulary) -> Fast:
 
 
 def refusal(vocabulary: Vocabulary) -> str:
-    """Returns why FAST leaves a vocabulary to its library, "" if it does not.
-
-    Makes no tables, so the answer for SentencePiece models is always "".
-    """
+    """Returns why FAST leaves a vocabulary to its library, "" if it does not; makes no tables."""
     if vocabulary.is_registered:
         return _CLASS
     if isinstance(vocabulary.codec, tokenizer_json.TokenizersCodec):
@@ -195,10 +164,7 @@ def refusal(vocabulary: Vocabulary) -> str:
 def without_sentinels(
     vocabulary: Vocabulary, tokens: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Removes the ids of texts that contain one of `Vocabulary.reserved`.
-
-    Returns (tokens, lengths) as from `Tokenizer.encode`, and bool[texts] for the texts removed.
-    """
+    """Removes ids of texts with `Vocabulary.reserved`; returns (tokens, lengths, bool[texts])."""
     spelt = np.zeros(len(lengths), bool)
     if vocabulary.is_sentencepiece:  # no text spells its control pieces, and comparing is faster
         places = np.flatnonzero(tokens >= vocabulary.first_sentinel)

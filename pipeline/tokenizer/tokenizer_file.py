@@ -3,6 +3,7 @@
 Supports byte-level BPE with a pattern of `byte_level.PATTERNS`, and WordPiece with BERT's words.
 """
 
+import functools
 import importlib.metadata
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,36 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.tokenizer import (
-    added_tokens,
-    bpe_kernels,
-    byte_level,
-    characters,
-    pretokenize_kernels,
-    table_cache,
-    trie,
-    word_piece,
-)
+from pipeline.tokenizer import added_tokens, byte_level, characters, table_cache, trie, word_kernels
 from pipeline.tokenizer.fast_tokenizer import Unsupported
 from tasks.vocabularies.byte_level import alphabet
 
 _COMPOSES = ("NFC", "NFKC")
 _DECOMPOSES = ("NFD", "NFKD")
 _BY_CHARACTER = ("BertNormalizer", "Lowercase", "StripAccents", *_DECOMPOSES)
-
-
-class Kinds(NamedTuple):
-    """Fields of `byte_level.Words` that depend only on the library."""
-
-    kinds: np.ndarray
-
-
-class Actions(NamedTuple):
-    """Fields of `word_piece.Words` that depend only on the normaliser."""
-
-    actions: np.ndarray
-    right_sides: np.ndarray
-    longest: int
 
 
 class Rules(NamedTuple):
@@ -71,13 +49,18 @@ def rules(value: Mapping[str, Any], normaliser: Any) -> Rules:
     for token in value.get("added_tokens") or ():
         if "\0" in token["content"]:
             raise Unsupported("an added token has a zero byte")
+    if kind not in ("WordPiece", "BPE"):
+        raise Unsupported(f"its model {kind} is neither BPE nor WordPiece")
     if kind == "WordPiece":
         _check_word_piece(value, steps, cutters)
-        return Rules(value, normaliser, steps, None)
-    if kind != "BPE":
-        raise Unsupported(f"its model {kind} is neither BPE nor WordPiece")
-    found = Rules(value, normaliser, steps, _places(cutters))
-    _check_bpe(model, steps)
+        found = Rules(value, normaliser, steps, None)
+    else:
+        found = Rules(value, normaliser, steps, _places(cutters))
+        _check_bpe(model, steps)
+    if len({*model["vocab"].values()}) < len(model["vocab"]):
+        raise Unsupported("two pieces have the same id")
+    if kind == "WordPiece":
+        return found
     for token in value.get("added_tokens") or ():
         if normaliser and normaliser.normalize_str(token["content"]) != token["content"]:
             raise Unsupported(f"its normalizer changes the added token {token['content']}")
@@ -134,14 +117,12 @@ def _check_bpe(model: Mapping[str, Any], normalisers: Sequence[Mapping[str, Any]
     missing = sum(character not in model["vocab"] for character in alphabet())
     if missing:
         raise Unsupported(f"its vocabulary lacks {missing} of the 256 bytes")
-    _check_ids(model["vocab"])
 
 
-def _check_word_piece(
-    value: Mapping[str, Any],
-    normalisers: Sequence[Mapping[str, Any]],
-    cutters: Sequence[Mapping[str, Any]],
-) -> None:
+_Steps = Sequence[Mapping[str, Any]]
+
+
+def _check_word_piece(value: Mapping[str, Any], normalisers: _Steps, cutters: _Steps) -> None:
     model = value["model"]
     for each in normalisers:
         if each["type"] not in _BY_CHARACTER:
@@ -158,42 +139,30 @@ def _check_word_piece(
         raise Unsupported("its vocabulary lacks the unknown token")
     if any("\0" in piece for piece in model["vocab"]):
         raise Unsupported("a piece has a zero byte")
-    _check_ids(model["vocab"])
 
 
-def _check_ids(vocab: Mapping[str, int]) -> None:
-    if len({*vocab.values()}) < len(vocab):
-        raise Unsupported("two pieces have the same id")
-
-
-def words(of: Rules, tokens: Iterable[str]) -> byte_level.Words | word_piece.Words:
+def words(of: Rules, tokens: Iterable[str]) -> byte_level.Words | characters.Actions:
     """Returns the rules that cut texts into words; texts with one of `tokens` are refused."""
     tables = added_tokens.table((token, 0) for token in tokens)
     found: dict[str, Any] = dict(zip(("tokens", "begins_token"), tables, strict=True))
+    kind = "WordPiece" if of.places is None else "BPE"
+    version = importlib.metadata.version("tokenizers")
+    key = json.dumps([version, kind, *of.steps], sort_keys=True).encode()
+    modules = (characters.__file__, word_kernels.__file__)
     if of.places is None:
-        return word_piece.Words(**_actions(of)._asdict(), **found)
-    places: dict[str, Any] = {key: value for key, value in of.places.items() if key != "pattern"}
-    return byte_level.Words(**_kinds(of)._asdict(), **found, **places)
+        decomposes = any(map(_decomposes, of.steps))
+        make = functools.partial(characters.actions, of.normaliser, decomposes)
+        names = ("actions", "right_sides", "longest")
+        return characters.Actions(**table_cache.load_or_make(key, modules, names, make), **found)
 
-
-def _kinds(of: Rules) -> Kinds:
-    def make() -> tuple[Kinds]:
+    def kinds() -> dict[str, Any]:
         kinds = characters.kinds()
         if of.normaliser:
-            kinds[characters.changed_by(of.normaliser)] |= pretokenize_kernels.CHANGES
-        return (Kinds(kinds),)
+            kinds[characters.changed_by(of.normaliser)] |= word_kernels.CHANGES
+        return {"kinds": kinds}
 
-    return table_cache.load_or_make(
-        _key(of), (characters.__file__, pretokenize_kernels.__file__), (Kinds,), make
-    )[0]
-
-
-def _actions(of: Rules) -> Actions:
-    def make() -> tuple[Actions]:
-        return (Actions(**word_piece.actions(of.normaliser, any(map(_decomposes, of.steps)))),)
-
-    modules = (characters.__file__, pretokenize_kernels.__file__, word_piece.__file__)
-    return table_cache.load_or_make(_key(of), modules, (Actions,), make)[0]
+    found |= {name: value for name, value in of.places.items() if name != "pattern"}
+    return byte_level.Words(**table_cache.load_or_make(key, modules, ["kinds"], kinds), **found)
 
 
 def _decomposes(step: Mapping[str, Any]) -> bool:
@@ -203,13 +172,7 @@ def _decomposes(step: Mapping[str, Any]) -> bool:
     return step["type"] in _DECOMPOSES
 
 
-def _key(of: Rules) -> bytes:
-    version = importlib.metadata.version("tokenizers")
-    kind = "WordPiece" if of.places is None else "BPE"
-    return json.dumps([version, kind, *of.steps], sort_keys=True).encode()
-
-
-def model(of: Rules) -> bpe_kernels.Model:
+def model(of: Rules) -> word_kernels.Model:
     of_model = of.value["model"]
     vocab = of_model["vocab"]
     if of.places is None:
@@ -219,8 +182,8 @@ def model(of: Rules) -> bpe_kernels.Model:
             for piece, number in vocab.items()
             if piece.startswith(prefix) and len(piece) > len(prefix)
         ]
-        return bpe_kernels.Model(
-            bpe_kernels.WORD_PIECE,
+        return word_kernels.Model(
+            word_kernels.WORD_PIECE,
             pairs=np.zeros((16, 2), np.int64),
             byte_ids=np.zeros(256, np.int32),
             whole=False,
@@ -233,10 +196,13 @@ def model(of: Rules) -> bpe_kernels.Model:
     for character, byte in alphabet().items():
         byte_ids[byte] = vocab[character]
     whole = bool(of_model.get("ignore_merges"))
-    return bpe_kernels.Model(
-        bpe_kernels.BPE,
-        _pairs(of_model["merges"], vocab),
-        byte_ids,
+    both = [each.split(" ") if isinstance(each, str) else each for each in of_model["merges"]]
+    ids = [(vocab[left], vocab[right], vocab[left + right]) for left, right in both]
+    columns = np.array(ids, np.int32).reshape(-1, 3)
+    return word_kernels.Model(
+        word_kernels.BPE,
+        pairs=word_kernels.pair_table(*(columns[:, place].copy() for place in range(3))),
+        byte_ids=byte_ids,
         whole=whole,
         initial=trie.build(_spelt(vocab) if whole else ()),
         continuing=trie.build(()),
@@ -245,15 +211,8 @@ def model(of: Rules) -> bpe_kernels.Model:
     )
 
 
-def _pairs(merges: Sequence[Any], vocab: Mapping[str, int]) -> np.ndarray:
-    both = [each.split(" ") if isinstance(each, str) else each for each in merges]
-    ids = [(vocab[left], vocab[right], vocab[left + right]) for left, right in both]
-    columns = np.array(ids, np.int32).reshape(-1, 3)
-    return bpe_kernels.pair_table(*(columns[:, place].copy() for place in range(3)))
-
-
 def _spelt(vocab: Mapping[str, int]) -> Iterator[tuple[bytes, int]]:
-    """Yields pieces that consist of bytes, spelt as in `bpe_kernels.Model.initial`."""
+    """Yields pieces that consist of bytes, spelt as in `word_kernels.Model.initial`."""
     known = alphabet()
     halves = str.maketrans(
         {char: chr((byte >> 4) + 1) + chr((byte & 15) + 1) for char, byte in known.items()}

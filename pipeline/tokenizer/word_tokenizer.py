@@ -1,8 +1,7 @@
 """Byte-level BPE and WordPiece in compiled code, with the ids of Hugging Face's `tokenizers`.
 
-Texts are cut at added tokens, then into words by character tables read from the library. Ids of
-words are memoised. The library encodes only the parts that tables cannot decide, such as those that
-depend on the order of combining marks.
+Texts are cut at added tokens, then into words, whose ids are memoised. The library encodes only
+what tables cannot decide, such as parts that depend on the order of combining marks.
 """
 
 import functools
@@ -11,15 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.tokenizer import (
-    added_tokens,
-    bpe_kernels,
-    byte_level,
-    pretokenize_kernels,
-    tokenizer_file,
-    word_piece,
-)
-from pipeline.tokenizer.fast_tokenizer import buffers
+from pipeline.tokenizer import added_tokens, byte_level, characters, tokenizer_file, word_kernels
+from pipeline.tokenizer.fast_tokenizer import buffers, grown
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.tokenizer_json import TokenizersCodec
 
@@ -31,7 +23,7 @@ _MEMO_WORDS = 1 << 20
 _TEXT_BYTES = 1 << 18
 _WORD_BYTES = 1 << 10
 _OUT_TOKENS = 1 << 20
-# Ids that `bpe_kernels.encode` may write beyond the last.
+# Ids that `word_kernels.encode` may write beyond the last.
 _EXCESS = 4
 
 
@@ -41,8 +33,8 @@ def from_file(model: bytes, codec: TokenizersCodec) -> "WordTokenizer | ByteToke
     tables = tokenizer_file.model(rules)
     if rules.is_bytes:
         return ByteTokenizer(tables.byte_ids)
-    added = added_tokens.passes(codec.tokenizer)
-    return WordTokenizer(tokenizer_file.words(rules, added.refused), added.passes, tables, codec)
+    passes, refused = added_tokens.passes(codec.tokenizer)
+    return WordTokenizer(tokenizer_file.words(rules, refused), passes, tables, codec)
 
 
 class ByteTokenizer:
@@ -63,9 +55,9 @@ class WordTokenizer:
 
     def __init__(
         self,
-        words: byte_level.Words | word_piece.Words,
+        words: byte_level.Words | characters.Actions,
         added: list[added_tokens.Added],
-        model: bpe_kernels.Model,
+        model: word_kernels.Model,
         codec: TokenizersCodec,
     ):
         self.refused = 0
@@ -73,7 +65,7 @@ class WordTokenizer:
         self._refused: set[int] = set()  # documents of the current call
         self._reserve_text(_TEXT_BYTES)
         self._out = np.empty(_OUT_TOKENS, np.int32)
-        self._work = bpe_kernels.Work(
+        self._work = word_kernels.Work(
             **_word_arrays(_WORD_BYTES),
             table=np.zeros((_MEMO_ENTRIES, 3), np.int64),
             store=np.empty(_MEMO_WORDS, np.int64),
@@ -81,10 +73,7 @@ class WordTokenizer:
         )
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids of each).
-
-        The next call overwrites the ids. `texts`: string or large_string without nulls.
-        """
+        """Returns int32 ids of all texts, valid until the next call, and their numbers, int64."""
         data, offsets = buffers(texts)
         parts = added_tokens.cut(self._added, data, offsets)
         lengths = np.zeros(len(parts.given), np.int64)
@@ -105,61 +94,50 @@ class WordTokenizer:
         used: int,
         normal: bool,
     ) -> int:
-        """Appends the ids of parts to the first `used` ids, and sets `lengths`.
-
-        Returns the new number of ids. `normal`: whether parts need no normalisation.
-        """
+        """Appends ids of parts (`normal`: as they are); sets `lengths`; returns the new `used`."""
         offsets, given, owners = parts
         counts = np.empty(len(lengths), np.int64)
-        cut = self._cutter(normal)
+        cut = functools.partial(word_kernels.byte_level, self._words, normal)
+        if isinstance(self._words, characters.Actions):
+            cut = functools.partial(word_kernels.word_piece, self._words)
         first = 0
         while True:
             why, stop, size, words, need = cut(
                 data, offsets, given, first, self._text, self._ends, counts
             )
-            self._reserve(used + size + stop - first + _EXCESS, used)
+            self._out = grown(self._out, used + size + stop - first + _EXCESS, used)
             if words:
                 longest = int(np.diff(self._ends[:words], prepend=np.int32(0)).max())
                 if longest > len(self._work.ids):
                     self._work = self._work._replace(**_word_arrays(2 * longest))
-            used = bpe_kernels.encode(
+            used = word_kernels.encode(
                 self._model, self._work, self._text, self._ends, counts, first, stop, self._out,
                 used, lengths,
             )  # fmt: skip
             first = stop
-            if why == pretokenize_kernels.DONE:
+            if why == word_kernels.DONE:
                 return used
-            if why == pretokenize_kernels.GROW:
+            if why == word_kernels.GROW:
                 self._reserve_text(need)
-            elif why != pretokenize_kernels.FULL:
+            elif why != word_kernels.FULL:
                 text = data[offsets[first] : offsets[first + 1]].tobytes().decode()
                 one = lengths[first : first + 1]
                 used = self._other(why, text, one, used, int(owners[first]))
                 first += 1
 
-    def _cutter(self, normal: bool) -> Any:
-        if isinstance(self._words, word_piece.Words):
-            return functools.partial(pretokenize_kernels.word_piece, self._words)
-        return functools.partial(pretokenize_kernels.byte_level, self._words, normal)
-
     def _other(self, why: int, text: str, length: np.ndarray, used: int, owner: int) -> int:
         """Like `_encode`, for one text of document `owner` that needs the library."""
-        if why == pretokenize_kernels.NORMALISE:
-            again = _readable(self._codec.normalize(text).encode())
+        if why == word_kernels.NORMALISE:
+            again = np.frombuffer(self._codec.normalize(text).encode() + b"\0", np.uint8)
             size, words = len(again) - 1, self._words
             # The library searches for these tokens after normalisation, and for others before it.
-            if not pretokenize_kernels.holds_token(
-                words.tokens, words.begins_token, again, 0, size
-            ):
-                place, given = np.array([0, size]), np.full(1, pretokenize_kernels.TEXT, np.int32)
+            if not word_kernels.holds_token(words.tokens, words.begins_token, again, 0, size):
+                place, given = np.array([0, size]), np.full(1, word_kernels.TEXT, np.int32)
                 part = added_tokens.Parts(place, given, np.array([owner]))
                 return self._encode(again, part, length, used, True)
         self._refused.add(owner)
-        return self._by_library(text, length, used)
-
-    def _by_library(self, text: str, length: np.ndarray, used: int) -> int:
         (ids,) = self._codec.encode([text])
-        self._reserve(used + len(ids) + _EXCESS, used)
+        self._out = grown(self._out, used + len(ids) + _EXCESS, used)
         self._out[used : used + len(ids)] = ids
         length[0] = len(ids)
         return used + len(ids)
@@ -168,18 +146,8 @@ class WordTokenizer:
         self._text = np.empty(size, np.uint8)
         self._ends = np.empty(size, np.int32)
 
-    def _reserve(self, count: int, used: int) -> None:
-        if count > len(self._out):
-            out = np.empty(count + count // 4, np.int32)
-            out[:used] = self._out[:used]
-            self._out = out
-
-
-def _readable(text: bytes) -> np.ndarray:
-    return np.frombuffer(text + b"\0", np.uint8)
-
 
 def _word_arrays(size: int) -> dict[str, Any]:
-    """Returns the fields of `bpe_kernels.Work` for a word of `size` bytes."""
+    """Returns the fields of `word_kernels.Work` for a word of `size` bytes."""
     arrays: dict[str, Any] = {name: np.empty(size, np.int32) for name in ("ids", "ends", "before")}
     return {**arrays, "heap": np.empty(3 * size, np.int64)}

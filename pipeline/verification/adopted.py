@@ -44,11 +44,9 @@ class AdoptedChecker:
             vocabulary = self._plan.vocabulary
             scan = self._scan(name, vocabulary.size, vocabulary.special_ids.eos)
             seen = engine.shard_of(name, rows, scan)
-        except FileNotFoundError:
-            checked.faults.append(Fault(name, "missing", advice))
-            return checked
-        except UserError as error:
-            checked.faults.append(Fault(name, str(error), advice))
+        except (FileNotFoundError, UserError) as error:
+            what = str(error) if isinstance(error, UserError) else "missing"
+            checked.faults.append(Fault(name, what, advice))
             return checked
         if seen.files[name] != shard.files[name]:
             checked.faults.append(Fault(name, "its bytes were changed since the adoption", advice))
@@ -71,13 +69,8 @@ def check_shared_files(folder: str, manifest: CacheManifest) -> list[Fault]:
         engine.check_examples(source, found, manifest.splits)
     except UserError as error:
         faults.append(Fault(MANIFEST, f"it does not fit its cache: {error}", _AGAIN))
-    record = plan.vocabulary
-    if record.sha256:
-        try:
-            wrong = files.sha256(files.join(folder, record.file_name)) != record.sha256
-        except FileNotFoundError:
-            wrong = True
-        if wrong:
-            problem = "not the vocabulary of the rows, or missing"
-            faults.append(Fault(record.file_name, problem, _AGAIN))
+    name, wanted = plan.vocabulary.file_name, plan.vocabulary.sha256
+    path = files.join(folder, name)
+    if wanted and not (files.exists(path) and files.sha256(path) == wanted):
+        faults.append(Fault(name, "not the vocabulary of the rows, or missing", _AGAIN))
     return faults

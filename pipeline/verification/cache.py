@@ -1,20 +1,17 @@
 """Verifies a cache: its shards, the files beside them, and that no document repeats."""
 
-import collections
 import hashlib
-import itertools
 import os
-import signal
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from pipeline.excluding.lists import ExcludeList, copy_name
+from pipeline.runners import processes
 from pipeline.verification.adopted import AdoptedChecker, check_shared_files
 from pipeline.verification.shard import FINISH, Checked, Fault, ShardChecker
+from tasks import vocabulary
 from tasks.cache import old_states
 from tasks.cache.manifest import (
     MANIFEST,
@@ -27,7 +24,6 @@ from tasks.cache.manifest import (
     shard_file,
 )
 from tasks.storage import files
-from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 
 # Document digests are sorted in parts of about this many bytes, which takes three times the memory.
@@ -35,8 +31,6 @@ from tasks.terminal.command_line import UserError
 _DIGEST_BYTES = 64 << 20
 # Shards per message to a worker process: checking a small one takes less time than a message.
 _CHUNK = 16
-# Smaller caches take less time than starting worker processes.
-_SMALL_BYTES = 64 << 20
 
 
 def verify(
@@ -44,9 +38,7 @@ def verify(
 ) -> tuple[dict[str, Checked], list[Fault]]:
     """Returns (contents by split, ordered faults); a valid cache has no faults.
 
-    `workers` limits the number of processes. `exclude`: local lists whose documents must be absent,
-    besides the cache's own. Raises a UserError for a missing cache, or pairs with a list of
-    paragraphs.
+    `exclude`: local lists, besides the cache's own, whose documents must be absent.
     """
     if not files.exists(files.join(folder, MANIFEST)) and files.exists(files.join(folder, PLAN)):
         return {}, [Fault(MANIFEST, "missing: the cache is not finished", FINISH)]
@@ -75,20 +67,19 @@ def verify(
     ]
     splits = {split: Checked([]) for split in manifest.splits}
     sizes = [sum(entry.bytes for entry in shard.files.values()) for _, _, shard in jobs]
-    with (
-        tempfile.TemporaryDirectory() as scratch,
-        progress.shown("verifying", sum(sizes), 0, "B") as bar,
-    ):
+    with tempfile.TemporaryDirectory() as scratch:
         digests = _Digests(scratch, sum(shard.documents for _, _, shard in jobs))
-        done = 0
-        workers = workers if sum(sizes) > _SMALL_BYTES else 1
-        results = _checked(folder, manifest.plan, jobs, workers, lists)
-        for (split, *_), size, checked in zip(jobs, sizes, results, strict=True):
-            _add(splits[split], checked)
+        workers = workers if sum(sizes) > processes.SMALL_BYTES else 1
+        results = processes.in_order(
+            *("verifying", _checker, (folder, manifest.plan, lists), jobs, sizes, workers, _CHUNK),
+            note=lambda: f"{len(faults)} faults",
+        )
+        for (split, *_), checked in zip(jobs, results, strict=True):
+            total = splits[split]
+            for field in ("size", "rows", "tokens", "documents", "dropped"):
+                setattr(total, field, getattr(total, field) + getattr(checked, field))
             faults += checked.faults
             digests.add(checked.digests)
-            done += size
-            bar.update(done, f"{len(faults)} faults")
         faults += digests.faults()
     return splits, faults
 
@@ -98,63 +89,14 @@ _Job = tuple[str, int, Shard]
 _Lists = tuple[Sequence[str], Sequence[str]]
 
 
-def _checked(
-    folder: str, plan: Plan, jobs: list[_Job], workers: int, lists: _Lists
-) -> Iterator[Checked]:
-    if workers == 1:
-        yield from itertools.starmap(_checker_of(folder, plan, lists), jobs)
-        return
-    import multiprocessing
-
-    chunks = (jobs[start : start + _CHUNK] for start in range(0, len(jobs), _CHUNK))
-    spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, spawn, initializer=_start, initargs=(folder, plan, lists))
-    running: collections.deque[Future[list[Checked]]] = collections.deque()
-    try:
-        running.extend(
-            pool.submit(_check, chunk) for chunk in itertools.islice(chunks, 2 * workers)
-        )
-        while running:
-            yield from running.popleft().result()
-            running.extend(pool.submit(_check, chunk) for chunk in itertools.islice(chunks, 1))
-    except BrokenProcessPool as error:
-        raise UserError(
-            f"a worker process died: if memory ran out, use fewer --workers than {workers}"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_Checker = ShardChecker | AdoptedChecker
-_checker: _Checker
-
-
-def _checker_of(folder: str, plan: Plan, lists: _Lists) -> _Checker:
-    if plan.adopted:
-        return AdoptedChecker(folder, plan)
-    return ShardChecker(folder, plan, *lists)
-
-
-def _start(folder: str, plan: Plan, lists: _Lists) -> None:
-    """Prepares a worker process to ignore Ctrl-C; its parent ends it."""
-    global _checker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _checker = _checker_of(folder, plan, lists)
-
-
-def _check(jobs: list[_Job]) -> list[Checked]:
-    return list(itertools.starmap(_checker, jobs))
-
-
-def _add(total: Checked, more: Checked) -> None:
-    for field in ("size", "rows", "tokens", "documents", "dropped"):
-        setattr(total, field, getattr(total, field) + getattr(more, field))
+def _checker(folder: str, plan: Plan, lists: _Lists) -> Callable[[_Job], Checked]:
+    checker = AdoptedChecker(folder, plan) if plan.adopted else ShardChecker(folder, plan, *lists)
+    return lambda job: checker(*job)
 
 
 def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -> list[Fault]:
     """Checks the files outside shards, and that the folder has no others."""
     from pipeline.building import lifecycle
-    from tasks import vocabulary
 
     plan = manifest.plan
     faults = [Fault(MANIFEST, problem, FINISH) for problem in manifest.contradictions()]

@@ -1,10 +1,8 @@
-"""Compiled decoding of a shard's rows for verification, a megabyte of records at a time.
+"""Compiled decoding of a shard's R rows for verification, a megabyte of records at a time.
 
 Records are decoded, re-encoded and compared byte by byte, which checks lengths, checksums and form
 together. Where bytes differ, records are read one at a time to find the fault, if the form is not
 merely another writer's.
-
-Dimensions: R rows.
 """
 
 import dataclasses
@@ -26,30 +24,18 @@ _AFTER = records.FRAMING_BYTES - _BEFORE
 
 @dataclasses.dataclass
 class Rows:
-    """Contents of some or all records of a shard.
+    """Contents of some or all records of a shard; arrays are int64."""
 
-    Attributes:
-      offsets: int64 [R], offset of each record's framing in the file.
-      lengths: int64 [R], number of tokens.
-      starts: int64 [R], number of documents that begin in the row.
-      positions: int64 [sum of starts], positions in rows where documents begin.
-      text: int64 [R], number of tokens without separators.
-      ends: int64 [separators], positions of EOS tokens in the stream of all rows of text.
-      least, most: lowest and highest id.
-      inputs: int64 [R], number of input tokens of pairs.
-      inputs_text: number of tokens of all inputs, without EOS.
-    """
-
-    offsets: np.ndarray
-    lengths: np.ndarray
-    starts: np.ndarray
-    positions: np.ndarray
-    text: np.ndarray
-    ends: np.ndarray
-    least: int
-    most: int
-    inputs: np.ndarray
-    inputs_text: int
+    offsets: np.ndarray  # [R], offset of each record's framing in the file
+    lengths: np.ndarray  # [R], number of tokens
+    starts: np.ndarray  # [R], number of documents that begin in the row
+    positions: np.ndarray  # [sum of starts], positions in rows where documents begin
+    text: np.ndarray  # [R], number of tokens without separators
+    ends: np.ndarray  # [separators], positions of EOS tokens in the stream of all rows of text
+    least: int  # lowest id
+    most: int  # highest id
+    inputs: np.ndarray  # [R], number of input tokens of pairs
+    inputs_text: int  # number of tokens of all inputs, without EOS
 
 
 def joined(parts: list[Rows]) -> Rows:
@@ -119,14 +105,12 @@ def decoded(data: bytes, bounds: np.ndarray, plan: Plan) -> Rows:
     )  # fmt: skip
 
 
+# Target ids, targets per row, ids of the other feature, their number per row.
 _Lists = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 def _as_we_write(data: bytes, bounds: np.ndarray, plan: Plan) -> _Lists | None:
-    """Returns (target ids, targets per row, ids of the other feature, their number per row).
-
-    None if any byte differs from the build's own form.
-    """
+    """Returns the lists of both features; None if any byte differs from the build's own form."""
     raw = np.frombuffer(data + bytes(3), np.uint8)  # the loop reads up to three bytes ahead
     begins, ends = bounds[:-1] + _BEFORE, bounds[1:] - _AFTER
     name = "inputs" if plan.pairs else "document_starts"

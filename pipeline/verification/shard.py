@@ -9,35 +9,22 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
 
+from pipeline.adopting.scan import Hashed
 from pipeline.excluding.filter import NOTHING_LEFT, Filter
 from pipeline.excluding.lists import EXCLUDED
 from pipeline.verification import decoding
 from pipeline.verification.decoding import Rows
-from tasks.cache import records
+from tasks.cache import manifest, records
 from tasks.cache.filtered import FILTERED
-from tasks.cache.manifest import (
-    LINEAGE_COLUMNS,
-    MANIFEST,
-    PAIR_INDEX,
-    ROW_INDEX,
-    SHARD_KINDS,
-    FileEntry,
-    PairCounts,
-    Plan,
-    Shard,
-    as_json,
-    shard_file,
-    shard_files,
-)
+from tasks.cache.manifest import LINEAGE_COLUMNS, MANIFEST, FileEntry, Plan, Shard
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 _REDO = "run pipeline.build again with the same flags to redo this shard alone"
 # In a bucket, builds only compare sizes.
@@ -91,11 +78,13 @@ class ShardChecker:
         """Checks shard `index` of `split`; a file that cannot be read raises an OSError."""
         folder, plan = self._folder, self._plan
         count = plan.shards.get(split, 0)
-        named = {kind: shard_file(split, kind, index, count) for kind in SHARD_KINDS}
+        named = {
+            kind: manifest.shard_file(split, kind, index, count) for kind in manifest.SHARD_KINDS
+        }
         checked = Checked([], size=sum(entry.bytes for entry in shard.files.values()))
         faults = checked.faults
         _check_receipt(folder, named["receipt"], shard, faults)
-        if set(shard.files) != shard_files(split, index, count, bool(shard.dropped)):
+        if set(shard.files) != manifest.shard_files(split, index, count, bool(shard.dropped)):
             faults.append(
                 Fault(MANIFEST, f"it lists other files than {named['receipt']} should", FINISH)
             )
@@ -129,12 +118,17 @@ class ShardChecker:
             "text_tokens": int(rows.text.sum()),
             "longest_row": int(rows.text.max(initial=0)),
         }
-        if shard.pairs:
-            _check_pairs(shard.pairs, rows, require)
-        for field, held in {**counts, "dropped": dict(dropped)}.items():
-            recorded = getattr(shard, field)
-            what = f"it records {recorded} {field}, the files hold {held}"
-            require("receipt", what, recorded == held)
+        pairs = {
+            "inputs_tokens": rows.inputs_text,
+            "longest_inputs": int(rows.inputs.max(initial=0)),
+            "longest_targets": int((rows.lengths - rows.inputs).max(initial=0)),
+        }
+        held_by: list[tuple[Any, dict[str, Any]]] = [(shard.pairs, pairs)] if shard.pairs else []
+        for record, values in [*held_by, (shard, {**counts, "dropped": dict(dropped)})]:
+            for field, held in values.items():
+                recorded = getattr(record, field)
+                what = f"it records {recorded} {field}, the files hold {held}"
+                require("receipt", what, recorded == held)
         checked.rows, checked.tokens = counts["rows"], counts["tokens"]
         checked.documents = documents
         checked.dropped = dropped.total()
@@ -143,7 +137,7 @@ class ShardChecker:
 
     def _check_lists(
         self,
-        lineage: "pa.Table",
+        lineage: pa.Table,
         quarantined: list[dict[str, Any]],
         shard: Shard,
         file: str,
@@ -202,7 +196,7 @@ def _check_receipt(folder: str, name: str, shard: Shard, faults: list[Fault]) ->
     except UserError:
         faults.append(Fault(name, "not valid JSON", _REDO))
         return
-    expected = as_json(shard)
+    expected = manifest.as_json(shard)
     if receipt != expected:
         there = receipt if isinstance(receipt, dict) else {}
         fields = [key for key, value in expected.items() if there.get(key) != value]
@@ -210,40 +204,27 @@ def _check_receipt(folder: str, name: str, shard: Shard, faults: list[Fault]) ->
         faults.append(Fault(name, what, "delete the receipt, then " + _REDO))
 
 
-class _Hashing:
-    """Hashes a file while it is read once."""
-
-    def __init__(self, file: IO[bytes]):
-        self._file = file
-        self._hash = hashlib.sha256()
-        self.bytes = 0
-
-    def read(self, count: int) -> bytes:
-        data = self._file.read(count)
-        self._hash.update(data)
-        self.bytes += len(data)
-        return data
-
-    def fault(self, name: str, entry: FileEntry, inside: str = "") -> Fault | None:
-        """Reads the rest; returns a fault if size, checksum or content (`inside`) is wrong."""
-        while self.read(_BLOCK_BYTES):
-            pass
-        inside = f" ({inside})" if inside else ""
-        if self.bytes != entry.bytes:
-            what = f"it has {self.bytes:,} bytes, not {entry.bytes:,}{inside}"
-        elif self._hash.hexdigest() != entry.sha256:
-            what = f"its bytes were changed, as the sha256 shows{inside}"
-        else:
-            return Fault(name, inside.strip(" ()"), _WRITTEN_WRONG) if inside else None
-        return Fault(name, what, _DELETE)
+def _fault(file: Hashed, name: str, entry: FileEntry, inside: str = "") -> Fault | None:
+    """Reads the rest; returns a fault if size, checksum or content (`inside`) is wrong."""
+    while file.read(_BLOCK_BYTES):
+        pass
+    where = f" ({inside})" if inside else ""
+    read = file.entry()
+    if read.bytes != entry.bytes:
+        what = f"it has {read.bytes:,} bytes, not {entry.bytes:,}{where}"
+    elif read.sha256 != entry.sha256:
+        what = f"its bytes were changed, as the sha256 shows{where}"
+    else:
+        return Fault(name, inside, _WRITTEN_WRONG) if inside else None
+    return Fault(name, what, _DELETE)
 
 
 def _read(folder: str, name: str, entry: FileEntry, faults: list[Fault]) -> bytes | None:
     try:
         with files.open_read(files.join(folder, name)) as file:
-            hashing = _Hashing(file)
-            data = hashing.read(entry.bytes)
-            fault = hashing.fault(name, entry)
+            hashed = Hashed(file)
+            data = hashed.read(entry.bytes)
+            fault = _fault(hashed, name, entry)
     except FileNotFoundError:
         fault = Fault(name, "missing", _REDO)
     faults += [fault] if fault else []
@@ -256,15 +237,15 @@ def _read_rows(folder: str, name: str, entry: FileEntry, plan: Plan, faults: lis
     inside = ""
     try:
         with files.open_read(files.join(folder, name)) as file:
-            hashing = _Hashing(file)
+            hashed = Hashed(file)
             try:
-                for offset, data, bounds in decoding.blocks(hashing.read):
+                for offset, data, bounds in decoding.blocks(hashed.read):
                     part = decoding.decoded(data, bounds, plan)
                     parts.append(dataclasses.replace(part, offsets=part.offsets + offset))
             except records.CorruptRecord as error:
                 row = sum(len(part.offsets) for part in parts) + error.record
                 inside = f"row {row}: {error}"
-            fault = hashing.fault(name, entry, inside)
+            fault = _fault(hashed, name, entry, inside)
     except FileNotFoundError:
         fault = Fault(name, "missing", _REDO)
     faults += [fault] if fault else []
@@ -274,24 +255,12 @@ def _read_rows(folder: str, name: str, entry: FileEntry, plan: Plan, faults: lis
 _Require = Callable[[str, str, Any], None]
 
 
-def _check_pairs(recorded: PairCounts, rows: Rows, require: _Require) -> None:
-    held = {
-        "inputs_tokens": rows.inputs_text,
-        "longest_inputs": int(rows.inputs.max(initial=0)),
-        "longest_targets": int((rows.lengths - rows.inputs).max(initial=0)),
-    }
-    for field, value in held.items():
-        recorded_value = getattr(recorded, field)
-        what = f"it records {recorded_value} {field}, the files hold {value}"
-        require("receipt", what, recorded_value == value)
-
-
 def _check_index(data: bytes, rows: Rows, plan: Plan, require: _Require) -> None:
     try:
         index = np.load(io.BytesIO(data), allow_pickle=False)
     except (ValueError, EOFError):
         index = None
-    kind = PAIR_INDEX if plan.pairs else ROW_INDEX
+    kind = manifest.PAIR_INDEX if plan.pairs else manifest.ROW_INDEX
     if index is None or index.dtype != kind or index.shape != rows.offsets.shape:
         require("rows", "not an index of as many rows as there are records", False)
         return
@@ -330,10 +299,7 @@ def _check_tokens(rows: Rows, plan: Plan, first_sentinel: int, require: _Require
     )
 
 
-def _lineage(data: bytes, require: _Require) -> "pa.Table | None":
-    import pyarrow as pa
-    from pyarrow import parquet
-
+def _lineage(data: bytes, require: _Require) -> pa.Table | None:
     try:
         lineage = parquet.read_table(io.BytesIO(data))
     except (pa.ArrowException, OSError) as error:
@@ -345,7 +311,7 @@ def _lineage(data: bytes, require: _Require) -> "pa.Table | None":
     return lineage
 
 
-def _check_lineage(lineage: "pa.Table", rows: Rows, plan: Plan, require: _Require) -> int:
+def _check_lineage(lineage: pa.Table, rows: Rows, plan: Plan, require: _Require) -> int:
     row, position, tokens, offset = (
         lineage.column(name).to_numpy().astype(np.int64) for name in LINEAGE_COLUMNS[1:]
     )
@@ -375,7 +341,7 @@ def _check_lineage(lineage: "pa.Table", rows: Rows, plan: Plan, require: _Requir
     wrong = np.flatnonzero(expected != whole)
     first = f"tokens before part {wrong[0]} belong to no part, or to two" if len(wrong) else ""
     require("documents", first, not len(wrong))
-    ends = _ends_of_documents(lineage, offset, tokens, begins, require)
+    ends = _ends_of_documents(lineage, begins, require)
     if plan.separator == "none":
         ends = ends[:0]
     if not plan.pairs:  # pairs may spell an EOS
@@ -384,14 +350,11 @@ def _check_lineage(lineage: "pa.Table", rows: Rows, plan: Plan, require: _Requir
     return documents
 
 
-def _ends_of_documents(
-    lineage: "pa.Table",
-    offset: np.ndarray,
-    tokens: np.ndarray,
-    begins: np.ndarray,
-    require: _Require,
-) -> np.ndarray:
+def _ends_of_documents(lineage: pa.Table, begins: np.ndarray, require: _Require) -> np.ndarray:
     """Returns int64[documents], sorted positions of last tokens; checks that no part is missing."""
+    tokens, offset = (
+        lineage.column(name).to_numpy().astype(np.int64) for name in LINEAGE_COLUMNS[3:]
+    )
     last = np.ones(len(offset), bool)
     later = np.flatnonzero(offset)
     if len(later):
@@ -424,7 +387,7 @@ def _quarantined(data: bytes, require: _Require) -> list[dict[str, Any]]:
     return found
 
 
-def _digests(lineage: "pa.Table", names: Collection[str]) -> bytes:
+def _digests(lineage: pa.Table, names: Collection[str]) -> bytes:
     """Returns the digests of Checked; `names` are the corpus files' names."""
     import pyarrow.compute as pc
 

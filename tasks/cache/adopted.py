@@ -22,35 +22,22 @@ RAGGED_INDEX = np.dtype([("offset", "<u8"), ("begin", "<u8"), ("tokens", "<u4")]
 
 @dataclasses.dataclass(frozen=True)
 class Adoption:
-    """Another program's cache, as part of a plan.
+    """Another program's cache, as part of a plan."""
 
-    Attributes:
-      program: one of PROGRAMS.
-      folder: folder of the records; "" for the folder of the manifest.
-      token: numpy dtype name of a token in Megatron files; "" for seqio.
-      sha256: digest of names, sizes and checksums of all files of records.
-    """
-
-    program: str
-    folder: str
-    token: str
-    sha256: str
+    program: str  # one of PROGRAMS
+    folder: str  # folder of the records; "" for the folder of the manifest
+    token: str  # numpy dtype name of a token in Megatron files; "" for seqio
+    sha256: str  # digest of names, sizes and checksums of all files of records
 
 
 @dataclasses.dataclass(frozen=True)
 class AdoptedCounts:
-    """Counts of a file of another program's records.
+    """Counts of a file of another program's records."""
 
-    Attributes:
-      empty: number of rows without targets.
-      zeros: number of ids 0, which are read as padding.
-      ids: the highest id plus one; 0 without any.
-      inputs_ends, targets_ends: number of rows whose side ends in an EOS, which tokens of pairs
-        omit.
-    """
-
-    empty: int
-    zeros: int
-    ids: int
+    empty: int  # number of rows without targets
+    zeros: int  # number of ids 0, which are read as padding
+    ids: int  # the highest id plus one; 0 without any
+    # inputs_ends, targets_ends: number of rows whose side ends in an EOS, which tokens of pairs
+    # omit.
     inputs_ends: int
     targets_ends: int

@@ -3,10 +3,8 @@
 import dataclasses
 import functools
 import json
-import typing
 from collections.abc import Collection
-from types import UnionType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from tasks.terminal.command_line import UserError
 
@@ -58,12 +56,10 @@ def differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
 
 
 def _has_labels(value: Any) -> bool:
-    """Returns whether a value is a list of labelled objects, such as filters."""
     return isinstance(value, list) and all(isinstance(e, dict) and "label" in e for e in value)
 
 
 def _label(value: dict[str, Any]) -> str:
-    """Returns the label of a filter, with the side of pairs it applies to."""
     side = value.get("settings", {}).get("side", "both")
     return value["label"] if side == "both" else f"{value['label']} of {side}"
 
@@ -71,31 +67,47 @@ def _label(value: dict[str, Any]) -> str:
 def checked(kind: type[Kind], value: Any, name: str, where: str = "{name}.{key}") -> Kind:
     """Parses a dataclass from a JSON object; inverse of `as_json`; raises UserError if invalid.
 
-    Fields whose default is None may be missing. Integers must be 0 or more. Fields of other types
-    than int, str and dict are not checked, and stay JSON. `name` and `where` are for messages.
+    Fields that may be None may be missing. Integers must be 0 or more. Dataclasses inside, and
+    tuples and dicts of them, are parsed too; other types than int, str and dict are not checked,
+    and stay JSON. `name` and `where` are for messages.
     """
     of_kind: Any = kind
-    needed, optional, types = _form(of_kind)
+    needed, optional, parsers = _form(of_kind)
     check_keys(value, name, needed, optional)
-    for key, check in types:
-        if value.get(key) is not None or key in needed:
-            check(value[key], where.format(name=name, key=key))
-    return kind(**value)
+    found = {**dict.fromkeys(optional), **value}
+    for key, parse in parsers:
+        if found[key] is not None or key in needed:
+            found[key] = parse(found[key], where.format(name=name, key=key))
+    return kind(**found)
 
 
 @functools.cache
 def _form(kind: Any) -> tuple[frozenset[str], frozenset[str], list[tuple[str, Any]]]:
-    """Returns a dataclass's required fields, its optional fields, and their checks."""
-    fields = dataclasses.fields(kind)
-    optional = frozenset(field.name for field in fields if field.default is None)
-    types = []
-    for field in fields:
-        alone = [each for each in typing.get_args(field.type) if each is not type(None)]
-        found: Any = alone[0] if typing.get_origin(field.type) is UnionType else field.type
-        found = typing.get_origin(found) or found
-        if found in _CHECKS:
-            types.append((field.name, _CHECKS[found]))
-    return frozenset(field.name for field in fields) - optional, optional, types
+    """Returns a dataclass's required fields, its optional fields, and their parsers."""
+    types = {field.name: field.type for field in dataclasses.fields(kind)}
+    optional = frozenset(name for name, each in types.items() if type(None) in get_args(each))
+    parsers = ((name, _parser(each)) for name, each in types.items())
+    return frozenset(types) - optional, optional, [each for each in parsers if each[1]]
+
+
+def _parser(kind: Any) -> Any:
+    """Returns a function (JSON value, name) -> value for a declared type; None for any."""
+    args = get_args(kind)
+    if type(None) in args:
+        return _parser(args[0])
+    of: Any = next(filter(dataclasses.is_dataclass, (kind, *args)), None)
+    if of is kind:
+        return functools.partial(checked, of)
+    if of and get_origin(kind) is tuple:
+        return lambda value, name: tuple(
+            checked(of, each, name) for each in check_form(value, list, name, "a list")
+        )
+    if of:
+        return lambda value, name: {
+            key: checked(of, each, key, "{key} of {name}")
+            for key, each in check_form(value, dict, name, "an object").items()
+        }
+    return _CHECKS.get(get_origin(kind) or kind)
 
 
 def check_keys(
@@ -118,10 +130,11 @@ def check_form(value: Any, kind: type, name: str, words: str) -> Any:
     return value
 
 
-def check_count(value: Any, name: str, least: int = 0) -> None:
-    """Raises UserError unless `value` is an int of `least` or more."""
+def check_count(value: Any, name: str, least: int = 0) -> Any:
+    """Returns `value`; raises UserError unless it is an int of `least` or more."""
     if type(value) is not int or value < least:
         raise wrong(name, value, f"a whole number, {least} or more")
+    return value
 
 
 _CHECKS: dict[Any, Any] = {

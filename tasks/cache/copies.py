@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tasks.cache.manifest import FileEntry, Remedy
 from tasks.storage import files, retries
@@ -42,7 +42,11 @@ def copy(url: str, entry: FileEntry, target: str, remedy: Remedy) -> None:
     partial = target + files.PARTIAL
     try:
         with open(partial, "w+b") as file:
-            _fetch(url, entry.bytes, file.fileno(), remedy)
+            part = functools.partial(_fetch_part, url, entry.bytes, file.fileno(), remedy)
+            starts = range(0, entry.bytes, _PART_BYTES)
+            in_threads(
+                lambda start: retries.with_retries(url, lambda: part(start)), starts, _PARTS_AT_ONCE
+            )
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != entry.sha256:
             raise UserError(
@@ -55,40 +59,41 @@ def copy(url: str, entry: FileEntry, target: str, remedy: Remedy) -> None:
         raise
 
 
-def _fetch(url: str, size: int, file: int, remedy: Remedy) -> None:
-    """Writes the first `size` bytes of a remote file into an open one, in unordered parts."""
-    starts = iter(range(0, size, _PART_BYTES))
-    lock = threading.Lock()
+def in_threads(work: Callable[[int], None], numbers: Sequence[int], most: int) -> None:
+    """Calls `work` for each number, on this thread and on others, up to `most` in all.
+
+    They are daemon threads, so that the process can end while the store is unreachable.
+    """
+    left, lock = iter(numbers), threading.Lock()
     errors: list[BaseException] = []
 
-    def parts() -> None:
+    def some() -> None:
         try:
             while not errors:
                 with lock:
-                    start = next(starts, None)
-                if start is None:
+                    number = next(left, None)
+                if number is None:
                     return
-                retries.with_retries(
-                    url, functools.partial(_fetch_part, url, size, file, start, remedy)
-                )
+                work(number)
         except BaseException as error:
             errors.append(error)
 
-    # Daemon threads, so that the process can end while the store is unreachable.
-    helpers = [
-        threading.Thread(target=parts, name="copy a shard", daemon=True)
-        for _ in range(min(_PARTS_AT_ONCE, -(-size // _PART_BYTES)) - 1)
-    ]
-    for helper in helpers:
-        helper.start()
-    parts()
+    helpers = [background(some) for _ in range(min(most, len(numbers)) - 1)]
+    some()
     for helper in helpers:
         helper.join()
     if errors:
         raise errors[0]
 
 
-def _fetch_part(url: str, size: int, file: int, start: int, remedy: Remedy) -> None:
+def background(action: Callable[[], None]) -> threading.Thread:
+    """Starts a daemon thread."""
+    thread = threading.Thread(target=action, name="copy shards", daemon=True)
+    thread.start()
+    return thread
+
+
+def _fetch_part(url: str, size: int, file: int, remedy: Remedy, start: int) -> None:
     stop = min(start + _PART_BYTES, size)
     try:
         data = Store(url).ask(lambda fs, inner: fs.cat_file(inner, start=start, end=stop))
@@ -112,9 +117,8 @@ def own_folder(owner: object, parent: str | None, sizes: Mapping[str, int]) -> t
     """Locks a folder for the copies of `owner`: the free folder with most of them, or a new one.
 
     The lock is released when `owner` or the process ends. A folder in `parent` is kept for the next
-    process; one in the system's temporary folder (`parent` None) is deleted, unless the process is
-    killed. `sizes` holds the bytes of each file that may be copied; other files are deleted.
-    Returns (the folder, names of its files that have the given size; their content is unchecked).
+    process; one in the system's temporary folder (`parent` None) is deleted. Files whose size is
+    not in `sizes` are deleted. Returns (the folder, names of the others, unchecked in content).
     """
     place = parent or tempfile.gettempdir()
     os.makedirs(place, exist_ok=True)

@@ -4,6 +4,7 @@ The plan, written before the first shard, fixes the number and order of shards; 
 once its receipt exists. Results do not depend on when or in which order shards were finished.
 """
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -37,23 +38,15 @@ class Closed(Exception):
 class Following:
     """A cache that is being built.
 
-    Args:
-      folder: the cache, local or any fsspec URL.
-      plan: its plan.
-      patient: whether readers may wait for shards; otherwise they are refused.
-      known: the shards of an earlier state of the cache, read without looking for more; None for
-        the current state.
-
-    Attributes:
-      manifest: the plan and each split's known shards, the first ones without a gap. Its lists grow
-        when `look` finds more.
+    Its `manifest` has the plan and each split's known shards, the first ones without a gap. These
+    lists grow when `look` finds more, unless the shards of an earlier state are given as `known`.
     """
 
     def __init__(
         self,
         folder: str,
         plan: Plan,
-        patient: bool = False,
+        patient: bool = False,  # readers may wait for shards; otherwise they are refused
         known: Mapping[str, Sequence[Shard]] | None = None,
     ):
         self.folder, self.patient, self._ended = folder, patient, known is not None
@@ -88,9 +81,8 @@ class Following:
                     self._shards[name] += shards[len(self._shards[name]) :]
                 return True
         known = self._shards[split]
-        unread = [
-            number for number in range(len(known), count) if (split, number) not in self._read
-        ]
+        needed = [(split, number) for number in range(len(known), count)]
+        unread = [number for _, number in needed if (split, number) not in self._read]
         of = self.manifest.plan.shards[split]
 
         def read(number: int) -> Shard | None:
@@ -100,7 +92,6 @@ class Following:
             for number, shard in zip(unread, pool.map(read, unread), strict=True):
                 if shard:
                     self._read[split, number] = shard
-        needed = [(split, number) for number in range(len(known), count)]
         if not all(each in self._read for each in needed):
             return False
         # The receipts may belong to another plan, begun since the first check.
@@ -125,12 +116,9 @@ class Following:
             raise error
 
     def finished(self) -> tuple[int, int]:
-        """Returns (finished shards, planned shards) of all splits."""
         shards = self.manifest.plan.shards
-        names = [
-            name for split in shards for name in files.list_sizes(self.folder, f"{split}.receipt-")
-        ]
-        return len(names), sum(shards.values())
+        done = (len(files.list_sizes(self.folder, f"{split}.receipt-")) for split in shards)
+        return sum(done), sum(shards.values())
 
     def pause(self) -> None:
         """Waits a moment; raises Closed after `close`."""
@@ -143,18 +131,12 @@ class Following:
 
     def wait(self, split: str, count: int, timeout_seconds: float | None) -> None:
         """Waits until the first `count` shards are known; raises UserError like the function."""
-        if self.look(split, count):
-            return
-        if not self.patient:
+        ready = functools.partial(self.look, split, count)
+        if not self.patient and not ready():
             raise self.refuse(split, count)
-
-        def ready() -> bool:
-            return self.look(split, count)
-
         wait(self.folder, ready, lambda: self.missing(split, count), self, timeout_seconds)
 
     def missing(self, split: str, count: int) -> str:
-        """Names the unknown shards among the first `count`."""
         first, of = len(self._shards[split]), self.manifest.plan.shards[split]
         some = f"shard {first}" if first + 1 == count else f"shards {first} to {count - 1}"
         return f"{split} {some} of {of:,} of {self.folder}"
@@ -194,8 +176,11 @@ def wait(
     if ready():
         return True
     observer, begun = lock.Observer(folder), time.monotonic()
-    named, manifest = what(), following.manifest if following else None
-    print(f"waiting for {named}{_progress(following)}", flush=True)
+    named, manifest, progress = what(), None, ""
+    if following:
+        manifest = following.manifest
+        progress = ": {:,} of its {:,} shards are finished".format(*following.finished())
+    print(f"waiting for {named}{progress}", flush=True)
     lively, looked, known, said = begun, 0.0, _known(following), False
     interval = _LOOK_SECONDS[files.is_remote(folder)]
     while not ready():
@@ -234,12 +219,6 @@ def _known(following: Following | None) -> int:
     return len(following._read) + sum(map(len, following.manifest.splits.values()))
 
 
-def _progress(following: Following | None) -> str:
-    if following is None:
-        return ""
-    return ": {:,} of its {:,} shards are finished".format(*following.finished())
-
-
 def folder_of(cache_dir: str, task: str) -> str | None:
     """Returns the folder of the finished or planned cache of `task`; None if there is none.
 
@@ -266,11 +245,7 @@ def opened(folder: str, patient: bool = False) -> Following | CacheManifest | No
 
 
 def find(
-    cache_dir: str,
-    task: str,
-    relatives: Collection[str],
-    patient: bool,
-    timeout_seconds: float | None,
+    cache_dir: str, task: str, relatives: Collection[str], patient: bool, timeout: float | None
 ) -> tuple[str, Following | CacheManifest] | None:
     """Finds the cache that serves `task`: (its folder, the result of `opened`), or None.
 
@@ -295,7 +270,7 @@ def find(
                 f"{cache_dir} has {name}, another objective of the same corpus: to follow it, give "
                 f"--cache_dir={files.join(cache_dir, name)}"
             )
-    wait(expected, ready, lambda: f"the plan of {expected}", None, timeout_seconds)
+    wait(expected, ready, lambda: f"the plan of {expected}", None, timeout)
     return found[0]
 
 

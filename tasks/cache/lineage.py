@@ -20,23 +20,14 @@ _OPEN_SHARDS = 16  # shards whose index or lineage is cached, for neighbouring w
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The part of a document in a window.
+    """The part of a document in a window."""
 
-    Attributes:
-      id: the document's id in its corpus.
-      file: corpus file of the document, "" if unknown.
-      position: start of the part in the window.
-      tokens: length of the part, including the separator.
-      first: number of tokens of the document before the part.
-      whole: number of tokens of the document; None if it may continue in another row.
-    """
-
-    id: str
-    file: str
-    position: int
-    tokens: int
-    first: int
-    whole: int | None
+    id: str  # the document's id in its corpus
+    file: str  # corpus file of the document, "" if unknown
+    position: int  # start of the part in the window
+    tokens: int  # length of the part, including the separator
+    first: int  # number of tokens of the document before the part
+    whole: int | None  # number of tokens of the document; None if it may continue in another row
 
 
 class Lineage:
@@ -108,24 +99,16 @@ class Lineage:
         first_piece = max(int(rows["documents"][place.row]) - 1, 0)
         last_piece = int(rows["documents"][last + 1]) if last + 1 < len(rows) else None
         parts = []
-        for name, row, position, tokens, before in _pieces(
-            place.documents, first_piece, last_piece
-        ):
+        pieces = _pieces(place.documents, first_piece, last_piece)
+        for name, row, position, tokens, before in pieces:
             if rows_are_windows and row != place.row:
                 continue
             start = (row - place.row) * width + position - place.position
             begin, end = max(start, 0), min(start + tokens, place.tokens)
             if begin < end:
-                parts.append(
-                    Part(
-                        name,
-                        self._file(name),
-                        position=begin,
-                        tokens=end - begin,
-                        first=before + begin - start,
-                        whole=None if rows_are_windows and tokens == width else before + tokens,
-                    )
-                )
+                whole = None if rows_are_windows and tokens == width else before + tokens
+                place_in = (begin, end - begin, before + begin - start)
+                parts.append(Part(name, self._file(name), *place_in, whole))
         return parts
 
     def _index(self, shard: int) -> np.ndarray:
@@ -134,10 +117,8 @@ class Lineage:
         return _rows(path, self._shards[shard].rows, self._plan.remedy)
 
     def _file(self, name: str) -> str:
-        file = name.rpartition(":")[0]
-        if file in self._names:
-            return file
-        return next(iter(self._names)) if len(self._names) == 1 else ""
+        only = next(iter(self._names)) if len(self._names) == 1 else ""
+        return file if (file := name.rpartition(":")[0]) in self._names else only
 
 
 _rows = functools.lru_cache(maxsize=_OPEN_SHARDS)(read_row_index)

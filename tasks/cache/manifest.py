@@ -20,6 +20,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,12 +37,11 @@ from tasks.cache.checked_json import (
     wrong,
 )
 from tasks.cache.checked_json import as_json as as_json
-from tasks.cache.excluded import ExcludeRecord
-from tasks.cache.filtered import FilterRecord
+from tasks.cache.filtered import ExcludeRecord, FilterRecord
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
-from tasks.vocabulary import VOCABULARY_FILES, SpecialIds, VocabularyRecord
+from tasks.vocabulary import VOCABULARY_FILES, VocabularyRecord
 
 FORMAT = 1
 PLAN = "plan.json"
@@ -107,36 +107,21 @@ class PairLimits:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A finished shard of a cache.
+    """A finished shard of a cache."""
 
-    Attributes:
-      files: file name -> its size and checksum.
-      tokens: number of tokens, including separators.
-      documents: number of documents, counting each part of a split document.
-      text_bytes: UTF-8 bytes of the kept documents.
-      dropped: reason -> number of rejected documents.
-      text_tokens: number of tokens without separators.
-      longest_row: maximum number of `text_tokens` in a row.
-      split_documents: number of documents split because of their length.
-      pairs: counts of pairs; None for texts.
-      adopted: counts of a file of another program; None if it is ours.
-      cut_paragraphs: number of paragraphs cut from documents; None if none.
-      edits: edit made by filters -> number of times; None if none.
-    """
-
-    files: dict[str, FileEntry]
+    files: dict[str, FileEntry]  # file name -> its size and checksum
     rows: int
-    tokens: int
-    documents: int
-    text_bytes: int
-    dropped: dict[str, int]
-    text_tokens: int
-    longest_row: int
-    split_documents: int
-    pairs: PairCounts | None = None
-    adopted: AdoptedCounts | None = None
-    cut_paragraphs: int | None = None
-    edits: dict[str, int] | None = None
+    tokens: int  # number of tokens, including separators
+    documents: int  # number of documents, counting each part of a split document
+    text_bytes: int  # UTF-8 bytes of the kept documents
+    dropped: dict[str, int]  # reason -> number of rejected documents
+    text_tokens: int  # number of tokens without separators
+    longest_row: int  # maximum number of `text_tokens` in a row
+    split_documents: int  # number of documents split because of their length
+    pairs: PairCounts | None = None  # counts of pairs; None for texts
+    adopted: AdoptedCounts | None = None  # counts of a file of another program; None if it is ours
+    cut_paragraphs: int | None = None  # number of paragraphs cut from documents; None if none
+    edits: dict[str, int] | None = None  # edit made by filters -> number of times; None if none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,33 +144,25 @@ _ADOPTED = Remedy(
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Everything that determines the bytes of a cache's shards: equal plans write equal bytes.
-
-    Attributes:
-      corpus: spec, pinned revision, column and files with their sizes and checksums or etags.
-      row_tokens: maximum row length; 0 for pairs, whose rows are as long as the pair.
-      pairs: limits of pairs; None for texts.
-      adopted: the cache of another program that this is; None for ours.
-      exclude: lists of documents to leave out, in the given order; None if none.
-      filters: rules that judge documents; None if none.
-    """
+    """Everything that determines the bytes of a cache's shards: equal plans write equal bytes."""
 
     task: str
+    # Spec, pinned revision, column and files with their sizes and checksums or etags.
     corpus: dict[str, Any]
     vocabulary: VocabularyRecord
     packing: str
-    row_tokens: int
+    row_tokens: int  # maximum row length; 0 for pairs, whose rows are as long as the pair
     separator: str
     shards: dict[str, int]
     format: int = FORMAT
-    pairs: PairLimits | None = None
-    adopted: Adoption | None = None
+    pairs: PairLimits | None = None  # limits of pairs; None for texts
+    adopted: Adoption | None = None  # the cache of another program that this is; None for ours
+    # Lists of documents to leave out, in the given order; None if none.
     exclude: tuple[ExcludeRecord, ...] | None = None
-    filters: tuple[FilterRecord, ...] | None = None
+    filters: tuple[FilterRecord, ...] | None = None  # rules that judge documents; None if none
 
     @property
     def unit(self) -> Unit:
-        """Whether a document is a text or a pair."""
         return Unit.PAIR if self.packing == PAIRS else Unit.TEXT
 
     @property
@@ -259,29 +236,20 @@ class CacheManifest:
         """
         path = files.join(folder, MANIFEST)
         if not files.exists(path):
-            state = (
-                "is unfinished: run pipeline.build again"
-                if files.exists(files.join(folder, PLAN))
-                else _holds(folder)
-            )
+            planned = files.exists(files.join(folder, PLAN))
+            state = "is unfinished: run pipeline.build again" if planned else _holds(folder)
             raise UserError(f"{folder} {state} (there is no {MANIFEST})")
         value = files.read_json(path)
         seal = value.pop(_SEAL, None) if isinstance(value, dict) else None
         try:
             check_keys(value, "the manifest", {"plan", "splits", "software"})
-            check_form(value["splits"], dict, "splits", "an object")
+            plan, splits = plan_from_dict(value["plan"]), {}
+            for split, shards in check_form(value["splits"], dict, "splits", "an object").items():
+                check_form(shards, list, f"splits.{split}", "a list of shards")
+                names = (f"{split} shard {index}" for index in itertools.count())
+                splits[split] = tuple(map(shard_from_dict, shards, names))
             manifest = cls(
-                plan=plan_from_dict(value["plan"]),
-                splits={
-                    split: tuple(
-                        shard_from_dict(shard, f"{split} shard {index}")
-                        for index, shard in enumerate(
-                            check_form(shards, list, f"splits.{split}", "a list of shards")
-                        )
-                    )
-                    for split, shards in value["splits"].items()
-                },
-                software=check_form(value["software"], dict, "software", "an object"),
+                plan, splits, check_form(value["software"], dict, "software", "an object")
             )
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
@@ -296,7 +264,6 @@ class CacheManifest:
         return files.json_bytes(sealed(as_json(self)))
 
     def contradictions(self) -> Iterator[str]:
-        """Yields contradictions between plan and shards, and within a shard's counts."""
         counts = {split: len(shards) for split, shards in self.splits.items()}
         if counts != self.plan.shards:
             yield f"it has {counts} shards, and its plan has {self.plan.shards}"
@@ -330,11 +297,10 @@ class CacheManifest:
             least = 0
         if not least <= tokens <= rows * width:
             return f"has {tokens:,} tokens, which do not make {rows:,} rows of {width}"
-        for name, most in (
-            ("text_tokens", tokens),
-            *(() if shard.adopted else (("documents", tokens),)),  # others' may be empty
-            *(("longest_row", width), ("split_documents", shard.documents)),
-        ):
+        limits = {"text_tokens": tokens, "documents": tokens, "longest_row": width}
+        for name, most in {**limits, "split_documents": shard.documents}.items():
+            if shard.adopted and name == "documents":  # may be empty
+                continue
             if getattr(shard, name) > most:
                 return f"has {name} {getattr(shard, name):,}, which can be {most:,} at most"
         return ""
@@ -344,12 +310,10 @@ class CacheManifest:
         return sum(getattr(shard, field) for shard in self.splits[split])
 
     def dropped(self, split: str) -> dict[str, int]:
-        """Returns the number of rejected documents of a split, by reason."""
-        counts: dict[str, int] = {}
+        counts: Counter[str] = Counter()
         for shard in self.splits[split]:
-            for reason, count in shard.dropped.items():
-                counts[reason] = counts.get(reason, 0) + count
-        return counts
+            counts.update(shard.dropped)
+        return dict(counts)
 
 
 _SEAL = "sha256"
@@ -377,37 +341,16 @@ def plan_from_dict(value: Any) -> Plan:
     is_pairs = plan.packing == PAIRS
     check_count(plan.row_tokens, "row_tokens", least=0 if is_pairs or "adopted" in value else 1)
     if is_pairs != (plan.pairs is not None):
-        raise wrong("pairs", plan.pairs, "there if, and only if, the packing is pairs")
+        raise wrong("pairs", value.get("pairs"), "there if, and only if, the packing is pairs")
     for split, count in plan.shards.items():
         check_count(count, f"shards.{split}", least=1)
-    parts: dict[str, Any] = {"vocabulary": _vocabulary(value["vocabulary"])}
-    if is_pairs:
-        parts["pairs"] = checked(PairLimits, value["pairs"], "pairs")
-        if parts["pairs"].too_long not in TOO_LONG:
-            raise wrong("pairs.too_long", value["pairs"]["too_long"], f"in {', '.join(TOO_LONG)}")
-    if "adopted" in value:
-        parts["adopted"] = checked(Adoption, value["adopted"], "adopted")
-        if parts["adopted"].program not in PROGRAMS:
-            raise wrong("adopted.program", parts["adopted"].program, f"in {', '.join(PROGRAMS)}")
-    for name, kind in (("exclude", ExcludeRecord), ("filters", FilterRecord)):
-        if name in value:
-            records = check_form(value[name], list, name, "a list")
-            parts[name] = tuple(checked(kind, each, name) for each in records)
-    return dataclasses.replace(plan, **parts)
-
-
-def _vocabulary(value: Any) -> VocabularyRecord:
-    record = checked(VocabularyRecord, value, "vocabulary")
-    if record.file not in (None, *VOCABULARY_FILES):
-        raise wrong("vocabulary.file", record.file, "one of " + ", ".join(VOCABULARY_FILES))
-    if record.special is None:
-        return record
-    roles = {each.name for each in dataclasses.fields(SpecialIds)}
-    check_keys(value["special"], "vocabulary.special", {"eos"}, roles)
-    for role, number in value["special"].items():
-        check_count(number, f"vocabulary.special.{role}")
-    special = SpecialIds(**{**dict.fromkeys(roles), **value["special"]})
-    return dataclasses.replace(record, special=special)
+    if plan.pairs and plan.pairs.too_long not in TOO_LONG:
+        raise wrong("pairs.too_long", plan.pairs.too_long, f"in {', '.join(TOO_LONG)}")
+    if plan.adopted and plan.adopted.program not in PROGRAMS:
+        raise wrong("adopted.program", plan.adopted.program, f"in {', '.join(PROGRAMS)}")
+    if (file := plan.vocabulary.file) not in (None, *VOCABULARY_FILES):
+        raise wrong("vocabulary.file", file, "one of " + ", ".join(VOCABULARY_FILES))
+    return plan
 
 
 def _check_corpus(corpus: dict[str, Any]) -> None:
@@ -425,18 +368,11 @@ def _check_corpus(corpus: dict[str, Any]) -> None:
 
 def shard_from_dict(value: Any, name: str = "the shard") -> Shard:
     """Parses a shard; raises UserError if it is damaged or edited. `name` is for messages."""
-    of = "{key} of {name}"
-    shard = checked(Shard, value, name, of)
-    parts: dict[str, Any] = {
-        "files": {file: checked(FileEntry, each, file, of) for file, each in shard.files.items()}
-    }
+    shard = checked(Shard, value, name, "{key} of {name}")
     for field in ("dropped", "edits"):
         for what, count in (getattr(shard, field) or {}).items():
             check_count(count, f"{field} {what} of {name}", least=1)
-    for part, kind in (("pairs", PairCounts), ("adopted", AdoptedCounts)):
-        if value.get(part) is not None:
-            parts[part] = checked(kind, value[part], f"{part} of {name}")
-    return dataclasses.replace(shard, **parts)
+    return shard
 
 
 # Files of a shard, in the order they are finished; quarantine is optional.

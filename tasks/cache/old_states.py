@@ -1,10 +1,9 @@
 """Earlier states of a cache, kept to explain older runs after a takedown.
 
-A takedown rewrites the shards that hold a document, and moves later windows of the split. The old
-manifest and lineage show which steps of an older run saw a document. For every earlier state, the
-cache keeps the manifest and the lineage of rewritten shards, in a folder named by the plan's
-fingerprint; other shards are unchanged. If the state was unfinished (a run may follow a build, a
-takedown may be killed), its manifest has the first shards of each split. Ids are kept, tokens not.
+A takedown rewrites the shards that hold a document, and moves later windows of the split. For every
+earlier state, the cache keeps the manifest and the lineage of rewritten shards, without tokens, in
+a folder named by the plan's fingerprint. The manifest of an unfinished state (a run may follow a
+build, a takedown may be killed) has the first shards of each split.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ BEFORE = ".before-"
 
 
 def folder_of(cache: str, fingerprint: str) -> str:
-    """Returns the folder of a state, by its plan's fingerprint."""
     return files.join(cache, BEFORE + fingerprint[:16])
 
 
@@ -58,9 +56,8 @@ def _finished(manifest: CacheManifest) -> int:
 
 
 def _kept(folder: str) -> CacheManifest | None:
-    if not files.exists(files.join(folder, MANIFEST)):
-        return None
-    return CacheManifest.load(folder, check=False)
+    there = files.exists(files.join(folder, MANIFEST))
+    return CacheManifest.load(folder, check=False) if there else None
 
 
 def load(cache: str, fingerprint: str) -> CacheManifest:
@@ -108,13 +105,9 @@ def lineage_paths(cache: str, manifest: CacheManifest, split: str, fingerprint: 
 
 def _states_from(cache: str, fingerprint: str) -> list[str]:
     """Returns the folders of the states from one on, in order of their exclude lists."""
-    states = []
-    for name in files.list_names(cache):
-        if name.startswith(BEFORE):
-            folder = files.join(cache, name)
-            if manifest := _kept(folder):
-                states.append((len(manifest.plan.exclude or ()), folder))
-    states.sort()
-    folders = [folder for _, folder in states]
+    names = [name for name in files.list_names(cache) if name.startswith(BEFORE)]
+    kept = {folder: _kept(folder) for folder in (files.join(cache, name) for name in names)}
+    states = {folder: len(each.plan.exclude or ()) for folder, each in kept.items() if each}
+    folders = sorted(states, key=lambda folder: (states[folder], folder))
     first = folder_of(cache, fingerprint)
     return folders[folders.index(first) :] if first in folders else []

@@ -7,7 +7,7 @@ and their order, not on the batches.
 import bisect
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,19 +23,13 @@ OPEN_ROWS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Documents:
-    """Tokenized documents.
+    """Tokenized documents."""
 
-    Attributes:
-      ids: string [documents].
-      tokens: int32 [sum of lengths], the documents concatenated.
-      lengths: int64 [documents], 1 or more.
-    """
+    ids: pa.StringArray  # string [documents]
+    tokens: np.ndarray  # int32 [sum of lengths], the documents concatenated
+    lengths: np.ndarray  # int64 [documents], 1 or more
 
-    ids: pa.StringArray
-    tokens: np.ndarray
-    lengths: np.ndarray
-
-    def separated(self, separator: str, eos: int = EOS_ID) -> "Documents":
+    def separated(self, separator: str, eos: int) -> "Documents":
         """Returns the documents with a separator, "none" or "eos", after each; `eos` is its id."""
         if separator == "none":
             return self
@@ -45,16 +39,12 @@ class Documents:
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Tokenized pairs.
+    """Tokenized pairs."""
 
-    Attributes:
-      ids: string [pairs].
-      inputs, targets: int32 [sum of lengths], the sides of all pairs, concatenated.
-      inputs_lengths, targets_lengths: int64 [pairs], 1 or more.
-    """
-
-    ids: pa.StringArray
+    ids: pa.StringArray  # string [pairs]
+    # inputs, targets: int32 [sum of lengths], the sides of all pairs, concatenated.
     inputs: np.ndarray
+    # inputs_lengths, targets_lengths: int64 [pairs], 1 or more.
     inputs_lengths: np.ndarray
     targets: np.ndarray
     targets_lengths: np.ndarray
@@ -62,27 +52,18 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Complete rows, and the document pieces that begin in them, in order.
+    """Complete rows, and the document pieces that begin in them, in order."""
 
-    Attributes:
-      tokens: int32 [sum of lengths], the rows concatenated; of pairs, the targets.
-      lengths: int64 [rows], number of tokens per row.
-      ids: string [pieces], id of each piece's document.
-      row: int64 [pieces], index of the row in which each piece begins.
-      position: int64 [pieces], its start in that row.
-      piece_tokens: int64 [pieces], its length including the separator; with `concat` a piece may
-        continue in later rows.
-      document_offset: int64 [pieces], number of tokens of the document before the piece.
-      inputs, inputs_lengths: the same for the inputs of pairs; None for texts.
-    """
-
-    tokens: np.ndarray
-    lengths: np.ndarray
-    ids: pa.StringArray
-    row: np.ndarray
-    position: np.ndarray
+    tokens: np.ndarray  # int32 [sum of lengths], the rows concatenated; of pairs, the targets
+    lengths: np.ndarray  # int64 [rows], number of tokens per row
+    ids: pa.StringArray  # string [pieces], id of each piece's document
+    row: np.ndarray  # int64 [pieces], index of the row in which each piece begins
+    position: np.ndarray  # int64 [pieces], its start in that row
+    # int64 [pieces], its length including the separator; with `concat` a piece may continue in
+    # later rows.
     piece_tokens: np.ndarray
-    document_offset: np.ndarray
+    document_offset: np.ndarray  # int64 [pieces], number of tokens of the document before the piece
+    # inputs, inputs_lengths: the same for the inputs of pairs; None for texts.
     inputs: np.ndarray | None = None
     inputs_lengths: np.ndarray | None = None
 
@@ -94,18 +75,12 @@ class Rows:
             yield Row(self.tokens[begin:end], position.astype(np.int32))
 
 
-class Packer(Protocol):
-    """Packs the documents of one shard."""
+def packer(packing: str, row_tokens: int, separator: str, eos: int = EOS_ID) -> Any:
+    """Returns a packer for one shard; see tasks.cache.manifest.PACKINGS. `eos` is EOS's id.
 
-    def add(self, documents: Any) -> Rows:
-        """Adds documents; returns the rows they complete."""
-
-    def finish(self) -> Rows:
-        """Returns the rows still open."""
-
-
-def packer(packing: str, row_tokens: int, separator: str, eos: int = EOS_ID) -> Packer:
-    """Returns a new packer; see tasks.cache.manifest.PACKINGS and SEPARATORS. `eos` is EOS's id."""
+    Its method `add` takes Documents or Pairs and returns the rows that they complete; `finish`
+    returns the rows still open.
+    """
     if packing == "pairs":
         return _OnePair()
     kind = _BestFit if packing == "best_fit" else _Concat
@@ -138,7 +113,7 @@ class _Concat:
     Source: T5 `data/preprocessors.py`, reduce_concat_tokens and split_tokens, over a whole shard.
     """
 
-    def __init__(self, row_tokens: int, separator: str = "none", eos: int = EOS_ID):
+    def __init__(self, row_tokens: int, separator: str, eos: int):
         self._row_tokens = row_tokens
         self._separator, self._eos = separator, eos
         self._tokens = np.zeros(0, np.int32)
@@ -204,7 +179,7 @@ class _BestFit:
     Differences: documents are packed as they arrive, not sorted by length.
     """
 
-    def __init__(self, row_tokens: int, separator: str = "none", eos: int = EOS_ID):
+    def __init__(self, row_tokens: int, separator: str, eos: int):
         self._row_tokens = row_tokens
         self._separator, self._eos = separator, eos
         self._opened = 0
@@ -216,12 +191,8 @@ class _BestFit:
         documents = documents.separated(self._separator, self._eos)
         closed: list[_OpenRow] = []
         ends = np.cumsum(documents.lengths)
-        for name, begin, end in zip(
-            documents.ids.to_pylist(),
-            (ends - documents.lengths).tolist(),
-            ends.tolist(),
-            strict=True,
-        ):
+        bounds = ((ends - documents.lengths).tolist(), ends.tolist())
+        for name, begin, end in zip(documents.ids.to_pylist(), *bounds, strict=True):
             for offset in range(0, end - begin, self._row_tokens):
                 # Copied, so that an open row does not keep the whole batch in memory.
                 at = begin + offset
@@ -254,10 +225,9 @@ class _BestFit:
 def _stack(rows: list[_OpenRow]) -> Rows:
     pieces = [piece for row in rows for piece in row.pieces]
     numbers = np.array([piece[1:] for piece in pieces], np.int64).reshape(-1, 3)
+    tokens = [np.zeros(0, np.int32), *(part for row in rows for part in row.tokens)]
     return Rows(
-        tokens=np.concatenate(
-            [np.zeros(0, np.int32), *(part for row in rows for part in row.tokens)]
-        ),
+        tokens=np.concatenate(tokens),
         lengths=np.array([row.length for row in rows], np.int64),
         ids=pa.array([piece[0] for piece in pieces], pa.string()),
         row=np.repeat(np.arange(len(rows)), [len(row.pieces) for row in rows]),

@@ -21,12 +21,8 @@ from tasks.vocabulary import PAIR_BORDER
 _INDEX_ROWS = 1 << 20
 
 
-def longest_sides(manifest: CacheManifest, split: str) -> tuple[int, int]:
-    """Returns the maximum input and target ids of a split's pairs, without EOS."""
-    return _longest(manifest.splits.get(split, ()))
-
-
-def _longest(shards: Sequence[Shard]) -> tuple[int, int]:
+def longest_sides(shards: Sequence[Shard]) -> tuple[int, int]:
+    """Returns the maximum input and target ids of the pairs in some shards, without EOS."""
     counts = [shard.pairs for shard in shards if shard.pairs]
     return (
         max((each.longest_inputs for each in counts), default=0),
@@ -51,11 +47,11 @@ class PairWindows(Windows):
     ):
         super().__init__(folder, manifest, split, sum(sides) + 1, **reading)
         self._sides = sides
-        self._longest = longest_sides(manifest, split)
+        self._longest = longest_sides(manifest.splits[split])
 
     def grow(self, shards: Sequence[Shard]) -> None:
         super().grow(shards)
-        added = _longest(shards)
+        added = longest_sides(shards)
         self._longest = max(self._longest[0], added[0]), max(self._longest[1], added[1])
 
     def read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -121,22 +117,18 @@ def check_kind(folder: str, manifest: CacheManifest, objective: Objective) -> No
     held, read = manifest.plan.unit, objective.unit
     if held is read:
         return
-    what, advice = {
-        Unit.PAIR: (
-            "pairs of inputs and targets",
-            "use a task NAME_supervised, or build a cache of texts",
-        ),
-        Unit.TEXT: ("texts", "build a cache with --corpus='…?inputs=COLUMN&targets=COLUMN'"),
-    }[held]
+    what, advice = "texts", "build a cache with --corpus='…?inputs=COLUMN&targets=COLUMN'"
+    if held is Unit.PAIR:
+        what = "pairs of inputs and targets"
+        advice = "use a task NAME_supervised, or build a cache of texts"
     raise UserError(f"{folder} holds {what}, and this objective reads {read.plural}: {advice}")
 
 
 def _refuse_longer(
     folder: str, manifest: CacheManifest, sides: tuple[int, int], lengths: Lengths
 ) -> None:
-    of_splits = (longest_sides(manifest, split) for split in manifest.splits)
-    longest_of = map(max, zip(*of_splits, strict=True))
-    for side, longest, most in zip(SIDES, longest_of, sides, strict=True):
+    every = [shard for shards in manifest.splits.values() for shard in shards]
+    for side, longest, most in zip(SIDES, longest_sides(every), sides, strict=True):
         length = getattr(lengths, side)
         eos = length - most
         if longest > most:
@@ -152,4 +144,5 @@ def row_windows(folder: str, manifest: CacheManifest, split: str, **reading: Any
     if manifest.plan.unit is Unit.TEXT:
         reading.setdefault("across_shards", False)  # each shard begins a new row
         return Windows(folder, manifest, split, manifest.plan.row_tokens, **reading)
-    return PairWindows(longest_sides(manifest, split), folder, manifest, split, **reading)
+    sides = longest_sides(manifest.splits.get(split, ()))
+    return PairWindows(sides, folder, manifest, split, **reading)

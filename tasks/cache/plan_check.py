@@ -26,7 +26,6 @@ class PlanCheck:
 
     @property
     def marked(self) -> bool:
-        """True if the folder has the mark of the reader's plan."""
         return files.exists(files.join(self._folder, PLAN_MARK + self.fingerprint))
 
     @property
@@ -73,16 +72,12 @@ def excludes_more(existing: Plan, ours: Plan) -> bool:
 
 
 def _change(before: Plan, now: Plan) -> tuple[str, str]:
-    """Describes how a plan was changed, and what to do about it."""
     new_run = "runs that began before do not go on with it: train another --model_dir"
     if excludes_more(before, now):
         added = (now.exclude or ())[len(before.exclude or ()) :]
         entries = sum(each.documents + each.paragraphs for each in added)
-        what = (
-            f"a takedown: --exclude got further lists, of {entries:,} entries, and the shards with "
-            "such documents are rewritten"
-        )
-        return what, new_run
+        what = f"a takedown: --exclude got further lists, of {entries:,} entries, and the shards"
+        return f"{what} with such documents are rewritten", new_run
     old, new = before.generations, now.generations
     if len(new) > len(old) and new[: len(old)] == old:
         added_files = sum(map(len, new[len(old) :]))

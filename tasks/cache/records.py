@@ -1,6 +1,6 @@
 """Decodes the records of a cache's shards: tf.train.Example protos in TFRecord framing.
 
-pipeline/building/rows.py encodes them. TensorFlow takes 7 seconds and 730 MB to import.
+TensorFlow takes 7 seconds and 730 MB to import.
 
 Source: TensorFlow's `core/lib/io/record_writer.h` (framing, masked CRC) and
 `core/example/{example,feature}.proto`.
@@ -18,7 +18,7 @@ import functools
 import importlib
 import struct
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -171,7 +171,7 @@ def find_lists(
     Returns (begins, ends, numbers of ids), int64 [records] each. Raises CorruptRecord if a record
     is not an Example or lacks such a list, naming the record.
     """
-    found = loops("example_loops").lists_of(raw, begins, ends, np.frombuffer(name, np.uint8))
+    found = loops().lists_of(raw, begins, ends, np.frombuffer(name, np.uint8))
     for record in np.flatnonzero(found[0] < 0).tolist():
         what = {
             -1: f"the record has no feature {name.decode()!r}",
@@ -179,13 +179,6 @@ def find_lists(
         }
         raise CorruptRecord(what.get(int(found[0][record]), "not a row of this format"), record)
     return found
-
-
-class Rows(Protocol):
-    """Rows that were read together."""
-
-    def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Returns tokens [skip, skip + count) of each record's `targets`, concatenated, int32."""
 
 
 class BareRows:
@@ -202,6 +195,7 @@ class BareRows:
         self._values, self._begins = np.frombuffer(data, kind), bounds[:-1] // kind.itemsize
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Returns tokens [skip, skip + count) of each record's `targets`, concatenated, int32."""
         shifts = self._begins[records] + skips - (np.cumsum(counts) - counts)
         return self._values[np.arange(counts.sum()) + np.repeat(shifts, counts)].astype(np.int32)
 
@@ -234,25 +228,17 @@ class Records:
         return loops().decoded(self._raw, begins, np.zeros_like(counts), counts), counts
 
     def _feature(self, name: bytes, ends: np.ndarray | None, counts: np.ndarray) -> "_Feature":
-        found = None if ends is None else self._as_we_write(name, ends, counts)
-        return found or self._parsed(name, counts)
-
-    def _as_we_write(self, name: bytes, ends: np.ndarray, counts: np.ndarray) -> "_Feature | None":
-        """Returns the feature if each record ends in its `counts` ids at `ends`, else None."""
-        begins = loops().begins_of(self._raw, ends, counts)
-        if len(begins) and begins.min() < 0:
-            return None
-        heads = [_head(name, size) for size in (ends - begins).tolist()]
-        lengths = np.array([len(head) for head in heads], np.int64)
-        joined = np.frombuffer(b"".join(heads), np.uint8)
-        if not loops().preceded(self._raw, begins, joined, lengths):
-            return None
-        return _Feature(self._raw, begins, begins - lengths)
-
-    def _parsed(self, name: bytes, counts: np.ndarray) -> "_Feature":
+        if ends is not None:  # as we write: each record ends in its `counts` ids at `ends`
+            begins = loops().begins_of(self._raw, ends, counts)
+            if not len(begins) or begins.min() >= 0:
+                heads = [_head(name, size) for size in (ends - begins).tolist()]
+                lengths = np.array([len(head) for head in heads], np.int64)
+                joined = np.frombuffer(b"".join(heads), np.uint8)
+                if loops().preceded(self._raw, begins, joined, lengths):
+                    return _Feature(self._raw, begins, begins - lengths)
         begins, ends, there = find_lists(self._raw, self._begins, self._ends, name)
         if self._leaves_eos_out:
-            last = loops("example_loops").ending_in(self._raw, begins, ends, EOS_ID)
+            last = loops().ending_in(self._raw, begins, ends, EOS_ID)
             there = there - (last & (there == counts + 1))
         for record in np.flatnonzero(there != counts).tolist():
             raise CorruptRecord(
@@ -280,16 +266,11 @@ class PairRecords(Records):
 
 @dataclasses.dataclass(frozen=True)
 class _Feature:
-    """A list of ids in each record.
+    """A list of ids in each record."""
 
-    Attributes:
-      raw: uint8, the records.
-      begins: int64 [records], where the list begins in `raw`.
-      heads: int64 [records], where the feature's map entry begins in `raw`; None if unknown.
-    """
-
-    raw: np.ndarray
-    begins: np.ndarray
+    raw: np.ndarray  # uint8, the records
+    begins: np.ndarray  # int64 [records], where the list begins in `raw`
+    # int64 [records], where the feature's map entry begins in `raw`; None if unknown.
     heads: np.ndarray | None
 
     def tokens(self, records: np.ndarray, skips: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -297,9 +278,9 @@ class _Feature:
 
 
 @functools.cache
-def loops(name: str = "record_loops") -> Any:
-    """Imports a module of compiled loops on first use; importing takes a second."""
-    return importlib.import_module(f"tasks.cache.{name}")
+def loops() -> Any:
+    """Imports the compiled loops on first use; importing takes a second."""
+    return importlib.import_module("tasks.cache.loops")
 
 
 @functools.lru_cache(maxsize=4096)

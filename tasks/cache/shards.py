@@ -7,13 +7,12 @@ except while being read. Copies are atomic and match the manifest's sizes and ch
 import collections
 import contextlib
 import dataclasses
-import itertools
 import logging
 import os
 import resource
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tasks.cache import copies
 from tasks.cache.manifest import FileEntry, Remedy
@@ -37,6 +36,10 @@ class ShardFiles:
     index_entry: FileEntry
     rows: int
     remedy: Remedy
+
+    @property
+    def entries(self) -> dict[str, FileEntry]:
+        return {self.records: self.records_entry, self.index: self.index_entry}
 
     @property
     def bytes(self) -> int:
@@ -92,26 +95,17 @@ class OpenShard:
 class Shards:
     """The shards of a split, opened and copied on demand.
 
-    Args:
-      shards: all shards of the split; may grow. Methods take indices in this list.
-      local_dir: parent folder for copies of a remote cache, reused by the next process that reads
-        the cache; if None, copies are in the system's temporary folder and are deleted with the
-        process.
-      local_bytes: maximum total size of the copies.
-      open_shards: maximum number of open shards, with two file descriptors each; by default an
-        eighth of the process's descriptor limit.
-      plan_check: detects a changed plan; None to skip.
-
-    Raises:
-      UserError: a shard is larger than `local_bytes`.
+    Methods take indices in the list of shards, which may grow. Copies of a remote cache are in
+    `local_dir`, where the next process finds them, or else in a temporary folder, which is deleted
+    with the process. Raises UserError if a shard is larger than `local_bytes`.
     """
 
     def __init__(
         self,
         shards: Sequence[ShardFiles],
         local_dir: str | None = None,
-        local_bytes: int = 50 << 30,
-        open_shards: int = 0,
+        local_bytes: int = 50 << 30,  # maximum total size of the copies
+        open_shards: int = 0,  # maximum; 0 takes an eighth of the process's descriptor limit
         plan_check: PlanCheck | None = None,
     ):
         self._shards = shards
@@ -136,11 +130,8 @@ class Shards:
         return bool(self._shards) and files.is_remote(self._shards[0].records)
 
     def check_sizes(self, shards: Sequence[ShardFiles]) -> None:
-        """Raises UserError if a remote shard exceeds `local_bytes`."""
         largest = max(shards, key=lambda shard: shard.bytes, default=None)
-        if largest is None or not files.is_remote(largest.records):
-            return
-        if largest.bytes > self._local_bytes:
+        if largest and files.is_remote(largest.records) and largest.bytes > self._local_bytes:
             raise UserError(
                 f"{largest.records} and its index have {largest.bytes:,} bytes, and local copies "
                 f"may take {self._local_bytes:,}: set --data.local_bytes to at least "
@@ -181,7 +172,10 @@ class Shards:
                 if opened is not None:
                     opened.readers = 1
                     self._open[number] = opened
-                    self._close_surplus()
+                    surplus = max(0, len(self._open) - self._open_shards)
+                    idle = [key for key, shard in self._open.items() if not shard.readers]
+                    for key in idle[:surplus]:
+                        self._open.pop(key).close()
                 self._changed.notify_all()
 
     def release(self, shard: OpenShard) -> None:
@@ -214,22 +208,9 @@ class Shards:
                 for number in numbers:
                     if number not in missing:
                         touch(number)
-                left, lock = iter(missing), threading.Lock()
+                copies.in_threads(touch, missing, _COPIERS)
 
-                def some() -> None:
-                    while True:
-                        with lock:
-                            number = next(left, None)
-                        if number is None:
-                            return
-                        touch(number)
-
-                helpers = [_background(some) for _ in range(min(_COPIERS, len(missing)) - 1)]
-                some()
-                for helper in helpers:
-                    helper.join()
-
-        _background(copy)
+        copies.background(copy)
 
     def missing(self, numbers: Iterable[int]) -> list[int]:
         with self._changed:
@@ -247,12 +228,6 @@ class Shards:
         self._changed.wait()
         self._waiting -= 1
 
-    def _close_surplus(self) -> None:
-        surplus = len(self._open) - self._open_shards
-        idle = (number for number, shard in self._open.items() if not shard.readers)
-        for number in list(itertools.islice(idle, max(0, surplus))):
-            self._open.pop(number).close()
-
     def _opened(self, number: int) -> OpenShard:
         try:
             return self._found_or_copied(number)
@@ -263,11 +238,10 @@ class Shards:
 
     def _in_place(self, shard: ShardFiles) -> OpenShard:
         """Opens a shard of a local cache; after a takedown, only if it is unchanged."""
-        pairs = ((shard.records, shard.records_entry), (shard.index, shard.index_entry))
-        records, index = (files.local_path(path) for path, _ in pairs)
+        records, index = files.local_path(shard.records), files.local_path(shard.index)
         opened = OpenShard(shard, records, index)
         if self._plan_check and self._plan_check.replaced:
-            for path, entry in pairs:
+            for path, entry in shard.entries.items():
                 if not copies.holds(files.local_path(path), entry):
                     opened.close()
                     raise UserError(
@@ -290,26 +264,22 @@ class Shards:
                 self._copies[number] = shard.bytes
             unknown = number in self._found
             self._found.discard(number)
-        records, index = self._copy_paths(number)
-        pairs = ((shard.records, shard.records_entry, records),
-                 (shard.index, shard.index_entry, index))  # fmt: skip
+        paths = self._copy_paths(number)
         if not there or unknown:
             try:
-                for url, entry, path in pairs:
+                for (url, entry), path in zip(shard.entries.items(), paths, strict=True):
                     if not (unknown and copies.holds(path, entry)):
                         copies.copy(url, entry, path, shard.remedy)
             except BaseException:
                 with self._changed:
                     self._remove_copy(number)
                 raise
-        return OpenShard(shard, records, index)
+        return OpenShard(shard, *paths)
 
     def _take_folder(self) -> str:
         """Locks a folder for the copies, and registers copies already there."""
-        sizes = {}
-        for shard in self._shards:
-            sizes[shard.records.rpartition("/")[2]] = shard.records_entry.bytes
-            sizes[shard.index.rpartition("/")[2]] = shard.index_entry.bytes
+        entries = (pair for shard in self._shards for pair in shard.entries.items())
+        sizes = {path.rpartition("/")[2]: entry.bytes for path, entry in entries}
         self._folder, there = copies.own_folder(self, self._local_dir, sizes)
         for number, shard in enumerate(self._shards):
             paths = self._copy_paths(number)
@@ -343,14 +313,6 @@ class Shards:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
 
-    def _copy_paths(self, number: int) -> tuple[str, str]:
-        shard = self._shards[number]
-        names = (path.rpartition("/")[2] for path in (shard.records, shard.index))
-        records, index = (os.path.join(self._folder, name) for name in names)
-        return records, index
-
-
-def _background(action: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=action, name="prefetch shards", daemon=True)
-    thread.start()
-    return thread
+    def _copy_paths(self, number: int) -> tuple[str, ...]:
+        names = (path.rpartition("/")[2] for path in self._shards[number].entries)
+        return tuple(os.path.join(self._folder, name) for name in names)

@@ -14,21 +14,14 @@ from tasks.cache.shards import ShardFiles, Shards
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
+Rows = records.Records | records.BareRows
+
 
 class SplitRows:
     """The rows of one split of a cache, with random access from any thread.
 
     Files open on first read. Arguments and errors are as in `windows.Windows`; it also raises
     UserError if the files of another program have changed since it was adopted.
-
-    Attributes:
-      count: number of shards.
-      files: location of each shard.
-      shards: the shards, opened on demand.
-      tokens: tokens of each shard, int64 [S].
-      first: number of the first row of each shard, then the number of rows, int64 [S + 1].
-      row_tokens: tokens of every row but the last of a shard, if the rows are a stream of ours;
-        else None, and the index has them.
     """
 
     def __init__(
@@ -42,13 +35,16 @@ class SplitRows:
         plan, shards = manifest.plan, manifest.splits[split]
         self._folder, self._split, self._plan = folder, split, plan
         self._is_pairs = plan.pairs is not None
+        # Tokens of every row but the last of a shard, if the rows are a stream of ours; otherwise
+        # the index has them.
         is_stream = not plan.rows_are_windows and not plan.adopted
         self.row_tokens = plan.row_tokens if is_stream else None
         self.count = 0
         self.files: list[ShardFiles] = []
         self._plan_check = PlanCheck(folder, plan)
         self.shards = Shards(self.files, local_dir, local_bytes, plan_check=self._plan_check)
-        self.tokens, self.first = np.zeros(0, np.int64), np.zeros(1, np.int64)
+        self.tokens = np.zeros(0, np.int64)  # of each shard, [S]
+        self.first = np.zeros(1, np.int64)  # row of each shard, then the number of rows, [S + 1]
         self.grow(shards)
         if plan.adopted:
             self._check_sizes()
@@ -130,7 +126,7 @@ class SplitRows:
                         inputs.append(opened.inputs[begin:end].astype(np.int64))
         return np.concatenate(tokens), np.concatenate(inputs)
 
-    def read(self, rows_R: np.ndarray) -> tuple[records.Rows, np.ndarray, np.ndarray]:
+    def read(self, rows_R: np.ndarray) -> tuple[Rows, np.ndarray, np.ndarray]:
         """Reads rows of the split, given in ascending order; neighbouring rows in one read.
 
         Returns (the rows; their token counts, int64 [R]; for pairs the lengths of their inputs,
@@ -176,7 +172,7 @@ class SplitRows:
             if self._is_pairs:
                 inputs_R = index_R["inputs"].astype(np.int64)
         joined, bounds_R1 = b"".join(data), np.array([*bounds, size], np.int64)
-        read: records.Rows
+        read: Rows
         try:
             if self._is_pairs:
                 read = records.PairRecords(joined, bounds_R1, inputs_R, tokens_R - inputs_R)

@@ -69,11 +69,6 @@ def of_task(amounts: Mapping[str, Take], task: str) -> Take | None:
     return amounts.get(task) or amounts.get("")
 
 
-def take(windows: Windows, folder: str, manifest: CacheManifest, split: str, wanted: Take) -> None:
-    """Keeps the first windows of a split, as `wanted` says; raises as `count`."""
-    windows.keep_first(count(windows, folder, manifest, split, wanted))
-
-
 def held(plan: Plan, shards: Iterable[Shard], unit: str) -> int:
     """Returns the number of tokens or documents in some shards."""
     counted = "rows" if unit == DOCUMENTS and plan.pairs and plan.adopted else unit
@@ -88,9 +83,9 @@ def count(windows: Windows, folder: str, manifest: CacheManifest, split: str, wa
     """
     plan = manifest.plan
     if wanted.unit == DOCUMENTS and not plan.pairs and (plan.adopted or plan.rows_are_windows):
-        why = "are not known, as it was adopted" if plan.adopted else (
-            "do not lie one after the other, as with packing concat"
-        )  # fmt: skip
+        why = "do not lie one after the other, as with packing concat"
+        if plan.adopted:
+            why = "are not known, as it was adopted"
         raise UserError(
             f"--data.take={wanted}: the documents of {folder} {why}: give tokens or a share"
         )

@@ -1,9 +1,9 @@
 """Reads a cache as windows of tokens, with random access and checksum verification.
 
 With `concat` packing, the shards of a split form one stream of tokens, cut into windows of any
-length; training drops a shorter last window. With `best_fit` and `rows`, a window is a row;
-`pair_windows` reads pairs, which are also rows. Our stream rows are full, so a token's row follows
-from its position; caches of other programs need an index for that.
+length. With `best_fit` and `rows`, a window is a row; `pair_windows` reads pairs, which are also
+rows. Our stream rows are full, so a token's row follows from its position; caches of other programs
+need an index for that.
 
 Dimensions: W windows, P parts of windows (a part lies in one row), R distinct rows, S shards.
 """
@@ -15,56 +15,31 @@ from typing import Any
 
 import numpy as np
 
-from tasks.cache import records
 from tasks.cache.manifest import PACKINGS, ROWS, CacheManifest, Shard
+from tasks.cache.records import loops
 from tasks.cache.split_rows import SplitRows, damaged, offsets
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-_LOCAL_BYTES = 50 << 30
-
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Location of a window, or of its part in one shard.
+    """Location of a window, or of its part in one shard."""
 
-    Attributes:
-      shard: index of the shard in its split.
-      path: TFRecords of the shard.
-      documents: lineage table of the shard.
-      row: row of the shard in which the part begins.
-      position: token of that row at which the part begins.
-      tokens: length of the part, which may continue in later rows unless windows are rows.
-    """
-
-    shard: int
-    path: str
-    documents: str
-    row: int
-    position: int
-    tokens: int
+    shard: int  # index of the shard in its split
+    path: str  # TFRecords of the shard
+    documents: str  # lineage table of the shard
+    row: int  # row of the shard in which the part begins
+    position: int  # token of that row at which the part begins
+    tokens: int  # length of the part, which may continue in later rows unless windows are rows
 
 
 class Windows:
     """The windows of one split of a cache; any thread may read them in any order.
 
-    Files open on first read. Index and records stay in files: only the windows of a call are in
-    memory.
-
-    Args:
-      folder: the cache, local or any fsspec URL; remote shards are copied on first read.
-      manifest: manifest of the cache.
-      split: "train", "validation", ….
-      window_tokens: tokens per window.
-      keep_tails: whether to include the unfinished last window, as evaluation does.
-      across_shards: whether windows cross shard borders; if not, each shard has its own unfinished
-        last window.
-      local_dir: folder for copies of a remote cache; the system's temporary folder if None.
-      local_bytes: maximum total size of the copies; the least recently read are deleted.
-
-    Raises:
-      UserError: the cache lacks the split, its manifest is damaged, its rows are longer than a
-        window, or a remote shard is larger than `local_bytes`.
+    Files open on first read; remote shards are then copied, as in `Shards`. Index and records stay
+    in files: only the windows of a call are in memory. Raises UserError if the cache lacks the
+    split, its manifest is damaged, its rows are longer than a window, or as `Shards`.
     """
 
     def __init__(
@@ -73,24 +48,29 @@ class Windows:
         manifest: CacheManifest,
         split: str,
         window_tokens: int,
-        keep_tails: bool = False,
+        keep_tails: bool = False,  # include the unfinished last window, as evaluation does
         local_dir: str | None = None,
-        local_bytes: int = _LOCAL_BYTES,
-        across_shards: bool = True,
+        local_bytes: int = 50 << 30,
+        across_shards: bool = True,  # if not, each shard has its own unfinished last window
     ):
-        _keep_freed_memory()
+        # Freeing a block of 24 MB once makes glibc keep up to 48 MB of freed memory. Otherwise the
+        # arrays of each batch, about a megabyte each, may return to the system and be faulted in
+        # page by page, which takes as long as making the batch. The block is never written, so it
+        # takes no memory.
+        np.empty(24 << 20, np.uint8)
         plan = manifest.plan
         if split not in manifest.splits:
             raise UserError(f"{folder} has no split {split}; it has {', '.join(manifest.splits)}")
         if plan.packing not in PACKINGS:
             raise damaged(folder, f"its packing is {plan.packing!r}, which is unknown")
         if plan.packing in ("best_fit", ROWS) and plan.row_tokens > window_tokens:
-            ours = f"build it with --row_tokens={window_tokens}, or use"
+            advice = f"build it with --row_tokens={window_tokens}, or use"
+            if plan.adopted:
+                advice = "use longer ones, or adopt it with"
             raise UserError(
                 f"{folder} is packed {plan.packing} into rows of {plan.row_tokens} tokens, and "
-                f"these lengths need windows of {window_tokens}: "
-                f"{'use longer ones, or adopt it with' if plan.adopted else ours} "
-                "--packing=concat, which fits any length"
+                f"these lengths need windows of {window_tokens}: {advice} --packing=concat, which "
+                "fits any length"
             )
         self.window_tokens = window_tokens
         self._folder, self._plan = folder, plan
@@ -237,13 +217,10 @@ class Windows:
             if not self._is_stream:
                 with self._rows.shards.reading(shard) as opened:
                     stops_P = np.minimum(stops_P, opened.tokens[row])
-            places.append(
-                Place(
-                    shard, self._rows.files[shard].records,
-                    files.join(self._folder, self._rows.name(shard, "documents")),
-                    row, int(skips_P[parts[0]]), int((stops_P - skips_P)[parts].sum()),
-                )
-            )  # fmt: skip
+            records = self._rows.files[shard].records
+            documents = files.join(self._folder, self._rows.name(shard, "documents"))
+            tokens = int((stops_P - skips_P)[parts].sum())
+            places.append(Place(shard, records, documents, row, int(skips_P[parts[0]]), tokens))
         return tuple(places)
 
     def holding(self, shard: int, row: int, position: int, tokens: int) -> range:
@@ -258,9 +235,8 @@ class Windows:
             border = int(self._borders[shard])
             begin, end = begin - border, end - border
             first, last = int(self._first[shard]), int(self._first[shard + 1])
-        return range(
-            min(first + begin // self._width, last), min(first + -(-end // self._width), last)
-        )
+        bounds = first + begin // self._width, first + -(-end // self._width)
+        return range(*np.minimum(bounds, last).tolist())
 
     def blocks(self, block_bytes: int) -> np.ndarray:
         """Divides the windows into blocks: windows that begin in consecutive shards.
@@ -326,7 +302,7 @@ class Windows:
         inside_W = places_W - self._borders[shards_W]
         if self._rows.row_tokens:
             return self._rows.first[shards_W] + inside_W // self._rows.row_tokens
-        found = records.loops("example_loops").rows_at
+        found = loops().rows_at
         return self._rows.first[shards_W] + self._rows.from_index(
             shards_W, inside_W, lambda index, inside: found(index["begin"], inside)
         )
@@ -366,13 +342,3 @@ class Windows:
 
 def _before(sizes: np.ndarray) -> np.ndarray:
     return np.cumsum(sizes) - sizes
-
-
-def _keep_freed_memory() -> None:
-    """Makes glibc keep up to 48 MB of freed memory, by freeing a block of 24 MB once.
-
-    Otherwise the arrays of each batch, about a megabyte each, may return to the system and be
-    faulted in page by page, which takes as long as making the batch. The block is never written, so
-    it takes no memory.
-    """
-    np.empty(24 << 20, np.uint8)

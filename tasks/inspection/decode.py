@@ -1,5 +1,6 @@
 """Decodes ids to text, token by token, without the library that encoded it."""
 
+import contextlib
 from collections.abc import Sequence
 
 from tasks.vocabulary import CONTROL, PAIR_BORDER, TokenIds, sentinel_piece
@@ -68,8 +69,6 @@ def _characters(parts: list[bytes]) -> list[str]:
 def _character(data: bytes) -> tuple[str, int]:
     """Returns the first character of `data`, and its number of bytes."""
     for size in range(1, len(data) + 1):
-        try:
+        with contextlib.suppress(UnicodeDecodeError):
             return data[:size].decode(), size
-        except UnicodeDecodeError:
-            continue
     return REPLACEMENT, 1

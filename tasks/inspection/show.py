@@ -6,7 +6,7 @@ and text). The page needs neither network nor script.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,57 +28,38 @@ _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """A window to show.
-
-    Attributes:
-      facts: names and values, shown as they are.
-      places: the window's places in the cache, one per shard.
-      parts: parts of documents that form the window.
-      tokens: int32[N] tokens of the window.
-      trace: the objective's example; None shows the window alone.
-      unit: the word for the owner of a part.
-    """
+    """A window to show."""
 
     title: str
-    facts: tuple[tuple[str, str], ...]
-    places: tuple[Place, ...]
-    parts: tuple[Part, ...]
+    facts: tuple[tuple[str, str], ...]  # names and values, shown as they are
+    places: tuple[Place, ...]  # the window's places in the cache, one per shard
+    parts: tuple[Part, ...]  # parts of documents that form the window
     corpus: str
-    tokens: np.ndarray
-    trace: Trace | None
+    tokens: np.ndarray  # int32[N] tokens of the window
+    trace: Trace | None  # the objective's example; None shows the window alone
     lengths: Lengths
-    unit: str = "document"
+    unit: str = "document"  # the word for the owner of a part
 
     def text(self, part: Part, ids: TokenIds) -> str:
-        """Returns the text of one of the window's parts."""
         return decode(self.tokens[part.position : part.position + part.tokens].tolist(), ids)
 
 
 @dataclasses.dataclass(frozen=True)
 class Token:
-    """A token to show.
+    """A token to show."""
 
-    Attributes:
-      id, piece: as in the vocabulary.
-      text: its printable share of the text.
-      mark: it is a special token: EOS, a sentinel or a mode token.
-      own: the objective added it.
-      span, place: its span and its position in the window; -1 for none.
-      used: it is in the example.
-      note: the text that it replaces.
-      label: name of the segment that begins here.
-    """
-
+    # id, piece: as in the vocabulary.
     id: int
     piece: str
-    text: str
-    mark: bool
-    own: bool
+    text: str  # its printable share of the text
+    mark: bool  # it is a special token: EOS, a sentinel or a mode token
+    own: bool  # the objective added it
+    # span, place: its span and its position in the window; -1 for none.
     span: int
     place: int
-    used: bool = True
-    note: str = ""
-    label: str = ""
+    used: bool = True  # it is in the example
+    note: str = ""  # the text that it replaces
+    label: str = ""  # name of the segment that begins here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,17 +78,16 @@ class Strip:
 
 def features(trace: Trace) -> list[tuple[str, str]]:
     """Returns names and values of the example's features other than inputs and targets."""
-    descriptions: dict[str, Callable[[np.ndarray], str]] = {
-        "prefix": lambda values: f"{int(values.sum()):,} positions with attention both ways",
-        "order": lambda values: "changed" if values[0] else "as in the text",
-        "segments": lambda values: (
-            f"{int((values == 1).sum()):,} and {int((values == 2).sum()):,} positions"
-        ),
-    }
-    return [
-        (name, descriptions[name](values) if name in descriptions else f"{len(values):,} values")
-        for name, values in trace.more.items()
-    ]
+    found = []
+    for name, values in trace.more.items():
+        first, second = (int((values == number).sum()) for number in (1, 2))
+        described = {
+            "prefix": f"{first:,} positions with attention both ways",
+            "order": "changed" if first else "as in the text",
+            "segments": f"{first:,} and {second:,} positions",
+        }
+        found.append((name, described.get(name, f"{len(values):,} values")))
+    return found
 
 
 def _extent(part: Part) -> str:
@@ -118,19 +98,12 @@ def _extent(part: Part) -> str:
     return f"tokens {part.first:,} to {end:,}{of}"
 
 
-def _location(places: Sequence[Place]) -> str:
-    return "; then ".join(
-        f"{place.path.rpartition('/')[2]}, row {place.row:,}, from token {place.position:,}"
-        for place in places
-    )
-
-
 def strips(sample: Sample, ids: TokenIds) -> list[Strip]:
     """Returns the window, divided into documents, and its features."""
-    trace = sample.trace
-    side = trace.window if trace else _plain(sample.tokens)
-    used_N = trace.used_N if trace else np.ones(len(sample.tokens), bool)
-    tokens = _tokens(side, ids, side, used_N)
+    trace, size = sample.trace, len(sample.tokens)
+    plain = Side(sample.tokens, np.arange(size), np.full(size, -1))
+    side = trace.window if trace else plain
+    tokens = _tokens(side, ids, side, trace.used_N if trace else np.ones(size, bool))
     blocks = [
         (_heading(number, part), tokens[part.position : part.position + part.tokens])
         for number, part in enumerate(sample.parts, 1)
@@ -147,12 +120,19 @@ def strips(sample: Sample, ids: TokenIds) -> list[Strip]:
     ):
         if feature is None:
             continue
-        made = _tokens(feature, ids, trace.window, np.ones(len(sample.tokens), bool))
+        made = _tokens(feature, ids, trace.window, np.ones(size, bool))
         if "segments" in trace.more and name == "inputs":
             made = _with_segments(made, trace.more["segments"])
-        note = f"{len(made):,} of {length:,} positions, {_padding(length - len(made), length)}"
-        note += _replacements(trace, made) if name == "inputs" else _learned(trace)
-        found.append(Strip(name, note, len(made) / length, (("", _trimmed(made)),)))
+        filled = len(made) / length
+        padding = f"{1 - filled:.1%} padding" if filled < 1 else "no padding"
+        note = f"{len(made):,} of {length:,} positions, {padding}"
+        if name == "inputs":
+            note += _replacements(trace, made)
+        elif trace.weights_L is None:
+            note += "; every token is in the loss"
+        else:
+            note += f"; {int(trace.weights_L.sum()):,} tokens are in the loss"
+        found.append(Strip(name, note, filled, (("", _trimmed(made)),)))
     return found
 
 
@@ -165,14 +145,6 @@ def _heading(number: int, part: Part) -> str:
 def _trimmed(made: tuple[Token, ...]) -> tuple[Token, ...]:
     first = dataclasses.replace(made[0], text=made[0].text.removeprefix(" "))
     return (first, *made[1:])
-
-
-def _plain(tokens_N: np.ndarray) -> Side:
-    return Side(tokens_N, np.arange(len(tokens_N)), np.full(len(tokens_N), -1))
-
-
-def _padding(missing: int, length: int) -> str:
-    return f"{missing / length:.1%} padding" if missing else "no padding"
 
 
 def _window_note(sample: Sample) -> str:
@@ -193,12 +165,6 @@ def _window_note(sample: Sample) -> str:
     return f"{note}; {unused:,} not used in this example" if unused else note
 
 
-def _learned(trace: Trace) -> str:
-    if trace.weights_L is None:
-        return "; every token is in the loss"
-    return f"; {int(trace.weights_L.sum()):,} tokens are in the loss"
-
-
 def _replacements(trace: Trace, made: Sequence[Token]) -> str:
     """Describes how the inputs hide tokens, unless each span has one sentinel."""
     replaced = [token for token in made if token.own and token.span >= 0]
@@ -214,11 +180,9 @@ def _replacements(trace: Trace, made: Sequence[Token]) -> str:
 
 
 def _tokens(side: Side, ids: TokenIds, window: Side, used_N: np.ndarray) -> tuple[Token, ...]:
-    numbers = side.tokens_L.tolist()
-    made = []
-    for token, text, place, span in zip(
-        numbers, texts(numbers, ids), side.places_L.tolist(), side.spans_L.tolist(), strict=True
-    ):
+    numbers, made = side.tokens_L.tolist(), []
+    columns = numbers, texts(numbers, ids), side.places_L.tolist(), side.spans_L.tolist()
+    for token, text, place, span in zip(*columns, strict=True):
         name = piece(token, ids)
         mark = not is_text(token, ids)
         own = place < 0 and token != ids.special.eos
@@ -226,12 +190,9 @@ def _tokens(side: Side, ids: TokenIds, window: Side, used_N: np.ndarray) -> tupl
         if own and span >= 0:
             note = decode(window.tokens_L[window.spans_L == span].tolist(), ids)
         shown = _EOS if token == ids.special.eos else name if mark or text == REPLACEMENT else text
-        made.append(
-            Token(
-                token, printable(name), printable(shown), mark, own, span, place,
-                bool(used_N[place]) if place >= 0 else True, printable(note),
-            )
-        )  # fmt: skip
+        used = place < 0 or bool(used_N[place])
+        words = (printable(name), printable(shown))
+        made.append(Token(token, *words, mark, own, span, place, used, printable(note)))
     return tuple(made)
 
 
@@ -319,7 +280,11 @@ def _line(made: Sequence[Token], plain: bool) -> Any:
 
 
 def _facts(sample: Sample) -> list[tuple[str, str]]:
-    return [*sample.facts, ("corpus", sample.corpus), ("place", _location(sample.places))]
+    places = "; then ".join(
+        f"{place.path.rpartition('/')[2]}, row {place.row:,}, from token {place.position:,}"
+        for place in sample.places
+    )
+    return [*sample.facts, ("corpus", sample.corpus), ("place", places)]
 
 
 # ---- the page
@@ -351,7 +316,7 @@ LEGEND = (
 def article(key: str, sample: Sample, ids: TokenIds) -> str:
     """Returns a sample as HTML; a page of several needs LEGEND before them, and `tokens=True`."""
     found = strips(sample, ids)
-    shown = "".join(_strip(strip) for strip in found)
+    shown = "".join(map(_strip, found))
     lengths = [sum(len(made) for _, made in strip.blocks) for strip in found[1:]]
     even = " even" if len(lengths) == 2 and lengths[1] > lengths[0] / 2 else ""
     return (
@@ -382,15 +347,12 @@ def _html(made: Sequence[Token]) -> str:
         first = tokens[0]
         if first.label:
             out.append(f"<bdi class=label>{html_page.text(first.label)}</bdi>")
-        colour = f" c{span % _COLOURS}" if span >= 0 else ""
-        number = f" data-s={span}" if span >= 0 else ""
+        colour, number = (f" c{span % _COLOURS}", f" data-s={span}") if span >= 0 else ("", "")
         if first.mark:
             # <bdi> keeps the letters of a sentinel from deciding the text's direction.
-            kind = "e" if first.text == _EOS else "m"
+            kind, shown = "e" if first.text == _EOS else "m", _token(first, first.text)
             # <wbr>: a line may end before it although there is no space.
-            out.append(
-                f"<wbr><bdi class='{kind}{colour}'{number}>{_token(first, first.text)}</bdi>"
-            )
+            out.append(f"<wbr><bdi class='{kind}{colour}'{number}>{shown}</bdi>")
             continue
         inner = [_token(token, token.text) for token in tokens]
         if span >= 0 and first.text.startswith(" ") and first.text.strip():

@@ -21,16 +21,11 @@ SHUFFLED_PARTS = 8
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One feature of an example: int32 ids without padding, and per token two int64 numbers.
-
-    Attributes:
-      places_L: position in the window, -1 for tokens added by the objective.
-      spans_L: the span that contains the token or that it replaces, -1 for none.
-    """
+    """One feature of an example: int32 ids without padding, and per token two int64 numbers."""
 
     tokens_L: np.ndarray
-    places_L: np.ndarray
-    spans_L: np.ndarray
+    places_L: np.ndarray  # position in the window, -1 for tokens added by the objective
+    spans_L: np.ndarray  # the span that contains the token or that it replaces, -1 for none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,23 +35,16 @@ class Trace:
     A span is a run of tokens to predict: tokens missing from the inputs or, if there are weights,
     those with a weight in the loss. If the inputs are the window in another order, spans are
     eighths of the window.
-
-    Attributes:
-      weights_L: int64 weights of the targets, None if all targets have a loss.
-      more: further features, as the objective returns them, without padding.
-      used_N: bool, True for tokens of the window that are in the example.
-      shuffled: True if the inputs are the window in another order.
-      exact: False if the objective does not accept markers; then all places are -1.
     """
 
     window: Side
     inputs: Side | None
     targets: Side
-    weights_L: np.ndarray | None
-    more: dict[str, np.ndarray]
-    used_N: np.ndarray
-    shuffled: bool
-    exact: bool
+    weights_L: np.ndarray | None  # int64 weights of the targets, None if all targets have a loss
+    more: dict[str, np.ndarray]  # further features, as the objective returns them, without padding
+    used_N: np.ndarray  # bool, True for tokens of the window that are in the example
+    shuffled: bool  # True if the inputs are the window in another order
+    exact: bool  # False if the objective does not accept markers; then all places are -1
 
 
 def trace(
@@ -89,23 +77,18 @@ def trace(
     if shuffled:
         spans_N = np.arange(size) * SHUFFLED_PARTS // max(size, 1)
 
-    def side(name: str, spans_L: np.ndarray) -> Side:
-        return Side(made[name], places[name], spans_L)
-
-    inputs = targets = None
-    spans_L = _spans_of(targets_L, spans_N)
+    inputs, spans_L = None, _spans_of(targets_L, spans_N)
     if "inputs" in made:
         hidden_N = np.where(in_inputs_N, -1, spans_N)
         replaced_L = _replaced_spans(made["inputs"], inputs_L, targets_L, hidden_N, ids)
         inputs_spans_L = np.where(inputs_L >= 0, _spans_of(inputs_L, spans_N), replaced_L)
-        inputs = side("inputs", inputs_spans_L)
+        inputs = Side(made["inputs"], inputs_L, inputs_spans_L)
         spans_L = _with_sentinels(made["targets"], targets_L, spans_L, inputs)
-    targets = side("targets", spans_L)
     known = ("inputs", "targets", "weights")
     return Trace(
         Side(window_N, np.arange(size), spans_N),
         inputs,
-        targets,
+        Side(made["targets"], targets_L, spans_L),
         weights_L,
         {name: values for name, values in made.items() if name not in known},
         (in_inputs_N | in_targets_N | (window_N == PAIR_BORDER)) if exact else np.ones(size, bool),
@@ -121,13 +104,9 @@ def _example(
     lengths: Lengths,
     ids: TokenIds,
 ) -> dict[str, np.ndarray]:
-    examples = objective.examples(
-        window_N[None].astype(np.int32),
-        np.array([len(window_N)], np.int64),
-        np.array([key], np.uint64),
-        lengths,
-        ids,
-    )
+    window_1N, lengths_1 = window_N[None].astype(np.int32), np.array([len(window_N)], np.int64)
+    keys_1 = np.array([key], np.uint64)
+    examples = objective.examples(window_1N, lengths_1, keys_1, lengths, ids)
     return {name: values_WL[0, : counts_W[0]] for name, (values_WL, counts_W) in examples.items()}
 
 
@@ -201,16 +180,11 @@ def _replaced_spans(
         return replaced_L
     # The hidden span begins after the token to the left, or ends before the token to the right.
     size = len(hidden_N)
-    for at in added_L.tolist():
-        left = at - 1
-        while left >= 0 and places_L[left] < 0 and tokens_L[left] != eos:
-            left -= 1
-        right = at + 1
-        while right < len(places_L) and places_L[right] < 0 and tokens_L[right] != eos:
-            right += 1
-        after = places_L[left] + 1 if left >= 0 and places_L[left] >= 0 else size
-        before = places_L[right] - 1 if right < len(places_L) and places_L[right] >= 0 else -1
-        for place in (int(after), int(before)):
+    known = np.flatnonzero((places_L >= 0) | (tokens_L == eos))
+    beside = [-1, *places_L[known].tolist(), -1]
+    for at, following in zip(added_L.tolist(), np.searchsorted(known, added_L), strict=True):
+        left, right = beside[following], beside[following + 1]
+        for place in (left + 1 if left >= 0 else size, right - 1 if right >= 0 else -1):
             if replaced_L[at] < 0 and 0 <= place < size:
                 replaced_L[at] = hidden_N[place]
     return replaced_L

@@ -25,12 +25,8 @@ class WordCounter:
             "?" if kind == UNKNOWN else text for text, kind in zip(each, ids.kinds, strict=True)
         ]
         each += [""] * (ids.size - len(each))
-        self._inside_N = np.array(
-            [
-                sum(before.isspace() and not char.isspace() for before, char in pairwise(text))
-                for text in each
-            ]
-        )
+        inside = [[a.isspace() and not b.isspace() for a, b in pairwise(text)] for text in each]
+        self._inside_N = np.array(list(map(sum, inside)))
         self._opens_N = np.array([bool(text) and not text[0].isspace() for text in each])
         self._closes_N = np.array([bool(text) and text[-1].isspace() for text in each])
         self._eos = ids.special.eos

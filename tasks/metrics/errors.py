@@ -1,7 +1,5 @@
 """Error rates: edits per character or word of the targets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Metrics of labels and numbers: by scikit-learn and scipy."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,12 +11,8 @@ from tasks.terminal.command_line import UserError
 
 def accuracy(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Returns the percentage of predictions that equal their target."""
-    right = sum(map(_equal, targets, predictions))
+    right = sum(bool(one == other) for one, other in zip(targets, predictions, strict=True))
     return {"accuracy": 100 * right / len(targets)}
-
-
-def _equal(target: Any, prediction: Any) -> bool:
-    return bool(target == prediction)
 
 
 def f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
@@ -52,13 +46,9 @@ def _positive(label: Any) -> bool | None:
 def macro_f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Returns the mean F1 over the targets' classes, in percent, as for CB."""
     metrics = load_library("sklearn.metrics", "scikit-learn")
-    labels = sorted({str(each) for each in targets})
-    found = metrics.f1_score(
-        *([str(each) for each in of] for of in (targets, predictions)),
-        labels=labels,
-        average="macro",
-        zero_division=0.0,
-    )
+    texts = [[str(each) for each in of] for of in (targets, predictions)]
+    labels = sorted({*texts[0]})
+    found = metrics.f1_score(*texts, labels=labels, average="macro", zero_division=0.0)
     return {"macro_f1": 100 * found}
 
 

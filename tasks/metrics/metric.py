@@ -1,7 +1,5 @@
 """Metrics by name, for flags, and how users add theirs."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,6 @@
 """Overlap of n-grams and subsequences: BLEU and chrF by sacrebleu, ROUGE by rouge-score."""
 
-from __future__ import annotations
-
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,8 +26,7 @@ def bleu_intl(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, f
 
 def _bleu(targets: Sequence[Any], predictions: Sequence[str], tokens: str) -> float:
     sacrebleu = load_library("sacrebleu", "sacrebleu")
-    found = sacrebleu.corpus_bleu(list(predictions), _streams(targets), tokenize=tokens)
-    return float(found.score)
+    return sacrebleu.corpus_bleu(list(predictions), _streams(targets), tokenize=tokens).score
 
 
 def chrf(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
@@ -42,11 +40,7 @@ def chrf(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]
 
 def _streams(targets: Sequence[Any]) -> list[list[str | None]]:
     """Returns the first references of all examples, then the second ones, None if missing."""
-    all_of = [references(target) for target in targets]
-    most = max(map(len, all_of))
-    return [
-        [each[place] if place < len(each) else None for each in all_of] for place in range(most)
-    ]
+    return list(map(list, itertools.zip_longest(*map(references, targets))))
 
 
 def rouge(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:

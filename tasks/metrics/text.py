@@ -1,7 +1,5 @@
 """Exact match, and the metrics of SQuAD."""
 
-from __future__ import annotations
-
 import re
 import string
 from collections import Counter

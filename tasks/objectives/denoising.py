@@ -9,14 +9,12 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from tasks.objectives import noise
-from tasks.objectives.example_lengths import Kind, Slots
 from tasks.objectives.masks import Bounds, IidTokens, Mask, RandomPrefix, RandomSpans, RegularSpans
-from tasks.objectives.objective import Examples, Lengths, Objective, with_eos
+from tasks.objectives.noise import Array
+from tasks.objectives.objective import Examples, Kind, Lengths, Objective, Slots, with_eos
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import TokenIds
 
@@ -46,43 +44,48 @@ def span_corruption_lengths(
 
 
 class _Side(NamedTuple):
-    """Makes one side of an example, inputs or targets, from a window.
+    """Makes one side of an example, inputs or targets, from a window."""
 
-    Attributes:
-      make: (tokens_WN, mask_WN, lengths_W, keys_W, ids) -> (tokens, lengths).
-      tokens: (tokens of the window, bounds of its mask) -> maximum tokens of the side.
-      sentinels: bounds of the mask -> maximum sentinels of the side.
-    """
-
-    make: Callable[..., tuple[np.ndarray, np.ndarray]]
-    tokens: Callable[[int, Bounds], int]
-    sentinels: Callable[[Bounds], int]
+    # (tokens_WN, mask_WN, lengths_W, keys_W, ids) -> (tokens, lengths).
+    make: Callable[..., tuple[Array, Array]]
+    # (tokens of the window, bounds of its mask) -> maximum tokens of the side.
+    tokens: Callable[[int, Bounds], int] = lambda raw, bounds: raw
+    # Bounds of the mask -> maximum sentinels of the side.
+    sentinels: Callable[[Bounds], int] = lambda bounds: 0
 
 
-def _replaced(random_share: float, kept_share: float) -> _Side:
-    def make(
-        tokens_WN: np.ndarray,
-        mask_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        ids: TokenIds,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        replaced_WN = noise.replace_tokens(
-            tokens_WN, mask_WN, keys_W, ids.size - 1, ids.random_ids, random_share, kept_share
-        )
-        return replaced_WN, lengths_W
+def _replaced(*shares: float) -> _Side:
+    """Replaces noise tokens; `shares` are the random and the kept ones."""
 
-    return _Side(make, lambda raw, bounds: raw, lambda bounds: 1)
+    def make(tokens_WN: Any, mask_WN: Any, lengths_W: Any, keys_W: Any, ids: TokenIds) -> Any:
+        sentinel, pieces = ids.size - 1, ids.random_ids
+        made_WN = noise.replace_tokens(tokens_WN, mask_WN, keys_W, sentinel, pieces, *shares)
+        return made_WN, lengths_W
+
+    return _Side(make, sentinels=lambda bounds: 1)
+
+
+def _substituted(of_noise: bool, unique: bool) -> _Side:
+    """Replaces each span of noise, or each other span, by a sentinel."""
+
+    def make(tokens_WN: Any, mask_WN: Any, lengths_W: Any, keys_W: Any, ids: TokenIds) -> Any:
+        spans_WN = mask_WN if of_noise else ~mask_WN
+        return noise.substitute_spans(tokens_WN, spans_WN, lengths_W, ids.size - 1, unique)
+
+    def closing(bounds: Bounds) -> int:
+        # Text may follow the last span: T5's targets then end in another sentinel.
+        return int(not of_noise and bounds.fewest != bounds.tokens)
+
+    return _Side(
+        make,
+        lambda raw, bounds: raw if of_noise else bounds.tokens_and_spans + closing(bounds),
+        lambda bounds: bounds.spans + closing(bounds) if unique else 1,
+    )
 
 
 # Sides of the prefix LM and of span corruption.
 _PREFIX = ("drop_nonnoise_tokens", "drop_noise_tokens")
 _SPANS = ("noise_span_to_unique_sentinel", "nonnoise_span_to_unique_sentinel")
-
-
-def _closing(bounds: Bounds) -> int:
-    """Returns 1 if text may follow the last span: T5's targets then end in another sentinel."""
-    return int(bounds.fewest != bounds.tokens)
 
 
 # T5's functions of a noise mask, by T5's names. "all" is the window itself (T5: targets_fn = None).
@@ -93,56 +96,24 @@ SIDES: Mapping[str, _Side] = MappingProxyType(
         "noise_token_to_sentinel": _replaced(0.0, 0.0),
         "noise_token_to_random_token_or_sentinel": _replaced(0.1, 0.0),
         "noise_token_to_random_token_or_sentinel_or_itself": _replaced(0.1, 0.1),
-        "noise_span_to_unique_sentinel": _Side(
-            lambda tokens, mask, lengths, keys, ids: noise.substitute_spans(
-                tokens, mask, lengths, ids.size - 1
-            ),
-            lambda raw, bounds: raw,
-            lambda bounds: bounds.spans,
-        ),
-        "nonnoise_span_to_unique_sentinel": _Side(
-            lambda tokens, mask, lengths, keys, ids: noise.substitute_spans(
-                tokens, ~mask, lengths, ids.size - 1
-            ),
-            lambda raw, bounds: bounds.tokens_and_spans + _closing(bounds),
-            lambda bounds: bounds.spans + _closing(bounds),
-        ),
-        "noise_span_to_sentinel": _Side(
-            lambda tokens, mask, lengths, keys, ids: noise.substitute_spans(
-                tokens, mask, lengths, ids.size - 1, unique=False
-            ),
-            lambda raw, bounds: raw,
-            lambda bounds: 1,
-        ),
-        "nonnoise_span_to_sentinel": _Side(
-            lambda tokens, mask, lengths, keys, ids: noise.substitute_spans(
-                tokens, ~mask, lengths, ids.size - 1, unique=False
-            ),
-            lambda raw, bounds: bounds.tokens_and_spans + _closing(bounds),
-            lambda bounds: 1,
-        ),
+        "noise_span_to_unique_sentinel": _substituted(of_noise=True, unique=True),
+        "nonnoise_span_to_unique_sentinel": _substituted(of_noise=False, unique=True),
+        "noise_span_to_sentinel": _substituted(of_noise=True, unique=False),
+        "nonnoise_span_to_sentinel": _substituted(of_noise=False, unique=False),
         "drop_noise_tokens": _Side(
             lambda tokens, mask, lengths, keys, ids: noise.compress(
                 tokens, ~mask & noise.within(lengths, mask.shape[1])
             ),
             lambda raw, bounds: raw - bounds.fewest,
-            lambda bounds: 0,
         ),
         "drop_nonnoise_tokens": _Side(
             lambda tokens, mask, lengths, keys, ids: noise.compress(tokens, mask),
             lambda raw, bounds: bounds.tokens,
-            lambda bounds: 0,
         ),
         "permute_noise_tokens": _Side(
-            lambda tokens, mask, lengths, keys, ids: (noise.permute(tokens, mask, keys), lengths),
-            lambda raw, bounds: raw,
-            lambda bounds: 0,
+            lambda tokens, mask, lengths, keys, ids: (noise.permute(tokens, mask, keys), lengths)
         ),
-        "all": _Side(
-            lambda tokens, mask, lengths, keys, ids: (tokens, lengths),
-            lambda raw, bounds: raw,
-            lambda bounds: 0,
-        ),
+        "all": _Side(lambda tokens, mask, lengths, keys, ids: (tokens, lengths)),
     }
 )
 
@@ -158,8 +129,7 @@ class Denoising(Objective):
     Differences: if independent noise needs longer targets or more sentinels than available, T5 cuts
     the targets and uses ordinary pieces as sentinels; here the noise ends earlier.
 
-    Raises:
-      ValueError: at construction, if a side is not in SIDES.
+    Raises ValueError at construction if a side is not in SIDES.
     """
 
     mask: Mask = dataclasses.field(default_factory=RandomSpans)
@@ -178,16 +148,20 @@ class Denoising(Objective):
         return isinstance(self.mask, RandomPrefix) and self.targets == "drop_noise_tokens"
 
     def window_tokens(self, lengths: Lengths) -> int:
-        raw = self._raw(lengths.inputs)
-        if lengths.inputs < 4 or raw < 2:
-            raise UserError(f"inputs length {lengths.inputs} is too short for denoising")
-        needed = SIDES[self.targets].tokens(raw, self.mask.bounds(raw)) + 1
+        raw, needed = self._needed(lengths.inputs)
         if needed > lengths.targets:
             raise UserError(
                 f"denoising of inputs length {lengths.inputs} makes targets of up to {needed} "
                 f"tokens, and the targets length is {lengths.targets}: set it to {needed} or more"
             )
         return raw
+
+    def _needed(self, inputs_length: int) -> tuple[int, int]:
+        """Returns the tokens of a window, and the shortest sufficient targets length."""
+        raw = self._raw(inputs_length)
+        if inputs_length < 4 or raw < 2:
+            raise UserError(f"inputs length {inputs_length} is too short for denoising")
+        return raw, SIDES[self.targets].tokens(raw, self.mask.bounds(raw)) + 1
 
     def _raw(self, inputs_length: int) -> int:
         if not isinstance(self.mask, RandomSpans) or self.inputs != "noise_span_to_unique_sentinel":
@@ -205,9 +179,7 @@ class Denoising(Objective):
 
     def fitting(self, inputs_length: int) -> Lengths:
         """Returns `inputs_length` with its shortest sufficient targets length."""
-        raw = self.window_tokens(Lengths(inputs_length, 1 << 62))
-        needed = SIDES[self.targets].tokens(raw, self.mask.bounds(raw)) + 1
-        return Lengths(inputs_length, needed)
+        return Lengths(inputs_length, self._needed(inputs_length)[1])
 
     def sentinels(self, lengths: Lengths) -> int:
         bounds = self.mask.bounds(self.window_tokens(lengths))
@@ -227,9 +199,9 @@ class Denoising(Objective):
 
     def packed_examples(
         self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
+        tokens_WN: Array,
+        lengths_W: Array,
+        keys_W: Array,
         slots: Slots,
         lengths: Lengths,
         ids: TokenIds,
@@ -241,12 +213,7 @@ class Denoising(Objective):
         return self._examples(tokens_WN, mask_WN, lengths_W, keys_W, ids)
 
     def examples(
-        self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        lengths: Lengths,
-        ids: TokenIds,
+        self, tokens_WN: Array, lengths_W: Array, keys_W: Array, lengths: Lengths, ids: TokenIds
     ) -> Examples:
         mask_WN = self.mask.draw(keys_W, lengths_W, tokens_WN.shape[1])
         if not self.mask.certain:
@@ -254,12 +221,7 @@ class Denoising(Objective):
         return self._examples(tokens_WN, mask_WN, lengths_W, keys_W, ids)
 
     def _examples(
-        self,
-        tokens_WN: np.ndarray,
-        mask_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        ids: TokenIds,
+        self, tokens_WN: Array, mask_WN: Array, lengths_W: Array, keys_W: Array, ids: TokenIds
     ) -> Examples:
         keys_W = noise.fold_in(keys_W, 2)
         return {
@@ -267,14 +229,14 @@ class Denoising(Objective):
             for name, side in (("inputs", self.inputs), ("targets", self.targets))
         }
 
-    def _limited(self, mask_WN: np.ndarray, lengths: Lengths, ids: TokenIds) -> np.ndarray:
+    def _limited(self, mask_WN: Array, lengths: Lengths, ids: TokenIds) -> Array:
         # EOS takes one position; a sentinel for text after the last span takes another.
         if self.targets == "nonnoise_span_to_unique_sentinel":
-            return noise.limit_noise(mask_WN, 1, 1, lengths.targets - 2, ids.sentinels - 1)
+            return noise.limit_noise(mask_WN, 1, lengths.targets - 2, ids.sentinels - 1)
         if self.targets == "nonnoise_span_to_sentinel":
-            return noise.limit_noise(mask_WN, 1, 1, lengths.targets - 2, mask_WN.shape[1])
+            return noise.limit_noise(mask_WN, 1, lengths.targets - 2, mask_WN.shape[1])
         if self.targets == "drop_nonnoise_tokens":
-            return noise.limit_noise(mask_WN, 1, 0, lengths.targets - 1, mask_WN.shape[1])
+            return noise.limit_noise(mask_WN, 0, lengths.targets - 1, mask_WN.shape[1])
         return mask_WN
 
 

@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 
 from tasks.objectives import noise
+from tasks.objectives.noise import Array
 from tasks.objectives.objective import Examples, Lengths, Objective, with_eos
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.token_ids import TokenIds
@@ -49,16 +50,10 @@ class AutoregressiveLM(Objective):
         return 0
 
     def examples(
-        self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        lengths: Lengths,
-        ids: TokenIds,
+        self, tokens_WN: Array, lengths_W: Array, keys_W: Array, lengths: Lengths, ids: TokenIds
     ) -> Examples:
-        if self.eos == "window":
-            return {"targets": with_eos(tokens_WN, lengths_W, ids)}
-        return {"targets": (tokens_WN, lengths_W)}
+        made = with_eos(tokens_WN, lengths_W, ids) if self.appends_eos else (tokens_WN, lengths_W)
+        return {"targets": made}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +80,7 @@ class DecoderPrefixLM(Objective):
         return 0
 
     def examples(
-        self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        lengths: Lengths,
-        ids: TokenIds,
+        self, tokens_WN: Array, lengths_W: Array, keys_W: Array, lengths: Lengths, ids: TokenIds
     ) -> Examples:
         width = tokens_WN.shape[1]
         prefix_WN = noise.prefix_mask(keys_W, lengths_W, width)

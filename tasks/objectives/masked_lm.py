@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.objectives import noise
+from tasks.objectives.noise import Array
 from tasks.objectives.objective import Examples, Lengths, Objective
 from tasks.objectives.sentences import sentence_starts
 from tasks.terminal.command_line import UserError
@@ -25,12 +26,12 @@ ORDER, NEXT = "order", "next"
 class _Sample(NamedTuple):
     """Tokens of A and B in text order, word starts, number of tokens, and A's number."""
 
-    tokens_WN: np.ndarray
-    starts_WN: np.ndarray
-    lengths_W: np.ndarray
-    split_W: np.ndarray
+    tokens_WN: Array
+    starts_WN: Array
+    lengths_W: Array
+    split_W: Array
 
-    def joined(self, begin_W: np.ndarray, lengths_W: np.ndarray, width: int) -> "_Sample":
+    def joined(self, begin_W: Array, lengths_W: Array, width: int) -> "_Sample":
         """Returns the sample [W, width] of `lengths` tokens, with B starting at `begin`."""
         place_WN = np.arange(width) + np.zeros_like(begin_W)[:, None]
         moved_W = begin_W - self.split_W
@@ -120,12 +121,7 @@ class MaskedLM(Objective):
         return max([0, *(names.index(piece) + 1 for piece in self.pieces if piece in names)])
 
     def examples(
-        self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        lengths: Lengths,
-        ids: TokenIds,
+        self, tokens_WN: Array, lengths_W: Array, keys_W: Array, lengths: Lengths, ids: TokenIds
     ) -> Examples:
         starts_WN = self._word_starts(tokens_WN, lengths_W, ids)
         longest = lengths.inputs - 3
@@ -133,14 +129,9 @@ class MaskedLM(Objective):
         tokens_WN, starts_WN, lengths_W, split_W = sample
         windows, width = tokens_WN.shape
         chosen_WN = self._choose(starts_WN, lengths_W, keys_W)
+        mask, keys = ids.id_of(self.mask), noise.fold_in(keys_W, _TOKEN)
         masked_WN = noise.replace_tokens(
-            tokens_WN,
-            chosen_WN,
-            noise.fold_in(keys_W, _TOKEN),
-            ids.id_of(self.mask),
-            ids.random_ids,
-            random_share=0.1,
-            kept_share=0.1,
+            tokens_WN, chosen_WN, keys, mask, ids.random_ids, random_share=0.1, kept_share=0.1
         )
         swapped_W = told_W & (self.pairs == ORDER)
         # Positions of the sample's tokens: A after `classify`, B after A's EOS, or B first.
@@ -158,20 +149,15 @@ class MaskedLM(Objective):
         to = (columns + shift_WN)[valid_WN]
         every = np.arange(windows)
         made = {}
-        for name, values_WN, special in (
-            ("inputs", masked_WN, True),
-            ("targets", tokens_WN, True),
-            ("weights", chosen_WN, False),
-        ):
+        values = {"inputs": masked_WN, "targets": tokens_WN, "weights": chosen_WN}
+        for name, values_WN in values.items():
             out_WL = np.zeros((windows, width + 3), np.int32)
             out_WL[window, to] = values_WN[window, place]
-            if special:
+            if name != "weights":
                 out_WL[:, 0] = ids.id_of(self.classify)
                 out_WL[every, first_W + 1] = out_WL[every, lengths_W + 2] = ids.special.eos
             made[name] = out_WL, lengths_W + 3
-        positions = np.arange(width + 3)
-        second_WL = positions > first_W[:, None] + 1
-        segments_WL = 1 + second_WL
+        segments_WL = 1 + (np.arange(width + 3) > first_W[:, None] + 1)
         segments_WL *= noise.within(lengths_W + 3, width + 3)
         made["segments"] = segments_WL.astype(np.int32), lengths_W + 3
         made["order"] = told_W[:, None].astype(np.int32), np.ones(windows, np.int64)
@@ -179,13 +165,13 @@ class MaskedLM(Objective):
 
     def _sample(
         self,
-        tokens_WN: np.ndarray,
-        starts_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
+        tokens_WN: Array,
+        starts_WN: Array,
+        lengths_W: Array,
+        keys_W: Array,
         longest: int,
         ids: TokenIds,
-    ) -> tuple[_Sample, np.ndarray]:
+    ) -> tuple[_Sample, Array]:
         """Returns each window's sample, and whether B comes first or from elsewhere."""
         told_W = noise.uniforms(noise.fold_in(keys_W, _SWAP), 1)[:, 0] < 0.5
         split_keys_W = noise.fold_in(keys_W, _SPLIT)
@@ -222,8 +208,8 @@ class MaskedLM(Objective):
         return whole.joined(begin_W, sizes_W, longest), told_W
 
     def _shortened(
-        self, sentences_WN: np.ndarray, lengths_W: np.ndarray, longest: int, keys_W: np.ndarray
-    ) -> np.ndarray:
+        self, sentences_WN: Array, lengths_W: Array, longest: int, keys_W: Array
+    ) -> Array:
         """Returns window lengths after some windows are cut, int64 [W].
 
         A cut window keeps the sentences that reach a length drawn from 2 to `longest` + 3, at least
@@ -237,17 +223,13 @@ class MaskedLM(Objective):
         ends_W = np.where(enough_WN.any(axis=1), np.argmax(enough_WN, axis=1), lengths_W)
         return np.where(short_W, np.minimum(ends_W, lengths_W), lengths_W)
 
-    def _word_starts(
-        self, tokens_WN: np.ndarray, lengths_W: np.ndarray, ids: TokenIds
-    ) -> np.ndarray:
+    def _word_starts(self, tokens_WN: Array, lengths_W: Array, ids: TokenIds) -> Array:
         starts_WN = ids.word_starts[tokens_WN]
         starts_WN[:, 0] = True  # a word cut by the window's start counts as a word
         starts_WN[:, 1:] |= tokens_WN[:, :-1] == ids.special.eos
         return starts_WN & noise.within(lengths_W, tokens_WN.shape[1])
 
-    def _split(
-        self, starts_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray
-    ) -> np.ndarray:
+    def _split(self, starts_WN: Array, lengths_W: Array, keys_W: Array) -> Array:
         """Returns the start of a uniformly drawn word other than the first, int64 [W].
 
         For a window of one word, returns its end.
@@ -257,9 +239,7 @@ class MaskedLM(Objective):
         place_W = np.argmax(np.cumsum(starts_WN, axis=1) > rank_W[:, None], axis=1)
         return np.where(counts_W > 1, place_W, lengths_W)
 
-    def _choose(
-        self, starts_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray
-    ) -> np.ndarray:
+    def _choose(self, starts_WN: Array, lengths_W: Array, keys_W: Array) -> Array:
         """Returns the tokens to predict, bool [W, N]."""
         windows, width = starts_WN.shape
         counts_W = np.count_nonzero(starts_WN, axis=1)
@@ -299,7 +279,7 @@ class MaskedLM(Objective):
         chosen_WN = np.take_along_axis(taken_WV, number_WN, axis=1)
         return chosen_WN & noise.within(lengths_W, width)
 
-    def _grams(self, keys_W: np.ndarray, words: int) -> np.ndarray:
+    def _grams(self, keys_W: Array, words: int) -> Array:
         """Returns the number of words of the run that may begin at each word, int64 [W, words]."""
         shares = np.cumsum(1 / np.arange(1, self.longest + 1))
         draws_WV = noise.uniforms(noise.fold_in(keys_W, _GRAM), words)

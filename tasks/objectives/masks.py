@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from tasks.objectives import noise
+from tasks.objectives.noise import Array
 from tasks.terminal.fields import Rule, above, at_least, check, field, require
 
 
@@ -36,25 +37,27 @@ class Mask(Protocol):
     @property
     def certain(self) -> bool: ...
 
-    def draw(self, keys_W: np.ndarray, lengths_W: np.ndarray, width: int) -> np.ndarray:
+    def draw(self, keys_W: Array, lengths_W: Array, width: int) -> Array:
         """Returns bool [W, width], True on noise."""
 
     def bounds(self, raw: int) -> Bounds:
         """Returns the bounds of the mask in a window of `raw` tokens."""
 
 
+class _Checked:
+    def __post_init__(self) -> None:
+        check(self)
+
+
 @dataclasses.dataclass(frozen=True)
-class RandomSpans:
+class RandomSpans(_Checked):
     """Spans of random lengths; see `noise.span_mask` and `noise.span_counts`."""
 
     noise_density: float = field(0.15, "share of noise", rule=_SHARE)
     mean_noise_span_length: float = field(3.0, "mean tokens of a span", rule=above(0))
     certain = True
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def draw(self, keys_W: np.ndarray, lengths_W: np.ndarray, width: int) -> np.ndarray:
+    def draw(self, keys_W: Array, lengths_W: Array, width: int) -> Array:
         return noise.span_mask(
             keys_W, lengths_W, width, self.noise_density, self.mean_noise_span_length
         )
@@ -78,7 +81,7 @@ class RegularSpans:
         check(self)
         require(self.longest >= self.shortest, "longest", self.longest, "at least shortest")
 
-    def draw(self, keys_W: np.ndarray, lengths_W: np.ndarray, width: int) -> np.ndarray:
+    def draw(self, keys_W: Array, lengths_W: Array, width: int) -> Array:
         return noise.regular_mask(
             keys_W, lengths_W, width, self.noise_density, self.shortest, self.longest
         )
@@ -104,16 +107,13 @@ _DEVIATIONS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class IidTokens:
+class IidTokens(_Checked):
     """Independent tokens; see `noise.iid_mask`."""
 
     noise_density: float = field(0.15, "share of noise", rule=_SHARE_OR_ALL)
     certain = False
 
-    def __post_init__(self) -> None:
-        check(self)
-
-    def draw(self, keys_W: np.ndarray, lengths_W: np.ndarray, width: int) -> np.ndarray:
+    def draw(self, keys_W: Array, lengths_W: Array, width: int) -> Array:
         return noise.iid_mask(keys_W, lengths_W, width, self.noise_density)
 
     def bounds(self, raw: int) -> Bounds:
@@ -141,12 +141,8 @@ class RandomPrefix:
     certain = True
 
     def draw(
-        self,
-        keys_W: np.ndarray,
-        lengths_W: np.ndarray,
-        width: int,
-        mirrored_W: np.ndarray | None = None,
-    ) -> np.ndarray:
+        self, keys_W: Array, lengths_W: Array, width: int, mirrored_W: Array | None = None
+    ) -> Array:
         return noise.prefix_mask(keys_W, lengths_W, width, self.noise_density, mirrored_W)
 
     def bounds(self, raw: int) -> Bounds:

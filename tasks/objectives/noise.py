@@ -6,16 +6,25 @@ batch, host or worker. A mask is bool [W, N], True on noise and False beyond a w
 Dimensions: W windows, N tokens per window, S spans, D draws.
 """
 
+import functools
 import hashlib
+import importlib
+from typing import Any
 
 import numpy as np
 
+Array = np.ndarray
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 # Separates evaluation noise from training noise under the same seed.
 _EVALUATION_EPOCH = 0xFFFF_FFFF
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+@functools.cache
+def _loops() -> Any:
+    return importlib.import_module("tasks.objectives.noise_loops")  # takes a second
+
+
+def _mix(x: Array) -> Array:
     """SplitMix64's finaliser.
 
     Source: Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators", figure 17
@@ -26,7 +35,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
-def fold_in(key: np.ndarray | int, value: np.ndarray | int) -> np.ndarray:
+def fold_in(key: Array | int, value: Array | int) -> Array:
     """Derives new keys from keys and values: uint64, of their broadcast shape."""
     with np.errstate(over="ignore"):
         return _mix(
@@ -41,26 +50,24 @@ def task_seed(seed: int, task: str) -> int:
     return int(fold_in(seed, int.from_bytes(digest[:8], "little")))
 
 
-def training_keys(
-    seed: int, task: str, epochs_W: np.ndarray | int, windows_W: np.ndarray
-) -> np.ndarray:
+def training_keys(seed: int, task: str, epochs_W: Array | int, windows_W: Array) -> Array:
     """Returns the noise keys of a task's training windows (indices in the split), uint64 [W]."""
     return fold_in(fold_in(task_seed(seed, task), epochs_W), windows_W)
 
 
-def evaluation_keys(seed: int, windows_W: np.ndarray) -> np.ndarray:
+def evaluation_keys(seed: int, windows_W: Array) -> Array:
     """Returns noise keys for evaluation, uint64 [W], equal in every evaluation and task."""
     return fold_in(fold_in(seed, _EVALUATION_EPOCH), windows_W)
 
 
-def window_keys(seed: int, task: str, split: str, epoch: int, windows_W: np.ndarray) -> np.ndarray:
+def window_keys(seed: int, task: str, split: str, epoch: int, windows_W: Array) -> Array:
     """Returns `training_keys` for split "train", else `evaluation_keys`, uint64 [W]."""
     if split == "train":
         return training_keys(seed, task, epoch, windows_W)
     return evaluation_keys(seed, windows_W)
 
 
-def uniforms(keys_W: np.ndarray, count: int) -> np.ndarray:
+def uniforms(keys_W: Array, count: int) -> Array:
     """Returns the first `count` draws of each key's stream, float64 [W, count] in [0, 1)."""
     with np.errstate(over="ignore"):
         counters = (np.arange(count, dtype=np.uint64) + np.uint64(1)) * _GOLDEN
@@ -68,20 +75,20 @@ def uniforms(keys_W: np.ndarray, count: int) -> np.ndarray:
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
-def integers(keys_W: np.ndarray, least: np.ndarray | int, most: np.ndarray | int) -> np.ndarray:
+def integers(keys_W: Array, least: Array | int, most: Array | int) -> Array:
     """Returns one uniform draw in [`least`, `most`] per key, int64 [W]."""
     choices_W = np.asarray(most) - least + 1
     return least + (uniforms(keys_W, 1)[:, 0] * choices_W).astype(np.int64)
 
 
-def within(lengths_W: np.ndarray, width: int) -> np.ndarray:
+def within(lengths_W: Array, width: int) -> Array:
     """Returns bool [W, width], True where a window has a token."""
     return np.arange(width) < lengths_W[:, None]
 
 
 def span_counts(
-    lengths_W: np.ndarray, noise_density: float, mean_noise_span_length: float
-) -> tuple[np.ndarray, np.ndarray]:
+    lengths_W: Array, noise_density: float, mean_noise_span_length: float
+) -> tuple[Array, Array]:
     """Returns (noise tokens, noise spans) per window, int64 [W] each.
 
     Rounding is half to even in float32, as in T5; float64 differs on ties (190 x 0.15).
@@ -97,19 +104,7 @@ def span_counts(
     return noise_W, np.maximum(spans_W, 1)
 
 
-def subsets(keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray) -> np.ndarray:
-    """Draws a uniform subset of `size` numbers below `total` per window: bool [W, max(totals)].
-
-    Takes the first `size` distinct numbers of a stream of draws, or the complement for more than
-    half of the numbers. So draws are about as many as spans; a shuffle needs one per token.
-    """
-    from tasks.objectives import noise_loops
-
-    width = max(int(totals_W.max(initial=0)), 1)
-    return noise_loops.subsets(keys_W, totals_W, sizes_W, width).view(bool)
-
-
-def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) -> np.ndarray:
+def compositions(keys_W: Array, totals_W: Array, parts_W: Array) -> Array:
     """Splits each total into `parts` positive integers, uniformly over all such splits.
 
     Each total is at least its number of parts, which is at least 1. Returns int64 [W, max(parts)],
@@ -118,30 +113,24 @@ def compositions(keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray) 
     Source: T5 `data/preprocessors.py`, random_spans_noise_mask, _random_segmentation.
     Differences: T5 shuffles as many flags as there are tokens; the distribution is the same.
     """
-    from tasks.objectives import noise_loops
-
-    return noise_loops.compositions(keys_W, totals_W, parts_W, int(parts_W.max(initial=1)))
+    return _loops().compositions(keys_W, totals_W, parts_W, int(parts_W.max(initial=1)))
 
 
-def alternate(
-    clean_WS: np.ndarray, noise_WS: np.ndarray, lengths_W: np.ndarray, width: int
-) -> np.ndarray:
+def alternate(clean_WS: Array, noise_WS: Array, lengths_W: Array, width: int) -> Array:
     """Returns the mask of alternating spans, non-noise first: bool [W, width], cut at the lengths.
 
     Span lengths are int64 [W, S], 0 after the last span.
     """
-    from tasks.objectives import noise_loops
-
-    return noise_loops.alternate(clean_WS, noise_WS, lengths_W, width)
+    return _loops().alternate(clean_WS, noise_WS, lengths_W, width)
 
 
 def span_mask(
-    keys_W: np.ndarray,
-    lengths_W: np.ndarray,
+    keys_W: Array,
+    lengths_W: Array,
     width: int,
     noise_density: float = 0.15,
     mean_noise_span_length: float = 3.0,
-) -> np.ndarray:
+) -> Array:
     """Returns T5's random spans: bool [W, width].
 
     A window begins with a non-noise span and ends with a noise span; `span_counts` gives the
@@ -157,13 +146,8 @@ def span_mask(
 
 
 def regular_mask(
-    keys_W: np.ndarray,
-    lengths_W: np.ndarray,
-    width: int,
-    noise_density: float = 0.15,
-    shortest: int = 3,
-    longest: int = 3,
-) -> np.ndarray:
+    keys_W: Array, lengths_W: Array, width: int, noise_density: float, shortest: int, longest: int
+) -> Array:
     """Returns equally long, equally spaced spans in each window: bool [W, width].
 
     The length is uniform from `shortest` to `longest`; a span begins every
@@ -178,15 +162,13 @@ def regular_mask(
     return (phase_WN < length_W[:, None]) & within(lengths_W, width)
 
 
-def regular_period(span_length: np.ndarray | int, noise_density: float) -> np.ndarray:
+def regular_period(span_length: Array | int, noise_density: float) -> Array:
     """Returns the distance in tokens between the starts of regular spans, int64."""
     period = np.asarray(span_length, np.float32) / np.float32(noise_density)
     return np.rint(period).astype(np.int64)
 
 
-def iid_mask(
-    keys_W: np.ndarray, lengths_W: np.ndarray, width: int, noise_density: float = 0.15
-) -> np.ndarray:
+def iid_mask(keys_W: Array, lengths_W: Array, width: int, noise_density: float) -> Array:
     """Returns independent noise of equal probability for every token: bool [W, width].
 
     Source: T5 `data/preprocessors.py`, iid_noise_mask.
@@ -195,12 +177,12 @@ def iid_mask(
 
 
 def prefix_mask(
-    keys_W: np.ndarray,
-    lengths_W: np.ndarray,
+    keys_W: Array,
+    lengths_W: Array,
     width: int,
     noise_density: float = 0.5,
-    mirrored_W: np.ndarray | None = None,
-) -> np.ndarray:
+    mirrored_W: Array | None = None,
+) -> Array:
     """Returns a prefix of random length: bool [W, width].
 
     In a window of L tokens, the length is uniform from `shortest_prefix` to L - 1. Where
@@ -217,66 +199,54 @@ def prefix_mask(
     return within(prefix_W, width)
 
 
-def shortest_prefix(lengths_W: np.ndarray, noise_density: float) -> np.ndarray:
+def shortest_prefix(lengths_W: Array, noise_density: float) -> Array:
     """Returns the minimum prefix length of `prefix_mask`, int64 [W]: 1 token at density 0.5."""
     most_W = np.maximum(lengths_W - 1, 0)
     least_W = np.rint((1 - 2 * noise_density) * most_W).astype(np.int64)
     return np.minimum(np.maximum(least_W, 1), most_W)
 
 
-def run_starts(mask_WN: np.ndarray) -> np.ndarray:
+def run_starts(mask_WN: Array) -> Array:
     """Returns bool [W, N], True where a run of True begins."""
     starts_WN = mask_WN.copy()
     starts_WN[:, 1:] &= ~mask_WN[:, :-1]
     return starts_WN
 
 
-def limit_noise(
-    mask_WN: np.ndarray, per_token: int, per_span: int, limit: int, spans: int
-) -> np.ndarray:
+def limit_noise(mask_WN: Array, per_span: int, limit: int, spans: int) -> Array:
     """Cuts the mask of each window before the first token that exceeds `limit` or `spans`.
 
-    The cost of noise is `per_token` for each token, plus `per_span` for each span.
+    `limit` counts 1 for each token of noise and `per_span` for each span.
     """
     spans_WN = np.cumsum(run_starts(mask_WN), axis=1, dtype=np.int32)
-    taken_WN = per_token * np.cumsum(mask_WN, axis=1, dtype=np.int32) + per_span * spans_WN
+    taken_WN = np.cumsum(mask_WN, axis=1, dtype=np.int32) + per_span * spans_WN
     return mask_WN & (taken_WN <= limit) & (spans_WN <= spans)
 
 
 def substitute_spans(
-    tokens_WN: np.ndarray,
-    mask_WN: np.ndarray,
-    lengths_W: np.ndarray,
-    first_sentinel: int,
-    unique: bool = True,
-) -> tuple[np.ndarray, np.ndarray]:
+    tokens_WN: Array, mask_WN: Array, lengths_W: Array, first_sentinel: int, unique: bool = True
+) -> tuple[Array, Array]:
     """Replaces each run of True in `mask_WN` by one sentinel, descending if `unique`.
 
     Returns (tokens int32 [W, any], left-aligned and padded with 0, their number int64 [W]).
 
     Source: T5 `data/preprocessors.py`, noise_span_to_unique_sentinel and noise_span_to_sentinel.
     """
-    from tasks.objectives import noise_loops
-
-    return _narrow(
-        *noise_loops.substitute_spans(
-            tokens_WN.astype(np.int32, copy=False), mask_WN, lengths_W, first_sentinel, int(unique)
-        )
-    )
+    tokens_WN = tokens_WN.astype(np.int32, copy=False)
+    found = _loops().substitute_spans(tokens_WN, mask_WN, lengths_W, first_sentinel, int(unique))
+    return _narrow(*found)
 
 
-def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def compress(tokens_WN: Array, keep_WN: Array) -> tuple[Array, Array]:
     """Left-aligns kept tokens: (tokens int32 [W, any] padded with 0, their number int64 [W])."""
-    from tasks.objectives import noise_loops
-
-    return _narrow(*noise_loops.compress(tokens_WN.astype(np.int32, copy=False), keep_WN))
+    return _narrow(*_loops().compress(tokens_WN.astype(np.int32, copy=False), keep_WN))
 
 
-def _narrow(tokens_WN: np.ndarray, counts_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _narrow(tokens_WN: Array, counts_W: Array) -> tuple[Array, Array]:
     return tokens_WN[:, : int(counts_W.max(initial=0))], counts_W
 
 
-def permute(tokens_WN: np.ndarray, mask_WN: np.ndarray, keys_W: np.ndarray) -> np.ndarray:
+def permute(tokens_WN: Array, mask_WN: Array, keys_W: Array) -> Array:
     """Shuffles the masked tokens of each window among their positions: int32 [W, N].
 
     Source: T5 `data/preprocessors.py`, permute_noise_tokens.
@@ -290,14 +260,14 @@ def permute(tokens_WN: np.ndarray, mask_WN: np.ndarray, keys_W: np.ndarray) -> n
 
 
 def replace_tokens(
-    tokens_WN: np.ndarray,
-    mask_WN: np.ndarray,
-    keys_W: np.ndarray,
+    tokens_WN: Array,
+    mask_WN: Array,
+    keys_W: Array,
     mask_token: int,
-    pieces: np.ndarray,
+    pieces: Array,
     random_share: float = 0.0,
     kept_share: float = 0.0,
-) -> np.ndarray:
+) -> Array:
     """Replaces masked tokens independently: int32 [W, N].
 
     A masked token becomes a random id from `pieces` with probability `random_share`, stays with

@@ -1,12 +1,10 @@
-"""The compiled inner loops of `noise`: numpy would pass over all tokens for each operation.
-
-Importing takes a second; `noise` does so when it draws the first mask.
-"""
+"""The compiled inner loops of `noise`: numpy would pass over all tokens for each operation."""
 
 import numpy as np
 
 from tasks.numba_cache import compiled
 
+Array = np.ndarray
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -18,8 +16,12 @@ def _mix(x: np.uint64) -> np.uint64:
 
 
 @compiled(nogil=True)
-def _choose(key: np.uint64, total: int, size: int, chosen: np.ndarray) -> None:
-    """Marks a subset in `chosen`, uint8 [at least total] of zeros; see `noise.subsets`."""
+def _choose(key: np.uint64, total: int, size: int, chosen: Array) -> None:
+    """Marks a uniform subset of `size` numbers below `total` in `chosen`, uint8, all zeros.
+
+    Takes the first `size` distinct numbers of a stream of draws, or the complement for more than
+    half of the numbers. So draws are about as many as spans; a shuffle needs one per token.
+    """
     inverted = 2 * size > total
     left = total - size if inverted else size
     counter = np.uint64(0)
@@ -35,20 +37,7 @@ def _choose(key: np.uint64, total: int, size: int, chosen: np.ndarray) -> None:
 
 
 @compiled(nogil=True)
-def subsets(
-    keys_W: np.ndarray, totals_W: np.ndarray, sizes_W: np.ndarray, width: int
-) -> np.ndarray:
-    """Returns uint8 [W, width], 1 on the chosen; see `noise.subsets`."""
-    chosen_WN = np.zeros((len(keys_W), width), np.uint8)
-    for window in range(len(keys_W)):
-        _choose(keys_W[window], totals_W[window], sizes_W[window], chosen_WN[window])
-    return chosen_WN
-
-
-@compiled(nogil=True)
-def compositions(
-    keys_W: np.ndarray, totals_W: np.ndarray, parts_W: np.ndarray, most: int
-) -> np.ndarray:
+def compositions(keys_W: Array, totals_W: Array, parts_W: Array, most: int) -> Array:
     """Returns int64 [W, most]; see `noise.compositions`."""
     parts_WS = np.zeros((len(keys_W), most), np.int64)
     for window in range(len(keys_W)):
@@ -66,9 +55,7 @@ def compositions(
 
 
 @compiled(nogil=True)
-def alternate(
-    clean_WS: np.ndarray, noise_WS: np.ndarray, lengths_W: np.ndarray, width: int
-) -> np.ndarray:
+def alternate(clean_WS: Array, noise_WS: Array, lengths_W: Array, width: int) -> Array:
     """Returns bool [W, width]; see `noise.alternate`."""
     mask_WN = np.zeros((len(lengths_W), width), np.bool_)
     for window in range(len(lengths_W)):
@@ -86,12 +73,8 @@ def alternate(
 
 @compiled(nogil=True)
 def substitute_spans(
-    tokens_WN: np.ndarray,
-    mask_WN: np.ndarray,
-    lengths_W: np.ndarray,
-    first_sentinel: int,
-    step: int,
-) -> tuple[np.ndarray, np.ndarray]:
+    tokens_WN: Array, mask_WN: Array, lengths_W: Array, first_sentinel: int, step: int
+) -> tuple[Array, Array]:
     """Returns (int32 [W, N], int64 [W]), padded with 0; sentinels descend by `step`."""
     windows, width = tokens_WN.shape
     out_WN, counts_W = np.zeros((windows, width), np.int32), np.zeros(windows, np.int64)
@@ -112,7 +95,7 @@ def substitute_spans(
 
 
 @compiled(nogil=True)
-def compress(tokens_WN: np.ndarray, keep_WN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def compress(tokens_WN: Array, keep_WN: Array) -> tuple[Array, Array]:
     """Returns (int32 [W, N], int64 [W]), padded with 0; see `noise.compress`."""
     windows, width = tokens_WN.shape
     out_WN, counts_W = np.zeros((windows, width), np.int32), np.zeros(windows, np.int64)

@@ -6,17 +6,17 @@ Dimensions: W windows, N tokens per window.
 import abc
 import dataclasses
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.objectives.example_lengths import Kind, Slots
+from tasks.objectives.noise import Array
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
 from tasks.vocabulary import TokenIds
 
 # Feature -> (int32 [W, any] padded with 0, lengths int64 [W]).
-Examples = dict[str, tuple[np.ndarray, np.ndarray]]
+Examples = dict[str, tuple[Array, Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,25 @@ class Lengths:
 
     inputs: int
     targets: int
+
+
+class Kind(NamedTuple):
+    """A kind of example, or of two examples whose lengths add up to a constant."""
+
+    share: float  # weight of its examples among all examples
+    choice: int  # number of the kind in its objective
+    members: int  # examples packed into one row together, 1 or 2; the second mirrors the first
+    # inputs, targets: total lengths of these examples, EOS included.
+    inputs: int
+    targets: int
+
+
+class Slots(NamedTuple):
+    """The kinds of examples that windows become."""
+
+    choices_W: Array  # int64 [W], numbers of kinds
+    # bool [W], True for an example that mirrors the previous one and has its key.
+    mirrored_W: Array
 
 
 class Objective(abc.ABC):
@@ -54,21 +73,13 @@ class Objective(abc.ABC):
 
     @abc.abstractmethod
     def examples(
-        self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        lengths: Lengths,
-        ids: TokenIds,
+        self, tokens_WN: Array, lengths_W: Array, keys_W: Array, lengths: Lengths, ids: TokenIds
     ) -> Examples:
-        """Returns feature -> (int32 [W, any] padded with 0, lengths int64 [W]).
+        """Returns the examples of windows.
 
-        Args:
-          tokens_WN: int32 [W, N] windows of at most `window_tokens`, padded with 0.
-          lengths_W: int64 [W] lengths of the windows.
-          keys_W: uint64 [W] noise keys.
-          lengths: as given to `window_tokens`.
-          ids: the vocabulary; sentinels are its last ids, descending.
+        `tokens_WN`, int32 [W, N], are windows of at most `window_tokens` tokens, padded with 0, and
+        `lengths_W`, int64 [W], their lengths; `keys_W`, uint64 [W], are noise keys. Sentinels are
+        the last of `ids`, descending.
         """
 
     def kinds(self, lengths: Lengths) -> tuple[Kind, ...]:
@@ -80,9 +91,9 @@ class Objective(abc.ABC):
 
     def packed_examples(
         self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
+        tokens_WN: Array,
+        lengths_W: Array,
+        keys_W: Array,
         slots: Slots,
         lengths: Lengths,
         ids: TokenIds,
@@ -107,7 +118,7 @@ class Objective(abc.ABC):
 
     @property
     def cuts_sides(self) -> bool:
-        """Whether overlong sides of pairs are cut; if not, they are refused."""
+        """True if overlong sides of pairs are cut, not refused."""
         return True
 
     def cutting_sides(self) -> "Objective":
@@ -136,11 +147,11 @@ class Objective(abc.ABC):
         """True if every example's targets end in an EOS that is not in the window."""
         return False
 
-    def describe(self, key: np.integer | np.ndarray) -> str:
+    def describe(self, key: np.integer | Array) -> str:
         """Describes the objective and its settings under a noise key."""
         return words(self)
 
-    def describe_choice(self, key: np.integer | np.ndarray, choice: int) -> str:
+    def describe_choice(self, key: np.integer | Array, choice: int) -> str:
         """Describes an example of kind `choice`, an index in `kinds`."""
         return self.describe(key)
 
@@ -160,9 +171,7 @@ def words(value: Any) -> str:
     return f"{name} ({', '.join(fields)})" if fields else name
 
 
-def with_eos(
-    tokens_WN: np.ndarray, lengths_W: np.ndarray, ids: TokenIds
-) -> tuple[np.ndarray, np.ndarray]:
+def with_eos(tokens_WN: Array, lengths_W: Array, ids: TokenIds) -> tuple[Array, Array]:
     """Appends an EOS to each window: (tokens int32 [W, N + 1], lengths + 1)."""
     out_WN = np.zeros((tokens_WN.shape[0], tokens_WN.shape[1] + 1), np.int32)
     out_WN[:, :-1] = tokens_WN

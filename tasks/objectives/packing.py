@@ -1,9 +1,8 @@
 """Packs examples into rows by a plan made once per run.
 
-An objective that cuts its own windows knows the lengths of examples before reading tokens. A deck
-is a group of consecutive windows with kinds of examples in the objective's exact proportions, and a
-plan that puts them into a fixed number of rows. So rows need no index, and every window is read
-once.
+The lengths of examples are known before tokens are read. A deck is a group of consecutive windows
+with kinds of examples in the objective's proportions, and a plan that puts them into a fixed number
+of rows. So rows need no index, and every window is read once.
 
 Dimensions: G windows of a deck, R rows of a deck.
 """
@@ -14,8 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.objectives.example_lengths import Kind, Slots
-from tasks.objectives.objective import Examples, Lengths, Objective
+from tasks.objectives.noise import Array
+from tasks.objectives.objective import Examples, Kind, Lengths, Objective, Slots
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.token_ids import TokenIds
 
@@ -41,34 +40,22 @@ class InSlot(Objective):
         return self.objective.sentinels(lengths)
 
     def examples(
-        self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        lengths: Lengths,
-        ids: TokenIds,
+        self, tokens_WN: Array, lengths_W: Array, keys_W: Array, lengths: Lengths, ids: TokenIds
     ) -> Examples:
         return self.objective.packed_examples(tokens_WN, lengths_W, keys_W, self.slot, lengths, ids)
 
-    def describe(self, key: np.integer | np.ndarray) -> str:
+    def describe(self, key: np.integer | Array) -> str:
         return self.objective.describe_choice(key, int(self.slot.choices_W[0]))
 
 
 @dataclasses.dataclass(frozen=True)
 class Deck:
-    """The plan of a group of windows.
+    """The plan of a group of windows."""
 
-    Attributes:
-      choices_G: int64 [G], the kind of each slot's example; slots are in row order.
-      mirrored_G: bool [G], True if the example mirrors the slot before.
-      firsts_R1: int64 [R + 1], the first slot of each row, then G.
-      filled: shares of positions that hold tokens, of inputs and of targets.
-    """
-
-    choices_G: np.ndarray
-    mirrored_G: np.ndarray
-    firsts_R1: np.ndarray
-    filled: tuple[float, float]
+    choices_G: Array  # int64 [G], the kind of each slot's example; slots are in row order
+    mirrored_G: Array  # bool [G], True if the example mirrors the slot before
+    firsts_R1: Array  # int64 [R + 1], the first slot of each row, then G
+    filled: tuple[float, float]  # shares of positions that hold tokens, of inputs and of targets
 
     @property
     def windows(self) -> int:
@@ -109,7 +96,7 @@ def _fits(kind: Kind, inputs: int, targets: int, together: bool) -> bool:
     return kind.inputs <= inputs and kind.targets <= targets
 
 
-def _counts(kinds: Sequence[Kind], size: int) -> np.ndarray:
+def _counts(kinds: Sequence[Kind], size: int) -> Array:
     """Returns the unrounded number of windows per kind, float64 [kinds]."""
     shares = np.array([kind.share for kind in kinds])
     return shares / shares.sum() * size
@@ -142,9 +129,8 @@ def _deck(kinds: Sequence[Kind], size: int, rows: Lengths, together: bool) -> De
             for number, kind in enumerate(kinds)
             if left[number] and _fits(kind, room[0], room[1], together)
         ]:
-            number = max(
-                fitting, key=lambda number: _merit(kinds[number], room, need, rows, together)
-            )
+            merits = [_merit(kinds[number], room, need, rows, together) for number in fitting]
+            number = fitting[int(np.argmax(merits))]  # the first of the best
             kind = kinds[number]
             left[number] -= 1
             for side, length in enumerate((kind.inputs, kind.targets)):
@@ -153,15 +139,12 @@ def _deck(kinds: Sequence[Kind], size: int, rows: Lengths, together: bool) -> De
             choices += [kind.choice] * kind.members
             mirrored += [False, True][: kind.members]
         firsts.append(len(choices))
-    count = len(firsts) - 1
+    sizes = [rows.inputs, rows.targets]
     if together:
-        share = sum(totals) / (count * (rows.inputs + rows.targets))
-        filled = (share, share)
-    else:
-        filled = (totals[0] / (count * rows.inputs), totals[1] / (count * rows.targets))
-    return Deck(
-        np.array(choices, np.int64), np.array(mirrored, bool), np.array(firsts, np.int64), filled
-    )
+        totals, sizes = [sum(totals)] * 2, [sum(sizes)] * 2
+    filled = [total / (len(firsts[1:]) * size) for total, size in zip(totals, sizes, strict=True)]
+    slots = np.array(choices, np.int64), np.array(mirrored, bool), np.array(firsts, np.int64)
+    return Deck(*slots, (filled[0], filled[1]))
 
 
 def _merit(

@@ -9,34 +9,23 @@ Dimensions: W windows, N tokens per window, C candidates, P pieces.
 """
 
 import functools
-import re
 
 import numpy as np
 
 from tasks.objectives import noise
+from tasks.objectives.noise import Array
 from tasks.vocabulary import BYTE, T5_IDS, UNK_ID, UNKNOWN, TokenIds
 
 _TERMINALS = ".!?…"
 _CLOSERS = "\"'”’»)]}"
 _OPENERS = "\"'„“”‘’«([{—–-•*¿¡"
 # Titles and similar words, which do not end a sentence; lower case, without full stops.
-_TITLES = frozenset(
-    re.findall(
-        r"\S+",
-        """mr mrs ms messrs mx dr prof rev hon st mt ft gen col lt sgt capt cmdr adm gov sen rep
-        pres approx vs cf viz eg ie al dept univ
-        dl d-l dna d-na dlui dnei dv ing av acad arh ec drd lect conf asist cpt plt subl sf pt cca
-        aprox ex tel jud mun""",
-    )
-)
+_TITLES = """mr mrs ms messrs mx dr prof rev hon st mt ft gen col lt sgt capt cmdr adm gov sen rep
+    pres approx vs cf viz eg ie al dept univ dl d-l dna d-na dlui dnei dv ing av acad arh ec drd
+    lect conf asist cpt plt subl sf pt cca aprox ex tel jud mun"""
 # Abbreviations before a number.
-_NUMBERED = frozenset(
-    re.findall(
-        r"\S+",
-        """no nos nr art alin lit pag pg pp cap ch chap vol fig figs tab eq sec bl sc ap et str bd
-        pct op ed jan feb mar apr jun jul aug sep sept oct nov dec ian iun iul noi mil mld""",
-    )
-)
+_NUMBERED = """no nos nr art alin lit pag pg pp cap ch chap vol fig figs tab eq sec bl sc ap et str
+    bd pct op ed jan feb mar apr jun jul aug sep sept oct nov dec ian iun iul noi mil mld"""
 # Whether the last word ends a sentence, and the first character of the next.
 _NO_END, _END, _END_UNLESS_NUMBER = 0, 1, 2
 _NOTHING, _CAPITAL, _DIGIT, _SMALL = 0, 1, 2, 3
@@ -54,9 +43,16 @@ def word_ends_sentence(word: str) -> int:
     body = core[:-1].lstrip(_OPENERS)
     plain = body.lower()
     # Initials and letters with full stops between them; words of one letter end no sentence.
-    if all(len(part) == 1 and part.isalpha() for part in body.split(".")) or plain in _TITLES:
+    if all(len(part) == 1 and part.isalpha() for part in body.split(".")) or plain in _words(
+        _TITLES
+    ):
         return _NO_END
-    return _END_UNLESS_NUMBER if plain in _NUMBERED else _END
+    return _END_UNLESS_NUMBER if plain in _words(_NUMBERED) else _END
+
+
+@functools.cache
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
 
 def _beginning(text: str, cased: bool) -> int:
@@ -75,19 +71,11 @@ def _shown(text: str | bytes) -> str:
 
 
 class _Marks:
-    """Facts about a vocabulary's pieces, by id.
-
-    Attributes:
-      text: text that a piece adds to a word.
-      last: whether a word that ends with the piece may end a sentence.
-      begins: class of the first character of a word that begins with the piece.
-      breaks: whether a new sentence follows the piece: line feeds and EOS.
-    """
+    """Facts about a vocabulary's pieces, by id."""
 
     def __init__(self, ids: TokenIds) -> None:
-        pieces = ids.pieces[: ids.first_sentinel]
-        kinds = ids.kinds[: ids.first_sentinel]
-        texts = ids.texts[: ids.first_sentinel]
+        first = ids.first_sentinel
+        pieces, kinds, texts = ids.pieces[:first], ids.kinds[:first], ids.texts[:first]
         silent = UNK_ID if ids.special == T5_IDS else -1
         self.text = [
             "" if number <= silent or kind in (BYTE, UNKNOWN) else _shown(text)
@@ -95,14 +83,16 @@ class _Marks:
         ]
         self.text += [""] * (ids.size - len(self.text))
         cased = any(text != text.lower() for text in self.text)
+        # A word that ends with the piece may end a sentence.
         self.last = np.array([text[-1:] in (*_TERMINALS, *_CLOSERS) for text in self.text])
         self.begins = np.array([_beginning(text, cased) for text in self.text])
+        # A new sentence follows the piece.
         self.breaks = np.array(["\n" in text for text in self.text])
         self.breaks[ids.special.eos] = True
         self.breaks[: len(pieces)] |= np.array([piece == "<0x0A>" for piece in pieces])
         self._words: dict[bytes, int] = {}
 
-    def end_of(self, tokens_P: np.ndarray) -> int:
+    def end_of(self, tokens_P: Array) -> int:
         """Returns `word_ends_sentence` of a word's pieces, left-padded with 0."""
         key = tokens_P.tobytes()
         if key not in self._words:
@@ -117,7 +107,7 @@ def _marks(ids: TokenIds) -> _Marks:
     return _Marks(ids)
 
 
-def sentence_starts(tokens_WN: np.ndarray, lengths_W: np.ndarray, ids: TokenIds) -> np.ndarray:
+def sentence_starts(tokens_WN: Array, lengths_W: Array, ids: TokenIds) -> Array:
     """Returns the tokens that begin a sentence, bool [W, N].
 
     These include a window's first token, and every token after an EOS or a line feed. `tokens_WN`

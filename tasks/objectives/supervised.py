@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 
 from tasks.objectives import noise
+from tasks.objectives.noise import Array
 from tasks.objectives.objective import Examples, Lengths, Objective, with_eos
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import check, field
@@ -61,12 +62,7 @@ class Supervised(Objective):
         return 0
 
     def examples(
-        self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        lengths: Lengths,
-        ids: TokenIds,
+        self, tokens_WN: Array, lengths_W: Array, keys_W: Array, lengths: Lengths, ids: TokenIds
     ) -> Examples:
         width = tokens_WN.shape[1]
         border_W = np.argmax(tokens_WN == PAIR_BORDER, axis=1)

@@ -9,8 +9,8 @@ import numpy as np
 
 from tasks.objectives import noise
 from tasks.objectives.denoising import Denoising, prefix_lm, span_corruption
-from tasks.objectives.example_lengths import Kind, Slots
-from tasks.objectives.objective import Examples, Lengths, Objective, words
+from tasks.objectives.noise import Array
+from tasks.objectives.objective import Examples, Kind, Lengths, Objective, Slots, words
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.token_ids import TokenIds
 from tasks.vocabulary import sentinel_piece
@@ -61,8 +61,6 @@ class MixtureOfDenoisers(Objective):
     Differences: UL2's code for T5 gives every denoiser its own share of the documents, cut to its
     own lengths; here all denoisers read the same windows, so one cache and one order serve any
     rates.
-
-    Raises ValueError at construction if a rate is negative or all are 0.
     """
 
     denoisers: tuple[Denoiser, ...] = ul2_denoisers()
@@ -107,12 +105,7 @@ class MixtureOfDenoisers(Objective):
         return tuple(found)
 
     def examples(
-        self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
-        lengths: Lengths,
-        ids: TokenIds,
+        self, tokens_WN: Array, lengths_W: Array, keys_W: Array, lengths: Lengths, ids: TokenIds
     ) -> Examples:
         none_W = np.zeros(len(keys_W), bool)
         slots = Slots(self.choices(keys_W), none_W)
@@ -120,9 +113,9 @@ class MixtureOfDenoisers(Objective):
 
     def packed_examples(
         self,
-        tokens_WN: np.ndarray,
-        lengths_W: np.ndarray,
-        keys_W: np.ndarray,
+        tokens_WN: Array,
+        lengths_W: Array,
+        keys_W: Array,
         slots: Slots,
         lengths: Lengths,
         ids: TokenIds,
@@ -156,14 +149,14 @@ class MixtureOfDenoisers(Objective):
                 sizes[name][mine] = counts_W + after
         return {name: (rows[name], sizes[name]) for name in sides}
 
-    def describe(self, key: np.integer | np.ndarray) -> str:
+    def describe(self, key: np.integer | Array) -> str:
         return self.describe_choice(key, int(self.choices(np.array([key], np.uint64))[0]))
 
-    def describe_choice(self, key: np.integer | np.ndarray, choice: int) -> str:
+    def describe_choice(self, key: np.integer | Array, choice: int) -> str:
         chosen = self.denoisers[choice]
         return f"UL2, mode {chosen.mode}: {words(chosen.objective)}"
 
-    def choices(self, keys_W: np.ndarray) -> np.ndarray:
+    def choices(self, keys_W: Array) -> Array:
         """Returns the index of each window's denoiser, int64 [W]."""
         rates = np.array([denoiser.rate for denoiser in self.denoisers])
         borders = np.cumsum(rates / rates.sum())[:-1]
@@ -175,9 +168,7 @@ def _without_mode(lengths: Lengths) -> Lengths:
     return Lengths(lengths.inputs - 1, lengths.targets)
 
 
-def _parts(
-    tokens_WN: np.ndarray, lengths_W: np.ndarray, keys_W: np.ndarray, width: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _parts(tokens_WN: Array, lengths_W: Array, keys_W: Array, width: int) -> tuple[Array, Array]:
     """Returns (tokens, lengths) of at most `width` tokens of each window from a random position."""
     parts_W = np.minimum(lengths_W, width)
     first_W = noise.integers(keys_W, 0, lengths_W - parts_W)

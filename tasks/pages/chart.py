@@ -53,10 +53,10 @@ class Chart:
 
 def figure(chart: Chart) -> str:
     """Returns a chart's placeholder as HTML."""
-    unit = f" <small>{text(chart.unit)}</small>" if chart.unit else ""
+    title, unit = text(chart.title), f" <small>{text(chart.unit)}</small>" if chart.unit else ""
     return (
-        f"<figure class=chart id=chart-{chart.key}><figcaption>{text(chart.title)}{unit}"
-        f"</figcaption><div class=plot role=img aria-label='{text(chart.title)}'></div></figure>"
+        f"<figure class=chart id=chart-{chart.key}><figcaption>{title}{unit}</figcaption>"
+        f"<div class=plot role=img aria-label='{title}'></div></figure>"
     )
 
 
@@ -110,13 +110,10 @@ def data(charts: Iterable[Chart], axes: Mapping[str, str]) -> str:
             "labels": [plain(label) for label in chart.labels],
             "series": [
                 {
+                    **vars(series),
                     "label": plain(series.label),
                     "x": place_of(series.x, len(series.y)),
                     "y": [_number(value) for value in thinned(series.y, len(series.y))],
-                    "colour": series.colour,
-                    "faint": series.faint,
-                    "dots": series.dots,
-                    "smooth": series.smooth,
                 }
                 for series in chart.series
             ],

@@ -23,22 +23,13 @@ _SURROGATES = dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
 
 
 def document(
-    title: str,
-    links: dict[str, str],
-    head: str,
-    body: str,
-    tokens: bool = False,
-    charts: str = "",
+    title: str, links: dict[str, str], head: str, body: str, tokens: bool = False, charts: str = ""
 ) -> str:
     """Returns a page as HTML.
 
-    Args:
-      title: title and first heading, as text.
-      links: text of each link under the heading, by target id.
-      head: HTML between the heading and the links.
-      body: HTML after the links.
-      tokens: whether to include the script that explains the token under the pointer.
-      charts: `tasks.pages.chart.data` of the charts in `body`; "" without charts.
+    `links` has the text of each link under the heading, by target id; `head` is HTML between them,
+    `body` HTML after them. `tokens` includes the script that explains the token under the pointer.
+    `charts` is `tasks.pages.chart.data` of the charts in `body`.
     """
     items = "".join(f"<li><a href='#{key}'>{text(name)}</a></li>" for key, name in links.items())
     contents = f"<nav aria-label=Contents><ul>{items}</ul></nav>" if items else ""
@@ -122,19 +113,19 @@ def table(
         f"<th scope=col{' class=number' if right else ''}>{text(name)}</th>"
         for name, right in zip(header, numeric, strict=True)
     )
-    lines = []
+    lines = ""
     for row in rows:
         cells = [text(cell) for cell in row]
         if html_last:
             cells[-1] = str(row[-1])
-        made = "".join(
+        made = (
             f"<td{' class=number' if right else ''}>{cell}</td>"
             for cell, right in zip(cells, numeric, strict=True)
         )
-        lines.append(f"<tr>{made}</tr>")
+        lines += f"<tr>{''.join(made)}</tr>"
     return (
         f"<div class=scroll tabindex=0><table><caption>{text(caption)}</caption><thead><tr>{names}"
-        f"</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+        f"</tr></thead><tbody>{lines}</tbody></table></div>"
     )
 
 

@@ -25,8 +25,10 @@ def collect(
     size = 0
     for document in _split_long(documents, longest) if unit is Unit.TEXT else documents:
         content = document[1]
-        texts = content if isinstance(content, tuple) else (content,)
-        length = sum(len(text or "") for text in texts)
+        if isinstance(content, tuple):
+            length = sum(map(len, filter(None, content)))
+        else:
+            length = len(content or "")
         if rows and (len(rows) >= count or size + length > BATCH_BYTES):
             yield _batch_of(rows, unit)
             rows, size = [], 0
@@ -55,13 +57,8 @@ def _batch_of(rows: list[Document], unit: Unit) -> "pa.RecordBatch":
     sides = [contents]
     if unit is Unit.PAIR:
         sides = [[pair and pair[side] for pair in contents] for side in (0, 1)]
-    return batch(
-        pa.array(ids, pa.string()),
-        list(map(text_array, sides)),
-        pa.array(problems, pa.string()),
-        pa.array(places, pa.string()),
-        pa.array(parts, pa.int32()),
-    )
+    ids, problems, places = (pa.array(each, pa.string()) for each in (ids, problems, places))
+    return batch(ids, list(map(text_array, sides)), problems, places, pa.array(parts, pa.int32()))
 
 
 def text_array(texts: list[Text]) -> "pa.LargeStringArray":

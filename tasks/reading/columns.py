@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 MISSING, NULL, NOT_TEXT, INVALID = "missing column", "null", "not a string", "invalid UTF-8"
 
 
+class _Unusable(Exception):
+    """A value has a problem."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Template:
     """A parsed template: `parts` are (text before the column, column or "") in order.
@@ -35,31 +39,27 @@ class Template:
     only_text: bool = False
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """Distinct column names."""
-        return tuple(dict.fromkeys(column for _, column in self.parts if column))
+    def columns(self) -> list[str]:
+        return [column for _, column in self.parts if column]
 
-    def render(self, row: Mapping[str, Any]) -> tuple[bytes | None, str | None]:
-        """Returns (UTF-8, None) for a row of values, or (None, problem)."""
+    def render(self, row: Mapping[str, Any]) -> bytes:
+        """Returns the UTF-8 of a row of values; raises _Unusable."""
         out = []
         for before, column in self.parts:
             out.append(before)
             if not column:
                 continue
             if column not in row:
-                return None, MISSING
+                raise _Unusable(MISSING)
             value = row[column]
-            if value is None:
-                return None, NULL
             if not isinstance(value, str):
+                if value is None:
+                    raise _Unusable(NULL)
                 if self.only_text or not isinstance(value, int):
-                    return None, NOT_TEXT
+                    raise _Unusable(NOT_TEXT)
                 value = str(value).lower() if isinstance(value, bool) else str(value)
             out.append(value)
-        try:
-            return "".join(out).encode(), None
-        except UnicodeEncodeError:  # JSON can hold half a surrogate pair, which is not a character
-            return None, INVALID
+        return "".join(out).encode()
 
 
 @functools.lru_cache(maxsize=64)
@@ -85,23 +85,21 @@ class Columns:
 
     def __init__(self, spec: "CorpusSpec"):
         self.unit = spec.unit
-        self._templates: tuple[Template, ...]
+        self._templates = [Template((("", spec.column),), only_text=True)]
         if self.unit is Unit.PAIR:
-            self._templates = (parse(spec.inputs), parse(spec.targets))
-        else:
-            self._templates = (Template((("", spec.column),), only_text=True),)
+            self._templates = [parse(spec.inputs), parse(spec.targets)]
         self.names = tuple(dict.fromkeys(name for each in self._templates for name in each.columns))
         # Columns that a file must have.
         self.checked = (*self.names, spec.id) if spec.id else self.names
 
     def content(self, row: Mapping[str, Any]) -> tuple[Content, str | None]:
         """Returns (content, None) for a row of values, or (None, problem)."""
-        sides = []
-        for template in self._templates:
-            side, problem = template.render(row)
-            if problem:
-                return None, problem
-            sides.append(side)
+        try:
+            sides = [template.render(row) for template in self._templates]
+        except _Unusable as error:
+            return None, str(error)
+        except UnicodeEncodeError:  # JSON can hold half a surrogate pair, which is not a character
+            return None, INVALID
         return (sides[0] if self.unit is Unit.TEXT else tuple(sides)), None
 
     def contents(self, rows: "pa.RecordBatch") -> tuple[list["pa.Array"], "pa.Array"]:
@@ -120,10 +118,8 @@ class Columns:
         for template in self._templates:
             pieces: list[Any] = []
             for before, column in template.parts:
-                if before:
-                    pieces.append(pa.scalar(before, pa.large_string()))
-                if column:
-                    pieces.append(strings[column])
+                pieces += [pa.scalar(before, pa.large_string())] if before else []
+                pieces += [strings[column]] if column else []
             joined = pc.binary_join_element_wise(*pieces, pa.scalar("", pa.large_string()))
             sides.append(pc.if_else(valid, joined, nothing))
         return sides, problems

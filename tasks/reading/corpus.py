@@ -14,13 +14,10 @@ CSV, TSV = "csv", "tsv"
 NO_QUOTE = "none"
 # Options that may follow the "?" of a SPEC.
 COLUMN_OPTIONS = ("column", "inputs", "targets", "id")
-FORMAT_OPTIONS = (*COLUMN_OPTIONS, "document", "columns", "delimiter", "quote")
-OPTIONS = (
-    *("column", "inputs", "targets", "split", "id", "validation", "document"),
-    *("columns", "delimiter", "quote"),
-)
-# Kind -> (delimiter, quote). TSV has no quotes, as in text/tab-separated-values and T5's
-# `parse_tsv`.
+DIALECT_OPTIONS = ("columns", "delimiter", "quote")
+FORMAT_OPTIONS = (*COLUMN_OPTIONS, "document", *DIALECT_OPTIONS)
+OPTIONS = (*COLUMN_OPTIONS[:3], "split", "id", "validation", "document", *DIALECT_OPTIONS)
+# Kind -> (delimiter, quote). TSV has no quotes, as in T5's `parse_tsv`.
 _DIALECTS = {CSV: (",", '"'), TSV: ("\t", NO_QUOTE)}
 # Template characters that a SPEC does not escape.
 _READABLE = " {}<>/:,.?!'\"()[]|"
@@ -59,31 +56,24 @@ class CorpusSpec:
         head += f":{self.config}" if self.config else ""
         head += f"@{self.revision}" if self.revision else ""
         default = default_spec(self.kind)
-        options = {
-            name: value
-            for name in OPTIONS
-            if (value := getattr(self, name)) != getattr(default, name)
-        }
+        values = {name: getattr(self, name) for name in OPTIONS}
+        options = {name: value for name, value in values.items() if value != getattr(default, name)}
         if not options:
             return head
-        if self.unit is Unit.PAIR:  # templates stay readable: they contain spaces and braces
-            query = urllib.parse.urlencode(options, safe=_READABLE, quote_via=urllib.parse.quote)
-        else:
-            query = urllib.parse.urlencode(options)
-        return f"{head}?{query}"
+        if self.unit is Unit.TEXT:
+            return f"{head}?{urllib.parse.urlencode(options)}"
+        # Templates stay readable: they contain spaces and braces.
+        quote = urllib.parse.quote
+        return f"{head}?{urllib.parse.urlencode(options, safe=_READABLE, quote_via=quote)}"
 
     @property
     def unit(self) -> Unit:
-        """Whether documents are texts or pairs."""
         return Unit.PAIR if self.inputs else Unit.TEXT
 
 
 def default_spec(kind: str) -> CorpusSpec:
-    """Returns a spec with default options.
-
-    The built-in corpus is small, so it holds out a larger share for validation.
-    """
-    if kind == PYTHON_DOCS:
+    """Returns a spec with default options."""
+    if kind == PYTHON_DOCS:  # small, so it holds out a larger share for validation
         return CorpusSpec(kind, split=TRAIN, validation=0.1)
     if kind in _DIALECTS:
         delimiter, quote = _DIALECTS[kind]
@@ -109,7 +99,6 @@ class SourceFile:
 
     @property
     def path(self) -> str:
-        """Path or URL that opens the file."""
         return self.folder + self.name
 
     @property

@@ -25,17 +25,10 @@ def cut(ranges: Iterable[FileRange], target: int) -> Iterator[FileRange]:
 
     A range is cut evenly, or at its `cuts`; a part between `cuts` may be larger than `target`.
     """
-    joined: FileRange | None = None
-    for each in itertools.chain.from_iterable(_evenly(whole, target) for whole in ranges):
-        if joined and joined.bytes + each.bytes <= target:
-            size, cuts = joined.bytes + each.bytes, joined.cuts + each.cuts
-            joined = FileRange(joined.start, each.stop, size, cuts)
-        else:
-            if joined:
-                yield joined
-            joined = each
-    if joined:
-        yield joined
+    parts = itertools.chain.from_iterable(_evenly(whole, target) for whole in ranges)
+    for some in join(parts, lambda part: part.bytes, target):
+        size, cuts = sum(part.bytes for part in some), sum((part.cuts for part in some), ())
+        yield FileRange(some[0].start, some[-1].stop, size, cuts)
 
 
 def _evenly(whole: FileRange, target: int) -> Iterator[FileRange]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Generator, Iterator
 from typing import Any
 
-from tasks.reading.corpus import CSV, NO_QUOTE, VALIDATION, CorpusSpec, SourceFile
+from tasks.reading.corpus import CSV, DIALECT_OPTIONS, NO_QUOTE, VALIDATION, CorpusSpec, SourceFile
 from tasks.reading.splits import VALIDATION_NAMES
 from tasks.storage import retries, store
 from tasks.terminal.command_line import UserError
@@ -32,11 +32,9 @@ def list_files(
 ) -> tuple[CorpusSpec, str, list[SourceFile]]:
     """Returns the spec with its revision pinned to a commit, the files' format, and the files.
 
-    `formats` are the readable formats.
-
-    Raises:
-      UserError: the Hub cannot be reached, the data set cannot be accessed (a private one without a
-        token), its revision or configuration does not exist, or its files have another format.
+    Raises UserError if the Hub cannot be reached, the data set cannot be accessed (a private one
+    without a token), its revision or configuration does not exist, or its files are of none of the
+    `formats`.
     """
     name = spec.location
     try:
@@ -52,36 +50,36 @@ def list_files(
             f"{spec} holds {form} files; only {', '.join(formats)} can be read. The Hub may have a "
             f"parquet copy: try --corpus=hf:{name}@refs/convert/parquet"
         )
-    pinned = dataclasses.replace(_with_dialect(spec, builder), revision=commit)
-    return pinned, form, [
-        _source_file(name, commit, split, states[path])
-        for split in sorted(splits)
-        for path in sorted(splits[split])
-    ]  # fmt: skip
+    found = []
+    for split, paths in sorted(splits.items()):
+        own = VALIDATION if split in VALIDATION_NAMES else split
+        for path in sorted(paths):
+            info = states[path]
+            state = {"sha256": info.lfs.sha256} if info.lfs else {"etag": info.blob_id}
+            folder = f"hf://datasets/{name}@{commit}/"
+            found.append(SourceFile(folder, info.path, own, info.size, state))
+    return dataclasses.replace(_with_dialect(spec, builder), revision=commit), form, found
 
 
 def _list(spec: CorpusSpec) -> tuple[str, Any, dict[str, list[str]], dict[str, Any]]:
     """Returns the commit, the builder, paths by split, and the Hub's info by path."""
+    import datasets
     from huggingface_hub import HfApi
 
     api, name = HfApi(), spec.location
     commit = api.dataset_info(name, revision=spec.revision or None).sha or ""
-    builder = _builder(name, spec.config, commit)
+    datasets.disable_progress_bars()
+    builder = datasets.load_dataset_builder(name, spec.config or None, revision=commit)
     splits = {
         str(split): [url.partition(f"@{commit}/")[2] for url in urls]
         for split, urls in (builder.config.data_files or {}).items()
     }
     paths = [path for urls in splits.values() for path in urls]
-    states = {
-        info.path: info
-        for start in range(0, len(paths), _PATHS_PER_REQUEST)
-        for info in api.get_paths_info(
-            name,
-            paths[start : start + _PATHS_PER_REQUEST],
-            revision=commit,
-            repo_type="dataset",
-        )
-    }
+    states = {}
+    for start in range(0, len(paths), _PATHS_PER_REQUEST):
+        some = paths[start : start + _PATHS_PER_REQUEST]
+        for info in api.get_paths_info(name, some, revision=commit, repo_type="dataset"):
+            states[info.path] = info
     return commit, builder, splits, states
 
 
@@ -90,7 +88,7 @@ def _with_dialect(spec: CorpusSpec, builder: Any) -> CorpusSpec:
 
     Options missing from the spec come from the data set's README, else from `datasets`' defaults.
     """
-    given = [name for name in ("columns", "delimiter", "quote") if getattr(spec, name)]
+    given = [name for name in DIALECT_OPTIONS if getattr(spec, name)]
     if builder.name != CSV:
         if given:
             raise UserError(f"{spec} holds {builder.name} files, which have no ?{given[0]}=")
@@ -109,12 +107,8 @@ def _with_dialect(spec: CorpusSpec, builder: Any) -> CorpusSpec:
             f"try the Hub's parquet copy, --corpus=hf:{spec.location}@refs/convert/parquet"
         )
     quote = NO_QUOTE if asked.quoting == csv.QUOTE_NONE else asked.quotechar
-    return dataclasses.replace(
-        spec,
-        columns=columns,
-        delimiter=spec.delimiter or asked.sep,
-        quote=spec.quote or quote,
-    )
+    delimiter, quote = spec.delimiter or asked.sep, spec.quote or quote
+    return dataclasses.replace(spec, columns=columns, delimiter=delimiter, quote=quote)
 
 
 @contextlib.contextmanager
@@ -166,39 +160,21 @@ def _retrying_session(what: str) -> Iterator[None]:
 
 
 def _gated(name: str, status: int) -> UserError:
+    why = "gated: request access on its page, then set " + _TOKEN
     if status == 403:
-        return UserError(
-            f"{name} is gated and the account of your token has no access: request it on the data "
-            f"set's page and run again, {_INSTEAD}"
+        why = (
+            "gated and the account of your token has no access: request it on the data set's page "
+            "and run again"
         )
-    return UserError(f"{name} is gated: request access on its page, then set {_TOKEN}, {_INSTEAD}")
-
-
-def _builder(name: str, config: str, commit: str) -> Any:
-    import datasets
-
-    datasets.disable_progress_bars()
-    return datasets.load_dataset_builder(name, config or None, revision=commit)
-
-
-def _source_file(name: str, commit: str, split: str, info: Any) -> SourceFile:
-    state = {"sha256": info.lfs.sha256} if info.lfs else {"etag": info.blob_id}
-    own = VALIDATION if split in VALIDATION_NAMES else split
-    folder = f"hf://datasets/{name}@{commit}/"
-    return SourceFile(folder, info.path, own, info.size, state)
+    return UserError(f"{name} is {why}, {_INSTEAD}")
 
 
 def _explain(spec: CorpusSpec, error: Exception) -> UserError:
-    from huggingface_hub import errors
-
-    chain = retries.causes(error, contexts=True)
-    kinds = retries.class_names(chain)
+    kinds = retries.class_names(retries.causes(error, contexts=True))
     name = f"hf:{spec.location}"
-    if any(isinstance(link, errors.RevisionNotFoundError) for link in chain):
+    if "RevisionNotFoundError" in kinds:
         return UserError(f"{name} has no revision {spec.revision}")
-    if any(isinstance(link, errors.RepositoryNotFoundError) for link in chain) or (
-        "DatasetNotFoundError" in kinds
-    ):
+    if kinds & {"RepositoryNotFoundError", "DatasetNotFoundError"}:
         return UserError(
             f"{name} does not exist or cannot be accessed: if it is private, set {_TOKEN} of an "
             f"account with access, {_INSTEAD}"
@@ -210,11 +186,10 @@ def _explain(spec: CorpusSpec, error: Exception) -> UserError:
         known = re.search(r"available configs: \[([^\]]*)\]", reason)
         listed = f", one of {known[1].replace(chr(39), '')}" if known else ""
         return UserError(f"{name} has several configurations: name one as {name}:CONFIG{listed}")
+    why = f"{name} cannot be read: {reason}"
     if kinds & {"ConnectError", "ConnectionError", "TimeoutException"}:
-        return UserError(
-            f"the Hugging Face Hub cannot be reached for {name} ({reason}), {_INSTEAD}"
-        )
-    return UserError(f"{name} cannot be read: {reason}")
+        why = f"the Hugging Face Hub cannot be reached for {name} ({reason}), {_INSTEAD}"
+    return UserError(why)
 
 
 def fetch_from_hub(path: str, size: int, etag: str) -> store.Fetch:

@@ -27,20 +27,18 @@ FORMS = (
 def specs(texts: Sequence[str], names: str | None, unnamed: bool = False) -> dict[str, CorpusSpec]:
     """Returns the corpus of each language, in the order given, or {"": corpus} for a single one.
 
-    Args:
-      texts: values of --corpus, one or more.
-      names: value of --languages. None finds the languages in place of `{language}` in the SPEC.
-      unnamed: whether several corpora may lack names; their SPECs then serve as names.
-
-    Raises:
-      UserError: a SPEC is invalid, a language is named twice, or there are no languages.
+    `texts` are the values of --corpus, `names` is the value of --languages; None finds the
+    languages in place of `{language}` in the SPEC. If several corpora may be `unnamed`, their SPECs
+    serve as names. Raises UserError for an invalid SPEC, or languages named twice or missing.
     """
     named = [re.fullmatch(rf"({_NAME})=(.*)", text, re.DOTALL) for text in texts]
     if unnamed and len(texts) > 1 and not any(named) and names is None:
         _check_once(texts, "--corpus")
         return {text: parse(text) for text in texts}
     if any(named) or len(texts) > 1:
-        return _named(texts, names)
+        if names is not None:
+            raise UserError(f"--languages={names} goes with one --corpus that has {PLACE} in it")
+        return _named(texts, named)
     (text,) = texts
     head, mark, options = text.partition("?")
     if PLACE not in head:
@@ -57,19 +55,15 @@ def specs(texts: Sequence[str], names: str | None, unnamed: bool = False) -> dic
     return {name: parse(f"{head.replace(PLACE, name)}{mark}{options}") for name in found}
 
 
-def _named(texts: Sequence[str], names: str | None) -> dict[str, CorpusSpec]:
-    if names is not None:
-        raise UserError(f"--languages={names} goes with one --corpus that has {PLACE} in it")
-    found = []
-    for text in texts:
-        form = re.fullmatch(rf"({_NAME})=(.*)", text, re.DOTALL)
+def _named(texts: Sequence[str], named: Sequence[re.Match[str] | None]) -> dict[str, CorpusSpec]:
+    for text, form in zip(texts, named, strict=True):
         if not form:
             raise UserError(f"--corpus={text} has no name, and others are given: {FORMS}")
         if PLACE in form[2].partition("?")[0]:
             raise UserError(f"--corpus={text} has a name, and {PLACE} as well: {FORMS}")
-        found.append((form[1], form[2]))
-    _check_once([name for name, _ in found], "--corpus")
-    return {name: parse(text) for name, text in found}
+    forms = [form for form in named if form]
+    _check_once([form[1] for form in forms], "--corpus")
+    return {form[1]: parse(form[2]) for form in forms}
 
 
 def _check_once(names: Sequence[str], where: str) -> None:
@@ -93,17 +87,11 @@ def _found(text: str, head: str) -> list[str]:
         entries = fs.ls(path, detail=True)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"--corpus={text}: there is no folder {place}") from error
-    ends = {
-        is_folder: [
-            each["name"].rstrip("/").rpartition("/")[2]
-            for each in entries
-            if (each["type"] == "directory") == is_folder
-        ]
-        for is_folder in (True, False)
-    }
-    are_folders = bool(slash) or (
-        lister.reads_folders and not suffix and bool(_fitting(ends[True], ""))
-    )
+    ends: dict[bool, list[str]] = {True: [], False: []}
+    for each in entries:
+        ends[each["type"] == "directory"].append(each["name"].rstrip("/").rpartition("/")[2])
+    shown = any(each[:1] != "." for each in ends[True])
+    are_folders = bool(slash) or (lister.reads_folders and not suffix and shown)
     names = _fitting(ends[are_folders], prefix, suffix)
     what = "folders" if are_folders else "files"
     if not names:
@@ -119,7 +107,7 @@ def _found(text: str, head: str) -> list[str]:
     return names
 
 
-def _fitting(ends: Sequence[str], prefix: str, suffix: str = "") -> list[str]:
+def _fitting(ends: Sequence[str], prefix: str, suffix: str) -> list[str]:
     """Returns the distinct text between `prefix` and `suffix` in names of files or folders.
 
     Hidden files count only if the text is a valid name.

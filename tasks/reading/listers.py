@@ -5,12 +5,13 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from tasks.reading import cutting, hub, listing, opening, saved, splits
 from tasks.reading.batches import Batches
 from tasks.reading.corpus import (
     BLOCK,
+    DIALECT_OPTIONS,
     FILE,
     HUB,
     LINE,
@@ -24,8 +25,8 @@ from tasks.reading.corpus import (
     SourceFile,
 )
 from tasks.reading.formats.registry import FORMATS, format_of
-from tasks.reading.python_docs import PythonDocs
 from tasks.reading.splits import ChosenFile
+from tasks.reading.stdlib_docs import PythonDocs
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.unit import SIDES, Unit
@@ -45,18 +46,20 @@ _DOCUMENTS = {
 _RULES = 2
 
 
-class Lister(Protocol):
-    """A kind of corpus."""
+# The spec pinned to what it names now, the files' format, the files, and lines to print.
+_Listed = tuple[CorpusSpec, str, list[SourceFile], list[str]]
 
-    @property
-    def has_paths(self) -> bool:
-        """True if the location is a path, whose folders may name languages."""
-        ...
 
-    @property
-    def reads_folders(self) -> bool:
-        """True if the location may be a folder that is one data set."""
-        ...
+class Files:
+    """Local and remote files; the kinds are named like their formats."""
+
+    has_paths = True  # the location is a path, whose folders may name languages
+    reads_folders = False  # the location may be a folder that is one data set
+
+    def list_files(self, spec: CorpusSpec, by_words: bool) -> _Listed:
+        """Lists the files; with `by_words`, words in their paths name their splits."""
+        pinned, found, notes = listing.list_files(spec, by_words)
+        return pinned, spec.kind, found, notes
 
     def resolve(
         self,
@@ -66,47 +69,9 @@ class Lister(Protocol):
         earlier: Sequence[Sequence[str]],
     ) -> Corpus:
         """Lists a corpus and cuts it into pieces; see `sources.resolve`."""
-        ...
-
-    def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
-        """Yields the documents of a piece, of all its splits; see `sources.read`."""
-        ...
-
-    def check(self, spec: CorpusSpec) -> None:
-        """Raises UserError if the corpus has no files, only empty ones, or lacks a column."""
-        ...
-
-
-class Listed(NamedTuple):
-    """The spec pinned to what it names now, the files' format, the files, and lines to print."""
-
-    spec: CorpusSpec
-    form: str
-    files: list[SourceFile]
-    notes: list[str]
-
-
-class Files:
-    """Local and remote files; the kinds are named like their formats."""
-
-    has_paths = True
-    reads_folders = False
-
-    def list_files(self, spec: CorpusSpec, by_words: bool) -> Listed:
-        """Lists the files; with `by_words`, words in their paths name their splits."""
-        pinned, found, notes = listing.list_files(spec, by_words)
-        return Listed(pinned, spec.kind, found, notes)
-
-    def resolve(
-        self,
-        spec: CorpusSpec,
-        piece_bytes: int,
-        max_document_bytes: int,
-        earlier: Sequence[Sequence[str]],
-    ) -> Corpus:
         by_words = bool(spec.split)
         pinned, form, found, notes = self.list_files(spec, by_words)
-        dialect = {name: getattr(pinned, name) for name in ("columns", "delimiter", "quote")}
+        dialect = {name: getattr(pinned, name) for name in DIALECT_OPTIONS}
         spec = dataclasses.replace(spec, **dialect)  # a data set of the Hub brings its own
         generations = splits.generations(spec, found, earlier)
         chosen = list(itertools.chain.from_iterable(generations))
@@ -114,15 +79,21 @@ class Files:
         if not any(part.bytes for ranges, _ in inspected for part in ranges):
             raise UserError(f"corpus {spec} is empty: its {len(chosen)} files hold no documents")
         remaining = iter(inspected)
-        pieces = [
-            piece
-            for generation in generations
-            for piece in _pieces(
-                form, [(each, next(remaining)[0]) for each in generation], piece_bytes
-            )
-        ]
+        pieces: list[Piece] = []
+        for generation in generations:
+            members = [(each, next(remaining)[0]) for each in generation]
+            pieces += _pieces(form, members, piece_bytes)
         record = {
-            **_record(spec, pinned, piece_bytes, max_document_bytes),
+            "spec": str(pinned),
+            "revision": pinned.revision,
+            **{
+                name: getattr(spec, name)
+                for name in (SIDES if spec.unit is Unit.PAIR else ("column",))
+            },
+            "id": spec.id,
+            "validation": spec.validation,
+            "piece_bytes": piece_bytes,
+            "max_document_bytes": max_document_bytes,
             "files": [entry for _, entry in inspected],
             **({"generations": list(map(len, generations))} if len(generations) > 1 else {}),
             "rules": _RULES,
@@ -139,6 +110,7 @@ class Files:
         return Corpus(spec, record, tuple(pieces), shown, type(FORMATS[form]).__module__)
 
     def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
+        """Yields the documents of a piece, of all its splits; see `sources.read`."""
         form = format_of(piece.format, corpus.module)
         for part in piece.parts:
             with (
@@ -151,6 +123,7 @@ class Files:
                     opening.check_unchanged(part.file)
 
     def check(self, spec: CorpusSpec) -> None:
+        """Raises UserError if the corpus has no files, only empty ones, or lacks a column."""
         _, form, found, _ = self.list_files(spec, by_words=False)
         full = [file for file in found if file.bytes]
         if not full:
@@ -165,12 +138,9 @@ class ArrowFiles(Files):
 
     reads_folders = True
 
-    def list_files(self, spec: CorpusSpec, by_words: bool) -> Listed:
-        found = saved.list_files(spec)
-        if found is None:
-            return super().list_files(spec, by_words)
-        pinned, listed, notes = found
-        return Listed(pinned, spec.kind, listed, notes)
+    def list_files(self, spec: CorpusSpec, by_words: bool) -> _Listed:
+        pinned, found, notes = saved.list_files(spec) or listing.list_files(spec, by_words)
+        return pinned, spec.kind, found, notes
 
 
 class HubFiles(Files):
@@ -178,35 +148,20 @@ class HubFiles(Files):
 
     has_paths = False
 
-    def list_files(self, spec: CorpusSpec, by_words: bool) -> Listed:
-        return Listed(*hub.list_files(spec, FORMATS), [])
+    def list_files(self, spec: CorpusSpec, by_words: bool) -> _Listed:
+        return *hub.list_files(spec, FORMATS), []
 
     def check(self, spec: CorpusSpec) -> None:
         pass  # the Hub is asked once, when the corpus is resolved
 
 
+Lister = Files | PythonDocs
 _LISTERS: dict[str, Lister] = {PYTHON_DOCS: PythonDocs(), HUB: HubFiles(), "arrow": ArrowFiles()}
-_FILES = Files()
 
 
 def of_kind(kind: str) -> Lister:
     """Returns the lister of a kind of corpus."""
-    return _LISTERS.get(kind, _FILES)
-
-
-def _record(
-    spec: CorpusSpec, pinned: CorpusSpec, piece_bytes: int, max_document_bytes: int
-) -> dict[str, Any]:
-    sides = {side: getattr(spec, side) for side in SIDES}
-    return {
-        "spec": str(pinned),
-        "revision": pinned.revision,
-        **(sides if spec.unit is Unit.PAIR else {"column": spec.column}),
-        "id": spec.id,
-        "validation": spec.validation,
-        "piece_bytes": piece_bytes,
-        "max_document_bytes": max_document_bytes,
-    }
+    return _LISTERS.get(kind) or Files()
 
 
 Inspected = tuple[list[FileRange], dict[str, Any]]

@@ -8,7 +8,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.reading import opening
 from tasks.reading.corpus import TRAIN, CorpusSpec, SourceFile
@@ -18,16 +18,11 @@ from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
 
 # Matches of a pattern that are not read.
-_HIDDEN = "hidden files"
-_FOLDERS = "folders"
-_SEEN = "links to folders with another name here"
-_SPECIAL = "pipes and devices"
-_KINDS = {"directory": _FOLDERS, "seen": _SEEN}
+_KINDS = {"directory": "folders", "seen": "links to folders with another name here"}
 _NO_STATE: dict[str, str] = {}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     """A path that matches a pattern; `type` is "file", "directory", …."""
 
     path: str
@@ -39,14 +34,9 @@ class _Found:
 def list_files(spec: CorpusSpec, by_words: bool) -> tuple[CorpusSpec, list[SourceFile], list[str]]:
     """Lists the files that a pattern matches, sorted by path.
 
-    With `by_words`, words in the paths name the splits; otherwise all files are train.
-
-    Returns:
-      The spec with its pattern relative to the fixed folder, the files, and lines about matches
-      that are not read.
-
-    Raises:
-      UserError: no file matches, a link is broken, a file name is not UTF-8, or the store fails.
+    With `by_words`, words in the paths name the splits; otherwise all files are train. Returns the
+    spec with its pattern relative to the fixed folder, the files, and lines about matches that are
+    not read. Raises UserError if none matches, a link is broken, or a file name is not UTF-8.
     """
     is_remote = files.is_remote(spec.location)
     fs, pattern = store.filesystem(spec.location)
@@ -58,13 +48,13 @@ def list_files(spec: CorpusSpec, by_words: bool) -> tuple[CorpusSpec, list[Sourc
     for found in _matching(spec, pattern, is_remote):
         name = found.path[len(base) :]
         if found.type != "file":
-            others[_KINDS.get(found.type, _SPECIAL)] += 1
-        elif name.rsplit("/", 1)[-1].startswith("."):
-            others[_HIDDEN] += 1
+            others[_KINDS.get(found.type, "pipes and devices")] += 1
+        elif name.rpartition("/")[2].startswith("."):
+            others["hidden files"] += 1
         else:
             listed.append(_source_file(folder, name, found, by_words, is_remote))
     if pattern.endswith("**"):
-        del others[_FOLDERS]  # their files match as well
+        del others["folders"]  # their files match as well
     notes = [f"not read: {kind}, {count:,}" for kind, count in sorted(others.items())]
     if not listed:
         raise UserError("; ".join([f"no file matches {spec.location}", *notes]))
@@ -83,10 +73,8 @@ def _source_file(
         shown = os.fsencode(folder + name).decode(errors="backslashreplace")
         raise UserError(f"the name of {shown} is not UTF-8: rename the file") from None
     split = split_of(name) if by_words else TRAIN
-    if is_remote:
-        state = {"etag": found.etag} if found.etag else _NO_STATE
-        return SourceFile(folder, name, split, found.bytes, state)
-    return SourceFile(folder, name, split, found.bytes, _NO_STATE, found.etag)
+    state = {"etag": found.etag} if is_remote and found.etag else _NO_STATE
+    return SourceFile(folder, name, split, found.bytes, state, "" if is_remote else found.etag)
 
 
 def _relative(pattern: str) -> str:
@@ -110,10 +98,9 @@ def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Foun
             return
     except FileNotFoundError:
         return
-    except ValueError as error:  # from fsspec, about the pattern
-        raise UserError(
-            f"{spec.location}: {error}; {_any_depth(spec.location)} matches at any depth"
-        ) from error
+    except ValueError as error:  # from fsspec, about FOLDER/**.txt for FOLDER/**/*.txt
+        meant = re.sub(r"(?<![*/])\*\*|\*\*(?![*/]|$)", lambda _: "**/*", spec.location)
+        raise UserError(f"{spec.location}: {error}; {meant} matches at any depth") from error
     except OSError as error:
         raise UserError(f"{spec.location} cannot be listed: {error}") from error
     if [(each.path, each.type) for each in found] == [(pattern, "directory")]:
@@ -124,13 +111,7 @@ def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Foun
     yield from found
 
 
-def _any_depth(location: str) -> str:
-    """Returns the pattern that was probably meant: FOLDER/**/*.txt for FOLDER/**.txt."""
-    return re.sub(r"(?<![*/])\*\*|\*\*(?![*/]|$)", lambda _: "**/*", location)
-
-
 def _matches(fs: Any, pattern: str) -> dict[str, dict[str, Any]]:
-    """Returns {path: the store's info} for all matches."""
     with contextlib.suppress(FileNotFoundError):
         return {pattern: fs.info(pattern)}
     found = fs.glob(pattern, detail=True)
@@ -209,9 +190,7 @@ def _local(path: str, state: os.stat_result) -> _Found:
 
 def pinned_state(file: SourceFile) -> dict[str, str]:
     """Returns the identity of a file's content: the store's etag, or a local file's checksum."""
-    if file.state:
+    if file.state or files.is_remote(file.path):
         return file.state
-    if files.is_remote(file.path):
-        return {}
     with opening.user_errors(file.path):
         return {"sha256": files.sha256(file.path)}

@@ -8,6 +8,7 @@ Bytes stream in and are never held whole; each part's UTF-8 is checked separatel
 """
 
 import codecs
+import contextlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -32,13 +33,12 @@ _LAST_SPACE = re.compile(
 def is_utf8(data: bytes | bytearray) -> bool:
     """Returns True if all of `data` is valid UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
+    with contextlib.suppress(UnicodeDecodeError):
         for chunk in chunked(data):
             decoder.decode(chunk)
         decoder.decode(b"", True)
-    except UnicodeDecodeError:
-        return False
-    return True
+        return True
+    return False
 
 
 def chunked(data: Any) -> Iterator[bytes]:
@@ -50,20 +50,12 @@ def chunked(data: Any) -> Iterator[bytes]:
 def parts(name: str, chunks: Iterable[bytes], longest: int, place: str) -> Iterator[Document]:
     """Yields a streamed document, in parts if it is long; checks each part's UTF-8."""
     pieces = split(chunks, longest)
-    first = next(pieces)
-    second = next(pieces, None)
-    if second is None:
-        yield _checked(name, first, 0, place)
-        return
-    yield _checked(name, first, 1, place)
-    for number, piece in enumerate(itertools.chain([second], pieces), 2):
-        yield _checked(f"{name}#part{number}", piece, number, place)
-
-
-def _checked(name: str, piece: bytes, number: int, place: str) -> Document:
-    if is_utf8(piece):
-        return name, piece, None, number, place
-    return name, None, "invalid UTF-8", number, place
+    first, second = next(pieces), next(pieces, None)
+    more = [] if second is None else [second]
+    for number, piece in enumerate(itertools.chain([first], more, pieces), len(more)):
+        part = f"{name}#part{number}" if number > 1 else name
+        valid = is_utf8(piece)
+        yield part, piece if valid else None, None if valid else "invalid UTF-8", number, place
 
 
 def split(chunks: Iterable[bytes], longest: int) -> Iterator[bytes]:
@@ -84,13 +76,11 @@ def _pop_part(rest: bytearray, longest: int) -> bytes:
     found = _LAST_SPACE.match(rest, 0, longest + 3)
     while found and found.start(1) > longest:
         found = _LAST_SPACE.match(rest, 0, found.start(1))
+    stop = begin = longest
     if found:
         stop, begin = found.span(1)
-    else:
-        stop = longest
-        while stop > longest - 3 and rest[stop] & 0xC0 == 0x80:  # inside a character
-            stop -= 1
-        begin = stop
+    while not found and stop > longest - 3 and rest[stop] & 0xC0 == 0x80:  # inside a character
+        stop = begin = stop - 1
     part = bytes(memoryview(rest)[:stop])
     del rest[:begin]
     return part

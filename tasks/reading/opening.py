@@ -1,8 +1,7 @@
 """Opening files of a corpus: local or remote, checked against the listing, decompressed."""
 
-import bz2
 import contextlib
-import gzip
+import importlib
 import io
 import os
 import zlib
@@ -32,13 +31,8 @@ def user_errors(path: str) -> Iterator[None]:
 def open_file(file: SourceFile, ahead: int = store.REQUEST_BYTES) -> IO[bytes]:
     """Opens a local or remote file of a corpus for reading and seeking.
 
-    Args:
-      file: the file as listed.
-      ahead: fewest bytes to request of a remote file; 0 requests exactly the bytes read.
-
-    Raises:
-      UserError: the file has changed, or (also while reading) cannot be reached despite retries.
-      OSError: the file cannot be opened.
+    `ahead` is as in `Store.open`. Raises UserError if the file has changed, or (also while reading)
+    cannot be reached despite retries; OSError if it cannot be opened.
     """
     path, listed = file.path, (file.bytes, file.etag)
     if not is_remote(path):
@@ -63,17 +57,12 @@ def check_unchanged(file: SourceFile) -> None:
 
 def decompress(handle: IO[bytes], path: str) -> Any:
     """Returns a file's uncompressed stream; its suffix names the compression."""
-    if path.endswith(".gz"):
-        return gzip.open(handle)
-    if path.endswith(".bz2"):
-        return bz2.open(handle)
-    if path.endswith(".xz"):
-        import lzma
-
-        return lzma.open(handle)
     if path.endswith(".zst"):
         import pyarrow as pa
 
         # Unlike zstandard's own reader, this reads all frames and notices a missing end.
         return io.BufferedReader(pa.CompressedInputStream(handle, "zstd"))
+    for ending, library in ((".gz", "gzip"), (".bz2", "bz2"), (".xz", "lzma")):
+        if path.endswith(ending):
+            return importlib.import_module(library).open(handle)
     return handle

@@ -20,19 +20,15 @@ _DICT, _STATE = "dataset_dict.json", "state.json"
 def list_files(spec: CorpusSpec) -> tuple[CorpusSpec, list[SourceFile], list[str]] | None:
     """Lists files as `listing.list_files` does, with the data set's splits.
 
-    Returns None if the location is not such a folder.
-
-    Raises:
-      UserError: the folder is damaged, or lacks a file.
+    Returns None if the location is not such a folder. Raises UserError if it is damaged.
     """
     folder = spec.location.rstrip("/")
     if "*" in folder:
         return None
     if files.exists(files.join(folder, _DICT)):
-        names = _member(folder, _DICT, "splits", str)
         wanted = {
             f"{name}/{file}": VALIDATION if name in VALIDATION_NAMES else name
-            for name in names
+            for name in _member(folder, _DICT, "splits", str)
             for file in _data_files(files.join(folder, name))
         }
         pattern = files.join(folder, "*", "*.arrow")
@@ -42,13 +38,11 @@ def list_files(spec: CorpusSpec) -> tuple[CorpusSpec, list[SourceFile], list[str
     else:
         return None
     _, found, _ = listing.list_files(dataclasses.replace(spec, location=pattern), by_words=False)
-    by_name = {file.name: file for file in found}
-    for name in wanted:
+    by_name, chosen = {file.name: file for file in found}, []
+    for name, split in sorted(wanted.items()):
         if name not in by_name:
             raise UserError(f"{files.join(folder, name)} is missing: save the data set again")
-    chosen = [
-        dataclasses.replace(by_name[name], split=split) for name, split in sorted(wanted.items())
-    ]
+        chosen.append(dataclasses.replace(by_name[name], split=split))
     left = len(found) - len(chosen)
     notes = [f"not read: Arrow files that are not the data set's, {left:,}"] if left else []
     pinned = dataclasses.replace(spec, location=folder.rpartition("/")[2])

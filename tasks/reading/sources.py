@@ -24,24 +24,9 @@ files of NAME become train, and validation files, if any, replace the documents 
 `split=validation` reads validation alone, either kind. Hugging Face data sets name their own
 splits, and are read as with `split=train`.
 
-Pairs. With `?inputs=TEMPLATE&targets=TEMPLATE` a document is a pair of two texts, made from columns
-of any format except plain text.
-
-Ids. A document's id is its column `id` (or the column named by `id=`), else "file:row" (Parquet and
-Arrow) or "file:byte" (all others). It does not depend on how the corpus is cut into pieces.
-
-The modules, in processing order:
-
-    spec        parses a SPEC
-    listers     one class per kind of corpus: lists it, cuts it into pieces, reads a piece
-    listing     lists local and remote files; `hub` lists and fetches files of the Hub, `saved`
-                lists files of a saved data set
-    splits      chooses files and divides documents between train and validation
-    formats     one class per file format; `registry` lists them
-    cutting     cuts large files into pieces, and joins small ones
-    opening     opens a file of a piece
-    batches     collects documents; `long_documents` splits long ones
-    columns     makes a text, or the two sides of a pair, from a row's columns
+With `?inputs=TEMPLATE&targets=TEMPLATE` a document is a pair of two texts, made from columns of any
+format except plain text. A document's id is its column `id` (or the one named by `id=`), else
+"file:row" (Parquet and Arrow) or "file:byte" (all others), however the corpus is cut into pieces.
 """
 
 from collections.abc import Iterator, Sequence
@@ -88,15 +73,10 @@ def resolve(
 
     The pieces depend only on the files and `piece_bytes`, never on the machine.
 
-    Args:
-      spec: a parsed SPEC.
-      piece_bytes: largest size of a piece.
-      max_document_bytes: documents with more bytes of UTF-8 will be split.
-      earlier: names of a cache's existing files, by generation. They are cut as before and come
-        first; new files are the last generation.
-
-    Raises:
-      UserError: nothing matches, a file cannot be read, or a column or split is missing.
+    Documents with more than `max_document_bytes` of UTF-8 will be split. `earlier` has the names of
+    a cache's existing files, by generation: they are cut as before and come first; new files are
+    the last generation. Raises UserError if nothing matches, a file cannot be read, or a column or
+    split is missing.
     """
     if max_document_bytes < _LEAST_DOCUMENT_BYTES:
         raise UserError(
@@ -112,26 +92,19 @@ def read(
 ) -> Iterator[tuple[str, "pa.RecordBatch"]]:
     """Yields (split, batch) until the piece is read.
 
-    Columns of a batch: `id` string, `text` string or large_string, `problem` string, `part` int32,
-    `place` string: where the document begins, as "file:row" or "file:byte". An unusable document
-    has a null text and a problem: "null", "not a string", "invalid UTF-8", "invalid JSON", "missing
-    column", "a line longer than 64 MiB" (JSON, CSV), or one from `formats.delimited` or
-    `formats.warc`. Batches have at most `batch_documents` documents and about 4 MB, unless one
-    document is larger.
+    Columns of a batch: `id` string, `text` string or large_string (pairs have `inputs` and
+    `targets`), `problem` string, `part` int32, `place` string: where the document begins, as
+    "file:row" or "file:byte". An unusable document has a null text and a problem, such as "invalid
+    UTF-8". Batches have at most `batch_documents` documents and about 4 MB, unless one document is
+    larger.
 
-    A document longer than the corpus's `max_document_bytes` becomes several of the same split, cut
-    at white space (see `long_documents`). `part` counts them from 1, and is 0 for whole documents.
-    The first keeps the id, others have "ID#part2" and so on. In a line of text, only parts that are
-    not UTF-8 are left out; a value of JSON or Parquet is left out whole.
+    A text longer than the corpus's `max_document_bytes` becomes several of the same split, cut at
+    white space (see `long_documents`). `part` counts them from 1, and is 0 for whole documents. The
+    first keeps the id, others have "ID#part2" and so on. In a line of text, only parts that are not
+    UTF-8 are left out; a value of JSON or Parquet is left out whole. A line of text is never held
+    whole, a line of JSON only up to 64 MiB; a value of Parquet is one Arrow buffer.
 
-    Pairs have columns `inputs` and `targets` in place of `text`, and are never split; a problem on
-    either side is the pair's.
-
-    Memory is bounded for any input. A line of text is never held whole, a line of JSON only up to
-    64 MiB; a value of Parquet is one Arrow buffer.
-
-    Raises:
-      UserError: the file cannot be read to its end (it is gone, changed, truncated or corrupt).
+    Raises UserError if the file cannot be read to its end (gone, changed, truncated or corrupt).
     """
     for batch in listers.of_kind(corpus.spec.kind).read(corpus, piece, batch_documents):
         yield from splits.divide(piece, corpus.spec.validation, batch)

@@ -1,31 +1,17 @@
 """The grammar of a SPEC, the argument of --corpus; `sources` describes what it means."""
 
+import contextlib
 import dataclasses
 import math
 import re
 import urllib.parse
 from typing import Any
 
-from tasks.reading import columns
-from tasks.reading.corpus import (
-    COLUMN_OPTIONS,
-    CSV,
-    DOCUMENTS,
-    FORMAT_OPTIONS,
-    HUB,
-    LINE,
-    NO_QUOTE,
-    OPTIONS,
-    PYTHON_DOCS,
-    TSV,
-    CorpusSpec,
-    default_spec,
-)
+from tasks.reading import columns, corpus
+from tasks.reading.corpus import CSV, HUB, PYTHON_DOCS, TSV, CorpusSpec, default_spec
 from tasks.reading.formats.registry import FORMATS
 from tasks.terminal.command_line import UserError, nearest
-
-# Options for data sets of the Hub; the listing decides which of them apply.
-_HUB_OPTIONS = tuple(name for name in FORMAT_OPTIONS if name != "document")
+from tasks.unit import SIDES
 
 
 def forms() -> str:
@@ -40,16 +26,14 @@ def forms() -> str:
     )
 
 
-def _options_by_kind() -> dict[str, tuple[str, ...]]:
-    formats = {kind: tuple(form.options) for kind, form in FORMATS.items()}
-    return {PYTHON_DOCS: (), **formats, HUB: _HUB_OPTIONS}
-
-
 def parse(text: str) -> CorpusSpec:
     """Parses a SPEC; the UserError for an invalid one shows the forms."""
     head, _, query = text.partition("?")
     kind, _, location = head.partition(":")
-    kinds = _options_by_kind()
+    formats = {kind: tuple(form.options) for kind, form in FORMATS.items()}
+    # Those of data sets of the Hub; the listing decides which of them apply.
+    hub = tuple(name for name in corpus.FORMAT_OPTIONS if name != "document")
+    kinds = {PYTHON_DOCS: (), **formats, HUB: hub}
     if kind not in kinds:
         raise _invalid(text, f"unknown kind {kind!r}{_meant(head) or nearest(kind, kinds)}")
     if bool(location) == (kind == PYTHON_DOCS):
@@ -59,8 +43,10 @@ def parse(text: str) -> CorpusSpec:
     if kind == HUB:
         location, config, revision = _data_set(text, location)
     options = _options(text, query, default_spec(kind).quote)
-    refused = [name for name in options if name in FORMAT_OPTIONS and name not in kinds[kind]]
-    if set(refused) & set(COLUMN_OPTIONS):
+    refused = [
+        name for name in options if name in corpus.FORMAT_OPTIONS and name not in kinds[kind]
+    ]
+    if set(refused) & set(corpus.COLUMN_OPTIONS):
         raise _invalid(text, f"{kind} has no columns")
     _check_pairs(text, options)
     for name in refused:
@@ -112,21 +98,20 @@ def _data_set(text: str, location: str) -> tuple[str, str, str]:
 def _options(text: str, query: str, quote: str) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
-        if name not in OPTIONS:
-            raise _invalid(text, f"unknown option {name!r}{nearest(name, OPTIONS)}")
+        if name not in corpus.OPTIONS:
+            raise _invalid(text, f"unknown option {name!r}{nearest(name, corpus.OPTIONS)}")
         if not value:
             raise _invalid(text, f"option {name!r} is empty")
         options[name] = value
     _check_dialect(text, options, quote)
-    document = options.get("document", LINE)
-    if document not in DOCUMENTS:
-        raise _invalid(text, f"document={document} is none of {', '.join(DOCUMENTS)}")
+    document = options.get("document", corpus.LINE)
+    if document not in corpus.DOCUMENTS:
+        raise _invalid(text, f"document={document} is none of {', '.join(corpus.DOCUMENTS)}")
     if "validation" in options:
-        try:
-            options["validation"] = float(options["validation"])
-        except ValueError:
-            options["validation"] = math.nan
-        if not 0 <= options["validation"] < 1:
+        share = math.nan
+        with contextlib.suppress(ValueError):
+            share = options["validation"] = float(options["validation"])
+        if not 0 <= share < 1:
             raise _invalid(text, "validation is a share: at least 0 and less than 1")
     return options
 
@@ -137,7 +122,7 @@ def _check_dialect(text: str, options: dict[str, Any], quote: str) -> None:
         options["delimiter"] = "\t"
     for name in ("delimiter", "quote"):
         value = options.get(name, ",")
-        known = name == "quote" and value == NO_QUOTE
+        known = name == "quote" and value == corpus.NO_QUOTE
         if not known and (len(value) != 1 or not value.isascii() or value in "\r\n"):
             words = ", or none" if name == "quote" else ", or tab"
             raise _invalid(text, f"{name}={value!r} is not one ASCII character{words}")
@@ -149,13 +134,11 @@ def _check_dialect(text: str, options: dict[str, Any], quote: str) -> None:
 
 
 def _check_pairs(text: str, options: dict[str, Any]) -> None:
-    sides = [side for side in ("inputs", "targets") if side in options]
-    if not sides:
-        return
-    if len(sides) == 1:
-        other = "targets" if sides == ["inputs"] else "inputs"
-        raise _invalid(text, f"pairs need {other} as well as {sides[0]}: add &{other}=COLUMN")
-    if "column" in options:
+    sides = [side for side in SIDES if side in options]
+    for other in SIDES:
+        if sides and other not in sides:
+            raise _invalid(text, f"pairs need {other} as well as {sides[0]}: add &{other}=COLUMN")
+    if sides and "column" in options:
         raise _invalid(text, "a pair has inputs and targets, not column: leave column out")
     for side in sides:
         try:

@@ -41,10 +41,7 @@ def split_of(name: str) -> str:
 
 
 def held_out_splits(spec: CorpusSpec) -> tuple[tuple[str, ...], bool]:
-    """Returns the splits of train files, and whether a hash decides between them.
-
-    For a corpus without its own validation split.
-    """
+    """Returns train files' splits, and whether a hash decides, without a validation split."""
     if spec.split == VALIDATION:
         if not spec.validation:
             raise UserError(f"corpus {spec} has no validation, and validation=0 holds none out")
@@ -85,11 +82,10 @@ def generations(
             f"corpus {spec}: with the new files, documents of the old ones would move between "
             "train and validation: build a new cache in another --cache_dir"
         )
-    new = [each for each in chosen if each.file.name not in known]
-    old: list[list[ChosenFile]] = [[] for _ in earlier]
-    for each in before:
-        old[known[each.file.name]].append(each)
-    return [*old, new] if new else old
+    found_in: list[list[ChosenFile]] = [[] for _ in range(len(earlier) + 1)]
+    for each in chosen:
+        found_in[known.get(each.file.name, -1)].append(each)
+    return found_in if found_in[-1] else found_in[:-1]
 
 
 def notes(found: list[SourceFile], chosen: list[ChosenFile], by_words: bool) -> list[str]:
@@ -98,33 +94,31 @@ def notes(found: list[SourceFile], chosen: list[ChosenFile], by_words: bool) -> 
     asked = [each for each in chosen if not each.held_out and each.splits == (VALIDATION,)]
     if asked and len(asked) < len(chosen):
         size = sum(each.file.bytes for each in asked)
-        lines.append(
-            f"read as validation: {_amount(len(asked), size)}, and no documents are held out"
-        )
+        amount = _amount(len(asked), size)
+        lines.append(f"read as validation: {amount}, and no documents are held out")
     for split, (count, size) in left_out(found, chosen).items():
         amount = _amount(count, size)
         lines.append(f"not read: {amount} of the split {split}; ?split={split} reads them")
-    if not by_words:
-        words = Counter(split_of(file.name) for file in found)
-        del words[TRAIN]
-        if words:
-            names = " or ".join(sorted(words))
-            lines.append(
-                f"read as all others: {_amount(words.total())} with {names} in their paths; "
-                "?split=train would set them apart"
-            )
+    words = Counter(split_of(file.name) for file in found)
+    del words[TRAIN]
+    if words and not by_words:
+        names = " or ".join(sorted(words))
+        lines.append(
+            f"read as all others: {_amount(words.total())} with {names} in their paths; "
+            "?split=train would set them apart"
+        )
     return lines
 
 
 def left_out(found: list[SourceFile], chosen: list[ChosenFile]) -> dict[str, tuple[int, int]]:
     """Returns unread (files, bytes) by split."""
     read = {each.file.name for each in chosen}
-    totals: dict[str, tuple[int, int]] = {}
-    for file in found:
-        if file.name not in read:
-            count, size = totals.get(file.split, (0, 0))
-            totals[file.split] = count + 1, size + file.bytes
-    return dict(sorted(totals.items()))
+    unread = [file for file in found if file.name not in read]
+    sizes = {
+        split: [file.bytes for file in unread if file.split == split]
+        for split in sorted({file.split for file in unread})
+    }
+    return {split: (len(each), sum(each)) for split, each in sizes.items()}
 
 
 def _amount(count: int, size: int | None = None) -> str:

@@ -14,7 +14,12 @@ import os
 import platform
 import sysconfig
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from tasks.reading import batches, cutting, splits
+from tasks.reading.batches import Batches
+from tasks.reading.corpus import PYTHON_DOCS, TRAIN, VALIDATION, Corpus, CorpusSpec, Piece
+from tasks.terminal.command_line import UserError
 
 # Tests and applications, which are not documentation; packages installed by pip; bytecode.
 _LEFT_OUT = frozenset(
@@ -95,12 +100,56 @@ def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield name, inspect.cleandoc(text)
 
 
-def python_version() -> str:
-    """Returns the release of the library, such as "3.11.7"."""
-    return platform.python_version()
-
-
 @functools.cache
 def sha256() -> str:
     """Returns the hex SHA-256 of all ids and texts."""
     return hashlib.sha256(json.dumps(documents(), sort_keys=True).encode()).hexdigest()
+
+
+class PythonDocs:
+    """The kind `python_docs`."""
+
+    has_paths = False
+    reads_folders = False
+
+    def resolve(
+        self,
+        spec: CorpusSpec,
+        piece_bytes: int,
+        max_document_bytes: int,
+        earlier: Sequence[Sequence[str]],
+    ) -> Corpus:
+        if spec.split not in (TRAIN, VALIDATION):
+            raise UserError(f"corpus {spec}: no split {spec.split}; it has train, validation")
+        sizes = {name: len(text.encode()) for name, text in documents().items()}
+        of_piece, held_out = splits.held_out_splits(spec)
+        pieces: list[Piece] = []
+        target = cutting.target_bytes(sum(sizes.values()), piece_bytes)
+        for members in cutting.join(sizes, sizes.__getitem__, target):
+            name = f"{PYTHON_DOCS}:{len(pieces)}"
+            size = sum(map(sizes.__getitem__, members))
+            pieces.append(Piece(name, of_piece, size, held_out, PYTHON_DOCS, members=members))
+        record = {
+            "spec": str(spec),
+            "python": platform.python_version(),
+            "validation": spec.validation,
+            "piece_bytes": piece_bytes,
+            "max_document_bytes": max_document_bytes,
+            "documents": len(sizes),
+            "bytes": sum(sizes.values()),
+            "sha256": sha256(),
+        }
+        return Corpus(spec, record, tuple(pieces))
+
+    def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
+        if corpus.record["sha256"] != sha256():
+            raise UserError(
+                f"the corpus {PYTHON_DOCS} was listed with Python {corpus.record['python']}, but "
+                f"this is Python {platform.python_version()}, or another build of it"
+            )
+        texts = documents()
+        found = ((name, texts[name], None, 0, f"{PYTHON_DOCS}:{name}") for name in piece.members)
+        yield from batches.collect(found, batch_documents, corpus.max_document_bytes)
+
+    def check(self, spec: CorpusSpec) -> None:
+        pass

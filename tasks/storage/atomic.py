@@ -37,10 +37,8 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
 
     Locally the bytes are written beside `path`, flushed to disk and renamed. For a remote path they
     are collected in a temporary file and uploaded as one object, since closing a half-written
-    fsspec file would publish half of it.
-
-    Raises:
-      UserError: the folder is missing or not writable, `path` is a folder, or the store refuses it.
+    fsspec file would publish half of it. Raises UserError if the folder is missing or not writable,
+    `path` is a folder, or the store refuses it.
     """
     if is_remote(path):
         with tempfile.NamedTemporaryFile() as spool:
@@ -59,7 +57,9 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, final)
-        _sync_folder(folder)
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(aside)
@@ -78,14 +78,6 @@ def _created(aside: str, path: str) -> IO[bytes]:
     except OSError as error:
         error.filename = path
         raise
-
-
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def remove_partial(folder: str) -> None:

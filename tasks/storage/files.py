@@ -18,17 +18,10 @@ from tasks.storage.paths import local_path as local_path
 from tasks.storage.store import Store, filesystem
 from tasks.terminal.command_line import UserError
 
-_STORE_THREADS = 64
-
 
 def open_read(path: str) -> IO[bytes]:
-    """Opens `path` for reading bytes; a URL is read in ranges, on demand.
-
-    Raises FileNotFoundError, or (also while reading) UserError if the store cannot be read.
-    """
-    if not is_remote(path):
-        return open(local_path(path), "rb")
-    return Store(path).open()
+    """Opens `path` for reading bytes; a URL is read in ranges, on demand."""
+    return Store(path).open() if is_remote(path) else open(local_path(path), "rb")
 
 
 def exists(path: str) -> bool:
@@ -44,9 +37,7 @@ def exists(path: str) -> bool:
 
 def size(path: str) -> int:
     """Returns a file's size in bytes."""
-    if not is_remote(path):
-        return os.path.getsize(local_path(path))
-    return Store(path).info()["size"]
+    return Store(path).info()["size"] if is_remote(path) else os.path.getsize(local_path(path))
 
 
 def list_names(folder: str) -> list[str]:
@@ -68,8 +59,14 @@ def list_names(folder: str) -> list[str]:
 
 def list_sizes(folder: str, prefix: str = "") -> dict[str, int]:
     """Returns {name: bytes} of files in `folder` that begin with `prefix`; {} without a folder."""
+    sizes: dict[str, int] = {}
     if not is_remote(folder):
-        return dict(_local_sizes(local_path(folder), prefix))
+        with contextlib.suppress(FileNotFoundError), os.scandir(local_path(folder)) as entries:
+            for entry in entries:
+                if entry.name.startswith(prefix) and entry.is_file():
+                    with contextlib.suppress(FileNotFoundError):  # renamed since it was listed
+                        sizes[entry.name] = entry.stat().st_size
+        return sizes
 
     def listed(fs: Any, inner: str) -> list[dict[str, Any]]:
         if prefix:
@@ -80,28 +77,20 @@ def list_sizes(folder: str, prefix: str = "") -> dict[str, int]:
         found = Store(folder).ask(listed)
     except FileNotFoundError:
         return {}
-    named = {each["name"].rpartition("/")[2]: each for each in found if each["type"] == "file"}
-    return {name: each["size"] for name, each in named.items() if name and name.startswith(prefix)}
-
-
-def _local_sizes(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(prefix) and entry.is_file():
-                with contextlib.suppress(FileNotFoundError):  # renamed since it was listed
-                    yield entry.name, entry.stat().st_size
+    for each in found:
+        name = each["name"].rpartition("/")[2]
+        if each["type"] == "file" and name and name.startswith(prefix):
+            sizes[name] = each["size"]
+    return sizes
 
 
 def threads(folder: str) -> int:
     """Returns the number of threads to use on a folder's files; those on a store mostly wait."""
-    return _STORE_THREADS if is_remote(folder) else os.cpu_count() or 1
+    return 64 if is_remote(folder) else os.cpu_count() or 1
 
 
 def make_folder(path: str) -> None:
-    """Makes the folder and its parents; object stores need none.
-
-    Raises UserError if the file system does not allow folders there, as in /proc.
-    """
+    """Makes the folder and its parents; raises UserError where none can be made, as in /proc."""
     if is_remote(path):
         return
     try:
@@ -192,8 +181,7 @@ def json_bytes(value: Any) -> bytes:
     data = bytearray()
     for chunk in json.JSONEncoder(indent=2, sort_keys=True, ensure_ascii=False).iterencode(value):
         data += chunk.encode()
-    data += b"\n"
-    return bytes(data)
+    return bytes(data + b"\n")
 
 
 def write_json(path: str, value: Any) -> None:

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.storage import files
+from tasks.storage import files, store
 from tasks.storage.paths import is_on_gcs
 from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
@@ -45,11 +45,8 @@ class Lock:
 def held(folder: str, what: str, flag: str) -> Iterator[Lock]:
     """Locks an existing folder for the duration of the block.
 
-    `what` names the writer in messages, "build" or "run", and `flag` the folder's flag.
-
-    Raises:
-      UserError: another writer holds the lock; names it.
-      OSError: the folder cannot be written.
+    `what` names the writer in messages, "build" or "run", and `flag` the folder's flag. Raises
+    UserError if another writer holds the lock, OSError if the folder cannot be written.
     """
     if not files.is_remote(folder):
         with _local(folder, what, flag):
@@ -58,8 +55,12 @@ def held(folder: str, what: str, flag: str) -> Iterator[Lock]:
         with _InBucket(folder, what, flag) as lock:
             yield lock
     else:
-        print(f"{folder}: this store has no locks; start one {what} only", file=sys.stderr)
+        _warn(f"{folder}: this store has no locks; start one {what} only")
         yield Lock(folder)
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -87,12 +88,10 @@ def _local(folder: str, what: str, flag: str) -> Iterator[None]:
         os.write(descriptor, json.dumps(_holder()).encode())
         yield
     finally:
-        try:
-            # Deleted while locked: a waiting process notices, and makes a new one.
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-        finally:
-            os.close(descriptor)
+        # Deleted while locked: a waiting process notices, and makes a new one.
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        os.close(descriptor)
 
 
 def _open_current(path: str, folder: str, what: str, flag: str) -> int:
@@ -102,14 +101,11 @@ def _open_current(path: str, folder: str, what: str, flag: str) -> int:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise UserError(_refusal(folder, what, flag, os.read(descriptor, 4096))) from error
+                raise _refused(folder, what, flag, os.read(descriptor, 4096)) from error
             except OSError as error:
                 if error.errno not in _NOT_SUPPORTED:
                     raise
-                print(
-                    f"{folder}: this file system has no locks; start one {what} only",
-                    file=sys.stderr,
-                )
+                _warn(f"{folder}: this file system has no locks; start one {what} only")
                 return descriptor
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), os.stat(path)):
@@ -149,7 +145,7 @@ class _InBucket(Lock):
             generation = self._wait_for_end(generation, found)
         written = self._write(generation)
         if not written:
-            raise UserError(_refusal(self.folder, self._what, self._flag, self._read()[1]))
+            raise _refused(self.folder, self._what, self._flag, self._read()[1])
         self._generation = written
         self._thread.start()
         return self
@@ -162,15 +158,9 @@ class _InBucket(Lock):
                 files.remove(self._path)
 
     def _wait_for_end(self, generation: str, found: bytes) -> str:
-        """Returns the generation of a lock whose holder has ended, "" for a released lock.
-
-        Raises UserError if the holder is alive.
-        """
-        print(
-            f"{self.folder} is locked by {_named(found)}: watching for {_PATIENCE_SECONDS:.0f} s "
-            "whether it is alive",
-            file=sys.stderr,
-        )
+        """Returns the generation of a lock whose holder has ended, "" for a released lock."""
+        watching = f"watching for {_PATIENCE_SECONDS:.0f} s whether it is alive"
+        _warn(f"{self.folder} is locked by {_named(found)}: {watching}")
         end = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < end:
             time.sleep(_BEAT_SECONDS / 2)
@@ -178,7 +168,7 @@ class _InBucket(Lock):
             if not now:
                 return ""
             if now != generation:
-                raise UserError(_refusal(self.folder, self._what, self._flag, found))
+                raise _refused(self.folder, self._what, self._flag, found)
         return generation
 
     def _beat(self) -> None:
@@ -193,11 +183,10 @@ class _InBucket(Lock):
 
     def _read(self) -> tuple[str, bytes]:
         """Returns the lock's (generation, content); ("", b"") without a lock."""
-        try:
+        with contextlib.suppress(FileNotFoundError):
             info = Store(self._path).info()
             return str(info["generation"]), files.read_bytes(self._path)
-        except FileNotFoundError:
-            return "", b""
+        return "", b""
 
     def _write(self, generation: str) -> str:
         """Writes the lock if it still has this generation; returns the new one, or "".
@@ -209,22 +198,12 @@ class _InBucket(Lock):
 
         def upload(fs: Any, inner: str) -> str:
             bucket, _, name = inner.partition("/")
-            url = fs.base.replace("/storage/", "/upload/storage/") + "b/{}/o"
-            made = fs.call(
-                *("POST", url, bucket),
-                uploadType="media",
-                name=name,
-                ifGenerationMatch=generation or "0",
-                data=data,
-                headers={"Content-Type": "application/json"},
-                json_out=True,
-            )
+            match = {"ifGenerationMatch": generation or "0", "json_out": True}
+            made = store.post(fs, bucket, name, data, "application/json", **match)
             return str(made["generation"])
 
-        try:
+        with contextlib.suppress(FileExistsError):  # HTTP 412, as gcsfs raises it
             return Store(self._path).ask(upload)
-        except FileExistsError:  # HTTP 412, as gcsfs raises it
-            pass
         now, found = self._read()
         return now if self._content["id"].encode() in found else ""
 
@@ -233,8 +212,7 @@ class Observer:
     """Tells whether the lock on a folder has a live holder, without taking it."""
 
     def __init__(self, folder: str):
-        self._folder = folder
-        self._seen, self._since = b"", time.monotonic()
+        self._folder, self._seen, self._since = folder, b"", time.monotonic()
 
     def alive(self) -> bool | None:
         """Returns whether the holder is alive; None if unknown.
@@ -248,7 +226,7 @@ class Observer:
         if _ended_here(found):
             return False
         if not files.is_remote(self._folder):
-            return True if _is_here(found) else None
+            return True if _holder_here(found) else None
         if found != self._seen:
             self._seen, self._since = found, time.monotonic()
         return time.monotonic() - self._since < _PATIENCE_SECONDS
@@ -258,19 +236,12 @@ def _has_locks(folder: str) -> bool:
     return not files.is_remote(folder) or is_on_gcs(folder)
 
 
-def _is_here(content: bytes) -> bool:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
-        return json.loads(content)["machine"] == _machine() != ""
-    return False
-
-
 def _holder() -> dict[str, Any]:
-    since = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     machine = _machine()
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "since": since,
+        "since": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         "machine": machine,
         **({"began": _began(os.getpid())} if machine else {}),
     }
@@ -288,10 +259,17 @@ def _machine() -> str:
         return ""
 
 
-def _ended_here(content: bytes) -> bool:
-    with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
+def _holder_here(content: bytes) -> dict[str, Any] | None:
+    """Returns a lock's holder if it is a process of this machine."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         holder = json.loads(content)
-        if holder["machine"] == _machine() != "":
+        return holder if holder["machine"] == _machine() != "" else None
+    return None
+
+
+def _ended_here(content: bytes) -> bool:
+    with contextlib.suppress(KeyError, TypeError, OSError):
+        if holder := _holder_here(content):
             try:
                 os.kill(holder["pid"], 0)
             except ProcessLookupError:
@@ -313,15 +291,12 @@ def _began(pid: int) -> str:
 
 
 def _named(content: bytes) -> str:
-    try:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         holder = json.loads(content)
         return f"process {holder['pid']} on {holder['host']} (since {holder['since']})"
-    except (ValueError, KeyError, TypeError):
-        return "another process"
+    return "another process"
 
 
-def _refusal(folder: str, what: str, flag: str, content: bytes) -> str:
-    return (
-        f"another {what} is writing {folder}: {_named(content)}; wait until it ends, or choose "
-        f"another {flag}"
-    )
+def _refused(folder: str, what: str, flag: str, content: bytes) -> UserError:
+    other = f"another {what} is writing {folder}: {_named(content)}"
+    return UserError(f"{other}; wait until it ends, or choose another {flag}")

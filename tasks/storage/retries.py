@@ -55,11 +55,8 @@ def with_retries(
 
     `what` names the file or service in messages. `action` tracks its own progress. A change of
     `progress()` resets the time limit and the delay. `seconds()` is the time limit without
-    progress, if lower than PALIMPSEST_RETRY_SECONDS.
-
-    Raises:
-      UserError: the time limit has passed; names `what` and the last error.
-      Exception: any permanent error that `action` raises.
+    progress, if lower than PALIMPSEST_RETRY_SECONDS. Raises UserError once the limit has passed,
+    with the last error, and any permanent error of `action`.
     """
     most = float(os.environ.get("PALIMPSEST_RETRY_SECONDS", 600))
     first = float(os.environ.get("PALIMPSEST_RETRY_DELAY", 1))

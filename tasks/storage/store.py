@@ -73,7 +73,6 @@ class Store:
             raise
 
     def info(self) -> dict[str, Any]:
-        """Returns fsspec's info on a file: size, type, and other store metadata."""
         return self.ask(lambda fs, inside: fs.info(inside))
 
     def open(self, listed: tuple[int, str] | None = None, ahead: int = REQUEST_BYTES) -> IO[bytes]:
@@ -125,7 +124,6 @@ class Store:
         return info
 
     def upload(self, source: str) -> None:
-        """Uploads a local file as one object."""
         self.ask(lambda fs, inside: _upload(fs, source, inside, is_on_gcs(self._url)))
 
 
@@ -151,11 +149,8 @@ def _advice(path: str, error: Exception) -> str:
 @functools.lru_cache(maxsize=64)
 def _check_bucket(bucket: str) -> None:
     fs, _ = filesystem(f"gs://{bucket}")
-
     # Readers of objects are permitted to list them, but not to query the bucket.
-    def look() -> None:
-        fs.call("GET", "b/{}/o", bucket, maxResults=1)
-
+    look = functools.partial(fs.call, "GET", "b/{}/o", bucket, maxResults=1)
     try:
         retries.with_retries(f"gs://{bucket}", look)
     except FileNotFoundError as error:
@@ -184,10 +179,16 @@ def _upload(fs: Any, source: str, target: str, on_gcs: bool) -> None:
         # data.
         bucket, _, name = target.partition("/")
         with open(source, "rb") as file:
-            data = file.read()
-        url = fs.base.replace("/storage/", "/upload/storage/") + "b/{}/o"
-        kind = {"Content-Type": "application/octet-stream"}
-        fs.call("POST", url, bucket, uploadType="media", name=name, data=data, headers=kind)
+            post(fs, bucket, name, file.read(), "application/octet-stream")
+
+
+def post(fs: Any, bucket: str, name: str, data: bytes, kind: str, **more: Any) -> Any:
+    """Writes an object to Cloud Storage in one request."""
+    url = fs.base.replace("/storage/", "/upload/storage/") + "b/{}/o"
+    headers = {"Content-Type": kind}
+    return fs.call(
+        "POST", url, bucket, uploadType="media", name=name, data=data, headers=headers, **more
+    )
 
 
 def etag(info: dict[str, Any]) -> str:
@@ -216,8 +217,7 @@ def check_same(path: str, listed: tuple[int, str], found: tuple[int, str]) -> No
 def open_ranges(path: str, size: int, fetch: Fetch, ahead: int = REQUEST_BYTES) -> IO[bytes]:
     """Opens a file whose ranges `fetch` yields; retries resume at the last byte received.
 
-    `path` is for messages. A request has at least `ahead` bytes; 0 requests exactly the bytes read,
-    without a buffer.
+    `path` is for messages; `ahead` is as in `Store.open`.
     """
     raw = _Ranges(path, size, fetch)
     return io.BufferedReader(raw, ahead) if ahead else cast(IO[bytes], raw)
@@ -226,9 +226,10 @@ def open_ranges(path: str, size: int, fetch: Fetch, ahead: int = REQUEST_BYTES) 
 class _Ranges(io.RawIOBase):
     """A remote file for reading and seeking; a read is only short at the end of the file."""
 
+    _position = 0
+
     def __init__(self, path: str, size: int, fetch: Fetch):
         self._path, self._size, self._fetch = path, size, fetch
-        self._position = 0
 
     def readable(self) -> bool:
         return True

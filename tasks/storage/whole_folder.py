@@ -20,8 +20,7 @@ def written(path: str) -> Iterator[str]:
     """Yields a new folder beside the local `path`, which gets that name on success.
 
     The folder is deleted if the block fails or a signal ends the process, as are folders of killed
-    processes for the same path: a live writer holds a lock on its folder. Raises UserError if
-    `path` exists or no folder can be made beside it.
+    processes, whose locks are free. Raises UserError if `path` exists or has no room beside it.
     """
     parent, name = os.path.split(path)
     files.make_folder(parent)
@@ -66,11 +65,9 @@ def _locked(path: str, parent: str, prefix: str) -> tuple[str, int]:
 def _remove_ownerless(folder: str) -> None:
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            if _lock(descriptor):
-                shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(descriptor)
+        if _lock(descriptor):
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(descriptor)
 
 
 def _lock(descriptor: int) -> bool | None:

@@ -4,8 +4,6 @@ Source: Raffel et al. 2020 (arXiv:1910.10683), appendix D; T5, `preprocessors.sq
 and `translate`.
 """
 
-from __future__ import annotations
-
 import re
 import string
 from collections.abc import Iterator
@@ -14,8 +12,6 @@ from typing import Any
 from tasks.supervised.template import Row, Supervised, TextPair
 
 _LANGUAGES = {"de": "German", "en": "English", "fr": "French", "ro": "Romanian"}
-
-
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")
 _SPACES = re.compile(r"[\t\n\f\r ]+")
 
@@ -26,16 +22,14 @@ def _spaced(text: str) -> str:
 
 
 def _squad(row: Row) -> Iterator[TextPair]:
-    answers = [_spaced(answer) for answer in row["answers"]["text"]]
+    correct = [_spaced(answer) for answer in row["answers"]["text"]]
     question, context = _spaced(row["question"]), _spaced(row["context"])
-    yield {
-        "inputs": _SPACES.sub(" ", f"question: {question} context: {context}"),
-        "targets": answers[0] if answers else "",
-        "answers": answers,
-    }
+    inputs = _SPACES.sub(" ", f"question: {question} context: {context}")
+    yield {"inputs": inputs, "targets": correct[0] if correct else "", "answers": correct}
 
 
-def _answers(text: str, pair: TextPair, is_target: bool) -> Any:
+def answers(text: str, pair: TextPair, is_target: bool) -> Any:
+    """Returns a predicted text, or the correct answers of a pair."""
     return pair.get("answers", [text]) if is_target else text
 
 
@@ -60,7 +54,7 @@ def translation(name: str, source: str, before: str, after: str) -> Supervised:
 
 
 TASKS = (
-    Supervised("squad", "squad", _squad, ("squad",), _answers),
+    Supervised("squad", "squad", _squad, ("squad",), answers),
     summarization("cnn_dailymail", "cnn_dailymail/3.0.0", "article", "highlights"),
     summarization("xsum", "xsum", "document", "summary"),
     *(

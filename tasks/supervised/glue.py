@@ -6,8 +6,6 @@ Differences: T5 also evaluates WNLI in the form of WSC, and has the diagnostic s
 are not public.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -7,12 +7,11 @@ diagnostic sets AX-b and AX-g, whose labels are not public, and DPR. Its macro F
 three classes, here over those among the targets.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from tasks.supervised.generation import answers
 from tasks.supervised.template import UNKNOWN, Row, Supervised, TextPair, classification, joined
 
 _FALSE_TRUE = ("False", "True")
@@ -41,13 +40,9 @@ def _record(row: Row) -> Iterator[TextPair]:
     passage = re.sub(r"\n@highlight\n", ". ", passage)
     entities = ", ".join(row["entities"])
     inputs = f"record query: {row['query']} entities: {entities} passage: {passage}"
-    answers = list(row["answers"])
-    for answer in dict.fromkeys(answers) or [UNKNOWN]:
-        yield {"inputs": inputs, "targets": answer, "answers": answers}
-
-
-def _answers(text: str, pair: TextPair, is_target: bool) -> Any:
-    return pair["answers"] if is_target else text
+    correct = list(row["answers"])
+    for answer in dict.fromkeys(correct) or [UNKNOWN]:
+        yield {"inputs": inputs, "targets": answer, "answers": correct}
 
 
 def _wsc(row: Row) -> Iterator[TextPair]:
@@ -64,10 +59,7 @@ def _wsc(row: Row) -> Iterator[TextPair]:
 
 
 def _true_referent(row: Row) -> bool:
-    """Returns whether the noun is the pronoun's referent; otherwise the answer is unknown.
-
-    Source: Raffel et al. 2020, section 2.4.
-    """
+    # Otherwise the answer is unknown. Source: Raffel et al. 2020, section 2.4.
     return int(row["label"]) == 1
 
 
@@ -118,7 +110,7 @@ TASKS = (
         "super_glue_multirc", "super_glue/multirc", _multirc, ("f1", "grouped_exact_match"),
         _multirc_judged,
     ),
-    Supervised("super_glue_record", "super_glue/record", _record, ("squad",), _answers),
+    Supervised("super_glue_record", "super_glue/record", _record, ("squad",), answers),
     classification(
         "rte", "super_glue/rte", ("hypothesis", "premise"), ("entailment", "not_entailment"),
         ("accuracy",),

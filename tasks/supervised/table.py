@@ -1,7 +1,5 @@
 """All supervised tasks by name."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """The form of a supervised task: how rows become texts, and how predictions are judged."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,23 +14,15 @@ TextPair = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Supervised:
-    """A supervised task, independent of where its rows are stored.
+    """A supervised task, independent of where its rows are stored."""
 
-    Attributes:
-      name: the task's name, T5's if T5 has it.
-      source: the rows' data set and configuration on the Hugging Face Hub.
-      pairs: a row -> its examples; most rows have one.
-      metrics: names of the metrics of `tasks.metrics.metric.METRICS`.
-      postprocess: (text, pair, is_target) -> value for metrics; None: the text.
-      trains_on: row -> whether to train on it; None: on all rows.
-    """
-
-    name: str
-    source: str
-    pairs: Callable[[Row], Iterable[TextPair]]
-    metrics: tuple[str, ...]
+    name: str  # T5's if T5 has it
+    source: str  # the rows' data set and configuration on the Hugging Face Hub
+    pairs: Callable[[Row], Iterable[TextPair]]  # a row -> its examples; most rows have one
+    metrics: tuple[str, ...]  # names in `tasks.metrics.metric.METRICS`
+    # (text, pair, is_target) -> value for metrics; None takes the text.
     postprocess: Callable[[str, TextPair, bool], Any] | None = None
-    trains_on: Callable[[Row], bool] | None = None
+    trains_on: Callable[[Row], bool] | None = None  # None trains on all rows
 
     def examples(self, rows: Iterable[Row], evaluating: bool = False) -> Iterator[TextPair]:
         """Yields the examples of rows, in order; when `evaluating`, only the first per row."""
@@ -59,13 +49,9 @@ class Supervised:
 
 def joined(name: str, row: Row, keys: Sequence[str]) -> str:
     """Returns "NAME key: value key: value", T5's format."""
-    return " ".join([name, *(f"{key}: {_plain(row[key])}" for key in keys)])
-
-
-def _plain(value: Any) -> str:
-    if value is None:
+    if any(row[key] is None for key in keys):
         raise TypeError("null")
-    return value if isinstance(value, str) else str(value)
+    return " ".join([name, *(f"{key}: {row[key]}" for key in keys)])
 
 
 # Target of unlabelled rows. Source: T5, `preprocessors.glue`.

@@ -13,21 +13,17 @@ from tasks.terminal.flags import made, parse
 class Command:
     """A command, called with its words.
 
-    Args:
-      flags: the dataclass of its flags, or "module:class", which is imported when the command runs.
-      run: takes the flags; returns the exit code, or None for 0.
-      at_once: advice printed when Ctrl-C ends the process at once, such as "run the same command
-        again"; None makes Ctrl-C raise KeyboardInterrupt.
-      terminated: whether SIGTERM ends the process at once, too.
+    With `at_once`, advice such as "run the same command again", Ctrl-C prints it and ends the
+    process at once; without it, Ctrl-C raises KeyboardInterrupt.
     """
 
     def __init__(
         self,
-        flags: Any,
-        run: Callable[[Any], int | None],
+        flags: Any,  # the dataclass, or "module:class", which is imported when the command runs
+        run: Callable[[Any], int | None],  # takes the flags; returns the exit code, or None for 0
         *,
         at_once: str | None = None,
-        terminated: bool = False,
+        terminated: bool = False,  # SIGTERM ends the process at once, too
     ):
         self._flags, self._run = flags, run
         self._at_once, self._terminated = at_once, terminated
@@ -35,7 +31,6 @@ class Command:
 
     @property
     def flags(self) -> type:
-        """The dataclass of the flags."""
         if isinstance(self._flags, str):
             module, _, name = self._flags.partition(":")
             return getattr(importlib.import_module(module), name)
@@ -54,7 +49,6 @@ class Command:
         return self._run(made(self.flags, parse(self.flags, words))) or 0
 
     def help(self, topic: str = "", program: str | None = None) -> str:
-        """Returns the text of --help or --help=TOPIC."""
         program = program or f"python -m {self.__module__}"
         text = sys.modules[self._run.__module__].__doc__ or ""
         return help.page(self.flags, program, text, topic)

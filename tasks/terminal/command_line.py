@@ -4,7 +4,6 @@ A user's mistake is one line on stderr, which names the cause and what to do, an
 traceback means a bug in this project.
 """
 
-import argparse
 import difflib
 import errno
 import os
@@ -41,96 +40,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Returns " (did you mean X?)" for the known name closest to `name`, or ""."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
-
-
-# The parser of commands that do not use dataclasses yet.
-_NO_DEFAULTS: tuple[object, ...] = (None, "", [], (), argparse.SUPPRESS)
-
-
-class Help(argparse.HelpFormatter):
-    """Help that appends defaults, such as "(default: 7)".
-
-    None, False, empty defaults, required flags and texts that state the default get nothing.
-    """
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        text, default = action.help or "", action.default
-        if default is False or any(default == empty for empty in _NO_DEFAULTS):
-            return text
-        if action.required or not action.option_strings or "(default" in text.replace("%", ""):
-            return text
-        return f"{text} (default: %(default)s)"
-
-
-class RawHelp(Help, argparse.RawDescriptionHelpFormatter):
-    """Help that keeps the line breaks of the parser's description and epilog."""
-
-
-class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with one-line errors and suggestions for misspelled flags.
-
-    Attributes:
-      refuse_others: exits if a flag unknown to this parser is also unknown to the parsers it is
-        passed on to. It runs before a missing flag is reported, which may only be misspelled.
-    """
-
-    refuse_others: Callable[[list[str]], None] | None = None
-    _given: Sequence[str] = ()
-
-    def __init__(self, **kwargs: Any):
-        kwargs.setdefault("formatter_class", Help)
-        super().__init__(allow_abbrev=False, **kwargs)
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses as usual; no other flags are allowed."""
-        self.refuse_others = self.refuse_unknown
-        return super().parse_args(args, namespace)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses as usual."""
-        self._given = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(args, namespace)
-
-    def error(self, message: str) -> NoReturn:
-        if "arguments are required: " in message and self.refuse_others:
-            flags = [each for each in self._given if each.startswith("--") and each != "--"]
-            known = self._option_string_actions
-            self.refuse_others([each for each in flags if each.partition("=")[0] not in known])
-        unknown = message.removeprefix("unrecognized arguments: ")
-        if unknown != message:
-            self.refuse_unknown(unknown.split())
-        self.exit(EXIT_USER_ERROR, f"{self.prog}: error: {message}\n")
-
-    def refuse_unknown(self, arguments: list[str]) -> None:
-        """Exits with an error that names the first of `arguments`, if any."""
-        if arguments:
-            flag = arguments[0].split("=")[0]
-            hint = nearest(flag, self._option_string_actions)
-            self.exit(EXIT_USER_ERROR, f"{self.prog}: error: unknown flag {flag}{hint}\n")
-
-
-def positive(text: str) -> int:
-    """Parses an integer above 0."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def at_least_0(text: str) -> int:
-    """Parses an integer, 0 or above."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
-    return value
-
-
-def share(text: str) -> float:
-    """Parses a number from 0 to 1."""
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return value
 
 
 class _Interrupts:

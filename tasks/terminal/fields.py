@@ -22,20 +22,16 @@ class Rule(NamedTuple):
 class ReadIf(NamedTuple):
     """The condition under which a field has an effect.
 
-    Attributes:
-      holds: takes the dataclass that has the field or, with `whole`, the whole configuration.
-      why: completes "it has no effect", for example "without --data.shuffle=block"; may be computed
-        from the same value.
-      whole: the condition concerns the whole configuration. `check` then accepts any value, since a
-        preset may set fields its model does not use; only a typed flag is refused.
+    `holds` takes the dataclass that has the field or, with `whole`, the whole configuration. Then
+    `check` accepts any value, since a preset may set fields its model does not use; only a typed
+    flag is refused.
     """
 
     holds: Callable[[Any], bool]
-    why: str | Callable[[Any], str]
+    why: str | Callable[[Any], str]  # completes "it has no effect", as in "without --data.shuffle"
     whole: bool = False
 
     def reason(self, config: Any) -> str:
-        """Returns `why` for a configuration."""
         return self.why if isinstance(self.why, str) else self.why(config)
 
 
@@ -46,49 +42,33 @@ Changes = Literal["results", "batches", "later", "later_batches", "rounding", "n
 
 def field(
     default: Any,
-    words: str,
+    words: str,  # the field's effect, with its unit; shown by --help and --print_config=words
     *,
-    rule: Rule | None = None,
-    choices: Collection[Any] = (),
+    rule: Rule | None = None,  # condition on a value other than None, enforced by `check`
+    choices: Collection[Any] = (),  # enforced by `check`; a table may grow later
     aliases: Iterable[str] = (),
-    unstored: Any = REQUIRED,
-    read_if: ReadIf | None = None,
+    unstored: Any = REQUIRED,  # the value in a stored configuration that lacks the field
+    read_if: ReadIf | None = None,  # when the field has an effect
+    # Field -> why, for fields of a nested dataclass that never have an effect here.
     unread: Mapping[str, str] = MappingProxyType({}),
-    changes: Changes | None = None,
-    often: str = "",
-    name: str = "",
-    metavar: str = "",
-    alone: str | None = None,
-    repeated: bool = False,
-    positional: bool = False,
-    flat: bool = False,
-    partial: type | None = None,
+    changes: Changes | None = None,  # of another value; None inherits from the enclosing dataclass
+    often: str = "",  # few words for a short list; without them only --help=all shows the flag
+    name: str = "",  # the flag's name, if it is not the field's
+    metavar: str = "",  # the value's name in help; by default it follows from the type
+    alone: str | None = None,  # the text that the flag stands for without a value
+    repeated: bool = False,  # each use of the flag adds an element to the tuple
+    positional: bool = False,  # the value is given without a flag's name; a tuple takes several
+    flat: bool = False,  # the flags of a nested dataclass have no prefix
+    partial: type | None = None,  # a dataclass whose flags the field holds as `flags.Given`
     rest: Callable[[Sequence[str], Collection[str]], None] | None = None,
 ) -> Any:
     """Returns a dataclass field that carries its own help text, rules and flag.
 
-    Args:
-      default: the default value, or REQUIRED. A class or a function is called for each instance.
-      words: the field's effect, with its unit; shown by --help and --print_config=words.
-      rule: condition on a value other than None, enforced by `check`.
-      choices: allowed values, enforced by `check`. A table that grows later is read in its current
-        state.
-      aliases: former names, still accepted in flags and stored configurations. "--name" is a name
-        without the prefix of the dataclass; "name.*" takes every flag that begins with "name.".
-      unstored: the value in a stored configuration that lacks the field; the default if not given.
-      read_if: when the field has an effect.
-      unread: field -> why, for fields of a nested dataclass that never have an effect here.
-      changes: the effect of another value; None inherits from the enclosing dataclass.
-      often: few words for the flag in a short list; without them only --help=all shows it there.
-      name: the flag's name, if it is not the field's.
-      metavar: the value's name in help; by default it follows from the type.
-      alone: the text that the flag stands for without a value.
-      repeated: each use of the flag adds an element to the tuple.
-      positional: the value is given without a flag's name; a tuple takes several.
-      flat: the flags of a nested dataclass have no prefix.
-      partial: a dataclass whose flags are read into the field as `flags.Given`, without making it.
-      rest: makes the field take all words that are not flags. The function gets unknown words and
-        the known names and refuses the former; it is called before another mistake is reported.
+    A class or a function as `default` is called for each instance. `aliases` are former names,
+    still accepted in flags and stored configurations: "--name" is a name without the prefix of the
+    dataclass; "name.*" takes every flag that begins with "name.". `rest` makes the field take all
+    words that are not flags; the function gets unknown words and the known names and refuses the
+    former, before another mistake is reported.
     """
     metadata = {**locals(), "aliases": tuple(aliases)}
     if callable(default):
@@ -97,11 +77,7 @@ def field(
 
 
 class Rejected(ValueError):
-    """A configuration rejects the value of a field.
-
-    `field` is its path within the rejecting dataclass; `rule` says what is allowed, as in "0 or
-    more".
-    """
+    """A configuration rejects the value of a field; `rule` says what is allowed."""
 
     def __init__(self, field: str, value: object, rule: str):
         """`field` may start with the name of its class: "LossConfig.z_loss"."""
@@ -112,7 +88,7 @@ class Rejected(ValueError):
 
 
 class Unread(Rejected):
-    """A field is set that has no effect beside the others; `why` completes "it has no effect"."""
+    """A field is set that has no effect; `why` completes "it has no effect"."""
 
     def __init__(self, field: str, value: object, default: object, why: str):
         unset = "unset" if default is None else repr(default)
@@ -152,6 +128,13 @@ def check(config: Any) -> None:
             raise Unread(f"{owner}.{each.name}", value, each.default, unread[each.name])
 
 
+class Checked:
+    """A base of dataclasses that `check` themselves."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 def at_least(least: float) -> Rule:
     """Returns the rule of numbers with a lower bound."""
     return Rule(f"{least} or more", lambda value: value >= least)
@@ -163,10 +146,7 @@ def above(bound: float) -> Rule:
 
 
 SEED = Rule("a 64-bit integer", lambda seed: -(2**63) <= seed < 2**63)
-# Shares such as dropout rates and decay rates of moments.
 BELOW_ONE = Rule("in [0, 1)", lambda value: 0 <= value < 1)
-
-
 SHARE = Rule("from 0 to 1", lambda value: 0 <= value <= 1)
 
 

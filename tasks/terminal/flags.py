@@ -29,7 +29,7 @@ class Flag(NamedTuple):
     """The flag of a field.
 
     `path` is the field's path within the dataclass of all flags, `name` the text after "--",
-    `group` the nested dataclass that has the field, or "".
+    `group` the nested dataclass that has the field, or "", and `title` describes the group.
     """
 
     path: str
@@ -37,21 +37,19 @@ class Flag(NamedTuple):
     declared: Any
     field: dataclasses.Field[Any]
     group: str
+    title: str
     required: bool
 
     @property
     def is_tuple(self) -> bool:
-        """Whether the field is a tuple."""
         return typing.get_origin(self.declared) is tuple
 
     @property
     def words(self) -> str:
-        """The flag's effect."""
         return self.field.metadata["words"]
 
     @property
     def names(self) -> list[str]:
-        """All names of the flag."""
         prefix = self.name.removesuffix(self.field.metadata["name"] or self.field.name)
         former = self.field.metadata["aliases"]
         return [self.name, *(each[2:] if each[:2] == "--" else prefix + each for each in former)]
@@ -73,6 +71,13 @@ class Given(NamedTuple):
     values: dict[str, Any]
     typed: dict[str, str]
 
+    def give(self, flag: Flag, name: str, text: str, grows: bool) -> None:
+        """Sets the value of a flag given as `name`, or adds to it if it `grows`."""
+        value = flag.parsed(name, text)
+        if grows:
+            value = (*self.values.get(flag.path, ()), value)
+        self.values[flag.path], self.typed[flag.path] = value, f"--{name}={text}"
+
     def below(self, path: str) -> "Given":
         """Returns the flags of the nested dataclass at `path`."""
         start = f"{path}."
@@ -83,37 +88,27 @@ class Given(NamedTuple):
         return Given(values, typed)
 
 
+@functools.cache
 def flags_of(kind: type) -> tuple[Flag, ...]:
     """Returns the flags of a dataclass, in the order of its fields."""
-    return _flags_of(kind)
+    return tuple(_walk(kind, "", "", ("", ""), False))
 
 
-@functools.cache
-def _flags_of(kind: type) -> tuple[Flag, ...]:
-    return tuple(_walk(kind, "", "", "", False))
-
-
-def _walk(kind: Any, path: str, prefix: str, group: str, partial: bool) -> Iterator[Flag]:
+def _walk(
+    kind: Any, path: str, prefix: str, group: tuple[str, str], partial: bool
+) -> Iterator[Flag]:
     hints = typing.get_type_hints(kind)
     for each in dataclasses.fields(kind):
         declared = each.metadata["partial"] or hints[each.name]
         if not dataclasses.is_dataclass(declared):
-            required = not (partial or _has_default(each))
+            required = each.default is REQUIRED and each.default_factory is REQUIRED
             name = prefix + (each.metadata["name"] or each.name)
-            yield Flag(path + each.name, name, declared, each, group, required)
+            yield Flag(path + each.name, name, declared, each, *group, required and not partial)
             continue
         inner = prefix if each.metadata["flat"] else f"{prefix}{each.name}."
-        yield from _walk(
-            declared,
-            f"{path}{each.name}.",
-            inner,
-            group if prefix and group else each.name,
-            partial or each.metadata["partial"] is not None,
-        )
-
-
-def _has_default(field: dataclasses.Field[Any]) -> bool:
-    return field.default is not REQUIRED or field.default_factory is not REQUIRED
+        of = group if prefix and group[0] else (each.name, each.metadata["words"])
+        some = partial or each.metadata["partial"] is not None
+        yield from _walk(declared, f"{path}{each.name}.", inner, of, some)
 
 
 def parse(kind: type, words: Sequence[str]) -> Given:
@@ -141,13 +136,10 @@ def parse(kind: type, words: Sequence[str]) -> Given:
         text = _value(name, flag, pending) if typed is None else typed
         if name in flag.names[1:] and text in NONE:  # an unset former name
             continue
-        value = flag.parsed(name, text)
-        if flag.field.metadata["repeated"]:
-            value = (*given.values.get(flag.path, ()), value)
-        elif names.get(flag.path, name) != name:
+        if not flag.field.metadata["repeated"] and names.get(flag.path, name) != name:
             raise UserError(f"--{names[flag.path]} and --{name} are the same: set one of them")
         names[flag.path] = name
-        given.values[flag.path], given.typed[flag.path] = value, f"--{name}={text}"
+        given.give(flag, name, text, flag.field.metadata["repeated"])
     _finish(flags, known, given, rest)
     return given
 
@@ -182,13 +174,8 @@ def _place(text: str, places: list[Flag], given: Given, rest: list[str]) -> None
     if not places:
         rest.append(text)
         return
-    flag = places[0]
-    value = flag.parsed(flag.name, text)
-    if flag.is_tuple:
-        value = (*given.values.get(flag.path, ()), value)
-    else:
-        places.pop(0)
-    given.values[flag.path], given.typed[flag.path] = value, f"--{flag.name}={text}"
+    flag = places[0] if places[0].is_tuple else places.pop(0)
+    given.give(flag, flag.name, text, flag.is_tuple)
 
 
 def _finish(flags: Sequence[Flag], known: Collection[str], given: Given, rest: list[str]) -> None:

@@ -1,6 +1,5 @@
 """The text of --help: usage, description, and flags by group."""
 
-import dataclasses
 import shutil
 import textwrap
 import types
@@ -23,12 +22,7 @@ _LONGEST_METAVAR = 50
 _METAVARS = {bool: "true|false", int: "N", float: "X", str: "TEXT", tuple: "A,B"}
 
 
-def page(
-    kind: Any,
-    program: str,
-    description: str,
-    topic: str = "",
-) -> str:
+def page(kind: Any, program: str, description: str, topic: str = "") -> str:
     """Returns the help of a command.
 
     The dataclass `kind` may add topics, `help_topics()` (name -> function), and defaults to show,
@@ -39,7 +33,7 @@ def page(
     if topic in topics:
         return topics[topic]()
     defaults = kind.help_defaults() if hasattr(kind, "help_defaults") else {}
-    titles = _titles(kind)
+    titles = {flag.group: flag.title for flag in flags_of(kind) if flag.group}
     flags = [flag for flag in flags_of(kind) if not flag.field.metadata["rest"]]
     if topic in titles:
         return "\n".join(_group(topic, titles, flags, defaults))
@@ -54,7 +48,8 @@ def page(
         first = next(iter(titles), "")
         often.sort(key=lambda flag: flag.group not in ("", first))
         lines += [_brief(flag, defaults) for flag in often]
-        lines += ["", _more(len(flags), [*topics, *titles])]
+        text = f"--help={ALL} shows all {len(flags)} flags, --help=GROUP one group: "
+        lines += ["", textwrap.fill(text + ", ".join([*topics, *titles]), _width())]
     else:
         for group in ("", *titles):
             lines += _group(group, titles, flags, defaults)
@@ -78,24 +73,6 @@ def _brief(flag: Flag, defaults: Mapping[str, Any]) -> str:
     return f"  --{next(short, flag.name)}{value}".ljust(_BRIEF) + f" {words}"
 
 
-def _titles(kind: Any) -> dict[str, str]:
-    groups = {flag.group for flag in flags_of(kind)} - {""}
-    found = {}
-
-    def walk(kind: Any) -> None:
-        hints = typing.get_type_hints(kind)
-        for each in dataclasses.fields(kind):
-            inner = each.metadata["partial"] or hints[each.name]
-            if dataclasses.is_dataclass(inner):
-                if each.name in groups:
-                    found[each.name] = each.metadata["words"]
-                if each.metadata["flat"]:
-                    walk(inner)
-
-    walk(kind)
-    return found
-
-
 def _usage(flags: Iterable[Flag]) -> str:
     parts = []
     for flag in flags:
@@ -112,12 +89,10 @@ def metavar(flag: Flag) -> str:
     metadata = flag.field.metadata
     if metadata["metavar"]:
         return metadata["metavar"]
-    choices = f"{{{','.join(map(str, metadata['choices']))}}}" if metadata["choices"] else ""
-    if choices:
+    if metadata["choices"]:
+        choices = f"{{{','.join(map(str, metadata['choices']))}}}"
         return choices if len(choices) <= _LONGEST_METAVAR else "NAME"
-    declared = flag.declared
-    if metadata["repeated"]:
-        (declared, *_) = typing.get_args(declared)
+    declared = typing.get_args(flag.declared)[0] if metadata["repeated"] else flag.declared
     return _METAVARS[_plain(declared)]
 
 
@@ -146,31 +121,20 @@ def _described(flag: Flag, defaults: Mapping[str, Any]) -> str:
         value = f"[={metavar(flag)}]" if alone else f"={metavar(flag)}"
         names = [name for name in flag.names if not name.endswith(".*")]
         head = ", ".join(f"--{name}{'' if _is_switch(flag) else value}" for name in names)
-    indent = " " * _INDENT
-    text = textwrap.fill(
-        flag.words + _default(flag, defaults),
-        _width(),
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_on_hyphens=False,
-    )
+    words = flag.words + _default(flag, defaults)
+    lines = textwrap.wrap(words, _width() - _INDENT, break_on_hyphens=False)
+    text = textwrap.indent("\n".join(lines), " " * _INDENT)
     if len(head) < _INDENT - 3:
         return f"  {head}{text[len(head) + 2 :]}"
     return f"  {head}\n{text}"
 
 
-def _more(count: int, topics: Iterable[str]) -> str:
-    text = f"--help={ALL} shows all {count} flags, --help=GROUP one group: {', '.join(topics)}"
-    return textwrap.fill(text, _width())
-
-
 def _filled(text: str) -> str:
     """Returns paragraphs that fit the terminal; indented ones keep their lines."""
     paragraphs = textwrap.dedent(text).strip().split("\n\n")
-    fitting = (
+    return "\n\n".join(
         each if "\n " in f"\n{each}" else textwrap.fill(each, _width()) for each in paragraphs
     )
-    return "\n\n".join(fitting)
 
 
 def _width() -> int:

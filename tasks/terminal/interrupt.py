@@ -28,8 +28,7 @@ def end_at_once(
     """Makes Ctrl-C print one line and end this process, unless it ignores interrupts.
 
     KeyboardInterrupt could be raised in library callbacks, which print it and continue, and the
-    threads of Orbax would outlive it. The line names `program` and gives `advice`. With
-    `terminated`, SIGTERM does the same.
+    threads of Orbax would outlive it. With `terminated`, SIGTERM does the same.
     """
 
     def end(number: int, _: Any) -> None:

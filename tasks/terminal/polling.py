@@ -14,10 +14,7 @@ _PAUSES = 20
 
 @contextlib.contextmanager
 def polling(look: Callable[[], bool | None], remote: bool) -> Iterator[None]:
-    """Calls `look` on a thread until the block ends or it returns True.
-
-    The interval is 0.5 s, or 10 s if `look` lists a `remote` folder; slow looks lengthen it.
-    """
+    """Calls `look` on a thread until the block ends or it returns True; slow looks are rarer."""
     over = threading.Event()
     seconds = _REMOTE_SECONDS if remote else _LOCAL_SECONDS
 

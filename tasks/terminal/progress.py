@@ -10,7 +10,7 @@ _LINE_SECONDS = 10.0
 
 
 class Progress:
-    """Shows progress towards `total` (None if unknown). Use `shown`, which closes it.
+    """Shows progress towards `total` (None if unknown). Use `shown`, which stops it.
 
     `unit` is "" for counts, "B" for bytes.
     """
@@ -18,12 +18,12 @@ class Progress:
     def __init__(self, description: str, total: float | None, done: float = 0, unit: str = ""):
         self._description, self._total, self._before, self._unit = description, total, done, unit
         self._begin = self._shown = time.monotonic()
-        self._bar: Any = None
+        self.bar: Any = None
         if sys.stderr.isatty():
             from rich import progress
             from rich.console import Console
 
-            self._bar = progress.Progress(
+            self.bar = progress.Progress(
                 progress.SpinnerColumn(),
                 progress.TextColumn("{task.description}"),
                 progress.BarColumn(),
@@ -34,13 +34,13 @@ class Progress:
                 progress.TimeRemainingColumn(),
                 console=Console(stderr=True),
             )
-            self._task = self._bar.add_task(description, total=total, completed=done, note="")
-            self._bar.start()
+            self._task = self.bar.add_task(description, total=total, completed=done, note="")
+            self.bar.start()
 
     def update(self, done: float, note: str = "") -> None:
         """Shows that `done` units are done, including earlier ones."""
-        if self._bar:
-            self._bar.update(self._task, completed=done, note=note)
+        if self.bar:
+            self.bar.update(self._task, completed=done, note=note)
         elif time.monotonic() - self._shown >= _LINE_SECONDS:
             self._shown = time.monotonic()
             parts = [self._description, *([self._amount(done)] if self._total else []), note]
@@ -57,11 +57,6 @@ class Progress:
             amounts = f"{done / 1e6:,.1f}/{self._total / 1e6:,.1f} MB"
         return f"{done / self._total:4.0%}  {amounts}  {left} left"
 
-    def close(self) -> None:
-        """Stops the bar and leaves it on the screen."""
-        if self._bar:
-            self._bar.stop()
-
 
 @contextlib.contextmanager
 def shown(
@@ -72,7 +67,8 @@ def shown(
     try:
         yield progress
     finally:
-        progress.close()
+        if progress.bar:  # it stays on the screen
+            progress.bar.stop()
 
 
 def clock(seconds: float) -> str:

@@ -21,15 +21,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]], markdown: boo
         ]
         return f"| {' | '.join(aligned)} |" if markdown else "  ".join(aligned).rstrip()
 
-    rule = [
-        "|"
-        + "|".join(
-            "-" * (width + 1) + (":" if right else "-")
-            for width, right in zip(widths, numeric, strict=True)
-        )
-        + "|"
-    ]
-    return "\n".join([line(list(header)), *(rule * markdown), *map(line, cells)])
+    dashes = ("-" * (width + 1) for width in widths)
+    rule = [dash + "-:"[right] for dash, right in zip(dashes, numeric, strict=True)]
+    return "\n".join([line(list(header)), *([f"|{'|'.join(rule)}|"] * markdown), *map(line, cells)])
 
 
 def _is_number(cell: str) -> bool:

@@ -1,27 +1,25 @@
 """Facts about the pieces of any vocabulary."""
 
 import dataclasses
-from typing import NamedTuple, Protocol
-
-import numpy as np
+from typing import NamedTuple
 
 # Kinds of pieces; 4 is user-defined. Source: sentencepiece_model.proto, Type.
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6
 
 
 class Pieces(NamedTuple):
-    """The pieces of a vocabulary, in id order.
+    """The pieces of a vocabulary, in id order."""
 
-    Attributes:
-      names: the pieces as the vocabulary's file spells them.
-      kinds: NORMAL, UNKNOWN, CONTROL, 4, UNUSED or BYTE.
-      texts: text that each adds, with its spaces: str, or bytes if it may hold part of a character;
-        "" for control pieces.
-    """
-
-    names: list[str]
-    kinds: list[int]
+    names: list[str]  # the pieces as the vocabulary's file spells them
+    kinds: list[int]  # NORMAL, UNKNOWN, CONTROL, 4, UNUSED or BYTE
+    # Text that each adds, with its spaces: str, or bytes if it may hold part of a character; "" for
+    # control pieces.
     texts: list[str | bytes]
+
+    def add(self, name: str, kind: int, text: str | bytes) -> None:
+        self.names.append(name)
+        self.kinds.append(kind)
+        self.texts.append(text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,18 +56,3 @@ class SpecialIds:
 
 
 T5_IDS = SpecialIds()
-
-
-class Codec(Protocol):
-    """The library that encodes and decodes text, named `library`."""
-
-    library: str
-
-    def normalize(self, text: str) -> str:
-        """Returns a text as it is before segmentation."""
-
-    def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """Returns the ids of each text, int32 [tokens], without BOS and EOS."""
-
-    def decode(self, ids: list[int]) -> str:
-        """Returns the text of ids."""

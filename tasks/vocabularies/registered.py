@@ -19,7 +19,7 @@ class; only text does. A checksum of the ids of some texts detects a changed cla
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -193,23 +193,19 @@ def parsed(model: bytes, name: str = FILE) -> dict[str, Any]:
         numbers = [value["sentinels"], *value["control"], *(special[role] for role in _ROLES)]
         if not all(number is None or _is_id(number, count + 1) for number in numbers):
             raise ValueError("an id is wrong")
-        value["pieces"] = [_piece(piece) for piece in value["pieces"]]
+        value["pieces"] = [
+            piece if isinstance(piece, str) else bytes.fromhex(piece[0])
+            for piece in value["pieces"]
+        ]
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(f"{name} is damaged: restore it from a copy, or build again") from error
     return value
 
 
-def _piece(piece: Any) -> str | bytes:
-    if isinstance(piece, str):
-        return piece
-    return bytes.fromhex(piece[0])
-
-
 def pieces(model: bytes) -> Pieces:
     """Returns the pieces of a vocabulary.json; sentinels are named <extra_id_K>."""
     value = parsed(model)
-    every = value["pieces"]
-    roles = value["special"]
+    every, roles = value["pieces"], value["special"]
     control = {roles["pad"], roles["eos"], roles["bos"], *value["control"]}
     first = len(every) - value["sentinels"]
     found = Pieces([], [], [])
@@ -222,9 +218,7 @@ def pieces(model: bytes) -> Pieces:
             kind, text = CONTROL, ""
         elif number >= first:
             name, kind, text = f"<extra_id_{len(every) - 1 - number}>", CONTROL, ""
-        found.names.append(name)
-        found.kinds.append(kind)
-        found.texts.append(text)
+        found.add(name, kind, text)
     return found
 
 
@@ -268,7 +262,6 @@ class RegisteredCodec:
             )
 
     def another(self) -> OwnVocabulary:
-        """Returns a new instance of the class, for comparison."""
         return _made(self.name)
 
     def normalize(self, text: str) -> str:
@@ -276,14 +269,13 @@ class RegisteredCodec:
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Returns the ids of each text, int32 [tokens]; raises UserError if the class fails."""
-        return [*self._checked(texts)]
-
-    def _checked(self, texts: list[str]) -> Iterator[np.ndarray]:
+        made = []
         for text in texts:
             found = self.try_encode(text)
             if isinstance(found, str):
                 raise UserError(f"{found}: {text[:60]!r}")
-            yield found
+            made.append(found)
+        return made
 
     def try_encode(self, text: str, by: OwnVocabulary | None = None) -> np.ndarray | str:
         """Returns the ids of a text, int32 [tokens], or the reason the class cannot encode it."""

@@ -1,5 +1,6 @@
 """SentencePiece models, read without importing SentencePiece, except to encode and decode."""
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,25 +55,21 @@ class SentencePieceCodec:
         try:
             import sentencepiece
         except ImportError as error:
-            raise UserError(
-                f"{name} needs the package sentencepiece: pip install sentencepiece"
-            ) from error
+            raise UserError(f"{name} needs sentencepiece: pip install sentencepiece") from error
         self.processor: Any = sentencepiece.SentencePieceProcessor()
-        try:
+        count = 0
+        with contextlib.suppress(RuntimeError):
             self.processor.LoadFromSerializedProto(model)
             count = self.processor.get_piece_size()
-        except RuntimeError as error:
-            raise UserError(f"{name} is not a SentencePiece model") from error
         if not count:
             raise UserError(f"{name} is not a SentencePiece model")
 
     def special(self) -> tuple[SpecialIds, bool]:
         """Returns (the model's special ids, whether it has an EOS; if not, EOS's id is -1)."""
-        pad, eos, unk, bos = (
-            getattr(self.processor, f"{role}_id")() for role in ("pad", "eos", "unk", "bos")
-        )
-        optional = [None if number < 0 else number for number in (pad, unk, bos)]
-        return SpecialIds(optional[0], eos, optional[1], optional[2]), eos >= 0
+        eos = self.processor.eos_id()
+        found = {role: getattr(self.processor, f"{role}_id")() for role in ("pad", "unk", "bos")}
+        roles = {role: None if number < 0 else number for role, number in found.items()}
+        return SpecialIds(eos=eos, **roles), eos >= 0
 
     def normalize(self, text: str) -> str:
         return self.processor.normalize(text)

@@ -52,9 +52,7 @@ class TokenIds:
             if number is not None and number < len(found.names):
                 found.kinds[number], found.texts[number] = CONTROL, ""
         if special.eos == len(found.names):
-            found.names.append(ADDED_EOS)
-            found.kinds.append(CONTROL)
-            found.texts.append("")
+            found.add(ADDED_EOS, CONTROL, "")
         return found
 
     @property
@@ -80,7 +78,8 @@ class TokenIds:
         texts = self.texts[first : self.first_sentinel]
         kinds = self.kinds[first : self.first_sentinel]
         starts[first : first + len(texts)] = [
-            _begins_word(text) and kind != BYTE for text, kind in zip(texts, kinds, strict=True)
+            text[:1] in (" ", b" ") and kind != BYTE
+            for text, kind in zip(texts, kinds, strict=True)
         ]
         return starts
 
@@ -116,15 +115,10 @@ class TokenIds:
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
-        sentinels = {sentinel_piece(number): number for number in range(self.sentinels)}
-        return {
-            **{piece: number for number, piece in enumerate(self.pieces)},
-            **{piece: self.size - 1 - number for piece, number in sentinels.items()},
-        }
-
-
-def _begins_word(text: str | bytes) -> bool:
-    return text[:1] in (" ", b" ")
+        found = {piece: number for number, piece in enumerate(self.pieces)}
+        for number in range(self.sentinels):
+            found[sentinel_piece(number)] = self.size - 1 - number
+        return found
 
 
 def kind_of(model: bytes) -> Any:

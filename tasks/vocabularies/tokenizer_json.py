@@ -15,14 +15,14 @@ import numpy as np
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import byte_level
 from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, Pieces, SpecialIds
+from tasks.vocabularies.sentencepiece_model import SPACE
 
 FILE = "tokenizer.json"
 # Name of the built-in vocabulary of bytes.
 BYTES = "bytes"
 # Transformers files that name special tokens; the first that names a token wins.
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
-# SentencePiece's mark for a space, and its name of a byte.
-_SPACE = "\u2581"
+# SentencePiece's name of a byte.
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _USER_DEFINED = 4
 # Limit of the fast tokenizer's tries; lists of pieces are as long as the largest id.
@@ -100,10 +100,9 @@ def pieces(model: bytes) -> Pieces:
     for piece, number in vocab.items():
         names[number], kinds[number] = piece.partition("\0")[0] or piece, NORMAL
     text = _text_rule(value)
-    if _falls_back(value):
-        kinds = [
-            BYTE if _BYTE.fullmatch(each) else kind for each, kind in zip(names, kinds, strict=True)
-        ]
+    for number, name in enumerate(names if _falls_back(value) else ()):
+        if _BYTE.fullmatch(name):
+            kinds[number] = BYTE
     texts = [text(name) if kind != UNUSED else "" for name, kind in zip(names, kinds, strict=True)]
     for each in added:
         number, special = each["id"], each.get("special", False)
@@ -119,16 +118,14 @@ def _text_rule(value: Mapping[str, Any]) -> Callable[[str], str | bytes]:
     """Returns a function piece -> the text it adds."""
     if is_byte_level(value):
         return byte_level.raw
-    if value["model"].get("type") == "WordPiece":
-        mark = value["model"].get("continuing_subword_prefix", "##")
-        return lambda piece: (
-            piece.removeprefix(mark) if mark and piece.startswith(mark) else f" {piece}"
-        )
-    falls_back = _falls_back(value)
+    mark = value["model"].get("continuing_subword_prefix", "##")
+    is_word_piece, falls_back = value["model"].get("type") == "WordPiece", _falls_back(value)
 
     def text(piece: str) -> str | bytes:
+        if is_word_piece:
+            return piece.removeprefix(mark) if mark and piece.startswith(mark) else f" {piece}"
         byte = falls_back and _BYTE.fullmatch(piece)
-        return bytes([int(byte[1], 16)]) if byte else piece.replace(_SPACE, " ")
+        return bytes([int(byte[1], 16)]) if byte else piece.replace(SPACE, " ")
 
     return text
 
@@ -145,9 +142,8 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
 
 def is_byte_level(value: Mapping[str, Any]) -> bool:
     """Returns whether pieces are written in GPT-2's byte alphabet."""
-    return any(step.get("type") == "ByteLevel" for step in _steps(value.get("decoder"))) or any(
-        step.get("type") == "ByteLevel" for step in _steps(value.get("pre_tokenizer"))
-    )
+    steps = (step for part in ("decoder", "pre_tokenizer") for step in _steps(value.get(part)))
+    return any(step.get("type") == "ByteLevel" for step in steps)
 
 
 def _falls_back(value: Mapping[str, Any]) -> bool:
@@ -202,8 +198,9 @@ def special(
         )
     found: dict[str, int | None] = {"pad": None, "eos": None, "bos": None, "unk": unknown}
     for role, keys in _KEYS.items():
-        named = [_content(config[key]) for key in keys for config in configs if config.get(key)]
+        named = [config[key] for key in keys for config in configs if config.get(key)]
         for token in named[:1]:
+            token = token["content"] if isinstance(token, Mapping) else str(token)
             if token not in ids and role != "pad":
                 raise UserError(
                     f"{name} has no token {token}, which {' or '.join(CONFIGS)} beside it names as "
@@ -214,10 +211,6 @@ def special(
             found[role] = next((ids[each] for each in _NAMES[role] if each in ids), None)
     eos = found.pop("eos")
     return SpecialIds(eos=-1 if eos is None else eos, **found), eos is not None
-
-
-def _content(token: Any) -> str:
-    return token["content"] if isinstance(token, Mapping) else str(token)
 
 
 class TokenizersCodec:
@@ -234,9 +227,7 @@ class TokenizersCodec:
         try:
             import tokenizers
         except ImportError as error:
-            raise UserError(
-                f"{name} needs the package tokenizers: pip install tokenizers"
-            ) from error
+            raise UserError(f"{name} needs tokenizers: pip install tokenizers") from error
         try:
             self.tokenizer = tokenizers.Tokenizer.from_buffer(model)
         except Exception as error:  # `tokenizers` raises no narrower class
@@ -277,8 +268,8 @@ class TokenizersCodec:
             return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + 3 for text in texts]
         try:
             found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        except BaseException as error:
-            if not _fails(error):
+        except BaseException as error:  # some errors of `tokenizers` are not an Exception
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             if len(texts) > 1:  # to name the text
                 return [self.encode([text])[0] for text in texts]
@@ -289,8 +280,3 @@ class TokenizersCodec:
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
-
-
-def _fails(error: BaseException) -> bool:
-    """Returns whether `tokenizers` raised this; some of its errors are not an Exception."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"

@@ -2,7 +2,6 @@
 
 Pieces match by text: the bytes that a piece adds to a text, with its space. So `▁the` of
 SentencePiece, `Ġthe` of byte-level BPE and `the` of WordPiece match, and so do `ing` and `##ing`.
-Matching is case-sensitive.
 
     sentinels          by number
     special ids        by role: padding, EOS, BOS, unknown, and the decoder's start
@@ -14,13 +13,11 @@ Matching is case-sensitive.
     the rest           mean of the rows of all old ids
 
 Source: the mean of the old pieces is Gee et al. 2022, "Fast Vocabulary Transfer for Language Model
-Compression" (arXiv:2402.09977), section 2, which segments new pieces with the old tokenizer; no
-library is needed here. The mean of all is Hewitt 2021, "Initializing New Word Embeddings for
-Pretrained Language Models": new ids then take little probability from the old ones.
+Compression" (arXiv:2402.09977), section 2; the mean of all is Hewitt 2021, "Initializing New Word
+Embeddings for Pretrained Language Models": new ids take little probability from the old ones.
 """
 
-from __future__ import annotations
-
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -38,33 +35,21 @@ _ROLES = ("pad", "eos", "bos", "unk")
 
 @dataclass(frozen=True)
 class Rows:
-    """The old rows whose mean is each new row.
+    """The old rows whose mean is each new row."""
 
-    Attributes:
-      sources: int32 [new rows, any], padded with NONE.
-      old_ids: number of old ids; old rows above are padding.
-      old_rows: number of rows of the old table.
-      carried: number of new ids that take the row of one old id.
-      spelled: number of new ids that take the mean of the old pieces that spell them.
-      others: number of new ids that take the mean of all.
-      dropped: number of old ids whose rows no new id carries.
-      shared: number of text pieces among the carried ids.
-    """
-
-    sources: np.ndarray
-    old_ids: int
-    old_rows: int
-    carried: int
-    spelled: int
-    others: int
-    dropped: int
-    shared: int
+    sources: np.ndarray  # int32 [new rows, any], padded with NONE
+    old_ids: int  # number of old ids; old rows above are padding
+    old_rows: int  # number of rows of the old table
+    carried: int  # number of new ids that take the row of one old id
+    spelled: int  # number of new ids that take the mean of the old pieces that spell them
+    others: int  # number of new ids that take the mean of all
+    dropped: int  # number of old ids whose rows no new id carries
+    shared: int  # number of text pieces among the carried ids
 
     @property
     def unchanged(self) -> bool:
         """True if the new rows are exactly the old rows, in order."""
-        count = len(self.sources)
-        return count == self.old_rows and self.begins_equal
+        return len(self.sources) == self.old_rows and self.begins_equal
 
     @property
     def begins_equal(self) -> bool:
@@ -75,12 +60,9 @@ class Rows:
         return bool(same and (first[:, 1:] == NONE).all())
 
     def __str__(self) -> str:
-        made = self.spelled + self.others
         how = f" ({self.spelled:,} as the mean of their old pieces, {self.others:,} of all)"
-        return (
-            f"{self.carried:,} rows carried, {made:,} made{how if made else ''}, "
-            f"{self.dropped:,} dropped"
-        )
+        made = f"{count:,} made{how}" if (count := self.spelled + self.others) else "0 made"
+        return f"{self.carried:,} rows carried, {made}, {self.dropped:,} dropped"
 
 
 class _Piece(NamedTuple):
@@ -121,27 +103,23 @@ class _Pieces:
 
     def spelling(self, text: bytes) -> list[int] | None:
         """Returns the rows of the fewest pieces that spell a text; None if impossible."""
-        size = len(text)
-        best: list[tuple[int, int] | None] = [None] * size + [(0, 0)]
+        size, never = len(text), len(text) + 1
+        # (Fewest pieces from each place on, the end of the first).
+        best = [(never, 0)] * size + [(0, 0)]
         for start in reversed(range(size)):
             for end in range(min(size, start + self._longest), start, -1):
-                rest = best[end]
-                if rest is None or text[start:end] not in self._texts:
-                    continue
-                here = best[start]
-                if here is None or rest[0] + 1 < here[0]:
-                    best[start] = (rest[0] + 1, end)
-        if not size or best[0] is None:
+                count = best[end][0] + 1
+                if count < best[start][0] and text[start:end] in self._texts:
+                    best[start] = count, end
+        if best[0][0] in (0, never):
             return None
         rows, start = [], 0
         while start < size:
-            step = best[start]
-            assert step is not None
-            part = text[start : step[1]]
+            end = best[start][1]
             # A byte that duplicates another piece's text is hardly ever trained.
-            found = min(self._texts[part], key=lambda piece: (piece.kind == BYTE, piece.row))
-            rows.append(found.row)
-            start = step[1]
+            same = self._texts[text[start:end]]
+            rows.append(min(same, key=lambda piece: (piece.kind == BYTE, piece.row)).row)
+            start = end
         return rows
 
 
@@ -247,28 +225,15 @@ def _made(
             lines.append([row])
             shared += of_text and kind in (NORMAL, BYTE)
             continue
-        spelling = None
-        if of_text:
-            toggled = text[1:] if text[:1] == b" " else b" " + text
-            spelling = pieces.spelling(text) or pieces.spelling(toggled)
+        toggled = text[1:] if text[:1] == b" " else b" " + text
+        spelling = of_text and (pieces.spelling(text) or pieces.spelling(toggled))
         lines.append(spelling or [])
         spelled += bool(spelling)
-    padding = range(old_ids, old_rows)
-    lines += [
-        [padding[number % len(padding)]] if padding else [] for number in range(new_rows - new.size)
-    ]
+    padding = itertools.cycle([[row] for row in range(old_ids, old_rows)] or [[]])
+    lines += itertools.islice(padding, new_rows - new.size)
     sources = np.full((new_rows, max(1, *map(len, lines))), NONE, np.int32)
     for number, line in enumerate(lines):
         sources[number, : len(line)] = line
-    carried = sum(row is not None for row in found.values())
-    used = {row for row in found.values() if row is not None}
-    return Rows(
-        sources,
-        old_ids,
-        old_rows,
-        carried,
-        spelled,
-        new.size - carried - spelled,
-        old_ids - len(used),
-        shared,
-    )
+    used = [row for row in found.values() if row is not None]
+    others, dropped = new.size - len(used) - spelled, old_ids - len(set(used))
+    return Rows(sources, old_ids, old_rows, len(used), spelled, others, dropped, shared)

@@ -11,11 +11,9 @@ best segmentation remains, and none is new. BPE: merges within a piece do not cr
 are all kept, so the best pair is the same at every step. WordPiece: the longest match remains.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,13 +21,13 @@ import numpy as np
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import tokenizer_json
 from tasks.vocabularies.pieces import NORMAL
+from tasks.vocabularies.sentencepiece_model import SPACE
 from tasks.vocabulary import Vocabulary, VocabularyRecord, from_bytes
 
 # TrainerSpec.ModelType in sentencepiece_model.proto.
 _UNIGRAM, _BPE = 1, 2
 _ASCII = frozenset(map(chr, range(33, 127)))
-# SentencePiece's mark for a space, and GPT-2's character for it.
-_SPACE, _BYTE_SPACE = "\u2581", "\u0120"
+_BYTE_SPACE = "\u0120"  # GPT-2's character for a space
 
 
 class Trimmed(NamedTuple):
@@ -48,7 +46,7 @@ def trim(
     the most frequent, not counting sentinels. Raises UserError if the vocabulary is of an
     unsupported kind, `vocab_size` is too small, or no piece is dropped or kept for its occurrences.
     """
-    rules = _rules(base)
+    rules = _sentencepiece(base) if base.is_sentencepiece else _tokenizer_json(base)
     kept = set(_always(base, rules))
     kinds = base.ids.kinds
     found = [token for token in np.flatnonzero(counts).tolist() if token < len(kinds)]
@@ -102,21 +100,12 @@ def _opened(base: Vocabulary, model: bytes, new_ids: dict[int, int]) -> Vocabula
 
 
 class _Rules(NamedTuple):
-    """Rules of a kind of vocabulary.
+    """Rules of a kind of vocabulary."""
 
-    Attributes:
-      always: ids kept whatever the corpus.
-      needs: id -> the ids required to find its piece in a text.
-      cut: {old id: new id} of kept pieces -> the bytes of the file with these alone.
-    """
-
-    always: set[int]
-    needs: Callable[[int], set[int]]
+    always: set[int]  # ids kept whatever the corpus
+    needs: Callable[[int], set[int]]  # id -> the ids required to find its piece in a text
+    # {old id: new id} of kept pieces -> the bytes of the file with these alone.
     cut: Callable[[dict[int, int]], bytes]
-
-
-def _rules(base: Vocabulary) -> _Rules:
-    return _sentencepiece(base) if base.is_sentencepiece else _tokenizer_json(base)
 
 
 def _always(base: Vocabulary, rules: _Rules) -> Iterable[int]:
@@ -126,7 +115,7 @@ def _always(base: Vocabulary, rules: _Rules) -> Iterable[int]:
         if token >= base.record.pieces:
             break  # an added EOS
         plain = kind == NORMAL and token < base.first_sentinel and token not in special
-        if not plain or token in rules.always or name in _ASCII or name in (_SPACE, _BYTE_SPACE):
+        if not plain or token in rules.always or name in _ASCII or name in (SPACE, _BYTE_SPACE):
             yield token
 
 
@@ -198,7 +187,7 @@ def _tokenizer_json(base: Vocabulary) -> _Rules:
     ids: dict[str, int] = model["vocab"]
     names = {token: name for name, token in ids.items()}
     added = {each["id"] for each in value.get("added_tokens") or []}
-    always = added | _in_templates(value.get("post_processor"))
+    always = added | {held[at] for held, at in _template_ids(value.get("post_processor"))}
     inner = model.get("continuing_subword_prefix") or ""
     if kind not in ("BPE", "Unigram", "WordPiece", "WordLevel") or (kind == "BPE" and inner):
         raise UserError(f"{base.name}: a tokenizer.json of {kind} {inner} cannot be cut")
@@ -241,40 +230,29 @@ def _tokenizer_json(base: Vocabulary) -> _Rules:
                 name: new_ids[token] for name, token in part["vocab"].items() if token in new_ids
             }
         if kind == "BPE":
-            kept = part["vocab"]
             part["merges"] = [
                 each
                 for (left, right), each in merges
-                if left in kept and right in kept and left + right in kept
+                if {left, right, left + right} <= part["vocab"].keys()
             ]
         for each in made.get("added_tokens") or []:
             each["id"] = new_ids[each["id"]]
-        _renumber(made.get("post_processor"), new_ids)
+        for held, at in _template_ids(made.get("post_processor")):
+            held[at] = new_ids[held[at]]
         return json.dumps(made, ensure_ascii=False).encode()
 
     return _Rules(always, needs, cut)
 
 
-def _in_templates(part: Any) -> set[int]:
-    if not isinstance(part, dict):
-        return set()
-    found = {number for step in part.get("processors") or () for number in _in_templates(step)}
-    for token in (part.get("special_tokens") or {}).values():
-        found.update(token["ids"])
-    return found | {part[role][1] for role in ("sep", "cls") if isinstance(part.get(role), list)}
-
-
-def _renumber(part: Any, new_ids: dict[int, int]) -> None:
-    """Renumbers the ids in a post-processor: a template, BERT's or RoBERTa's."""
+def _template_ids(part: Any) -> Iterator[tuple[list[Any], int]]:
+    """Yields (list, place in it) of the ids in a post-processor (template, BERT's, RoBERTa's)."""
     if not isinstance(part, dict):
         return
     for step in part.get("processors") or ():
-        _renumber(step, new_ids)
+        yield from _template_ids(step)
     for token in (part.get("special_tokens") or {}).values():
-        token["ids"] = [new_ids[number] for number in token["ids"]]
-    for role in ("sep", "cls"):
-        if isinstance(part.get(role), list):
-            part[role][1] = new_ids[part[role][1]]
+        yield from ((token["ids"], place) for place in range(len(token["ids"])))
+    yield from ((part[role], 1) for role in ("sep", "cls") if isinstance(part.get(role), list))
 
 
 def described(base: Vocabulary, made: Trimmed, counts: np.ndarray) -> str:

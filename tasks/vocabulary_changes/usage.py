@@ -1,7 +1,5 @@
 """Counts a vocabulary's tokens in a corpus."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import Vocabulary
 
-# A worker's job, set when it starts.
+# A worker's job.
 _JOB: list[tuple[Vocabulary, sources.Corpus]] = []
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.runners import processes
 from pipeline.verification import cache as verification
 from pipeline.verification.cache import verify
 from pipeline.verify import main
@@ -66,7 +67,7 @@ def edit_manifest(path):
 @pytest.fixture
 def in_processes(monkeypatch):
     """Makes small caches be verified by worker processes too."""
-    monkeypatch.setattr(verification, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(processes, "SMALL_BYTES", 0)
 
 
 def test_processes_find_the_same_faults_in_the_same_order(copy, in_processes):

@@ -50,8 +50,7 @@ def store(cache):
 
 def bucket(cache):
     store = Store("bucket")
-    for path in cache.iterdir():
-        store.put("bucket", f"cache/{path.name}", path.read_bytes(), {}, {})
+    store.fill(cache, "cache")
     return store
 
 
@@ -90,16 +89,6 @@ class Pod:
         return [process.returncode for process in self.processes], said
 
 
-def model(store, folder):
-    """The model directory, copied out of the bucket."""
-    for name, found in store.buckets["bucket"].items():
-        if name.startswith("model/") and not name.endswith("/"):
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(found.data)
-    return folder / "model"
-
-
 @pytest.fixture(scope="module")
 def together(cache, tmp_path_factory):
     """(model directory, hosts' servers) of four that nothing disturbed."""
@@ -107,14 +96,14 @@ def together(cache, tmp_path_factory):
     pod = Pod(store, STEPS)
     codes, said = pod.end()
     assert codes == [0] * HOSTS, said
-    return model(store, tmp_path_factory.mktemp("together")), pod.servers
+    return store.fetch("model", tmp_path_factory.mktemp("together")), pod.servers
 
 
 def test_four_hosts_make_the_run_of_one(store, together, tmp_path):
     pod = Pod(store, STEPS, hosts=1)
     codes, said = pod.end()
     assert codes == [0], said
-    alone = model(store, tmp_path)
+    alone = store.fetch("model", tmp_path)
     expected, found = losses(alone), losses(together[0])
     assert found.keys() == expected.keys()
     assert len(found) == STEPS
@@ -158,6 +147,6 @@ def test_one_is_killed_and_all_go_on_to_the_same_bits(store, together, tmp_path)
             del store.buckets["bucket"][name]
     codes, said = Pod(store, STEPS, faults=0.05, seed=7).end()
     assert codes == [0] * HOSTS, said
-    again = model(store, tmp_path)
+    again = store.fetch("model", tmp_path)
     assert losses(again) == losses(together[0])
     assert_equal(state(again, STEPS), state(together[0], STEPS))

@@ -29,24 +29,6 @@ def flags(cache, model_dir, steps=STEPS):
     return pretrain(cache, model_dir, f"--train_steps={steps}", *every)[3:]
 
 
-def fill(gcs, folder, below):
-    """Puts the files of a folder into the bucket."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            name = f"{below}/{path.relative_to(folder)}"
-            gcs.store.put("bucket", name, path.read_bytes(), {}, {})
-
-
-def fetch(gcs, below, folder):
-    """Copies what lies below a name in the bucket; returns where."""
-    for name in gcs.names(f"{below}/"):
-        path = folder / name
-        if not name.endswith("/"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(gcs.read(name))
-    return folder / below
-
-
 def run(gcs, *arguments, expected=0, **environment):
     """Runs a module's command, without TensorFlow unless the server has TLS."""
     start = ["-m"] if gcs.context else ["-c", WITHOUT_TENSORFLOW]
@@ -92,14 +74,14 @@ def test_a_bucket_that_refuses_is_one_line(in_bucket, text_cache, capsys, server
 @pytest.mark.parametrize("tensorflow", [True, False])
 def test_a_run_goes_on_in_a_bucket_by_either_client(text_cache, alone, tmp_path, tensorflow):
     with GcsServer(tls=tmp_path / "tls" if tensorflow else None) as gcs:
-        fill(gcs, text_cache, "cache")
+        gcs.store.fill(text_cache, "cache")
         for steps in (2, STEPS):
             given = flags("gs://bucket/cache", "gs://bucket/model", steps)
             run(gcs, "trainer.pretrain", *given)
         shown = run(gcs, "trainer.evaluate", "--model_dir=gs://bucket/model", "--checkpoints=all")
     # TensorFlow's client makes objects for folders, gcsfs does not.
     assert any(name.endswith("/") for name in gcs.names("model/")) == tensorflow
-    assert_equal(fetch(gcs, "model", tmp_path), alone)
+    assert_equal(gcs.store.fetch("model", tmp_path), alone)
     done = command("trainer.evaluate", f"--model_dir={alone}", "--checkpoints=all")
     assert shown.stdout == done.stdout
 
@@ -125,7 +107,7 @@ def test_the_whole_way_in_a_bucket_is_that_of_this_machine(text_cache, tmp_path)
             run(gcs, "trainer.report", f"--model_dir={at}/model")
             run(gcs, "trainer.explain", f"--model_dir={at}/model", "--step=1")
     assert sum(count for fault, count in gcs.counts().items() if fault) > 4
-    here, there = tmp_path / "here", fetch(gcs, "there", tmp_path)
+    here, there = tmp_path / "here", gcs.store.fetch("there", tmp_path)
     boards = {path.parent.name for path in there.glob("model/tensorboard/*/events.*")}
     assert boards == {"train", "validation"}
     found = {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()}
@@ -162,8 +144,8 @@ def test_stock_seqio_reads_a_cache_in_a_bucket(text_cache, tmp_path):
     from tasks.cache.manifest import CacheManifest
 
     with GcsServer(tls=tmp_path / "tls") as gcs:
-        fill(gcs, text_cache, f"caches/{TASK}")
-        fill(gcs, text_cache.parents[1] / "vocabulary", "vocabulary")
+        gcs.store.fill(text_cache, f"caches/{TASK}")
+        gcs.store.fill(text_cache.parents[1] / "vocabulary", "vocabulary")
         done = started("-c", SEQIO, env=os.environ | gcs.environment(), timeout=500)  # fmt: skip
     assert done.returncode == 0, done.stderr
     tokens = CacheManifest.load(str(text_cache)).total("train", "tokens")

@@ -3,14 +3,14 @@
 import contextlib
 import itertools
 import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
 from tasks.terminal.command_line import UserError
+from tests.support.processes import started
+from tests.support.runs import flags_of
 from trainer import loop
 from trainer.config import Config
 from trainer.config.fields import replace_all
@@ -251,24 +251,18 @@ def test_an_owed_evaluation_without_the_metric_stays_owed(train):
     assert run.events == [*evaluated(4), *CLOSED]
 
 
-_RUN = """
-import runpy, sys
-try:
-    runpy.run_module("trainer.pretrain", run_name="__main__")
-except SystemExit as ended:
-    assert not ended.code, ended.code
+RUN = """
+import sys
+from trainer.pretrain import main
+assert not main(sys.argv[1:])
 foreign = "trainer.gin", "trainer.huggingface", "trainer.t5x", "trainer.starting.init_from"
 print("imported", *(name for name in sys.modules if name.startswith(foreign)))
 """
 
 
+@pytest.mark.processes
 def test_a_run_that_starts_from_nothing_imports_no_foreign_format(text_cache, tmp_path):
-    flags = [
-        *("--preset=t5_1_1_tiny", "--task=python_docs_span_corruption", "--train_steps=1"),
-        *(f"--cache_dir={text_cache}", f"--model_dir={tmp_path}", "--batch_size=4"),
-        *("--lengths.inputs=64", "--lengths.targets=18", "--metrics.tensorboard=false"),
-    ]
-    made = subprocess.run(
-        [sys.executable, "-c", _RUN, *flags], capture_output=True, text=True, check=True
-    )
+    flags = ("--preset=t5_1_1_tiny", "--train_steps=1", "--metrics.tensorboard=false")
+    made = started("-c", RUN, *flags, *flags_of(text_cache, tmp_path))
+    assert made.returncode == 0, made.stderr
     assert made.stdout.splitlines()[-1] == "imported"

@@ -6,7 +6,7 @@ import pytest
 
 from tasks.reading import sources
 from tests.support.processes import started
-from vocab import fit, scripts, train
+from vocab import fit, train
 from vocab.word_splitter import normaliser
 
 
@@ -30,7 +30,7 @@ from vocab.word_splitter import normaliser
     ],
 )
 def test_the_script_of_a_word(words, script):
-    assert {word: scripts.of_word(word) for word in words.split()} == dict.fromkeys(
+    assert {word: fit.script_of(word) for word in words.split()} == dict.fromkeys(
         words.split(), script
     )
 

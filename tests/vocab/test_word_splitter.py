@@ -59,7 +59,7 @@ def counted_model(texts, **options):
     order = sorted(counts, key=lambda word: (-counts[word], word))
     numbers = np.array([counts[word] for word in order], np.int64)
     plain = dict.fromkeys(("byte_fallback", "split_digits", "allow_whitespace_only_pieces"), False)
-    settings = learn.Settings(**plain, max_sentencepiece_length=16, **options)
+    settings = {**plain, "max_sentencepiece_length": 16, **options}
     found = learn.learn(settings, Counts(pa.array(order, pa.large_string()), numbers, 1.0, {}))
     return sentencepiece.SentencePieceProcessor(model_proto=found)
 

@@ -9,7 +9,7 @@ from tasks.cache.lineage import Lineage, Part
 from tasks.cache.windows import Place
 from tasks.inspection import show
 from tasks.inspection.trace import trace
-from tasks.objectives.example_lengths import Slots
+from tasks.objectives.objective import Slots
 from tasks.objectives.packing import InSlot
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import TokenIds

@@ -17,7 +17,7 @@ import numpy as np
 
 from tasks.cache.windows import Windows
 from tasks.objectives import Examples, Lengths, Objective, noise
-from tasks.objectives.example_lengths import Slots
+from tasks.objectives.objective import Slots
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
 from tasks.vocabulary import PAIR_BORDER, UNK_ID, TokenIds

@@ -201,7 +201,8 @@ class CachedData:
         else:
             maker = open_as()
             if wanted:
-                subset.take(maker.windows, each.cache, each.manifest, _TRAIN, wanted)
+                windows = maker.windows
+                windows.keep_first(subset.count(windows, each.cache, each.manifest, _TRAIN, wanted))
             order = self._order(maker.windows, seed)
         layout = self._layout(maker, order, seed) if self._packs else None
         return Source(name, maker, order, self._config.seed, layout)

@@ -11,7 +11,7 @@ import numpy as np
 
 from tasks.cache.pair_windows import PairWindows
 from tasks.objectives import Lengths, noise
-from tasks.objectives.example_lengths import Slots
+from tasks.objectives.objective import Slots
 from tasks.objectives.packing import Deck
 from tasks.terminal.command_line import UserError
 from trainer.data.order import BlockOrder, Order, Reading

@@ -4,7 +4,7 @@ import math
 
 from trainer.model.config import ModelConfig
 from trainer.model.layer import CROSS_ATTENTION
-from trainer.model.masks import Mask, predicate
+from trainer.model.masks import AnyMask, known
 from trainer.model.mixers import Mixer
 from trainer.model.parameters import EXPERT_AXIS, ROW, SOURCE, ParameterFacts
 from trainer.model.sparsity import visited_pairs
@@ -94,10 +94,10 @@ def _lengths_left(stack: StackSpec, length: int) -> list[int]:
     return lengths
 
 
-def self_pairs(mixer: Mixer, mask: Mask, length: int) -> float:
+def self_pairs(mixer: Mixer, mask: AnyMask, length: int) -> float:
     """Returns the query-key pairs per row that self-attention computes, averaged over heads."""
     pattern = getattr(mixer, "pattern", None)
     if pattern is None or pattern.block >= length:
         return length**2
-    known = predicate(mask)
-    return visited_pairs(pattern, mixer.num_heads, length, known is not None and known.causal)
+    kernels = known(mask)
+    return visited_pairs(pattern, mixer.num_heads, length, kernels is not None and kernels.causal)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
-import jax
-from flax import linen as nn
+from jax import Array
 
 from trainer.model.attention_cores import CORES, Attending, choose
 from trainer.model.config import ModelConfig
-from trainer.model.dense import Dense, Shared, project_together
+from trainer.model.dense import Buildable, Built, Dense, Shared, project_together
 from trainer.model.masks import Rows
-from trainer.model.mixers import View, project_out
+from trainer.model.mixers import View, project_out, split_heads
 from trainer.model.norms import Norm
 from trainer.model.parameters import SOURCE_KERNEL
 from trainer.model.parametrisation import narrowed
@@ -25,38 +24,20 @@ from trainer.model.sparsity import Pattern
 from trainer.model.stack_parts import CrossAttention
 
 
-class ProjectedPart(Protocol):
-    """A change of projected queries, keys and values; maps (x_BLJ, rows, cache) to [B, L, J]."""
-
-    def build(self, shared: Shared, name: str) -> nn.Module: ...
-
-
-class AddedLogits(Protocol):
-    """Logits added to the products; maps (rows, source_rows, cached) to [B, H, L, S]."""
-
-    def build(self, shared: Shared, num_heads: int, name: str) -> nn.Module: ...
-
-
-class ValuePart(Protocol):
-    """A change of joined values; its module maps (v_BSJ, deterministic) to [B, S, J]."""
-
-    def build(self, shared: Shared, name: str) -> nn.Module: ...
-
-
-class MixedPart(Protocol):
+class MixedPart(Buildable):
     """A change of mixed values before the last projection; maps (mixed_BLJ, x_BLD) to [B, L, M].
 
-    `value_deviation` multiplies the standard deviation of the initial value kernel.
+    Its setting is the head size. `value_deviation` multiplies the standard deviation of the initial
+    value kernel.
     """
 
     @property
-    def value_deviation(self) -> float: ...
-
-    def build(self, shared: Shared, name: str, head_dim: int) -> nn.Module: ...
+    def value_deviation(self) -> float:
+        return 1.0
 
 
 @dataclass(frozen=True)
-class DotProductAttention:
+class DotProductAttention(Buildable):
     """Multi-head softmax attention with optional parts; None means that a part is absent.
 
     Rotary positions rotate queries and keys; relative ones add a bias to the logits before the
@@ -64,11 +45,16 @@ class DotProductAttention:
     operands of products have the model's dtype. Fused kernels never write logits to memory.
 
     Attributes:
+      convolution: changes projected queries, keys and values; maps (x_BLJ, rows, cache) to [B, L,
+        J].
       shared_query_key: queries are projected from keys, by a kernel that mixes heads.
+      learned_logits: added to the products; maps (rows, source_rows, cached) to [B, H, L, S]. Its
+        setting is the number of heads.
       num_kv_heads: heads of keys and values, each serving several query heads (Ainslie et al. 2023,
         arXiv:2305.13245). None means `num_heads`.
       query_key_norm: normalises each head's queries and keys, before rotation (Dehghani et al.
         2023, arXiv:2302.05442).
+      value_part: changes joined values; maps (v_BSJ, deterministic) to [B, S, J].
       pattern: key blocks that each query block sees, in self-attention. None means all.
 
     Source: Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.
@@ -77,12 +63,12 @@ class DotProductAttention:
 
     num_heads: int
     head_dim: int
-    convolution: ProjectedPart | None = None
+    convolution: Buildable | None = None
     shared_query_key: bool = False
-    learned_logits: AddedLogits | None = None
+    learned_logits: Buildable | None = None
     num_kv_heads: int | None = None
     query_key_norm: Norm | None = None
-    value_part: ValuePart | None = None
+    value_part: Buildable | None = None
     mixed_part: MixedPart | None = None
     pattern: Pattern | None = None
 
@@ -90,73 +76,56 @@ class DotProductAttention:
     def products_per_pair(self) -> int:
         return 2 * self.num_heads * self.head_dim
 
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return _DotProductAttention(self, shared, name=name)
-
-
-class _DotProductAttention(nn.Module):
-    spec: DotProductAttention
-    shared: Shared
-
-    @nn.compact
-    def __call__(
-        self, x_BLD: jax.Array, source_BSD: jax.Array, view: View, deterministic: bool
-    ) -> jax.Array:
-        attending = self._attending(x_BLD, view, deterministic)
-        core = choose(attending, view)
-        together = core == "pallas" and not self._changes(attending, view)
-        q_BLJ, k_BSJ, v_BSJ = self._project(x_BLD, source_BSD, view, together)
-        spec, shared = self.spec, self.shared
-        if spec.query_key_norm is not None:
-            q_BLJ, k_BSJ = self._normalise(q_BLJ, "query"), self._normalise(k_BSJ, "key")
-        if spec.value_part is not None:
-            v_BSJ = spec.value_part.build(shared, "values")(v_BSJ, deterministic)
+    def run(
+        self, module: Built, x_BLD: Array, source_BSD: Array, view: View, deterministic: bool
+    ) -> Array:
+        shared = module.shared
+        attending = self._attending(module, x_BLD, view, deterministic)
+        core = choose(attending)
+        together = core == "pallas" and not self._changes(attending)
+        q_BLJ, k_BSJ, v_BSJ = self._project(shared, x_BLD, source_BSD, view, together)
+        if self.query_key_norm is not None:
+            q_BLJ = self._normalise(shared, q_BLJ, "query")
+            k_BSJ = self._normalise(shared, k_BSJ, "key")
+        if self.value_part is not None:
+            v_BSJ = self.value_part.build(shared, "values")(v_BSJ, deterministic)
         view.watch(key_BSJ=k_BSJ, value_BSJ=v_BSJ)
-        mixed_BLJ = CORES[core](attending, q_BLJ, k_BSJ, v_BSJ, view)
-        if spec.mixed_part is not None:
-            mixed_BLJ = spec.mixed_part.build(shared, "mixed", spec.head_dim)(mixed_BLJ, x_BLD)
+        mixed_BLJ = CORES[core](attending, q_BLJ, k_BSJ, v_BSJ)
+        if self.mixed_part is not None:
+            mixed_BLJ = self.mixed_part.build(shared, "mixed", self.head_dim)(mixed_BLJ, x_BLD)
         return project_out(shared, mixed_BLJ)
 
-    def _attending(self, x_BLD: jax.Array, view: View, deterministic: bool) -> Attending:
-        spec, shared, pattern = self.spec, self.shared, self.spec.pattern
+    def _attending(self, module: Built, x_BLD: Array, view: View, deterministic: bool) -> Attending:
+        pattern, learned = self.pattern, self.learned_logits
         # A row of one block needs no pattern: the block sees itself.
         length = x_BLD.shape[1] if view.cache is None else view.cache.slots
         if pattern is not None and pattern.block >= length:
             pattern = None
 
-        def added(view: View) -> jax.Array:
-            assert spec.learned_logits is not None
-            learned = spec.learned_logits.build(shared, spec.num_heads, "learned_logits")
-            logits_BHLS: jax.Array = learned(view.rows, view.source_rows, view.cache is not None)
-            return logits_BHLS
+        def added() -> Array:
+            assert learned is not None
+            logits = learned.build(module.shared, "learned_logits", self.num_heads)
+            return logits(view.rows, view.source_rows, view.cache is not None)
 
-        return Attending(
-            self,
-            shared,
-            spec.num_heads,
-            spec.head_dim,
-            pattern,
-            None if spec.learned_logits is None else added,
-            deterministic,
-        )
+        extra = None if learned is None else added
+        return Attending(module, view, self.num_heads, self.head_dim, pattern, extra, deterministic)
 
-    def _changes(self, attending: Attending, view: View) -> bool:
+    def _changes(self, attending: Attending) -> bool:
         """Returns whether other operations lie between the projections and the fused kernels."""
-        spec = self.spec
-        parts = (spec.convolution, spec.query_key_norm, spec.value_part, view.positions.angle_BLC)
+        parts = (self.convolution, self.query_key_norm, self.value_part, attending.angles)
         return attending.drops or any(part is not None for part in parts)
 
     def _project(
-        self, x_BLD: jax.Array, source_BSD: jax.Array, view: View, together: bool
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        self, shared: Shared, x_BLD: Array, source_BSD: Array, view: View, together: bool
+    ) -> tuple[Array, Array, Array]:
         """Returns queries, keys and values; `together` uses one product per input."""
-        spec = self.spec
-        query, key, value = self._projections()
-        if spec.shared_query_key:
-            k_BSJ = self._convolve(query(x_BLD), "query", view.rows, view)
-            width, axes = spec.num_heads * spec.head_dim, ("unmodeled", "joined_kv")
-            initializer = self.shared.parametrisation.feed_forward()
-            q_BLJ = self.shared.dense(width, axes, initializer, "query_from_key")(k_BSJ)
+        query, key, value = self._projections(shared)
+        convolve = partial(self._convolve, shared, view)
+        if self.shared_query_key:
+            k_BSJ = convolve(query(x_BLD), "query", view.rows)
+            width, axes = self.num_heads * self.head_dim, ("unmodeled", "joined_kv")
+            initializer = shared.parametrisation.feed_forward()
+            q_BLJ = shared.dense(width, axes, initializer, "query_from_key")(k_BSJ)
             v_BSJ = value(source_BSD)
         elif not together:
             q_BLJ, k_BSJ, v_BSJ = query(x_BLD), key(source_BSD), value(source_BSD)
@@ -165,37 +134,37 @@ class _DotProductAttention(nn.Module):
         else:
             q_BLJ = query(x_BLD)
             k_BSJ, v_BSJ = project_together([key, value], source_BSD)
-        if not spec.shared_query_key:
-            q_BLJ = self._convolve(q_BLJ, "query", view.rows, view)
-            k_BSJ = self._convolve(k_BSJ, "key", view.source_rows, view)
-        return q_BLJ, k_BSJ, self._convolve(v_BSJ, "value", view.source_rows, view)
+        if not self.shared_query_key:
+            q_BLJ = convolve(q_BLJ, "query", view.rows)
+            k_BSJ = convolve(k_BSJ, "key", view.source_rows)
+        return q_BLJ, k_BSJ, convolve(v_BSJ, "value", view.source_rows)
 
-    def _projections(self) -> tuple[Dense, Dense, Dense]:
-        spec, parametrisation = self.spec, self.shared.parametrisation
-        project = partial(self.shared.dense, axes=("embed", "joined_kv"))
-        width, start = spec.num_heads * spec.head_dim, parametrisation.query(spec.head_dim)
+    def _projections(self, shared: Shared) -> tuple[Dense, Dense, Dense]:
+        parametrisation = shared.parametrisation
+        project = partial(shared.dense, axes=("embed", "joined_kv"))
+        width, start = self.num_heads * self.head_dim, parametrisation.query(self.head_dim)
         query = project(width, initializer=start, name="query")
-        groups, start = spec.num_kv_heads or spec.num_heads, parametrisation.attention()
-        source = partial(project, groups * spec.head_dim, use=SOURCE_KERNEL)
-        deviation = 1.0 if spec.mixed_part is None else spec.mixed_part.value_deviation
+        groups, start = self.num_kv_heads or self.num_heads, parametrisation.attention()
+        source = partial(project, groups * self.head_dim, use=SOURCE_KERNEL)
+        deviation = 1.0 if self.mixed_part is None else self.mixed_part.value_deviation
         value = source(name="value", initializer=narrowed(start, deviation))
-        if spec.shared_query_key:
+        if self.shared_query_key:
             return query, query, value
         return query, source(name="key", initializer=start), value
 
-    def _convolve(self, projected: jax.Array, name: str, rows: Rows, view: View) -> jax.Array:
-        if self.spec.convolution is None:
+    def _convolve(
+        self, shared: Shared, view: View, projected: Array, name: str, rows: Rows
+    ) -> Array:
+        if self.convolution is None:
             return projected
-        module = self.spec.convolution.build(self.shared, f"{name}_convolution")
+        module = self.convolution.build(shared, f"{name}_convolution")
         # The cache keeps only keys and values of earlier positions, not their inputs.
         return module(projected, rows if view.cache is None else view.rows, view.cache)
 
-    def _normalise(self, projected: jax.Array, name: str) -> jax.Array:
-        assert self.spec.query_key_norm is not None
-        norm = self.spec.query_key_norm.build(self.shared, f"{name}_norm", "kv")
-        heads = projected.reshape(*projected.shape[:2], -1, self.spec.head_dim)
-        normalised: jax.Array = norm(heads).reshape(projected.shape)
-        return normalised
+    def _normalise(self, shared: Shared, projected: Array, name: str) -> Array:
+        assert self.query_key_norm is not None
+        norm = self.query_key_norm.build(shared, f"{name}_norm", "kv")
+        return norm(split_heads(projected, self.head_dim)).reshape(projected.shape)
 
 
 def attention(config: ModelConfig, **changes: Any) -> DotProductAttention:

@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
+from flax.linen.spmd import logical_to_mesh_axes
+from jax import Array
 from jax.sharding import PartitionSpec
 
-from trainer.model.dense import Shared, tracing_device
+from trainer.model.dense import Built, Shared, tracing_device
 from trainer.model.device import LANES, fills_tiles
 from trainer.model.fused_attention import fits_memory, fused_attention
 from trainer.model.fused_sparsity import tables_of
 from trainer.model.fused_tiles import bias_fits
-from trainer.model.masks import Predicate, Rows
-from trainer.model.mixers import MASKED_LOGIT, View, compare_heads, weigh_heads
+from trainer.model.masks import Mask, Rows
+from trainer.model.mixers import MASKED_LOGIT, View, compare_heads, split_heads, weigh_heads
 from trainer.model.positions import rotate, rotate_joined
 from trainer.model.sparse_attention import Dropping, block_sparse_attention
 from trainer.model.sparsity import Pattern, visited
@@ -35,13 +36,17 @@ class Attending(NamedTuple):
     `added_logits` are added to the products; only einsum supports them.
     """
 
-    module: nn.Module
-    shared: Shared
+    module: Built
+    view: View
     num_heads: int
     head_dim: int
     pattern: Pattern | None
-    added_logits: Callable[[View], jax.Array] | None
+    added_logits: Callable[[], Array] | None
     deterministic: bool
+
+    @property
+    def shared(self) -> Shared:
+        return self.module.shared
 
     @property
     def drops(self) -> bool:
@@ -51,10 +56,33 @@ class Attending(NamedTuple):
     def scale(self) -> float:
         return self.shared.parametrisation.attention_scale(self.head_dim)
 
-    def heads(self, joined: jax.Array) -> jax.Array:
-        return joined.reshape(*joined.shape[:2], -1, self.head_dim)
+    @property
+    def predicate(self) -> Mask:
+        """The mask, without a prefix if the batch marks none."""
+        if self.view.predicate is None:
+            raise ValueError("a pattern needs a mask that kernels know")
+        prefix = self.view.predicate.prefix and self.view.rows.prefix_BL is not None
+        return self.view.predicate._replace(prefix=prefix)
 
-    def repeated(self, joined: jax.Array) -> jax.Array:
+    @property
+    def angles(self) -> tuple[Array, Array] | None:
+        """Angles of queries and of keys."""
+        own, source = self.view.positions.angle_BLC, self.view.positions.source_angle_BSC
+        if own is None:
+            return None
+        return own, own if source is None else source
+
+    def heads(self, joined: Array) -> Array:
+        return split_heads(joined, self.head_dim)
+
+    def rotated(self, q_BLJ: Array, k_BSJ: Array) -> tuple[Array, Array]:
+        """Returns queries and keys by head."""
+        q_BLHK, k_BSGK = self.heads(q_BLJ), self.heads(k_BSJ)
+        if self.angles is None:
+            return q_BLHK, k_BSGK
+        return rotate(q_BLHK, self.angles[0]), rotate(k_BSGK, self.angles[1])
+
+    def repeated(self, joined: Array) -> Array:
         """Returns keys or values with one head per query head."""
         heads = self.heads(joined)
         if heads.shape[2] == self.num_heads:
@@ -62,112 +90,78 @@ class Attending(NamedTuple):
         heads = jnp.repeat(heads, self.num_heads // heads.shape[2], axis=2)
         return heads.reshape(*joined.shape[:2], -1)
 
+    def drop_values(self, v_BSJ: Array) -> Array:
+        """Returns values [B, S, J] with dropout per head and key.
+
+        All queries share a draw, so dropping values equals dropping weights.
+        """
+        shared = self.shared
+        ones_BH1S = jnp.ones((len(v_BSJ), self.num_heads, 1, v_BSJ.shape[1]), v_BSJ.dtype)
+        kept_BSH = shared.dropout()(ones_BH1S, False)[:, :, 0].swapaxes(1, 2)
+        # Divided like weights, not multiplied by a rounded inverse.
+        scaled_BSJ = v_BSJ / (1.0 - shared.dropout_rate)
+        return jnp.where(jnp.repeat(kept_BSH > 0, self.head_dim, axis=2), scaled_BSJ, 0)
+
 
 # Maps queries [B, L, J], keys and values [B, S, G * K], not yet rotated, to mixed values [B, L, J].
-Core = Callable[[Attending, jax.Array, jax.Array, jax.Array, View], jax.Array]
+Core = Callable[[Attending, Array, Array, Array], Array]
 
 
-def choose(attending: Attending, view: View) -> str:
+def choose(at: Attending) -> str:
     """Returns the name of the core for an attention, a key of CORES."""
+    shared, pattern, view, device = at.shared, at.pattern, at.view, tracing_device()
     if view.cache is not None:
-        return "cached"
-    shared, pattern = attending.shared, attending.pattern
-    device = tracing_device()
-    name = device.attention(shared.attention, shared.dtype, attending.head_dim)
+        return "einsum"
+    name = device.attention(shared.attention, shared.dtype, at.head_dim)
     if name == "pallas":
         longest = max(side.segment_BL.shape[1] for side in (view.rows, view.source_rows))
         fits = (
             view.predicate is not None
             and not view.watches("weights_BHLS")
-            and attending.added_logits is None
+            and at.added_logits is None
             and shared.attention_weights == "softmax"
-            and (pattern is None or _tiles(attending, pattern))
+            and (pattern is None or _tiles(at, pattern))
             # Kernels look biases up in a table of buckets.
             and (view.positions.bias_HLS is None or view.positions.relative is not None)
-            and (shared.broadcast_dropout or not attending.drops)
+            and (shared.broadcast_dropout or not at.drops)
             and fits_memory(longest, device.kernel_bytes)
             # Initialisation traces the model on one token, for any device.
-            and not attending.module.is_initializing()
+            and not at.module.is_initializing()
         )
         name = name if fits else "einsum"
     return "sparse" if pattern is not None and name != "pallas" else name
 
 
-def _tiles(attending: Attending, pattern: Pattern) -> bool:
+def _tiles(at: Attending, pattern: Pattern) -> bool:
     """Returns whether kernels can compute a pattern: each device needs whole groups of heads."""
     mesh = jax.sharding.get_abstract_mesh()
     if not fills_tiles(pattern.block):
         return False
     if mesh.empty or mesh.size == 1:
         return True
-    (axis,) = nn.logical_to_mesh_axes(("joined_kv",)) or (None,)
+    (axis,) = logical_to_mesh_axes(("joined_kv",)) or (None,)
     devices = mesh.shape[axis] if isinstance(axis, str) else 1
-    return devices == 1 or attending.num_heads * attending.head_dim % (devices * LANES) == 0
+    return devices == 1 or at.num_heads * at.head_dim % (devices * LANES) == 0
 
 
-def _angles(view: View) -> tuple[jax.Array, jax.Array] | None:
-    angle_BLC, source_angle_BSC = view.positions.angle_BLC, view.positions.source_angle_BSC
-    if angle_BLC is None:
-        return None
-    return angle_BLC, angle_BLC if source_angle_BSC is None else source_angle_BSC
-
-
-def _rotated(
-    attending: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, view: View
-) -> tuple[jax.Array, jax.Array]:
-    q_BLHK, k_BSGK = attending.heads(q_BLJ), attending.heads(k_BSJ)
-    if (angles := _angles(view)) is not None:
-        q_BLHK, k_BSGK = rotate(q_BLHK, angles[0]), rotate(k_BSGK, angles[1])
-    return q_BLHK, k_BSGK
-
-
-def _drop_values(attending: Attending, v_BSJ: jax.Array) -> jax.Array:
-    """Returns values [B, S, J] with dropout per head and key.
-
-    All queries share a draw, so dropping values equals dropping weights.
-    """
-    shared = attending.shared
-    ones_BH1S = jnp.ones((len(v_BSJ), attending.num_heads, 1, v_BSJ.shape[1]), v_BSJ.dtype)
-    kept_BSH = shared.dropout()(ones_BH1S, False)[:, :, 0].swapaxes(1, 2)
-    # Divided like weights, not multiplied by a rounded inverse.
-    scaled_BSJ = v_BSJ / (1.0 - shared.dropout_rate)
-    return jnp.where(jnp.repeat(kept_BSH > 0, attending.head_dim, axis=2), scaled_BSJ, 0)
-
-
-def _einsum(
-    attending: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array, view: View
-) -> jax.Array:
-    q_BLHK, k_BSGK = _rotated(attending, q_BLJ, k_BSJ, view)
-    return _weighed(attending, q_BLHK, k_BSGK, attending.heads(v_BSJ), view)
-
-
-def _cached(
-    attending: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array, view: View
-) -> jax.Array:
-    assert view.cache is not None
-    q_BLHK, k_BSGK = _rotated(attending, q_BLJ, k_BSJ, view)
-    kept = view.cache.keys_and_values(attending.module, k_BSGK, attending.heads(v_BSJ))
-    return _weighed(attending, q_BLHK, *kept, view)
-
-
-def _weighed(
-    attending: Attending, q_BLHK: jax.Array, k_BSGK: jax.Array, v_BSGK: jax.Array, view: View
-) -> jax.Array:
+def _einsum(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
+    q_BLHK, k_BSGK = at.rotated(q_BLJ, k_BSJ)
+    v_BSGK = at.heads(v_BSJ)
+    if at.view.cache is not None:
+        k_BSGK, v_BSGK = at.view.cache.keys_and_values(at.module, k_BSGK, v_BSGK)
     logits_BHLS = compare_heads(q_BLHK, k_BSGK)
-    if attending.added_logits is not None:
-        logits_BHLS += attending.added_logits(view)
-    if attending.pattern is not None:
-        visited_BHLS = _visited(attending, attending.pattern, view)
-        logits_BHLS = jnp.where(visited_BHLS, logits_BHLS, MASKED_LOGIT)
-    return weigh_heads(attending.shared, logits_BHLS, v_BSGK, view, attending.deterministic)
+    if at.added_logits is not None:
+        logits_BHLS += at.added_logits()
+    if at.pattern is not None:
+        logits_BHLS = jnp.where(_visited(at, at.pattern), logits_BHLS, MASKED_LOGIT)
+    return weigh_heads(at.shared, logits_BHLS, v_BSGK, at.view, at.deterministic)
 
 
-def _visited(attending: Attending, pattern: Pattern, view: View) -> jax.Array:
+def _visited(at: Attending, pattern: Pattern) -> Array:
     """Returns where a pattern visits pairs, bool [B, H or 1, L, S], for a cache's slots."""
-    known = _known(view)
+    known, view = at.predicate, at.view
     length = view.cache.slots if view.cache else view.rows.segment_BL.shape[1]
-    prefix = known.prefix and view.rows.prefix_BL is not None
-    layout_PNN = visited(pattern, attending.num_heads, length, known.causal, prefix)
+    layout_PNN = visited(pattern, at.num_heads, length, known.causal, known.prefix)
     query_BL, key_BS = view.rows.position_BL, view.source_rows.position_BL
     assert query_BL is not None
     assert key_BS is not None
@@ -175,92 +169,75 @@ def _visited(attending: Attending, pattern: Pattern, view: View) -> jax.Array:
     return jnp.asarray(layout_PNN)[:, block_BL[..., None], block_BS[:, None]].swapaxes(0, 1)
 
 
-def _known(view: View) -> Predicate:
-    if view.predicate is None:
-        raise ValueError("a pattern needs a mask that kernels know")
-    return view.predicate
-
-
-def _sparse(
-    attending: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array, view: View
-) -> jax.Array:
-    shared, pattern, dropping = attending.shared, attending.pattern, None
-    assert pattern is not None
-    if view.rows is not view.source_rows:
+def _sparse(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
+    shared, dropping = at.shared, None
+    assert at.pattern is not None
+    if at.view.rows is not at.view.source_rows:
         raise ValueError("a pattern needs self-attention")
-    if attending.drops and shared.broadcast_dropout:
+    if at.drops and shared.broadcast_dropout:
         # Heads that share values drop different ones.
-        k_BSJ, v_BSJ = attending.repeated(k_BSJ), attending.repeated(v_BSJ)
-        v_BSJ = _drop_values(attending, v_BSJ)
-    elif attending.drops:
-        dropping = Dropping(shared.dropout_rate, attending.module.make_rng("dropout"))
+        k_BSJ, v_BSJ = at.repeated(k_BSJ), at.repeated(v_BSJ)
+        v_BSJ = at.drop_values(v_BSJ)
+    elif at.drops:
+        dropping = Dropping(shared.dropout_rate, at.module.make_rng("dropout"))
     mixed_BLHK = block_sparse_attention(
-        *_rotated(attending, q_BLJ, k_BSJ, view),
-        attending.heads(v_BSJ),
-        view.rows,
-        _known(view),
-        pattern,
-        view.positions.bias_HN,
-        attending.scale,
+        *at.rotated(q_BLJ, k_BSJ),
+        at.heads(v_BSJ),
+        at.view.rows,
+        at.predicate,
+        at.pattern,
+        at.view.positions.bias_HN,
+        at.scale,
         tracing_device().softmax_dtype(shared.softmax_dtype, shared.dtype),
         dropping,
     )
     return mixed_BLHK.reshape(q_BLJ.shape)
 
 
-def _library(
-    implementation: Any,
-    attending: Attending,
-    q_BLJ: jax.Array,
-    k_BSJ: jax.Array,
-    v_BSJ: jax.Array,
-    view: View,
-) -> jax.Array:
-    q_BLHK, k_BSGK = _rotated(attending, q_BLJ, k_BSJ, view)
-    # JAX adds the bias after scaling the logits.
+def _library(implementation: Any, at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
+    q_BLHK, k_BSGK = at.rotated(q_BLJ, k_BSJ)
     bias_BHLS = None
-    if view.positions.bias_HLS is not None:
-        scaled_HLS = view.positions.bias_HLS * attending.scale
-        bias_BHLS = scaled_HLS[None].astype(attending.shared.dtype)
+    if at.view.positions.bias_HLS is not None:
+        # JAX adds the bias after scaling the logits.
+        scaled_HLS = at.view.positions.bias_HLS * at.scale
+        bias_BHLS = scaled_HLS[None].astype(at.shared.dtype)
     mixed_BLHK = jax.nn.dot_product_attention(
         q_BLHK,
         k_BSGK,
-        attending.heads(v_BSJ),
+        at.heads(v_BSJ),
         bias=bias_BHLS,
-        mask=view.mask_BLS[:, None],
-        scale=attending.scale,
+        mask=at.view.mask_BLS[:, None],
+        scale=at.scale,
         implementation=implementation,
     )
     return mixed_BLHK.reshape(q_BLJ.shape)
 
 
-def _fused(
-    attending: Attending, q_BLJ: jax.Array, k_BSJ: jax.Array, v_BSJ: jax.Array, view: View
-) -> jax.Array:
+def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
     """Calls `fused_attention` on each device, for its own rows and heads."""
-    k_BSJ, v_BSJ = attending.repeated(k_BSJ), attending.repeated(v_BSJ)
-    if attending.drops:
-        v_BSJ = _drop_values(attending, v_BSJ)
-    if (angles := _angles(view)) is not None:
-        q_BLJ = rotate_joined(q_BLJ, angles[0], attending.head_dim)
-        k_BSJ = rotate_joined(k_BSJ, angles[1], attending.head_dim)
-    device, relative = tracing_device(), view.positions.relative
-    assert view.predicate is not None, "the table of cores chose another"
+    k_BSJ, v_BSJ = at.repeated(k_BSJ), at.repeated(v_BSJ)
+    if at.drops:
+        v_BSJ = at.drop_values(v_BSJ)
+    if at.angles is not None:
+        q_BLJ = rotate_joined(q_BLJ, at.angles[0], at.head_dim)
+        k_BSJ = rotate_joined(k_BSJ, at.angles[1], at.head_dim)
+    device, relative = tracing_device(), at.view.positions.relative
+    assert at.view.predicate is not None, "the table of cores chose another"
     visits, tables = None, None
-    if attending.pattern is not None:
-        visits, tables = _tables(attending, attending.pattern, q_BLJ.shape[1], view)
+    if at.pattern is not None:
+        visits, tables = _tables(at, at.pattern, q_BLJ.shape[1])
     run = partial(
         fused_attention,
-        head_dim=attending.head_dim,
-        predicate=view.predicate,
-        scale=attending.scale,
+        head_dim=at.head_dim,
+        predicate=at.view.predicate,
+        scale=at.scale,
         vmem_bytes=device.kernel_bytes,
         interpret=not device.is_tpu,
     )
-    sides = [Rows(side.segment_BL, side.prefix_BL) for side in (view.rows, view.source_rows)]
+    sides = [Rows(side.segment_BL, side.prefix_BL) for side in (at.view.rows, at.view.source_rows)]
     table_HR = None if relative is None else relative.table_HR
 
-    def attend(*operands: Any) -> jax.Array:
+    def attend(*operands: Any) -> Array:
         *others, table_HR, tables = operands
         own = None if relative is None else relative._replace(table_HR=table_HR)
         return run(*others, relative=own, layout=None if visits is None else (visits, tables))
@@ -271,18 +248,16 @@ def _fused(
     return attend(q_BLJ, k_BSJ, v_BSJ, *sides, table_HR, tables)
 
 
-def _tables(attending: Attending, pattern: Pattern, length: int, view: View) -> Any:
-    known = _known(view)
-    known = known._replace(prefix=known.prefix and view.rows.prefix_BL is not None)
-    biased_dim = attending.head_dim if view.positions.relative else None
-    skips, memory = known.causal and not known.prefix, tracing_device().kernel_bytes
-    fits = partial(bias_fits, length, skips, biased_dim, memory)
-    return tables_of(pattern, attending.num_heads, attending.head_dim, length, known, fits)
+def _tables(at: Attending, pattern: Pattern, length: int) -> Any:
+    known, memory = at.predicate, tracing_device().kernel_bytes
+    biased_dim = at.head_dim if at.view.positions.relative else None
+    fits = partial(bias_fits, length, known.skips, biased_dim, memory)
+    return tables_of(pattern, at.num_heads, at.head_dim, length, known, fits)
 
 
-def _divided(attend: Callable[..., jax.Array], by_group: bool) -> Callable[..., jax.Array]:
+def _divided(attend: Callable[..., Array], by_group: bool) -> Callable[..., Array]:
     """Runs `attend` on each device for its own rows and heads."""
-    batch, heads = nn.logical_to_mesh_axes(("batch", "joined_kv")) or (None, None)
+    batch, heads = logical_to_mesh_axes(("batch", "joined_kv")) or (None, None)
     joined, rows = PartitionSpec(batch, None, heads), PartitionSpec(batch)
     of_tables = PartitionSpec(heads if by_group else None)
     return jax.shard_map(
@@ -296,7 +271,6 @@ def _divided(attend: Callable[..., jax.Array], by_group: bool) -> Callable[..., 
 
 CORES: Mapping[str, Core] = MappingProxyType(
     {
-        "cached": _cached,
         "cudnn": partial(_library, "cudnn"),
         "dot_product": partial(_library, "xla"),
         "einsum": _einsum,

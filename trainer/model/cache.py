@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.masks import Rows
 from trainer.model.positions import Positions
@@ -30,8 +31,8 @@ class Cache(NamedTuple):
     """
 
     slots: int
-    slot: jax.Array | int = 0
-    seen_BS: jax.Array | None = None
+    slot: Array | int = 0
+    seen_BS: Array | None = None
     fixed: bool = False
 
     @property
@@ -51,12 +52,12 @@ class Cache(NamedTuple):
         return self._replace(slots=self.slots + slots, slot=self.slot + slots)
 
     def keys_and_values(
-        self, module: nn.Module, k_BSGK: jax.Array, v_BSGK: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+        self, module: nn.Module, k_BSGK: Array, v_BSGK: Array
+    ) -> tuple[Array, Array]:
         """Stores this call's keys and values in `module`, and returns all visible ones."""
         return self.kept(module, "key", k_BSGK), self.kept(module, "value", v_BSGK)
 
-    def kept(self, module: nn.Module, name: str, x_BSGK: jax.Array) -> jax.Array:
+    def kept(self, module: nn.Module, name: str, x_BSGK: Array) -> Array:
         """Stores `x_BSGK` in `module` as `name`, and returns the array of all visible positions."""
         collection = FIXED if self.fixed else CACHE
         # Heads before slots: a product for one query then reads keys in memory order.
@@ -66,14 +67,14 @@ class Cache(NamedTuple):
             padded = jnp.pad(fresh_BGSK, ((0, 0), (0, 0), (0, missing), (0, 0)))
             module.put_variable(collection, name, padded)
             return x_BSGK
-        kept_BGSK: jax.Array = module.get_variable(collection, name)
+        kept_BGSK: Array = module.get_variable(collection, name)
         if not self.fixed:
             place = (0, 0, self.slot, 0)
             kept_BGSK = jax.lax.dynamic_update_slice(kept_BGSK, fresh_BGSK, place)
             module.put_variable(collection, name, kept_BGSK)
         return kept_BGSK.swapaxes(1, 2)
 
-    def last_inputs(self, module: nn.Module, x_BLC: jax.Array, width: int) -> jax.Array:
+    def last_inputs(self, module: nn.Module, x_BLC: Array, width: int) -> Array:
         """Prepends the W - 1 stored inputs of a convolution, W = `width`, and stores the last."""
         if self.filling:
             before = jnp.zeros((len(x_BLC), width - 1, x_BLC.shape[-1]), x_BLC.dtype)

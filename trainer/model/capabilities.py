@@ -97,21 +97,14 @@ class PositionFacts:
 
 @dataclass(frozen=True)
 class FeedForwardFacts:
-    """Facts about a feed-forward sublayer.
-
-    Of "mlp_activations", "mlp_bias" and "num_experts" it `reads` these; changing others is refused.
-    """
+    """Which of "mlp_activations", "mlp_bias" and "num_experts" a feed-forward sublayer reads."""
 
     reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class PlacementFacts:
-    """Facts about a norm placement.
-
-    With `parallel` a layer's sublayers can run in parallel; with `ends_normalised` a layer's output
-    is normalised, so the stack needs no last norm.
-    """
+    """Whether sublayers can run in parallel; whether a layer's output is normalised already."""
 
     parallel: bool = False
     ends_normalised: bool = False
@@ -119,11 +112,7 @@ class PlacementFacts:
 
 @dataclass(frozen=True)
 class CrossFacts:
-    """Facts about cross-attention.
-
-    `last_states`: it reads the encoder's last states. `merges`: it shares self-attention's softmax,
-    with a mask that kernels do not know.
-    """
+    """Whether it reads the encoder's last states; whether it shares self-attention's softmax."""
 
     last_states: bool = True
     merges: bool = False
@@ -131,7 +120,7 @@ class CrossFacts:
 
 @dataclass(frozen=True)
 class HeadFacts:
-    """Facts about a scaling of heads: whether it keeps all layers of a stack `alike`."""
+    """Whether all layers of a stack have the same heads."""
 
     alike: bool = True
 

@@ -11,26 +11,13 @@ from trainer.model.config_checks import check
 from trainer.model.device import ATTENTION_NAMES, AUTO, SOFTMAX_DTYPES, Device, fills_tiles
 from trainer.model.parts import (
     ACTIVATION_NAMES,
-    ARRANGEMENTS,
-    CROSS_ATTENTIONS,
     FAMILIES,
-    FEED_FORWARDS,
     FULL_PATTERN,
-    HEAD_SCALINGS,
-    MIXERS,
-    NORM_PLACEMENTS,
-    NORMS,
-    PARAMETRISATIONS,
-    PATTERNS,
-    POSITIONS,
     SLOTS,
     STACK_PARTS,
     WEIGHT_NAMES,
 )
-from trainer.model.slots import Choice
-
-_DTYPES = ("float32", "bfloat16")
-_REMATS = ("none", "dots", "full")
+from trainer.model.slots import Choice, Slot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +52,7 @@ class ModelConfig:
     dtype: str = field(
         "float32",
         "type of activations; parameters are always float32",
-        choices=_DTYPES,
+        choices=("float32", "bfloat16"),
         often="type of activations",
     )
     tied_logits: bool | None = field(
@@ -88,7 +75,7 @@ class ModelConfig:
         "in T5X's scalable_t5 and umT5 (relative_per_layer); ALiBi's fixed biases (alibi); "
         "rotated queries and keys (rotary); or none; with options, as rotary:base=500000; None: "
         "the family's",
-        choices=POSITIONS,
+        choices=SLOTS["position"],
     )
     max_positions: int = field(
         512,
@@ -102,7 +89,7 @@ class ModelConfig:
     mixer: str | None = field(
         None,
         "sublayer that mixes positions, except for cross-attention; None: attention",
-        choices=MIXERS,
+        choices=SLOTS["mixer"],
     )
     attention_pattern: str = field(
         FULL_PATTERN,
@@ -110,7 +97,7 @@ class ModelConfig:
         "one with gaps (dilated), a window with global and random blocks (bigbird), or adjacent "
         "windows with global blocks (fixed, variable); with options, as "
         "bigbird:block=16,window=1,per_head=true",
-        choices=PATTERNS,
+        choices=SLOTS["attention_pattern"],
     )
     num_kv_heads: int | None = field(
         None,
@@ -145,21 +132,21 @@ class ModelConfig:
     norm: str | None = field(
         None,
         "norm of the layers, with options, as rms_norm:epsilon=1e-5,gain=none; None: the family's",
-        choices=NORMS,
+        choices=SLOTS["norm"],
     )
     norm_placement: str | None = field(
         None,
         "norms before every sublayer (pre), also without adding the mixer's input to its output "
         "(pre_without_mixer_residual); after every sum as in BERT (post); or before the mixer and "
         "after the feed-forward sublayer as in Primer (primer_alternating); None: the family's",
-        choices=NORM_PLACEMENTS,
+        choices=SLOTS["norm_placement"],
     )
     parallel_blocks: str = field(
         "none",
         "let a layer's sublayers read the same states and add their outputs, with one norm for "
         "the layer (one_norm, as in GPT-J and PaLM) or one for each sublayer (two_norms, as in "
         "GPT-NeoX)",
-        choices=ARRANGEMENTS,
+        choices=SLOTS["parallel_blocks"],
     )
     embedding_norm: bool | None = field(
         None, "normalise embeddings before the first layer; None: as in the family"
@@ -185,13 +172,13 @@ class ModelConfig:
         "distribution (normal), Mesh TensorFlow's (primer), or muP's (mup), under which the best "
         "learning rate stays the same when emb_dim grows; with options, as mup:base_width=256; "
         "None: the family's",
-        choices=PARAMETRISATIONS,
+        choices=SLOTS["parametrisation"],
     )
     feed_forward: str = field(
         "mlp",
         "sublayer that acts on each position by itself: products of mlp_activations (mlp), the "
         "mean of a sigmoid and a ReLU (mixed), or none; with options, as mixed:mean=false",
-        choices=FEED_FORWARDS,
+        choices=SLOTS["feed_forward"],
     )
     cross_attention: str = field(
         "attention",
@@ -199,7 +186,7 @@ class ModelConfig:
         "the encoder layer of the same number (layerwise), that layer's keys and values, without "
         "kernels of its own (encoder_keys), or the last states within the softmax of "
         "self-attention, without a separate sublayer (merged)",
-        choices=CROSS_ATTENTIONS,
+        choices=SLOTS["cross_attention"],
     )
     database_entries: int = field(
         0,
@@ -209,7 +196,7 @@ class ModelConfig:
     head_scaling: str = field(
         "none",
         "other numbers of heads in the halves of a stack, as halves:first=1.5,second=0.5",
-        choices=HEAD_SCALINGS,
+        choices=SLOTS["head_scaling"],
     )
     token_dropping: int = field(
         0,
@@ -246,7 +233,7 @@ class ModelConfig:
         "activations kept for the backward pass: all (none), outputs of products with kernels "
         "(dots), or each layer's input (full), for a third more operations; on a CPU it saves "
         "memory only together with scan_layers",
-        choices=_REMATS,
+        choices=("none", "dots", "full"),
         often="activations to recompute",
         changes="rounding",
     )
@@ -325,7 +312,7 @@ class ModelConfig:
 
     @property
     def mixer_facts(self) -> MixerFacts:
-        return MIXERS[self.part("mixer").name].facts
+        return self.facts("mixer")
 
     @property
     def architecture(self) -> str:
@@ -382,13 +369,8 @@ class ModelConfig:
         return self.architecture == ENCODER and self.dropout_rate > 0
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("family", FAMILIES),
-            ("dtype", _DTYPES),
-            ("remat", _REMATS),
-            ("attention", ATTENTION_NAMES),
-            ("softmax_dtype", SOFTMAX_DTYPES),
-            ("attention_weights", WEIGHT_NAMES),
-        ):
-            require(getattr(self, name) in allowed, name, getattr(self, name), one_of(allowed))
+        for each in fields(self):
+            allowed, value = each.metadata["choices"], getattr(self, each.name)
+            if allowed and not isinstance(allowed, Slot):
+                require(value in allowed, each.name, value, one_of(allowed))
         check(self)

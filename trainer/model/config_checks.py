@@ -37,15 +37,12 @@ def check(config: Any) -> None:
     _check_heads(config)
     _check_logits(config)
     _check_position(config)
-    _check_feed_forward(config)
-    _check_cross_attention(config)
+    _check_sublayers(config)
     for slot, known in SLOTS.items():
         name, options = config.part(slot)
-        if check := known[name].check:
-            check(config, options)
+        known[name].check(config, options)
     for field in config.stack_parts:
-        if check := STACK_PARTS[field].check:
-            check(config, getattr(config, field))
+        STACK_PARTS[field].check(config, getattr(config, field))
     _check_pattern(config)
     _check_attention(config)
     _check_scan(config)
@@ -145,7 +142,7 @@ def _check_position(config: Any) -> None:
     require_of(config, scheme in both, "position", rule)
 
 
-def _check_feed_forward(config: Any) -> None:
+def _check_sublayers(config: Any) -> None:
     name, reads = config.part("feed_forward").name, config.facts("feed_forward").reads
     unset: dict[str, Any] = {"mlp_activations": None, "num_experts": 0, "mlp_bias": None}
     for field, value in unset.items():
@@ -156,9 +153,6 @@ def _check_feed_forward(config: Any) -> None:
         own = getattr(config.family_facts, field, value)
         rule = f"{value} with feed_forward {name!r}"
         require_of(config, getattr(config, field) in (value, own), field, rule)
-
-
-def _check_cross_attention(config: Any) -> None:
     fits = config.architecture == ENCODER_DECODER or config.cross_attention == "attention"
     require_of(config, fits, "cross_attention", f"'attention' in family {config.family}")
 

@@ -13,10 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.spmd import with_logical_constraint
+from jax import Array
 
 from trainer.model.device import AUTO, Device
 from trainer.model.parameters import KERNEL, TABLE, Use, parameter
-from trainer.model.parametrisation import Initializer, Parametrisation
+from trainer.model.parametrisation import Initializer, StandardParametrisation
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Shared:
     vocab_size: int
     dtype: str
     dropout_rate: float
-    parametrisation: Parametrisation
+    parametrisation: StandardParametrisation
     dense_bias: bool = False
     scale_embeddings: bool = False
     broadcast_dropout: bool = True
@@ -62,13 +64,36 @@ class Shared:
         return Dropout(self.dropout_rate, broadcast)
 
 
+class Buildable:
+    """Base of parts that are modules: frozen dataclasses whose `run` is the module's call.
+
+    `run` gets the module, which holds parameters and settings, then `build`'s `settings` and the
+    inputs.
+    """
+
+    def build(self, shared: Shared, name: str | None = None, *settings: Any) -> nn.Module:
+        return Built(self, shared, settings, name=name)
+
+
+class Built(nn.Module):
+    """The module of a `Buildable`."""
+
+    part: Any
+    shared: Shared
+    settings: tuple[Any, ...] = ()
+
+    @nn.compact
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        return self.part.run(self, *self.settings, *inputs, **named)
+
+
 def tracing_device() -> Device:
     """Returns the device of `tracing_on`'s mesh, present or not; otherwise JAX's default."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return Device(device.device_kind if device else jax.devices()[0].device_kind)
 
 
-def rows_divided(x_BLD: jax.Array) -> jax.Array:
+def rows_divided(x_BLD: Array) -> Array:
     """Returns residual states with rows divided over devices as the batch is.
 
     Otherwise the compiler divides channels over "fsdp" as in kernels, and products move
@@ -76,11 +101,11 @@ def rows_divided(x_BLD: jax.Array) -> jax.Array:
     """
     if not nn.get_logical_axis_rules():
         return x_BLD
-    return nn.with_logical_constraint(x_BLD, ("batch", None, None))
+    return with_logical_constraint(x_BLD, ("batch", None, None))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def einsum_float32(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
+def einsum_float32(subscripts: str, x: Array, y: Array) -> Array:
     """Returns an einsum of two operands with float32 sums and result, whatever their dtype.
 
     The backward pass rounds the incoming gradient to the operands' dtype, which keeps both products
@@ -89,11 +114,11 @@ def einsum_float32(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
 
 
-def _einsum_forward(subscripts: str, x: jax.Array, y: jax.Array) -> tuple[jax.Array, Any]:
+def _einsum_forward(subscripts: str, x: Array, y: Array) -> tuple[Array, Any]:
     return einsum_float32(subscripts, x, y), (x, y)
 
 
-def _einsum_backward(subscripts: str, operands: Any, gradient: jax.Array) -> tuple[Any, ...]:
+def _einsum_backward(subscripts: str, operands: Any, gradient: Array) -> tuple[Any, ...]:
     x, y = operands
     inputs, output = subscripts.split("->")
     x_letters, y_letters = inputs.split(",")
@@ -105,7 +130,7 @@ def _einsum_backward(subscripts: str, operands: Any, gradient: jax.Array) -> tup
 einsum_float32.defvjp(_einsum_forward, _einsum_backward)
 
 
-def sum_leading(x: jax.Array, axes: int) -> jax.Array:
+def sum_leading(x: Array, axes: int) -> Array:
     """Returns the float32 sum over the first `axes` axes.
 
     On a CPU a product with ones: 0.5 ns an element; XLA's own sum takes 5 to 10 (docs/LOG.md).
@@ -129,7 +154,7 @@ class Dropout(nn.Module):
     broadcast: bool
 
     @nn.compact
-    def __call__(self, x: jax.Array, deterministic: bool) -> jax.Array:
+    def __call__(self, x: Array, deterministic: bool) -> Array:
         if self.rate == 0 or deterministic:
             return x
         shape = (*x.shape[:-2], 1, x.shape[-1]) if self.broadcast else x.shape
@@ -138,15 +163,15 @@ class Dropout(nn.Module):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _dropped(share: float, x: jax.Array, kept: jax.Array) -> jax.Array:
+def _dropped(share: float, x: Array, kept: Array) -> Array:
     return jnp.where(kept, x / share, 0)
 
 
-def _dropped_forward(share: float, x: jax.Array, kept: jax.Array) -> tuple[jax.Array, Any]:
+def _dropped_forward(share: float, x: Array, kept: Array) -> tuple[Array, Any]:
     return _dropped(share, x, kept), kept
 
 
-def _dropped_backward(share: float, kept: jax.Array, gradient: jax.Array) -> tuple[Any, ...]:
+def _dropped_backward(share: float, kept: Array, gradient: Array) -> tuple[Any, ...]:
     # In the order of automatic differentiation, for bitwise equal results.
     return jnp.where(kept, gradient, 0) / share, None
 
@@ -169,13 +194,13 @@ class Dense(nn.Module):
     use_bias: bool = False
     use: Use = KERNEL
 
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    def __call__(self, x_BLD: Array) -> Array:
         kernel_DF, bias_F = self.weights(x_BLD.shape[-1])
         product = einsum_float32 if self.float32_output else jnp.einsum
         return _biased(product("bld,df->blf", x_BLD.astype(self.dtype), kernel_DF), bias_F)
 
     @nn.compact
-    def weights(self, width: int) -> tuple[jax.Array, jax.Array | None]:
+    def weights(self, width: int) -> tuple[Array, Array | None]:
         """Returns the kernel for inputs of `width` channels, in `dtype`, and the bias if used."""
         shape, zeros = (width, self.features), nn.initializers.zeros
         kernel_DF = parameter(self, self.use, "kernel", self.initializer, self.axes, shape)
@@ -185,7 +210,7 @@ class Dense(nn.Module):
         return kernel_DF.astype(self.dtype), bias_F
 
 
-def project_together(projections: Sequence[Dense], x_BLD: jax.Array) -> list[jax.Array]:
+def project_together(projections: Sequence[Dense], x_BLD: Array) -> list[Array]:
     """Returns the outputs of projections of one input, all with equally many features.
 
     The input's gradient is one product, which reads the outputs' gradients stacked: slices of one
@@ -196,16 +221,16 @@ def project_together(projections: Sequence[Dense], x_BLD: jax.Array) -> list[jax
     return [_biased(out_BLF, bias_F) for out_BLF, bias_F in zip(outputs, biases, strict=True)]
 
 
-def _biased(out_BLF: jax.Array, bias_F: jax.Array | None) -> jax.Array:
+def _biased(out_BLF: Array, bias_F: Array | None) -> Array:
     return out_BLF if bias_F is None else out_BLF + bias_F.astype(out_BLF.dtype)
 
 
 @jax.custom_vjp
-def _project_together(x_BLD: jax.Array, kernels: tuple[jax.Array, ...]) -> list[jax.Array]:
+def _project_together(x_BLD: Array, kernels: tuple[Array, ...]) -> list[Array]:
     return [jnp.einsum("bld,df->blf", x_BLD, kernel_DF) for kernel_DF in kernels]
 
 
-def _project_together_forward(x_BLD: jax.Array, kernels: Any) -> tuple[Any, Any]:
+def _project_together_forward(x_BLD: Array, kernels: Any) -> tuple[Any, Any]:
     return _project_together(x_BLD, kernels), (x_BLD, kernels)
 
 

@@ -10,39 +10,31 @@ from dataclasses import dataclass
 from functools import partial, reduce
 from operator import mul
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.capabilities import ENCODER, T5X, TRANSFORMERS
-from trainer.model.dense import Shared
+from trainer.model.dense import Buildable, Built
 from trainer.model.masks import Rows
 
-
-def _linear(x: jax.Array) -> jax.Array:
-    return x
-
-
-def _squared_relu(x: jax.Array) -> jax.Array:
-    # Source: So et al. 2021 (arXiv:2109.08668), section 3.1.
-    return jnp.square(nn.relu(x))
-
-
-ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = MappingProxyType(
+ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     {
         "gelu": nn.gelu,  # the tanh approximation, as in T5X
         "gelu_erf": partial(nn.gelu, approximate=False),  # x times the normal distribution, as BERT
-        "linear": _linear,
+        "linear": lambda x: x,
         "relu": nn.relu,
         "silu": nn.silu,  # also called swish
-        "squared_relu": _squared_relu,
+        # Source: So et al. 2021 (arXiv:2109.08668), section 3.1.
+        "squared_relu": lambda x: jnp.square(nn.relu(x)),
     }
 )
 
 
-class FeedForward(Protocol):
+class FeedForward(Buildable):
     """The feed-forward slot. Its module maps (x_BLD, rows, deterministic) to [B, L, D].
 
     `build` returns None if layers have neither such a sublayer nor its norm. `bias` None uses the
@@ -50,36 +42,23 @@ class FeedForward(Protocol):
     `pointwise`, positions read others and the module also gets `cache`.
     """
 
-    @property
-    def activations(self) -> tuple[str, ...]: ...
-    @property
-    def bias(self) -> bool | None: ...
-    @property
-    def routes(self) -> bool: ...
-    @property
-    def pointwise(self) -> bool: ...
-    @property
-    def exports(self) -> tuple[str, ...]: ...
-
-    def build(self, shared: Shared, name: str) -> nn.Module | None: ...
+    activations: tuple[str, ...] = ()
+    bias: bool | None = None
+    routes: bool = False
+    pointwise: bool = True
+    exports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class NoFeedForward:
+class NoFeedForward(FeedForward):
     """No feed-forward sublayer: layers consist of mixers."""
 
-    activations = ()
-    bias = None
-    routes = False
-    pointwise = True
-    exports = ()
-
-    def build(self, shared: Shared, name: str) -> None:
+    def build(self, *arguments: Any) -> None:  # type: ignore[override]
         return None
 
 
 @dataclass(frozen=True)
-class Mlp:
+class Mlp(FeedForward):
     """The product of one or more activated projections, projected back.
 
     One activation gives the plain layer of T5 1.0 (kernel `wi`), two the gated one of T5 1.1
@@ -92,59 +71,37 @@ class Mlp:
     activations: tuple[str, ...]
     dropout: bool = True
     bias: bool | None = None
-    routes = False
-    pointwise = True
     exports = (TRANSFORMERS, T5X)
 
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return MlpModule(self, shared, name=name)
-
-
-class MlpModule(nn.Module):
-    """The module of an `Mlp`; it does not read `rows`."""
-
-    spec: Mlp
-    shared: Shared
-
-    @nn.compact
-    def __call__(self, x_BLD: jax.Array, rows: Rows | None, deterministic: bool) -> jax.Array:
-        shared, parametrisation = self.shared, self.shared.parametrisation
-        activations = self.spec.activations
-        names = ["wi"] if len(activations) == 1 else [f"wi_{i}" for i in range(len(activations))]
-        projected = []
-        for name in names:
-            initializer = parametrisation.feed_forward()
-            project = shared.dense(
-                self.spec.mlp_dim, ("embed", "mlp"), initializer, name, bias=self.spec.bias
-            )
+    def run(self, module: Built, x_BLD: Array, rows: Rows | None, deterministic: bool) -> Array:
+        shared, parametrisation = module.shared, module.shared.parametrisation
+        count, projected = len(self.activations), []
+        for name in ["wi"] if count == 1 else [f"wi_{i}" for i in range(count)]:
+            axes, start = ("embed", "mlp"), parametrisation.feed_forward()
+            project = shared.dense(self.mlp_dim, axes, start, name, bias=self.bias)
             projected.append(project(x_BLD))
 
         # Recomputing in the backward pass is cheaper than keeping it, as a scan would.
         @partial(jax.checkpoint, prevent_cse=False)
-        def activate(projected: list[jax.Array]) -> jax.Array:
-            pairs = zip(activations, projected, strict=True)
+        def activate(projected: list[Array]) -> Array:
+            pairs = zip(self.activations, projected, strict=True)
             return reduce(mul, (ACTIVATIONS[name](x_BLF) for name, x_BLF in pairs))
 
         hidden_BLF = activate(projected)
-        if self.spec.dropout:
+        if self.dropout:
             hidden_BLF = shared.dropout()(hidden_BLF, deterministic)
-        initializer = parametrisation.feed_forward_out()
-        axes, bias = ("mlp", "embed"), self.spec.bias
-        return shared.dense(shared.emb_dim, axes, initializer, "wo", bias=bias)(hidden_BLF)
+        axes, start = ("mlp", "embed"), parametrisation.feed_forward_out()
+        return shared.dense(shared.emb_dim, axes, start, "wo", bias=self.bias)(hidden_BLF)
 
 
 def mlp(config: Any, options: Any) -> FeedForward:
-    """Returns a configuration's MLP."""
     activations, bias = config.value("mlp_activations"), config.value("mlp_bias")
     return Mlp(config.mlp_dim, activations, drops_hidden(config), bias)
 
 
-def no_feed_forward(config: Any, options: Any) -> FeedForward:
-    """Returns no sublayer."""
-    return NoFeedForward()
+NO_FEED_FORWARD = NoFeedForward()
 
 
 def drops_hidden(config: Any) -> bool:
     """Returns whether hidden units are dropped, as in T5; BERT-like models drop only outputs."""
-    architecture: str = config.architecture
-    return architecture != ENCODER
+    return config.architecture != ENCODER

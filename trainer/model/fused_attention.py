@@ -10,6 +10,7 @@ distance: a tile is one vector, rotated by one more element in each row. Tiles a
 all rows of a batch; their gradients are summed over the batch and folded into a vector.
 
 JAX's splash attention has no additive bias, and its flash attention needs one of [B, H, L, S].
+tokamax computes attention on TPUs by splash and refuses a bias.
 
 Dimensions: B batch, L query length, S key length, H heads, K head size, J = H * K, N groups of
 heads, G heads of a group, R relative buckets, T tiles of the bias, W = 2 * block, I ids.
@@ -24,6 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -32,7 +34,7 @@ from trainer.model.device import LANES, fills_lanes
 from trainer.model.fused_kernels import Operands, backward_kernel, forward_kernel
 from trainer.model.fused_sparsity import Tables
 from trainer.model.fused_tiles import Plan, Visits, blocks_of
-from trainer.model.masks import Predicate, Rows
+from trainer.model.masks import Mask, Rows
 from trainer.model.positions import RelativeBias
 
 # Ids of queries and keys outside of any example; different, so that neither sees the other.
@@ -52,20 +54,20 @@ def fits_memory(longest: int, vmem_bytes: int, itemsize: int = 2) -> bool:
 
 
 def fused_attention(
-    q_BLJ: jax.Array,
-    k_BSJ: jax.Array,
-    v_BSJ: jax.Array,
+    q_BLJ: Array,
+    k_BSJ: Array,
+    v_BSJ: Array,
     query: Rows,
     key: Rows,
     head_dim: int,
-    predicate: Predicate,
+    predicate: Mask,
     relative: RelativeBias | None = None,
     scale: float = 1.0,
     block: int | None = None,
     vmem_bytes: int = 14 << 20,
     interpret: bool = False,
     layout: tuple[Visits, Tables] | None = None,
-) -> jax.Array:
+) -> Array:
     """Returns values weighted by `softmax((q k + bias) * scale)`: [B, L, J] in the dtype of q.
 
     A query that sees no key gets zeros. Bias, logits and all sums are float32; weights are rounded
@@ -88,7 +90,7 @@ def fused_attention(
         length,
         source_length,
         head_dim,
-        Predicate(predicate.causal, predicate.prefix and query.prefix_BL is not None),
+        Mask(predicate.causal, predicate.prefix and query.prefix_BL is not None),
         relative.spec if relative else None,
         scale,
         *blocks,
@@ -106,11 +108,12 @@ def fused_attention(
             table_HR = jnp.pad(table_HR, ((0, missing // head_dim), (0, 0)))
     query_BIL = _ids(query, plan.predicate, plan.query_blocks * plan.block_q, _NO_QUERY)
     key_BIS = _ids(key, plan.predicate, plan.key_blocks * plan.block_k, _NO_KEY)
-    out_BLJ = _attention(plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables)
+    operands = Operands(q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables=tables)
+    out_BLJ = _attention(plan, table_HR, operands)
     return out_BLJ[..., :width] if missing else out_BLJ
 
 
-def _ids(rows: Rows, predicate: Predicate, length: int, none: int) -> jax.Array:
+def _ids(rows: Rows, predicate: Mask, length: int, none: int) -> Array:
     """Returns int32 ids [B, I, length]: the segment and, with a prefix, the segment within it.
 
     A key is visible if one of its ids equals the query's.
@@ -125,31 +128,13 @@ def _ids(rows: Rows, predicate: Predicate, length: int, none: int) -> jax.Array:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(
-    plan: Plan,
-    table_HR: jax.Array,
-    q_BLJ: jax.Array,
-    k_BSJ: jax.Array,
-    v_BSJ: jax.Array,
-    query_BIL: jax.Array,
-    key_BIS: jax.Array,
-    tables: Any,
-) -> jax.Array:
-    return _forward(plan, table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables)[0]
+def _attention(plan: Plan, table_HR: Array | None, operands: Operands) -> Array:
+    return _forward(plan, table_HR, operands)[0]
 
 
-def _forward(
-    plan: Plan,
-    table_HR: jax.Array,
-    q_BLJ: jax.Array,
-    k_BSJ: jax.Array,
-    v_BSJ: jax.Array,
-    query_BIL: jax.Array,
-    key_BIS: jax.Array,
-    tables: Any,
-) -> tuple[jax.Array, Any]:
+def _forward(plan: Plan, table_HR: Array | None, operands: Operands) -> tuple[Array, Any]:
     vector_NTW = None if table_HR is None else plan.vectors(table_HR)
-    operands = Operands(q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, vector_NTW, tables)
+    q_BLJ = operands.q_BLJ
     batch, groups = q_BLJ.shape[0], q_BLJ.shape[2] // plan.lanes
     statistic = (groups, batch, plan.heads, plan.query_blocks * plan.block_q)
     out_BLJ, normaliser = _call(
@@ -157,7 +142,7 @@ def _forward(
         plan,
         plan.rows(batch, 4, q_BLJ.dtype.itemsize),
         "attention_forward",
-        operands,
+        operands._replace(vector_NTW=vector_NTW),
         {
             "query": jax.ShapeDtypeStruct(q_BLJ.shape, q_BLJ.dtype),
             "statistic": jax.ShapeDtypeStruct(statistic, jnp.float32),
@@ -167,17 +152,17 @@ def _forward(
     out_BLJ, normaliser = checkpoint_name((out_BLJ, normaliser), SAVED)
     # With one key block the backward pass computes its sums from the weights themselves.
     read_out = out_BLJ if plan.key_blocks > 1 else None
-    saved = table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables, read_out, normaliser
-    return out_BLJ, saved
+    return out_BLJ, (table_HR, operands, read_out, normaliser)
 
 
-def _backward(plan: Plan, saved: Any, gradient_BLJ: jax.Array) -> tuple[Any, ...]:
-    table_HR, q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, tables, out_BLJ, normaliser = saved
+def _backward(plan: Plan, saved: Any, gradient_BLJ: Array) -> tuple[Any, ...]:
+    table_HR, operands, out_BLJ, normaliser = saved
     vector_NTW, to_table = None, None
     if table_HR is not None:
         vector_NTW, to_table = jax.vjp(plan.vectors, table_HR)
-    operands = Operands(q_BLJ, k_BSJ, v_BSJ, query_BIL, key_BIS, vector_NTW, tables)
-    batch, dtype = q_BLJ.shape[0], q_BLJ.dtype
+    operands = operands._replace(vector_NTW=vector_NTW)
+    q_BLJ, k_BSJ = operands.q_BLJ, operands.k_BSJ
+    batch, dtype = len(q_BLJ), q_BLJ.dtype
     scratch = _tiles_scratch(plan, 2)
     if plan.loops:
         blocks, block_q = plan.query_blocks, plan.block_q
@@ -199,12 +184,12 @@ def _backward(plan: Plan, saved: Any, gradient_BLJ: jax.Array) -> tuple[Any, ...
         results["vector"] = jax.ShapeDtypeStruct(vector_NTW.shape, jnp.float32)
 
     def kernel(plan: Plan, rows: int, at: Any, *refs: Any) -> None:
+        first, *rest = refs
         if plan.alike:
-            of_all, *rest = refs
-            each = [of_all.at[n] for n in range(3)]
+            each = [first.at[n] for n in range(3)]
         else:
-            of_query, of_sources, *rest = refs
-            each = [of_query, of_sources.at[0], of_sources.at[1]]
+            sources, *rest = rest
+            each = [first, sources.at[0], sources.at[1]]
         backward_kernel(plan, rows, at, *each, *rest)
 
     *gradients, last = _call(
@@ -212,18 +197,15 @@ def _backward(plan: Plan, saved: Any, gradient_BLJ: jax.Array) -> tuple[Any, ...
         plan,
         plan.rows(batch, 8, dtype.itemsize),
         "attention_backward",
-        (operands, out_BLJ, normaliser, gradient_BLJ),
+        operands._replace(out_BLJ=out_BLJ, normaliser=normaliser, gradient_BLJ=gradient_BLJ),
         results,
         scratch,
     )
     table_gradient = to_table(last)[0] if to_table else None
-    gradients = gradients if to_table else [*gradients, last]
+    first, *rest = gradients if to_table else [*gradients, last]
     # Indexed, not unpacked: unpacking copies an array.
-    if plan.alike:
-        of_operands = [gradients[0][n] for n in range(3)]
-    else:
-        of_operands = [gradients[0], gradients[1][0], gradients[1][1]]
-    return table_gradient, *of_operands, None, None, None
+    dq, dk, dv = (first[n] for n in range(3)) if plan.alike else (first, rest[0][0], rest[0][1])
+    return table_gradient, Operands(dq, dk, dv, None, None)
 
 
 _attention.defvjp(_forward, _backward)
@@ -234,10 +216,10 @@ def _call(
     plan: Plan,
     rows: int,
     name: str,
-    operands: Any,
+    operands: Operands,
     results: dict[str, jax.ShapeDtypeStruct],
     scratch: list[Any],
-) -> list[jax.Array]:
+) -> list[Array]:
     """Runs a kernel on a 2-D grid: groups of heads, then blocks of `rows` batch rows."""
     lanes, heads = plan.lanes, plan.heads
     longest_q, longest_k = plan.query_blocks * plan.block_q, plan.key_blocks * plan.block_k
@@ -247,7 +229,7 @@ def _call(
     ids = 2 if plan.predicate.prefix else 1
     query_ids = pl.BlockSpec((rows, ids, longest_q), lambda group, row: (row, 0, 0))
     key_ids = pl.BlockSpec((rows, ids, longest_k), lambda group, row: (row, 0, 0))
-    vector = None
+    vector, tables = None, _specs_of_tables(plan, operands.tables)
     if plan.bias is not None:
         shape = (None, heads * plan.tiles, 2 * plan.block_q)
         vector = pl.BlockSpec(shape, lambda group, row: (group, 0, 0))
@@ -258,16 +240,10 @@ def _call(
         "statistic": statistic,
         "vector": vector,
     }
-    given = operands if isinstance(operands, Operands) else operands[0]
-    in_specs: Any = Operands(
-        query, key, key, query_ids, key_ids, vector, _specs_of_tables(plan, given.tables)
-    )
-    if not isinstance(operands, Operands):
-        out = None if operands[1] is None else query
-        in_specs = (in_specs, out, statistic, query)
-    batch, _, width = jax.tree.leaves(operands)[0].shape
-    flat_specs, flat = jax.tree.leaves(in_specs), jax.tree.leaves(operands)
-    structure = jax.tree.structure(operands)
+    of_operands = (query, key, key, query_ids, key_ids, vector, tables, query, statistic, query)
+    given = [spec for spec, each in zip(of_operands, operands, strict=True) if each is not None]
+    batch, _, width = operands.q_BLJ.shape
+    flat, structure = jax.tree.flatten(operands)
 
     def run(*refs: Any) -> None:
         kernel(plan, rows, jax.tree.unflatten(structure, refs[: len(flat)]), *refs[len(flat) :])
@@ -275,7 +251,7 @@ def _call(
     return pl.pallas_call(
         run,
         grid=(width // lanes, batch // rows),
-        in_specs=flat_specs,
+        in_specs=jax.tree.leaves(given),
         out_specs=[specs[result] for result in results],
         out_shape=list(results.values()),
         scratch_shapes=scratch,

@@ -5,13 +5,13 @@ Dimensions: see `fused_attention`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -31,8 +31,11 @@ class Operands(NamedTuple):
     v_BSJ: Any
     query_BIL: Any
     key_BIS: Any
-    vector_NTW: Any
+    vector_NTW: Any = None
     tables: Any = None
+    out_BLJ: Any = None
+    normaliser: Any = None
+    gradient_BLJ: Any = None
 
 
 def forward_kernel(
@@ -42,7 +45,7 @@ def forward_kernel(
         pl.when(pl.program_id(1) == 0)(partial(_spread, plan, at.vector_NTW, tiles_ref))
     heads, group = range(plan.heads), pl.program_id(0)
 
-    def values(row: Any, j: Any) -> list[jax.Array]:
+    def values(row: Any, j: Any) -> list[Array]:
         v_Pk = _block_of(at.v_BSJ, row, j, plan.block_k, plan.source_length).T
         return [v_Pk[_lanes_of(plan, head)] for head in heads]
 
@@ -57,10 +60,10 @@ def forward_kernel(
 
     if plan.loops:
 
-        def query_block(i: jax.Array, _: None) -> None:
+        def query_block(i: Array, _: None) -> None:
             which, first, last = _visited_keys(plan, at, group, i)
 
-            def key_block(m: jax.Array, states: tuple[_Softmax, ...]) -> tuple[_Softmax, ...]:
+            def key_block(m: Array, states: tuple[_Softmax, ...]) -> tuple[_Softmax, ...]:
                 j = which(m)
                 key_ids, of_heads = _key_ids(at, 0, j, plan), values(0, j)
                 tiles = [_logits(plan, at, tiles_ref, key_ids, 0, i, j, head) for head in heads]
@@ -86,13 +89,9 @@ def forward_kernel(
     ]
 
     def some_rows(first: Any) -> None:
-        key_ids = {
-            (row, j): _key_ids(at, first + row, j, plan)
-            for row in range(together)
-            for j in range(plan.key_blocks)
-        }
+        key_ids = _ids_of_rows(at, first, together, plan)
 
-        def products(row: int, i: int, j: int, head: int) -> jax.Array:
+        def products(row: int, i: int, j: int, head: int) -> Array:
             return _logits(plan, at, tiles_ref, key_ids[row, j], first + row, i, j, head)
 
         states: dict[int, _Softmax] = {}
@@ -107,9 +106,8 @@ def forward_kernel(
 
 
 def backward_kernel(
-    plan: Plan, rows: int, at: Any, dq_ref: Any, dk_ref: Any, dv_ref: Any, *refs: Any
+    plan: Plan, rows: int, at: Operands, dq_ref: Any, dk_ref: Any, dv_ref: Any, *refs: Any
 ) -> None:
-    operands, out_ref, normaliser_ref, gradient_ref = at
     vector_gradient_ref: Any = None
     tiles_ref: Any = None
     tiles_gradient_ref: Any = None
@@ -119,41 +117,38 @@ def backward_kernel(
 
         @pl.when(pl.program_id(1) == 0)
         def _() -> None:
-            _spread(plan, operands.vector_NTW, tiles_ref)
+            _spread(plan, at.vector_NTW, tiles_ref)
             tiles_gradient_ref[...] = jnp.zeros_like(tiles_gradient_ref)
 
     heads, group = range(plan.heads), pl.program_id(0)
 
-    def query_side(row: Any, i: Any) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    def query_side(row: Any, i: Any) -> tuple[Array, Array, Array | None]:
         """Returns transposed queries and gradients [P, q], and gradients times outputs [G, q]."""
-        q_qP = _block_of(operands.q_BLJ, row, i, plan.block_q, plan.length)
-        gradient_qP = _block_of(gradient_ref, row, i, plan.block_q, plan.length)
+        q_qP = _block_of(at.q_BLJ, row, i, plan.block_q, plan.length)
+        gradient_qP = _block_of(at.gradient_BLJ, row, i, plan.block_q, plan.length)
         inner_Gq = None
-        if out_ref is not None:
-            out_qP = _block_of(out_ref, row, i, plan.block_q, plan.length)
+        if at.out_BLJ is not None:
+            out_qP = _block_of(at.out_BLJ, row, i, plan.block_q, plan.length)
             product_Pq = (gradient_qP.astype(jnp.float32) * out_qP.astype(jnp.float32)).T
             parts = [product_Pq[_lanes_of(plan, head)] for head in heads]
             inner_Gq = jnp.concatenate([jnp.sum(part, 0, keepdims=True) for part in parts], 0)
         return q_qP.T, gradient_qP.T, inner_Gq
 
-    def products(key_ids: Any, row: Any, i: Any, j: Any, head: int) -> tuple[jax.Array, jax.Array]:
+    def products(key_ids: Any, row: Any, i: Any, j: Any, head: int) -> tuple[Array, Array]:
         """Returns logits and weight gradients, both [k, q]."""
-        v_kP = _block_of(operands.v_BSJ, row, j, plan.block_k, plan.source_length)
-        gradient_qP = _block_of(gradient_ref, row, i, plan.block_q, plan.length)
+        v_kP = _block_of(at.v_BSJ, row, j, plan.block_k, plan.source_length)
+        gradient_qP = _block_of(at.gradient_BLJ, row, i, plan.block_q, plan.length)
         weights_gradient = _dot(_only(plan, v_kP, head), gradient_qP, 1, 1)
-        return (
-            _logits(plan, operands, tiles_ref, key_ids, row, i, j, head),
-            weights_gradient,
-        )
+        return _logits(plan, at, tiles_ref, key_ids, row, i, j, head), weights_gradient
 
     def gradients(
-        side: Any, k_Pk: jax.Array, tile: tuple, row: Any, i: Any, j: Any, head: int
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        side: Any, k_Pk: Array, tile: Any, row: Any, i: Any, j: Any, head: int
+    ) -> tuple[Array, Array, Array]:
         """Returns a tile's share of a head's gradients: dq [K, q], dk and dv [K, k]."""
         q_Pq, gradient_Pq, inner_Gq = side
         logits_kq, weights_gradient_kq = tile
         columns, lanes = pl.ds(i * plan.block_q, plan.block_q), _lanes_of(plan, head)
-        weights_kq = jnp.exp(logits_kq - normaliser_ref[row, head : head + 1, columns])
+        weights_kq = jnp.exp(logits_kq - at.normaliser[row, head : head + 1, columns])
         product_kq = weights_kq * weights_gradient_kq
         if inner_Gq is None:
             inner_1q = jnp.sum(product_kq, 0, keepdims=True)
@@ -168,30 +163,30 @@ def backward_kernel(
         dq_Kq = _dot(k_Pk[lanes], logits_gradient_kq, 1, 0)
         return dq_Kq, dk_Kk, dv_Kk
 
-    def store(ref: Any, row: Any, index: Any, block: int, x_Pn: jax.Array, scale: float) -> None:
+    def store(ref: Any, row: Any, index: Any, block: int, x_Pn: Array, scale: float) -> None:
         x_Pn = x_Pn if scale == 1 else x_Pn * scale
         ref[row, pl.ds(index * block, block), :] = x_Pn.T.astype(ref.dtype)
 
-    def keys(row: Any, j: Any) -> jax.Array:
-        return _block_of(operands.k_BSJ, row, j, plan.block_k, plan.source_length).T
+    def keys(row: Any, j: Any) -> Array:
+        return _block_of(at.k_BSJ, row, j, plan.block_k, plan.source_length).T
 
     if plan.loops:
         q_ref, gradients_ref, inner_ref, sums_ref = of_loops
 
-        def prepare(i: jax.Array, _: None) -> None:
+        def prepare(i: Array, _: None) -> None:
             q_ref[i], gradients_ref[i], inner_Gq = query_side(0, i)
             if inner_Gq is not None:
                 inner_ref[i] = inner_Gq
             sums_ref[i] = jnp.zeros_like(sums_ref[i])
 
-        def key_block(j: jax.Array, _: None) -> None:
-            key_ids, k_Pk = _key_ids(operands, 0, j, plan), keys(0, j)
+        def key_block(j: Array, _: None) -> None:
+            key_ids, k_Pk = _key_ids(at, 0, j, plan), keys(0, j)
 
-            which, begin, end = _visiting_queries(plan, operands, group, j)
+            which, begin, end = _visiting_queries(plan, at, group, j)
 
-            def query_block(m: jax.Array, sums: tuple) -> tuple:
+            def query_block(m: Array, sums: Any) -> Any:
                 i = which(m)
-                inner_Gq = None if out_ref is None else inner_ref[i]
+                inner_Gq = None if at.out_BLJ is None else inner_ref[i]
                 side = q_ref[i], gradients_ref[i], inner_Gq
                 tiles = [products(key_ids, 0, i, j, head) for head in heads]
                 each = [gradients(side, k_Pk, tiles[head], 0, i, j, head) for head in heads]
@@ -204,7 +199,7 @@ def backward_kernel(
             store(dk_ref, 0, j, plan.block_k, dk, plan.scale)
             store(dv_ref, 0, j, plan.block_k, dv, 1.0)
 
-        def finish(i: jax.Array, _: None) -> None:
+        def finish(i: Array, _: None) -> None:
             store(dq_ref, 0, i, plan.block_q, sums_ref[i], plan.scale)
 
         lax.fori_loop(0, plan.query_blocks, prepare, None)
@@ -217,22 +212,14 @@ def backward_kernel(
         ]
 
         def some_rows(first: Any) -> None:
-            key_ids = {
-                (row, j): _key_ids(operands, first + row, j, plan)
-                for row in range(together)
-                for j in range(plan.key_blocks)
-            }
+            key_ids = _ids_of_rows(at, first, together, plan)
             sides: dict[Any, Any] = {}
-            sums: dict[tuple, jax.Array] = {}
+            sums: dict[tuple[str, int, int, int], Array] = {}
 
-            def ahead(row: int, i: int, j: int, head: int) -> tuple[jax.Array, jax.Array]:
+            def ahead(row: int, i: int, j: int, head: int) -> tuple[Array, Array]:
                 return products(key_ids[row, j], first + row, i, j, head)
 
-            def add(name: str, row: int, index: int, head: int, x: jax.Array) -> None:
-                known = sums.get((name, row, index, head))
-                sums[name, row, index, head] = x if known is None else known + x
-
-            def joined(name: str, row: int, index: int) -> jax.Array:
+            def joined(name: str, row: int, index: int) -> Array:
                 return jnp.concatenate([sums.pop((name, row, index, head)) for head in heads], 0)
 
             for number, ((row, i, j, head), tile) in enumerate(_one_ahead(work, ahead)):
@@ -241,7 +228,8 @@ def backward_kernel(
                 k_Pk = keys(first + row, j)
                 parts = gradients(sides[row, i], k_Pk, tile, first + row, i, j, head)
                 for name, index, part in zip(("dq", "dk", "dv"), (i, j, j), parts, strict=True):
-                    add(name, row, index, head, part)
+                    known = sums.get((name, row, index, head))
+                    sums[name, row, index, head] = part if known is None else known + part
                 rest = work[number + 1 :]
                 if not any((other[0], other[2]) == (row, j) for other in rest):
                     store(dk_ref, first + row, j, plan.block_k, joined("dk", row, j), plan.scale)
@@ -282,12 +270,12 @@ def _visiting_queries(plan: Plan, at: Operands, group: Any, j: Any) -> _Loop:
 class _Softmax(NamedTuple):
     """A softmax over keys in progress: maxima and sums [1, q], sums of weighted values [K, q]."""
 
-    maximum_1q: jax.Array
-    sum_1q: jax.Array
-    mixed_Kq: jax.Array
+    maximum_1q: Array
+    sum_1q: Array
+    mixed_Kq: Array
 
 
-def _absorb(state: _Softmax | None, logits_kq: jax.Array, v_Kk: jax.Array) -> _Softmax:
+def _absorb(state: _Softmax | None, logits_kq: Array, v_Kk: Array) -> _Softmax:
     before = _LEAST if state is None else state.maximum_1q
     maximum_1q = jnp.maximum(jnp.max(logits_kq, 0, keepdims=True), before)
     weights_kq = jnp.exp(logits_kq - maximum_1q)
@@ -301,8 +289,8 @@ def _absorb(state: _Softmax | None, logits_kq: jax.Array, v_Kk: jax.Array) -> _S
 
 
 def _logits(
-    plan: Plan, at: Operands, tiles_ref: Any, key_ids: list, row: Any, i: Any, j: Any, head: int
-) -> jax.Array:
+    plan: Plan, at: Operands, tiles_ref: Any, key_ids: Any, row: Any, i: Any, j: Any, head: int
+) -> Array:
     """Returns a tile's masked logits, float32 [k, q]."""
     columns = pl.ds(i * plan.block_q, plan.block_q)
     k_kP = _only(plan, at.k_BSJ[row, pl.ds(j * plan.block_k, plan.block_k), :], head)
@@ -328,7 +316,7 @@ def _logits(
     return jnp.where(visible_kq, logits_kq, MASKED)
 
 
-def _row_of(ref: Any, row: Any, columns: Any) -> jax.Array:
+def _row_of(ref: Any, row: Any, columns: Any) -> Array:
     """Returns columns of a row of an int32 array, [1, columns]; loads need whole registers."""
     first = pl.multiple_of(row // SUBLANES * SUBLANES, SUBLANES)
     rows = ref[pl.ds(first, SUBLANES), columns]
@@ -336,7 +324,13 @@ def _row_of(ref: Any, row: Any, columns: Any) -> jax.Array:
     return jnp.sum(jnp.where(number == row - first, rows, 0), 0, keepdims=True)
 
 
-def _key_ids(at: Operands, row: Any, j: Any, plan: Plan) -> list[jax.Array]:
+def _ids_of_rows(at: Operands, first: Any, rows: int, plan: Plan) -> dict[tuple[int, int], Any]:
+    """Returns `_key_ids` by row, counted from `first`, and key block."""
+    pairs = itertools.product(range(rows), range(plan.key_blocks))
+    return {(row, j): _key_ids(at, first + row, j, plan) for row, j in pairs}
+
+
+def _key_ids(at: Operands, row: Any, j: Any, plan: Plan) -> list[Array]:
     """Returns the ids of a key block as columns [k, 1]."""
     ids_Ik = at.key_BIS[row, :, pl.ds(j * plan.block_k, plan.block_k)]
     # Transposing needs whole registers.
@@ -346,7 +340,7 @@ def _key_ids(at: Operands, row: Any, j: Any, plan: Plan) -> list[jax.Array]:
     ]
 
 
-def _block_of(ref: Any, row: Any, index: Any, block: int, length: int) -> jax.Array:
+def _block_of(ref: Any, row: Any, index: Any, block: int, length: int) -> Array:
     """Returns a block of a row of `ref`, [block, P], with zeros after `length`."""
     x_nP = ref[row, pl.ds(index * block, block), :]
     if length % block == 0:
@@ -359,7 +353,7 @@ def _lanes_of(plan: Plan, head: int) -> slice:
     return slice(head * plan.head_dim, (head + 1) * plan.head_dim)
 
 
-def _only(plan: Plan, x_nP: jax.Array, head: int) -> jax.Array:
+def _only(plan: Plan, x_nP: Array, head: int) -> Array:
     """Returns `x_nP` with other heads' lanes set to 0: a product is 128 deep in any case."""
     if plan.heads == 1:
         return x_nP
@@ -370,7 +364,7 @@ def _only(plan: Plan, x_nP: jax.Array, head: int) -> jax.Array:
     return jnp.where(inside_nP, x_nP.astype(jnp.float32), 0).astype(x_nP.dtype)
 
 
-def _dot(x: jax.Array, y: jax.Array, x_axis: int, y_axis: int) -> jax.Array:
+def _dot(x: Array, y: Array, x_axis: int, y_axis: int) -> Array:
     return lax.dot_general(
         x,
         y,
@@ -397,7 +391,7 @@ def _spread(plan: Plan, vectors_ref: Any, tiles_ref: Any) -> None:
         tiles_ref[tile] = x[:, : plan.block_q]
 
 
-def _fold(tile_kq: jax.Array) -> jax.Array:
+def _fold(tile_kq: Array) -> Array:
     """Returns the sums over a tile's diagonals, [1, W]: the transpose of `_spread`."""
     x = jnp.concatenate([tile_kq, jnp.zeros_like(tile_kq)], 1)
     period, rows = x.shape[1], x.shape[0]
@@ -417,7 +411,7 @@ def _for_each(rows: int, together: int, some_rows: Callable[[Any], None]) -> Non
         lax.fori_loop(0, rows // together, lambda n, _: some_rows(n * together), None)
 
 
-_Item = TypeVar("_Item", bound=tuple)
+_Item = TypeVar("_Item", bound=tuple[int, ...])
 _Result = TypeVar("_Result")
 
 

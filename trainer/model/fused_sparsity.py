@@ -16,7 +16,7 @@ import numpy as np
 
 from trainer.model.device import LANES
 from trainer.model.fused_tiles import COST_OF_BLOCK, SUBLANES, Visits
-from trainer.model.masks import Predicate
+from trainer.model.masks import Mask
 from trainer.model.sparsity import Pattern, visited
 
 # Parts of a tile, one bit of an int32 each.
@@ -43,7 +43,7 @@ def tables_of(
     num_heads: int,
     head_dim: int,
     length: int,
-    predicate: Predicate,
+    predicate: Mask,
     fits: Callable[[int], bool] = lambda tile: True,
     tile: int | None = None,
 ) -> tuple[Visits, Tables]:
@@ -52,7 +52,6 @@ def tables_of(
     `fits` tells whether memory suffices for tiles of a length; `tile` None chooses the one with
     the least work.
     """
-    skips = predicate.causal and not predicate.prefix
     layout_PNN = visited(pattern, num_heads, length, predicate.causal, predicate.prefix)
     differ = len(layout_PNN) > 1
     heads = max(1, LANES // head_dim) if differ else 1
@@ -61,7 +60,7 @@ def tables_of(
 
     def tiles_of(tile: int) -> np.ndarray:
         """Returns each group's visited tiles, bool [groups, blocks, blocks]."""
-        parts_PUU = _parts(layout_PNN, pattern.block, tile, length, skips)
+        parts_PUU = _parts(layout_PNN, pattern.block, tile, length, predicate.skips)
         per = tile // min(pattern.block, tile)
         blocks = parts_PUU.shape[1] // per
         split = parts_PUU.reshape(-1, heads, blocks, per, blocks, per)
@@ -86,7 +85,8 @@ def tables_of(
     )
     bits = None
     if part < tile or heads > 1:
-        bits = _bits(_parts(layout_PNN, pattern.block, tile, length, skips), tile // part, part)
+        parts_PUU = _parts(layout_PNN, pattern.block, tile, length, predicate.skips)
+        bits = _bits(parts_PUU, tile // part, part)
         bits = bits.reshape(-1, heads * tiles.shape[1], bits.shape[2])
         bits = np.pad(bits, ((0, 0), (0, -bits.shape[1] % SUBLANES), (0, 0)))
     return visits, Tables(

@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.experimental import pallas as pl
 
 from trainer.model.device import LANES
-from trainer.model.masks import Predicate
+from trainer.model.masks import Mask
 from trainer.model.positions import T5RelativePosition
 
 # Height of a TPU's registers.
@@ -66,7 +66,7 @@ class Plan:
     length: int
     source_length: int
     head_dim: int
-    predicate: Predicate
+    predicate: Mask
     bias: T5RelativePosition | None
     scale: float
     block_q: int
@@ -109,7 +109,7 @@ class Plan:
     @property
     def skips(self) -> bool:
         """Whether tiles with every key after every query are skipped."""
-        return self.predicate.causal and not self.predicate.prefix
+        return self.predicate.skips
 
     @property
     def causal_bias(self) -> bool:
@@ -170,7 +170,7 @@ class Plan:
             distance = jnp.clip(i - j, nearest, self.farthest)
         return head * self.tiles + distance - nearest
 
-    def vectors(self, table_HR: jax.Array) -> jax.Array:
+    def vectors(self, table_HR: Array) -> Array:
         """Returns the vectors of the bias tiles, [N, G * T, W] float32.
 
         Tile t holds `vector[(q - k) mod W]` at (k, q). A matrix product, so its gradient is one
@@ -199,7 +199,7 @@ def _divisor(number: int, most: int) -> int:
 def blocks_of(
     length: int,
     source_length: int,
-    predicate: Predicate,
+    predicate: Mask,
     head_dim: int | None,
     vmem_bytes: int,
     block: int | None,
@@ -212,7 +212,7 @@ def blocks_of(
         return block, block
     if head_dim is None and not predicate.causal:
         return _block(length, False, lambda _: True), _block(source_length, False, lambda _: True)
-    longest, skips = max(length, source_length), predicate.causal and not predicate.prefix
+    longest, skips = max(length, source_length), predicate.skips
     same = _block(longest, skips, partial(bias_fits, longest, skips, head_dim, vmem_bytes))
     return same, same
 

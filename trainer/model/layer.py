@@ -7,39 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import jax
 from flax import linen as nn
+from jax import Array
 
-from trainer.model.arrangements import Sublayer
+from trainer.model.arrangements import Flow, Sublayer, take_view
 from trainer.model.cache import positions_at
 from trainer.model.dense import Shared
-from trainer.model.flow import Flow, take_view
 from trainer.model.masks import Rows
 from trainer.model.mixers import View
-from trainer.model.norms import Sublayer as Function
+from trainer.model.norms import Function
 from trainer.model.positions import Position
 from trainer.model.spec import LayerSpec
 
 # Name of the sublayer that attends to the encoder.
 CROSS_ATTENTION = "encoder_decoder_attention"
-
-
-class Names(NamedTuple):
-    """T5X's names of the first sublayer; placements prefix the norm's name ("pre" in T5X)."""
-
-    mixer_norm: str
-    mixer: str
-
-
-NAMES = MappingProxyType(
-    {
-        "encoder": Names("attention_layer_norm", "attention"),
-        "decoder": Names("self_attention_layer_norm", "self_attention"),
-    }
-)
 
 
 class Surroundings(NamedTuple):
@@ -58,12 +41,13 @@ class Surroundings(NamedTuple):
 class Layer(nn.Module):
     """One layer: mixer, then the spec's cross mixer, sublayers of parts and feed-forward.
 
-    `position` is None if a stack's layers share one scheme.
+    `role` is "encoder" or "decoder" and affects only names. `position` is None if a stack's layers
+    share one scheme.
     """
 
     spec: LayerSpec
     shared: Shared
-    names: Names
+    role: str
     position: Position | None
 
     @nn.compact
@@ -72,22 +56,22 @@ class Layer(nn.Module):
     ) -> tuple[Flow, Any]:
         """Returns the states, and what the layer leaves for a decoder."""
         spec, shared = self.spec, self.shared
-        view, rows = self._views(flow, surroundings)
+        view = self._view(flow, surroundings)
         assert view.watched is not None
 
         def norm(sublayer: Sublayer) -> Function:
             name = f"{sublayer.placement.prefix}_{sublayer.norm_name}"
-            return cast(Function, spec.norm.build(shared, name))
+            return spec.norm.build(shared, name)
 
-        def dropout(y_BLD: jax.Array) -> jax.Array:
+        def dropout(y_BLD: Array) -> Array:
             return shared.dropout()(y_BLD, deterministic)
 
         sublayers = self._sublayers(view, surroundings, deterministic)
-        flow = spec.arrangement(flow, rows, sublayers, norm, dropout)
+        flow = spec.arrangement(flow, view.rows, sublayers, norm, dropout)
         left = (hook.left(flow.x_BLD, view.watched) for hook in spec.hooks)
         return flow, next((each for each in left if each is not None), None)
 
-    def _views(self, flow: Flow, surroundings: Surroundings) -> tuple[View, Rows]:
+    def _view(self, flow: Flow, surroundings: Surroundings) -> View:
         spec, view = self.spec, surroundings.view
         if self.position is not None:
             own = self.position.build(self.shared, spec.mixer.num_heads or 1, self.position.name)
@@ -97,33 +81,35 @@ class Layer(nn.Module):
         for hook in spec.hooks:
             view = hook.view(view, surroundings.cross_view)
         watched = dict.fromkeys(name for hook in spec.hooks for name in hook.watches)
-        return view._replace(watched=watched), view.rows
+        return view._replace(watched=watched)
 
     def _sublayers(
         self, view: View, surroundings: Surroundings, deterministic: bool
     ) -> list[Sublayer]:
         spec, shared = self.spec, self.shared
-        first, last = spec.norm_placement, spec.feed_forward_norm_placement or spec.norm_placement
-        mixer = spec.mixer.build(shared, self.names.mixer)
+        first, last = spec.placements.sublayers, spec.placements.feed_forward
+        # T5X's name; that of the norm also begins with the placement's prefix ("pre" in T5X).
+        mixer_name = "attention" if self.role == "encoder" else "self_attention"
+        mixer = spec.mixer.build(shared, mixer_name)
         source, watched = surroundings.source, view.watched or {}
 
-        def mix(y_BLD: jax.Array, rows: Rows) -> jax.Array:
+        def mix(y_BLD: Array, rows: Rows) -> Array:
             looked_at = y_BLD
             for hook in spec.hooks:
                 looked_at = hook.looked_at(looked_at, source, view)
-            return cast(jax.Array, mixer(y_BLD, looked_at, view, deterministic))
+            return mixer(y_BLD, looked_at, view, deterministic)
 
-        def kept(rows: Rows) -> jax.Array | None:
+        def kept(rows: Rows) -> Array | None:
             each = (hook.kept(watched, rows) for hook in spec.hooks)
             return next((index_BM for index_BM in each if index_BM is not None), None)
 
-        placement = spec.mixer_norm_placement or first
-        sublayers = [Sublayer(self.names.mixer_norm, placement, mix, kept)]
+        placement = spec.placements.mixer or first
+        sublayers = [Sublayer(f"{mixer_name}_layer_norm", placement, mix, kept)]
         if spec.cross_mixer is not None:
             cross, seen = spec.cross_mixer.build(shared, CROSS_ATTENTION), surroundings.cross_view
 
-            def look(y_BLD: jax.Array, rows: Rows) -> jax.Array:
-                return cast(jax.Array, cross(y_BLD, source, seen, deterministic))
+            def look(y_BLD: Array, rows: Rows) -> Array:
+                return cross(y_BLD, source, seen, deterministic)
 
             sublayers.append(Sublayer("cross_attention_layer_norm", first, look))
         for hook in spec.hooks:
@@ -133,5 +119,5 @@ class Layer(nn.Module):
         if feed_forward is not None:
             kept_states = {} if spec.feed_forward.pointwise else {"cache": view.cache}
             run = partial(feed_forward, deterministic=deterministic, **kept_states)
-            sublayers.append(Sublayer("mlp_layer_norm", last, cast(Any, run)))
+            sublayers.append(Sublayer("mlp_layer_norm", last or first, run))
         return sublayers

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.cache import Cache
 from trainer.model.dense import Shared, einsum_float32, sum_leading, tracing_device
-from trainer.model.masks import Predicate, Rows
+from trainer.model.feedforward import ACTIVATIONS
+from trainer.model.masks import Mask, Rows
 from trainer.model.positions import Positions
 
 # Masked logit, T5X's value. Finite, so that a row that sees nothing (padding) gets uniform weights
@@ -25,16 +27,16 @@ MASKED_LOGIT = -1e10
 
 
 @jax.custom_vjp
-def add_bias(logits_BHLS: jax.Array, bias_HLS: jax.Array) -> jax.Array:
+def add_bias(logits_BHLS: Array, bias_HLS: Array) -> Array:
     """Adds the bias; its gradient is summed by `sum_leading`."""
     return logits_BHLS + bias_HLS.astype(logits_BHLS.dtype)
 
 
-def _add_bias_forward(logits_BHLS: jax.Array, bias_HLS: jax.Array) -> tuple[jax.Array, Any]:
+def _add_bias_forward(logits_BHLS: Array, bias_HLS: Array) -> tuple[Array, Any]:
     return add_bias(logits_BHLS, bias_HLS), None
 
 
-def _add_bias_backward(_: Any, gradient_BHLS: jax.Array) -> tuple[Any, ...]:
+def _add_bias_backward(_: Any, gradient_BHLS: Array) -> tuple[Any, ...]:
     return gradient_BHLS, sum_leading(gradient_BHLS, 1)
 
 
@@ -50,18 +52,18 @@ class View(NamedTuple):
     is set if the mixer caches these positions.
     """
 
-    mask_BLS: jax.Array
+    mask_BLS: Array
     positions: Positions
     rows: Rows
     source_rows: Rows
-    predicate: Predicate | None = None
-    watched: dict[str, jax.Array | None] | None = None
+    predicate: Mask | None = None
+    watched: dict[str, Array | None] | None = None
     cache: Cache | None = None
 
     def watches(self, name: str) -> bool:
         return self.watched is not None and name in self.watched
 
-    def watch(self, **arrays: jax.Array) -> None:
+    def watch(self, **arrays: Array) -> None:
         for name in filter(self.watches, arrays):
             assert self.watched is not None
             self.watched[name] = arrays[name]
@@ -84,7 +86,12 @@ class Mixer(Protocol):
     def build(self, shared: Shared, name: str) -> nn.Module: ...
 
 
-def compare_heads(q_BLHK: jax.Array, k_BSGK: jax.Array) -> jax.Array:
+def split_heads(joined: Array, head_dim: int) -> Array:
+    """Maps [B, L, H * K] to [B, L, H, K]."""
+    return joined.reshape(*joined.shape[:2], -1, head_dim)
+
+
+def compare_heads(q_BLHK: Array, k_BSGK: Array) -> Array:
     """Returns query-key products, float32 [B, H, L, S].
 
     Each key head serves H / G consecutive query heads.
@@ -97,7 +104,7 @@ def compare_heads(q_BLHK: jax.Array, k_BSGK: jax.Array) -> jax.Array:
     return logits_BGRLS.reshape(batch, heads, length, -1)
 
 
-def _weighted(weights_BHLS: jax.Array, v_BSGK: jax.Array) -> jax.Array:
+def _weighted(weights_BHLS: Array, v_BSGK: Array) -> Array:
     """Returns weighted values, [B, L, H, K]; value heads are shared like key heads."""
     if weights_BHLS.shape[1] == v_BSGK.shape[2]:
         return jnp.einsum("bhls,bshk->blhk", weights_BHLS, v_BSGK)
@@ -107,16 +114,16 @@ def _weighted(weights_BHLS: jax.Array, v_BSGK: jax.Array) -> jax.Array:
     return mixed_BLGRK.reshape(batch, length, heads, -1)
 
 
-def _softmax(logits_BHLS: jax.Array, mask_B1LS: jax.Array) -> jax.Array:
+def _softmax(logits_BHLS: Array, mask_B1LS: Array) -> Array:
     return jax.nn.softmax(jnp.where(mask_B1LS, logits_BHLS, MASKED_LOGIT))
 
 
 def _positive(
-    function: Callable[[jax.Array], jax.Array], normalised: bool
-) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    function: Callable[[Array], Array], normalised: bool
+) -> Callable[[Array, Array], Array]:
     """Makes weights from a nonnegative function, divided by their sum or the visible keys."""
 
-    def weigh(logits_BHLS: jax.Array, mask_B1LS: jax.Array) -> jax.Array:
+    def weigh(logits_BHLS: Array, mask_B1LS: Array) -> Array:
         weights_BHLS = jnp.where(mask_B1LS, function(logits_BHLS), 0)
         if normalised:
             total_BHL1 = jnp.sum(weights_BHLS, axis=-1, keepdims=True)
@@ -127,12 +134,8 @@ def _positive(
     return weigh
 
 
-def _elu(x: jax.Array) -> jax.Array:
+def _elu(x: Array) -> Array:
     return jax.nn.elu(x) + 1
-
-
-def _squared_relu(x: jax.Array) -> jax.Array:
-    return jnp.square(jax.nn.relu(x))
 
 
 # Avoids division by 0 if all weights are 0.
@@ -142,20 +145,20 @@ _LEAST_SUM = 1e-6
 # Source: Hua et al. 2022 (arXiv:2202.10447) for squared ReLU; Katharopoulos et al. 2020
 # (arXiv:2006.16236) for elu + 1; Lingle 2024 (arXiv:2404.05728), appendix, for both in muP.
 # Differences: he divides by the row length, on which packed examples must not depend.
-WEIGHTS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = MappingProxyType(
+WEIGHTS: Mapping[str, Callable[[Array, Array], Array]] = MappingProxyType(
     {
         "softmax": _softmax,
         "elu": _positive(_elu, normalised=False),
-        "squared_relu": _positive(_squared_relu, normalised=False),
+        "squared_relu": _positive(ACTIVATIONS["squared_relu"], normalised=False),
         "norm_elu": _positive(_elu, normalised=True),
-        "norm_squared_relu": _positive(_squared_relu, normalised=True),
+        "norm_squared_relu": _positive(ACTIVATIONS["squared_relu"], normalised=True),
     }
 )
 
 
 def weigh_heads(
-    shared: Shared, logits_BHLS: jax.Array, v_BSGK: jax.Array, view: View, deterministic: bool
-) -> jax.Array:
+    shared: Shared, logits_BHLS: Array, v_BSGK: Array, view: View, deterministic: bool
+) -> Array:
     """Returns values [B, S, G, K] weighted by logits, with heads joined: [B, L, H * K].
 
     Called inside an attention's module. Adds the relative bias and masks the logits, in
@@ -177,13 +180,13 @@ def weigh_heads(
 
 
 def mix_heads(
-    shared: Shared, logits_BHLS: jax.Array, v_BSGK: jax.Array, view: View, deterministic: bool
-) -> jax.Array:
+    shared: Shared, logits_BHLS: Array, v_BSGK: Array, view: View, deterministic: bool
+) -> Array:
     """Returns the output projection of `weigh_heads`, [B, L, D]."""
     return project_out(shared, weigh_heads(shared, logits_BHLS, v_BSGK, view, deterministic))
 
 
-def project_out(shared: Shared, mixed_BLJ: jax.Array) -> jax.Array:
+def project_out(shared: Shared, mixed_BLJ: Array) -> Array:
     """Projects joined heads [B, L, H * K] to [B, L, D], inside an attention's module."""
     axes, initializer = ("joined_kv", "embed"), shared.parametrisation.attention_out()
     out = shared.dense(shared.emb_dim, axes, initializer, "out")

@@ -8,58 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.capabilities import T5X, TRANSFORMERS
-from trainer.model.dense import Shared
+from trainer.model.dense import Built, Shared
 from trainer.model.parameters import TABLE, parameter
 
-Sublayer = Callable[[jax.Array], jax.Array]
+Function = Callable[[Array], Array]
 
 
-class Norm(Protocol):
-    """The norm slot. Its module maps [B, L, D] to [B, L, D].
+class Norm:
+    """The norm slot: its module maps [B, L, D] to [B, L, D]; `run` is as in `Buildable`.
 
     Parameters are `scale` unless `gain`, one of `parts.GAINS`, is "none", and `bias` with
     `has_bias`.
     """
 
-    @property
-    def gain(self) -> str: ...
-    @property
-    def has_bias(self) -> bool: ...
-    @property
-    def exports(self) -> tuple[str, ...]: ...
-
-    def build(self, shared: Shared, name: str, axis: str = "embed") -> nn.Module:
-        """Returns the module; `axis` is T5X's name of the axis that it normalises."""
-        ...
-
-
-class NormPlacement(Protocol):
-    """The norm-placement slot: one residual branch, made of a norm, a sublayer and dropout.
-
-    `prefix` begins the names of a layer's norms: "pre" gives `pre_mlp_layer_norm`.
-    """
-
-    @property
-    def prefix(self) -> str: ...
-
-    def __call__(
-        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
-    ) -> jax.Array: ...
-
-
-@dataclass(frozen=True)
-class ScaledNorm:
-    """Base of norms that treat each position separately: `normalised`, then scale and bias."""
-
-    epsilon: float = 1e-6
-    gain: str = "vector"
+    gain: str = "none"
 
     @property
     def has_bias(self) -> bool:
@@ -69,11 +39,42 @@ class ScaledNorm:
     def exports(self) -> tuple[str, ...]:
         return ()
 
-    def normalised(self, x_BLD: jax.Array) -> jax.Array:
+    def build(self, shared: Shared, name: str, axis: str = "embed") -> nn.Module:
+        """Returns the module; `axis` is T5X's name of the axis that it normalises."""
+        return Built(self, shared, (axis,), name=name)
+
+
+@dataclass(frozen=True)
+class ScaledNorm(Norm):
+    """Base of norms that treat each position separately: `normalised`, then scale and bias."""
+
+    epsilon: float = 1e-6
+    gain: str = "vector"
+
+    def normalised(self, x_BLD: Array) -> Array:
         raise NotImplementedError
 
-    def build(self, shared: Shared, name: str, axis: str = "embed") -> nn.Module:
-        return _Norm(self, shared, axis, name=name)
+    def run(self, module: Built, axis: str, x_BLD: Array) -> Array:
+        ones, zeros = nn.initializers.ones, nn.initializers.zeros
+        axes, shape, scale_D = (axis,), x_BLD.shape[-1:], None
+        if self.gain == "scalar":
+            one = parameter(module, TABLE, "scale", ones, ("unmodeled",), (1,))
+            scale_D = jnp.broadcast_to(one, shape)
+        elif self.gain == "offset":
+            scale_D = 1.0 + parameter(module, TABLE, "scale", zeros, axes, shape)
+        elif self.gain == "vector":
+            scale_D = parameter(module, TABLE, "scale", ones, axes, shape)
+        bias_D = parameter(module, TABLE, "bias", zeros, axes, shape) if self.has_bias else None
+
+        # Recomputing in the backward pass is cheaper than keeping it in float32, as a scan would.
+        @partial(jax.checkpoint, prevent_cse=False)
+        def normalise(x_BLD: Array, scale_D: Array | None, bias_D: Array | None) -> Array:
+            out_BLD = self.normalised(x_BLD.astype(jnp.float32))
+            if scale_D is not None:
+                out_BLD *= scale_D
+            return (out_BLD if bias_D is None else out_BLD + bias_D).astype(module.shared.dtype)
+
+        return normalise(x_BLD, scale_D, bias_D)
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class RMSNorm(ScaledNorm):
     def exports(self) -> tuple[str, ...]:
         return (TRANSFORMERS, T5X) if self == RMSNorm() else (TRANSFORMERS,)
 
-    def normalised(self, x_BLD: jax.Array) -> jax.Array:
+    def normalised(self, x_BLD: Array) -> Array:
         mean_square_BL1 = jnp.mean(jnp.square(x_BLD), axis=-1, keepdims=True)
         return x_BLD * jax.lax.rsqrt(mean_square_BL1 + self.epsilon)
 
@@ -100,112 +101,60 @@ class LayerNorm(ScaledNorm):
     google-research/bert has 1e-12.
     """
 
-    has_bias: bool = True
+    bias: bool = True
     exports = (TRANSFORMERS,)
 
-    def normalised(self, x_BLD: jax.Array) -> jax.Array:
+    @property
+    def has_bias(self) -> bool:
+        return self.bias
+
+    def normalised(self, x_BLD: Array) -> Array:
         x_BLD -= jnp.mean(x_BLD, axis=-1, keepdims=True)
         variance_BL1 = jnp.mean(jnp.square(x_BLD), axis=-1, keepdims=True)
         return x_BLD * jax.lax.rsqrt(variance_BL1 + self.epsilon)
 
 
-class _Norm(nn.Module):
-    spec: ScaledNorm
-    shared: Shared
-    axis: str
-
-    @nn.compact
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        spec, zeros = self.spec, nn.initializers.zeros
-        axes, shape = (self.axis,), x_BLD.shape[-1:]
-        scale_D = None
-        if spec.gain == "scalar":
-            one = parameter(self, TABLE, "scale", nn.initializers.ones, ("unmodeled",), (1,))
-            scale_D = jnp.broadcast_to(one, shape)
-        elif spec.gain == "offset":
-            scale_D = 1.0 + parameter(self, TABLE, "scale", zeros, axes, shape)
-        elif spec.gain == "vector":
-            scale_D = parameter(self, TABLE, "scale", nn.initializers.ones, axes, shape)
-        bias_D = parameter(self, TABLE, "bias", zeros, axes, shape) if spec.has_bias else None
-
-        # Recomputing in the backward pass is cheaper than keeping it in float32, as a scan would.
-        @partial(jax.checkpoint, prevent_cse=False)
-        def normalise(
-            x_BLD: jax.Array, scale_D: jax.Array | None, bias_D: jax.Array | None
-        ) -> jax.Array:
-            out_BLD = spec.normalised(x_BLD.astype(jnp.float32))
-            if scale_D is not None:
-                out_BLD *= scale_D
-            return (out_BLD if bias_D is None else out_BLD + bias_D).astype(self.shared.dtype)
-
-        return normalise(x_BLD, scale_D, bias_D)
-
-
 @dataclass(frozen=True)
-class NoNorm:
+class NoNorm(Norm):
     """The identity, for a stack whose last layer has already normalised."""
 
-    gain = "none"
-    has_bias = False
     exports = (TRANSFORMERS,)
 
-    def build(self, shared: Shared, name: str, axis: str = "embed") -> nn.Module:
-        return _NoNorm(name=name)
-
-
-class _NoNorm(nn.Module):
-    @nn.compact
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+    def run(self, module: Built, axis: str, x_BLD: Array) -> Array:
         return x_BLD
 
 
-@dataclass(frozen=True)
-class PreNorm:
-    """`x + sublayer(norm(x))`: the residual stream itself is never normalised."""
+class NormPlacement(NamedTuple):
+    """The norm-placement slot: one residual branch, made of a norm, a sublayer and dropout.
 
-    prefix = "pre"
+    `prefix` begins the names of a layer's norms: "pre" gives `pre_mlp_layer_norm`. `branch` maps
+    (x_BLD, norm, sublayer, dropout) to [B, L, D].
+    """
 
-    def __call__(
-        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
-    ) -> jax.Array:
-        return x_BLD + dropout(sublayer(norm(x_BLD)))
+    prefix: str
+    branch: Callable[[Array, Function, Function, Function], Array]
 
 
-@dataclass(frozen=True)
-class PostNorm:
-    """`norm(x + sublayer(x))`: every sublayer reads normalised states, as in BERT."""
+def _pre(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
+    return x + dropout(sublayer(norm(x)))
 
-    prefix = "post"
 
-    def __call__(
-        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
-    ) -> jax.Array:
-        return norm(x_BLD + dropout(sublayer(x_BLD)))
+def _post(x: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
+    return norm(x + dropout(sublayer(x)))
+
+
+# The residual stream itself is never normalised.
+PRE_NORM = NormPlacement("pre", _pre)
+# Every sublayer reads normalised states, as in BERT.
+POST_NORM = NormPlacement("post", _post)
 
 
 class Placements(NamedTuple):
-    """Placements of a layer's norms; None means that of its other sublayers."""
+    """Placements of a layer's norms; None means its other sublayers' placement."""
 
     sublayers: NormPlacement
     feed_forward: NormPlacement | None = None
     mixer: NormPlacement | None = None
 
 
-def rms_norm(config: Any, options: Any) -> Norm:
-    """Returns the norm for `NormOptions`."""
-    return RMSNorm(options.epsilon, options.gain)
-
-
-def layer_norm(config: Any, options: Any) -> Norm:
-    """Returns the norm for `LayerNormOptions`."""
-    return LayerNorm(options.epsilon, options.gain, options.bias)
-
-
-def before_sublayers(config: Any, options: Any) -> Placements:
-    """Returns norms before all sublayers."""
-    return Placements(PreNorm())
-
-
-def after_sums(config: Any, options: Any) -> Placements:
-    """Returns norms after all sums."""
-    return Placements(PostNorm())
+BEFORE_SUBLAYERS, AFTER_SUMS = Placements(PRE_NORM), Placements(POST_NORM)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import struct
+from jax import Array
 from jax.sharding import PartitionSpec
 
 from trainer.model.parametrisation import UNCHANGED, Initializer, Rates, Start
@@ -61,7 +62,7 @@ def parameter(
     initializer: Initializer,
     axes: tuple[str, ...],
     shape: tuple[int, ...],
-) -> jax.Array:
+) -> Array:
     """Returns a parameter of `module`: float32, or in a step, if `use.rounded`, the model's dtype.
 
     `use` is such as KERNEL or TABLE; `axes` are T5X's logical axis names.
@@ -71,7 +72,7 @@ def parameter(
     def declared(*arguments: Any) -> _Declared:
         return _Declared(initializer(*arguments), names=axes, use=use, rates=rates)
 
-    return cast(jax.Array, module.param(name, declared, shape, jnp.float32))
+    return cast(Array, module.param(name, declared, shape, jnp.float32))
 
 
 @dataclass(frozen=True)

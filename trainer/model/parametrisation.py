@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import jax
 from flax import linen as nn
+from jax import Array
 
-Initializer = Callable[..., jax.Array]
+from trainer.model.parts import MaximalUpdate, Normal
+
+Initializer = Callable[..., Array]
 Shape = tuple[int, ...]
 
 
@@ -39,40 +41,31 @@ class Start:
     initializer: Initializer
     rates: Callable[[Shape], Rates] = _as_in_base
 
-    def __call__(self, key: jax.Array, shape: Shape, dtype: Any = None) -> jax.Array:
+    def __call__(self, key: Array, shape: Shape, dtype: Any = None) -> Array:
         return self.initializer(key, shape, dtype)
+
+
+def _rates(initializer: Initializer) -> Callable[[Shape], Rates]:
+    return initializer.rates if isinstance(initializer, Start) else _as_in_base
 
 
 def narrowed(initializer: Initializer, factor: float) -> Initializer:
     """Returns an initializer that multiplies another's values by `factor`."""
     if factor == 1:
         return initializer
-    rates = initializer.rates if isinstance(initializer, Start) else _as_in_base
-    return Start(lambda key, shape, dtype=None: factor * initializer(key, shape, dtype), rates)
 
+    def start(key: Array, shape: Shape, dtype: Any = None) -> Array:
+        return factor * initializer(key, shape, dtype)
 
-class Parametrisation(Protocol):
-    """The parametrisation slot: the source of every initializer, multiplier and learning rate.
-
-    Tensors of an initializer that is not a `Start` learn as in the base model.
-    """
-
-    def embedding(self) -> Initializer: ...
-    def query(self, head_dim: int) -> Initializer: ...
-    def attention(self) -> Initializer: ...
-    def attention_out(self) -> Initializer: ...
-    def attention_scale(self, head_dim: int) -> float: ...
-    def conditional_query(self) -> Initializer: ...
-    def feed_forward(self) -> Initializer: ...
-    def feed_forward_out(self) -> Initializer: ...
-    def logits(self) -> Initializer: ...
-    def relative_bias(self) -> Initializer: ...
-    def tied_logits_multiplier(self, emb_dim: int) -> float: ...
+    return Start(start, _rates(initializer))
 
 
 @dataclass(frozen=True)
 class StandardParametrisation:
     """T5X's parametrisation: kernels N(0, 1 / fan_in), token embedding N(0, 1).
+
+    The base of the others: the source of every initializer, multiplier and learning rate. Tensors
+    of an initializer that is not a `Start` learn as in the base model.
 
     Attention logits are not scaled at run time: 1 / sqrt(head_dim) is folded into the initial query
     kernel. Another `scale` changes the kernel so that the first logits stay the same. `zeros` names
@@ -87,7 +80,7 @@ class StandardParametrisation:
     def unless_zero(self, name: str, initializer: Initializer) -> Initializer:
         if name not in self.zeros:
             return initializer
-        rates = initializer.rates if isinstance(initializer, Start) else _as_in_base
+        rates = _rates(initializer)
         # The ratio of initial sizes is undefined for a tensor that starts at 0.
         return Start(nn.initializers.zeros, lambda shape: Rates(rates(shape).rate))
 
@@ -113,7 +106,7 @@ class StandardParametrisation:
         Source: t5-experiments, `modeling_t5.py`, `_init_weights`.
         """
 
-        def initializer(key: jax.Array, shape: Shape, dtype: Any = None) -> jax.Array:
+        def initializer(key: Array, shape: Shape, dtype: Any = None) -> Array:
             return nn.initializers.normal((shape[-2] * shape[-1]) ** -0.5)(key, shape, dtype)
 
         return initializer
@@ -125,8 +118,7 @@ class StandardParametrisation:
         return self.unless_zero("residual", self.feed_forward())
 
     def logits(self) -> Initializer:
-        initializer = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-        return self.unless_zero("logits", initializer)
+        return self.unless_zero("logits", self.feed_forward())
 
     def relative_bias(self) -> Initializer:
         return nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
@@ -154,33 +146,19 @@ class NormalParametrisation(StandardParametrisation):
     def embedding(self) -> Initializer:
         return nn.initializers.truncated_normal(self.deviation)
 
+    attention = conditional_query = feed_forward = relative_bias = embedding
+
     def query(self, head_dim: int) -> Initializer:
         return self.unless_zero("query", self.attention())
-
-    def attention(self) -> Initializer:
-        return nn.initializers.truncated_normal(self.deviation)
 
     def attention_out(self) -> Initializer:
         deviation = self.deviation / self.residual_branches**0.5
         return self.unless_zero("residual", nn.initializers.truncated_normal(deviation))
 
+    feed_forward_out = attention_out
+
     def attention_scale(self, head_dim: int) -> float:
         return head_dim**-0.5 if self.scale is None else self.scale
-
-    def conditional_query(self) -> Initializer:
-        return self.attention()
-
-    def feed_forward(self) -> Initializer:
-        return nn.initializers.truncated_normal(self.deviation)
-
-    def feed_forward_out(self) -> Initializer:
-        return self.attention_out()
-
-    def logits(self) -> Initializer:
-        return self.unless_zero("logits", nn.initializers.truncated_normal(self.deviation))
-
-    def relative_bias(self) -> Initializer:
-        return nn.initializers.truncated_normal(self.deviation)
 
     def tied_logits_multiplier(self, emb_dim: int) -> float:
         return 1.0
@@ -234,11 +212,9 @@ class MaximalUpdateParametrisation(StandardParametrisation):
         return nn.initializers.normal(0.25)
 
     def logits(self) -> Initializer:
+        initializer = nn.initializers.normal(self.tied_logits_multiplier(self.width))
         if self.readout == "zero":
-            initializer: Initializer = nn.initializers.zeros
-        else:
-            deviation = self.tied_logits_multiplier(self.width)
-            initializer = nn.initializers.normal(deviation)
+            initializer = nn.initializers.zeros
         falls = {"standard": 0.5, "zero": 0.0}.get(self.readout, 1.0)
         start = Start(initializer, lambda shape: self._rates(shape, falls))
         return self.unless_zero("logits", start)
@@ -251,24 +227,14 @@ class MaximalUpdateParametrisation(StandardParametrisation):
         return emb_dim**-0.5
 
 
-def standard(config: Any, options: Any) -> StandardParametrisation:
-    """Returns T5X's parametrisation."""
-    return StandardParametrisation()
+STANDARD = StandardParametrisation()
 
 
-def normal(config: Any, options: Any) -> NormalParametrisation:
-    """Returns the parametrisation of BERT and GPT-2."""
-    branches = 2 * max(config.num_encoder_layers, config.num_decoder_layers)
-    return NormalParametrisation(
-        deviation=options.deviation, residual_branches=branches if options.scale_residual else 1
-    )
+def normal(config: Any, options: Normal) -> NormalParametrisation:
+    layers = max(config.num_encoder_layers, config.num_decoder_layers)
+    branches = 2 * layers if options.scale_residual else 1
+    return NormalParametrisation(deviation=options.deviation, residual_branches=branches)
 
 
-def mup(config: Any, options: Any) -> MaximalUpdateParametrisation:
-    """Returns muP."""
-    return MaximalUpdateParametrisation(
-        width=config.emb_dim,
-        base_width=options.base_width,
-        rule=options.rule,
-        readout=options.readout,
-    )
+def mup(config: Any, options: MaximalUpdate) -> MaximalUpdateParametrisation:
+    return MaximalUpdateParametrisation(width=config.emb_dim, **vars(options))

@@ -25,7 +25,7 @@ from trainer.model.capabilities import (
     StackPartFacts,
 )
 from trainer.model.device import ATTENTION_NAMES
-from trainer.model.slots import Part, Slot, reject_changed, require_of
+from trainer.model.slots import Part, Slot, constant, of_options, reject_changed, require_of
 
 __all__ = ["register"]
 
@@ -37,7 +37,6 @@ ZERO_NAMES = ("logits", "query", "residual")
 PER_LAYER = "relative_per_layer"
 FULL_PATTERN = "full"
 
-# ---- Norms: builder(config, options). -----------------------------------------------------------
 
 GAINS = ("vector", "offset", "scalar", "none")
 
@@ -60,37 +59,6 @@ class LayerNormOptions(NormOptions):
     """Options of a norm that subtracts the mean."""
 
     bias: bool = field(True, "learned bias of each channel")
-
-
-NORMS = Slot(
-    "norm",
-    {
-        "layer_norm": Part("trainer.model.norms:layer_norm", options=LayerNormOptions),
-        "rms_norm": Part("trainer.model.norms:rms_norm", options=NormOptions),
-    },
-)
-
-# Builder(config, options) -> `norms.Placements`.
-NORM_PLACEMENTS = Slot(
-    "norm_placement",
-    {
-        "post": Part("trainer.model.norms:after_sums", PlacementFacts(ends_normalised=True)),
-        "pre": Part("trainer.model.norms:before_sublayers", PlacementFacts(parallel=True)),
-    },
-    PlacementFacts,
-)
-
-# How a layer's sublayers follow one another: builder(config, options).
-ARRANGEMENTS = Slot(
-    "parallel_blocks",
-    {
-        "none": Part("trainer.model.arrangements:sequential"),
-        "one_norm": Part("trainer.model.arrangements:parallel_with_one_norm"),
-        "two_norms": Part("trainer.model.arrangements:parallel"),
-    },
-)
-
-# ---- Positions: builder(config, options, bidirectional). ----------------------------------------
 
 
 @dataclass(frozen=True)
@@ -170,28 +138,6 @@ def _check_rotary(config: Any, options: Rotary) -> None:
     require_of(config, fits, "position", rule)
 
 
-_POSITIONS = "trainer.model.positions:"
-POSITIONS = Slot(
-    "position",
-    {
-        "absolute": Part(_POSITIONS + "absolute", PositionFacts(counts_positions=True)),
-        "alibi": Part(_POSITIONS + "alibi", PositionFacts(fuses=False, any_width=False)),
-        "none": Part(_POSITIONS + "no_position"),
-        "relative": Part(_POSITIONS + "relative", options=Relative),
-        PER_LAYER: Part(_POSITIONS + "relative_per_layer", options=Relative),
-        "rotary": Part(
-            _POSITIONS + "rotary",
-            PositionFacts(rotates=True, any_width=False),
-            Rotary,
-            _check_rotary,
-        ),
-        "sinusoidal": Part(_POSITIONS + "sinusoidal", options=Sinusoidal),
-    },
-    PositionFacts,
-)
-
-# ---- Mixers: builder(config, options). ----------------------------------------------------------
-
 ATTENTION = MixerFacts(
     attentions=ATTENTION_NAMES,
     queries=True,
@@ -201,28 +147,6 @@ ATTENTION = MixerFacts(
     caches=True,
     exports=(TRANSFORMERS, T5X),
 )
-MIXERS = Slot(
-    "mixer", {"attention": Part("trainer.model.attention:self_attention", ATTENTION)}, MixerFacts
-)
-
-# A pattern's options are a `sparsity.Pattern`; nothing is built.
-PATTERNS = Slot("attention_pattern", {FULL_PATTERN: Part(lambda config, options: None)})
-
-# Builder(config, options) -> `stack_parts.CrossAttention`.
-CROSS_ATTENTIONS = Slot(
-    "cross_attention",
-    {"attention": Part("trainer.model.attention:cross_attention")},
-    CrossFacts,
-)
-
-# Builder(config, options, layer, count) -> the layers of a stack.
-HEAD_SCALINGS = Slot(
-    "head_scaling",
-    {"none": Part(lambda config, options, layer, count: (layer,) * count)},
-    HeadFacts,
-)
-
-# ---- Parametrisations: builder(config, options). ------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -276,54 +200,113 @@ def _check_mup(config: Any, options: MaximalUpdate) -> None:
     require_of(config, fits, "parametrisation", "another readout: logits are tied")
 
 
-_PARAMETRISATIONS = "trainer.model.parametrisation:"
-PARAMETRISATIONS = Slot(
-    "parametrisation",
-    {
-        "mup": Part(_PARAMETRISATIONS + "mup", options=MaximalUpdate, check=_check_mup),
-        "normal": Part(_PARAMETRISATIONS + "normal", options=Normal),
-        "standard": Part(_PARAMETRISATIONS + "standard"),
-    },
-)
-
-# ---- Feed-forward sublayers: builder(config, options). ------------------------------------------
-
-
 def _check_no_feed_forward(config: Any, options: Any) -> None:
     rule = "'none' with feed_forward 'none'"
     require_of(config, config.parallel_blocks == "none", "parallel_blocks", rule)
 
 
-FEED_FORWARDS = Slot(
-    "feed_forward",
-    {
-        "mlp": Part(
-            "trainer.model.feedforward:mlp",
-            FeedForwardFacts(("mlp_activations", "mlp_bias", "num_experts")),
-        ),
-        "none": Part("trainer.model.feedforward:no_feed_forward", check=_check_no_feed_forward),
-    },
-    FeedForwardFacts,
-)
-
-# ---- Parts of whole stacks. ---------------------------------------------------------------------
-
+_NORMS = "trainer.model.norms:"
+_ARRANGEMENTS = "trainer.model.arrangements:"
+_POSITIONS = "trainer.model.positions:"
+_PARAMETRISATIONS = "trainer.model.parametrisation:"
+_FEED_FORWARD = "trainer.model.feedforward:"
 # The slots that fields of `ModelConfig` fill by name.
 SLOTS = {
     slot.field: slot
     for slot in (
-        FEED_FORWARDS,
-        HEAD_SCALINGS,
-        PATTERNS,
-        MIXERS,
-        NORMS,
-        PARAMETRISATIONS,
-        POSITIONS,
-        NORM_PLACEMENTS,
-        ARRANGEMENTS,
-        CROSS_ATTENTIONS,
+        # Builder(config, options) -> `feedforward.FeedForward`.
+        Slot(
+            "feed_forward",
+            {
+                "mlp": Part(
+                    _FEED_FORWARD + "mlp",
+                    FeedForwardFacts(("mlp_activations", "mlp_bias", "num_experts")),
+                ),
+                "none": Part(
+                    constant(_FEED_FORWARD + "NO_FEED_FORWARD"), check=_check_no_feed_forward
+                ),
+            },
+            FeedForwardFacts,
+        ),
+        # Builder(config, options, layer, count) -> the layers of a stack.
+        Slot(
+            "head_scaling",
+            {"none": Part(lambda config, options, layer, count: (layer,) * count)},
+            HeadFacts,
+        ),
+        # A pattern's options are a `sparsity.Pattern`.
+        Slot("attention_pattern", {FULL_PATTERN: Part(lambda config, options: None)}),
+        # Builder(config, options) -> `mixers.Mixer`.
+        Slot(
+            "mixer",
+            {"attention": Part("trainer.model.attention:self_attention", ATTENTION)},
+            MixerFacts,
+        ),
+        # Builder(config, options) -> `norms.Norm`.
+        Slot(
+            "norm",
+            {
+                "layer_norm": Part(of_options(_NORMS + "LayerNorm"), options=LayerNormOptions),
+                "rms_norm": Part(of_options(_NORMS + "RMSNorm"), options=NormOptions),
+            },
+        ),
+        # Builder(config, options) -> `parametrisation.StandardParametrisation`.
+        Slot(
+            "parametrisation",
+            {
+                "mup": Part(_PARAMETRISATIONS + "mup", options=MaximalUpdate, check=_check_mup),
+                "normal": Part(_PARAMETRISATIONS + "normal", options=Normal),
+                "standard": Part(constant(_PARAMETRISATIONS + "STANDARD")),
+            },
+        ),
+        # Builder(config, options, bidirectional) -> `positions.Position`.
+        Slot(
+            "position",
+            {
+                "absolute": Part(_POSITIONS + "absolute", PositionFacts(counts_positions=True)),
+                "alibi": Part(_POSITIONS + "alibi", PositionFacts(fuses=False, any_width=False)),
+                "none": Part(constant(_POSITIONS + "NO_POSITION")),
+                "relative": Part(_POSITIONS + "relative", options=Relative),
+                PER_LAYER: Part(_POSITIONS + "relative", options=Relative),
+                "rotary": Part(
+                    _POSITIONS + "rotary",
+                    PositionFacts(rotates=True, any_width=False),
+                    Rotary,
+                    _check_rotary,
+                ),
+                "sinusoidal": Part(
+                    of_options(_POSITIONS + "SinusoidalPosition"), options=Sinusoidal
+                ),
+            },
+            PositionFacts,
+        ),
+        # Builder(config, options) -> `norms.Placements`.
+        Slot(
+            "norm_placement",
+            {
+                "post": Part(constant(_NORMS + "AFTER_SUMS"), PlacementFacts(ends_normalised=True)),
+                "pre": Part(constant(_NORMS + "BEFORE_SUBLAYERS"), PlacementFacts(parallel=True)),
+            },
+            PlacementFacts,
+        ),
+        # Builder(config, options) -> `arrangements.Arrangement`.
+        Slot(
+            "parallel_blocks",
+            {
+                "none": Part(constant(_ARRANGEMENTS + "sequential")),
+                "one_norm": Part(constant(_ARRANGEMENTS + "parallel_with_one_norm")),
+                "two_norms": Part(constant(_ARRANGEMENTS + "parallel")),
+            },
+        ),
+        # Builder(config, options) -> `stack_parts.CrossAttention`.
+        Slot(
+            "cross_attention",
+            {"attention": Part("trainer.model.attention:cross_attention")},
+            CrossFacts,
+        ),
     )
 }
+MIXERS, POSITIONS = SLOTS["mixer"], SLOTS["position"]
 # Parts that a field of the same name adds if it is above 0: builder(config, number) ->
 # `stack_parts.StackPart`.
 STACK_PARTS = Slot("stack part", {}, StackPartFacts)
@@ -333,8 +316,6 @@ def register(slot: str, name: str, part: Part) -> None:
     """Makes `name` a value of `ModelConfig`'s field `slot`; raises ValueError if it is taken."""
     SLOTS[slot].register(name, part)
 
-
-# ---- Families. ----------------------------------------------------------------------------------
 
 _T5_1_1 = FamilyFacts(ENCODER_DECODER, tied_logits=False)
 # Llama's paper gives no initial values; these are GPT-2's, as in Megatron-LM.

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 
-def path_name(path: tuple) -> str:
+def path_name(path: tuple[Any, ...]) -> str:
     """Returns a leaf's path in T5X's form, "decoder/layers_0/mlp/wo/kernel"."""
     return jax.tree_util.keystr(path, simple=True, separator="/")
 

@@ -10,13 +10,29 @@ import dataclasses
 import importlib
 import math
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from tasks.terminal.fields import Rejected, check, kind_in_words, one_of, parse_value
 
 __all__ = ["Part"]
+
+
+def load(path: str) -> Any:
+    """Imports "module:name"."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def constant(path: str) -> Callable[..., Any]:
+    """Returns a builder of the object at "module:name", for every configuration."""
+    return partial(lambda path, *arguments: load(path), path)
+
+
+def of_options(path: str) -> Callable[..., Any]:
+    """Returns a builder of the class at "module:name", whose fields are the part's options."""
+    return partial(lambda path, _, options, *arguments: load(path)(**vars(options)), path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +45,8 @@ class Part:
     """A part of a model.
 
     Attributes:
-      builder: function or "module:function" of a `ModelConfig`, `options` and slot arguments.
+      builder: function or "module:function" of a `ModelConfig`, `options` and slot arguments; or
+        what `constant` or `of_options` returns.
       facts: for configuration, cost and exports; None means the slot's default.
       options: frozen dataclass whose fields have defaults, words and rules (`terminal.fields`).
       check: of a `ModelConfig` and options; raises `Rejected` if they do not fit.
@@ -38,13 +55,11 @@ class Part:
     builder: str | Callable[..., Any]
     facts: Any = None
     options: type = NoOptions
-    check: Callable[[Any, Any], None] | None = None
+    check: Callable[[Any, Any], None] = lambda config, options: None
 
     def build(self, *arguments: Any) -> Any:
-        if isinstance(self.builder, str):
-            module, _, name = self.builder.partition(":")
-            return getattr(importlib.import_module(module), name)(*arguments)
-        return self.builder(*arguments)
+        builder = load(self.builder) if isinstance(self.builder, str) else self.builder
+        return builder(*arguments)
 
 
 class Choice(NamedTuple):
@@ -63,35 +78,23 @@ class Choice(NamedTuple):
         return ":".join([self.name, *[",".join(changed)] * bool(changed)])
 
 
-class Slot(Mapping[str, Part]):
+class Slot(dict[str, Part]):
     """The parts that a field of `ModelConfig` can name."""
 
     def __init__(self, field: str, parts: Mapping[str, Part], facts: Callable[[], Any] = NoOptions):
         """`facts` makes the default facts of a part."""
-        self.field, self._facts, self._parts = field, facts, dict[str, Part]()
+        super().__init__()
+        self.field, self._facts = field, facts
         for name, part in parts.items():
             self.register(name, part)
 
-    def __getitem__(self, name: str) -> Part:
-        return self._parts[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parts)
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
     def register(self, name: str, part: Part) -> None:
         """Adds a part, in this process; raises ValueError if the name is taken."""
-        if name in self._parts:
+        if name in self:
             raise ValueError(f"there is a {self.field} called {name!r} already")
         if part.facts is None:
             part = dataclasses.replace(part, facts=self._facts())
-        self._parts[name] = part
-
-    def unregister(self, name: str) -> None:
-        """Removes a part, for tests."""
-        del self._parts[name]
+        self[name] = part
 
     def parse(self, text: str) -> Choice:
         """Parses a choice; raises `Rejected` if a part, option or value is invalid."""

@@ -11,16 +11,18 @@ layouts (1 if all share one), T block distances, C token distances.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
 from trainer.model.dense import einsum_float32
-from trainer.model.masks import Predicate, Rows
+from trainer.model.masks import Mask, Rows
 from trainer.model.mixers import MASKED_LOGIT, add_bias
 from trainer.model.positions import spread_diagonals
 from trainer.model.sparsity import Group, Pattern, groups_of, visited
@@ -32,21 +34,21 @@ class Dropping(NamedTuple):
     """Weights that each query drops: rate and random key."""
 
     rate: float
-    key: jax.Array
+    key: Array
 
 
 def block_sparse_attention(
-    q_BLHK: jax.Array,
-    k_BLGK: jax.Array,
-    v_BLGK: jax.Array,
+    q_BLHK: Array,
+    k_BLGK: Array,
+    v_BLGK: Array,
     rows: Rows,
-    predicate: Predicate,
+    predicate: Mask,
     pattern: Pattern,
-    bias_HC: jax.Array | None = None,
+    bias_HC: Array | None = None,
     scale: float = 1.0,
     softmax_dtype: str = "float32",
     dropping: Dropping | None = None,
-) -> jax.Array:
+) -> Array:
     """Returns values weighted by `softmax((q k + bias) * scale)` over visited keys: [B, L, H, K].
 
     The result has the values' dtype. A query that sees no key gets zeros. `rows` serve queries and
@@ -60,7 +62,7 @@ def block_sparse_attention(
         k_BLGK, v_BLGK = (jnp.repeat(x, num_heads // num_sources, 2) for x in (k_BLGK, v_BLGK))
     cut = partial(_cut, block=pattern.block)
 
-    def blocks(x_BLHK: jax.Array) -> jax.Array:
+    def blocks(x_BLHK: Array) -> Array:
         """Returns [B, H, N, q, K], with contracted axes last."""
         return cut(x_BLHK).transpose(0, 3, 1, 2, 4)
 
@@ -77,21 +79,22 @@ def block_sparse_attention(
         tiles = None if bias_HC is None else _tiles(group, bias_HC, length, pattern.block)
         key = jax.random.fold_in(dropping.key, number) if dropping else None
         run = partial(_attend, group, predicate.causal, scale, softmax_dtype, rate)
-        mixed.append(jax.checkpoint(run, policy=keep)(*operands, tiles, key))
+        attend: Callable[..., Array] = jax.checkpoint(run, policy=keep)
+        mixed.append(attend(*operands, tiles, key))
     order_N = np.argsort(np.concatenate([group.query_n for group in groups]))
     mixed_BHNqK = mixed[0] if len(mixed) == 1 else jnp.concatenate(mixed, 2)[:, :, order_N]
     mixed_BNqHK = mixed_BHNqK.transpose(0, 2, 3, 1, 4)
     return mixed_BNqHK.reshape(len(q_BLHK), -1, *q_BLHK.shape[2:])[:, :length]
 
 
-def _cut(x_BL: jax.Array, block: int) -> jax.Array:
+def _cut(x_BL: Array, block: int) -> Array:
     """Reshapes [B, L, ...] to [B, N, block, ...], with zeros after the end."""
     missing = -x_BL.shape[1] % block
     x_BL = jnp.pad(x_BL, ((0, 0), (0, missing), *((0, 0),) * (x_BL.ndim - 2)))
     return x_BL.reshape(len(x_BL), -1, block, *x_BL.shape[2:])
 
 
-def _visit(x_BGNkK: jax.Array, key_PnM: np.ndarray) -> jax.Array:
+def _visit(x_BGNkK: Array, key_PnM: np.ndarray) -> Array:
     """Concatenates the visited blocks, [B, G, n, s, ...]."""
     if len(key_PnM) == 1:
         x_BGnMkK = x_BGNkK[:, :, key_PnM[0]]
@@ -107,13 +110,13 @@ def _attend(
     scale: float,
     softmax_dtype: str,
     rate: float,
-    q_BHNqK: jax.Array,
-    k_BGNkK: jax.Array,
-    v_BGNkK: jax.Array,
-    ids: list[jax.Array],
-    bias: tuple[jax.Array, jax.Array] | None,
-    key: jax.Array | None,
-) -> jax.Array:
+    q_BHNqK: Array,
+    k_BGNkK: Array,
+    v_BGNkK: Array,
+    ids: list[Array],
+    bias: tuple[Array, Array] | None,
+    key: Array | None,
+) -> Array:
     """Returns the attention output of one group of query blocks, [B, H, n, q, K]."""
     query_n, key_PnM, real_PnM = group
     batch, num_heads, _, block, _ = q_BHNqK.shape
@@ -121,7 +124,7 @@ def _attend(
     q_BGRnqK = q_BHnqK.reshape(batch, k_BGNkK.shape[1], -1, *q_BHnqK.shape[2:])
     k_BGnsK, v_BGnsK = _visit(k_BGNkK, key_PnM), _visit(v_BGNkK, key_PnM)
 
-    def equal(ids_BNk: jax.Array) -> jax.Array:
+    def equal(ids_BNk: Array) -> Array:
         """Returns where a key has the query's nonzero id: [B, P, n, q, s]."""
         queries_BnQ = ids_BNk[:, query_n]
         keys_BPnMk = ids_BNk[:, key_PnM]
@@ -155,9 +158,7 @@ def _attend(
     return mixed_BGRnqK.reshape(batch, num_heads, *mixed_BGRnqK.shape[3:])
 
 
-def _tiles(
-    group: Group, bias_HC: jax.Array, length: int, block: int
-) -> tuple[jax.Array, jax.Array]:
+def _tiles(group: Group, bias_HC: Array, length: int, block: int) -> tuple[Array, Array]:
     """Returns an index int32 [P, n, M] of bias tiles, and a tile per distance, [H, T, q, k]."""
     distance_PnM = np.where(group.real_PnM, group.key_PnM - group.query_n[:, None], 0)
     distance_T, tile = np.unique(distance_PnM, return_inverse=True)
@@ -170,7 +171,7 @@ def _tiles(
     return jnp.asarray(tile.reshape(distance_PnM.shape), jnp.int32), tiles_HTqk
 
 
-def _bias_of(group: Group, tile_PnM: jax.Array, tiles_HTqk: jax.Array) -> jax.Array:
+def _bias_of(group: Group, tile_PnM: Array, tiles_HTqk: Array) -> Array:
     if len(group.key_PnM) == 1:
         bias_HnMqk = tiles_HTqk[:, tile_PnM[0]]
     else:

@@ -115,10 +115,3 @@ def _borders(count_N: np.ndarray) -> list[int]:
         cost_E = np.array([cost for cost, _ in parts])
         cuts = [cut for _, cut in parts]
     return [int(cut) for cut in cuts[-1]]
-
-
-def picture(pattern: Pattern, blocks: int, causal: bool, head: int = 0) -> str:
-    """Returns a layout as text: a line per query block, "#" where it visits a key block."""
-    layout_PNN = visited(pattern, head + 1, blocks * pattern.block, causal)
-    rows = layout_PNN[min(head, len(layout_PNN) - 1)]
-    return "\n".join(" ".join("#" if each else "·" for each in row) for row in rows)

@@ -6,48 +6,42 @@ variant is a row of a slot (`parts`); the modules that run a spec do not change.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from trainer.model import attention
-from trainer.model.arrangements import Arrangement, Sequential
-from trainer.model.capabilities import DECODER, ENCODER, ENCODER_DECODER
+from trainer.model.arrangements import Arrangement, sequential
+from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig
 from trainer.model.dense import Shared
 from trainer.model.embedding import (
     DenseLogits,
     Embedding,
     Logits,
-    PlainEmbedding,
     TiedLogits,
     TransformedLogits,
-    TypedEmbedding,
 )
 from trainer.model.feedforward import FeedForward, Mlp
-from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Mask, SameSegment
+from trainer.model.masks import AnyMask, Mask
 from trainer.model.mixers import Mixer
-from trainer.model.norms import NoNorm, Norm, NormPlacement
+from trainer.model.norms import NoNorm, Norm, Placements
 from trainer.model.parts import STACK_PARTS
 from trainer.model.positions import Position
+from trainer.model.slots import load
 from trainer.model.stack_parts import CrossAttention, LayerHook, StackPart
 from trainer.model.switch import Switch
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """The slots of one layer; without their own placement, sublayers use `norm_placement`."""
+    """The slots of one layer."""
 
     norm: Norm
-    norm_placement: NormPlacement
+    placements: Placements
     mixer: Mixer
     feed_forward: FeedForward
     cross_mixer: Mixer | None = None
-    feed_forward_norm_placement: NormPlacement | None = None
-    mixer_norm_placement: NormPlacement | None = None
-    arrangement: Arrangement = field(default_factory=Sequential)
+    arrangement: Arrangement = sequential
     hooks: tuple[LayerHook, ...] = ()
 
 
@@ -61,11 +55,11 @@ class StackSpec:
 
     layers: tuple[LayerSpec, ...]
     position: Position
-    mask: Mask
+    mask: AnyMask
     norm: Norm
-    cross_mask: Mask | None = None
+    cross_mask: AnyMask | None = None
     logits: Logits | None = None
-    embedding: Embedding = field(default_factory=PlainEmbedding)
+    embedding: Embedding = field(default_factory=Embedding)
     output_dropout: bool = True
     parts: tuple[StackPart, ...] = ()
 
@@ -100,12 +94,11 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """An encoder-only model. It predicts tokens in place and sorts rows into `row_classes`."""
+    """An encoder-only model. It predicts tokens in place and sorts rows into two classes."""
 
     shared: Shared
     encoder: StackSpec
     logits: Logits
-    row_classes: int = 2
 
     @property
     def stacks(self) -> dict[str, StackSpec]:
@@ -118,7 +111,9 @@ class EncoderSpec:
 
 def model_spec(config: ModelConfig) -> ModelSpec | EncoderSpec:
     """Returns the spec of a configuration."""
-    return _ARCHITECTURES[config.architecture](config)
+    if config.architecture == ENCODER:
+        return _encoder_only(config)
+    return _decoder_only(config) if config.architecture == DECODER else _encoder_decoder(config)
 
 
 def _encoder_decoder(config: ModelConfig) -> ModelSpec:
@@ -130,7 +125,7 @@ def _encoder_decoder(config: ModelConfig) -> ModelSpec:
     if not config.mixer_facts.decodes:
         layer["mixer"] = attention.attention(config)
     decoder = _stack(config, config.num_decoder_layers, DECODER, cross.decoder, **layer)
-    decoder = replace(decoder, mask=AllOf((SameSegment(), Causal())), cross_mask=SameSegment())
+    decoder = replace(decoder, mask=Mask(causal=True), cross_mask=Mask())
     return ModelSpec(_shared(config), decoder, encoder)
 
 
@@ -138,28 +133,21 @@ def _decoder_only(config: ModelConfig) -> ModelSpec:
     """Returns a decoder that sees marked prefixes (`decoder_causal_attention`) both ways."""
     decoder = _stack(config, config.num_decoder_layers, DECODER)
     if config.family_facts.layers is not None:
-        module, _, name = config.family_facts.layers.partition(":")
-        layers = getattr(importlib.import_module(module), name)(config, decoder.layers[0])
+        layers = load(config.family_facts.layers)(config, decoder.layers[0])
         decoder = replace(decoder, layers=layers)
-    mask = AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix()))))
-    return ModelSpec(_shared(config), replace(decoder, mask=mask))
+    return ModelSpec(_shared(config), replace(decoder, mask=Mask(causal=True, prefix=True)))
 
 
 def _encoder_only(config: ModelConfig) -> EncoderSpec:
     encoder = replace(
         _stack(config, config.num_encoder_layers, ENCODER),
-        embedding=TypedEmbedding(_embedding_norm(config)),
+        embedding=Embedding(_embedding_norm(config), num_types=2),
         output_dropout=False,
     )
     shared = replace(_shared(config), broadcast_dropout=False)
     activation = config.value("mlp_activations")[0]
     head = TransformedLogits(activation, config.build("norm"), _logits(config))
     return EncoderSpec(shared, encoder, head)
-
-
-_ARCHITECTURES: Mapping[str, Callable[[ModelConfig], ModelSpec | EncoderSpec]] = MappingProxyType(
-    {ENCODER_DECODER: _encoder_decoder, DECODER: _decoder_only, ENCODER: _encoder_only}
-)
 
 
 def _stack(
@@ -178,24 +166,21 @@ def _stack(
     return StackSpec(
         layers=_layers(config, count, hooks=tuple(hooks), **slots),
         position=config.build("position", role == ENCODER),
-        mask=SameSegment(),
+        mask=Mask(),
         norm=NoNorm() if ends_normalised else config.build("norm"),
         logits=_logits(config) if role == DECODER else None,
-        embedding=PlainEmbedding(_embedding_norm(config)),
+        embedding=Embedding(_embedding_norm(config)),
         parts=parts,
     )
 
 
 def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, ...]:
     """Returns the layers of a stack; every `switch_every`-th has experts, if any."""
-    placements = config.build("norm_placement")
     layer = LayerSpec(
         norm=config.build("norm"),
-        norm_placement=placements.sublayers,
+        placements=config.build("norm_placement"),
         mixer=config.build("mixer"),
         feed_forward=config.build("feed_forward"),
-        feed_forward_norm_placement=placements.feed_forward,
-        mixer_norm_placement=placements.mixer,
         arrangement=config.build("parallel_blocks"),
     )
     layers: tuple[LayerSpec, ...] = config.build("head_scaling", replace(layer, **slots), count)

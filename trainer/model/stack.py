@@ -5,20 +5,20 @@ Dimensions: B batch, L query length, S key length, D model, H heads.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import jax
 from flax import linen as nn
+from jax import Array
 
+from trainer.model.arrangements import Flow, take, take_rows
 from trainer.model.cache import Cache, positions_at
 from trainer.model.dense import Shared, rows_divided
 from trainer.model.embedding import TokenEmbedder
-from trainer.model.flow import Flow, take, take_rows
-from trainer.model.layer import NAMES, Layer, Surroundings
+from trainer.model.layer import Layer, Surroundings
 from trainer.model.layers import rematerialised, scan
-from trainer.model.masks import Rows, predicate
+from trainer.model.masks import Rows, known
 from trainer.model.mixers import View
-from trainer.model.norms import Sublayer as Function
+from trainer.model.norms import Function
 from trainer.model.positions import Positions
 from trainer.model.spec import StackSpec
 
@@ -26,7 +26,7 @@ from trainer.model.spec import StackSpec
 class Memory(NamedTuple):
     """An encoder's normalised last states and, if the decoder reads them, what its layers leave."""
 
-    states_BSD: jax.Array
+    states_BSD: Array
     rows: Rows
     layers: tuple[Any, ...] = ()
 
@@ -41,14 +41,14 @@ class Stack(nn.Module):
     @nn.compact
     def __call__(
         self,
-        tokens_BL: jax.Array,
+        tokens_BL: Array,
         rows: Rows,
         embedder: TokenEmbedder | None,
         memory: Memory | None,
         deterministic: bool,
-        embedded_BLD: jax.Array | None = None,
+        embedded_BLD: Array | None = None,
         cache: Cache | None = None,
-        last_B: jax.Array | None = None,
+        last_B: Array | None = None,
     ) -> Any:
         """Returns the states, all positions' logits, or with `last_B` the logits of one per row.
 
@@ -96,7 +96,7 @@ class Stack(nn.Module):
         else:
             source_rows = cache.source_rows()
             mask_BLS = cache.seen_BS[:, None]
-        view = View(mask_BLS, Positions(), rows, source_rows, predicate(spec.mask), cache=cache)
+        view = View(mask_BLS, Positions(), rows, source_rows, known(spec.mask), cache=cache)
         heads = sorted({layer.mixer.num_heads for layer in spec.layers} or {1}, reverse=True)
         views = dict.fromkeys(heads, view)
         if spec.position.per_layer:
@@ -129,12 +129,12 @@ class Stack(nn.Module):
             source_angle = scheme(sources, sources, memory.rows.position_BL).angle_BLC
             angles = Positions(angle_BLC=own.positions.angle_BLC, source_angle_BSC=source_angle)
         cache = None if own.cache is None else own.cache._replace(fixed=True)
-        known = predicate(spec.cross_mask)
-        return View(mask_BLS, angles, own.rows, memory.rows, known, cache=cache)
+        mask = known(spec.cross_mask)
+        return View(mask_BLS, angles, own.rows, memory.rows, mask, cache=cache)
 
     def _first_states(
-        self, x_BLD: jax.Array, positions: Positions, rows: Rows, deterministic: bool
-    ) -> jax.Array:
+        self, x_BLD: Array, positions: Positions, rows: Rows, deterministic: bool
+    ) -> Array:
         if positions.embedding_BLD is not None:
             x_BLD += positions.embedding_BLD
         x_BLD = self.spec.embedding(x_BLD, rows, self.shared)
@@ -147,21 +147,21 @@ class Stack(nn.Module):
         if shared.scan_layers:
             if len(set(spec.layers)) > 1:
                 raise ValueError(f"the layers of the {self.role} differ: a scan cannot run them")
-            layer = Layer(spec.layers[0], shared, NAMES[self.role], position, name=self.role)
+            layer = Layer(spec.layers[0], shared, self.role, position, name=self.role)
             return scan(run, layer, flow, len(spec.layers)), []
         left = []
         for index, layer_spec in enumerate(spec.layers):
             name = f"layers_{index}"
-            layer = Layer(layer_spec, shared, NAMES[self.role], position, name=name)
+            layer = Layer(layer_spec, shared, self.role, position, name=name)
             source = [memory.layers[index]] if memory is not None and memory.layers else []
             flow, each = run(layer, flow, *source)
             left += [] if each is None else [each]
         return flow, left
 
-    def _last_states(self, flow: Flow, deterministic: bool) -> tuple[jax.Array, Function]:
+    def _last_states(self, flow: Flow, deterministic: bool) -> tuple[Array, Function]:
         spec, shared = self.spec, self.shared
         last_norm = spec.norm.build(shared, f"{self.role}_norm")
         y_BLD = last_norm(flow.x_BLD)
         # T5X draws per element for an encoder's output, but per row before logits.
         dropout = shared.dropout(broadcast_length=spec.logits is not None)
-        return dropout(y_BLD, deterministic or not spec.output_dropout), cast(Function, last_norm)
+        return dropout(y_BLD, deterministic or not spec.output_dropout), last_norm

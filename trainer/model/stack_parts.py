@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import jax
-from flax import linen as nn
+from jax import Array
 
 from trainer.model.arrangements import Sublayer
-from trainer.model.dense import Shared
+from trainer.model.dense import Buildable, Shared
 from trainer.model.masks import Rows
 from trainer.model.mixers import Mixer, View
 from trainer.model.norms import NormPlacement
@@ -40,11 +39,11 @@ class LayerHook:
     def view(self, view: View, cross_view: View | None) -> View:
         return view
 
-    def looked_at(self, y_BLD: jax.Array, source: Any, view: View) -> jax.Array:
+    def looked_at(self, y_BLD: Array, source: Any, view: View) -> Array:
         """Returns the states that the mixer attends to: `y_BLD`, perhaps with others."""
         return y_BLD
 
-    def kept(self, watched: Watched, rows: Rows) -> jax.Array | None:
+    def kept(self, watched: Watched, rows: Rows) -> Array | None:
         """Returns the indices [B, M] kept after the mixer, ascending; None means all."""
         return None
 
@@ -62,25 +61,13 @@ class LayerHook:
         """Returns a sublayer to run before the feed-forward one; `sources` are the stack's."""
         return None
 
-    def left(self, x_BLD: jax.Array, watched: Watched) -> Any:
+    def left(self, x_BLD: Array, watched: Watched) -> Any:
         """Returns what the layer leaves for the decoder layer of the same number, if anything."""
         return None
 
-    def finished(self, left: Any, norm: Callable[[jax.Array], jax.Array]) -> Any:
+    def finished(self, left: Any, norm: Callable[[Array], Array]) -> Any:
         """Maps `left` after the stack has run; `norm` is the norm of its last states."""
         return left
-
-
-class Source(Protocol):
-    """Frozen data that builds a module of the stack."""
-
-    def build(self, shared: Shared, name: str) -> nn.Module: ...
-
-
-class Front(Protocol):
-    """Frozen data that builds a module of the model."""
-
-    def build(self, shared: Shared) -> nn.Module: ...
 
 
 @dataclass(frozen=True)
@@ -94,8 +81,8 @@ class StackPart:
 
     name: str
     hook: LayerHook | None = None
-    source: Source | None = None
-    front: Front | None = None
+    source: Buildable | None = None
+    front: Buildable | None = None
     lengthening: int = 0
     encoder_only: bool = False
 

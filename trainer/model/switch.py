@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen.spmd import logical_to_mesh_axes
+from jax import Array
 from jax.sharding import PartitionSpec
 
-from trainer.model.dense import Dense, Shared
-from trainer.model.feedforward import Mlp, MlpModule
+from trainer.model.dense import Built, Dense
+from trainer.model.feedforward import FeedForward, Mlp
 from trainer.model.masks import Rows
 from trainer.model.parameters import EXACT_KERNEL, EXPERT_AXIS
 
@@ -32,13 +34,13 @@ class Routing(NamedTuple):
     Padding counts in the loss. A token is dropped if its expert is full.
     """
 
-    auxiliary: jax.Array
-    dropped: jax.Array
-    routed: jax.Array
+    auxiliary: Array
+    dropped: Array
+    routed: Array
 
 
 @dataclass(frozen=True)
-class Switch:
+class Switch(FeedForward):
     """Several copies of `expert`, and a router that sends each token to the most probable one.
 
     Tokens form groups in row order. In each group an expert takes up to `capacity(…)` tokens; the
@@ -57,14 +59,7 @@ class Switch:
     jitter: float = 0.01
     auxiliary_weight: float = 0.01
     largest_group: int = 1024
-    activations = ()
-    bias = None
     routes = True
-    pointwise = True
-    exports = ()
-
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return _Switch(self, shared, name=name)
 
     def group_size(self, tokens: int) -> int:
         sizes = range(min(self.largest_group, tokens), 0, -1)
@@ -76,28 +71,21 @@ class Switch:
         room = min(group, math.floor(group * factor / self.num_experts))
         return max(_SMALLEST_CAPACITY, room)
 
-
-class _Switch(nn.Module):
-    spec: Switch
-    shared: Shared
-
-    @nn.compact
-    def __call__(self, x_BLD: jax.Array, rows: Rows, deterministic: bool) -> jax.Array:
-        spec, dtype = self.spec, self.shared.dtype
-        group = spec.group_size(x_BLD.shape[0] * x_BLD.shape[1])
+    def run(self, module: Built, x_BLD: Array, rows: Rows, deterministic: bool) -> Array:
+        dtype, group = module.shared.dtype, self.group_size(x_BLD.shape[0] * x_BLD.shape[1])
         token_GS = (rows.segment_BL > 0).reshape(-1, group)
         x_GSD = x_BLD.reshape(-1, group, x_BLD.shape[-1]) * token_GS[..., None].astype(dtype)
 
-        probability_GSE = self._probabilities(x_GSD, deterministic)
+        probability_GSE = self._probabilities(module, x_GSD, deterministic)
         expert_GS = jnp.argmax(probability_GSE, axis=-1)
-        choice_GSE = jax.nn.one_hot(expert_GS, spec.num_experts)
+        choice_GSE = jax.nn.one_hot(expert_GS, self.num_experts)
 
         taken_GSE = choice_GSE * token_GS[..., None]
         slot_GS = jnp.sum((jnp.cumsum(taken_GSE, axis=1) - 1) * taken_GSE, axis=-1)
-        capacity = spec.capacity(group, training=not deterministic)
+        capacity = self.capacity(group, training=not deterministic)
         kept_GS = token_GS & (slot_GS < capacity)
         # The place of each token among all experts' places; the token of each place.
-        places = spec.num_experts * capacity
+        places = self.num_experts * capacity
         place_GS = expert_GS * capacity + slot_GS.astype(jnp.int32)
         place_GS = jnp.where(kept_GS, place_GS, places)
         token_GP = jax.vmap(
@@ -105,58 +93,53 @@ class _Switch(nn.Module):
         )(place_GS)
 
         in_GPD = _rearranged(x_GSD, token_GP, place_GS)
-        in_EGCD = in_GPD.reshape(-1, spec.num_experts, capacity, x_GSD.shape[-1]).swapaxes(0, 1)
+        in_EGCD = in_GPD.reshape(-1, self.num_experts, capacity, x_GSD.shape[-1]).swapaxes(0, 1)
         experts = nn.vmap(
-            MlpModule,
+            Built,
             in_axes=(0, None, None),
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
             metadata_params={nn.PARTITION_NAME: EXPERT_AXIS},
-        )(spec.expert, self.shared, name="experts")
-        in_EGCD = _at_experts(_at_tokens(in_EGCD))
-        out_EGCD = _at_tokens(_at_experts(experts(in_EGCD, None, deterministic)))
+        )(self.expert, module.shared, name="experts")
+        (axis,) = logical_to_mesh_axes((EXPERT_AXIS,)) or (None,)
+        in_EGCD = _placed(_placed(in_EGCD, None), axis)
+        out_EGCD = _placed(_placed(experts(in_EGCD, None, deterministic), axis), None)
         out_GPD = out_EGCD.swapaxes(0, 1).reshape(in_GPD.shape)
         probability_GS = jnp.sum(probability_GSE * taken_GSE, axis=-1)
         out_GSD = _rearranged(out_GPD, place_GS, token_GP) * probability_GS[..., None].astype(dtype)
 
         balance_GE = jnp.mean(choice_GSE, axis=1) * jnp.mean(probability_GSE, axis=1)
         tokens, kept = jnp.sum(token_GS), jnp.sum(kept_GS)
-        self._count(
-            Routing(
-                spec.auxiliary_weight * spec.num_experts**2 * jnp.mean(balance_GE),
-                (tokens - kept).astype(jnp.float32),
-                tokens.astype(jnp.float32),
-            )
+        routing = Routing(
+            self.auxiliary_weight * self.num_experts**2 * jnp.mean(balance_GE),
+            (tokens - kept).astype(jnp.float32),
+            tokens.astype(jnp.float32),
         )
+        module.sow(ROUTING, "sums", routing, reduce_fn=_add, init_fn=_nothing)
         return out_GSD.reshape(x_BLD.shape)
 
-    def _probabilities(self, x_GSD: jax.Array, deterministic: bool) -> jax.Array:
+    def _probabilities(self, module: Built, x_GSD: Array, deterministic: bool) -> Array:
         """Returns each token's expert probabilities, float32 [G, S, E]."""
-        spec = self.spec
         seen_GSD = x_GSD.astype(jnp.float32)
         if not deterministic:
-            key = self.make_rng("dropout")
+            key = module.make_rng("dropout")
             noise_GSD = jax.random.uniform(key, seen_GSD.shape, minval=-1.0, maxval=1.0)
-            seen_GSD *= 1.0 + spec.jitter * noise_GSD
-        initializer = self.shared.parametrisation.feed_forward()
-        axes = ("embed", "unmodeled")
-        router = Dense(
-            spec.num_experts, axes, initializer, "float32", use=EXACT_KERNEL, name="router"
-        )
+            seen_GSD *= 1.0 + self.jitter * noise_GSD
+        axes, start = ("embed", "unmodeled"), module.shared.parametrisation.feed_forward()
+        router = Dense(self.num_experts, axes, start, "float32", use=EXACT_KERNEL, name="router")
         return jax.nn.softmax(router(seen_GSD))
 
-    def _count(self, routing: Routing) -> None:
-        def nothing() -> Routing:
-            return Routing(*(jnp.zeros((), jnp.float32),) * 3)
 
-        def add(before: Routing, now: Routing) -> Routing:
-            return Routing(*map(jnp.add, before, now))
+def _nothing() -> Routing:
+    return Routing(*(jnp.zeros((), jnp.float32),) * 3)
 
-        self.sow(ROUTING, "sums", routing, reduce_fn=add, init_fn=nothing)
+
+def _add(before: Routing, now: Routing) -> Routing:
+    return Routing(*map(jnp.add, before, now))
 
 
 @jax.custom_vjp
-def _rearranged(x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array) -> jax.Array:
+def _rearranged(x_GND: Array, from_GM: Array, to_GN: Array) -> Array:
     """Returns [G, M, D] with `x_GND[g, from_GM[g, m]]` at (g, m), or 0 if that index is N or more.
 
     `to_GN` is the inverse (M or more for none), so the gradient is a rearrangement too. Upstream's
@@ -169,13 +152,11 @@ def _rearranged(x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array) -> jax.A
     )
 
 
-def _rearranged_forward(
-    x_GND: jax.Array, from_GM: jax.Array, to_GN: jax.Array
-) -> tuple[jax.Array, Any]:
+def _rearranged_forward(x_GND: Array, from_GM: Array, to_GN: Array) -> tuple[Array, Any]:
     return _rearranged(x_GND, from_GM, to_GN), (from_GM, to_GN)
 
 
-def _rearranged_backward(places: Any, gradient_GMD: jax.Array) -> tuple[Any, ...]:
+def _rearranged_backward(places: Any, gradient_GMD: Array) -> tuple[Any, ...]:
     from_GM, to_GN = places
     return _rearranged(gradient_GMD, to_GN, from_GM), None, None
 
@@ -183,23 +164,14 @@ def _rearranged_backward(places: Any, gradient_GMD: jax.Array) -> tuple[Any, ...
 _rearranged.defvjp(_rearranged_forward, _rearranged_backward)
 
 
-def _at_tokens(x_EGCD: jax.Array) -> jax.Array:
-    return _placed(x_EGCD, None)
+def _placed(x_EGCD: Array, experts: str | None) -> Array:
+    """Places experts on a mesh axis, or with the tokens, and groups on the remaining row axes.
 
-
-def _at_experts(x_EGCD: jax.Array) -> jax.Array:
-    """Places an array on the experts' devices: tokens move, experts do not."""
-    (axis,) = nn.logical_to_mesh_axes((EXPERT_AXIS,)) or (None,)
-    return _placed(x_EGCD, axis)
-
-
-def _placed(x_EGCD: jax.Array, experts: str | None) -> jax.Array:
-    """Places experts on a mesh axis and groups on the remaining row axes.
-
-    Axes come from `flax.linen.logical_axis_rules`; without a mesh nothing changes. Without this
-    constraint the compiler copies all tokens to every device.
+    Tokens move to the experts' devices; experts do not move. Axes come from
+    `flax.linen.logical_axis_rules`; without a mesh nothing changes. Without this constraint the
+    compiler copies all tokens to every device.
     """
-    (rows,) = nn.logical_to_mesh_axes(("batch",)) or (None,)
+    (rows,) = logical_to_mesh_axes(("batch",)) or (None,)
     if rows is None:
         return x_EGCD
     groups = tuple(axis for axis in rows if axis != experts)

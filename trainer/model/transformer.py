@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.cache import Cache
 from trainer.model.embedding import RowClassifier, TokenEmbedder
@@ -27,7 +28,7 @@ from trainer.model.switch import ROUTING, Routing, routing_of
 # Nested dicts under T5X's names: arrays, or facts about them.
 Tree = dict[str, Any]
 # T5X's features by name (`encoder_input_tokens`, ...): int [B, L] arrays.
-Batch = Mapping[str, jax.Array]
+Batch = Mapping[str, Array]
 
 
 class Transformer(nn.Module):
@@ -54,7 +55,7 @@ class Transformer(nn.Module):
                     setattr(self, part.name, part.front.build(spec.shared))
         self.decoder = Stack(spec.decoder, spec.shared, "decoder")
 
-    def __call__(self, batch: Batch, deterministic: bool = True) -> jax.Array:
+    def __call__(self, batch: Batch, deterministic: bool = True) -> Array:
         embedder = memory = embedded_BLD = None
         tokens_BL = batch["decoder_input_tokens"]
         if self.spec.encoder is not None:
@@ -65,10 +66,9 @@ class Transformer(nn.Module):
             embedded_BSD, embedded_BLD = jnp.split(both_BSLD, [source_BS.shape[1]], axis=1)
             memory = self._memory(batch, deterministic, embedded_BSD)
         rows = decoder_rows(batch)
-        logits_BLV = self.decoder(tokens_BL, rows, embedder, memory, deterministic, embedded_BLD)
-        return cast(jax.Array, logits_BLV)
+        return self.decoder(tokens_BL, rows, embedder, memory, deterministic, embedded_BLD)
 
-    def encode(self, batch: Batch, deterministic: bool = True) -> jax.Array:
+    def encode(self, batch: Batch, deterministic: bool = True) -> Array:
         """Returns the encoder's last states, [B, S, D] in the model's dtype.
 
         Call `model.apply({"params": params}, batch, method="encode")`. Memory tokens come first;
@@ -82,12 +82,12 @@ class Transformer(nn.Module):
 
     def next_logits(
         self,
-        tokens_BL: jax.Array,
+        tokens_BL: Array,
         rows: Rows,
         memory: Memory | None,
-        last_B: jax.Array,
+        last_B: Array,
         cache: Cache | None = None,
-    ) -> jax.Array:
+    ) -> Array:
         """Returns float32 logits [B, V] of the token after position `last_B` of each row.
 
         `memory` comes from `remember`. Without `cache`, `tokens_BL` are whole rows; otherwise pass
@@ -97,10 +97,10 @@ class Transformer(nn.Module):
         logits_B1V = self.decoder(
             tokens_BL, rows, embedder, memory, True, cache=cache, last_B=last_B
         )
-        return cast(jax.Array, logits_B1V)[:, 0]
+        return logits_B1V[:, 0]
 
     def _memory(
-        self, batch: Batch, deterministic: bool, embedded_BSD: jax.Array | None = None
+        self, batch: Batch, deterministic: bool, embedded_BSD: Array | None = None
     ) -> Memory:
         tokens_BS, rows = batch["encoder_input_tokens"], encoder_rows(batch)
         embedder = self.token_embedder
@@ -110,15 +110,14 @@ class Transformer(nn.Module):
                 if embedded_BSD is None:
                     embedded_BSD = embedder(tokens_BS)
                 embedded_BSD, rows = getattr(self, part.name)(embedded_BSD, rows)
-        memory = self.encoder(tokens_BS, rows, embedder, None, deterministic, embedded_BSD)
-        return cast(Memory, memory)
+        return self.encoder(tokens_BS, rows, embedder, None, deterministic, embedded_BSD)
 
 
 class Predictions(NamedTuple):
     """Output of an encoder-only model: float32 logits of tokens [B, L, V] and rows [B, C]."""
 
-    logits_BLV: jax.Array
-    row_logits_BC: jax.Array
+    logits_BLV: Array
+    row_logits_BC: Array
 
 
 class Encoder(nn.Module):
@@ -126,9 +125,7 @@ class Encoder(nn.Module):
 
     The batch holds int arrays [B, L]: `encoder_input_tokens`, 0 where there is no token;
     optionally `encoder_token_types` (default 0); in packed rows `encoder_segment_ids` and
-    optionally `encoder_positions`. Other features are ignored.
-
-    With `deterministic=False` and a dropout rate above 0, `apply` needs `rngs={"dropout": key}`.
+    optionally `encoder_positions`. Other features are ignored. For dropout see `Transformer`.
     """
 
     spec: EncoderSpec
@@ -137,7 +134,7 @@ class Encoder(nn.Module):
         spec = self.spec
         self.token_embedder = TokenEmbedder(spec.shared)
         self.encoder = Stack(spec.encoder, spec.shared, "encoder")
-        self.order_head = RowClassifier(spec.row_classes, spec.shared)
+        self.order_head = RowClassifier(spec.shared)
 
     @nn.compact
     def __call__(self, batch: Batch, deterministic: bool = True) -> Predictions:
@@ -145,23 +142,22 @@ class Encoder(nn.Module):
         logits_BLV = self.spec.logits(y_BLD, self.token_embedder, self.spec.shared)
         return Predictions(logits_BLV, self.order_head(y_BLD))
 
-    def encode(self, batch: Batch, deterministic: bool = True) -> jax.Array:
+    def encode(self, batch: Batch, deterministic: bool = True) -> Array:
         """Returns the last states, [B, L, D] in the model's dtype."""
         tokens_BL, rows = batch["encoder_input_tokens"], encoder_rows(batch)
-        memory = self.encoder(tokens_BL, rows, self.token_embedder, None, deterministic)
-        return cast(Memory, memory).states_BSD
+        return self.encoder(tokens_BL, rows, self.token_embedder, None, deterministic).states_BSD
 
 
 class RoutedLogits(NamedTuple):
     """Output of a model with Switch layers: float32 logits [B, L, V] and routing sums."""
 
-    logits_BLV: jax.Array
+    logits_BLV: Array
     routing: Routing
 
 
 def run_model(
-    model: Transformer | Encoder, params: Tree, batch: Batch, training_key: jax.Array | None = None
-) -> jax.Array | RoutedLogits | Predictions:
+    model: Transformer | Encoder, params: Tree, batch: Batch, training_key: Array | None = None
+) -> Array | RoutedLogits | Predictions:
     """Returns a batch's output; `training_key` turns on dropout, jitter and training capacity."""
     routed = isinstance(model, Transformer) and model.spec.routed
     random = training_key is not None and (model.spec.shared.dropout_rate > 0 or routed)
@@ -182,10 +178,10 @@ def rounded_kernels(spec: ModelSpec | EncoderSpec, params: Tree) -> Tree:
     """
     dtype = spec.shared.dtype
 
-    def rounded(facts: ParameterFacts, param: jax.Array) -> jax.Array:
+    def rounded(facts: ParameterFacts, param: Array) -> Array:
         return param.astype(dtype) if facts.use.rounded else param
 
-    return jax.tree.map(rounded, _facts(spec), params)
+    return jax.tree.map(rounded, parameter_tree(spec), params)
 
 
 def build_model(spec: ModelSpec | EncoderSpec) -> Transformer | Encoder:
@@ -193,7 +189,7 @@ def build_model(spec: ModelSpec | EncoderSpec) -> Transformer | Encoder:
     return Encoder(spec) if isinstance(spec, EncoderSpec) else Transformer(spec)
 
 
-def init_params(spec: ModelSpec | EncoderSpec, key: jax.Array) -> Tree:
+def init_params(spec: ModelSpec | EncoderSpec, key: Array) -> Tree:
     """Returns initial parameters: a nested dict of float32 arrays under T5X's names.
 
     A pure, traceable function of `spec` and `key` (`jax.jit` with `out_shardings`). A scanned
@@ -205,30 +201,25 @@ def init_params(spec: ModelSpec | EncoderSpec, key: jax.Array) -> Tree:
 
 def parameter_facts(spec: ModelSpec | EncoderSpec) -> dict[str, ParameterFacts]:
     """Returns shape, logical axes and use of each parameter by path, without allocating."""
-    return named(_facts(spec))
+    return named(parameter_tree(spec))
 
 
 def logical_axes(spec: ModelSpec | EncoderSpec) -> Tree:
-    """Returns the tree of `init_params` with a `PartitionSpec` of logical axis names at each leaf.
+    """Returns the tree of `init_params` with a `PartitionSpec` of T5X's logical axes at each leaf.
 
-    For instance `PartitionSpec('embed', 'mlp')`, or `PartitionSpec('embed', 'layers', 'mlp')` in a
-    scanned model. The names are T5X's; `flax.linen.logical_to_mesh` maps them to a mesh.
+    For instance `PartitionSpec('embed', 'mlp')`, or in a scanned model ('embed', 'layers', 'mlp').
     """
-    return jax.tree.map(lambda facts: facts.axes, _facts(spec))
-
-
-def parameter_tree(spec: ModelSpec | EncoderSpec) -> Tree:
-    """Returns the tree of `init_params` with the `ParameterFacts` of each tensor."""
-    return _facts(spec)
+    return jax.tree.map(lambda facts: facts.axes, parameter_tree(spec))
 
 
 def decayed(spec: ModelSpec | EncoderSpec) -> Tree:
     """Returns the tree of `init_params` with True where weight decay applies by default."""
-    return jax.tree.map(lambda facts: facts.use.decays, _facts(spec))
+    return jax.tree.map(lambda facts: facts.use.decays, parameter_tree(spec))
 
 
 @lru_cache
-def _facts(spec: ModelSpec | EncoderSpec) -> Tree:
+def parameter_tree(spec: ModelSpec | EncoderSpec) -> Tree:
+    """Returns the tree of `init_params` with the `ParameterFacts` of each tensor."""
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     facts = described(jax.eval_shape(lambda key: _init(_unscanned(spec), key), key))
     return stack_facts(facts) if spec.shared.scan_layers else facts
@@ -241,7 +232,7 @@ def _unscanned(spec: ModelSpec | EncoderSpec) -> ModelSpec | EncoderSpec:
 # Jitted so that the unused output of the model is not computed. No parameter depends on the shapes
 # of the batch.
 @partial(jax.jit, static_argnums=0)
-def _init(spec: ModelSpec | EncoderSpec, key: jax.Array) -> Tree:
+def _init(spec: ModelSpec | EncoderSpec, key: Array) -> Tree:
     names = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
     batch = dict.fromkeys(names, jnp.ones((1, 1), jnp.int32))
     return build_model(spec).init({"params": key}, batch)["params"]

@@ -12,10 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.attention import DotProductAttention, self_attention
 from trainer.model.cache import Cache
-from trainer.model.dense import Shared, sum_leading
+from trainer.model.dense import Buildable, Built, sum_leading
+from trainer.model.feedforward import FeedForward
 from trainer.model.masks import Rows
 from trainer.model.norms import LayerNorm
 from trainer.model.parameters import KERNEL, TABLE, TAP, parameter
@@ -23,7 +25,7 @@ from trainer.model.spec import LayerSpec
 
 
 @jax.custom_vjp
-def depthwise(x_BLC: jax.Array, kernel_WC: jax.Array, segment_BL: jax.Array | None) -> jax.Array:
+def depthwise(x_BLC: Array, kernel_WC: Array, segment_BL: Array | None) -> Array:
     """Returns at position t the sum over w of `kernel_WC[w]` times `x_BLC` at t - w.
 
     Positions before the row count as 0, and with `segment_BL` so do other packed examples.
@@ -32,9 +34,7 @@ def depthwise(x_BLC: jax.Array, kernel_WC: jax.Array, segment_BL: jax.Array | No
     return sum(map(jnp.multiply, shifted, kernel_WC), jnp.zeros_like(x_BLC))
 
 
-def _shifted(
-    x_BLC: jax.Array, width: int, segment_BL: jax.Array | None, ahead: bool
-) -> Iterator[jax.Array]:
+def _shifted(x_BLC: Array, width: int, segment_BL: Array | None, ahead: bool) -> Iterator[Array]:
     """Yields `x_BLC` shifted by 0 to `width` - 1 positions: later, or earlier with `ahead`."""
     length, margin = x_BLC.shape[1], (0, width - 1) if ahead else (width - 1, 0)
     # Padded once: XLA's CPU compiler writes every pad to memory but reads slices in place.
@@ -50,14 +50,14 @@ def _shifted(
 
 
 def _depthwise_forward(
-    x_BLC: jax.Array, kernel_WC: jax.Array, segment_BL: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    x_BLC: Array, kernel_WC: Array, segment_BL: Array
+) -> tuple[Array, tuple[Array, ...]]:
     return depthwise(x_BLC, kernel_WC, segment_BL), (x_BLC, kernel_WC, segment_BL)
 
 
 def _depthwise_backward(
-    operands: tuple[jax.Array, ...], gradient_BLC: jax.Array
-) -> tuple[jax.Array | None, ...]:
+    operands: tuple[Array, ...], gradient_BLC: Array
+) -> tuple[Array | None, ...]:
     # Each input feeds its own and later outputs, so the same shifted gradients give the gradients
     # of both input and kernel.
     x_BLC, kernel_WC, segment_BL = operands
@@ -71,13 +71,8 @@ depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
 def _over_rows(
-    module: nn.Module,
-    x_BLC: jax.Array,
-    kernel_WC: jax.Array,
-    rows: Rows,
-    reset: bool,
-    cache: Cache | None,
-) -> jax.Array:
+    module: nn.Module, x_BLC: Array, kernel_WC: Array, rows: Rows, reset: bool, cache: Cache | None
+) -> Array:
     """Applies `depthwise`, including earlier positions in a cache; `reset` separates examples."""
     if cache is None:
         return depthwise(x_BLC, kernel_WC, rows.segment_BL if reset else None)
@@ -87,11 +82,12 @@ def _over_rows(
 
 
 @dataclass(frozen=True)
-class HeadConvolution:
+class HeadConvolution(Buildable):
     """A convolution of projected queries, keys or values, with a tap per channel and step.
 
     With `reset` packed examples do not see one another. Upstream, the first two positions of an
-    example see the previous example.
+    example see the previous example. Each tap is its own parameter, as upstream: Adafactor scales
+    updates by tensor.
 
     Source: So et al. 2021 (arXiv:2109.08668), section 3.1; initial taps from their code.
     """
@@ -99,55 +95,38 @@ class HeadConvolution:
     width: int = 3
     reset: bool = True
 
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return _HeadConvolution(self, shared, name=name)
+    def run(self, module: Built, x_BLC: Array, rows: Rows, cache: Cache | None = None) -> Array:
+        taps, shape = [], x_BLC.shape[-1:]
+        for step in range(self.width):
+            start = nn.initializers.constant(0.5 / self.width if step else 0.5)
+            taps.append(parameter(module, TAP, f"tap_{step}", start, ("joined_kv",), shape))
+        kernel_WC = jnp.stack(taps).astype(module.shared.dtype)
+        return _over_rows(module, x_BLC, kernel_WC, rows, self.reset, cache)
 
 
-class _HeadConvolution(nn.Module):
-    """Each tap is its own parameter, as upstream: Adafactor scales updates by tensor."""
-
-    spec: HeadConvolution
-    shared: Shared
-
-    @nn.compact
-    def __call__(self, x_BLC: jax.Array, rows: Rows, cache: Cache | None = None) -> jax.Array:
-        taps = []
-        for step in range(self.spec.width):
-            initial = nn.initializers.constant(0.5 / self.spec.width if step else 0.5)
-            shape = x_BLC.shape[-1:]
-            taps.append(parameter(self, TAP, f"tap_{step}", initial, ("joined_kv",), shape))
-        kernel_WC = jnp.stack(taps).astype(self.shared.dtype)
-        return _over_rows(self, x_BLC, kernel_WC, rows, self.spec.reset, cache)
-
-
-class _SeparableConvolution(nn.Module):
+@dataclass(frozen=True)
+class _SeparableConvolution(Buildable):
     """Depthwise convolution [W, C], current position last, then a projection, both with biases."""
 
     width: int
     features: int
     axes: tuple[str, str]
     reset: bool
-    shared: Shared
 
-    @nn.compact
-    def __call__(self, x_BLC: jax.Array, rows: Rows, cache: Cache | None) -> jax.Array:
-        shared, channels = self.shared, x_BLC.shape[-1]
-        initializer = shared.parametrisation.feed_forward()
-        kernel_WC = parameter(
-            self, KERNEL, "depthwise_kernel", initializer, ("unmodeled", self.axes[0]),
-            (self.width, channels),
-        ).astype(shared.dtype)  # fmt: skip
-        bias_C = parameter(
-            self, TABLE, "depthwise_bias", nn.initializers.zeros, self.axes[:1], (channels,)
-        )
-        out_BLC = _over_rows(self, x_BLC, kernel_WC[::-1], rows, self.reset, cache)
+    def run(self, module: Built, x_BLC: Array, rows: Rows, cache: Cache | None) -> Array:
+        shared, channels, axes = module.shared, x_BLC.shape[-1], self.axes
+        start, zeros = shared.parametrisation.feed_forward(), nn.initializers.zeros
+        own, shape = ("unmodeled", axes[0]), (self.width, channels)
+        kernel_WC = parameter(module, KERNEL, "depthwise_kernel", start, own, shape)
+        bias_C = parameter(module, TABLE, "depthwise_bias", zeros, axes[:1], (channels,))
+        kernel_WC = kernel_WC.astype(shared.dtype)[::-1]
+        out_BLC = _over_rows(module, x_BLC, kernel_WC, rows, self.reset, cache)
         out_BLC += bias_C.astype(shared.dtype)
-        project = shared.dense(self.features, self.axes, initializer, "pointwise", bias=True)
-        return project(out_BLC)
+        return shared.dense(self.features, axes, start, "pointwise", bias=True)(out_BLC)
 
 
 @dataclass(frozen=True)
-class ConvolutionBranch:
+class ConvolutionBranch(FeedForward):
     """The convolutions of the Evolved Transformer, between two attentions.
 
     A wide and a narrow branch in parallel, the norm of their sum, and a third convolution. A
@@ -161,38 +140,30 @@ class ConvolutionBranch:
     right_width: int = 7
     out_width: int = 7
     reset: bool = True
-    activations = ()
-    bias = None
-    routes = False
     pointwise = False
-    exports = ()
 
-    def build(self, shared: Shared, name: str) -> nn.Module:
-        return _ConvolutionBranch(self, shared, name=name)
+    def run(
+        self,
+        module: Built,
+        x_BLD: Array,
+        rows: Rows,
+        deterministic: bool,
+        cache: Cache | None = None,
+    ) -> Array:
+        shared, width = module.shared, module.shared.emb_dim
 
-
-class _ConvolutionBranch(nn.Module):
-    spec: ConvolutionBranch
-    shared: Shared
-
-    @nn.compact
-    def __call__(
-        self, x_BLD: jax.Array, rows: Rows, deterministic: bool, cache: Cache | None = None
-    ) -> jax.Array:
-        spec, shared, width = self.spec, self.shared, self.shared.emb_dim
-
-        def convolve(x_BLC: jax.Array, width: int, features: int, name: str) -> jax.Array:
+        def convolve(x_BLC: Array, width: int, features: int, name: str) -> Array:
             if rows.input_BL is not None:
                 x_BLC *= (rows.input_BL != 0)[..., None].astype(x_BLC.dtype)
             axes = ("mlp", "embed") if name == "out" else ("embed", "mlp")
-            module = _SeparableConvolution(width, features, axes, spec.reset, shared, name=name)
-            return module(x_BLC, rows, cache)
+            part = _SeparableConvolution(width, features, axes, self.reset)
+            return part.build(shared, name)(x_BLC, rows, cache)
 
-        left_BLC = nn.relu(convolve(x_BLD, spec.left_width, 2 * width, "left"))
-        right_BLC = convolve(x_BLD, spec.right_width, width // 2, "right")
+        left_BLC = nn.relu(convolve(x_BLD, self.left_width, 2 * width, "left"))
+        right_BLC = convolve(x_BLD, self.right_width, width // 2, "right")
         right_BLC = jnp.pad(right_BLC, ((0, 0), (0, 0), (0, 2 * width - width // 2)))
         norm = LayerNorm(1e-6).build(shared, "layer_norm")
-        return convolve(norm(left_BLC + right_BLC), spec.out_width, width, "out")
+        return convolve(norm(left_BLC + right_BLC), self.out_width, width, "out")
 
 
 def multi_dconv_head_attention(config: Any, options: Any) -> DotProductAttention:

@@ -15,9 +15,9 @@ from trainer.model.capabilities import (
 )
 from trainer.model.device import AUTO
 from trainer.model.parts import ATTENTION, MIXERS, STACK_PARTS, register
-from trainer.model.slots import Part, require_of
+from trainer.model.slots import Part, constant, of_options, require_of
 
-# ---- Norms and their places. --------------------------------------------------------------------
+_PARTS = "trainer.zoo.march_parts:"
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,13 @@ class DynamicTanhOptions:
 register(
     "norm",
     "dynamic_tanh",
-    Part("trainer.zoo.dynamic_tanh:norm", options=DynamicTanhOptions),
+    Part(of_options(_PARTS + "DynamicTanh"), options=DynamicTanhOptions),
 )
 register(
     "norm_placement",
     "pre_without_mixer_residual",
-    Part("trainer.zoo.march_attention:without_mixer_residual"),
+    Part(constant(_PARTS + "WITHOUT_MIXER_RESIDUAL")),
 )
-
-# ---- Mixers. ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -75,17 +73,14 @@ def _check_group(config: Any, options: SummedHeads) -> None:
     require_of(config, config.num_heads % options.group == 0, "num_heads", rule)
 
 
-_ATTENTION = "trainer.zoo.march_attention:"
 _WITHOUT_EXPORTS = replace(ATTENTION, exports=())
-register("mixer", "role_attention", Part(_ATTENTION + "role_attention", _WITHOUT_EXPORTS, Roles))
+register("mixer", "role_attention", Part(_PARTS + "role_attention", _WITHOUT_EXPORTS, Roles))
 register(
     "mixer",
     "summed_heads",
-    Part(_ATTENTION + "summed_heads", _WITHOUT_EXPORTS, SummedHeads, _check_group),
+    Part(_PARTS + "summed_heads", _WITHOUT_EXPORTS, SummedHeads, _check_group),
 )
-register("mixer", "values_relu", Part(_ATTENTION + "values_relu", _WITHOUT_EXPORTS, ValuesRelu))
-
-# ---- Feed-forward sublayers. --------------------------------------------------------------------
+register("mixer", "values_relu", Part(_PARTS + "values_relu", _WITHOUT_EXPORTS, ValuesRelu))
 
 
 @dataclass(frozen=True)
@@ -106,15 +101,8 @@ def _check_mixed(config: Any, options: Mixed) -> None:
 register(
     "feed_forward",
     "mixed",
-    Part(
-        "trainer.zoo.mixed_feedforward:mixed",
-        FeedForwardFacts(("mlp_bias",)),
-        Mixed,
-        _check_mixed,
-    ),
+    Part(_PARTS + "mixed", FeedForwardFacts(("mlp_bias",)), Mixed, _check_mixed),
 )
-
-# ---- Cross-attention. ---------------------------------------------------------------------------
 
 
 def _require_selecting_mixer(config: Any, field: str) -> None:
@@ -163,8 +151,6 @@ register(
     Part(_CROSS + "merged", CrossFacts(merges=True), check=_check_merged),
 )
 
-# ---- Heads. -------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Halves:
@@ -197,12 +183,8 @@ def _check_halves(config: Any, options: Halves) -> None:
 
 
 register(
-    "head_scaling",
-    "halves",
-    Part("trainer.zoo.march_attention:halves", HeadFacts(alike=False), Halves, _check_halves),
+    "head_scaling", "halves", Part(_PARTS + "halves", HeadFacts(alike=False), Halves, _check_halves)
 )
-
-# ---- Parts of whole stacks. ---------------------------------------------------------------------
 
 
 def _check_database(config: Any, entries: int) -> None:
@@ -233,12 +215,12 @@ def _dropping_is_idle(config: Any, length: int) -> str | None:
 
 
 STACK_PARTS.register(
-    "database_entries", Part("trainer.zoo.external_attention:database", check=_check_database)
+    "database_entries", Part("trainer.zoo.cross_attention:database", check=_check_database)
 )
 STACK_PARTS.register(
     "token_dropping",
     Part(
-        "trainer.zoo.token_dropping:dropping",
+        _PARTS + "dropping",
         StackPartFacts(reads_weights=True, idle=_dropping_is_idle),
         check=_check_dropping,
     ),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tasks.terminal.fields import above, field
 from trainer.model.capabilities import DECODER, TRANSFORMERS, FamilyFacts, MixerFacts
 from trainer.model.parts import ATTENTION, FAMILIES, NormOptions, register
-from trainer.model.slots import Part
+from trainer.model.slots import Part, constant, of_options
 
 _CONVOLUTION, _SYNTHESIZER = "trainer.zoo.convolution:", "trainer.zoo.synthesizer:"
 _MDHA = replace(ATTENTION, selects=False, convolves=True, exports=(TRANSFORMERS,))
@@ -30,8 +30,16 @@ register(
     "random_synthesizer",
     Part(_SYNTHESIZER + "random", MixerFacts(queries=True, counts_positions=True, caches=True)),
 )
-register("norm", "primer_norm", Part("trainer.zoo.primer_parts:norm", options=NormOptions))
-register("norm_placement", "primer_alternating", Part("trainer.zoo.primer_parts:alternating_norms"))
+register(
+    "norm",
+    "primer_norm",
+    Part(of_options("trainer.zoo.primer_parts:PrimerNorm"), options=NormOptions),
+)
+register(
+    "norm_placement",
+    "primer_alternating",
+    Part(constant("trainer.zoo.primer_parts:ALTERNATING_NORMS")),
+)
 
 
 @dataclass(frozen=True)

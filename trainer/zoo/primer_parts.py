@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import Array
 
 from trainer.model.capabilities import TRANSFORMERS
-from trainer.model.norms import Norm, Placements, PreNorm, ScaledNorm, Sublayer
+from trainer.model.norms import PRE_NORM, Function, NormPlacement, Placements, ScaledNorm
 from trainer.model.parametrisation import Initializer, Shape, StandardParametrisation
 
 
@@ -29,25 +30,20 @@ class PrimerNorm(ScaledNorm):
     has_bias = True
     exports = (TRANSFORMERS,)
 
-    def normalised(self, x_BLD: jax.Array) -> jax.Array:
+    def normalised(self, x_BLD: Array) -> Array:
         centred_BLD = x_BLD - jnp.mean(x_BLD, axis=-1, keepdims=True)
         variance_BL1 = jnp.mean(x_BLD * centred_BLD, axis=-1, keepdims=True)
         return centred_BLD * jax.lax.rsqrt(jnp.maximum(variance_BL1, 0.0) + self.epsilon)
 
 
-@dataclass(frozen=True)
-class BranchNorm:
-    """`x + norm(sublayer(x))`: normalises the branch's output, not the sum.
+def _on_branch(x_BLD: Array, norm: Function, sublayer: Function, dropout: Function) -> Array:
+    return x_BLD + dropout(norm(sublayer(x_BLD)))
 
-    Source: So et al. 2021 (arXiv:2109.08668), appendix A: every second norm of Primer.
-    """
 
-    prefix = "post"
-
-    def __call__(
-        self, x_BLD: jax.Array, norm: Sublayer, sublayer: Sublayer, dropout: Sublayer
-    ) -> jax.Array:
-        return x_BLD + dropout(norm(sublayer(x_BLD)))
+# Normalises the branch's output, not the sum.
+BRANCH_NORM = NormPlacement("post", _on_branch)
+# Source: So et al. 2021 (arXiv:2109.08668), appendix A.
+ALTERNATING_NORMS = Placements(PRE_NORM, feed_forward=BRANCH_NORM)
 
 
 @dataclass(frozen=True)
@@ -64,28 +60,14 @@ class PrimerParametrisation(StandardParametrisation):
     variance: float = 1.0
 
     def feed_forward(self) -> Initializer:
-        def initializer(key: jax.Array, shape: Shape, dtype: Any = None) -> jax.Array:
+        def initializer(key: Array, shape: Shape, dtype: Any = None) -> Array:
             deviation = (self.variance / shape[-2]) ** 0.5
             return nn.initializers.truncated_normal(deviation)(key, shape, dtype)
 
         return initializer
 
-    def logits(self) -> Initializer:
-        return self.unless_zero("logits", self.feed_forward())
-
-
-def norm(config: Any, options: Any) -> Norm:
-    """Returns Primer's norm."""
-    return PrimerNorm(options.epsilon, options.gain)
-
-
-def alternating_norms(config: Any, options: Any) -> Placements:
-    """Returns norms before the mixer and after the feed-forward sublayer."""
-    return Placements(PreNorm(), feed_forward=BranchNorm())
-
 
 def parametrisation(config: Any, options: Any) -> PrimerParametrisation:
-    """Returns the parametrisation for `primer.Primer`."""
     # Source: google-research/primer, `gin/models/switch_*.gin` for 0.1.
     variance = options.scale or (0.1 if config.num_experts else 1.0)
     return PrimerParametrisation(variance=variance)

@@ -11,6 +11,7 @@ Dimensions: P heads with their own layouts, N blocks of a row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,8 +31,7 @@ _NONE_OR_BLOCKS = Rule(
 
 
 def _differ(text: str) -> bool:
-    numbers = [int(each) for each in text.split("+")]
-    return len({*numbers}) == len(numbers)
+    return len({*_numbers(text)}) == len(_numbers(text))
 
 
 _PER_HEAD = "draw random blocks for each head; or else one draw serves all"
@@ -101,8 +101,7 @@ class BigBird(_Blocks):
     def layout(self, num_heads: int, blocks: int, causal: bool) -> np.ndarray:
         layout_NN = _window(blocks, self.window)
         layout_NN[: self.global_blocks] = layout_NN[:, : self.global_blocks] = True
-        draws = num_heads if self.per_head else 1
-        return _with_random(layout_NN, self.random_blocks, draws, self.seed, causal)
+        return _with_random(layout_NN, self, num_heads, causal)
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class Fixed(_Blocks):
     head_patterns: int = field(
         1,
         "choices of these blocks: the second head takes those before them, and so on; heads "
-        "beyond begin anew",
+        "beyond begin again",
         rule=above(0),
     )
     horizontal: bool = field(False, "let these blocks also see all")
@@ -130,15 +129,11 @@ class Fixed(_Blocks):
             raise Rejected("head_patterns", self.head_patterns, rule)
 
     def layout(self, num_heads: int, blocks: int, causal: bool) -> np.ndarray:
-        starts = range(0, blocks, self.window)
-        windows_NN = np.zeros((blocks, blocks), bool)
-        for start in starts:
-            windows_NN[start : start + self.window, start : start + self.window] = True
         layouts = []
         for head in range(min(self.head_patterns, num_heads)):
-            layout_NN = windows_NN.copy()
+            layout_NN = _windows(blocks, [self.window])
             first = self.window - (1 + head) * self.global_blocks
-            for start in starts:
+            for start in range(0, blocks, self.window):
                 # A short last window uses the blocks it has.
                 begin = max(min(start + first, blocks - self.global_blocks), 0)
                 of_window = slice(begin, begin + self.global_blocks)
@@ -177,18 +172,12 @@ class Variable(_Blocks):
         _check_draws(self)
 
     def layout(self, num_heads: int, blocks: int, causal: bool) -> np.ndarray:
-        layout_NN = np.zeros((blocks, blocks), bool)
-        start, sizes = 0, _numbers(self.windows)
-        while start < blocks:
-            size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
-            layout_NN[start : start + size, start : start + size] = True
-            start += size
+        layout_NN = _windows(blocks, _numbers(self.windows))
         for each in _numbers(self.global_blocks):
             layout_NN[:, each : each + 1] = True
             if self.horizontal:
                 layout_NN[each : each + 1] = True
-        draws = num_heads if self.per_head else 1
-        return _with_random(layout_NN, self.random_blocks, draws, self.seed, causal)
+        return _with_random(layout_NN, self, num_heads, causal)
 
 
 def _check_draws(options: BigBird | Variable) -> None:
@@ -209,10 +198,18 @@ def _window(blocks: int, window: int) -> np.ndarray:
     return distance_NN <= window // 2
 
 
+def _windows(blocks: int, sizes: Sequence[int]) -> np.ndarray:
+    """Returns adjacent windows; the last size holds for the rest."""
+    ends = np.cumsum([*sizes, *[sizes[-1]] * blocks])
+    window_N = np.searchsorted(ends, np.arange(blocks), side="right")
+    return np.equal.outer(window_N, window_N)
+
+
 def _with_random(
-    layout_NN: np.ndarray, count: int, draws: int, seed: int, causal: bool
+    layout_NN: np.ndarray, options: BigBird | Variable, num_heads: int, causal: bool
 ) -> np.ndarray:
-    """Returns `draws` layouts, each row with up to `count` more blocks."""
+    """Returns layouts for all heads or each head, with random blocks added to each row."""
+    count, draws = options.random_blocks, num_heads if options.per_head else 1
     layouts = np.repeat(layout_NN[None], draws, axis=0)
     if not count:
         return layouts
@@ -221,7 +218,9 @@ def _with_random(
         others_NN &= np.tri(len(layout_NN), dtype=bool)
     for head, layout in enumerate(layouts):
         # Raw bits of a counter-based generator do not change between numpy versions.
-        bits = np.random.Philox(key=np.array([seed, head], np.uint64)).random_raw(layout.size)
+        bits = np.random.Philox(key=np.array([options.seed, head], np.uint64)).random_raw(
+            layout.size
+        )
         order_NN = np.argsort(np.where(others_NN, bits.reshape(layout.shape) >> 1, 2**63), axis=1)
         chosen_NN = np.zeros_like(layout)
         np.put_along_axis(chosen_NN, order_NN[:, :count], True, axis=1)
@@ -229,11 +228,6 @@ def _with_random(
     return layouts
 
 
-for _name, _options in (
-    ("bigbird", BigBird),
-    ("dilated", Dilated),
-    ("fixed", Fixed),
-    ("local", Local),
-    ("variable", Variable),
-):
-    register("attention_pattern", _name, Part(lambda config, options: options, options=_options))
+for _options in (BigBird, Dilated, Fixed, Local, Variable):
+    _part = Part(lambda config, options: options, options=_options)
+    register("attention_pattern", _options.__name__.lower(), _part)

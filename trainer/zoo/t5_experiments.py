@@ -38,7 +38,7 @@ register(
     "mixer",
     "cdq",
     Part(
-        "trainer.zoo.conditional_queries:mixer",
+        "trainer.zoo.t5_experiments_parts:mixer",
         MixerFacts(decodes=False),
         ConditionalQueries,
         _check_conditional,
@@ -47,7 +47,7 @@ register(
 STACK_PARTS.register(
     "memory_tokens",
     Part(
-        "trainer.zoo.memory_tokens:part",
+        "trainer.zoo.t5_experiments_parts:memory_tokens",
         StackPartFacts(lengthens=True),
         check=_check_memory,
     ),

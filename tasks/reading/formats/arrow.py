@@ -7,9 +7,7 @@ Source: the Arrow columnar format, "Serialization and Interprocess Communication
 Message and RecordBatch of its `Message.fbs`, and Footer and Block of its `File.fbs`.
 """
 
-import dataclasses
 import io
-import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -80,9 +78,8 @@ def _of_file(handle: IO[bytes], spec: CorpusSpec, part: FilePart) -> Iterator["p
     import pyarrow as pa
 
     assert part.stop is not None
-    options = _options(spec, pa.ipc.open_file(handle).schema)
-    reader = pa.ipc.open_file(handle, options=options)
-    for number, block in enumerate(_footer(handle, part.file).batches):
+    reader = pa.ipc.open_file(handle, options=_options(spec, pa.ipc.open_file(handle).schema))
+    for number, block in enumerate(_footer(handle, part.file)[1]):
         if part.start <= block.begin < part.stop:
             yield reader.get_batch(number)
 
@@ -92,8 +89,9 @@ def _of_stream(handle: IO[bytes], spec: CorpusSpec, part: FilePart) -> Iterator[
 
     assert part.stop is not None
     first = next(each.begin for each in _in_stream(handle, part.file) if each.rows is not None)
-    spliced = _spliced(handle, [(0, first), (part.start, part.stop)])
-    yield from pa.ipc.open_stream(spliced, options=_options(spec, _schema(handle, first)))
+    options = _options(spec, _schema(handle, first))
+    spliced = io.BufferedReader(_Spliced(handle, [(0, first), (part.start, part.stop)]), 1 << 20)
+    yield from pa.ipc.open_stream(spliced, options=options)
 
 
 def _options(spec: CorpusSpec, schema: "pa.Schema") -> "pa.ipc.IpcReadOptions":
@@ -103,8 +101,7 @@ def _options(spec: CorpusSpec, schema: "pa.Schema") -> "pa.ipc.IpcReadOptions":
     return pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Message:
+class _Message(NamedTuple):
     """A message in bytes [begin, end) of a file; `rows` is None unless it is a record batch."""
 
     begin: int
@@ -120,11 +117,6 @@ class _Block(NamedTuple):
     end: int
 
 
-class _Footer(NamedTuple):
-    dictionaries: list[_Block]
-    batches: list[_Block]
-
-
 def _is_file(handle: IO[bytes]) -> bool:
     handle.seek(0)
     return handle.read(len(_MAGIC)) == _MAGIC
@@ -134,17 +126,16 @@ def _messages(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
     """Yields a file's messages by offset, without the schema of an IPC file."""
     handle.seek(0)
     head = handle.read(len(_MAGIC))
-    if head.startswith((_PARQUET, _FEATHER_1)):
-        parquet = head.startswith(_PARQUET)
-        kind, advice = ("Parquet", "read it as parquet:") if parquet else (
-            "Feather in version 1", "write it again in version 2"
-        )  # fmt: skip
-        raise UserError(f"{file.path} is {kind}: {advice}")
+    if head.startswith(_PARQUET):
+        raise UserError(f"{file.path} is Parquet: read it as parquet:")
+    if head.startswith(_FEATHER_1):
+        raise UserError(f"{file.path} is Feather in version 1: write it again in version 2")
     yield from (_in_file if head == _MAGIC else _in_stream)(handle, file)
 
 
 def _in_file(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
-    for block in sorted(itertools.chain(*_footer(handle, file))):
+    dictionaries, batches = _footer(handle, file)
+    for block in sorted(dictionaries + batches):
         handle.seek(block.begin)
         head = handle.read(block.head)
         try:
@@ -157,7 +148,8 @@ def _in_file(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
         yield _Message(block.begin, block.end, rows)
 
 
-def _footer(handle: IO[bytes], file: SourceFile) -> _Footer:
+def _footer(handle: IO[bytes], file: SourceFile) -> tuple[list[_Block], list[_Block]]:
+    """Returns an IPC file's dictionaries and record batches."""
     import pyarrow as pa
 
     end = file.bytes - len(_MAGIC) - 4
@@ -174,16 +166,16 @@ def _footer(handle: IO[bytes], file: SourceFile) -> _Footer:
     data = handle.read(size)
     try:
         (root,) = struct.unpack_from("<I", data)
-        footer = _Footer(*(_blocks(data, root, number) for number in (2, 3)))
+        dictionaries, batches = (_blocks(data, root, number) for number in (2, 3))
     except (struct.error, IndexError):
         raise ValueError("its footer is corrupt") from None
-    for block in itertools.chain(*footer):
+    for block in dictionaries + batches:
         if not len(_MAGIC) <= block.begin < block.begin + block.head <= block.end <= begin:
             raise ValueError("its footer is corrupt: a message lies elsewhere")
-    last = max((block.end for block in itertools.chain(*footer)), default=begin)
+    last = max((block.end for block in dictionaries + batches), default=begin)
     if last + 8 + _PADDING < begin:  # two joined files: the footer belongs to the second
         raise ValueError(f"it goes on after its end at byte {last:,}")
-    return footer
+    return dictionaries, batches
 
 
 def _blocks(data: bytes, table: int, number: int) -> list[_Block]:
@@ -252,7 +244,7 @@ def _field(data: bytes, table: int, number: int) -> int:
 def _schema(handle: IO[bytes], stop: int) -> "pa.Schema":
     import pyarrow as pa
 
-    return pa.ipc.open_stream(_spliced(handle, [(0, stop)])).schema
+    return pa.ipc.open_stream(_Spliced(handle, [(0, stop)])).schema
 
 
 def _validate(rows: "pa.RecordBatch") -> None:
@@ -267,12 +259,9 @@ def _validate(rows: "pa.RecordBatch") -> None:
                 raise
 
 
-def _spliced(handle: IO[bytes], stretches: Sequence[tuple[int, int]]) -> IO[bytes]:
-    """Returns the stretches (begin, end) of a file as one file."""
-    return io.BufferedReader(_Spliced(handle, stretches), 1 << 20)
-
-
 class _Spliced(io.RawIOBase):
+    """The stretches (begin, end) of a file as one file."""
+
     def __init__(self, handle: IO[bytes], stretches: Sequence[tuple[int, int]]):
         self._handle, self._left = handle, list(stretches)
 

@@ -8,26 +8,18 @@ from the file's start: one worker reads such a file.
 import collections
 import csv
 import io
+import itertools
 from collections.abc import Iterable, Iterator
 
-from tasks.reading import batches, opening
+from tasks.reading import batches
 from tasks.reading.batches import Batches
 from tasks.reading.columns import INVALID, Columns
-from tasks.reading.corpus import (
-    COLUMN_OPTIONS,
-    NO_QUOTE,
-    Corpus,
-    CorpusSpec,
-    FilePart,
-    FileRange,
-    SourceFile,
-)
+from tasks.reading.corpus import NO_QUOTE, Corpus, CorpusSpec, FilePart, FileRange, SourceFile
 from tasks.reading.formats import lines
 from tasks.reading.formats.format import missing_column
 from tasks.reading.long_documents import Document
 from tasks.terminal.command_line import UserError
 
-_PEEK_BYTES = 256 << 10
 _INVALID_ROW, _FIELDS = "invalid CSV", "wrong number of fields"
 _OTHER_DELIMITERS = {"\t": "tab", ";": ";", "|": "|", ",": ","}
 
@@ -46,18 +38,16 @@ class Delimited:
     ranges_are_rows = False
 
     def __init__(self, *options: str):
-        self.options = (*COLUMN_OPTIONS, *options)
+        self.options = options
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
         if not file.bytes or not _check_columns(spec, file):
             return []
-        if spec.quote == NO_QUOTE:
-            return lines.ranges(file)
-        return [FileRange(0, None, file.bytes)]
+        return lines.ranges(file, whole=spec.quote != NO_QUOTE)
 
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         spec = corpus.spec
-        header, names = _header(spec, part.file)
+        header, names = _header(spec, b"" if spec.columns else lines.peek(part.file)[0])
         with lines.open_part(part) as found:
             rows = _rows(spec, found)
             if part.start <= header:
@@ -70,8 +60,9 @@ class Delimited:
 
 def _check_columns(spec: CorpusSpec, file: SourceFile) -> bool:
     """Checks a file's columns; returns True if it has more than a header."""
-    _, head, is_all = _head(file)
-    _, names = _header(spec, file)
+    head, is_all = lines.peek(file)
+    lines.check_encoding(head)
+    _, names = _header(spec, head)
     if is_all and not names:
         return False
     for column in Columns(spec).checked:
@@ -81,7 +72,7 @@ def _check_columns(spec: CorpusSpec, file: SourceFile) -> bool:
             raise UserError(f"{file.path} has the column {column} {names.count(column)} times")
     if spec.columns or not is_all:
         return True
-    rows = _rows(spec, [(0, head)])
+    rows = _rows(spec, [(0, head.removeprefix(lines.MARK))])
     return next(rows, None) is not None and next(rows, None) is not None
 
 
@@ -99,30 +90,17 @@ def _missing(spec: CorpusSpec, path: str, column: str, names: list[str]) -> User
     return UserError(f"{error}, or ?columns=A,B,… if its first line is no header")
 
 
-def _head(file: SourceFile) -> tuple[int, bytes, bool]:
-    """Returns (size of the byte order mark, the bytes after it, whether the file ends there)."""
-    with (
-        opening.open_file(file, _PEEK_BYTES) as handle,
-        opening.decompress(handle, file.path) as stream,
-    ):
-        head = stream.read(_PEEK_BYTES)
-        lines.check_encoding(head)
-        is_all = len(head) < _PEEK_BYTES or not stream.read(1)
-        mark = len(lines.MARK) if head.startswith(lines.MARK) else 0
-        return mark, head[mark:], is_all
-
-
-def _header(spec: CorpusSpec, file: SourceFile) -> tuple[int, list[str]]:
+def _header(spec: CorpusSpec, head: bytes) -> tuple[int, list[str]]:
     """Returns (offset of the header's line, or -1 without a header; column names)."""
     if spec.columns:
         return -1, spec.columns.split(",")
-    mark, head, _ = _head(file)
-    rows = _rows(spec, [(0, head)])
+    rows = _rows(spec, [(0, head.removeprefix(lines.MARK))])
     offset, fields, problem = next(rows, (0, [], None))
     if problem:
         raise ValueError(f"its header is {problem}")
-    offset += mark if offset else 0  # the first line begins with the mark
-    return offset, [_bytes(field).decode() for field in fields]
+    if offset and head.startswith(lines.MARK):  # the first line begins with the mark
+        offset += len(lines.MARK)
+    return offset, list(map(_text, fields))
 
 
 def _rows(spec: CorpusSpec, found: lines.Lines) -> Iterator[_Row]:
@@ -145,7 +123,7 @@ def _single(found: lines.Lines) -> Iterator[_Line]:
                 offset += len(line)
         else:
             whole = lines.whole(data)
-            yield offset, whole if whole is None else whole + b"\n" * data.ended
+            yield offset, whole and whole + b"\n" * data.ended
 
 
 class _TooLong(Exception):
@@ -170,10 +148,9 @@ class _Quoted:
     def rows(self) -> Iterator[_Row]:
         while True:
             if not self._ahead:
-                line = next(self._lines, None)
-                if line is None:
-                    return
-                self._ahead.append(line)
+                self._ahead.extend(itertools.islice(self._lines, 1))
+            if not self._ahead:
+                return
             if self._ahead[0][1] is None:
                 yield self._ahead.popleft()[0], [], lines.TOO_LONG
                 continue
@@ -214,14 +191,13 @@ def _documents(
             continue
         name = place
         if id_number is not None and fields[id_number]:
-            name = _bytes(fields[id_number]).decode(errors="replace")
+            name = _text(fields[id_number], errors="replace")
         try:
-            row = {column: _bytes(fields[number]).decode() for column, number in numbers.items()}
+            row = {column: _text(fields[number]) for column, number in numbers.items()}
+            yield name, *columns.content(row), 0, place
         except UnicodeDecodeError:
             yield name, None, INVALID, 0, place
-            continue
-        yield name, *columns.content(row), 0, place
 
 
-def _bytes(field: str) -> bytes:
-    return field.encode("latin-1")
+def _text(field: str, errors: str = "strict") -> str:
+    return field if field.isascii() else field.encode("latin-1").decode(errors=errors)

@@ -19,30 +19,24 @@ class Format(Protocol):
     @property
     def options(self) -> Collection[str]:
         """SPEC options that the format reads: COLUMN_OPTIONS if documents have columns."""
-        ...
 
     @property
     def ranges_are_rows(self) -> bool:
         """True if ranges count rows; the bytes of a part are then an estimate."""
-        ...
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
         """Checks a file and returns the ranges that can be read by themselves, in order.
 
         Ranges are cut evenly into parts of the wanted size, and small ones are joined, so `read`
-        must accept any start and stop within them. A file without documents has no ranges.
-
-        Raises:
-          UserError: a column is missing or does not hold text.
+        must accept any start and stop within them. A file without documents has no ranges. Raises
+        UserError if a column is missing or does not hold text.
         """
-        ...
 
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         """Yields batches of at most `batch_documents` documents; see `sources.read`.
 
         `batches.collect` batches single documents.
         """
-        ...
 
 
 def missing_column(path: str, column: str, known: list[str], spec: CorpusSpec) -> UserError:

@@ -3,27 +3,17 @@
 import contextlib
 import json
 from collections.abc import Iterator
-from typing import Any
 
-from tasks.reading import batches, opening
+from tasks.reading import batches
 from tasks.reading.batches import Batches
 from tasks.reading.columns import INVALID, MISSING, Columns
-from tasks.reading.corpus import (
-    COLUMN_OPTIONS,
-    Corpus,
-    CorpusSpec,
-    FilePart,
-    FileRange,
-    SourceFile,
-)
+from tasks.reading.corpus import COLUMN_OPTIONS, Corpus, CorpusSpec, FilePart, FileRange, SourceFile
 from tasks.reading.formats import lines
 from tasks.reading.formats.format import missing_column
 from tasks.reading.long_documents import Document
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
 
-# The beginning of each file is checked for its columns: one small request each.
-_PEEK_BYTES = 256 << 10
 _PEEK_LINES = 100
 _KINDS = {
     bool: "true or false", int: "number", float: "number", list: "array", dict: "object",
@@ -51,14 +41,9 @@ class JsonLines:
 
 def _check_columns(spec: CorpusSpec, file: SourceFile) -> None:
     """Checks that a file's first lines have the columns, and that they hold text."""
-    with (
-        opening.open_file(file, _PEEK_BYTES) as handle,
-        opening.decompress(handle, file.path) as stream,
-    ):
-        head = stream.read(_PEEK_BYTES)
-        cut_short = len(head) == _PEEK_BYTES or stream.read(1)
+    head, is_all = lines.peek(file)
     found = head.removeprefix(lines.MARK).split(b"\n")
-    found = [line for line in (found[:-1] if cut_short else found) if line.strip()]
+    found = [line for line in (found if is_all else found[:-1]) if line.strip()]
     if not found:  # or one long line, checked when it is read
         return
     rows = []
@@ -83,14 +68,11 @@ def _check_columns(spec: CorpusSpec, file: SourceFile) -> None:
 def _documents(spec: CorpusSpec, file: str, found: lines.Lines) -> Iterator[Document]:
     columns, id_column = Columns(spec), spec.id or "id"
     for offset, data in found:
-        if isinstance(data, lines.LongLine):
-            block = lines.whole(data)
-            if block is None:
-                place = f"{file}:{offset}"
-                yield place, None, lines.TOO_LONG, 0, place
-                continue
-        else:
-            block = data
+        block = lines.whole(data)
+        if block is None:
+            place = f"{file}:{offset}"
+            yield place, None, lines.TOO_LONG, 0, place
+            continue
         for line in block.split(b"\n"):
             if line.strip():
                 yield _document(columns, id_column, line, f"{file}:{offset}")
@@ -110,10 +92,7 @@ def _document(columns: Columns, id_column: str, line: bytes, place: str) -> Docu
         return place, None, INVALID if broken else "invalid JSON", 0, place
     if not isinstance(value, dict):
         return place, None, INVALID if broken else MISSING, 0, place
-    name = _id(value.get(id_column), place)
+    name = value.get(id_column)
+    name = place if name is None else str(name).encode(errors="replace").decode()
     content, problem = (None, INVALID) if broken else columns.content(value)
     return name, content, problem, 0, place
-
-
-def _id(value: Any, place: str) -> str:
-    return place if value is None else str(value).encode(errors="replace").decode()

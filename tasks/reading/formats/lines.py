@@ -12,6 +12,7 @@ MARK = codecs.BOM_UTF8
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _BLOCK_BYTES = 1 << 20
+_PEEK_BYTES = 256 << 10  # one small request
 # Longer lines are not read as part of a block.
 _LONG_LINE_BYTES = 4 << 20
 # A longer line of JSON or CSV is a bad document and is not parsed.
@@ -19,10 +20,20 @@ LONGEST_BYTES = 64 << 20
 TOO_LONG = f"a line longer than {LONGEST_BYTES >> 20} MiB"
 
 
-def ranges(file: SourceFile) -> list[FileRange]:
-    """Returns the file as one range of bytes; a compressed file cannot be cut."""
-    stop = None if file.name.endswith(opening.COMPRESSED) else file.bytes
+def ranges(file: SourceFile, whole: bool = False) -> list[FileRange]:
+    """Returns the file as one range of bytes; a `whole` or compressed file cannot be cut."""
+    stop = None if whole or file.name.endswith(opening.COMPRESSED) else file.bytes
     return [FileRange(0, stop, file.bytes)] if file.bytes else []
+
+
+def peek(file: SourceFile) -> tuple[bytes, bool]:
+    """Returns a file's first bytes, to check its columns, and whether they are all of it."""
+    with (
+        opening.open_file(file, _PEEK_BYTES) as handle,
+        opening.decompress(handle, file.path) as stream,
+    ):
+        head = stream.read(_PEEK_BYTES)
+        return head, len(head) < _PEEK_BYTES or not stream.read(1)
 
 
 def check_encoding(head: bytes) -> None:
@@ -52,14 +63,13 @@ class LongLine:
             block = self._file.read(_BLOCK_BYTES)
 
 
-def whole(line: LongLine) -> bytes | None:
+def whole(line: bytes | LongLine) -> bytes | None:
     """Returns a long line without its newline, or None if it exceeds LONGEST_BYTES."""
+    if isinstance(line, bytes):
+        return line
     data = bytearray()
     for chunk in line:
-        if line.size <= LONGEST_BYTES:
-            data += chunk
-        else:
-            data.clear()
+        data += chunk if line.size <= LONGEST_BYTES else b""
     return bytes(data) if line.size <= LONGEST_BYTES else None
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 
+from tasks.reading.corpus import COLUMN_OPTIONS
 from tasks.reading.formats.arrow import Arrow
 from tasks.reading.formats.delimited import Delimited
 from tasks.reading.formats.format import Format
@@ -17,8 +18,8 @@ FORMATS: dict[str, Format] = {
     "parquet": Parquet(),
     "json": JsonLines(),
     "text": Text(),
-    "csv": Delimited("columns", "delimiter", "quote"),
-    "tsv": Delimited("columns", "quote"),
+    "csv": Delimited(*COLUMN_OPTIONS, "columns", "delimiter", "quote"),
+    "tsv": Delimited(*COLUMN_OPTIONS, "columns", "quote"),
     "arrow": Arrow(),
     "wet": Warc(),
     "warc": Warc(),

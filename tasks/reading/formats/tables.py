@@ -72,23 +72,24 @@ def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    given = batch.column(column) if column else pa.nulls(batch.num_rows, pa.string())
+    if not column:
+        return places
+    given = batch.column(column)
     if pa.types.is_dictionary(given.type):
         given = given.dictionary_decode()
     kind = given.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        ids = given.cast(pa.large_binary())
-        try:
-            ids = ids.cast(pa.large_string())  # checks that it is UTF-8
-        except pa.ArrowInvalid:
-            values = [value and value.decode(errors="replace") for value in ids.to_pylist()]
-            ids = pa.array(values, pa.string())
-        ids = ids.cast(pa.string())
-    elif pa.types.is_integer(kind) or pa.types.is_null(kind):
+    if pa.types.is_integer(kind) or pa.types.is_null(kind):
         ids = given.cast(pa.string())
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        raw = given.cast(pa.large_binary())
+        try:
+            ids = raw.cast(pa.large_string()).cast(pa.string())  # checks that it is UTF-8
+        except pa.ArrowInvalid:
+            values = [value and value.decode(errors="replace") for value in raw.to_pylist()]
+            ids = pa.array(values, pa.string())
     else:
-        values = given.to_pylist()
-        ids = pa.array([None if value is None else str(value) for value in values], pa.string())
+        values = [None if value is None else str(value) for value in given.to_pylist()]
+        ids = pa.array(values, pa.string())
     return pc.coalesce(ids, places) if ids.null_count else ids
 
 

@@ -1,8 +1,9 @@
 """Plain text: a document is a line, a file, or a block of lines between blank lines."""
 
 import collections
+import io
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from tasks.reading import batches, long_documents
@@ -34,16 +35,13 @@ class Text:
     ranges_are_rows = False
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
-        ranges = lines.ranges(file)
-        if spec.document == FILE:
-            return [FileRange(0, None, each.bytes) for each in ranges]
-        return ranges
+        return lines.ranges(file, whole=spec.document == FILE)
 
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         longest, document = corpus.max_document_bytes, corpus.spec.document
-        if document != LINE:
-            # A block that begins before the end of a part may continue after it.
-            with lines.open_part(part, to_the_end=document == BLOCK) as found:
+        # A block that begins before the end of a part may continue after it.
+        with lines.open_part(part, to_the_end=document == BLOCK) as found:
+            if document != LINE:
                 texts = _blocks(found, part) if document == BLOCK else [(0, _chunks(found))]
                 documents = (
                     each
@@ -51,23 +49,14 @@ class Text:
                     for each in _parts(f"{part.file.name}:{offset}", chunks, longest, document)
                 )
                 yield from batches.collect(documents, batch_documents, longest)
-            return
-        with lines.open_part(part) as found:
+                return
             for offset, data in found:
                 if isinstance(data, bytes):
                     yield from _batches(data, offset, part.file.name, batch_documents, longest)
                 else:
-                    chunks = _without_return(data)
+                    chunks = _without_end(data, lambda chunk: chunk.removesuffix(b"\r"))
                     parts = _parts(f"{part.file.name}:{offset}", chunks, longest)
                     yield from batches.collect(parts, batch_documents, longest)
-
-
-def _without_return(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    held = b""
-    for chunk in chunks:
-        chunk = held + chunk
-        held = b"\r" if chunk.endswith(b"\r") else b""
-        yield chunk.removesuffix(b"\r")
 
 
 def _batches(data: bytes, offset: int, file: str, count: int, longest: int) -> Batches:
@@ -114,33 +103,25 @@ def _chunks(found: lines.Lines) -> Iterator[bytes]:
                 yield b"\n"
 
 
-def _without_end(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def _without_end(chunks: Iterable[bytes], strip: Callable[[bytes], bytes]) -> Iterator[bytes]:
+    """Yields what `strip` would leave of the joined chunks; it removes bytes from an end."""
     held = b""
     for chunk in chunks:
         chunk = held + chunk
-        kept = chunk.rstrip(b"\r\n")
+        kept = strip(chunk)
         held = chunk[len(kept) :]
         yield kept
 
 
-def _single_lines(found: lines.Lines) -> Iterator[tuple[int, Iterable[bytes]]]:
-    """Yields (offset, chunks with the newline) per line."""
+def _single_lines(found: lines.Lines) -> Iterator[tuple[bool, int, Iterable[bytes]]]:
+    """Yields (whether it is blank, offset, chunks with the newline) per line."""
     for offset, data in found:
         if isinstance(data, bytes):
-            for line in data.splitlines(keepends=True) if b"\r" not in data else _cut(data):
-                yield offset, [line]
+            for line in io.BytesIO(data):
+                yield not line.strip(), offset, [line]
                 offset += len(line)
         else:
-            yield offset, _chunks([(offset, data)])
-
-
-def _cut(data: bytes) -> Iterator[bytes]:
-    """Yields lines that end in newlines; `bytes.splitlines` would also cut at carriage returns."""
-    begin = 0
-    while begin < len(data):
-        end = data.find(b"\n", begin) + 1 or len(data)
-        yield data[begin:end]
-        begin = end
+            yield False, offset, _chunks([(offset, data)])
 
 
 def _blocks(found: lines.Lines, part: FilePart) -> Iterator[tuple[int, Iterable[bytes]]]:
@@ -149,7 +130,7 @@ def _blocks(found: lines.Lines, part: FilePart) -> Iterator[tuple[int, Iterable[
     A block belongs to the part that contains the start of the last blank line before it.
     """
     inside = part.start == 0
-    for blank, group in itertools.groupby(map(_marked, _single_lines(found)), lambda line: line[0]):
+    for blank, group in itertools.groupby(_single_lines(found), lambda line: line[0]):
         if blank:
             last = max(offset for _, offset, _ in group)
             if part.stop is not None and last >= part.stop:
@@ -158,17 +139,11 @@ def _blocks(found: lines.Lines, part: FilePart) -> Iterator[tuple[int, Iterable[
         else:
             _, offset, first = next(group)
             rest = itertools.chain.from_iterable(chunks for _, _, chunks in group)
-            block = _without_end(itertools.chain(first, rest))
+            block = _without_end(itertools.chain(first, rest), lambda chunk: chunk.rstrip(b"\r\n"))
             if inside:
                 yield offset, block
             else:  # a long line must be read before the next one
                 collections.deque(block, maxlen=0)
-
-
-def _marked(line: tuple[int, Iterable[bytes]]) -> tuple[bool, int, Iterable[bytes]]:
-    offset, chunks = line
-    blank = isinstance(chunks, list) and not chunks[0].strip()
-    return blank, offset, chunks
 
 
 def _short_lines(data: bytes, offset: int, file: str) -> "pa.RecordBatch":

@@ -1,14 +1,12 @@
 """WARC and WET: one document per text record, such as the WET files of Common Crawl.
 
-The columns are `text`, the record's block, and the names of its headers, such as WARC-Target-URI.
-`conversion` records, and `resource` records of plain text, are documents. Requests, metadata and
-responses (HTML) are not.
+The columns are `text`, the record's block, and the names of its headers. `conversion` records, and
+`resource` records of plain text, are documents.
 
 FastWARC parses the records and stops at damage. This module finds where the damage begins and where
-the next record does; the bytes in between are one bad document. In a .gz file every record is
-usually a gzip member with its own checksum, and reading resumes at the next member that begins a
-record; in other files at the next line that begins with `WARC/`. A .gz file compressed as a whole
-cannot be read beyond its first fault, which is an error.
+the next record does; the bytes in between are one bad document. In a .gz file reading resumes at
+the next gzip member that begins a record; in other files at the next line that begins with `WARC/`.
+A .gz file compressed as a whole cannot be read beyond its first fault, which is an error.
 
 Source: ISO 28500 (WARC 1.0 and 1.1); the WET files of Common Crawl.
 """
@@ -25,14 +23,8 @@ from typing import IO, NamedTuple
 from tasks.reading import batches, opening
 from tasks.reading.batches import Batches
 from tasks.reading.columns import INVALID, Columns
-from tasks.reading.corpus import (
-    COLUMN_OPTIONS,
-    Corpus,
-    CorpusSpec,
-    FilePart,
-    FileRange,
-    SourceFile,
-)
+from tasks.reading.corpus import COLUMN_OPTIONS, Corpus, CorpusSpec, FilePart, FileRange, SourceFile
+from tasks.reading.formats import lines
 from tasks.reading.formats.format import missing_column
 from tasks.reading.long_documents import Document
 from tasks.terminal.command_line import UserError
@@ -41,7 +33,6 @@ TEXT = "text"
 _ID = "warc-record-id"
 _CONVERSION, _RESOURCE, _RESPONSES = "conversion", "resource", ("response", "revisit")
 _CORRUPT, _SHORT, _NOT_PLAIN = "corrupt record", "record cut short", "not plain text"
-# Problems by record type.
 _PROBLEMS = {
     **dict.fromkeys(_RESPONSES, "a response, not text"),
     "continuation": "continuation of another record",
@@ -51,7 +42,8 @@ _LONG = f"a record longer than {_LONGEST_BYTES >> 20} MiB"
 _LONGEST_HEADERS = 1 << 20
 _BLOCK_BYTES = 1 << 20
 _STEP_BYTES = 64
-_MEMBER = re.compile(rb"\x1f\x8b\x08")
+_GZIP = b"\x1f\x8b\x08"
+_MEMBER = re.compile(re.escape(_GZIP))
 _BEGINS = re.compile(rb"\nWARC/\d")
 _PEEK_RECORDS = 16
 
@@ -76,21 +68,15 @@ class Warc:
     ranges_are_rows = False
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
-        if not file.bytes:
-            return []
-        _check(spec, file)
-        return [FileRange(0, None, file.bytes)]
+        if file.bytes:
+            _check(spec, file)
+        return lines.ranges(file, whole=True)
 
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
-        spec = corpus.spec
+        spec, longest = corpus.spec, corpus.max_document_bytes
         with opening.open_file(part.file) as handle:
-            records = _documents_of(_records(handle, part.file))
-            yield from batches.collect(
-                _documents(spec, part.file.name, records),
-                batch_documents,
-                corpus.max_document_bytes,
-                spec.unit,
-            )
+            documents = _documents(spec, part.file.name, _records(handle, part.file))
+            yield from batches.collect(documents, batch_documents, longest, spec.unit)
 
 
 def _check(spec: CorpusSpec, file: SourceFile) -> None:
@@ -115,33 +101,26 @@ def _check(spec: CorpusSpec, file: SourceFile) -> None:
             raise missing_column(file.path, name, [TEXT, *sorted(headers)], spec)
 
 
-def _documents_of(records: Iterator[_Record]) -> Iterator[_Record]:
-    for record in records:
-        kind = record.headers.get("warc-type", "")
-        problem = record.problem or _PROBLEMS.get(kind)
-        plain = record.headers.get("content-type", "").startswith("text/plain")
-        if kind == _RESOURCE and not plain:
-            problem = problem or _NOT_PLAIN
-        if problem or kind in (_CONVERSION, _RESOURCE):
-            yield record._replace(problem=problem)
-
-
 def _documents(spec: CorpusSpec, file: str, records: Iterator[_Record]) -> Iterator[Document]:
     columns, id_header = Columns(spec), (spec.id or _ID).lower()
     keys = {name: name.lower() for name in columns.names}
     for offset, headers, block, problem in records:
+        kind = headers.get("warc-type", "")
+        problem = problem or _PROBLEMS.get(kind)
+        plain = headers.get("content-type", "").startswith("text/plain")
+        if kind == _RESOURCE and not plain:
+            problem = problem or _NOT_PLAIN
+        if not problem and kind not in (_CONVERSION, _RESOURCE):
+            continue
         place = f"{file}:{offset}"
         name = headers.get(id_header) or place
         row = {column: headers[key] for column, key in keys.items() if key in headers}
         try:
-            for column in (column for column, key in keys.items() if key == TEXT):
-                row[column] = block.decode()
+            row |= {column: block.decode() for column, key in keys.items() if key == TEXT}
         except UnicodeDecodeError:
             problem = problem or INVALID
-        if problem is not None:
-            yield name, None, problem, 0, place
-        else:
-            yield name, *columns.content(row), 0, place
+        content, problem = (None, problem) if problem else columns.content(row)
+        yield name, content, problem, 0, place
 
 
 def _records(handle: IO[bytes], file: SourceFile) -> Iterator[_Record]:
@@ -246,11 +225,10 @@ class _Lines:
         self.file.seek(begin)
         position, tail = begin, b""
         while data := self.file.read(_BLOCK_BYTES):
-            data = tail + data
+            data, position = tail + data, position - len(tail)
             if found := _BEGINS.search(data):
-                return position - len(tail) + found.start() + 1
-            position += len(data) - len(tail)
-            tail = data[-len(b"\nWARC/") :]
+                return position + found.start() + 1
+            position, tail = position + len(data), data[-len(b"\nWARC/") :]
         return None
 
     def problem(self, offset: int) -> str:
@@ -275,10 +253,9 @@ class _Members(_Lines):
                     content += some
         except zlib.error:
             return None
-        fits = len(content) >= _LONGEST_BYTES + _LONGEST_HEADERS
-        if not fits and _Lines(io.BytesIO(content)).end(0) != len(content):
-            return None
-        return offset + size
+        is_long = len(content) >= _LONGEST_BYTES + _LONGEST_HEADERS
+        is_record = is_long or _Lines(io.BytesIO(content)).end(0) == len(content)
+        return offset + size if is_record else None
 
     def is_end(self, offset: int) -> bool:
         self.file.seek(offset)
@@ -286,26 +263,19 @@ class _Members(_Lines):
         return not any(block.strip(b"\0") for block in blocks)  # padding, as in tar
 
     def following(self, begin: int) -> int | None:
-        position, tail = begin, b""
         while True:
-            self.file.seek(position)
-            data = tail + self.file.read(_BLOCK_BYTES)
-            if len(data) == len(tail):
-                return None
+            self.file.seek(begin)
+            data = self.file.read(_BLOCK_BYTES)
             for found in _MEMBER.finditer(data):
-                place = position - len(tail) + found.start()
-                if self._begins_record(place):
-                    return place
-            position += len(data) - len(tail)
-            tail = data[-2:]
-
-    def _begins_record(self, place: int) -> bool:
-        self.file.seek(place)
-        try:
-            head = zlib.decompressobj(31).decompress(self.file.read(64 << 10), 64)
-        except zlib.error:
-            return False
-        return bool(_BEGINS.match(b"\n" + head))
+                place = begin + found.start()
+                self.file.seek(place)
+                with contextlib.suppress(zlib.error):
+                    head = zlib.decompressobj(31).decompress(self.file.read(64 << 10), 64)
+                    if _BEGINS.match(b"\n" + head):
+                        return place
+            if len(data) < len(_GZIP):
+                return None
+            begin += len(data) - len(_GZIP) + 1  # a member may begin across two blocks
 
     def problem(self, offset: int) -> str:
         return _SHORT if self.end(offset) == math.inf else _CORRUPT

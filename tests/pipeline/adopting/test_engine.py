@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pipeline import adopt, inspect, report, verify
-from pipeline.adopting import engine
 from pipeline.building import lifecycle
+from pipeline.runners import processes
 from tasks.cache.cache import Cache
 from tasks.cache.pair_windows import row_windows
 from tasks.cache.windows import Windows
@@ -162,7 +162,7 @@ def test_workers_scan_the_same(tmp_path, monkeypatch):
     alone = sums(folder)
     for path in [*folder.glob("*.npy"), *folder.glob("*receipt*"), folder / "manifest.json"]:
         path.unlink()
-    monkeypatch.setattr(engine, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(processes, "SMALL_BYTES", 0)
     run(folder, "--workers=2")
     assert sums(folder) == alone
 

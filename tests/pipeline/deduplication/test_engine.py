@@ -231,7 +231,7 @@ def python_words(text):
 def test_signatures_estimate_jaccard_similarity(without_beam, tmp_path):
     rules = engine.Options(corpus="", output="").rules
     from pipeline.deduplication import kernels
-    from pipeline.deduplication.words import Words
+    from pipeline.deduplication.contamination import Words
 
     texts = [" ".join(words(400, 0)), *(
         " ".join([*words(400, 0)[: 400 - 10 * cut], *words(10 * cut, cut)]) for cut in range(1, 30)
@@ -286,7 +286,7 @@ def test_false_positives_of_the_longest_signatures():
     ],
 )
 def test_words(text, count):
-    from pipeline.deduplication.words import Words
+    from pipeline.deduplication.contamination import Words
 
     data = np.frombuffer(text.encode(), np.uint8)
     _, bounds, exact = Words()(data, np.array([0]), np.array([len(data)]))

@@ -403,16 +403,13 @@ def test_damaged_lists(tmp_path):
     digests = np.unique(lists.id_digests(f"document {number}" for number in range(9)), axis=0)
     header = {"kind": lists.DUPLICATES, "reasons": [lists.EXACT],
               "counts": {"documents": 9, "paragraphs": 0, "places": 0}}  # fmt: skip
+    columns = {
+        **{"high": digests[:, 0], "low": digests[:, 1], "place": [0] * 9},
+        **{"paragraph": [lists.WHOLE] * 9, "reason": [0] * 9},
+        **{"twin": [f"twin {number}" for number in range(9)], "similarity": [1.0] * 9},
+    }
     with path.open("wb") as file:
-        writer = lists.Writer(file, header)
-        writer.add(
-            {
-                **{"high": digests[:, 0], "low": digests[:, 1], "place": [0] * 9},
-                **{"paragraph": [lists.WHOLE] * 9, "reason": [0] * 9},
-                **{"twin": [f"twin {number}" for number in range(9)], "similarity": [1.0] * 9},
-            }
-        )
-        writer.close()
+        lists.write(file, header, [columns])
     data = path.read_bytes()
     refused = []
     for at in range(len(data)):

@@ -22,10 +22,9 @@ from tokenizers import (
 )
 
 from pipeline.tokenizer import (
-    bpe_kernels,
     byte_level,
-    pretokenize_kernels,
     tokenize,
+    word_kernels,
     word_tokenizer,
 )
 from pipeline.tokenizer.fast_tokenizer import Unsupported
@@ -195,7 +194,7 @@ def test_every_pattern_of_the_family():
     texts = ["".join(generator.choices(ODDITIES, k=40)) for _ in range(12)]
     data = [text.encode() for text in texts]
     offsets = np.cumsum([0, *map(len, data)])
-    size = int(offsets[-1]) + len(data) + pretokenize_kernels.SLACK
+    size = int(offsets[-1]) + len(data) + word_kernels.SLACK
     text, ends = np.empty(size, np.uint8), np.empty(size, np.int32)
     counts = np.empty(len(data), np.int64)
     words = both("gpt2")[0]._words
@@ -207,12 +206,12 @@ def test_every_pattern_of_the_family():
         rule = pre_tokenizers.Split(Regex(pattern), "isolated")
         places = byte_level.places(pattern)
         assert places
-        answer = pretokenize_kernels.byte_level(
+        answer = word_kernels.byte_level(
             words._replace(begins_token=nothing, **places), True,
             np.frombuffer(b"".join(data), np.uint8), offsets,
-            np.full(len(data), pretokenize_kernels.TEXT, np.int32), 0, text, ends, counts,
+            np.full(len(data), word_kernels.TEXT, np.int32), 0, text, ends, counts,
         )  # fmt: skip
-        assert answer[:2] == (pretokenize_kernels.DONE, len(data))
+        assert answer[:2] == (word_kernels.DONE, len(data))
         bounds = np.split(ends[: answer[3]], np.cumsum(counts)[:-1])
         for number, (whole, found) in enumerate(zip(texts, bounds, strict=True)):
             starts = [int(offsets[number]), *found.tolist()]
@@ -377,14 +376,14 @@ def test_both_engines_count_and_agree(folders, kind, engine):
 
 def test_the_audit_stops_at_a_difference(folders, monkeypatch):
     tokenizer = tokenize.Tokenizer(vocabulary.load(folders["gpt2"]))
-    real = bpe_kernels.encode
+    real = word_kernels.encode
 
     def wrong(*arguments):
         answer = real(*arguments)
         arguments[7][0] += 1
         return answer
 
-    monkeypatch.setattr(bpe_kernels, "encode", wrong)
+    monkeypatch.setattr(word_kernels, "encode", wrong)
     with pytest.raises(UserError, match="on the text 'one text': use --tokenizer=library"):
         tokenizer.encode(pa.array(["one text"]))
 
@@ -448,11 +447,11 @@ def test_refusals(reason, monkeypatch):
 
 def test_tables_of_characters_are_the_librarys():
     kinds = both("gpt2")[0]._words.kinds
-    assert (kinds == pretokenize_kernels.SPACE).sum() == 23
-    assert (kinds == pretokenize_kernels.NEWLINE).sum() == 2
+    assert (kinds == word_kernels.SPACE).sum() == 23
+    assert (kinds == word_kernels.NEWLINE).sum() == 2
     for pattern, kind in (
-        (r"\p{L}", pretokenize_kernels.LETTER),
-        (r"\p{N}", pretokenize_kernels.NUMBER),
+        (r"\p{L}", word_kernels.LETTER),
+        (r"\p{N}", word_kernels.NUMBER),
     ):
         rule = pre_tokenizers.Split(Regex(pattern), "isolated")
         for point in (*range(0x500), 0x1B44, 0x30A0, 0xFF11, 0x1D7CE, 0x20000, 0x10FFFF):

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import fnmatch
 import hashlib
+import pathlib
 import re
 import threading
 import time
@@ -100,6 +101,22 @@ class Store:
             }
             objects[name] = Object(bytes(data), resource)
             return resource
+
+    def fill(self, folder: pathlib.Path, below: str, bucket: str = "bucket") -> None:
+        """Puts the files of a folder below a name."""
+        for path in folder.rglob("*"):
+            if path.is_file():
+                name = str(pathlib.PurePosixPath(below, path.relative_to(folder)))
+                self.put(bucket, name, path.read_bytes(), {}, {})
+
+    def fetch(self, below: str, folder: pathlib.Path, bucket: str = "bucket") -> pathlib.Path:
+        """Copies what lies below a name into a folder; returns where."""
+        for name, found in self.bucket(bucket).items():
+            if name.startswith(f"{below}/") and not name.endswith("/"):
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(found.data)
+        return folder / below
 
     def delete(self, bucket: str, name: str, query: dict[str, str]) -> None:
         with self.lock:

@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from tasks.cache.excluded import ExcludeRecord
+from tasks.cache.filtered import ExcludeRecord
 from tasks.cache.manifest import PLAN, PLAN_MARK, as_json
 from tasks.cache.plan_check import PlanCheck, excludes_more
 from tasks.terminal.command_line import UserError

@@ -33,7 +33,7 @@ def made_count():
 
 def taken(cache, wanted, length=LENGTH, **reading):
     windows = cache.windows(length, **reading)
-    subset.take(windows, cache.folder, cache.manifest, "train", wanted)
+    windows.keep_first(subset.count(windows, cache.folder, cache.manifest, "train", wanted))
     return windows
 
 

@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -402,10 +403,7 @@ def test_the_start_says_how_the_build_is_followed(published, whole_cache):
 def test_a_bucket_is_followed_by_polling(gcs, whole_cache, tmp_path):
     local = Published(whole_cache, tmp_path / SPANS)
 
-    def upload():
-        for path in pathlib.Path(local.folder).iterdir():
-            gcs.store.put("bucket", f"cache/{SPANS}/{path.name}", path.read_bytes(), {}, {})
-
+    upload = partial(gcs.store.fill, pathlib.Path(local.folder), f"cache/{SPANS}")
     upload()
     whole = run_of(whole_cache).data.batches()
     batches = run_of("gs://bucket/cache").data.batches()

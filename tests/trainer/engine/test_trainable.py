@@ -49,7 +49,7 @@ def test_only_loras_parameters_learn(scan):
     assert any("/lora/" in name for name in of_optimizer)
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("microbatches", slow_unless({2}, [1, 2]))
 def test_the_sum_is_the_model(microbatches):
     """Also in float32 logits with the two products apart, as the paper adds them."""
     program = program_of(*LORA_FLAGS, f"--microbatches={microbatches}")

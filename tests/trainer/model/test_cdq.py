@@ -20,7 +20,7 @@ from trainer.model.paths import named
 from trainer.model.positions import Positions, RotaryPosition, rotate
 from trainer.model.spec import model_spec
 from trainer.model.transformer import parameter_facts
-from trainer.zoo.conditional_queries import ConditionalQueryAttention
+from trainer.zoo.t5_experiments_parts import ConditionalQueryAttention
 
 B, L, D, G, K = 2, 7, 6, 2, 4
 SHARED = Shared(D, 40, "float32", 0.0, StandardParametrisation())

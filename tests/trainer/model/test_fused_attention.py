@@ -19,13 +19,11 @@ from tests.support.processes import ROOT, started
 from trainer.model import fused_attention as fused
 from trainer.model import fused_tiles
 from trainer.model.fused_sparsity import tables_of
-from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment, predicate
+from trainer.model.masks import Mask, Rows
 from trainer.model.positions import RelativeBias, T5RelativePosition
 from trainer.zoo.sparse_layouts import BigBird
 
-ENCODER = SameSegment()
-DECODER = AllOf((SameSegment(), Causal()))
-PREFIX = AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix()))))
+ENCODER, DECODER, PREFIX = Mask(), Mask(causal=True), Mask(causal=True, prefix=True)
 B = 2
 
 
@@ -64,7 +62,7 @@ def bias_of(case):
 
 def attend(case, q, k, v, table, query, key, bias_of=bias_of, **more):
     return fused.fused_attention(
-        *(q, k, v, query, key, case.head_dim, predicate(case.mask)),
+        *(q, k, v, query, key, case.head_dim, case.mask),
         relative=RelativeBias(table, bias_of(case)) if case.biased else None,
         scale=case.scale,
         **{"block": case.block, "interpret": True} | more,
@@ -146,8 +144,8 @@ def test_outputs_and_gradients_are_those_of_logits_written_out(name, seed):
 def test_distant_blocks_share_a_tile_of_the_bias():
     plan = partial(fused.Plan, head_dim=64, scale=1.0, vmem_bytes=0, interpret=True)
     sides = {"length": 2048, "source_length": 2048, "block_q": 256, "block_k": 256}
-    both = plan(predicate=predicate(ENCODER), bias=T5RelativePosition(True), **sides)
-    causal = plan(predicate=predicate(DECODER), bias=T5RelativePosition(False), **sides)
+    both = plan(predicate=ENCODER, bias=T5RelativePosition(True), **sides)
+    causal = plan(predicate=DECODER, bias=T5RelativePosition(False), **sides)
     assert (both.tiles, causal.tiles) == (5, 3)
     assert both.tile(0, 0, 7) == both.tile(0, 0, 2) == 0
     assert both.tile(1, 7, 0) == both.tile(1, 2, 0) == 9
@@ -201,7 +199,7 @@ def compile_for(topology):
 
         layout = None
         if case.pattern:
-            known = predicate(case.mask)
+            known = case.mask
             layout = tables_of(case.pattern, case.num_heads, case.head_dim, length, known)
 
         def run(operands, rows, gradient, case=case, layout=layout):

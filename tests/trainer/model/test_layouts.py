@@ -12,8 +12,8 @@ from trainer.config.presets import model_preset
 from trainer.engine.cost import flops_per_step
 from trainer.huggingface.names import places
 from trainer.model.fused_sparsity import tables_of
-from trainer.model.masks import Predicate
-from trainer.model.sparsity import groups_of, picture, visited, visited_pairs
+from trainer.model.masks import Mask
+from trainer.model.sparsity import groups_of, visited, visited_pairs
 from trainer.t5x import write
 from trainer.zoo.sparse_layouts import BigBird, Dilated, Fixed, Local, Variable
 
@@ -82,7 +82,8 @@ def test_random_blocks_come_from_the_seed_and_are_others(causal):
 
 
 def test_the_bits_of_a_draw_do_not_change():
-    assert picture(BigBird(window=1), 6, causal=False).splitlines() == [
+    (layout,) = BigBird(window=1).layout(1, 6, causal=False)
+    assert [" ".join("#" if each else "·" for each in row) for row in layout] == [
         "# # # # # #",
         "# # · · · #",
         "# · # · · #",
@@ -119,7 +120,7 @@ def test_rows_with_global_blocks_pad_no_others():
     ("pattern", "tile"),
     [(BigBird(16, per_head=True), 32), (Local(64), 32), (Fixed(32, head_patterns=2), 32)],
 )
-@pytest.mark.parametrize("predicate", [Predicate(), Predicate(True), Predicate(True, True)])
+@pytest.mark.parametrize("predicate", [Mask(), Mask(True), Mask(True, True)])
 def test_tables_visit_and_mask_what_the_layout_leaves(pattern, tile, predicate):
     heads, length = 3, 200
     visits, tables = tables_of(pattern, heads, 64, length, predicate, tile=tile)
@@ -143,7 +144,7 @@ def test_tables_visit_and_mask_what_the_layout_leaves(pattern, tile, predicate):
     layout = visited(pattern, heads, length, *predicate)
     expected = np.kron(layout, np.ones((pattern.block, pattern.block), bool))[:, :length, :length]
     seen = seen[:, :length, :length]
-    if predicate == Predicate(True):
+    if predicate == Mask(True):
         # The kernels' causal mask hides what is after a query in any case.
         seen, expected = np.tril(seen), np.tril(expected)
     np.testing.assert_array_equal(seen, np.broadcast_to(expected, seen.shape))

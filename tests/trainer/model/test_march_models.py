@@ -15,9 +15,7 @@ from trainer.model.mixers import View
 from trainer.model.parametrisation import StandardParametrisation
 from trainer.model.paths import named
 from trainer.model.positions import Positions, T5RelativePosition
-from trainer.zoo.march_attention import SummedHeads, ValuesRelu
-from trainer.zoo.mixed_feedforward import MixedMlp
-from trainer.zoo.token_dropping import TokenDropping
+from trainer.zoo.march_parts import MixedMlp, SummedHeads, TokenDropping, ValuesRelu
 
 V, S, L = 40, 8, 6
 # Both halves of a stack differ, and what they leave.

@@ -44,7 +44,7 @@ def defined():
         exec(example(heading), vars(modules[name]))
     yield modules
     for slot, name in {"mixer": "average", **OTHERS}.items():
-        SLOTS[slot].unregister(name.partition(":")[0])
+        del SLOTS[slot][name.partition(":")[0]]
     for name in modules:
         del sys.modules[name]
 
@@ -75,7 +75,7 @@ def test_a_task_module_registers_them(tmp_path, monkeypatch):
     flags = ["--model.mixer=average", "--model.position=absolute", "--task_module=my_mixer"]
 
     def forget():
-        MIXERS.unregister("average")
+        del MIXERS["average"]
         sys.modules.pop("my_mixer", None)
 
     forget()

@@ -18,7 +18,7 @@ from trainer.model.paths import named
 from trainer.model.positions import Positions
 from trainer.model.switch import ROUTING, Switch, routing_of
 from trainer.zoo.convolution import ConvolutionBranch, HeadConvolution, depthwise
-from trainer.zoo.primer_parts import BranchNorm, PrimerNorm, PrimerParametrisation
+from trainer.zoo.primer_parts import BRANCH_NORM, PrimerNorm, PrimerParametrisation
 from trainer.zoo.synthesizer import DenseSynthesizer, LearnedLogits
 
 B, L, D, H, K = 2, 8, 8, 2, 4
@@ -213,7 +213,7 @@ def test_primer_norm():
 
 
 def test_a_norm_of_the_branch():
-    placed = BranchNorm()(
+    placed = BRANCH_NORM.branch(
         jnp.ones(3), norm=lambda x: x * 10, sublayer=lambda x: x + 1, dropout=lambda x: x + 0.5
     )
     np.testing.assert_array_equal(placed, np.full(3, 1 + (1 + 1) * 10 + 0.5))

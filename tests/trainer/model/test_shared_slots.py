@@ -11,7 +11,7 @@ from tests.trainer.model.conftest import TinyModel, initial, tiny_config
 from tests.trainer.model.written_out import Decoder, llama3_frequencies
 from trainer.model.positions import alibi_slopes
 from trainer.model.spec import model_spec
-from trainer.zoo.dynamic_tanh import DynamicTanh
+from trainer.zoo.march_parts import DynamicTanh
 
 HEADS, HEAD_DIM, WIDTH = 4, 8, 12
 SIZES = {"num_heads": HEADS, "head_dim": HEAD_DIM, "emb_dim": WIDTH, "num_decoder_layers": 2}

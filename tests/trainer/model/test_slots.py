@@ -15,8 +15,8 @@ from trainer.model.attention import DotProductAttention
 from trainer.model.dense import Shared
 from trainer.model.device import Device
 from trainer.model.embedding import DenseLogits, TiedLogits
-from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment
-from trainer.model.norms import LayerNorm, NoNorm, PostNorm, PreNorm
+from trainer.model.masks import Mask, Rows
+from trainer.model.norms import POST_NORM, PRE_NORM, LayerNorm, NoNorm
 from trainer.model.parametrisation import StandardParametrisation
 from trainer.model.positions import (
     LearnedPosition,
@@ -71,8 +71,8 @@ def test_families_fill_the_slots(make_config):
         assert decoder_only.encoder is None
         assert decoder_only.decoder.layers[0].cross_mixer is None
     bert, pre_ln = (model_spec(make_config(name)) for name in ("bert", "bert_pre_ln"))
-    assert isinstance(bert.encoder.layers[0].norm_placement, PostNorm)
-    assert isinstance(pre_ln.encoder.layers[0].norm_placement, PreNorm)
+    assert bert.encoder.layers[0].placements.sublayers == POST_NORM
+    assert pre_ln.encoder.layers[0].placements.sublayers == PRE_NORM
     assert isinstance(bert.encoder.norm, NoNorm)
     assert isinstance(pre_ln.encoder.norm, LayerNorm)
     assert isinstance(bert.encoder.position, LearnedPosition)
@@ -154,10 +154,9 @@ prefixes = st.lists(st.integers(0, 1), min_size=4, max_size=4)
 def test_masks_are_their_predicates_pair_by_pair(segment, prefix):
     rows = Rows(jnp.asarray([segment]), jnp.asarray([prefix]))
     predicates = {
-        SameSegment(): lambda q, k: segment[q] == segment[k] != 0,
-        Causal(): lambda q, k: k <= q,
-        BothInPrefix(): lambda q, k: prefix[q] == prefix[k] == 1,
-        AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix())))): lambda q, k: (
+        Mask(): lambda q, k: segment[q] == segment[k] != 0,
+        Mask(causal=True): lambda q, k: segment[q] == segment[k] != 0 and k <= q,
+        Mask(causal=True, prefix=True): lambda q, k: (
             segment[q] == segment[k] != 0 and (k <= q or prefix[q] == prefix[k] == 1)
         ),
     }
@@ -173,7 +172,7 @@ def test_the_bias_is_the_table_at_the_bucket_of_each_pair(bidirectional, query_l
     module = position.build(SHARED, num_heads=2, name="relpos_bias")
     table = jax.random.normal(jax.random.PRNGKey(0), (2, 32))
     params = {"params": {"rel_embedding": table}}
-    bias = module.apply(params, query_length, key_length).bias_HLS
+    bias = module.apply(params, query_length, key_length, None).bias_HLS
     distance = np.arange(key_length)[None, :] - np.arange(query_length)[:, None]
     np.testing.assert_array_equal(bias, table[:, position.bucket(distance)])
 

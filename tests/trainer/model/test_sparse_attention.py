@@ -23,7 +23,7 @@ from trainer.engine.sharding import make_mesh, parameter_shardings, tracing_on
 from trainer.engine.sharding import rows as rows_on
 from trainer.model.fused_attention import fused_attention
 from trainer.model.fused_sparsity import tables_of
-from trainer.model.masks import AllOf, AnyOf, BothInPrefix, Causal, Rows, SameSegment, predicate
+from trainer.model.masks import Mask, Rows
 from trainer.model.positions import RelativeBias, T5RelativePosition, alibi_slopes
 from trainer.model.sparse_attention import Dropping, block_sparse_attention
 from trainer.model.sparsity import Pattern
@@ -31,9 +31,7 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params, logical_axes
 from trainer.zoo import sparse_layouts
 
-ENCODER = SameSegment()
-DECODER = AllOf((SameSegment(), Causal()))
-PREFIX = AllOf((SameSegment(), AnyOf((Causal(), BothInPrefix()))))
+ENCODER, DECODER, PREFIX = Mask(), Mask(causal=True), Mask(causal=True, prefix=True)
 MASKS = {"bidirectional": ENCODER, "unidirectional": DECODER, "prefix": PREFIX}
 PATTERNS = {
     "local": sparse_layouts.Local(4),
@@ -78,7 +76,7 @@ def dense(pattern, mask, rows, bias_HC, scale, q, k, v):
 
 def sparse(pattern, mask, rows, bias_HC, scale, q, k, v):
     with jax.default_matmul_precision("highest"):
-        return block_sparse_attention(q, k, v, rows, predicate(mask), pattern, bias_HC, scale)
+        return block_sparse_attention(q, k, v, rows, mask, pattern, bias_HC, scale)
 
 
 QUICK = {("local", "unidirectional"), ("bigbird", "unidirectional"), ("fixed", "prefix")}
@@ -110,8 +108,9 @@ def test_sparse_equals_dense_masked(name, mask):
 
 @dataclass(frozen=True)
 class LayoutMask:
-    """A layout as a mask of all keys."""
+    """A mask, and a layout as a mask of all keys."""
 
+    mask: Mask
     pattern: Pattern
     causal: bool
 
@@ -119,7 +118,8 @@ class LayoutMask:
         length = query.segment_BL.shape[1]
         (layout,) = self.pattern.layout(1, -(-length // self.pattern.block), self.causal)
         size = self.pattern.block
-        return jnp.asarray(np.kron(layout, np.ones((size, size), bool))[None, :length, :length])
+        spread = np.kron(layout, np.ones((size, size), bool))[None, :length, :length]
+        return self.mask(query, key) & spread
 
 
 class Model(NamedTuple):
@@ -164,7 +164,7 @@ def test_models_with_a_pattern_are_models_with_its_mask(make_tiny, name):
     full = make_tiny(family, **changes)
 
     def masked(stack, causal):
-        return replace(stack, mask=AllOf((stack.mask, LayoutMask(pattern, causal))))
+        return replace(stack, mask=LayoutMask(stack.mask, pattern, causal))
 
     stacks = {
         role: masked(stack, causal=role == "decoder") for role, stack in full.spec.stacks.items()
@@ -208,7 +208,7 @@ def test_kernels_visit_the_tiles_of_a_layout(mask):
         jnp.asarray(np.stack([1 + (index >= 70), np.where(index < 90, 1 + (index >= 20), 0)])),
         jnp.asarray(random.integers(0, 2, (2, length))) if mask == "prefix" else None,
     )
-    known = predicate(MASKS[mask])
+    known = MASKS[mask]
     table_HR = jnp.asarray(random.normal(size=(heads, 32)), jnp.float32)
     relative = T5RelativePosition(mask == "bidirectional", max_distance=20)
     distances = relative.bucket(np.arange(1 - length, length))
@@ -255,7 +255,7 @@ def test_each_query_drops_weights_of_its_own():
     dropping = Dropping(0.25, jax.random.PRNGKey(0))
 
     def attend(v):
-        return block_sparse_attention(q, q, v, rows, predicate(ENCODER), pattern, None, 1.0,
+        return block_sparse_attention(q, q, v, rows, ENCODER, pattern, None, 1.0,
                                       dropping=dropping)  # fmt: skip
 
     weights, pull = jax.vjp(jax.jit(attend), v)

@@ -1,6 +1,7 @@
 """The zoo's parts use what a user's module could use, and nothing else knows them."""
 
 import ast
+import functools
 import pathlib
 
 import trainer.zoo  # noqa: F401  (registers its parts)
@@ -25,6 +26,8 @@ def _names():
     for slot in SLOTS.values():
         for name, part in slot.items():
             builder = part.builder
+            if isinstance(builder, functools.partial):
+                (builder,) = builder.args
             module = builder if isinstance(builder, str) else builder.__module__
             parts |= {name} if module.startswith("trainer.zoo") else set()
     defined = {

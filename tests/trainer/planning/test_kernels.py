@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 
 from trainer.model.fused_attention import fused_attention
 from trainer.model.fused_sparsity import tables_of
-from trainer.model.masks import Predicate, Rows
+from trainer.model.masks import Mask, Rows
 from trainer.planning import hlo
 from trainer.planning.kernels import Kernel, Schedule, Schedules, kernel_of, kernels, parse_schedule
 from trainer.zoo.sparse_layouts import Local
@@ -79,13 +79,13 @@ def test_loops_over_tiles_are_work_of_every_step():
 
 def test_a_kernel_over_a_layout_tells_how_many_tiles_it_visits():
     pattern, length = Local(128), 512
-    layout = tables_of(pattern, 2, 64, length, Predicate(True), tile=128)
+    layout = tables_of(pattern, 2, 64, length, Mask(True), tile=128)
     ids = jax.ShapeDtypeStruct((2, length), jnp.int32)
     x = jax.ShapeDtypeStruct((2, length, 128), jnp.bfloat16)
 
     def attend(q, k, v, ids):
         rows = Rows(ids)
-        return fused_attention(q, k, v, rows, rows, 64, Predicate(True), layout=layout)
+        return fused_attention(q, k, v, rows, rows, 64, Mask(True), layout=layout)
 
     (found,) = kernels(jax.make_jaxpr(attend)(x, x, x, ids).jaxpr)
     # Of 10 tiles that a causal mask leaves.

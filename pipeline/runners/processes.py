@@ -1,0 +1,74 @@
+"""Applies a function to many elements in processes on this machine, in order."""
+
+import collections
+import itertools
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from tasks.terminal import progress
+from tasks.terminal.command_line import UserError
+
+# Less data takes less time than starting worker processes.
+SMALL_BYTES = 64 << 20
+
+_function: Callable[[Any], Any]
+
+
+def in_order(
+    title: str,
+    make: Callable[..., Callable[[Any], Any]],
+    arguments: tuple[Any, ...],
+    elements: Sequence[Any],
+    sizes: Sequence[int],
+    workers: int,
+    chunk: int = 1,
+    note: Callable[[], str] = str,
+) -> Iterator[Any]:
+    """Yields the results of the function `make(*arguments)`, made once in each process.
+
+    With one worker it runs in this process, else `chunk` elements are sent at a time. Workers
+    ignore Ctrl-C; their parent ends them. Progress is shown in `sizes`, bytes of the elements, with
+    a `note`. Raises a UserError if a worker dies.
+    """
+    if workers == 1:
+        results: Iterator[Any] = map(make(*arguments), elements)
+    else:
+        chunks = (elements[start : start + chunk] for start in range(0, len(elements), chunk))
+        results = _by_workers(make, arguments, chunks, workers)
+    with progress.shown(title, sum(sizes), 0, "B") as bar:
+        for result, done in zip(results, itertools.accumulate(sizes), strict=True):
+            yield result
+            bar.update(done, note())
+
+
+def _by_workers(
+    make: Callable[..., Any], arguments: tuple[Any, ...], chunks: Iterator[Any], workers: int
+) -> Iterator[Any]:
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, spawn, initializer=_start, initargs=(make, arguments))
+    running: collections.deque[Future[list[Any]]] = collections.deque()
+    try:
+        running.extend(pool.submit(_apply, some) for some in itertools.islice(chunks, 2 * workers))
+        while running:
+            yield from running.popleft().result()
+            running.extend(pool.submit(_apply, some) for some in itertools.islice(chunks, 1))
+    except BrokenProcessPool as error:
+        raise UserError(
+            f"a worker process died: if memory ran out, use fewer --workers than {workers}"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start(make: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
+    global _function
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _function = make(*arguments)
+
+
+def _apply(elements: Sequence[Any]) -> list[Any]:
+    return list(map(_function, elements))
