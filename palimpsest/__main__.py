@@ -36,7 +36,6 @@ def page(start: str = "") -> str:
 
 
 def _run(words: list[str]) -> None:
-    """Prints the list of commands or a script of completion."""
     first = words[0] if words else "--help"
     if first in ("--help", "-h"):
         print(page())

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from palimpsest.commands import COMMANDS, command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.flags import Flag, flags_of
+from tasks.terminal.flags import flags_of
 
 # The words that the scripts call this program with.
 COMPLETE = "complete"
@@ -26,11 +26,7 @@ compdef _palimpsest palimpsest""",
 
 
 def script(shell: str) -> str:
-    """Returns the script that a shell reads to complete command lines.
-
-    Raises:
-      UserError: there is none for this shell.
-    """
+    """Returns the script that a shell reads to complete command lines."""
     if shell not in _SCRIPTS:
         raise UserError(f"completion {shell}: name a shell, {', '.join(_SCRIPTS)}")
     return _SCRIPTS[shell]
@@ -67,10 +63,6 @@ def _values(words: list[str], last: str) -> Iterator[str]:
                 yield spelled
         elif last.startswith(f"--{flag.name}="):
             text = last.partition("=")[2]
-            yield from (f"--{flag.name}={each}" for each in _choices(flag) if each.startswith(text))
-
-
-def _choices(flag: Flag) -> list[str]:
-    if flag.declared is bool:
-        return ["true", "false"]
-    return [str(each) for each in flag.field.metadata["choices"]]
+            is_bool = flag.declared is bool
+            choices = ("true", "false") if is_bool else map(str, flag.field.metadata["choices"])
+            yield from (f"--{flag.name}={each}" for each in choices if each.startswith(text))

@@ -133,24 +133,26 @@ def run(flags: Flags) -> int:
     model = flags.model
     if model.gin_param and not model.gin_file:
         raise UserError(f"--gin.{model.gin_param[0]} needs a --gin_file")
-    from trainer.conversion import packages
+    from trainer.huggingface import hub, require_packages, weights
 
-    packages.check_packages(flags.format, bool(flags.vocabulary))
+    wanted = ["safetensors", "huggingface_hub"] if flags.format == "huggingface" else []
+    wanted += ["sentencepiece", "tokenizers"] if flags.vocabulary else []
+    require_packages(wanted, f"converting to {flags.format}")
 
     from tasks import vocabulary
     from trainer.conversion import converting
     from trainer.conversion.sources import Given
-    from trainer.conversion.targets import Settings, shard_bytes
+    from trainer.conversion.targets import Settings
     from trainer.conversion.verify import NotEqual
 
     if bool(flags.task) != bool(flags.cache_dir):
         raise UserError("--task and --cache_dir need one another")
     found = flags.vocabulary and vocabulary.load(flags.vocabulary, flags.extra_ids or 0)
-    size = shard_bytes(flags.max_shard_size or "5GB")
+    size = weights.size(flags.max_shard_size or "5GB")
     form = flags.format, flags.dtype, flags.scan_layers, flags.custom_code, size
     settings = Settings(*form, found or None, flags.task, flags.cache_dir)
     if flags.push_to:
-        converting.check_push(flags.push_to)
+        hub.check(flags.push_to)
     search = tuple(path for paths in model.gin_search_paths for path in paths.split(","))
     fields = tuple(f"--model.{each}" for each in model.model)
     given = Given(model.preset, model.gin_file, search, model.gin_param, fields)

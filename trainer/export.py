@@ -52,7 +52,6 @@ class Flags:
 def run(flags: Flags) -> int:
     """Exports; returns 1 if transformers computes something different."""
     from trainer.conversion import exporting
-    from trainer.conversion.card import Named
 
     if flags.push_to:
         exporting.check_push(flags.push_to)
@@ -70,7 +69,7 @@ def run(flags: Flags) -> int:
             vocabulary_path=flags.vocabulary,
             max_shard_size=flags.max_shard_size,
             custom_code=flags.custom_code,
-            named=Named(*dataclasses.astuple(flags.card)),
+            facts=dataclasses.asdict(flags.card),
         )
     except exporting.NotEqual as error:
         print(f"trainer.export: {error}", file=sys.stderr)

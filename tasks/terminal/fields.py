@@ -128,6 +128,13 @@ def check(config: Any) -> None:
             raise Unread(f"{owner}.{each.name}", value, each.default, unread[each.name])
 
 
+class Checked:
+    """A base of dataclasses that `check` themselves."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 def at_least(least: float) -> Rule:
     """Returns the rule of numbers with a lower bound."""
     return Rule(f"{least} or more", lambda value: value >= least)

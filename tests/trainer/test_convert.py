@@ -140,7 +140,7 @@ def test_moments_are_kept_as_far_as_t5x_has_them(t5x, tmp_path, capsys):
     before = layout.read_parts(read.load(str(t5x)))
     for target, flags in (("same", []), ("scanned", ["--scan_layers"])):
         assert run(t5x, tmp_path / target, "t5x", PRESET, "--steps=latest", *flags) == 0
-        assert "moments are those of the source" in capsys.readouterr().out
+        assert "moments are the source's" in capsys.readouterr().out
     same = layout.read_parts(read.load(str(tmp_path / "same")))
     for name, parts in before.items():
         assert set(same[name]) == set(parts) == {"value", "v"}

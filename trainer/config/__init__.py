@@ -1,7 +1,4 @@
-"""A run's configuration: typed fields, presets, and stored files. No JAX.
-
-Its dataclasses raise `Rejected` at construction if a value is invalid.
-"""
+"""A run's configuration: typed fields, presets, and stored files. Invalid values are `Rejected`."""
 
 from trainer.config.data import DataConfig, LengthsConfig, MixingConfig, VocabularyConfig
 from trainer.config.evaluation import (

@@ -18,8 +18,7 @@ def batch_of_tokens(
 ) -> Config:
     """Returns `config` with `batch_size` and `microbatches` computed from tokens, if given.
 
-    `devices` is the run's number of devices; None means those present. Raises a UserError if both
-    fields of a pair are set, or the tokens do not divide into rows.
+    `devices` is the run's number of devices, by default those present.
 
     Source: Mesh TensorFlow, `utils.compute_batch_size` and `serialize_num_microbatches`.
     """

@@ -1,22 +1,24 @@
 """Settings of a run's input: lengths, mixtures, caches, vocabularies."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 from tasks.mixture import SIZES
 from tasks.storage import files
-from tasks.terminal.fields import ReadIf, Rule, above, at_least, check, field, require
+from tasks.terminal.fields import SHARE, Checked, ReadIf, above, at_least, check, field, require
 
 _SHUFFLES = ("global", "block", "none")
 # Version of the data order; runs begun with another version cannot be resumed.
 _ORDER = 2
 
 
-_SEQIO = ReadIf(
-    lambda config: config.reads_seqio, lambda config: f"on --task={config.task}", whole=True
-)
-_CACHES = ReadIf(
-    lambda config: not config.reads_seqio, lambda config: f"on --task={config.task}", whole=True
-)
+def _on_task(holds: Callable[[Any], bool]) -> ReadIf:
+    return ReadIf(holds, lambda config: f"on --task={config.task}", whole=True)
+
+
+_SEQIO = _on_task(lambda config: config.reads_seqio)
+ON_CACHES = _on_task(lambda config: not config.reads_seqio)
 _FOLLOWS = ReadIf(lambda config: config.data.follow, "without --data.follow", whole=True)
 _PACKED = ReadIf(
     lambda config: config.data.pack_examples, "without --data.pack_examples=true", whole=True
@@ -34,29 +36,35 @@ _REMOTE = ReadIf(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class LengthsConfig:
-    """Lengths of an example's features, in tokens, EOS included."""
-
-    inputs: int | None = field(
+def _length(side: str) -> Any:
+    return field(
         None,
-        "tokens of the inputs, EOS included; None: the task's own length",
+        f"tokens of the {side}, EOS included; None: the task's own length",
         rule=at_least(0),
-        often="tokens of the inputs",
-    )
-    targets: int | None = field(
-        None,
-        "tokens of the targets, EOS included; None: the task's own length",
-        rule=at_least(0),
-        often="tokens of the targets",
+        often=f"tokens of the {side}",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
+
+def _example_length(kind: str) -> Any:
+    return field(
+        None,
+        f"with pack_examples, {kind} tokens per example; None: the task's, or the row's for pairs",
+        rule=at_least(1),
+        changes="batches",
+        read_if=_PACKED,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
-class MixingConfig:
+class LengthsConfig(Checked):
+    """Lengths of an example's features, in tokens."""
+
+    inputs: int | None = _length("inputs")
+    targets: int | None = _length("targets")
+
+
+@dataclasses.dataclass(frozen=True)
+class MixingConfig(Checked):
     """Settings of the mixture of tasks; `tasks.mixture` explains rates.
 
     No task repeats a window because its rate changes.
@@ -64,102 +72,88 @@ class MixingConfig:
 
     maximum: int | None = field(
         None,
-        "upper limit of the size that determines a task's rate, 1 or more; None: the mixture's",
+        "upper limit on the size that sets a task's rate, 1 or more; None: the mixture's",
         rule=at_least(1),
-        read_if=_CACHES,
     )
     temperature: float | None = field(
         None,
-        "sizes are raised to the power 1 / temperature; above 0; None: the mixture's",
+        "raise sizes to the power 1 / temperature; above 0; None: the mixture's",
         rule=above(0),
-        read_if=_CACHES,
     )
     alpha: float | None = field(
         None,
-        "power to which sizes are raised, from 0 (equal rates) to 1 (rates in proportion to "
-        "sizes); mT5's is 0.3; an alternative to temperature; None: the mixture's",
-        rule=Rule("from 0 to 1", lambda value: 0 <= value <= 1),
-        read_if=_CACHES,
+        "raise sizes to this power, instead of setting temperature: 0 gives equal rates, 1 rates "
+        "proportional to size; mT5 uses 0.3; None: the mixture's",
+        rule=SHARE,
     )
     size: str | None = field(
         None,
-        "size of the training split that determines a task's rate; examples = windows at this "
-        "run's lengths; documents, tokens and bytes as counted in the cache; None: the mixture's, "
-        "by default examples",
+        "how to measure a task's training split: in examples (windows at this run's lengths), or "
+        "in documents, tokens or bytes of the cache; None: the mixture's, by default examples",
         choices=SIZES,
-        read_if=_CACHES,
     )
     max_epochs: float | None = field(
         None,
-        "maximum number of epochs of any task in the whole run, above 0; what a task loses goes "
-        "to the others in proportion to their rates; UniMax with alpha=0; None: the mixture's, by "
-        "default no limit",
+        "maximum number of epochs of any task over the whole run, above 0; the rest goes to the "
+        "other tasks in proportion to their rates; with alpha=0 this is UniMax; None: the "
+        "mixture's, by default no limit",
         rule=above(0),
-        read_if=_CACHES,
     )
     schedule: str = field(
         "",
-        "rates or tasks that apply from an update on, as '20000: a=0.5,b=0.5; 40000: b=1'; a "
-        "resumed run may change only entries that lie ahead",
+        "rates that take effect at given updates, as '20000: a=0.5,b=0.5; 40000: b=1'; on resume, "
+        "only future entries may change",
         changes="later_batches",
-        read_if=_CACHES,
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Checked):
     """Settings of reading the cache."""
 
     shuffle: str = field(
         "global",
-        "order of an epoch's windows; global = all are permuted, block = blocks of whole shards "
-        "are permuted, and the windows within each, for a remote cache larger than the disk, none "
-        "= the cache's order",
+        "order of the windows in an epoch; global permutes all of them, block permutes blocks of "
+        "whole shards and the windows within each, for a remote cache larger than the disk, none "
+        "keeps the cache's order",
         choices=_SHUFFLES,
         changes="batches",
     )
     order: int = field(
         _ORDER,
-        "version of the order of data; runs begun with version 1 cannot be resumed",
+        "version of the data order; runs begun with version 1 cannot be resumed",
         choices=(_ORDER,),
         unstored=1,
         changes="batches",
-        read_if=ReadIf(
-            lambda config: not config.reads_seqio,
-            "with a seqio task, whose rows seqio orders",
-            whole=True,
-        ),
+        read_if=ON_CACHES._replace(why="with a seqio task, whose rows seqio orders"),
     )
     take: str | None = field(
         None,
-        "amount of each task's training split to read, from its beginning, in every epoch, as "
-        "0.01 for a share, '2^29 tokens' or '1000 documents'; 'TASK: AMOUNT; TASK: AMOUNT' for "
-        "some tasks of a mixture; None: all of it",
-        read_if=_CACHES,
+        "how much of each task's training split to read in every epoch, from its start: a share "
+        "as 0.01, '2^29 tokens' or '1000 documents', or 'TASK: AMOUNT; TASK: AMOUNT' for some "
+        "tasks of a mixture; None: all of it",
+        read_if=ON_CACHES,
     )
     follow: bool = field(
         False,
-        "train while caches are being built: the first epoch reads the shards in the planned "
+        "train while the caches are being built: the first epoch reads shards in the planned "
         "order and waits if it overtakes the build; finished caches give the same batches "
         "(docs/training.md)",
         often="train while the cache is being built",
         aliases=("--follow",),
-        read_if=_CACHES,
+        read_if=ON_CACHES,
     )
     follow_shards: int = field(
         4,
-        "with follow, number of shards that are shuffled together in the first epoch and read by "
+        "with follow, number of shards shuffled together in the first epoch and read by "
         "evaluations during the run; 1 or more",
         rule=at_least(1),
         read_if=_FOLLOWS,
     )
     follow_timeout_seconds: float | None = field(
         3600.0,
-        "with follow, seconds to wait while no build is alive and no shard is finished; None: "
-        "forever",
+        "with follow, seconds to wait if no build is running and no shard is finished; None: no "
+        "limit",
         rule=above(0),
         read_if=_FOLLOWS,
         changes="nothing",
@@ -177,14 +171,14 @@ class DataConfig:
     )
     local_bytes: int = field(
         50 << 30,
-        "maximum number of bytes of a remote cache's shards on the local disk; 1 or more",
+        "maximum number of bytes of a remote cache to keep on the local disk; 1 or more",
         rule=at_least(1),
         changes="nothing",
         read_if=_REMOTE,
     )
     local_dir: str | None = field(
         None,
-        "folder for local copies of a remote cache's shards, which the next start reuses; None: a "
+        "folder for local copies of a remote cache's shards, reused by the next start; None: a "
         "temporary folder",
         changes="nothing",
         read_if=_REMOTE,
@@ -195,24 +189,21 @@ class DataConfig:
         "threads that make batches; 1 is fastest for small batches",
         rule=at_least(1),
         changes="nothing",
-        read_if=_CACHES,
+        read_if=ON_CACHES,
     )
     prefetch: int = field(
-        4,
-        "maximum number of batches made in advance; 1 or more",
-        rule=at_least(1),
-        changes="nothing",
+        4, "maximum number of batches to prefetch; 1 or more", rule=at_least(1), changes="nothing"
     )
     use_cached: bool | None = field(
         None,
-        "read a seqio task from its seqio cache; true = warn if it has none, false = never; None: "
-        "if it has one",
+        "read a seqio task from its seqio cache; true warns if there is none, false never reads "
+        "it; None: if there is one",
         changes="batches",
         read_if=_SEQIO,
     )
     pack: bool = field(
         True,
-        "pack several examples of a seqio task into each row; false = one example per row",
+        "pack several examples of a seqio task into each row; false: one example per row",
         changes="batches",
         read_if=_SEQIO,
     )
@@ -220,41 +211,27 @@ class DataConfig:
         False,
         "pack several examples of a cache's task into each training row of --lengths",
         changes="batches",
-        read_if=_CACHES,
+        read_if=ON_CACHES,
     )
     segment_documents: bool = field(
         False,
         "let tokens attend only to their own document: each document of a row is a segment",
-        read_if=_CACHES,
+        read_if=ON_CACHES,
     )
-    example_inputs: int | None = field(
-        None, "with pack_examples, input tokens of each example; None: the task's, or for pairs "
-        "the row's",
-        rule=at_least(1), changes="batches", read_if=_PACKED)  # fmt: skip
-    example_targets: int | None = field(
-        None, "with pack_examples, target tokens of each example; None: the task's, or for pairs "
-        "the row's",
-        rule=at_least(1), changes="batches", read_if=_PACKED)  # fmt: skip
-
-    def __post_init__(self) -> None:
-        check(self)
+    example_inputs: int | None = _example_length("input")
+    example_targets: int | None = _example_length("target")
 
 
 @dataclasses.dataclass(frozen=True)
-class VocabularyConfig:
+class VocabularyConfig(Checked):
     """The vocabulary that tasks and caches must have."""
 
     model_file: str | None = field(
-        None, "SentencePiece model with which the cache must have been built; None: any"
+        None, "SentencePiece model that the cache must have been built with; None: any"
     )
     extra_ids: int | None = field(
-        None,
-        "required number of sentinels beyond the vocabulary's pieces; None: any",
-        rule=at_least(0),
+        None, "required number of sentinels beyond the pieces; None: any", rule=at_least(0)
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,25 +241,22 @@ class OldVocabularyConfig:
     path: str | None = field(
         None,
         "old vocabulary, needed if --init_from has none; rows are matched by piece "
-        "(docs/vocabulary.md); None: read it from --init_from",
+        "(docs/vocabulary.md); None: init_from's own",
     )
     extra_ids: int | None = field(
         None,
-        "number of sentinels to add to path, 100 for T5's model; None: none",
+        "number of sentinels to add to path, 100 for T5's model; None: 0",
         rule=at_least(0),
         read_if=ReadIf(lambda config: config.path is not None, "without init_from_vocabulary.path"),
     )
     id_map: str | None = field(
         None,
         "id_map.json of vocab.train --extend or vocab.trim, or its folder, which maps old rows to "
-        "new ones; None: match by piece",
+        "new ones; None: match rows by piece",
     )
 
     def __post_init__(self) -> None:
         check(self)
-        require(
-            self.id_map is None or self.path is None,
-            "OldVocabularyConfig.id_map",
-            self.id_map,
-            "left out beside init_from_vocabulary.path: either one says which rows are carried",
-        )
+        rule = "left out beside init_from_vocabulary.path: each alone says which rows to carry over"
+        alone = self.id_map is None or self.path is None
+        require(alone, "OldVocabularyConfig.id_map", self.id_map, rule)

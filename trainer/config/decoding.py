@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from tasks.terminal.fields import (
     REQUIRED,
@@ -24,7 +23,7 @@ GREEDY, BEAM, SAMPLE = "greedy", "beam", "sample"
 METHODS = (GREEDY, BEAM, SAMPLE)
 # Variants of beam search, by the project they reproduce, each with its own alpha.
 T5X, TRANSFORMERS = "t5x", "transformers"
-_ALPHAS: Mapping[str, float] = MappingProxyType({T5X: 0.6, TRANSFORMERS: 1.0})
+_ALPHAS: Mapping[str, float] = {T5X: 0.6, TRANSFORMERS: 1.0}
 EARLY_STOPPING = ("false", "true", "never")
 
 _SHARE = Rule("above 0 and at most 1", lambda value: 0 < value <= 1)
@@ -39,16 +38,14 @@ class TrainedFlags:
     step: int | None = field(None, "step of the checkpoint; None: the newest")
     vocabulary: str | None = field(None, "folder or file of the vocabulary; None: the cache's")
     cache_dir: str | None = field(None, "folder of caches by task, if they have moved")
-    task_module: str | None = field(
-        None, "Python module that registers the vocabulary, if it is a class"
-    )
+    task_module: str | None = field(None, "Python module that registers a vocabulary class")
 
 
 def _with_method(method: str) -> ReadIf:
-    def why(config: Decoding) -> str:
-        return f"with method {config.method!r}: it is for {method!r}"
-
-    return ReadIf(lambda config: config.method == method, why)
+    return ReadIf(
+        lambda config: config.method == method,
+        lambda config: f"with method {config.method!r}: it is for {method!r}",
+    )
 
 
 _BEAM, _SAMPLE = _with_method(BEAM), _with_method(SAMPLE)
@@ -60,13 +57,12 @@ _TRANSFORMERS_LAW = ReadIf(
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """How tokens after a prompt are chosen; settings without effect are rejected too."""
+    """How to choose the tokens after a prompt; rejects settings without effect."""
 
     method: str = field(
         GREEDY,
-        "choice of tokens: the most likely next token (greedy), the most likely of several "
-        "sequences that are extended together (beam), or a random token by its probability "
-        "(sample)",
+        "how to choose tokens: the most likely next token (greedy), the most likely of several "
+        "sequences extended together (beam), or a random token by its probability (sample)",
         choices=METHODS,
     )
     max_new_tokens: int = field(
@@ -80,8 +76,8 @@ class Decoding:
     )
     length_penalty: str | None = field(
         None,
-        "how beam search compares sequences of different lengths, and stops: it divides log "
-        "probabilities by ((5 + length) / 6) ** alpha (t5x) or by length ** alpha (transformers); "
+        "how beam search compares sequences of different lengths, and when it stops: it divides "
+        "log probabilities by ((5 + length) / 6) ** alpha (t5x) or length ** alpha (transformers); "
         "None: t5x",
         choices=tuple(_ALPHAS),
         read_if=_BEAM,
@@ -95,56 +91,49 @@ class Decoding:
     early_stopping: str | None = field(
         None,
         "when beam search with the length penalty of transformers stops: once the best unfinished "
-        "sequence, at its present length, scores below all finished ones (false), once num_beams "
-        "are finished (true), or once it would score below at any length (never); None: false",
+        "sequence scores below all finished ones at its present length (false) or at any length "
+        "(never), or once num_beams are finished (true); None: false",
         choices=EARLY_STOPPING,
         read_if=_TRANSFORMERS_LAW,
     )
     temperature: float | None = field(
-        None,
-        "divisor of the logits before drawing; None: 1",
-        rule=above(0),
-        read_if=_SAMPLE,
+        None, "divisor of the logits before sampling; None: 1", rule=above(0), read_if=_SAMPLE
     )
     top_k: int | None = field(
-        None,
-        "number of most likely tokens to draw from; None: all",
-        rule=above(0),
-        read_if=_SAMPLE,
+        None, "sample from this many most likely tokens; None: all", rule=above(0), read_if=_SAMPLE
     )
     top_p: float | None = field(
         None,
-        "draw from the smallest set of most likely tokens whose probabilities sum to at least "
-        "this; None: from all",
+        "sample from the fewest likely tokens whose probabilities sum to at least this; None: all",
         rule=_SHARE,
         read_if=_SAMPLE,
     )
     num_return_sequences: int = field(
-        1, "number of results per prompt: draws, or the best beams", rule=above(0)
+        1, "number of results per prompt: samples, or best beams", rule=above(0)
     )
-    seed: int = field(0, "seed of the draws; each prompt has its own key", rule=SEED)
-    batch_size: int = field(32, "number of prompts that are decoded together", rule=above(0))
+    seed: int = field(0, "seed of sampling; each prompt has its own key", rule=SEED)
+    batch_size: int = field(32, "number of prompts to decode together", rule=above(0))
     eos_id: int = field(
         EOS_ID, "id of the token that ends a text; 1: the vocabulary's EOS", rule=at_least(0)
     )
     prefix: bool = field(
         False,
-        "let the prompt's tokens of a decoder-only model attend in both directions, as inputs do "
-        "in training if the task has any",
+        "let the prompt's tokens of a decoder-only model attend in both directions, as a task's "
+        "inputs do in training",
     )
     cache: str = field(
         "auto",
-        "keep the keys and values of earlier tokens if the model can (auto), or recompute the "
-        "whole row for each token (none)",
+        "keep keys and values of earlier tokens if the model can (auto), or recompute the whole "
+        "row for each token (none)",
         choices=("auto", "none"),
     )
 
     def __post_init__(self) -> None:
         check(self)
         most = {GREEDY: 1, BEAM: self.beams, SAMPLE: math.inf}[self.method]
+        number = self.num_return_sequences
         rule = f"at most {most} with method {self.method!r}"
-        fits = self.num_return_sequences <= most
-        require(fits, "num_return_sequences", self.num_return_sequences, rule)
+        require(number <= most, "num_return_sequences", number, rule)
 
     @property
     def beams(self) -> int:

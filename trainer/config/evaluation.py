@@ -1,12 +1,15 @@
 """Settings of checkpoints and evaluations, and of actions on their results. No JAX."""
 
 import dataclasses
+import operator
 from collections import Counter
+from typing import Any
 
 from tasks.metrics.metric import METRICS, values_of
 from tasks.terminal.fields import (
     BELOW_ONE,
     REQUIRED,
+    Checked,
     ReadIf,
     Rule,
     at_least,
@@ -15,6 +18,7 @@ from tasks.terminal.fields import (
     one_of,
     require,
 )
+from trainer.config.data import ON_CACHES
 from trainer.config.decoding import Decoding
 from trainer.config.processes import SEVERAL_HOSTS, ProcessesConfig
 
@@ -29,16 +33,17 @@ LOWER_IS_BETTER = {
     **{"probe_perplexity": True, "probe_accuracy": False},
 }
 _WATCHED = (
-    f"a metric is one of {', '.join(BEST_METRICS)}, of evaluation.metrics, or of a task as "
-    "TASK/METRIC; min:METRIC and max:METRIC say which way one is better that does not say so itself"
+    f"metrics are {', '.join(BEST_METRICS)}, those in evaluation.metrics, and TASK/METRIC for one "
+    "task; min:METRIC or max:METRIC says which direction is better where the metric does not"
 )
 # The value of evaluation.metrics for the task's own.
 TASK_METRICS = "task"
+_MIN_DELTA = "smallest change from the best value that counts as an improvement"
 _BELOW_ONE = Rule("above 0 and below 1", lambda value: 0 < value < 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Checked):
     """Settings of saving and keeping checkpoints. The last update is always saved."""
 
     every_steps: int = field(
@@ -49,13 +54,13 @@ class CheckpointConfig:
     )
     keep: int | None = field(
         3,
-        "number of newest checkpoints to keep, 1 or more; None: all",
+        "number of newest checkpoints to keep, 1 or more; None: all of them",
         rule=at_least(1),
         often="newest checkpoints to keep",
     )
     keep_every_steps: int | None = field(
         None,
-        "also keep every checkpoint whose step is a multiple of this, permanently",
+        "keep checkpoints whose step is a multiple of this permanently",
         rule=at_least(1),
         read_if=ReadIf(
             lambda config: config.keep is not None,
@@ -64,20 +69,17 @@ class CheckpointConfig:
     )
     best_metric: str | None = field(
         None,
-        "also keep the checkpoint with the best validation value of this metric; an evaluation "
-        f"that improves on all before it is followed by a checkpoint; {_WATCHED}",
+        "also keep the checkpoint with the best validation value of this metric, and save one "
+        f"after each evaluation that improves it; {_WATCHED}",
         often="also keep the best checkpoint by this metric",
     )
     on_damage: str = field(
         "stop",
-        "what to do if the newest checkpoint is damaged; stop = name the newest intact one and "
-        "end, fall_back = rename the damaged one to damaged_checkpoint_STEP and resume from the "
-        "newest intact one",
+        "what to do if the newest checkpoint is damaged; stop names the newest intact one and "
+        "ends the run, fall_back renames the damaged one to damaged_checkpoint_STEP and resumes "
+        "from the newest intact one",
         choices=_ON_DAMAGE,
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +92,7 @@ class EvaluationConfig:
 
     every_steps: int = field(
         1000,
-        "updates between evaluations on the validation split; the last update is also evaluated; "
+        "updates between evaluations on the validation split; the last update is evaluated too; "
         "0: never",
         rule=at_least(0),
         often="updates between evaluations",
@@ -100,109 +102,83 @@ class EvaluationConfig:
     )
     batches: int | None = field(
         None,
-        "number of batches of each task to evaluate, from the beginning (T5X's eval_steps); None: "
-        "the whole split",
+        "number of batches per task to evaluate, from the start of the split (T5X's eval_steps); "
+        "None: the whole split",
         rule=at_least(1),
     )
-
     metrics: tuple[str, ...] = field(
         (TASK_METRICS,),
-        "metrics of generated text to compute as well, as exact_match,character_error_rate; task "
-        "= the task's own, such as seqio's metric_fns; empty: none",
+        "metrics of generated text, as exact_match,character_error_rate; task means the task's "
+        "own, such as seqio's metric_fns; empty: none",
         often="metrics of generated text",
     )
     supervised: str | None = field(
         None,
-        "one of T5's supervised tasks, as glue_mrpc, whose postprocessing and metrics judge "
-        "predictions on caches of pairs; None: texts are compared",
-        read_if=ReadIf(
-            lambda config: not config.reads_seqio,
-            lambda config: f"on --task={config.task}",
-            whole=True,
-        ),
+        "T5 task, as glue_mrpc, whose postprocessing and metrics judge predictions on caches of "
+        "pairs; None: compare texts",
+        read_if=ON_CACHES,
     )
     examples: int | None = field(
         None,
-        "maximum number of examples of each task to generate text for, from the beginning; None: "
-        "the whole split",
+        "maximum number of examples per task to generate text for, from the start of the split; "
+        "None: the whole split",
         rule=at_least(1),
     )
     decoding: Decoding = field(
         Decoding,
-        "Generation of predictions; max_new_tokens is lengths.targets unless set",
+        "Generation of predictions; max_new_tokens defaults to lengths.targets",
         unread={
-            "batch_size": "on predictions, which have the rows of --evaluation.batch_size",
-            "prefix": "on prompts, which are read as the task's inputs are in training",
+            "batch_size": "on predictions, which use --evaluation.batch_size",
+            "prefix": "on prompts, which are read like the task's inputs in training",
         },
     )
     probes: str | None = field(
         None,
-        'JSON lines with probes to score at each evaluation: {"text": …} for its perplexity, '
+        'JSON lines of probes to score at each evaluation: {"text": …} for its perplexity, '
         '{"cloze": "… {} …", "choices": […], "answer": 0} for the most likely choice',
     )
 
     def __post_init__(self) -> None:
         check(self)
         names = Counter(each for metric in self.metrics for each in values_of(metric))
-        require(
-            all(count == 1 for count in names.values()),
-            "EvaluationConfig.metrics",
-            ",".join(self.metrics),
-            "metrics whose values have different names: "
-            + ", ".join(name for name, count in names.items() if count > 1)
-            + " comes twice",
-        )
+        twice = ", ".join(name for name, count in names.items() if count > 1)
+        rule = f"metrics whose values have different names: {twice} comes twice"
+        require(not twice, "EvaluationConfig.metrics", ",".join(self.metrics), rule)
 
 
 @dataclasses.dataclass(frozen=True)
-class StoppingConfig:
+class StoppingConfig(Checked):
     """Early stopping after evaluations that do not improve a metric."""
 
     metric: str | None = field(
-        None, f"end the run when this metric stops improving; {_WATCHED}; None: never"
+        None, f"end the run when this metric stops improving; {_WATCHED}; None: never end early"
     )
     patience: int = field(
-        3,
-        "number of consecutive evaluations without an improvement after which the run ends",
-        rule=at_least(1),
+        3, "end after this many evaluations in a row without improvement", rule=at_least(1)
     )
-    min_delta: float = field(
-        0.0,
-        "minimum difference from the best value that counts as an improvement",
-        rule=at_least(0),
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
+    min_delta: float = field(0.0, _MIN_DELTA, rule=at_least(0))
 
 
 @dataclasses.dataclass(frozen=True)
-class PlateauConfig:
+class PlateauConfig(Checked):
     """Learning-rate drops after evaluations that do not improve a metric."""
 
     metric: str | None = field(
-        None, f"lower the learning rate when this metric stops improving; {_WATCHED}; None: never"
+        None, f"lower the learning rate when this metric stops improving; {_WATCHED}; None: keep it"
     )
     patience: int = field(
         2,
-        "number of consecutive evaluations without an improvement, counted from the best value or "
-        "the last drop, after which the rate is lowered",
+        "lower the rate after this many evaluations in a row without improvement, counted from "
+        "the best value or the last drop",
         rule=at_least(1),
     )
-    min_delta: float = field(
-        0.0, "least difference from the best value that is an improvement", rule=at_least(0)
-    )
+    min_delta: float = field(0.0, _MIN_DELTA, rule=at_least(0))
     factor: float = field(
-        0.5,
-        "factor by which each drop multiplies the schedule, above 0 and below 1",
-        rule=_BELOW_ONE,
+        0.5, "factor that each drop applies to the schedule, above 0 and below 1", rule=_BELOW_ONE
     )
     minimum_share: float = field(
-        0.01, "lower limit of the product of all drops, in [0, 1)", rule=BELOW_ONE
+        0.01, "lower limit on the product of drops, in [0, 1)", rule=BELOW_ONE
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -218,68 +194,46 @@ class EvaluateFlags:
     split: str = field("validation", "split of the cache to evaluate on")
     output: str | None = field(
         None,
-        "file to write the metrics to, as JSON lines if its name ends in .jsonl, else as JSON; "
-        "None: add them to MODEL_DIR/evaluation.json",
+        "file for the metrics, JSON lines if its name ends in .jsonl, else JSON; None: add them "
+        "to MODEL_DIR/evaluation.json",
         metavar="FILE",
     )
-    plot: str | None = field(None, "PNG to write, of the metrics over steps", metavar="FILE")
+    plot: str | None = field(None, "PNG file for a plot of the metrics by step", metavar="FILE")
     task: str | None = field(None, "task to evaluate on, or task=rate,task=rate; None: the run's")
     task_module: str | None = field(None, "Python module that registers tasks and metrics")
     metrics: str | None = field(
-        None, "metrics of generated text, as exact_match,bleu; task: the task's own"
+        None, "metrics of generated text, as exact_match,bleu; task: its own"
     )
-    supervised: str | None = field(
-        None, "one of T5's tasks, as glue_mrpc, whose metrics judge predictions on a cache"
-    )
+    supervised: str | None = field(None, "T5 task, as glue_mrpc, whose metrics judge predictions")
     examples: int | None = field(
         None,
-        "maximum number of examples of each task to generate text for; None: the run's",
+        "maximum number of examples per task to generate text for; None: the run's",
         rule=at_least(1),
     )
-    probes: str | None = field(
-        None, "JSON lines with probes to score (docs/finetuning.md)", metavar="FILE"
-    )
+    probes: str | None = field(None, "JSON lines of probes (docs/finetuning.md)", metavar="FILE")
     cache_dir: str | None = field(None, "folder of the caches, if they have moved since training")
     batch_size: int | None = field(
         None,
-        "rows per batch; None: the run's. Only models with Switch layers have other metrics with "
-        "another batch size",
+        "rows per batch, which change metrics only of models with Switch layers; None: the run's",
         rule=at_least(1),
     )
     processes: ProcessesConfig = field(ProcessesConfig, SEVERAL_HOSTS)
 
 
-def check_watched(
-    checkpoint: CheckpointConfig,
-    stopping: StoppingConfig,
-    plateau: PlateauConfig,
-    evaluation: EvaluationConfig,
-    task: str,
-    task_module: str | None,
-) -> None:
+def check_watched(config: Any) -> None:
     """Rejects watched metrics that are never evaluated, as far as is known without the data."""
+    evaluation = config.evaluation
     # Metrics of tasks, user modules and probes are known once these are loaded.
-    others = task.startswith("seqio:") or task_module is not None or evaluation.probes is not None
-    others |= evaluation.supervised is not None
-    others |= not METRICS.keys() >= {*evaluation.metrics} - {TASK_METRICS}
+    others = config.reads_seqio or not METRICS.keys() >= {*evaluation.metrics} - {TASK_METRICS}
+    others |= any((config.task_module, evaluation.probes, evaluation.supervised))
     known = BEST_METRICS + tuple(each for name in evaluation.metrics for each in values_of(name))
-    for path, watched in (
-        ("checkpoint.best_metric", checkpoint.best_metric),
-        ("stopping.metric", stopping.metric),
-        ("plateau.metric", plateau.metric),
-    ):
+    for path in ("checkpoint.best_metric", "stopping.metric", "plateau.metric"):
+        watched = operator.attrgetter(path)(config)
         if watched is None:
             continue
-        require(
-            evaluation.every_steps > 0,
-            f"Config.{path}",
-            watched,
-            "unset without evaluations: set evaluation.every_steps above 0",
-        )
+        rule = "unset without evaluations: set evaluation.every_steps above 0"
+        require(evaluation.every_steps > 0, f"Config.{path}", watched, rule)
         name = watched.removeprefix("min:").removeprefix("max:").rpartition("/")[2]
-        require(
-            name in known or (others and name != "" and ":" not in name),
-            f"Config.{path}",
-            watched,
-            f"{one_of(known)}; others need evaluation.metrics or evaluation.probes",
-        )
+        rule = f"{one_of(known)}; others need evaluation.metrics or evaluation.probes"
+        may_be = others and name != "" and ":" not in name
+        require(name in known or may_be, f"Config.{path}", watched, rule)

@@ -22,10 +22,7 @@ class RejectedField(UserError):
 
 
 def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (field path, value) of every field that holds a plain value.
-
-    Enters nested dataclasses and tuples of dataclasses; tuple elements are numbered.
-    """
+    """Yields (field path, value) of plain values, in nested dataclasses and tuples of them too."""
     if isinstance(config, tuple):
         parts = [(str(place), value) for place, value in enumerate(config)]
     else:
@@ -45,11 +42,7 @@ def replace(config: Any, path: str, value: Any) -> Any:
 
 
 def replace_all(config: Any, values: Mapping[str, Any]) -> Any:
-    """Returns a copy of `config` with the fields at all paths set.
-
-    Fields of one dataclass are set at once, so that its checks see them together. Raises a
-    UserError if a dataclass rejects them; a `RejectedField` if it says which one.
-    """
+    """Returns a copy with the fields at all paths set, or raises UserError (`RejectedField`)."""
     try:
         return _replaced(config, values, "")
     except ValueError as error:
@@ -97,10 +90,7 @@ def metadata(config: Any, path: str) -> Mapping[str, Any]:
 
 
 def override(config: Any, origins: dict[str, str], given: Given) -> Any:
-    """Returns `config` with the given flags, and records their origin.
-
-    Raises a UserError if a field rejects its value.
-    """
+    """Returns `config` with the given flags, and records their origin."""
     origins |= dict.fromkeys(given.values, "command line")
     try:
         return replace_all(config, given.values)
@@ -111,13 +101,8 @@ def override(config: Any, origins: dict[str, str], given: Given) -> Any:
 
 
 def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> str:
-    """Returns one line per field, "path = value  # origin", the value as JSON.
-
-    With `words`, an indented comment below each line explains the field.
-    """
-    rows = [
-        (path, json.dumps(value), origins.get(path, "default")) for path, value in leaves(config)
-    ]
+    """Returns a line per field, "path = JSON  # origin"; with `words`, also a line of help."""
+    rows = [(name, json.dumps(each), origins.get(name, "default")) for name, each in leaves(config)]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = []
     for path, value, origin in rows:
@@ -128,16 +113,12 @@ def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> st
     return "\n".join(lines)
 
 
-def from_dict(kind: type, value: Mapping[str, Any], source: str) -> Any:
+def from_dict(kind: type, value: Mapping[str, Any], source: str, path: str = "") -> Any:
     """Inverse of dataclasses.asdict, tuples and nested dataclasses included.
 
     Accepts former names of fields; fields missing from `value` get their `unstored` value. Raises a
     UserError, naming the file `source`, for unknown fields and rejected values.
     """
-    return _from_dict(kind, value, source, "")
-
-
-def _from_dict(kind: type, value: Mapping[str, Any], source: str, path: str) -> Any:
     hints = typing.get_type_hints(kind)
     value = dict(value)
     for field in dataclasses.fields(kind):
@@ -155,7 +136,7 @@ def _from_dict(kind: type, value: Mapping[str, Any], source: str, path: str) -> 
     known = {}
     for name, item in value.items():
         if dataclasses.is_dataclass(hints[name]):
-            item = _from_dict(hints[name], item, source, f"{path}{name}.")
+            item = from_dict(hints[name], item, source, f"{path}{name}.")
         elif isinstance(item, list):
             item = tuple(item)
         known[name] = item

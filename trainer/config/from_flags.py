@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -11,17 +12,54 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 from tasks.terminal.flags import Given, flags_of, parse, refuse_unknown
-from trainer.config import fields, from_transformers, help
+from tasks.terminal.table import table
+from trainer.config import fields, from_transformers
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
 from trainer.config.presets import MODEL_PRESETS, model_preset
 from trainer.config.run import CONFIG_FILE, Config
 from trainer.config.unused_fields import refuse_unread
 from trainer.model.config import ModelConfig
+from trainer.model.parts import SLOTS
 
 # The gin reader, imported only if needed.
 _GIN = "trainer.gin.recipe:load"
 # The preset whose values --help shows as defaults.
 _SHOWN = "t5_1_1_small"
+
+
+def _presets() -> str:
+    """Returns a table of the models for --preset, by family, with their sizes."""
+    families: dict[str, list[str]] = {}
+    for name, model in MODEL_PRESETS.items():
+        families.setdefault(f"{model.family} ({model.architecture})", []).append(name)
+    header = ("  --preset", "emb_dim", "heads", "head_dim", "mlp_dim", "vocabulary", "layers")
+    return "\n\n".join(
+        f"{family}\n{table(header, [_sizes(name) for name in names])}"
+        for family, names in families.items()
+    )
+
+
+def _parts() -> str:
+    """Returns the parts that model fields name, with their options, defaults and help."""
+    lines = []
+    for slot, known in SLOTS.items():
+        lines.append(f"--model.{slot}=NAME or NAME:OPTION=VALUE,OPTION=VALUE")
+        for name, part in known.items():
+            lines.append(f"  {name}")
+            for each in dataclasses.fields(part.options):
+                default = "" if each.default is None else f" (default: {each.default})"
+                text = f"{each.name}: {each.metadata['words']}{default}"
+                lines += textwrap.wrap(text, 96, initial_indent=" " * 4, subsequent_indent=" " * 8)
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _sizes(name: str) -> tuple[object, ...]:
+    model = MODEL_PRESETS[name]
+    stacks = (model.num_encoder_layers, model.num_decoder_layers)
+    layers = " + ".join(str(number) for number in stacks if number)
+    widths = (model.emb_dim, model.num_heads, model.head_dim, model.mlp_dim, model.vocab_size)
+    return (f"  {name}", *widths, layers)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,14 +69,14 @@ class RunFlags:
     run: Given = field(REQUIRED, "The run as a whole", flat=True, partial=Config)
     optimizer_preset: str | None = field(
         None,
-        "published recipe of optimizer, schedule and loss; other flags override its values: "
+        "published recipe of optimizer, schedule and loss, which other flags override: "
         f"{', '.join(OPTIMIZER_PRESETS)}",
         metavar="NAME",
         often="recipe: t5x, t5x_finetune, nanot5 or primer",
     )
     print_config: str | None = field(
         None,
-        "print every field with its value and origin, then exit; words: also what it does",
+        "print every field with its value and origin, then exit; words: with its help",
         choices=("values", "words"),
         alone="values",
         often="print all fields with origins, and exit",
@@ -47,7 +85,7 @@ class RunFlags:
     @staticmethod
     def help_topics() -> dict[str, Callable[[], str]]:
         """Returns name -> function of the further texts of --help=NAME."""
-        return {"presets": help.presets, "parts": help.parts}
+        return {"presets": _presets, "parts": _parts}
 
     @staticmethod
     def help_defaults() -> dict[str, Any]:
@@ -56,31 +94,27 @@ class RunFlags:
         return {f"run.{path}": value for path, value in fields.leaves(config) if path != "preset"}
 
 
-def _refuse(words: Sequence[str], known: Any) -> None:
-    refuse_unknown(words, known)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gin:
     """Gin files of T5X and Mesh T5."""
 
     gin_file: tuple[str, ...] = field(
         (),
-        "gin file to read; may be repeated, and later files override earlier ones",
+        "gin file to read; may be repeated, later files override earlier ones",
         metavar="FILE",
         repeated=True,
         often="gin file of T5X or Mesh T5",
     )
     gin_search_paths: tuple[str, ...] = field(
         (),
-        "folders to search for gin files and for the files that they include",
+        "folders to search for gin files and their includes",
         metavar="DIR,DIR",
         repeated=True,
         aliases=("gin_location_prefix",),
     )
     gin_param: tuple[str, ...] = field(
         (),
-        "binding that overrides the files; --gin.NAME=VALUE, as in T5X, does the same",
+        "binding that overrides the files; same as T5X's --gin.NAME=VALUE",
         metavar="NAME=VALUE",
         repeated=True,
         aliases=("gin_bindings", "gin.*"),
@@ -88,7 +122,6 @@ class Gin:
 
     @property
     def folders(self) -> list[str]:
-        """The folders of gin files."""
         return [path for paths in self.gin_search_paths for path in paths.split(",")]
 
 
@@ -100,14 +133,11 @@ class GinRunFlags(RunFlags):
         Gin, "gin files of T5X and Mesh T5: read, never executed (docs/migrating_from_t5x.md)",
         flat=True,
     )  # fmt: skip
-    others: tuple[str, ...] = field((), "flags of T5X and Mesh T5", rest=_refuse)
+    others: tuple[str, ...] = field((), "flags of T5X and Mesh T5", rest=refuse_unknown)
 
 
 class Settings(NamedTuple):
-    """Settings that a command makes before its flags are read.
-
-    `origin` is the origin of `values`, by field path; `model` replaces the preset's unless None.
-    """
+    """Values that a command sets before its flags; `model` replaces the preset's."""
 
     origin: str
     values: dict[str, Any]
@@ -115,10 +145,7 @@ class Settings(NamedTuple):
 
 
 def given(flags: Sequence[str]) -> Given:
-    """Returns the parsed flags of a run's fields.
-
-    Raises a UserError for unknown fields and values of the wrong type.
-    """
+    """Returns the parsed flags of a run; raises a UserError if one is unknown or invalid."""
     return parse(RunFlags, flags).below("run")
 
 
@@ -130,12 +157,10 @@ def build_config(
 ) -> tuple[Config, dict[str, str]]:
     """Returns (the configuration, field path -> origin).
 
-    Applies the model `preset`, the recipe `optimizer_preset`, a command's `settings`, then the
-    flags in `overrides`. Raises a UserError for unknown or rejected fields and values.
+    Applies the model `preset`, a command's `settings`, the recipe `optimizer_preset`, then the
+    flags in `overrides`.
     """
-    if not isinstance(overrides, Given):
-        overrides = given(overrides)
-    _import_task_module(overrides)
+    overrides = _parsed(overrides)
     if settings and settings.model:
         model, origin = settings.model, f"the run {preset}"
     else:
@@ -162,31 +187,26 @@ def build_from_gin(
     preset: str | None,
     overrides: Sequence[str] | Given,
 ) -> tuple[Config, dict[str, str], list[tuple[str, str]]]:
-    """Returns (the configuration, field path -> origin, (subject, text) lines to print).
-
-    Raises a UserError like `build_config`, or with file and line of a gin error.
-    """
-    if not isinstance(overrides, Given):
-        overrides = given(overrides)
+    """Returns (the configuration, field path -> origin, (subject, text) lines to print)."""
+    overrides = _parsed(overrides)
     module, _, name = _GIN.partition(":")
     load: Callable = getattr(importlib.import_module(module), name)
-    _import_task_module(overrides)
     typed = list(overrides.typed.values())
     config, origins, notes = load(gin_files, search_paths, bindings, preset, typed)
     return fields.override(config, origins, overrides), origins, notes
 
 
-def _import_task_module(overrides: Given) -> None:
-    """Imports --task_module, which may register values for other flags, such as mixers."""
+def _parsed(overrides: Sequence[str] | Given) -> Given:
+    """Returns the parsed flags; imports --task_module, which may register values for others."""
+    if not isinstance(overrides, Given):
+        overrides = given(overrides)
     if (module := overrides.values.get("task_module")) is not None:
         registry.load(module)
+    return overrides
 
 
 def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Config, dict[str, str]]:
-    """Returns `build_config` of the flags; prints the report of gin files.
-
-    Raises a UserError if flags are missing, contradict one another, or have no effect.
-    """
+    """Returns (the configuration of a command, field path -> origin); reports gin files."""
     preset = flags.run.values.get("preset")
     gin = getattr(flags, "gin", Gin())
     others = getattr(flags, "others", ())
@@ -195,9 +215,7 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
     refuse_unknown(others, [name for flag in flags_of(type(flags)) for name in flag.names])
     if gin.gin_file:
         if flags.optimizer_preset:
-            raise UserError(
-                "--optimizer_preset and --gin_file both name an optimizer: leave out one"
-            )
+            raise UserError("--optimizer_preset and --gin_file both name an optimizer: omit one")
         config, origins, notes = build_from_gin(
             gin.gin_file, gin.folders, gin.gin_param, preset, flags.run
         )
@@ -218,8 +236,7 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
 def model_of_run(source: str, own: str | None) -> ModelConfig:
     """Returns the model of one of our runs, given by its folder or a checkpoint.
 
-    For resuming, `own`, the folder of the run that starts from it, suffices. Raises a UserError if
-    there is no configuration.
+    For resuming, `own`, the folder of the run that starts from it, suffices.
     """
     folder = source.rstrip("/")
     for path in (folder, re.sub(r"/checkpoint_\d+$", "", folder), *([own] if own else ())):
@@ -241,7 +258,7 @@ _FOREIGN = {
     "alsologtostderr": "messages go to stderr",
     "logtostderr": "messages go to stderr",
     "gcp_project": "the machine that runs the command trains",
-    "module_import": "nothing is imported; --task_module names a module with further tasks",
+    "module_import": "nothing is imported; --task_module names a module with more tasks",
     "multiprocess_gpu": "see --processes.coordinator",
     "t5_tfds_data_dir": "the data are in a cache, --cache_dir",
     "tfds_data_dir": "the data are in a cache, --cache_dir",

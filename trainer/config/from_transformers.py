@@ -28,10 +28,7 @@ def named_folder(given: Given) -> str | None:
 
 
 def folder_model(given: Given) -> ModelConfig:
-    """Returns the model of `named_folder(given)`, without dropout.
-
-    Raises a UserError if the folder is missing or its model is unsupported.
-    """
+    """Returns the model of `named_folder(given)`, without dropout."""
     model = _model(named_folder(given) or "", given.values.get("model_dir") or "")
     return dataclasses.replace(model, dropout_rate=0.0)
 
@@ -40,8 +37,7 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
     """Returns `config` with the model of the folder named by --init_from, if any.
 
     Keeps fields set on the command line and fields that a folder does not determine; records
-    origins. A run that has begun no longer needs the folder: its own record has the model. Raises a
-    UserError if the folder is missing, or its model is unsupported or of another architecture.
+    origins. A run that has begun no longer needs the folder: its own record has the model.
     """
     source = config.init_from or ""
     if not source.startswith(PREFIX):
@@ -52,15 +48,13 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
             f"--init_from={source} is a {found.family} model, and --preset={config.preset} a "
             f"{config.model.family} model: leave out --preset, which then follows from the folder"
         )
-    names = [f"model.{each.name}" for each in dataclasses.fields(ModelConfig)]
-    taken = [
-        name
-        for name in names
-        if name.partition(".")[2] not in _OURS and origins.get(name) != "command line"
-    ]
+    taken = {
+        f"model.{name}": value
+        for name, value in fields.leaves(found)
+        if name not in _OURS and origins.get(f"model.{name}") != "command line"
+    }
     origins |= dict.fromkeys(taken, source)
-    values = dict(fields.leaves(found))
-    return fields.replace_all(config, {name: values[name.partition(".")[2]] for name in taken})
+    return fields.replace_all(config, taken)
 
 
 def _model(source: str, model_dir: str) -> ModelConfig:

@@ -23,7 +23,7 @@ def check_pattern(name: str, pattern: str | None) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LoraConfig:
-    """Low-rank additions to kernels; they learn while the kernels stay fixed.
+    """Low-rank additions to kernels, trained while the kernels stay fixed.
 
     A kernel W [in, out] becomes W + alpha / rank * A B, with A [in, rank] drawn and B [rank, out]
     initially 0. Exports hold the sum.
@@ -42,8 +42,8 @@ class LoraConfig:
     )
     kernels: str | None = field(
         None,
-        "regular expression found in the paths of the kernels that get additions; None: those of "
-        f"attention, {_ATTENTION}",
+        "add to kernels whose path contains a match of this regular expression; None: "
+        f"attention's, {_ATTENTION}",
         read_if=_WITH_RANK,
     )
 
@@ -53,11 +53,9 @@ class LoraConfig:
 
     @property
     def scale(self) -> float:
-        """The factor alpha / rank of the products of A and B."""
         rank = self.rank or 1
         return (self.alpha or rank) / rank
 
     @property
     def pattern(self) -> str:
-        """The regular expression for kernel paths."""
         return self.kernels or _ATTENTION

@@ -1,54 +1,35 @@
 """The device mesh and the rules that shard arrays over it. Plain data, no JAX."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import Rule, check, field
+from tasks.terminal.fields import Checked, Rule, field
 from trainer.model.config import ModelConfig
 
 AXES = ("data", "fsdp", "tensor")
 # Mesh axes that divide the rows of a batch.
 ROWS = ("data", "fsdp")
 
+_INNER = (("mlp", "tensor"), ("heads", "tensor"), ("joined_kv", "tensor"))
 # Pairs of (array axis, mesh axis that divides it), in order of precedence: a mesh axis divides one
 # dimension of a tensor. Array axes without a rule are replicated.
 # Sources: T5X, `partitioning.standard_logical_axis_rules` ("model" is our "tensor",
 # parameter_partitioning_dims=2 our fsdp above 1); mu-transformer, "2D finalized" (Xu et al. 2021,
 # arXiv:2105.04663, section 5.1), like T5X's two 2s but with a replicated vocabulary. Experts lie
 # along the rows that they serve, as in Primer's Mesh TensorFlow.
-RULES: Mapping[str, tuple[tuple[str, str | None], ...]] = MappingProxyType(
-    {
-        "standard": (
-            ("vocab", "tensor"),
-            ("mlp", "tensor"),
-            ("heads", "tensor"),
-            ("joined_kv", "tensor"),
-            ("embed", "fsdp"),
-            ("expert", "data"),
-        ),
-        "2d": (
-            ("vocab", None),
-            ("mlp", "tensor"),
-            ("heads", "tensor"),
-            ("joined_kv", "tensor"),
-            ("embed", "tensor"),
-            ("embed", "fsdp"),
-            ("expert", "data"),
-        ),
-    }
-)
+RULES: Mapping[str, tuple[tuple[str, str | None], ...]] = {
+    "standard": (("vocab", "tensor"), *_INNER, ("embed", "fsdp"), ("expert", "data")),
+    "2d": (("vocab", None), *_INNER, ("embed", "tensor"), ("embed", "fsdp"), ("expert", "data")),
+}
 
 
 _SIZE = Rule("above 0, or -1", lambda value: value > 0 or value == -1)
 
 
 @dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(Checked):
     """The devices of a run as a mesh of `data` times `fsdp` times `tensor`.
 
     One size may be -1: all devices that the others leave.
@@ -56,18 +37,18 @@ class MeshConfig:
 
     data: int = field(
         -1,
-        "parts of the batch, each with a copy of the parameters; -1: all remaining devices",
+        "divides the batch; every part has a copy of the parameters; -1: all remaining devices",
         rule=_SIZE,
     )
     fsdp: int = field(
         1,
-        "parts of the batch, the parameters and the optimizer state; -1: all remaining devices",
+        "divides batch, parameters and optimizer state; -1: all remaining devices",
         rule=_SIZE,
         often="shards of parameters and batch",
     )
     tensor: int = field(
         1,
-        "parts of the heads, the hidden units and, with rules standard, the vocabulary (T5X's "
+        "divides heads, hidden units and, with rules standard, the vocabulary (T5X's "
         "num_partitions); -1: all remaining devices",
         rule=_SIZE,
         aliases=("num_partitions",),
@@ -75,13 +56,10 @@ class MeshConfig:
     )
     rules: str = field(
         "standard",
-        "assignment of tensor dimensions to axes of the mesh; standard = T5X's, 2d = tensor also "
-        "divides the embedding dimension, and nothing divides the vocabulary",
+        "which mesh axes divide which dimensions; standard: as in T5X, 2d: tensor also divides the "
+        "embedding dimension, and nothing divides the vocabulary",
         choices=RULES,
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def planned(self) -> dict[str, int]:
         """Returns the sizes by axis; raises a UserError if more than one is -1."""
@@ -131,9 +109,8 @@ def check_dimensions(
     for name, axis in RULES[rules]:
         field, dimension = dimensions[{"joined_kv": "heads"}.get(name, name)]
         if axis and dimension % size[axis]:
-            raise UserError(
-                f"{flag[axis]}: the model's {field} {dimension} does not divide by {size[axis]}"
-            )
+            whole = f"the model's {field} {dimension}"
+            raise UserError(f"{flag[axis]}: {whole} does not divide by {size[axis]}")
     parts = size["data"] * size["fsdp"]
     if batch_size % (parts * microbatches):
         within = f" in each of {microbatches} microbatches" if microbatches > 1 else ""

@@ -1,16 +1,8 @@
-"""Optimizers and learning-rate schedules as plain data, no JAX, and published recipes.
-
-To add an optimizer, write a module with its `Direction` and add an entry to OPTIMIZERS; a new
-hyperparameter is a field of `OptimizerConfig`.
-"""
-
-from __future__ import annotations
+"""Optimizers and learning-rate schedules as plain data, and published recipes."""
 
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
@@ -26,28 +18,33 @@ from tasks.terminal.fields import (
     one_of,
     require,
 )
+from trainer.config.lora import check_pattern
 
-# Fields of several optimizers, with the same defaults.
-_SCALE = {"minimum_parameter_scale": 1e-3, "maximum_parameter_scale": math.inf}
-_DECAY = {
+# Fields of all optimizers, and of all but adafactor.
+_COMMON = {
+    "weight_decay": 0.0,
     "weight_decay_rate_exponent": 1.0,
     "no_weight_decay": None,  # those that the model declares: trainer.model.parameters.Use
-    "independent_weight_decay": False,
+    "multiply_by_parameter_scale": True,
+    "minimum_parameter_scale": 1e-3,
+    "maximum_parameter_scale": math.inf,
 }
+_OTHERS = {**_COMMON, "independent_weight_decay": False}
+_ADAM = {**_OTHERS, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6, "scale_epsilon": False}
+_OPTAX = {"multiply_by_parameter_scale": False}
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer: its code, the fields it reads, and its defaults.
+    """An optimizer: its code, and the values of unset fields.
 
     Attributes:
       code: "module:function", its `trainer.optim.optimizer.Direction`; imported lazily (no JAX).
       defaults: every field the optimizer reads -> its value when unset.
-      learning_rate: the learning rate when unset; None means it must be set.
-      schedule: the schedule when unset.
+      learning_rate: None means it must be set.
       rate_exponent: "module:function", (path, number of axes without stacks) of a tensor -> the
         power of muP's rate for Adam that this optimizer needs; None means 1.
-      averages_updates: whether `beta1` averages scaled updates rather than gradients.
+      averages_updates: `beta1` averages scaled updates rather than gradients.
     """
 
     code: str
@@ -67,13 +64,11 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "adafactor": Optimizer(
         "trainer.optim.adafactor:direction",
         {
-            "beta1": 0.0,
-            "epsilon": 1e-30,
-            "weight_decay": 0.0,
+            **_COMMON,
             "weight_decay_rate_exponent": 0.0,
             "no_weight_decay": (),
-            "multiply_by_parameter_scale": True,
-            **_SCALE,
+            "beta1": 0.0,
+            "epsilon": 1e-30,
             "decay_rate": 0.8,
             "step_offset": 0,
             "clipping_threshold": 1.0,
@@ -84,95 +79,44 @@ OPTIMIZERS: dict[str, Optimizer] = {
         averages_updates=True,
     ),
     "adamw": Optimizer(
-        "trainer.optim.adam:direction",
-        {
-            "beta1": 0.9,
-            "beta2": 0.999,
-            "epsilon": 1e-8,
-            "scale_epsilon": False,
-            "weight_decay": 1e-4,
-            **_DECAY,
-            "multiply_by_parameter_scale": False,
-            **_SCALE,
-        },
+        "trainer.optim.adam:direction", {**_ADAM, **_OPTAX, "epsilon": 1e-8, "weight_decay": 1e-4}
     ),
-    "adamw_rms": Optimizer(
-        "trainer.optim.adam:direction",
-        {
-            "beta1": 0.9,
-            "beta2": 0.999,
-            "epsilon": 1e-6,
-            "scale_epsilon": False,
-            "weight_decay": 0.0,
-            **_DECAY,
-            "multiply_by_parameter_scale": True,
-            **_SCALE,
-        },
-    ),
+    "adamw_rms": Optimizer("trainer.optim.adam:direction", _ADAM),
     "lion": Optimizer(
         "trainer.optim.lion:direction",
-        {
-            "beta1": 0.9,
-            "beta2": 0.99,
-            "weight_decay": 1e-3,
-            **_DECAY,
-            "multiply_by_parameter_scale": False,
-            **_SCALE,
-        },
+        {**_OTHERS, **_OPTAX, "beta1": 0.9, "beta2": 0.99, "weight_decay": 1e-3},
     ),
     "muon": Optimizer(
         "trainer.optim.muon:direction",
-        {
-            "momentum": 0.95,
-            "beta1": 0.9,
-            "beta2": 0.95,
-            "epsilon": 1e-8,
-            "weight_decay": 0.0,
-            **_DECAY,
-            "multiply_by_parameter_scale": True,
-            **_SCALE,
-        },
+        {**_OTHERS, "momentum": 0.95, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8},
         rate_exponent="trainer.optim.muon:rate_exponent",
     ),
 }
 
 # The default of a field that must be set.
 REQUIRED = object()
+_COOLDOWN = {"cooldown_start": None, "cooldown_steps": REQUIRED, "final_fraction": 0.0}
 
 # Keys of `schedule.FACTORS` -> the fields that only the factor reads, with their defaults.
 # Source: T5X, `utils.create_learning_rate_scheduler`.
-SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "constant": {"learning_rate": REQUIRED},
-        "linear_warmup": {"warmup_start": 0.0},
-        "linear_decay": {"learning_rate": REQUIRED, "decay_factor": 0.5},
-        "rsqrt_decay": {},
-        "rsqrt_no_ramp_down": {},
-        "rsqrt_normalized_decay": {},
-        "decay_every": {"decay_factor": 0.5, "steps_per_decay": 20_000},
-        "cosine_decay": {"steps_per_cycle": 100_000, "final_fraction": 0.0},
-        "polynomial_decay": {"decay_steps": REQUIRED, "power": 1.0, "final_fraction": 0.0},
-        "linear_cooldown": {
-            "cooldown_start": None,
-            "cooldown_steps": REQUIRED,
-            "final_fraction": 0.0,
-        },
-        "sqrt_cooldown": {
-            "cooldown_start": None,
-            "cooldown_steps": REQUIRED,
-            "final_fraction": 0.0,
-        },
-    }
-)
+SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = {
+    "constant": {"learning_rate": REQUIRED},
+    "linear_warmup": {"warmup_start": 0.0},
+    "linear_decay": {"learning_rate": REQUIRED, "decay_factor": 0.5},
+    "rsqrt_decay": {},
+    "rsqrt_no_ramp_down": {},
+    "rsqrt_normalized_decay": {},
+    "decay_every": {"decay_factor": 0.5, "steps_per_decay": 20_000},
+    "cosine_decay": {"steps_per_cycle": 100_000, "final_fraction": 0.0},
+    "polynomial_decay": {"decay_steps": REQUIRED, "power": 1.0, "final_fraction": 0.0},
+    "linear_cooldown": _COOLDOWN,
+    "sqrt_cooldown": _COOLDOWN,
+}
 
 
 # Fields that matter only if the switch is neither 0 nor False.
 _SWITCHES = {
-    "weight_decay": (
-        "weight_decay_rate_exponent",
-        "no_weight_decay",
-        "independent_weight_decay",
-    ),
+    "weight_decay": ("weight_decay_rate_exponent", "no_weight_decay", "independent_weight_decay"),
     "multiply_by_parameter_scale": ("minimum_parameter_scale", "maximum_parameter_scale"),
 }
 
@@ -180,9 +124,6 @@ _SWITCHES = {
 @dataclass(frozen=True)
 class OptimizerConfig:
     """An optimizer and its schedule; an unset field has the optimizer's default.
-
-    Rejects a field that neither the optimizer (OPTIMIZERS) nor the schedule (SCHEDULE_FACTORS)
-    reads.
 
     Source: Shazeer and Stern 2018 (arXiv:1804.04235); google-research/t5x, `adafactor.py` and
     `utils.create_learning_rate_scheduler`.
@@ -193,49 +134,46 @@ class OptimizerConfig:
     name: str = field("adafactor", "the optimizer", choices=OPTIMIZERS, often="optimizer")
     learning_rate: float | None = field(
         None,
-        "learning rate, the schedule's factor constant (T5X's base_learning_rate); "
-        "relative to each tensor's root mean square with multiply_by_parameter_scale; None: 1.0 "
-        "for adafactor, required for others",
+        "learning rate, the schedule's factor constant (T5X's base_learning_rate); relative to "
+        "each tensor's root mean square with multiply_by_parameter_scale; None: 1.0 for adafactor, "
+        "required for others",
         rule=Rule("a finite number above 0", lambda rate: 0 < rate < math.inf),
         often="learning rate",
     )
     schedule: str | None = field(
         None,
-        "product of factors, as 'constant * linear_warmup * rsqrt_decay'; the factors are "
-        f"{', '.join(SCHEDULE_FACTORS)}; None: for adafactor 'constant * rsqrt_decay' as in T5X, "
-        "which is flat at learning_rate / sqrt(warmup_steps) and then falls, for others 'constant "
-        "* linear_warmup * rsqrt_normalized_decay', which peaks at learning_rate",
+        "product of factors, as 'constant * linear_warmup * rsqrt_decay'; factors are "
+        f"{', '.join(SCHEDULE_FACTORS)}; None: for adafactor T5X's 'constant * rsqrt_decay', which "
+        "is flat at learning_rate / sqrt(warmup_steps) and then falls, for others 'constant * "
+        "linear_warmup * rsqrt_normalized_decay', which peaks at learning_rate",
         often="factors, as 'constant * linear_warmup'",
     )
     warmup_steps: int = field(
-        10_000,
-        "updates of the warm-up; 1 or more",
-        rule=at_least(1),
-        often="updates of the warm-up",
+        10_000, "warm-up updates; 1 or more", rule=at_least(1), often="warm-up updates"
     )
     warmup_start: float | None = field(
-        None, "share of the rate at which linear_warmup begins, in [0, 1)", rule=BELOW_ONE
+        None, "fraction of the rate at which linear_warmup starts, in [0, 1)", rule=BELOW_ONE
     )
     decay_factor: float | None = field(
         None,
-        "linear_decay: share of the base rate lost per update after the warm-up; decay_every: "
+        "linear_decay: fraction of the base rate lost per update after the warm-up; decay_every: "
         "factor applied every steps_per_decay",
     )
     steps_per_decay: int | None = field(
-        None, "updates between two drops of decay_every; 1 or more", rule=at_least(1)
+        None, "updates between drops of decay_every; 1 or more", rule=at_least(1)
     )
     steps_per_cycle: int | None = field(
-        None, "updates of the half cosine of cosine_decay; 1 or more", rule=at_least(1)
+        None, "updates of cosine_decay's half cosine; 1 or more", rule=at_least(1)
     )
     decay_steps: int | None = field(
         None, "updates of polynomial_decay after the warm-up; 1 or more", rule=at_least(1)
     )
     power: float | None = field(
-        None, "exponent of polynomial_decay; 1 = linear; above 0", rule=above(0)
+        None, "polynomial_decay's exponent, above 0; 1: linear", rule=above(0)
     )
     cooldown_start: int | None = field(
         None,
-        "update at which linear_cooldown or sqrt_cooldown begins; None: the end of the warm-up",
+        "update at which linear_cooldown or sqrt_cooldown starts; None: the end of the warm-up",
         rule=at_least(0),
     )
     cooldown_steps: int | None = field(
@@ -243,80 +181,77 @@ class OptimizerConfig:
     )
     final_fraction: float | None = field(
         None,
-        "share of the rate at which cosine_decay, polynomial_decay and the cooldowns end, in [0, "
-        "1)",
+        "fraction of the rate at which cosine_decay, polynomial_decay and cooldowns end, in [0, 1)",
         rule=BELOW_ONE,
     )
     minimum_learning_rate: float = field(
-        1e-8, "lower bound of the schedule; 0 or more", rule=at_least(0)
+        1e-8, "minimum of the schedule; 0 or more", rule=at_least(0)
     )
     clip_norm: float | None = field(
         None,
-        "maximum global norm of the gradients, above 0; use it with "
-        "loss.normalizer=num_real_target_tokens, since a loss summed over tokens has large "
-        "gradients; None: no clipping",
+        "maximum global norm of the gradients, above 0; use it with loss.normalizer="
+        "num_real_target_tokens, since a loss summed over tokens has large gradients; None: no "
+        "clipping",
         rule=above(0),
     )
     clip_value: float | None = field(
         None,
-        "maximum absolute value of each element of the gradients, above 0, as in optax.clip; "
-        "None: no limit",
+        "maximum absolute value of gradient elements, above 0, as in optax.clip; None: no limit",
         rule=above(0),
     )
     weight_decay: float | None = field(
         None,
-        "share of a tensor to subtract per update, multiplied by rate ** "
-        "weight_decay_rate_exponent; 0 or more",
+        "fraction of a tensor to subtract per update, times rate ** weight_decay_rate_exponent; 0 "
+        "or more",
         rule=at_least(0),
         often="weight decay",
     )
     weight_decay_rate_exponent: float | None = field(
         None,
-        "exponent of the learning rate in weight decay; 1 = as in AdamW of optax and PyTorch, 0 = "
-        "as T5X's weight_decay_rate",
+        "exponent of the learning rate in weight decay; 1 as in AdamW of optax and PyTorch, 0 as "
+        "in T5X's weight_decay_rate",
         rule=at_least(0),
     )
     independent_weight_decay: bool | None = field(
         None,
-        "multiply weight decay by the schedule without learning_rate and, in muP, without the "
-        "tensor's own factor, so that decay and rate can be tuned separately",
+        "multiply weight decay by the schedule without learning_rate and without muP's factor for "
+        "the tensor, so that decay and rate can be tuned separately",
     )
     no_weight_decay: tuple[str, ...] | None = field(
         None,
-        "regular expressions of the paths, as decoder/decoder_norm/scale, of tensors without "
-        "weight decay; None: biases, scales of norms, embedding and position tables, taps of "
-        "Primer's convolutions and learned logits; none for adafactor, as in T5X",
+        "regular expressions for paths, as decoder/decoder_norm/scale, of tensors that do not "
+        "decay; None: biases, norm scales, embedding and position tables, taps of Primer's "
+        "convolutions and learned logits, but for adafactor no tensors, as in T5X",
     )
     multiply_by_parameter_scale: bool | None = field(
         None, "multiply each tensor's update by the tensor's root mean square"
     )
     minimum_parameter_scale: float | None = field(
         None,
-        "lower bound of the root mean square in multiply_by_parameter_scale (T5X's epsilon2); 0 or "
+        "lower bound on the root mean square in multiply_by_parameter_scale (T5X's epsilon2); 0 or "
         "more",
         rule=at_least(0),
     )
     maximum_parameter_scale: float | None = field(
         None,
-        "upper bound of the root mean square in multiply_by_parameter_scale; above 0",
+        "upper bound on the root mean square in multiply_by_parameter_scale; above 0",
         rule=above(0),
     )
     beta1: float | None = field(
         None,
-        "decay of Adam's first moment, in [0, 1); muon: for tensors trained by Adam; lion: its "
-        "first interpolation; adafactor: momentum of the update, 0: none",
+        "decay of Adam's first moment, in [0, 1); muon: for tensors trained by Adam; lion: first "
+        "interpolation; adafactor: momentum of the update, 0 for none",
         rule=BELOW_ONE,
     )
     beta2: float | None = field(
         None,
-        "decay of Adam's second moment, in [0, 1); muon: for tensors trained by Adam; lion: its "
-        "second interpolation",
+        "decay of Adam's second moment, in [0, 1); muon: for tensors trained by Adam; lion: second "
+        "interpolation",
         rule=BELOW_ONE,
     )
     epsilon: float | None = field(
         None,
-        "term added to Adam's denominator, or adafactor's epsilon1, added to squared gradients; 0 "
-        "or more",
+        "added to Adam's denominator or, as adafactor's epsilon1, to squared gradients; 0 or more",
         rule=at_least(0),
     )
     scale_epsilon: bool | None = field(
@@ -335,17 +270,17 @@ class OptimizerConfig:
         rule=above(0),
     )
     step_offset: int | None = field(
-        None, "adafactor: number of updates that the decay of second moments leaves out"
+        None, "adafactor: number of updates that the decay of second moments skips"
     )
     clipping_threshold: float | None = field(
         None,
-        "adafactor: largest root mean square of a tensor's update, 1 or more; inf: no clipping",
+        "adafactor: maximum root mean square of a tensor's update, 1 or more; inf: no clipping",
         rule=at_least(1),
     )
     min_dim_size_to_factor: int | None = field(
         None,
-        "adafactor: minimum size of both of a tensor's two largest dimensions for its second "
-        "moments to be factored; 1 or more",
+        "adafactor: factor second moments of tensors whose two largest dimensions have at least "
+        "this size; 1 or more",
         rule=at_least(1),
     )
 
@@ -359,54 +294,38 @@ class OptimizerConfig:
                 f"factors joined by '*', and {factor!r} is none; a factor is "
                 f"{one_of(SCHEDULE_FACTORS)}",
             )
-        self._check_complete()
+        for name in (name for factor in self.factors for name in SCHEDULE_FACTORS[factor]):
+            if self.value(name) is REQUIRED:
+                rule = (
+                    f"set for {self.name!r} with schedule {' * '.join(self.factors)!r}: it has "
+                    f"no default; recipes: {', '.join(OPTIMIZER_PRESETS)}"
+                )
+                raise Rejected(f"OptimizerConfig.{name}", None, rule)
         for pattern in self.no_weight_decay or ():
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                rule = f"regular expressions, and {pattern!r} is none: {error}"
-                raise Rejected(
-                    "OptimizerConfig.no_weight_decay", self.no_weight_decay, rule
-                ) from error
+            check_pattern("OptimizerConfig.no_weight_decay", pattern)
 
     def unread(self) -> dict[str, str]:
         """Returns field -> reason, for fields that neither optimizer nor schedule reads."""
         found: dict[str, str] = {}
         if not set(self.factors) <= SCHEDULE_FACTORS.keys():
             return found  # refused by itself
-        for fields, reads, reader in (
-            (
-                _fields_in(each.defaults for each in OPTIMIZERS.values()),
-                set(OPTIMIZERS[self.name].defaults),
-                f"optimizer {self.name!r}",
-            ),
-            (
-                _fields_in(SCHEDULE_FACTORS.values()),
-                set(_fields_in(SCHEDULE_FACTORS[name] for name in self.factors)),
-                f"schedule {' * '.join(self.factors)!r}",
-            ),
+        optimizers = [each.defaults for each in OPTIMIZERS.values()]
+        used = [SCHEDULE_FACTORS[name] for name in self.factors]
+        for tables, read, reader in (
+            (optimizers, [OPTIMIZERS[self.name].defaults], f"optimizer {self.name!r}"),
+            (SCHEDULE_FACTORS.values(), used, f"schedule {' * '.join(self.factors)!r}"),
         ):
+            reads = set().union(*read)
             why = f"with {reader}, which reads {', '.join(sorted(reads)) or 'no such field'}"
-            found |= dict.fromkeys(set(fields) - reads, why)
+            found |= dict.fromkeys(set().union(*tables) - reads, why)
         for switch, switched in _SWITCHES.items():
             if not self.value(switch):
                 why = f"while {switch} is {self.value(switch)!r}"
                 found |= {name: why for name in switched if name not in found}
         return found
 
-    def _check_complete(self) -> None:
-        for factor in self.factors:
-            for name in SCHEDULE_FACTORS[factor]:
-                if self.value(name) is REQUIRED:
-                    rule = (
-                        f"set for {self.name!r} with schedule {' * '.join(self.factors)!r}: it has "
-                        f"no default; recipes: {', '.join(OPTIMIZER_PRESETS)}"
-                    )
-                    raise Rejected(f"OptimizerConfig.{name}", None, rule)
-
     @property
     def factors(self) -> tuple[str, ...]:
-        """The factors of the schedule, in order."""
         schedule = self.schedule or OPTIMIZERS[self.name].schedule
         return tuple(name.strip() for name in schedule.split("*"))
 
@@ -418,15 +337,8 @@ class OptimizerConfig:
         optimizer = OPTIMIZERS[self.name]
         if name == "learning_rate" and optimizer.learning_rate is not None:
             return optimizer.learning_rate
-        tables = (
-            optimizer.defaults,
-            *(SCHEDULE_FACTORS.get(factor, {}) for factor in self.factors),
-        )
-        return next((table[name] for table in tables if name in table), None)
-
-
-def _fields_in(tables: Iterable[Mapping[str, Any]]) -> list[str]:
-    return sorted({name for table in tables for name in table})
+        factors = (SCHEDULE_FACTORS.get(factor, {}) for factor in self.factors)
+        return next((each[name] for each in (optimizer.defaults, *factors) if name in each), None)
 
 
 # Source: nanoT5, `configs/default.yaml` and `utils/model_utils.py`: T5 1.1 base, 2^16 steps of 128
@@ -444,17 +356,15 @@ _NANOT5 = OptimizerConfig(
     clip_norm=1.0,
 )
 
-OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = MappingProxyType(
-    {
-        # Source: T5X, `configs/runs/pretrain.gin`.
-        "t5x": OptimizerConfig(),
-        # Source: T5X, `configs/runs/finetune.gin`; Raffel et al. 2020, section 3.1.2.
-        "t5x_finetune": OptimizerConfig(learning_rate=1e-3, schedule="constant"),
-        "nanot5": _NANOT5,
-        # Source: google-research/primer README; 0.01 for 10,000 steps, then 1 / sqrt(step).
-        "primer": OptimizerConfig(schedule="rsqrt_no_ramp_down"),
-    }
-)
+OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = {
+    # Source: T5X, `configs/runs/pretrain.gin`.
+    "t5x": OptimizerConfig(),
+    # Source: T5X, `configs/runs/finetune.gin`; Raffel et al. 2020, section 3.1.2.
+    "t5x_finetune": OptimizerConfig(learning_rate=1e-3, schedule="constant"),
+    "nanot5": _NANOT5,
+    # Source: google-research/primer README; 0.01 for 10,000 steps, then 1 / sqrt(step).
+    "primer": OptimizerConfig(schedule="rsqrt_no_ramp_down"),
+}
 
 # The loss of a preset, if not the default. nanoT5 clips the gradient of the mean loss; the summed
 # loss's would be clipped at every update. Mesh TensorFlow divides by all positions.
@@ -465,10 +375,7 @@ _LOSS_OF_PRESETS = {
 
 
 def recipe(name: str) -> dict[str, Any]:
-    """Returns field path -> value of a preset: its optimizer and its loss.
-
-    Raises a UserError if there is no such preset.
-    """
+    """Returns field path -> value of a preset: its optimizer and its loss."""
     if name not in OPTIMIZER_PRESETS:
         raise UserError(
             f"unknown optimizer preset {name}{nearest(name, OPTIMIZER_PRESETS)}; known: "

@@ -1,15 +1,11 @@
 """Model presets by name."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 from tasks.terminal.command_line import UserError, nearest
-from trainer.config.mup_presets import mup_presets
 from trainer.model.capabilities import DECODER, ENCODER
 from trainer.model.config import ModelConfig
 from trainer.model.parts import FAMILIES
@@ -98,14 +94,8 @@ _MT5 = {
 # Decoder-only models of T5 1.1's sizes, as in T5X's `examples/decoder_only/models/*.gin`; 1b has
 # xl's widths.
 _LM = {
-    size: replace(_T5_1_1[t5_size], family="lm", num_encoder_layers=0)
-    for size, t5_size in (
-        ("tiny", "tiny"),
-        ("small", "small"),
-        ("base", "base"),
-        ("large", "large"),
-        ("1b", "xl"),
-    )
+    "1b" if size == "xl" else size: replace(_T5_1_1[size], family="lm", num_encoder_layers=0)
+    for size in ("tiny", "small", "base", "large", "xl")
 }
 # Columns: emb_dim, num_heads, head_dim, mlp_dim, layers.
 # Source: 7b, Touvron et al. 2023 (arXiv:2302.13971), table 2; 1b, the sizes of Sheared LLaMA 1.3B,
@@ -204,23 +194,38 @@ _BERT_EXPERIMENTS |= {
 # T5 1.1 with Primer-EZ's two changes. The mlp's single kernel is as wide as gated GELU's two.
 _T5_1_1_PRIMER_EZ = {
     f"{size}_primer_ez": replace(
-        config,
+        _T5_1_1[size],
         mlp_activations=("squared_relu",),
         mixer="mdha",
-        mlp_dim=config.mlp_dim * 3 // 2,
+        mlp_dim=_T5_1_1[size].mlp_dim * 3 // 2,
     )
-    for size, config in _T5_1_1.items()
-    if size in ("tiny", "mini", "small", "base")
+    for size in ("tiny", "mini", "small", "base")
+}
+# Source: Lingle 2024 (arXiv:2404.05728), section 3.1 and table 1: decoders by width, with T5's
+# tokenizer and its sentinels. At the base width the first logits of the models of other families
+# are as large as in the standard parametrisation.
+_MUP_WIDTH = 128
+_MUP = {
+    f"dm{width}": replace(
+        _model("llama", 32_100, width, width // _MUP_WIDTH, _MUP_WIDTH, 4 * width, 24),
+        mlp_activations=("relu",),
+        norm="rms_norm:epsilon=1e-5,gain=none",
+        parametrisation=f"mup:base_width={_MUP_WIDTH}",
+    )
+    for width in (128, 256, 512, 1024, 2048, 4096, 8192)
+} | {
+    f"t5_1_1_{size}": replace(
+        _T5_1_1[size], parametrisation=f"mup:base_width={_MUP_WIDTH},readout=relative"
+    )
+    for size in ("mini", "small", "base", "xl")
 }
 
-MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
-    {
+MODEL_PRESETS: Mapping[str, ModelConfig] = {
+    **{
         f"{family}_{size}": config
         for family, sizes in (
-            ("t5_1_0", _T5_1_0),
-            ("t5_1_0", _T5_EXPERIMENTS),
-            ("t5_1_1", _T5_1_1),
-            ("t5_1_1", _T5_1_1_PRIMER_EZ),
+            ("t5_1_0", _T5_1_0 | _T5_EXPERIMENTS),
+            ("t5_1_1", _T5_1_1 | _T5_1_1_PRIMER_EZ),
             ("mt5", _MT5),
             ("umt5", _UMT5),
             ("byt5", _BYT5),
@@ -230,17 +235,14 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = MappingProxyType(
             ("llama3", _LLAMA3),
             ("gemma", _GEMMA),
             ("gpt2", _GPT2),
-            ("bert", _BERT),
-            ("bert", _BERT_EXPERIMENTS),
+            ("bert", _BERT | _BERT_EXPERIMENTS),
         )
         for size, config in sizes.items()
-    }
-    | _of_zoo("primer_presets")
-    | dict(
-        mup_presets({f"t5_1_1_{size}": _T5_1_1[size] for size in ("mini", "small", "base", "xl")})
-    )
-    | _of_zoo("march_presets")
-)
+    },
+    **_of_zoo("primer_presets"),
+    **{f"mup_{size}": config for size, config in _MUP.items()},
+    **_of_zoo("march_presets"),
+}
 
 
 def model_preset(name: str) -> ModelConfig:

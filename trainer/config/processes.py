@@ -19,9 +19,8 @@ class ProcessesConfig:
 
     coordinator: str | None = field(
         None,
-        "HOST:PORT of process 0, reachable from all processes; auto: as the TPU pod, SLURM, Open "
-        "MPI or Kubernetes says, so that all processes run the same command; None: a single "
-        "process",
+        "HOST:PORT of process 0, reachable from all processes; auto: ask the TPU pod, SLURM, Open "
+        "MPI or Kubernetes, so that all processes run the same command; None: a single process",
         rule=_COORDINATOR,
         often="HOST:PORT of process 0, or auto",
     )
@@ -31,7 +30,7 @@ class ProcessesConfig:
     )
     timeout_seconds: int = field(
         60,
-        "seconds of silence after which a process is considered lost and all others end; 5 or more",
+        "seconds of silence after which a process counts as lost and all others end; 5 or more",
         rule=at_least(5),
         read_if=ReadIf(
             lambda config: config.coordinator is not None, "without --processes.coordinator"
@@ -41,23 +40,16 @@ class ProcessesConfig:
     def __post_init__(self) -> None:
         check(self)
         named = self.coordinator not in (None, AUTO)
+        rule = (
+            f"{'set' if named else 'unset'} where coordinator is {self.coordinator!r}; it goes "
+            "with a coordinator HOST:PORT"
+        )
         for name in ("count", "index"):
             value = getattr(self, name)
-            rule = "set" if named else "unset"
-            require(
-                (value is not None) == named,
-                f"ProcessesConfig.{name}",
-                value,
-                f"{rule} where coordinator is {self.coordinator!r}; it goes with a coordinator "
-                "HOST:PORT",
-            )
+            require((value is not None) == named, f"ProcessesConfig.{name}", value, rule)
         if self.count is not None and self.index is not None:
-            require(
-                self.index < self.count,
-                "ProcessesConfig.index",
-                self.index,
-                f"from 0 to {self.count - 1}",
-            )
+            rule = f"from 0 to {self.count - 1}"
+            require(self.index < self.count, "ProcessesConfig.index", self.index, rule)
 
 
 # Title of the flag group in commands that do not train.

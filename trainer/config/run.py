@@ -1,8 +1,4 @@
-"""A run's configuration: frozen typed dataclasses whose fields carry their own help.
-
-Values come from, in rising precedence: defaults, a preset, gin files, values implied by task and
-cache, and `--field.path=value`. No heavy import: `python -m trainer.pretrain --help` reads this.
-"""
+"""A run's configuration, and its file. No heavy import: --help reads this."""
 
 import dataclasses
 import re
@@ -16,6 +12,7 @@ from tasks.terminal.fields import (
     BELOW_ONE,
     REQUIRED,
     SEED,
+    Checked,
     ReadIf,
     Rule,
     Unread,
@@ -27,6 +24,7 @@ from tasks.terminal.fields import (
 )
 from trainer.config import fields
 from trainer.config.data import (
+    ON_CACHES,
     DataConfig,
     LengthsConfig,
     MixingConfig,
@@ -53,17 +51,12 @@ SEQIO = "seqio:"
 _ENGINES = ("palimpsest", "t5x")
 _ON_NAN = ("stop", "skip")
 
-NORMALIZERS = (
-    "sum",
-    "num_real_target_tokens",
-    "num_total_target_tokens",
-    "average_per_sequence",
-)
+NORMALIZERS = ("sum", "num_real_target_tokens", "num_total_target_tokens", "average_per_sequence")
 _NORMALIZED = ("batch", "microbatch")
 
 
 @dataclasses.dataclass(frozen=True)
-class LossConfig:
+class LossConfig(Checked):
     """The loss, in T5X's terms.
 
     Adafactor ignores the gradient's scale. With it, "sum" and "num_*_target_tokens" differ only in
@@ -72,25 +65,24 @@ class LossConfig:
 
     z_loss: float = field(
         1e-4,
-        "weight of log(Z)^2 in the loss, which keeps the softmax's normalizer near 1; 0: none",
+        "weight of log(Z)^2 in the loss, which keeps the softmax's normalizer near 1; 0: off",
         rule=at_least(0),
     )
     label_smoothing: float = field(
-        0.0, "probability shared by the wrong tokens, in [0, 1)", rule=BELOW_ONE
+        0.0, "total probability of wrong tokens, in [0, 1)", rule=BELOW_ONE
     )
     normalizer: str = field(
         "sum",
-        "divisor of the sum over tokens; sum = no divisor (T5X's loss_normalizing_factor = None), "
-        "num_real_target_tokens = the sum of weights, num_total_target_tokens = batch size times "
-        "length, average_per_sequence = the number of sequences, where the weights of each "
-        "sequence add up to 1",
+        "divisor of the sum over tokens; sum: 1 (T5X's loss_normalizing_factor = None), "
+        "num_real_target_tokens: the sum of weights, num_total_target_tokens: batch size times "
+        "length, average_per_sequence: the number of sequences, each with weights that sum to 1",
         choices=NORMALIZERS,
     )
     normalize_over: str = field(
         "batch",
-        "where the normalizer counts tokens or sequences; batch = in the whole batch, so that the "
-        "number of microbatches does not matter, microbatch = in each microbatch, whose quotients "
-        "are added, as in T5X",
+        "where the normalizer counts; batch: in the whole batch, so that the number of "
+        "microbatches does not matter, microbatch: in each microbatch, adding the quotients as "
+        "T5X does",
         choices=_NORMALIZED,
         read_if=ReadIf(
             lambda config: config.loss.normalizer != "sum" and config.is_divided,
@@ -100,7 +92,7 @@ class LossConfig:
     )
     normalizing_constant: float | None = field(
         None,
-        "constant divisor of the sum, above 0; only with normalizer sum",
+        "constant divisor of the sum with normalizer sum, above 0",
         rule=above(0),
         read_if=ReadIf(
             lambda config: config.normalizer == "sum",
@@ -108,43 +100,34 @@ class LossConfig:
         ),
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclasses.dataclass(frozen=True)
-class MetricsConfig:
+class MetricsConfig(Checked):
     """Training metrics and norms, always written to metrics.jsonl in model_dir."""
 
     every_steps: int = field(
         100,
-        "updates that each line of training metrics sums over; 1 or more",
+        "updates that each line of training metrics covers; 1 or more",
         rule=at_least(1),
         often="updates per line of metrics",
     )
     norms_every_steps: int = field(
         0,
         "updates between lines of norms: root mean squares of parameters, gradients and updates "
-        "by layer, as T5X's weight_rms; each line costs as much time as an update; 0: never",
+        "by layer, like T5X's weight_rms; each line takes as long as an update; 0: never",
         rule=at_least(0),
     )
     tensorboard: bool = field(True, "also write TensorBoard files")
     wandb: str | None = field(
         None,
-        "project of Weights & Biases to log to as well",
+        "also log to this project of Weights & Biases",
         often="project of Weights & Biases to log to",
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 _PROFILED = Rule(
-    "the first and the last update to trace, as 10:20", lambda value: bool(_updates(value))
+    "the first and last update to trace, as 10:20", lambda value: bool(_updates(value))
 )
-
-
-_INIT_FROM = ReadIf(lambda config: config.init_from is not None, "without --init_from")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,23 +147,19 @@ class Config:
     model: ModelConfig = field(REQUIRED, "The model")
     task: str = field(
         "",
-        "what to train on: a task, a mixture, tasks with rates as a=0.7,b=0.3, or seqio:NAME for a "
-        "task or mixture registered with seqio",
+        "task or mixture to train on, tasks with rates as a=0.7,b=0.3, or seqio:NAME for a task or "
+        "mixture of seqio's registry",
         changes="batches",
         often="task, mixture, or rates as a=0.7,b=0.3",
     )
     task_module: str | None = field(
-        None, "Python module that defines further tasks in a tuple TASKS", changes="nothing"
+        None, "Python module that defines more tasks in a tuple TASKS", changes="nothing"
     )
     objective: tuple[str, ...] = field(
         (),
         "settings of the task's objective, as mask.noise_density=0.5,mask.mean_noise_span_length=8",
         changes="batches",
-        read_if=ReadIf(
-            lambda config: not config.reads_seqio,
-            lambda config: f"on --task={config.task}",
-            whole=True,
-        ),
+        read_if=ON_CACHES,
     )
     cache_dir: str = field(
         "",
@@ -210,97 +189,94 @@ class Config:
     )
     microbatches: int = field(
         1,
-        "number of equal parts of the batch, computed one after another to save memory; their "
-        "gradients are summed; 1 or more",
+        "number of equal parts of the batch, computed in turn to save memory, with summed "
+        "gradients; 1 or more",
         rule=at_least(1),
         changes="rounding",
         often="parts of a batch, computed in turn",
     )
     tokens_per_batch: int | None = field(
         None,
-        "tokens in the global batch, a multiple of the longer feature's length; replaces "
-        "batch_size",
+        "tokens per global batch, a multiple of the longer feature's length, instead of batch_size",
         rule=at_least(1),
     )
     tokens_per_microbatch_per_replica: int | None = field(
         None,
-        "maximum number of tokens of a microbatch on each data-parallel replica, but at least one "
-        "row; replaces microbatches",
+        "maximum number of tokens per microbatch on each data-parallel replica, but at least one "
+        "row, instead of microbatches",
         rule=at_least(1),
         changes="rounding",
     )
     seed: int = field(
         0,
-        "seed of the initial parameters, of dropout, and of the order and the noise of windows",
+        "seed of initial parameters, dropout, and the order and noise of windows",
         rule=SEED,
         changes="batches",
         often="seed of parameters, dropout, order and noise",
     )
     engine: str = field(
         "palimpsest",
-        "code that makes the updates; t5x = an installed T5X (docs/t5x_checkpoints.md)",
+        "code that makes the updates; t5x: an installed T5X (docs/t5x_checkpoints.md)",
         choices=_ENGINES,
     )
     init_from: str | None = field(
         None,
-        "checkpoint or folder of checkpoints to start from if model_dir has none, written by this "
+        "checkpoint, or folder of them, to start from if model_dir has none, written by this "
         "trainer or by T5X, or hf:DIR for Hugging Face transformers (docs/t5x_checkpoints.md)",
         often="checkpoint, run or hf:FOLDER to start from",
     )
     init_from_state: bool = field(
         True,
-        "also take the optimizer state and the step of init_from, which set the place in the "
-        "schedule and in this run's data; false = parameters only",
-        read_if=_INIT_FROM,
+        "also take the optimizer state and step of init_from, which determine the position in the "
+        "schedule and in the data; false: parameters only",
+        read_if=ReadIf(lambda config: config.init_from is not None, "without --init_from"),
     )
     trainable: str | None = field(
         None,
-        "regular expression; only parameters with a match in their path, as "
-        "decoder/layers_0/mlp/wo/kernel, are trained; None: all, or LoRA's alone with lora.rank",
+        "train only parameters whose path, as decoder/layers_0/mlp/wo/kernel, contains a match of "
+        "this regular expression; None: all, or only LoRA's with lora.rank",
     )
     on_nan: str = field(
         "stop",
-        "what to do with an update whose loss or gradients are not finite, or whose loss exceeds "
-        "spike_factor; stop = save the state before it and end the run, skip = skip and count it",
+        "what to do about an update whose loss or gradients are not finite, or whose loss exceeds "
+        "spike_factor; stop saves the state before it and ends the run, skip skips and counts it",
         choices=_ON_NAN,
         changes="later",
     )
     deterministic: bool = field(
         True,
-        "on GPUs, use only kernels that compute the same bits in every run; they are slower; CPUs "
-        "and TPUs always do so",
+        "on GPUs, use only kernels that compute the same bits in every run, which are slower; CPUs "
+        "and TPUs always do",
         changes="rounding",
     )
     spike_factor: float | None = field(
         None,
-        "treat a loss as not finite if it exceeds the mean loss of about the last hundred updates "
-        "by this factor; above 1",
+        "treat a loss as not finite if it exceeds this many times the mean of about the last "
+        "hundred; above 1",
         rule=above(1),
         changes="later",
     )
     profile_steps: str | None = field(
         None,
-        "first and last update to trace into model_dir/profile, counted from 1, as 10:20",
+        "first and last update to trace into model_dir/profile, counting from 1, as 10:20",
         rule=_PROFILED,
         changes="nothing",
     )
-    lengths: LengthsConfig = field(
-        LengthsConfig, "Lengths of an example's features", changes="batches"
+    lengths: LengthsConfig = field(LengthsConfig, "Lengths of features", changes="batches")
+    mixing: MixingConfig = field(
+        MixingConfig, "Rates of a mixture's tasks", changes="batches", read_if=ON_CACHES
     )
-    mixing: MixingConfig = field(MixingConfig, "Rates of the tasks of a mixture", changes="batches")
     data: DataConfig = field(DataConfig, "Reading of the cache")
     vocabulary: VocabularyConfig = field(
-        VocabularyConfig, "The required vocabulary of tasks and caches", changes="nothing"
+        VocabularyConfig, "The vocabulary that tasks and caches must have", changes="nothing"
     )
     init_from_vocabulary: OldVocabularyConfig = field(
-        OldVocabularyConfig, "The vocabulary of the parameters of init_from"
+        OldVocabularyConfig, "The vocabulary of init_from's parameters"
     )
     optimizer: OptimizerConfig = field(
         OptimizerConfig, "The optimizer and its learning-rate schedule"
     )
-    lora: LoraConfig = field(
-        LoraConfig, "LoRA: low-rank additions that are trained instead of kernels"
-    )
+    lora: LoraConfig = field(LoraConfig, "LoRA: low-rank additions, trained instead of kernels")
     loss: LossConfig = field(LossConfig, "The loss, in T5X's terms")
     checkpoint: CheckpointConfig = field(
         CheckpointConfig, "Saving and keeping checkpoints", changes="nothing"
@@ -309,43 +285,30 @@ class Config:
         EvaluationConfig, "Evaluation on the validation split during training", changes="nothing"
     )
     stopping: StoppingConfig = field(StoppingConfig, "Early stopping")
-    plateau: PlateauConfig = field(
-        PlateauConfig, "Lower learning rates when evaluations stop improving"
-    )
+    plateau: PlateauConfig = field(PlateauConfig, "Lower rates when evaluations stop improving")
     metrics: MetricsConfig = field(MetricsConfig, "Training metrics", changes="nothing")
     mesh: MeshConfig = field(MeshConfig, "Division of the work among devices", changes="rounding")
-    processes: ProcessesConfig = field(
-        ProcessesConfig,
-        "Processes on several machines",
-        changes="rounding",
-    )
+    processes: ProcessesConfig = field(ProcessesConfig, "Several machines", changes="rounding")
 
     def __post_init__(self) -> None:
         check(self)
         for name in ("path", "id_map"):
             value = getattr(self.init_from_vocabulary, name)
             if value is not None and self.init_from is None:
-                raise Unread(
-                    f"Config.init_from_vocabulary.{name}", value, None, "without --init_from"
-                )
+                name = f"Config.init_from_vocabulary.{name}"
+                raise Unread(name, value, None, "without --init_from")
         check_pattern("Config.trainable", self.trainable)
-        watched = self.checkpoint, self.stopping, self.plateau
-        check_watched(*watched, self.evaluation, self.task, self.task_module)
-        require(
-            self.profiled.stop <= self.train_steps + 1,
-            "Config.profile_steps",
-            self.profile_steps,
-            f"at most {self.train_steps}, the last of train_steps",
-        )
+        check_watched(self)
+        rule = f"at most {self.train_steps}, the last of train_steps"
+        inside = self.profiled.stop <= self.train_steps + 1
+        require(inside, "Config.profile_steps", self.profile_steps, rule)
 
     @property
     def reads_seqio(self) -> bool:
-        """Whether the task is one of seqio's."""
         return self.task.startswith(SEQIO)
 
     @property
     def is_divided(self) -> bool:
-        """Whether a batch may have several parts."""
         return self.microbatches > 1 or self.tokens_per_microbatch_per_replica is not None
 
     @property
@@ -362,7 +325,7 @@ def _updates(text: str) -> range:
 def save_config(
     config: Config, origins: dict[str, str], record: Mapping[str, Any] | None = None
 ) -> None:
-    """Writes config.json into the model directory; `record` is that of the run's tasks, as JSON."""
+    """Writes config.json into the model directory; `record` describes the run's tasks."""
     value = {"config": dataclasses.asdict(config), "origins": origins, **(record or {})}
     files.write_json(files.join(config.model_dir, CONFIG_FILE), value)
 
@@ -374,10 +337,7 @@ def load_record(model_dir: str) -> dict[str, Any]:
 
 
 def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
-    """Returns (the configuration of the run in `model_dir`, field path -> origin).
-
-    Raises a UserError if the run is missing, damaged, or of another version.
-    """
+    """Returns (the configuration of the run in `model_dir`, field path -> origin)."""
     path = files.join(model_dir, CONFIG_FILE)
     if not files.exists(path):
         raise UserError(

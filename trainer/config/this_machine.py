@@ -12,8 +12,7 @@ from trainer.config.run import Config
 def on_this_machine(config: Config) -> Config:
     """Returns a run's configuration for this process alone.
 
-    Keeps the run's mesh if the local devices can form it; otherwise all devices divide the rows.
-    Keeps cuDNN's attention on GPUs only: parameters do not depend on it.
+    Keeps the run's mesh if the local devices can form it, and cuDNN's attention on GPUs.
     """
     import jax
 

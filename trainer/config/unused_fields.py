@@ -1,8 +1,4 @@
-"""Rejects typed fields that have no effect given the others, according to `read_if`.
-
-Stored configurations, presets and gin files may set such fields; resuming ignores them
-(`resuming.config_changes`).
-"""
+"""Rejects typed fields that have no effect; stored ones, presets and gin files may set them."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -22,14 +18,14 @@ def unread_fields(config: Config) -> dict[str, str]:
 def _unread(part: Any, config: Config, path: str) -> Iterator[tuple[str, str]]:
     for each in dataclasses.fields(part):
         inner, read_if = f"{path}{each.name}", each.metadata.get("read_if")
-        value = getattr(part, each.name)
-        if dataclasses.is_dataclass(value):
+        value, subject = getattr(part, each.name), config if read_if and read_if.whole else part
+        nested = dataclasses.is_dataclass(value)
+        if read_if and not read_if.holds(subject):
+            names = [name for name, _ in fields.leaves(value, inner)] if nested else [inner]
+            yield from dict.fromkeys(names, read_if.reason(subject)).items()
+        elif nested:
             yield from _unread(value, config, f"{inner}.")
             yield from ((f"{inner}.{name}", why) for name, why in each.metadata["unread"].items())
-        elif read_if:
-            subject = config if read_if.whole else part
-            if not read_if.holds(subject):
-                yield inner, read_if.reason(subject)
 
 
 def refuse_unread(config: Config, origins: Mapping[str, str]) -> None:

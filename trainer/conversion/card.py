@@ -1,11 +1,9 @@
 """The model card of an exported model: its data, training, evaluation and checks."""
 
-from __future__ import annotations
-
-import dataclasses
 import hashlib
 import itertools
 import json
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,41 +30,22 @@ _PIPELINES = {
     "decoder": "text-generation",
     "encoder": "fill-mask",
 }
+_GENERATE = (
+    'inputs = tokenizer("The first word{}", return_tensors="pt")\n'
+    "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))"
+)
 _USE = {
     "encoder_decoder": (
         "AutoModelForSeq2SeqLM",
-        'inputs = tokenizer("The first word of a <extra_id_0> is its subject.", '
-        'return_tensors="pt")\n'
-        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
+        _GENERATE.format(" of a <extra_id_0> is its subject."),
     ),
-    "decoder": (
-        "AutoModelForCausalLM",
-        'inputs = tokenizer("The first word", return_tensors="pt")\n'
-        "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))",
-    ),
+    "decoder": ("AutoModelForCausalLM", _GENERATE.format("")),
     "encoder": (
         "AutoModelForMaskedLM, pipeline",
         'fill = pipeline("fill-mask", model=model, tokenizer=tokenizer)\n'
         'print(fill(f"The first {tokenizer.mask_token} of a sentence."))',
     ),
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Named:
-    """Facts about a model that only the user knows; empty if not given.
-
-    Attributes:
-      license: the Hub's name, such as "apache-2.0".
-      languages: the Hub's codes, such as "en".
-      datasets: data sets of the Hub that the corpus comes from; by default those of hf: corpora.
-      base_model: the model that training started from.
-    """
-
-    license: str = ""
-    languages: tuple[str, ...] = ()
-    datasets: tuple[str, ...] = ()
-    base_model: str = ""
 
 
 def generation_config(written: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,17 +61,17 @@ def model_card(
     parity: Parity,
     match: Match | None,
     custom_code: bool,
-    named: Named = Named(),
+    facts: Mapping[str, Any],
 ) -> str:
     """Returns the README.md of an exported model; `folder` is its name in the example.
 
     `match` is None if the vocabulary is a class of --task_module. `custom_code` says whether
-    loading the model runs code from its folder.
+    loading the model runs code from its folder. `facts` are the user's, by the Hub's names.
     """
-    config = run.config
-    datasets = named.datasets or tuple(_hub_data_sets(run.data))
+    config, rows = run.config, _evaluation(run.config.model_dir, step)
+    facts = {**facts, "datasets": facts.get("datasets") or _hub_data_sets(run.data)}
     lines = [
-        *_head(config.model, dataclasses.replace(named, datasets=datasets)),
+        *_head(config.model, facts),
         f"# {folder}",
         "",
         f"{config.preset}, pretrained with Palimpsest and not fine-tuned.",
@@ -105,7 +84,7 @@ def model_card(
         "",
         "## Evaluation",
         "",
-        _evaluation_table(config.model_dir, step),
+        table(("metric", "value"), rows, markdown=True) if rows else "None was made.",
         "",
         "## Checked on export",
         "",
@@ -125,9 +104,8 @@ def _ids_compared(match: Match | None) -> str:
     is_model = match.library == Match._field_defaults["library"]
     of_model = "`spiece.model` is the SentencePiece model used in training." * is_model
     return (
-        f"- Ids of `tokenizer.json` compared with those of {match.library}, which was used in "
-        f"training: equal for {match.texts - len(match.different)} of {match.texts} texts. "
-        + of_model
+        f"- Ids of `tokenizer.json` compared with the ids of {match.library}, used in training: "
+        f"equal for {match.texts - len(match.different)} of {match.texts} texts. " + of_model
     )
 
 
@@ -136,7 +114,7 @@ def converted_card(
 ) -> str:
     """Returns the README.md of a converted model; `folder` is its name in the example."""
     lines = [
-        *_head(model, Named()),
+        *_head(model, {}),
         f"# {folder}",
         "",
         f"{source}, after {step:,} updates, converted with Palimpsest.",
@@ -148,16 +126,13 @@ def converted_card(
     return "\n".join(lines) + "\n"
 
 
-def _head(model: ModelConfig, named: Named) -> list[str]:
+def _head(model: ModelConfig, facts: Mapping[str, Any]) -> list[str]:
     """Returns the card's YAML header; JSON values are valid YAML."""
     found = {
         "library_name": "transformers",
         "pipeline_tag": _PIPELINES[model.architecture],
         "tags": ["pretraining", "palimpsest"],
-        "license": named.license,
-        "language": named.languages,
-        "datasets": named.datasets,
-        "base_model": named.base_model,
+        **facts,
     }
     lines = [f"{name}: {json.dumps(value)}" for name, value in found.items() if value]
     return ["---", *lines, "---", ""]
@@ -185,11 +160,6 @@ def _hub_data_sets(data: Data) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _evaluation_table(model_dir: str, step: int) -> str:
-    rows = _evaluation(model_dir, step)
-    return table(("metric", "value"), rows, markdown=True) if rows else "None was made."
-
-
 def _training(run: Run, step: int) -> list[tuple[str, str]]:
     config, data, optimizer = run.config, run.data, run.config.optimizer
     rows = [
@@ -212,20 +182,12 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
 
 
 def _tokens_seen(data: CachedData, config: Config, step: int) -> int:
-    """Returns the number of corpus tokens in the windows of all updates so far.
-
-    A mixture's count follows from its rates and is exact to one window per task.
-    """
-    changes = [*data.rates, (step, [])]
+    """Returns the corpus tokens of all updates; a mixture's are exact to one window per task."""
     windows = [each.task.objective.window_tokens(data.lengths) for each in data.tasks]
     total = 0.0
-    for (first, shares), (last, _) in itertools.pairwise(changes):
-        updates = max(0, min(last, step) - first)
-        total += (
-            updates
-            * config.batch_size
-            * sum(share * tokens for share, tokens in zip(shares, windows, strict=True))
-        )
+    for (first, shares), (last, _) in itertools.pairwise([*data.rates, (step, [])]):
+        rows = max(0, min(last, step) - first) * config.batch_size
+        total += rows * sum(map(operator.mul, shares, windows))
     return round(total)
 
 

@@ -1,7 +1,7 @@
 """Converts checkpoints and checks the result."""
 
-from __future__ import annotations
-
+import dataclasses
+import json
 import os
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from tasks.storage import files, whole_folder
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import chosen_steps
 from trainer.conversion import card, record, sources, targets, verify
-from trainer.conversion.sources import Given, Opened, Source
+from trainer.conversion.sources import Given, Opened
 from trainer.conversion.targets import Arrays, Settings
 from trainer.data.interface import Run
 from trainer.huggingface import hub
@@ -31,19 +31,10 @@ def convert(
     steps: str = "all",
     push_to: str | None = None,
 ) -> list[Converted]:
-    """Converts the checkpoints at a path, oldest first, and prints a line for each.
+    """Converts the checkpoints at `source`, oldest first, and prints a line for each.
 
-    Names and shapes of all checkpoints are checked before the first is written.
-
-    Args:
-      source: one checkpoint, or a folder of them.
-      target: local folder.
-      steps: the steps to convert: "all", "latest" or a list such as "1000,2000".
-      push_to: repository of the Hub to upload transformers folders to.
-
-    Raises:
-      UserError: a checkpoint or its model is unsuitable, or the target holds something else.
-      NotEqual: the written checkpoint differs from the source and was deleted.
+    Names and shapes of all checkpoints are checked before the first is written. Raises NotEqual if
+    a written checkpoint differs from its source; it is deleted.
     """
     if files.is_remote(target):
         raise UserError(f"--to={target}: give a local folder")
@@ -55,54 +46,38 @@ def convert(
         targets.refuse(sources.opened(each, given), settings)
     made = []
     for each in found:
-        made.append(_convert_one(each, target, several, settings, given))
+        in_folder = several or settings.format != targets.HUGGING_FACE
+        made.append(write(sources.opened(each, given), target, in_folder, settings))
         if push_to:
             _push(made[-1], push_to, each.path, last=each is found[-1])
     return made
 
 
-def check_push(repository: str) -> None:
-    """Rejects an upload that cannot succeed, before any work is done."""
-    hub.check(repository)
-
-
 def _push(made: Converted, repository: str, source: str, last: bool) -> None:
-    """Uploads a folder; if it is the last one, also to the branch `main`."""
     message = f"Step {made.step:,}, converted from {os.path.basename(source.rstrip('/'))}"
     url = hub.push(made.path, repository, made.step, message, "\n".join(made.checks), last)
     print(f"{made.path}: uploaded to {url}", flush=True)
-
-
-def _convert_one(
-    source: Source, target: str, several: bool, settings: Settings, given: Given
-) -> Converted:
-    opened = sources.opened(source, given)
-    in_folder = several or settings.format != targets.HUGGING_FACE
-    return write(opened, target, in_folder, settings)
 
 
 def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> Converted:
     """Writes and checks an opened checkpoint and prints a line; keeps a finished one.
 
     `in_folder` writes `target/checkpoint_STEP` rather than `target` itself.
-
-    Raises:
-      UserError: the path holds something else.
-      NotEqual: the written checkpoint differs from the source and was deleted.
     """
     path = os.path.join(target, f"checkpoint_{opened.step}") if in_folder else target
     vocabulary = settings.vocabulary
-    made = record.Record(
-        opened.source.path,
-        opened.step,
-        settings.format,
-        settings.dtype,
-        settings.scanned,
-        opened.model.config,
-        opened.model.name,
-        opened.model.positions,
-        vocabulary.record.sha256 if vocabulary else None,
-    ).as_json()
+    conversion = {
+        "from": record.place(opened.source.path),
+        "step": opened.step,
+        "format": settings.format,
+        "dtype": settings.dtype,
+        "scanned": settings.scanned,
+        "model": dataclasses.asdict(opened.model.config),
+        "name": opened.model.name,
+        "positions": opened.model.positions,
+        "vocabulary_sha256": vocabulary.record.sha256 if vocabulary else None,
+    }
+    made = json.loads(files.json_bytes(conversion))  # as it is read back
     run = None
     if settings.format == targets.OURS:
         run = targets.run_of(target, opened, settings)
@@ -122,14 +97,14 @@ def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> C
 def _write(
     partial: str, name: str, opened: Opened, arrays: Arrays, settings: Settings, run: Run | None
 ) -> tuple[str, ...]:
-    """Writes a checkpoint into a temporary folder; returns the results of its checks."""
     logits = ""
     if opened.source.transformers:
         plain = targets.values(opened, "float32")
         logits = verify.logits(opened.source.path, opened.model.config, plain)
     if settings.format == targets.HUGGING_FACE:
-        model, folded = targets.for_transformers(opened, arrays)
-        written = targets.to_transformers(partial, opened, model, folded, settings)
+        model, folded = targets.for_transformers(opened.model.config, arrays)
+        plain_model = opened.model._replace(config=model)
+        written = targets.to_transformers(partial, plain_model, folded, settings)
         count = verify.transformers_arrays(partial, model, written["model_type"], folded)
         logits = verify.logits(partial, opened.model.config, arrays)
         checks = _checks(count, logits)
@@ -152,4 +127,4 @@ def _write(
 
 def _checks(count: int, logits: str) -> tuple[str, ...]:
     arrays = f"{count} parameters are bit for bit those of the source in the stored precision"
-    return (arrays, *([f"logits: {logits}"] if logits else []))
+    return (arrays, f"logits: {logits}") if logits else (arrays,)

@@ -1,11 +1,9 @@
 """Exports a run's checkpoint to transformers and verifies its logits and token ids."""
 
-from __future__ import annotations
-
-import importlib.util
+import dataclasses
 import itertools
 import os
-import shutil
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,15 +13,18 @@ from tasks.storage import files, whole_folder
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import PAIR_BORDER, Vocabulary
 from trainer.config import load_config
-from trainer.conversion import card, record
-from trainer.conversion.card import Named
+from trainer.conversion import card, record, targets
+from trainer.conversion.sources import Model
+from trainer.conversion.targets import Settings
+from trainer.conversion.verify import NotEqual
 from trainer.data.cached import CachedData
 from trainer.data.features import Batch
 from trainer.data.interface import Run
-from trainer.huggingface import EXTRA, configs, folding, hub, names, parity, tokenizer, weights
+from trainer.huggingface import configs, hub, parity, require_packages, tokenizer, weights
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match, Roles
 from trainer.model.layers import unstack_layers
+from trainer.model.paths import named as named_arrays
 from trainer.t5x import read
 from trainer.trained import trained_run
 
@@ -39,10 +40,6 @@ _TEXTS, _TEXT_TOKENS = 200, 128
 _DIFFERENT_TEXTS = 0.1
 
 
-class NotEqual(Exception):
-    """The exported model or tokenizer gives results different from the trainer's."""
-
-
 def export(
     model_dir: str,
     output: str,
@@ -52,27 +49,13 @@ def export(
     vocabulary_path: str | None = None,
     max_shard_size: str = "5GB",
     custom_code: bool = False,
-    named: Named | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> tuple[int, Parity, Match | None]:
-    """Exports a checkpoint to a transformers folder.
+    """Exports a checkpoint, the newest if `step` is None, to a new transformers folder.
 
-    Args:
-      model_dir: folder of the run.
-      output: local folder, which must not exist.
-      step: step of the checkpoint; the newest if None.
-      cache_dir: folder of caches by task, if they were moved after training.
-      vocabulary_path: as in `tasks.vocabulary.load`; the cache's if None.
-      max_shard_size: largest size of a weights file, such as "5GB".
-      custom_code: whether to write a modelling file for a model that transformers lacks.
-      named: facts for the model card that only the user knows.
-
-    Returns:
-      (step, logits comparison, tokenizer comparison). The last is None if the vocabulary is a class
-      of --task_module; only its pieces are written.
-
-    Raises:
-      UserError: the run, checkpoint or model is unsuitable, or `output` exists.
-      NotEqual: transformers computes different logits or ids. Nothing was written.
+    Returns (step, comparison of logits, comparison of tokenizers). The last is None if the
+    vocabulary is a class of --task_module; only its pieces are written. Raises NotEqual, and writes
+    nothing, if transformers computes different logits or ids.
     """
     check_packages()
     shard_bytes = weights.size(max_shard_size)
@@ -82,9 +65,10 @@ def export(
     step, params = trained_run.restore(run, step, vocabulary)
     name = os.path.basename(target)
     with files.naming_full_disk(target), whole_folder.written(target) as partial:
-        parity, match = _write(partial, run, params, vocabulary, shard_bytes)
+        settings = Settings(targets.HUGGING_FACE, vocabulary=vocabulary, shard_bytes=shard_bytes)
+        parity, match = _write(partial, run, params, settings)
         custom = run.config.model.family in configs.OF_CUSTOM_CODE
-        text = card.model_card(run, step, name, parity, match, custom, named or card.Named())
+        text = card.model_card(run, step, name, parity, match, custom, facts or {})
         files.write_bytes(os.path.join(partial, "README.md"), text.encode())
         made = record.of_export(model_dir, step, vocabulary_path)
         files.write_json(os.path.join(partial, record.FILE), made)
@@ -111,9 +95,8 @@ def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
 
 
 def check_packages() -> None:
-    for name in ("safetensors", "sentencepiece", "tokenizers", "torch", "transformers"):
-        if importlib.util.find_spec(name) is None:
-            raise UserError(f"exporting needs the package {name}: {EXTRA}")
+    wanted = ("safetensors", "sentencepiece", "tokenizers", "torch", "transformers")
+    require_packages(wanted, "exporting")
 
 
 def _target(output: str) -> str:
@@ -126,29 +109,20 @@ def _target(output: str) -> str:
     return target
 
 
-def _write(
-    folder: str, run: Run, params: Any, vocabulary: Vocabulary, shard_bytes: int
-) -> tuple[Parity, Match | None]:
-    """Writes and checks everything except the model card."""
-    model = run.config.model
-    converter = run.converter
-    positions = max(converter.encoder_length, converter.decoder_length)
-    mt5 = run.config.preset.startswith("mt5")
-    written = configs.to_config(model, positions, mt5, vocabulary.special)
-    files.write_json(os.path.join(folder, "config.json"), written)
-    files.write_json(
-        os.path.join(folder, "generation_config.json"), card.generation_config(written)
+def _write(folder: str, run: Run, params: Any, settings: Settings) -> tuple[Parity, Match | None]:
+    model, vocabulary = run.config.model, settings.vocabulary
+    assert vocabulary is not None
+    if model.architecture == "encoder":
+        objective = run.data.tasks[0].task.objective  # type: ignore[attr-defined]
+        roles = Roles(begins=objective.classify, mask=objective.mask)
+        settings = dataclasses.replace(settings, roles=roles)
+    positions = max(run.converter.encoder_length, run.converter.decoder_length)
+    params = jax.tree.map(np.asarray, params)
+    plain = named_arrays(unstack_layers(params) if model.scan_layers else params)
+    exported, arrays = targets.for_transformers(model, plain)
+    written = targets.to_transformers(
+        folder, Model(exported, run.config.preset, positions), arrays, settings
     )
-    plain, exported = _plain_tree(params, run), configs.exportable(model)[0]
-    if exported != model:
-        plain = folding.fold(plain, model)
-    tensors = names.to_tensors(plain, exported, written["model_type"])
-    weights.write(folder, tensors, shard_bytes)
-    if written["model_type"] == configs.CUSTOM:
-        source = os.path.join(os.path.dirname(names.__file__), f"modeling_{configs.CUSTOM}.py")
-        shutil.copy(source, folder)
-    tokenizer.write(folder, vocabulary, _roles(run, vocabulary))
-
     theirs = parity.their_logits(parity.their_model(folder, written))
     found = parity.compare(parity.our_logits(model, params), theirs, _rows(run))
     if not found.holds:
@@ -174,21 +148,6 @@ def _write(
             f"{match.different[0][:60]!r}; nothing was written"
         )
     return found, match
-
-
-def _roles(run: Run, vocabulary: Vocabulary) -> Roles:
-    architecture = run.config.model.architecture
-    if architecture == "decoder":
-        return Roles(begins=vocabulary.piece(vocabulary.special.start), ends=False)
-    if architecture == "encoder":
-        objective = run.data.tasks[0].task.objective  # type: ignore[attr-defined]
-        return Roles(begins=objective.classify, mask=objective.mask)
-    return Roles()
-
-
-def _plain_tree(params: Any, run: Run) -> Any:
-    params = jax.tree.map(np.asarray, params)
-    return unstack_layers(params) if run.config.model.scan_layers else params
 
 
 def _rows(run: Run) -> list[Batch]:
@@ -246,10 +205,7 @@ def push(repository: str, model_dir: str, step: int, output: str) -> None:
 
 
 def is_made(model_dir: str, output: str, step: int | None, vocabulary: str | None) -> int | None:
-    """Returns the step that an earlier command exported to `output`, or None.
-
-    Raises UserError if `output` holds something else.
-    """
+    """Returns the step that an earlier command exported to `output`, or None."""
     found = read.steps(model_dir)
     step = step if step is not None else found[-1] if found else 0
     made = record.of_export(model_dir, step, vocabulary)

@@ -1,46 +1,14 @@
 """The record of a conversion, a file in each converted folder."""
 
-from __future__ import annotations
-
-import dataclasses
 import os
 from typing import Any
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from trainer.model.config import ModelConfig
 
 FILE = "conversion.json"
 # Keys that may differ when a rerun skips a folder.
 _OF_THE_FILES = ("name", "positions")
-
-
-@dataclasses.dataclass(frozen=True)
-class Record:
-    """The record of a conversion.
-
-    Attributes:
-      source: path of the checkpoint.
-      dtype: dtype of the stored parameters.
-      scanned: whether layers were stacked.
-      name: the model's preset, or the file that describes it.
-      positions: length of the longest training row, if known.
-    """
-
-    source: str
-    step: int
-    format: str
-    dtype: str
-    scanned: bool
-    model: ModelConfig
-    name: str
-    positions: int
-    vocabulary_sha256: str | None
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the contents of the file."""
-        values = _as_json(dataclasses.asdict(self))
-        return {"from": place(values.pop("source")), **values}
 
 
 def of_export(model_dir: str, step: int, vocabulary: str | None) -> dict[str, Any]:
@@ -70,10 +38,7 @@ def checks(path: str) -> list[str]:
 
 
 def is_finished(path: str, record: dict[str, Any], flag: str = "--to") -> bool:
-    """Returns whether `path` holds the conversion `record`; False if it does not exist.
-
-    `flag` named the path, for messages. Raises UserError if `path` holds something else.
-    """
+    """Returns whether `path` holds the conversion `record`; refuses to touch anything else."""
     if not os.path.lexists(path):
         return False
     found = recorded(path)
@@ -86,9 +51,3 @@ def is_finished(path: str, record: dict[str, Any], flag: str = "--to") -> bool:
                 f"{path} is another conversion, {what}: name another folder by {flag}, or delete it"
             )
     return True
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _as_json(each) for name, each in value.items()}
-    return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value

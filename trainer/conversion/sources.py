@@ -1,7 +1,5 @@
 """Checkpoints to convert: their places, models and parameters."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -33,11 +31,7 @@ _EMBEDDING = "token_embedder/embedding"
 
 
 class Source(NamedTuple):
-    """A checkpoint.
-
-    `path` is Mesh TensorFlow's file prefix or the folder. `step` comes from the name, 0 if it has
-    none. `transformers` marks transformers folders.
-    """
+    """A checkpoint: its folder or Mesh TensorFlow's prefix, and the step in its name, else 0."""
 
     path: str
     step: int
@@ -46,14 +40,7 @@ class Source(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """The model as named on the command line.
-
-    Attributes:
-      gin_files: gin files of T5X or Mesh TensorFlow.
-      search_paths: folders of these files and of their includes.
-      bindings: NAME=VALUE strings, which override the files.
-      overrides: `--model.FIELD=value` flags.
-    """
+    """The model as named on the command line; `overrides` are `--model.FIELD=value` flags."""
 
     preset: str | None = None
     gin_files: tuple[str, ...] = ()
@@ -63,35 +50,25 @@ class Given:
 
 
 class Model(NamedTuple):
-    """A model without scanned layers; `name` is its preset or the file that describes it.
-
-    `positions` is the length of the longest training row, if known.
-    """
+    """A model without scanned layers."""
 
     config: ModelConfig
-    name: str
-    positions: int
+    name: str  # its preset, or the file that describes it
+    positions: int  # length of the longest training row, if known
 
 
 class Opened(NamedTuple):
-    """A checkpoint whose names and shapes match its model.
-
-    `parameters` has values and Adafactor's moments by name, layers unstacked. `checkpoint` is None
-    for transformers folders.
-    """
+    """A checkpoint whose names and shapes match its model."""
 
     source: Source
     model: Model
-    parameters: dict[str, Parts]
-    checkpoint: Checkpoint | None
+    parameters: dict[str, Parts]  # values and Adafactor's moments by name, layers unstacked
+    checkpoint: Checkpoint | None  # None for transformers folders
     step: int
 
 
 def find(path: str) -> tuple[list[Source], bool]:
-    """Returns the checkpoints at `path` by ascending step, and whether `path` is a folder of them.
-
-    Raises UserError if there are none, or folder names lack a step or share one.
-    """
+    """Returns the checkpoints at `path` by ascending step; True if `path` is a folder of them."""
     if _is_of_transformers(path):
         return [Source(path, _step_in(path) or 0, True)], False
     if read.is_checkpoint(path):
@@ -99,9 +76,8 @@ def find(path: str) -> tuple[list[Source], bool]:
     if steps := read.steps(path):
         return [Source(read.of_step(path, step), step, False) for step in steps], True
     below = [] if files.is_remote(path) else sorted(files.list_names(path))
-    folders = [files.join(path, name) for name in below if not name.startswith(".")]
     found: dict[int, Source] = {}
-    for folder in folders:
+    for folder in [files.join(path, name) for name in below if not name.startswith(".")]:
         step = _step_in(folder)
         if not _is_of_transformers(folder):
             if step is not None and files.exists(files.join(folder, weights.WEIGHTS)):
@@ -137,7 +113,6 @@ def _is_of_transformers(path: str) -> bool:
 
 
 def _step_in(path: str) -> int | None:
-    """Returns the number at the end of a name such as checkpoint_1000 or step-1000."""
     # Other trailing digits belong to the model's name, as in mt5 and bert-2.
     pattern = r"(?:.*(?:checkpoint|ckpt|step)[-_]?|.*_)?(\d+)"
     found = re.fullmatch(pattern, path.rstrip("/").rpartition("/")[2])
@@ -145,10 +120,7 @@ def _step_in(path: str) -> int | None:
 
 
 def opened(source: Source, given: Given) -> Opened:
-    """Opens a checkpoint and checks it against its model; reads the arrays of transformers folders.
-
-    Raises UserError if it cannot be read, its model is unknown, or it does not fit the model.
-    """
+    """Opens a checkpoint and checks it against its model; reads arrays only of transformers."""
     flag = f"{FLAG}={source.path}"
     if source.transformers:
         _refuse_given(flag, given, "its config.json describes the model")
@@ -167,13 +139,10 @@ def opened(source: Source, given: Given) -> Opened:
 
 
 def _refuse_given(flag: str, given: Given, reason: str) -> None:
-    for name, value in (
-        ("--preset", given.preset),
-        ("--gin_file", given.gin_files),
-        (given.overrides[0] if given.overrides else "", given.overrides),
-    ):
-        if value:
-            raise UserError(f"{name} has no effect on {flag}: {reason}")
+    named = {"--preset": given.preset, "--gin_file": given.gin_files}
+    set_ones = [*(name for name, value in named.items() if value), *given.overrides]
+    if set_ones:
+        raise UserError(f"{set_ones[0]} has no effect on {flag}: {reason}")
 
 
 def _positions_of(path: str, config: ModelConfig) -> int:
@@ -184,15 +153,14 @@ def _positions_of(path: str, config: ModelConfig) -> int:
 def _model_of(
     source: Source, checkpoint: Checkpoint, given: Given, found: dict[str, Parts]
 ) -> Model:
-    """Returns the model of a T5X, Mesh TensorFlow or Palimpsest checkpoint."""
     flag = f"{FLAG}={source.path}"
     if checkpoint.run is not None:
         _refuse_given(flag, given, "the checkpoint describes its model")
         config = fields.from_dict(Config, checkpoint.run["config"], source.path)
         lengths = (config.lengths.inputs, config.lengths.targets)
         positions = max((length for length in lengths if length), default=0)
-        model = Model(config.model, config.preset, positions or config.model.max_positions)
-        return model._replace(config=_unscanned(model.config))
+        own = _unscanned(config.model)
+        return Model(own, config.preset, positions or own.max_positions)
     record = recorded(source.path)
     if record and not (given.preset or given.gin_files):
         config = fields.from_dict(ModelConfig, record["model"], source.path)
@@ -227,7 +195,6 @@ def _given_model(source: Source, given: Given) -> Model:
 
 
 def _gin_beside(path: str) -> list[str]:
-    """Returns the first gin file in the checkpoint's folder or its parent."""
     folders = (path, path.rstrip("/").rpartition("/")[0] or ".")
     places = [files.join(folder, name) for folder in folders for name in _GIN_FILES]
     return [place for place in places if files.exists(place)][:1]
@@ -239,8 +206,7 @@ def _from_gin(gin_files: list[str], given: Given) -> ModelConfig:
 
     def model(names: list[str], bindings: tuple[str, ...]) -> ModelConfig:
         flags = [*bindings, *given.bindings]
-        paths = list(given.search_paths)
-        return recipe.load(names, paths, flags, None, _OF_A_RUN).config.model
+        return recipe.load(names, given.search_paths, flags, None, _OF_A_RUN).config.model
 
     try:
         return model(gin_files, ())

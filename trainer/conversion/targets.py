@@ -1,7 +1,5 @@
 """Writes each converted checkpoint into its own folder."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil
@@ -19,7 +17,7 @@ from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import CONFIG_FILE, Config, VocabularyConfig, load_config, save_config
 from trainer.conversion import card
-from trainer.conversion.sources import FLAG, Opened, tree_of
+from trainer.conversion.sources import FLAG, Model, Opened, tree_of
 from trainer.data.interface import Run
 from trainer.engine.step import TrainState, zero_metrics
 from trainer.huggingface import configs, folding, names, tokenizer, weights
@@ -48,14 +46,8 @@ Arrays = dict[str, np.ndarray]
 class Settings:
     """The format and precision of written checkpoints.
 
-    Attributes:
-      format: one of FORMATS.
-      dtype: dtype of the stored parameters, one of DTYPES.
-      scanned: whether to stack layers, as T5X's `scalable_t5` does.
-      custom_code: whether to write a modelling file for a model that transformers lacks.
-      shard_bytes: largest size of a transformers weights file.
-      task: task of a Palimpsest run, or "".
-      roles: pieces that begin, end and mask texts; None means the architecture's defaults.
+    `scanned` stacks layers, as T5X's `scalable_t5` does; `custom_code` allows a modelling file for
+    a model that transformers lacks; `roles` defaults to the architecture's.
     """
 
     format: str
@@ -100,10 +92,7 @@ def refuse(opened: Opened, settings: Settings) -> None:
 
 
 def values(opened: Opened, dtype: str) -> Arrays:
-    """Returns the parameters by name in `dtype`, layers unstacked.
-
-    Raises UserError if one cannot be read, or has NaN, infinite or implausible values.
-    """
+    """Returns the parameters by name in `dtype`, layers unstacked."""
     flag = f"{FLAG}={opened.source.path}"
     return {
         name: init_from.sound(name, parts["value"].whole().astype(np.float32), flag).astype(
@@ -113,14 +102,8 @@ def values(opened: Opened, dtype: str) -> Arrays:
     }
 
 
-def shard_bytes(text: str) -> int:
-    """Parses a size such as "5GB" into bytes; raises UserError if it is invalid."""
-    return weights.size(text)
-
-
-def for_transformers(opened: Opened, arrays: Arrays) -> tuple[ModelConfig, Arrays]:
+def for_transformers(model: ModelConfig, arrays: Arrays) -> tuple[ModelConfig, Arrays]:
     """Folds multipliers away; returns the equivalent transformers model and its parameters."""
-    model = opened.model.config
     plain = configs.exportable(model)[0]
     if plain == model:
         return model, arrays
@@ -131,31 +114,27 @@ def for_transformers(opened: Opened, arrays: Arrays) -> tuple[ModelConfig, Array
 
 
 def to_transformers(
-    folder: str, opened: Opened, model: ModelConfig, arrays: Arrays, settings: Settings
+    folder: str, model: Model, arrays: Arrays, settings: Settings
 ) -> dict[str, Any]:
     """Writes a transformers folder without its card; returns the contents of config.json."""
-    mt5 = opened.model.name.startswith("mt5")
-    special = settings.vocabulary.special if settings.vocabulary else T5_IDS
-    written = configs.to_config(model, opened.model.positions, mt5, special)
+    config, vocabulary = model.config, settings.vocabulary
+    special = vocabulary.special if vocabulary else T5_IDS
+    written = configs.to_config(config, model.positions, model.name.startswith("mt5"), special)
     written["dtype"] = settings.dtype
     files.write_json(os.path.join(folder, "config.json"), written)
     generation = card.generation_config(written)
     files.write_json(os.path.join(folder, "generation_config.json"), generation)
-    tensors = names.to_tensors(tree_of(arrays), model, written["model_type"])
+    tensors = names.to_tensors(tree_of(arrays), config, written["model_type"])
     weights.write(folder, tensors, settings.shard_bytes)
     if written["model_type"] == configs.CUSTOM:
         source = os.path.join(os.path.dirname(names.__file__), f"modeling_{configs.CUSTOM}.py")
         shutil.copy(source, folder)
-    if settings.vocabulary:
-        roles = settings.roles or _roles(model, settings.vocabulary)
-        tokenizer.write(folder, settings.vocabulary, roles)
+    if vocabulary:
+        roles = settings.roles or tokenizer.Roles()
+        if config.architecture == "decoder":
+            roles = tokenizer.Roles(begins=vocabulary.piece(vocabulary.special.start), ends=False)
+        tokenizer.write(folder, vocabulary, roles)
     return written
-
-
-def _roles(model: ModelConfig, vocabulary: Vocabulary) -> tokenizer.Roles:
-    if model.architecture == "decoder":
-        return tokenizer.Roles(begins=vocabulary.piece(vocabulary.special.start), ends=False)
-    return tokenizer.Roles()
 
 
 def to_t5x(folder: str, opened: Opened, arrays: Arrays, settings: Settings) -> str:
@@ -170,15 +149,21 @@ def to_t5x(folder: str, opened: Opened, arrays: Arrays, settings: Settings) -> s
         dtype = DTYPES[settings.dtype]
         write.write_parts(parameters, opened.step, model, folder, settings.scanned, dtype=dtype)
 
-    if all(parts.keys() == {"value"} for parts in parameters.values()):
-        save(plain)
-        return "Adafactor's moments start at 0: the source has none"
-    try:
-        save(parameters)
-    except write.OtherMoments as error:
-        save(plain)
-        return f"Adafactor's moments start at 0: {error}"
-    return "Adafactor's moments are those of the source"
+    reset: object = "the source has none"
+    if any(len(parts) > 1 for parts in parameters.values()):
+        try:
+            save(parameters)
+            return _moments("")
+        except write.OtherMoments as error:
+            reset = error
+    save(plain)
+    return _moments(reset)
+
+
+def _moments(reset: object) -> str:
+    if reset:
+        return f"Adafactor's moments start at 0: {reset}"
+    return "Adafactor's moments are the source's"
 
 
 def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Settings) -> str:
@@ -206,9 +191,7 @@ def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Set
     if settings.vocabulary and not settings.task:
         sha256 = settings.vocabulary.record.sha256
         metadata.update(checkpoints.path(opened.step), vocabulary_sha256=sha256)
-    if reset:
-        return f"Adafactor's moments start at 0: {reset}"
-    return "Adafactor's moments are those of the source"
+    return _moments(reset)
 
 
 def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
@@ -233,16 +216,12 @@ def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
     vocabulary = config.vocabulary
     if settings.vocabulary:
         vocabulary = VocabularyConfig(extra_ids=settings.vocabulary.record.added_sentinels)
-    return trained_run.without_data(
-        dataclasses.replace(config, lengths=lengths, vocabulary=vocabulary)
-    )
+    config = dataclasses.replace(config, lengths=lengths, vocabulary=vocabulary)
+    return trained_run.without_data(config)
 
 
 def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:
-    """Writes a converted run's config.json and vocabulary unless the folder has them.
-
-    Raises UserError if the folder holds another run.
-    """
+    """Writes a converted run's config.json and vocabulary unless the folder has them."""
     config, folder = run.config, run.config.model_dir
     files.make_folder(folder)
     if vocabulary:

@@ -1,9 +1,6 @@
 """Trims models to the pieces that a corpus needs."""
 
-from __future__ import annotations
-
 import dataclasses
-import os
 from typing import Any
 
 import numpy as np
@@ -25,10 +22,7 @@ _MULTIPLE = 128
 
 
 def vocabulary_of(opened: Opened, path: str | None, extra_ids: int | None) -> Vocabulary:
-    """Returns the vocabulary at `path` or, without one, that of an opened checkpoint.
-
-    Raises UserError if there is none, or it has more ids than the model.
-    """
+    """Returns the vocabulary at `path` or, without one, an opened checkpoint's."""
     flag, source = f"--from={opened.source.path}", opened.source
     problem = "it is not recorded in such a checkpoint"
     found: Vocabulary | None = None
@@ -65,8 +59,9 @@ def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vo
         run = checkpoint.run and {**checkpoint.run, "vocabulary_sha256": left.record.sha256}
         checkpoint = dataclasses.replace(checkpoint, state=state, run=run)
     name = opened.model.name
-    if opened.source.transformers and _written(opened.source.path)["model_type"] == "mt5":
-        name = "mt5"
+    if opened.source.transformers:
+        written = files.read_json(files.join(opened.source.path, "config.json"))
+        name = "mt5" if written["model_type"] == "mt5" else name
     return opened._replace(
         # It differs from what transformers loads from this folder.
         source=opened.source._replace(transformers=False),
@@ -76,12 +71,7 @@ def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vo
     )
 
 
-def _written(folder: str) -> dict[str, Any]:
-    return files.read_json(os.path.join(files.local_path(folder), "config.json"))
-
-
 def _roles(opened: Opened) -> Any:
-    """Returns the roles recorded in an encoder-only folder; None for others."""
     path = files.join(opened.source.path, TOKENIZER_CONFIG)
     if opened.model.config.architecture != "encoder" or not files.exists(path):
         return None

@@ -1,7 +1,5 @@
 """Verifies a conversion: arrays bit for bit, and logits against transformers."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import os
@@ -37,10 +35,7 @@ class NotEqual(Exception):
 def transformers_arrays(
     folder: str, model: ModelConfig, kind: str, arrays: dict[str, np.ndarray]
 ) -> int:
-    """Compares the tensors of a transformers folder with the expected ones.
-
-    Returns the number of equal parameters; raises NotEqual for the first difference.
-    """
+    """Returns the number of parameters of a transformers folder; raises NotEqual if one differs."""
     stored = weights.read(folder)
     wanted = names.to_tensors(tree_of(arrays), model, kind)
     if stored.keys() != wanted.keys():
@@ -51,9 +46,9 @@ def transformers_arrays(
 
 
 def checkpoint_arrays(path: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> int:
-    """Compares a T5X or Palimpsest checkpoint with the expected parameters, in the stored dtype.
+    """Returns the number of parameters of a T5X or Palimpsest checkpoint, in the stored dtype.
 
-    Returns the number of equal parameters; raises NotEqual for the first difference.
+    Raises NotEqual if one differs.
     """
     found = layout.read_parts(read.load(path))
     if not layout.have_positions_per_layer(arrays):
@@ -74,8 +69,7 @@ def _require_equal(name: str, stored: np.ndarray, wanted: np.ndarray) -> None:
 def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> str:
     """Compares the logits of a transformers folder with ours on rows of random ids.
 
-    Returns the result, or why there was no comparison. Raises NotEqual if the logits differ; raises
-    UserError if transformers cannot load the folder.
+    Returns the result, or why there was no comparison; raises NotEqual if the logits differ.
     """
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:
@@ -109,9 +103,8 @@ def kept_logits(
 ) -> float:
     """Returns the largest difference between two models' logits over their common ids.
 
-    `before` and `after` are models with unstacked parameters by name. `old_of_new` is the id in
-    `before` of each id in `after`, int [kept]. Raises NotEqual if the difference exceeds float32
-    rounding.
+    `old_of_new` is the id in `before` of each id in `after`, int [kept]. Raises NotEqual if the
+    difference exceeds float32 rounding.
     """
     model, arrays = after
     batch = _batch(dataclasses.replace(model, vocab_size=len(old_of_new)))
@@ -128,7 +121,6 @@ def kept_logits(
 
 
 def _batch(model: ModelConfig) -> Batch:
-    """Returns padded rows of random ids with different lengths."""
     random = np.random.default_rng(0)
 
     def tokens(length: int) -> np.ndarray:

@@ -3,8 +3,6 @@
 Dimensions: B batch, K beams, C candidates (2 K), N new tokens, V vocabulary, R = B * K rows.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax
@@ -19,25 +17,16 @@ _NONE = -1.0e7
 
 
 class _State(NamedTuple):
-    """Live and finished sequences, best first.
+    """Live and finished sequences, best first."""
 
-    Attributes:
-      number: tokens of each live sequence.
-      live_BKN, live_BK: tokens and log probabilities of live sequences.
-      done_BKN, done_BK: tokens (EOS included) and scores of finished sequences.
-      full_BK: False where there is no finished sequence.
-      open_B: True where finished sequences can still improve.
-      state: the model's state of live sequences.
-    """
-
-    number: jax.Array
+    number: jax.Array  # tokens of each live sequence
     live_BKN: jax.Array
-    live_BK: jax.Array
-    done_BKN: jax.Array
-    done_BK: jax.Array
-    full_BK: jax.Array
-    open_B: jax.Array
-    state: Any
+    live_BK: jax.Array  # log probabilities
+    done_BKN: jax.Array  # EOS included
+    done_BK: jax.Array  # scores
+    full_BK: jax.Array  # False where there is no finished sequence
+    open_B: jax.Array  # True where finished sequences can still improve
+    state: Any  # the model's, of live sequences
 
 
 def search(model: NextToken, params: Any, prompts: Prompts, decoding: Decoding) -> Found:
@@ -78,21 +67,17 @@ class _T5X:
         self.decoding, self.alpha = decoding, decoding.law[1]
 
     def penalty(self, length: Any) -> jax.Array:
-        """Returns the divisor of a sequence's log probability."""
         return ((5.0 + jnp.asarray(length, jnp.float32)) / 6.0) ** self.alpha
 
     def ends(self, token_BC: jax.Array, length: jax.Array) -> jax.Array:
-        """Returns which candidates are finished, bool [B, C]."""
         return token_BC == self.decoding.eos_id
 
     def counted(self, ends_BC: jax.Array) -> jax.Array:
-        """Returns which finished candidates count, bool [B, C]."""
         return ends_BC
 
     def stays_open(
         self, best_live_B: jax.Array, done_BK: jax.Array, full_BK: jax.Array, length: jax.Array
     ) -> jax.Array:
-        """Returns where finished sequences can still improve, bool [B]."""
         reached_B = best_live_B / self.penalty(self.decoding.max_new_tokens + 1)
         return ~(jnp.all(full_BK, axis=1) & (done_BK[:, -1] > reached_B))
 
@@ -140,7 +125,6 @@ def _empty(prompts: Prompts, batch: int, decoding: Decoding) -> _State:
 
 
 def _extended(found: _State, logits_BKV: jax.Array, state: Any, law: _T5X) -> _State:
-    """Extends all sequences by one token."""
     batch, beams, vocabulary = logits_BKV.shape
     total_BKV = jax.nn.log_softmax(logits_BKV) + found.live_BK[:, :, None]
     total_BC, index_BC = jax.lax.top_k(total_BKV.reshape(batch, -1), 2 * beams)

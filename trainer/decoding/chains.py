@@ -3,8 +3,6 @@
 Dimensions: B batch, N new tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -37,10 +35,9 @@ class _State(NamedTuple):
 def decode(
     model: NextToken, params: Any, prompts: Prompts, decoding: Decoding, key_B: jax.Array
 ) -> Found:
-    """Returns the most likely next tokens, or samples; the score is their log probability.
+    """Returns the most likely next tokens, or samples, and their log probability as the score.
 
-    The score ignores temperature, top_k and top_p. A prompt takes `decoding.rows` consecutive rows,
-    each with its own sampling key in `key_B`.
+    A prompt takes `decoding.rows` consecutive rows, each with its own sampling key in `key_B`.
     """
     choose = _drawn(decoding) if decoding.method == SAMPLE else _likeliest
     size = decoding.max_new_tokens

@@ -3,8 +3,8 @@
 Dimensions: B batch, S encoder length, P prompt length, N new tokens.
 """
 
-from __future__ import annotations
-
+import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -47,36 +47,22 @@ _SHORTEST = 8
 
 
 class Decoded(NamedTuple):
-    """A result.
+    """A result."""
 
-    Attributes:
-      ids: int32 [tokens], without prompt and EOS.
-      score: log probability, EOS included; for beam search, divided by the length penalty.
-      ended: False if there was no room for EOS.
-    """
-
-    ids: np.ndarray
-    score: float
-    ended: bool
+    ids: np.ndarray  # int32 [tokens], without prompt and EOS
+    score: float  # log probability, EOS included; for beam search, divided by the length penalty
+    ended: bool  # False if there was no room for EOS
 
 
 class Decoder:
-    """Generates ids after prompts; raises UserError for a model without a decoder.
+    """Generates ids after prompts.
 
     Up to rounding, results depend neither on the order of the prompts nor on the other prompts:
     rows of a batch are independent, padding depends on the prompt's own length, and draws depend on
-    the seed and the example's id.
+    the seed and the example's id. `mesh` divides rows and, by `rules`, parameters. EOS of `special`
+    replaces T5's in `decoding`.
 
-    Args:
-      model_config: the model.
-      decoding: the choices.
-      mesh: divides rows and parameters; None uses the default device.
-      rules: name in `config.mesh.RULES`; how `mesh` divides parameters.
-      special: the vocabulary's special ids. Its EOS replaces T5's in `decoding`.
-
-    Attributes:
-      without_cache: the part of the model that forces recomputing the whole row per token; None if
-        there is none or if the cache is switched off.
+    `without_cache` is the part of the model that forces recomputing the row per token, if any.
     """
 
     def __init__(
@@ -102,16 +88,18 @@ class Decoder:
         model = build_model(self._spec)
         assert isinstance(model, Transformer)
         self._model = model
-        self.without_cache = (
-            uncached_part(model_config, self._spec) if decoding.cache == "auto" else None
-        )
-        self._caches = decoding.cache == "auto" and self.without_cache is None
-        self._shardings = None
+        auto = decoding.cache == "auto"
+        self.without_cache = uncached_part(model_config, self._spec) if auto else None
+        self._caches = auto and self.without_cache is None
+        self._shardings: Any = None
+        options: dict[str, Any] = {}
         if mesh is not None:
             axes, key = logical_axes(spec), jax.random.key(0)
             shapes = jax.eval_shape(lambda key: init_params(spec, key), key)
             self._shardings = parameter_shardings(mesh, rules, shapes, axes)
-        self._search = self._compiled()
+            ins = (self._shardings, rows(mesh), rows(mesh))
+            options = {"in_shardings": ins, "out_shardings": replicated(mesh)}
+        self._search: Any = jax.jit(self._run, **options)
 
     @property
     def longest_prompt(self) -> int | None:
@@ -123,20 +111,14 @@ class Decoder:
         return self._config.max_positions - self._decoding.max_new_tokens
 
     def __call__(
-        self,
-        params: Any,
-        prompts: Sequence[np.ndarray],
-        example_ids: Sequence[int] | None = None,
+        self, params: Any, prompts: Sequence[np.ndarray], example_ids: Sequence[int] | None = None
     ) -> list[Decoded]:
         """Returns `num_return_sequences` results per prompt, in the order of the prompts.
 
-        Raises UserError if a prompt or the new tokens exceed the model's positions.
-
-        Args:
-          params: float32, on the mesh or elsewhere.
-          prompts: int [tokens]: the encoder's input with EOS, or the beginning of a decoder-only
-            model's text; the start id is added here.
-          example_ids: number per prompt that seeds its draws; default: the prompt's index.
+        A prompt, int [tokens], is the encoder's input with EOS, or the beginning of a decoder-only
+        model's text; the start id is added here. `params` are float32. `example_ids` seed the draws
+        of prompts, by default their indices do. Raises UserError if a prompt or the new tokens
+        exceed the model's positions.
         """
         if example_ids is None:
             example_ids = range(len(prompts))
@@ -191,7 +173,9 @@ class Decoder:
                 prompt_BP = np.zeros((batch, length), np.int32)
                 segment_BP = np.zeros_like(prompt_BP)
                 length_B = np.zeros(batch, np.int32)
+                id_B2 = np.zeros((batch, 2), np.uint32)
                 for row, place in enumerate(places):
+                    id_B2[row] = divmod(example_ids[place], 1 << 32)
                     prompt_BP[row, : len(prompts[place])] = prompts[place]
                     segment_BP[row, : len(prompts[place])] = 1
                     length_B[row] = 1 if encodes else 1 + len(prompts[place])
@@ -203,17 +187,12 @@ class Decoder:
                     # Rows begin as in training.
                     begun_BP = np.pad(prompt_BP, ((0, 0), (1, 0)), constant_values=self._start)
                     made = Prompts(begun_BP, length_B)
-                id_B2 = np.zeros((batch, 2), np.uint32)
-                for row, place in enumerate(places):
-                    id_B2[row] = divmod(example_ids[place], 1 << 32)
                 yield places, made, id_B2
 
     def _rows(self, count: int) -> int:
         """Returns the rows for `count` prompts: the next power of two, rounded up for the mesh."""
         number = 1 << (count - 1).bit_length()
-        parts = 1
-        if self._mesh is not None:
-            parts = int(np.prod([self._mesh.shape[axis] for axis in ROWS]))
+        parts = math.prod(self._mesh.shape[axis] for axis in ROWS) if self._mesh is not None else 1
         return -(-number // parts) * parts
 
     def _placed(self, batch: Prompts, id_B2: np.ndarray) -> tuple[Prompts, Any]:
@@ -224,21 +203,12 @@ class Decoder:
         id_B2 = placed.pop("id_B2")
         return Prompts(**placed), id_B2
 
-    def _compiled(self) -> Any:
-        """Returns the jitted search (params, prompts, ids) -> `Found`."""
-        if self._mesh is None:
-            return jax.jit(self._run)
-        by_row = rows(self._mesh)
-        return jax.jit(
-            self._run,
-            in_shardings=(self._shardings, by_row, by_row),
-            out_shardings=replicated(self._mesh),
-        )
-
     def _run(self, params: Any, prompts: Prompts, id_B2: jax.Array) -> Found:
-        if self._mesh is None:
-            return self._found(params, prompts, id_B2)
-        with tracing_on(self._mesh, self._rules):
+        with (
+            tracing_on(self._mesh, self._rules)
+            if self._mesh is not None
+            else contextlib.nullcontext()
+        ):
             return self._found(params, prompts, id_B2)
 
     def _found(self, params: Any, prompts: Prompts, id_B2: jax.Array) -> Found:

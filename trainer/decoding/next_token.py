@@ -3,10 +3,8 @@
 Dimensions: B batch, S encoder length, P prompt length, T places of a row, V vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,37 +23,42 @@ Tree = Any
 
 
 class Prompts(NamedTuple):
-    """A batch of prompts.
+    """A batch of prompts, int32; without encoder inputs in a decoder-only model."""
 
-    Attributes:
-      decoder_BP: decoder inputs, int32; places after the prompt's end are not read.
-      length_B: number of decoder inputs, int32; 0 for a padding row.
-      encoder_BS: encoder inputs; None in a decoder-only model.
-      segment_BS: 1 at encoder inputs, 0 after their end; None where id 0 is padding.
-    """
-
-    decoder_BP: jax.Array | np.ndarray
-    length_B: jax.Array | np.ndarray
+    decoder_BP: jax.Array | np.ndarray  # places after the prompt's end are not read
+    length_B: jax.Array | np.ndarray  # number of decoder inputs; 0 for a padding row
     encoder_BS: jax.Array | np.ndarray | None = None
+    # 1 at encoder inputs, 0 after their end; None where id 0 is padding.
     segment_BS: jax.Array | np.ndarray | None = None
 
 
-class NextToken(Protocol):
-    """The interface of a model to searches.
+@dataclass(frozen=True)
+class NextToken:
+    """A model as searches see it.
 
     Searches copy and reorder the rows of its trees of arrays [B, …]: `kept` stays the same, `state`
     changes with every token.
+
+    Attributes:
+      width: places of a prompt, P.
+      new_tokens: the largest number of new tokens.
+      prefix: the tokens of a prompt attend to one another in both directions.
     """
+
+    model: Transformer
+    width: int
+    new_tokens: int
+    prefix: bool = False
 
     def start(self, params: Tree, prompts: Prompts) -> tuple[jax.Array, Tree, Tree]:
         """Returns the logits [B, V] of the first new token, `kept` and `state`."""
-        ...
+        raise NotImplementedError
 
     def step(
         self, params: Tree, kept: Tree, state: Tree, token_B: jax.Array, number: jax.Array
     ) -> tuple[jax.Array, Tree]:
         """Returns the logits [B, V] after new token `number`, from 0, and the new state."""
-        ...
+        raise NotImplementedError
 
 
 def uncached_part(config: ModelConfig, spec: ModelSpec) -> str | None:
@@ -74,19 +77,12 @@ def for_decoding(spec: ModelSpec) -> ModelSpec:
     """
 
     def roomy(stack: Any) -> Any:
-        layers = tuple(
-            replace(
-                layer,
-                feed_forward=replace(
-                    layer.feed_forward,
-                    evaluation_capacity_factor=float(layer.feed_forward.num_experts),
-                ),
-            )
-            if isinstance(layer.feed_forward, Switch)
-            else layer
-            for layer in stack.layers
-        )
-        return replace(stack, layers=layers)
+        layers = list(stack.layers)
+        for index, layer in enumerate(layers):
+            if isinstance(ffn := layer.feed_forward, Switch):
+                ffn = replace(ffn, evaluation_capacity_factor=float(ffn.num_experts))
+                layers[index] = replace(layer, feed_forward=ffn)
+        return replace(stack, layers=tuple(layers))
 
     return replace(
         spec,
@@ -99,10 +95,7 @@ def for_decoding(spec: ModelSpec) -> ModelSpec:
 def _remembered(model: Transformer, params: Tree, prompts: Prompts) -> Memory | None:
     if prompts.encoder_BS is None:
         return None
-    batch = {
-        "encoder_input_tokens": prompts.encoder_BS,
-        "encoder_segment_ids": prompts.segment_BS,
-    }
+    batch = {"encoder_input_tokens": prompts.encoder_BS, "encoder_segment_ids": prompts.segment_BS}
     return cast(Memory, model.apply({"params": params}, batch, method="remember"))
 
 
@@ -114,23 +107,11 @@ class _Kept(NamedTuple):
     fixed: Tree = None
 
 
-@dataclass(frozen=True)
-class Cached:
-    """A model that caches keys and values, and the inputs of convolutions.
+class Cached(NextToken):
+    """A model without an `uncached_part`, which caches keys, values and inputs of convolutions.
 
     Prompts are aligned to the right, so that all rows write to the same slot.
-
-    Attributes:
-      model: a model without an `uncached_part`.
-      width: places of a prompt, P.
-      new_tokens: the largest number of new tokens.
-      prefix: the tokens of a prompt attend to one another in both directions.
     """
-
-    model: Transformer
-    width: int
-    new_tokens: int
-    prefix: bool = False
 
     @property
     def _slots(self) -> int:
@@ -138,7 +119,6 @@ class Cached:
         return self.width + self.new_tokens - 1
 
     def start(self, params: Tree, prompts: Prompts) -> tuple[jax.Array, Tree, Tree]:
-        """See `NextToken.start`."""
         memory = _remembered(self.model, params, prompts)
         position_BP = jnp.arange(self.width) - (self.width - prompts.length_B)[:, None]
         one_BP = (position_BP >= 0).astype(jnp.int32)
@@ -161,7 +141,6 @@ class Cached:
     def step(
         self, params: Tree, kept: Tree, state: Tree, token_B: jax.Array, number: jax.Array
     ) -> tuple[jax.Array, Tree]:
-        """See `NextToken.step`."""
         index = self.width + number
         slot_T = jnp.arange(self._slots)
         seen_BT = (slot_T >= (self.width - kept.length_B)[:, None]) & (slot_T <= index)
@@ -182,17 +161,10 @@ class Cached:
         return cast(jax.Array, logits_BV), collections[CACHE]
 
 
-@dataclass(frozen=True)
-class Uncached:
-    """A model that recomputes the whole row for every token; attributes as in `Cached`."""
-
-    model: Transformer
-    width: int
-    new_tokens: int
-    prefix: bool = False
+class Uncached(NextToken):
+    """A model that recomputes the whole row for every token."""
 
     def start(self, params: Tree, prompts: Prompts) -> tuple[jax.Array, Tree, Tree]:
-        """See `NextToken.start`."""
         kept = _Kept(jnp.asarray(prompts.length_B), _remembered(self.model, params, prompts))
         token_BT = jnp.pad(prompts.decoder_BP, ((0, 0), (0, self.new_tokens - 1)))
         return self._logits(params, kept, token_BT, kept.length_B), kept, token_BT
@@ -200,7 +172,6 @@ class Uncached:
     def step(
         self, params: Tree, kept: Tree, state: Tree, token_B: jax.Array, number: jax.Array
     ) -> tuple[jax.Array, Tree]:
-        """See `NextToken.step`."""
         place_BT = jnp.arange(state.shape[1])[None]
         end_B = kept.length_B + number
         token_BT = jnp.where(place_BT == end_B[:, None], token_B[:, None], state)

@@ -3,10 +3,7 @@
 Source: google-research/t5x, `configs/runs/{pretrain,finetune}.gin` and `examples/*/**.gin`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from trainer.config.presets import MODEL_PRESETS
@@ -18,15 +15,6 @@ _MT5_VOCABULARY = "gs://t5-data/vocabs/mc4.250000.100extra/sentencepiece.model"
 
 _1_0 = ("small", "base", "large", "3B", "11B")
 _1_1 = ("small", "base", "large", "xl", "xxl")
-# Macros that a file may set even if no other file reads them.
-MACROS = (
-    *("BATCH_SIZE", "DROPOUT_RATE", "EVALUATOR_NUM_EXAMPLES", "EVALUATOR_USE_MEMORY_CACHE"),
-    *("EVAL_PERIOD", "EVAL_STEPS", "INITIAL_CHECKPOINT_PATH", "JSON_WRITE_N_RESULTS"),
-    *("LABEL_SMOOTHING", "LOSS_NORMALIZING_FACTOR", "MIXTURE_OR_TASK_MODULE"),
-    *("MIXTURE_OR_TASK_NAME", "MODEL", "MODEL_DIR", "OPTIMIZER", "RANDOM_SEED"),
-    *("SHUFFLE_TRAIN_EXAMPLES", "TASK_FEATURE_LENGTHS", "TRAIN_STEPS", "TRAIN_STEPS_RELATIVE"),
-    *("USE_CACHED_TASKS", "USE_HARDWARE_RNG", "VOCABULARY", "Z_LOSS"),
-)
 
 
 def binding(key: str, value: Any, path: str) -> Binding:
@@ -57,7 +45,6 @@ def _data(scope: str, **settings: Any) -> dict[str, Any]:
 
 
 def _run(macros: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Adds the bindings that pretraining and finetuning share."""
     required = ("MIXTURE_OR_TASK_NAME", "TASK_FEATURE_LENGTHS", "TRAIN_STEPS", "MODEL_DIR")
     return {
         **dict.fromkeys(required, _REQUIRED),
@@ -204,7 +191,7 @@ def _model(
 
 def _models() -> dict[str, dict[str, Any]]:
     found = {
-        f"t5x/examples/t5/t5_1_0/{size}.gin": _model(f"t5_1_0_{size.lower()}") for size in _1_0
+        f"t5x/examples/t5/t5_1_0/{each}.gin": _model(f"t5_1_0_{each.lower()}") for each in _1_0
     }
     for size in _1_1:
         t5, mt5 = f"t5_1_1_{size}", f"mt5_{size}"
@@ -226,12 +213,15 @@ def _models() -> dict[str, dict[str, Any]]:
 
 def described(files: Mapping[str, Mapping[str, Any]]) -> Mapping[str, list[Binding]]:
     """Returns path of a file -> its bindings."""
-    return MappingProxyType(
-        {
-            path: [binding(key, value, path) for key, value in settings.items()]
-            for path, settings in files.items()
-        }
-    )
+    return {
+        path: [binding(key, value, path) for key, value in settings.items()]
+        for path, settings in files.items()
+    }
 
 
 DESCRIPTIONS = described({**_RUNS, **_models()})
+# Macros that a file may set even if no other file reads them.
+MACROS = {
+    *("EVALUATOR_NUM_EXAMPLES", "EVALUATOR_USE_MEMORY_CACHE", "JSON_WRITE_N_RESULTS"),
+    *(each.name for bound in DESCRIPTIONS.values() for each in bound if not each.argument),
+}

@@ -1,7 +1,6 @@
 """Translates gin bindings into configuration fields, by tables of configurables and arguments.
 
-A table gives each argument's meaning: a field, a configurable that it refers to, its only supported
-value, or no counterpart, with the reason. Anything unlisted is an error.
+Anything that a table does not list is an error.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any
 
 from tasks.terminal.command_line import UserError, nearest
 from trainer.gin.reader import (
+    COMMANDS,
     FLAXFORMER,
     Binding,
     Macros,
@@ -28,17 +28,8 @@ MUST = object()
 # Default of an argument that is ignored unless a file sets it.
 UNSET = object()
 
-# T5X's programs other than training -> our commands.
-COMMANDS = {
-    "evaluate": "evaluate a run with python -m trainer.evaluate --model_dir=DIR --split=SPLIT",
-    "infer": "export a run with python -m trainer.export, and generate text with transformers",
-    "save": "export a run with python -m trainer.export, or trainer.export_t5x for T5X",
-    "precompile": "compile a run ahead of time with python -m trainer.plan --topology=NAME",
-}
-
 
 def _command(binding: Binding) -> str | None:
-    """Returns our command for the T5X program that a binding configures, or None."""
     return COMMANDS.get(binding.selector.rpartition(".")[2])
 
 
@@ -47,7 +38,7 @@ class Argument:
     """The meaning of an argument, by exactly one of these attributes.
 
     `field`: path of the configuration field that receives the value after `convert`;
-    `refers`: configurables, one of which the argument must name (or None, if `optional`);
+    `refers`: the argument names one of these configurables, or None if `optional`;
     `only`: the only supported value, with synonyms `same`; `why` explains the restriction;
     `take`: a function called with (reading, value), for all other cases.
     Without any, the argument has no counterpart: `why` is reported unless the value is `default`.
@@ -66,11 +57,7 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Configurable:
-    """A configurable that files bind.
-
-    `names` are its full names, the first for messages. `fields` are configuration fields and their
-    values, set whenever the configurable is used.
-    """
+    """A configurable with its full names, the first for messages; its use sets `fields`."""
 
     names: tuple[str, ...]
     arguments: Mapping[str, Argument]
@@ -78,15 +65,12 @@ class Configurable:
 
     @property
     def short(self) -> str:
-        """The last part of the first name."""
         return self.names[0].rpartition(".")[2]
 
 
-def configurable(
-    *names: str, fields: Mapping[str, Any] = types.MappingProxyType({}), **arguments: Argument
-) -> Configurable:
-    """Returns a configurable with its arguments as keywords."""
-    return Configurable(names, arguments, fields)
+def configurable(*names: str, fields: Any = None, **arguments: Argument) -> Configurable:
+    """Returns a configurable with its arguments as keywords, and the fields that its use sets."""
+    return Configurable(names, arguments, fields or {})
 
 
 def field(path: str, default: Any = UNSET, convert: Callable[[Any], Any] | None = None) -> Argument:
@@ -142,11 +126,8 @@ def keep(name: str, kind: Any, default: Any = UNSET) -> Argument:
 class Reading:
     """The meaning of files, collected while they are read.
 
-    Attributes:
-      fields: configuration path -> value and origin.
-      notes: lines to print: ("warning", …) and ("read, no counterpart", …).
-      facts: values that table functions keep for one another.
-      scope: scope of the current binding.
+    `fields` are by configuration path, `facts` are what table functions keep for one another,
+    `notes` are lines to print, and `scope` is the current binding's.
     """
 
     def __init__(self, statements: Statements, known: Iterable[Configurable]):
@@ -174,14 +155,10 @@ class Reading:
         self.notes.append(("read, no counterpart", text))
 
     def set(self, path: str, value: Any, origin: str) -> None:
-        """Sets a configuration field."""
         self.fields[path] = Value(value, origin)
 
     def walk(self, configurable: Configurable, scope: str = "", origin: str = "") -> None:
-        """Reads the arguments of a configurable under a scope, and everything that they refer to.
-
-        `origin` is the place that refers to it. Errors name file and line.
-        """
+        """Reads a configurable's arguments under a scope, and everything that they refer to."""
         for path, value in configurable.fields.items():
             self.set(path, value, f"{origin} as @{configurable.short}()")
         for name, argument in configurable.arguments.items():
@@ -214,9 +191,8 @@ class Reading:
                 continue
             self.scope = scope
             self._used.add((scope, name, argument))
-            configurable = next(each for each in self._known if each.names[0] == name)
+            configurable, meaning = self._meaning(name, argument)
             short = f"{configurable.short}.{argument}"
-            meaning = configurable.arguments[argument]
             self._argument(short, meaning, binding)
             if not scope or not meaning.field:
                 continue
@@ -224,8 +200,8 @@ class Reading:
             other, value = scoped.setdefault(meaning.field, (scope, found))
             if other != scope and value.value != found.value:
                 raise UserError(
-                    f"{found.origin}: {scope}/{short} = {found.value!r} differs from that of "
-                    f"{other}, {value.value!r} ({value.origin}): both have one value here"
+                    f"{found.origin}: {scope}/{short} = {found.value!r} differs from "
+                    f"{other}'s {value.value!r} ({value.origin}): both have one value here"
                 )
 
     def follow(
@@ -245,10 +221,7 @@ class Reading:
         raise found.must_be(name, rule)
 
     def finish(self, macros: Iterable[str]) -> None:
-        """Reports macros and bindings that were never read.
-
-        The warning about a macro unknown to `macros` and to the files suggests the nearest name.
-        """
+        """Reports macros and bindings that were never read; `macros` are known ones."""
         known = {*macros, *self.macros.named()}
         for binding in self.macros.unread():
             if binding.library or binding.name in known - {*macros}:
@@ -257,12 +230,12 @@ class Reading:
             self.warn(f"{binding.name} ({binding.place}) is read by none of these files{hint}")
         for key, binding in self._bound.items():
             if key not in self._used and not binding.library:
-                configurable = next(each for each in self._known if each.names[0] == key[1])
-                text = (
-                    configurable.arguments[binding.argument].why
-                    or "nothing in these files refers to it"
-                )
-                self.idle(f"{binding.name} ({binding.place}): {text}")
+                why = self._meaning(*key[1:])[1].why or "nothing in these files refers to it"
+                self.idle(f"{binding.name} ({binding.place}): {why}")
+
+    def _meaning(self, name: str, argument: str) -> tuple[Configurable, Argument]:
+        found = next(each for each in self._known if each.names[0] == name)
+        return found, found.arguments[argument]
 
     def _argument(self, name: str, argument: Argument, binding: Binding) -> None:
         if argument.why and argument.only is UNSET and self.macros.unset(binding):
@@ -288,15 +261,10 @@ class Reading:
                     f"{argument.only!r}: {argument.why}"
                 )
         else:
-            self._without_counterpart(name, argument, binding, found)
-
-    def _without_counterpart(
-        self, name: str, argument: Argument, binding: Binding, found: Value
-    ) -> None:
-        for reference in references(found.value):
-            self._cover(reference, found.origin)
-        if found.value != argument.default and not binding.library:
-            self.idle(f"{name} = {found.value!r} ({found.origin}): {argument.why}")
+            for reference in references(found.value):
+                self._cover(reference, found.origin)
+            if found.value != argument.default and not binding.library:
+                self.idle(f"{name} = {found.value!r} ({found.origin}): {argument.why}")
 
     def _cover(self, reference: Reference, origin: str) -> None:
         """Marks the bindings of an unsupported configurable, and of its references, as read."""
@@ -312,27 +280,23 @@ class Reading:
                     self._cover(inner, origin)
 
     def _configurable(self, reference: Reference, origin: str) -> Configurable:
-        configurable = self._called(reference.name)
-        if configurable is None:
-            raise UserError(
-                f"{origin}: {reference} is not a configurable that is known here"
-                f"{self._nearest(reference.name)}; files are read, and nothing in them is executed"
-            )
-        return configurable
-
-    def _called(self, selector: str) -> Configurable | None:
-        return next((each for each in self._known if _names(each, selector)), None)
+        for each in self._known:
+            if _names(each, reference.name):
+                return each
+        raise UserError(
+            f"{origin}: {reference} is not a configurable that is known here"
+            f"{self._nearest(reference.name)}; files are read, and nothing in them is executed"
+        )
 
     def _nearest(self, selector: str) -> str:
         return nearest(selector.rpartition(".")[2], [each.short for each in self._known])
 
     def _key(self, binding: Binding) -> tuple[str, str, str]:
-        """Returns (scope, full name, argument), or raises UserError if one is unknown."""
+        """Returns (scope, full name, argument); raises UserError if one is unknown."""
         named = [each for each in self._known if _names(each, binding.selector)]
         if not named:
-            hint = _command(binding)
-            if binding.selector.startswith("flaxformer."):
-                hint = FLAXFORMER
+            of_flaxformer = binding.selector.startswith("flaxformer.")
+            hint = FLAXFORMER if of_flaxformer else _command(binding)
             raise UserError(
                 f"{binding.place}: {binding.name}: no configurable {binding.selector} is known "
                 f"here{self._nearest(binding.selector) if not hint else ''}: "

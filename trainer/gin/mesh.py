@@ -1,17 +1,13 @@
 """Translates gin files of Mesh T5, the T5 library before T5X, and of Primer.
 
-Mesh TensorFlow's files do not refer to their configurables, so every binding counts. Layers, norms
-and activations together determine the model's preset; sizes in the files override the preset's.
+Layers, norms and activations determine the model's preset; sizes in the files override its own.
 
 Source: tensorflow/mesh `transformer/`; google-research/text-to-text-transfer-transformer; Primer,
 google-research/google-research `primer/`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from tasks import registry
@@ -41,14 +37,12 @@ _FIRST, _JOINS = "select_random_chunk", "reduce_concat_tokens"
 _LANGUAGE_MODEL = (_FIRST, _JOINS, "split_tokens_to_targets_length")
 _SPLITS = ("split_tokens", "split_tokens_to_inputs_length")
 # T5's noise masks -> ours, and our fields -> T5's arguments where their names differ.
-_MASKS: Mapping[str, Callable[..., Mask]] = MappingProxyType(
-    {
-        "random_spans_noise_mask": RandomSpans,
-        "regular_noise_mask": RegularSpans,
-        "iid_noise_mask": IidTokens,
-        "random_prefix_noise_mask": RandomPrefix,
-    }
-)
+_MASKS: Mapping[str, Callable[..., Mask]] = {
+    "random_spans_noise_mask": RandomSpans,
+    "regular_noise_mask": RegularSpans,
+    "iid_noise_mask": IidTokens,
+    "random_prefix_noise_mask": RandomPrefix,
+}
 _ARGUMENTS = {"shortest": "min_span_length", "longest": "max_span_length"}
 # T5's names for parts of C4 -> the Hub's; None if the Hub lacks it.
 _PARTS_OF_C4 = {"noclean": "en.noclean", "realnewslike": "realnewslike", "webtextlike": None}
@@ -102,8 +96,7 @@ def refuse_evaluation(bindings: Iterable[Binding]) -> None:
 def understand(reading: Reading, preset: str | None) -> str:
     """Sets the fields that depend on several bindings; returns the model's preset.
 
-    A given `preset` overrides the files' model and sizes. Raises UserError if the model, the task
-    or the schedule is not supported.
+    A given `preset` overrides the files' model and sizes.
     """
     reading.set("loss.normalizer", "num_total_target_tokens", "Mesh T5's loss")
     if "checkpoint.keep" not in reading.fields:
@@ -157,10 +150,8 @@ def _refuse_other_layers(reading: Reading) -> None:
     ):
         bound = reading.facts.get(f"{stack}/layers")
         if bound and tuple(map(_short, bound.value)) != names:
-            listed = ", ".join(f"@{name}" for name in names)
-            raise bound.must_be(
-                f"{stack}/make_layer_stack.layers", f"{listed} in an encoder-decoder"
-            )
+            rule = f"{', '.join(f'@{name}' for name in names)} in an encoder-decoder"
+            raise bound.must_be(f"{stack}/make_layer_stack.layers", rule)
 
 
 def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value) -> str:
@@ -190,9 +181,7 @@ def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value
     if "MoE1D" in names:
         experts = _activations(reading, "expert_activations")
         if experts.value != activations.value:
-            raise UserError(
-                f"{experts.origin}: experts must have the activations of the other layers"
-            )
+            raise UserError(f"{experts.origin}: experts must have the other layers' activations")
         if "num_experts" in reading.facts:
             reading.set("model.num_experts", *reading.facts["num_experts"])
     if "ineffective" in reading.facts:
@@ -286,9 +275,8 @@ def _set_lengths_and_rows(reading: Reading) -> None:
         # Mesh requires an input length even for language models, which lack inputs.
         if side == "targets" or not decoder_only:
             reading.set(f"lengths.{side}", size, lengths.origin)
-    found = reading.facts.get(
-        "batch_size", Value(("tokens_per_replica", 2048), "Mesh T5's default")
-    )
+    default = Value(("tokens_per_replica", 2048), "Mesh T5's default")
+    found = reading.facts.get("batch_size", default)
     rows = found.value
     if isinstance(rows, list | tuple) and len(rows) == 2 and type(rows[1]) is int:
         unit, number = rows
@@ -306,11 +294,9 @@ def _set_lengths_and_rows(reading: Reading) -> None:
 
 
 def task(reading: Reading, named: bool) -> Value:
-    """Returns our task with the bound corpus and objective.
+    """Returns our task with the bound corpus and objective, or else the files' own task name.
 
-    Without a counterpart, returns the files' own task name, possibly a seqio task. If `named`, a
-    flag names the task and the bound objective is ignored. Raises UserError if the files name no
-    task, or bind an unsupported objective.
+    If `named`, a flag names the task and the bound objective is ignored.
     """
     name = reading.facts.get("task")
     if name is None:
@@ -323,7 +309,7 @@ def task(reading: Reading, named: bool) -> Value:
     if _value(reading, "model_type", "") == "lm" and full and not full.value:
         reading.warn(
             f"input_full_attention = False ({full.origin}): if the task has inputs, a decoder sees "
-            "them in both directions here, and its loss is that of the targets"
+            "them in both directions here, and only targets have a loss"
         )
     if named or steps is None or not isinstance(steps.value, list | tuple):
         return name
@@ -346,7 +332,6 @@ def task(reading: Reading, named: bool) -> Value:
 
 
 def _objective(reading: Reading, steps: Value, known: Collection[str]) -> str:
-    """Returns the one of the `known` objectives that matches the files, and sets its settings."""
     names = tuple(_short(each) for each in steps.value)
     if names == _LANGUAGE_MODEL:
         return "autoregressive_lm"
@@ -386,7 +371,6 @@ def _objective(reading: Reading, steps: Value, known: Collection[str]) -> str:
 
 
 def _denoising(reading: Reading, steps: Value) -> Denoising:
-    """Returns the objective with the bound mask, inputs and targets."""
     mask = reading.facts.get("noise_mask_fn", Value(None, steps.origin))
     if _short(mask.value) not in _MASKS:
         raise mask.must_be("denoise.noise_mask_fn", f"{_any_of(_MASKS)}: {_NAME_IT}")

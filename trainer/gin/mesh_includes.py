@@ -4,12 +4,10 @@ Source: google-research/text-to-text-transfer-transformer, `t5/models/gin/**.gin
 `transformer/gin/defaults.gin`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from trainer.config.presets import MODEL_PRESETS
-from trainer.gin.includes import binding, described
+from trainer.gin.includes import described
 from trainer.gin.reader import Macro, Reference
 
 
@@ -145,6 +143,5 @@ _FILES = {
 
 DESCRIPTIONS = described(_FILES)
 # Bindings that Mesh TensorFlow reads before any file.
-DEFAULTS = [
-    binding(key, value, "Mesh TensorFlow's defaults.gin") for key, value in _DEFAULTS.items()
-]
+_NAME = "Mesh TensorFlow's defaults.gin"
+DEFAULTS = described({_NAME: _DEFAULTS})[_NAME]

@@ -4,8 +4,6 @@ Source: tensorflow/mesh `transformer/`; google-research/text-to-text-transfer-tr
 google-research/google-research `primer/`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from trainer.gin.meaning import Argument, configurable, field, keep, nothing, only, partitions
@@ -18,7 +16,6 @@ _NAMES = "parameters have T5X's names"
 _PLANNED = "windows are planned in advance"
 _PRESET = "the model's preset sets it"
 _SINGLE = "a single model is trained"
-_VOCABULARY = "the cache's vocabulary has its sentinels"
 
 
 def _unread(why: str, names: str) -> dict[str, Argument]:
@@ -30,8 +27,8 @@ def _kept(kind: Any, names: str) -> dict[str, Argument]:
 
 
 _MESH = "mesh_tensorflow.transformer"
-_TRANSFORMER, _LAYERS = f"{_MESH}.transformer", f"{_MESH}.transformer_layers"
-_PREPROCESSORS = "t5.data.preprocessors"
+_MODEL, _LAYERS = f"{_MESH}.transformer", f"{_MESH}.transformer_layers"
+_STEPS = "t5.data.preprocessors"
 _T5 = "t5.models.mesh_transformer"
 _DROPOUT = {"dropout_rate": field("model.dropout_rate")}
 _HEADS = {
@@ -70,41 +67,32 @@ _IDLE = {
         ("the vocabulary is the cache's", "mixture_or_task_name mixture_name"),
     ),
     "mesh_tensorflow.layers.VarianceScalingInitializer": (_PRESET, "scale"),
-    "t5.data.utils.rate_num_examples": (
-        "the mixture sets its rates",
-        "maximum scale temperature",
-    ),
+    "t5.data.utils.rate_num_examples": ("the mixture sets its rates", "maximum scale temperature"),
     "t5.data.utils.rate_unsupervised": ("the mixture sets its rates", "value"),
     "t5.data.sentencepiece_vocabulary.SentencePieceVocabulary": (
-        _VOCABULARY,
+        "the cache's vocabulary has its sentinels",
         "extra_ids sentencepiece_model_file",
     ),
-    f"{_PREPROCESSORS}.select_random_chunk": (
-        "a cache has whole documents",
-        "max_length feature_key",
-    ),
-    f"{_PREPROCESSORS}.reduce_concat_tokens": (
-        "a cache joins all documents",
-        "batch_size feature_key",
-    ),
-    f"{_PREPROCESSORS}.noise_token_to_random_token": (
+    f"{_STEPS}.select_random_chunk": ("a cache has whole documents", "max_length feature_key"),
+    f"{_STEPS}.reduce_concat_tokens": ("a cache joins all documents", "batch_size feature_key"),
+    f"{_STEPS}.noise_token_to_random_token": (
         "random tokens are pieces of text",
         "num_reserved_tokens",
     ),
-    f"{_PREPROCESSORS}.random_spans_helper": (
+    f"{_STEPS}.random_spans_helper": (
         _PLANNED,
         "inputs_length noise_density mean_noise_span_length extra_tokens_per_span_inputs "
         "extra_tokens_per_span_targets",
     ),
-    f"{_PREPROCESSORS}.split_tokens": (
+    f"{_STEPS}.split_tokens": (
         _PLANNED,
         "max_tokens_per_segment min_tokens_per_segment feature_key",
     ),
 }
 _WITHOUT_ARGUMENTS = (
-    *(f"{_TRANSFORMER}.sublayer_{name}" for name in ("call_layer", "residual", "mask_padding")),
+    *(f"{_MODEL}.sublayer_{name}" for name in ("call_layer", "residual", "mask_padding")),
     *(
-        f"{_PREPROCESSORS}.{name}"
+        f"{_STEPS}.{name}"
         for name in (
             *("split_tokens_to_inputs_length", "iid_noise_mask", "permute_noise_tokens"),
             *("split_tokens_to_random_length", "noise_span_to_sentinel"),
@@ -159,7 +147,7 @@ KNOWN = (
         **_unread("checkpoints hold the training state, in float32", "slice_dtype master_dtype"),
     ),
     configurable(
-        f"{_TRANSFORMER}.Unitransformer",
+        f"{_MODEL}.Unitransformer",
         d_model=field("model.emb_dim"),
         shared_embedding_and_softmax_weights=field("model.tied_logits"),
         label_smoothing=field("loss.label_smoothing"),
@@ -177,11 +165,10 @@ KNOWN = (
         max_length=nothing("relative positions have no limit"),
     ),
     configurable(
-        f"{_TRANSFORMER}.Bitransformer",
-        shared_embedding=only(True, "encoder and decoder have one table"),
+        f"{_MODEL}.Bitransformer", shared_embedding=only(True, "encoder and decoder have one table")
     ),
     configurable(
-        f"{_TRANSFORMER}.make_bitransformer",
+        f"{_MODEL}.make_bitransformer",
         encoder_name=only("encoder", "encoder and decoder have parameters of their own"),
         decoder_name=only("decoder", "encoder and decoder have parameters of their own"),
     ),
@@ -192,22 +179,22 @@ KNOWN = (
         tpu_summaries=nothing("metrics are always written", False),
     ),
     configurable(
-        f"{_TRANSFORMER}.make_layer_stack",
+        f"{_MODEL}.make_layer_stack",
         **_kept(list, "layers"),
         **_kept(int, "num_layers"),
         **_kept(object, "layer_stack_cls"),
         block_scope=nothing(_NAMES),
     ),
-    configurable(f"{_TRANSFORMER}.LayerStack", **_STACK),
+    configurable(f"{_MODEL}.LayerStack", **_STACK),
     configurable("t5_models.PrePostNormLayerStack", **_STACK),
     *(
         configurable(
-            f"{'t5_models' if name == 'sublayer_prime_norm' else _TRANSFORMER}.{name}",
+            f"{'t5_models' if name == 'sublayer_prime_norm' else _MODEL}.{name}",
             epsilon=only(1e-6, "epsilon is 1e-6"),
         )
         for name in NORMS
     ),
-    configurable(f"{_TRANSFORMER}.sublayer_dropout", **_DROPOUT),
+    configurable(f"{_MODEL}.sublayer_dropout", **_DROPOUT),
     configurable(f"{_LAYERS}.{ATTENTION}", **_HEADS),
     configurable("t5_models.MDHA", **_HEADS, share_qk_rep=keep("share_qk", bool)),
     configurable(
@@ -279,26 +266,22 @@ KNOWN = (
         seed=nothing("the run's seed determines the order", None),
     ),
     configurable("t5.data.utils.sentinel_id", return_value=only(None, "it is the last id")),
-    configurable(f"{_PREPROCESSORS}.unsupervised", **_kept(list, "preprocessors")),
-    configurable(f"{_PREPROCESSORS}.take", **_kept(int | None, "num_examples")),
-    configurable(
-        f"{_PREPROCESSORS}.regular_noise_mask", **_kept(int, "min_span_length max_span_length")
-    ),
+    configurable(f"{_STEPS}.unsupervised", **_kept(list, "preprocessors")),
+    configurable(f"{_STEPS}.take", **_kept(int | None, "num_examples")),
+    configurable(f"{_STEPS}.regular_noise_mask", **_kept(int, "min_span_length max_span_length")),
     *(
         configurable(
-            f"{_PREPROCESSORS}.noise_token_to_random_token_or_sentinel{ending}",
+            f"{_STEPS}.noise_token_to_random_token_or_sentinel{ending}",
             random_prob=only(0.1, "one noise token in ten is random"),
         )
         for ending in ("", "_or_itself")
     ),
     configurable(
-        f"{_PREPROCESSORS}.denoise",
+        f"{_STEPS}.denoise",
         **_kept(float, "noise_density"),
         **_kept(object, "noise_mask_fn inputs_fn targets_fn"),
     ),
-    configurable(
-        f"{_PREPROCESSORS}.random_spans_noise_mask", **_kept(float, "mean_noise_span_length")
-    ),
+    configurable(f"{_STEPS}.random_spans_noise_mask", **_kept(float, "mean_noise_span_length")),
     *(configurable(name, **_unread(*unread)) for name, unread in _IDLE.items()),
     *map(configurable, _WITHOUT_ARGUMENTS),
 )

@@ -1,10 +1,7 @@
-"""Reads gin files into bindings with their places. Nothing is imported or executed.
+"""Reads gin files into bindings with their places, by gin-config's parser.
 
-gin-config's parser handles the syntax; `trainer.gin.t5x` and `trainer.gin.mesh` give bindings their
-meaning. Values are literals, `@references` and `%MACROS`; an expression is an error.
+Nothing is imported or executed: values are literals, `@references` and `%MACROS`.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import io
@@ -23,15 +20,22 @@ FLAXFORMER = (
     "Flaxformer's models are not read: leave their files out and name the model, as "
     "--preset=t5_1_1_base (--help=presets), umT5 with --model.position=relative_per_layer"
 )
-_EVALUATE = "python -m trainer.evaluate --model_dir=DIR"
-# Files of commands other than training, by base name -> our commands.
-_OTHER_COMMANDS = {
-    "eval.gin": f"evaluate a run with {_EVALUATE} --split=SPLIT",
-    "perplexity_eval.gin": f"evaluate a run with {_EVALUATE} --checkpoints=all --split=validation",
-    "infer.gin": "export a run with python -m trainer.export, and generate text with transformers",
-    "export.gin": "export a run with python -m trainer.export",
-    "export_seqio.gin": "export a run with python -m trainer.export",
-    "precompile.gin": "compile a run ahead of time with python -m trainer.plan --topology=NAME",
+_EVALUATE = "evaluate a run with python -m trainer.evaluate"
+_EXPORT = "export a run with python -m trainer.export"
+_INFER = f"{_EXPORT}, and generate text with transformers"
+_PRECOMPILE = "compile a run ahead of time with python -m trainer.plan --topology=NAME"
+# T5X's programs other than training, and their files by base name -> our commands.
+COMMANDS = {
+    "evaluate": f"{_EVALUATE} --model_dir=DIR --split=SPLIT",
+    "eval.gin": f"{_EVALUATE} --model_dir=DIR --split=SPLIT",
+    "perplexity_eval.gin": f"{_EVALUATE} --model_dir=DIR --checkpoints=all --split=validation",
+    "infer": _INFER,
+    "infer.gin": _INFER,
+    "save": f"{_EXPORT}, or trainer.export_t5x for T5X",
+    "export.gin": _EXPORT,
+    "export_seqio.gin": _EXPORT,
+    "precompile": _PRECOMPILE,
+    "precompile.gin": _PRECOMPILE,
 }
 _LIBRARY = "t5x/"
 
@@ -60,8 +64,8 @@ class Macro(NamedTuple):
 class Binding(NamedTuple):
     """`scope/selector.argument = value`; a macro has no argument.
 
-    `place` is FILE:LINE, the flag, or the name of a built-in include. `library` marks bindings of
-    T5X's own files, which may go unused without a warning.
+    `place` is FILE:LINE, the flag, or a built-in include. Bindings of T5X's own files (`library`)
+    may go unused without a warning.
     """
 
     scope: str
@@ -79,19 +83,12 @@ class Binding(NamedTuple):
         return f"{scope}{self.selector}{argument}"
 
 
-class Import(NamedTuple):
-    """A file's import statement; the module is not imported."""
-
-    module: str
-    place: str
-
-
 @dataclasses.dataclass
 class Statements:
-    """The files' statements, in order."""
+    """The files' bindings, in order, and the modules that they import, with their places."""
 
     bindings: list[Binding] = dataclasses.field(default_factory=list)
-    imports: list[Import] = dataclasses.field(default_factory=list)
+    imports: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
 class Value(NamedTuple):
@@ -114,10 +111,8 @@ def read(
     """Reads files in order, then flags of the form `NAME=VALUE`.
 
     Files are searched in the working folder, then in `search_paths`; includes also beside the
-    including file. `built_in` maps an include to its bindings, used if no such file exists.
-
-    Raises:
-      UserError: a file is missing, includes itself or cannot be parsed; names file and line.
+    including file. `built_in` maps an include to its bindings, used if no such file exists. A
+    UserError names the file and line that cannot be read.
     """
     reader = _Reader(["", *search_paths], built_in)
     for path in files:
@@ -140,7 +135,7 @@ class _Reader:
         path = next((each for each in candidates if os.path.isfile(each)), None)
         if path is None:
             if name not in self._built_in:
-                hint = _OTHER_COMMANDS.get(os.path.basename(name))
+                hint = COMMANDS.get(os.path.basename(name))
                 hint = FLAXFORMER if name.startswith("flaxformer/") else hint
                 if hint:
                     raise UserError(f"{named_at}: there is no {name}: {hint}")
@@ -176,7 +171,7 @@ class _Reader:
         """Reads the text of a file or, if `above` is empty, of a flag."""
         from gin import config_parser
 
-        # A file's own imports take precedence over those of files read before. As in gin, T5X's
+        # A file's own imports take precedence over earlier files'. As in gin, T5X's
         # size files rely on the imports of the files that they include.
         modules: dict[str, str] = {} if above else self._modules
         seen = ChainMap(modules, self._modules)
@@ -191,14 +186,20 @@ class _Reader:
                     if statement.alias or statement.is_from:
                         modules[statement.bound_name()] = statement.module
                     self._modules |= modules
-                    self.found.imports.append(Import(statement.module, place))
+                    self.found.imports.append((statement.module, place))
                 elif isinstance(statement, config_parser.BindingStatement):
                     scope, selector, argument, value, _ = statement
                     selector = _spelled_out(selector, seen) if argument else selector
-                    value = _each(value, lambda each: _with_modules(each, seen))
-                    self.found.bindings.append(
-                        Binding(scope, selector, argument, value, place, library)
+                    value = _each(
+                        value,
+                        lambda each: (
+                            each._replace(name=_spelled_out(each.name, seen))
+                            if isinstance(each, Reference)
+                            else each
+                        ),
                     )
+                    made = Binding(scope, selector, argument, value, place, library)
+                    self.found.bindings.append(made)
         except (SyntaxError, tokenize.TokenError) as error:
             line, what = _failure(error)
             place = f"{name}:{line}" if above else name
@@ -220,13 +221,11 @@ OURS = {
 
 
 def _flags(macro: str) -> str:
-    """Returns the flags that set a macro, ours first."""
     theirs = f"--gin.{macro}=VALUE, a text as \"'text'\""
     return f"--{OURS[macro]}=VALUE, or {theirs}" if macro in OURS else theirs
 
 
 def _failure(error: SyntaxError | tokenize.TokenError) -> tuple[Any, str]:
-    """Returns the line and message of a parser error."""
     if isinstance(error, SyntaxError):
         return error.lineno, str(error.msg).splitlines()[-1].strip().rstrip(".")
     message, (line, _) = error.args
@@ -249,19 +248,11 @@ def _delegate() -> Any:
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
     """Applies `change` to a value or, in a copy, to every element of a container."""
-    if isinstance(value, Reference | Macro):
-        return change(value)
     if isinstance(value, dict):
         return {_each(key, change): _each(item, change) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not isinstance(value, Reference | Macro):
         return type(value)(_each(item, change) for item in value)
     return change(value)
-
-
-def _with_modules(value: Any, modules: Mapping[str, str]) -> Any:
-    if isinstance(value, Reference):
-        return value._replace(name=_spelled_out(value.name, modules))
-    return value
 
 
 def _spelled_out(selector: str, modules: Mapping[str, str]) -> str:
@@ -279,7 +270,7 @@ def references(value: Any) -> list[Reference]:
 
 
 class Macros:
-    """The values of macros, with a record of which were read."""
+    """The values of macros; records which ones are read."""
 
     def __init__(self, bindings: Iterable[Binding]):
         bindings = list(bindings)
@@ -325,11 +316,10 @@ class Macros:
             self._read.add(name)
             bound = self._bound[name]
             return self._resolve(bound.value, bound.place, (*through, name))
+
         # A container's origin is its own place, regardless of macros inside.
-        whole = _each(
-            value,
-            lambda each: (
-                self._resolve(each, place, through).value if isinstance(each, Macro) else each
-            ),
-        )
+        def resolved(each: Any) -> Any:
+            return self._resolve(each, place, through).value if isinstance(each, Macro) else each
+
+        whole = _each(value, resolved)
         return Value(whole, f"{place} via {', '.join(through)}" if through else place)

@@ -1,7 +1,5 @@
 """Translates gin files and flags of a T5X command into a configuration, origins and notes."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -43,14 +41,10 @@ def load(
     preset: str | None,
     overrides: Sequence[str],
 ) -> Recipe:
-    """Reads gin files and bindings given as flags; errors name file and line.
+    """Reads gin files, later ones overriding earlier ones, and NAME=VALUE `flags`.
 
-    Args:
-      gin_files: in order; later files override earlier ones.
-      search_paths: folders of these files and of their includes.
-      flags: NAME=VALUE strings, which override the files.
-      preset: the model if the files name none; overrides a T5X model in the files.
-      overrides: `--field=value` flags, not applied here; may include the task.
+    `preset` overrides the files' model. `overrides` are `--field=value` flags, not applied here.
+    Errors name file and line.
     """
     described = {**includes.DESCRIPTIONS, **mesh_includes.DESCRIPTIONS}
     statements = reader.read(gin_files, search_paths, flags, described)
@@ -130,15 +124,13 @@ def _set_seed(reading: Reading) -> None:
 
 
 def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
-    """Sets the task and the settings that only seqio tasks have."""
     found = reading.facts["task"]
     known = registry.names(_flag(overrides, "task_module"))
     task = found.value if found.value in known else f"seqio:{found.value}"
     reading.set("task", task, found.origin)
     task = _flag(overrides, "task") or task
-    settings = {
-        name: reading.facts[name] for name in ("use_cached", "pack") if name in reading.facts
-    }
+    facts = reading.facts
+    settings = {name: facts[name] for name in ("use_cached", "pack") if name in facts}
     cached = settings.get("use_cached")
     if task.startswith("seqio:"):
         for name, value in settings.items():
@@ -170,7 +162,6 @@ def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
 
 
 def _flag(overrides: Sequence[str], name: str) -> str | None:
-    """Returns the last value of the flag --NAME among `overrides`, or None."""
     value = None
     for place, flag in enumerate(overrides):
         key, equals, text = flag.removeprefix("--").partition("=")

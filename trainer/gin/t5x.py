@@ -4,8 +4,6 @@ Source: google-research/t5x: signatures and defaults of `train.train`, `utils`, 
 `trainer`. Models and optimizers are in `trainer.gin.t5x_model`.
 """
 
-from __future__ import annotations
-
 import math
 
 from tasks.terminal.command_line import UserError
@@ -27,7 +25,6 @@ def _lengths(reading: m.Reading, found: Value) -> None:
 
 
 def _same(fact: str, what: str) -> m.Argument:
-    """Returns an argument of the evaluation data that must equal the training's."""
 
     def check(reading: m.Reading, found: Value) -> None:
         trained = reading.facts.get(fact)

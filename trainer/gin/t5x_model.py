@@ -4,8 +4,6 @@ Source: google-research/t5x: signatures and defaults of `models`, `adafactor`, `
 and the networks of `examples`; seqio for vocabularies, optax for its optimizers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -29,7 +27,6 @@ def _activations(value: Any) -> Any:
 
 
 def _by(table: Mapping[Any, str]) -> Callable[[Any], str]:
-    """Returns the conversion of a table's keys to its values."""
 
     def convert(value: Any) -> str:
         for key, ours in table.items():
@@ -107,7 +104,6 @@ _WARMUP_COSINE = m.configurable(
 
 
 def _set_warmup_cosine(reading: m.Reading, found: Value) -> None:
-    """Sets the schedule from the arguments of optax's `warmup_cosine_decay_schedule`."""
     peak, end, steps = (reading.facts[name] for name in ("peak_value", "end_value", "decay_steps"))
     start, warmup = reading.facts["init_value"], reading.fields["optimizer.warmup_steps"]
     if not peak.value > 0 or type(warmup.value) is not int or steps.value <= warmup.value:
@@ -195,9 +191,7 @@ _SENTENCEPIECE = m.configurable(
     "seqio.vocabularies.SentencePieceVocabulary",
     sentencepiece_model_file=m.field("vocabulary.model_file", m.MUST),
     extra_ids=m.field("vocabulary.extra_ids"),
-    normalizer_spec_overrides=m.only(
-        None, "pipeline.build normalizes as the SentencePiece model does"
-    ),
+    normalizer_spec_overrides=m.only(None, "pipeline.build normalizes as the model does"),
     reverse_extra_ids=m.only(True, "sentinels descend from the last id"),
     use_fast_tokenizer=m.nothing("the tokenizer is fast and gives SentencePiece's ids", False),
 )

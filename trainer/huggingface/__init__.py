@@ -1,13 +1,10 @@
-"""Converts models from and to Hugging Face transformers.
+"""Models of Hugging Face transformers. `load` and `model_config` need only safetensors."""
 
-`load` and `model_config` need only safetensors; `trainer.export` also needs torch and transformers.
-"""
-
-from __future__ import annotations
-
+import importlib.util
 import os
 import re
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from tasks.storage import files
@@ -19,24 +16,21 @@ CONFIG = "config.json"
 EXTRA = "pip install 'palimpsest[huggingface]'"
 
 
-def model_config(path: str) -> ModelConfig:
-    """Returns the configuration of a folder of T5, mT5, umT5, BERT, Llama, Gemma, GPT-2 or ours.
+def require_packages(names: Iterable[str], work: str) -> None:
+    """Raises UserError if a package that the work needs is not installed."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"{work} needs the package {name}: {EXTRA}")
 
-    Raises UserError if the folder does not exist or a field is not supported.
-    """
+
+def model_config(path: str) -> ModelConfig:
+    """Returns the configuration of a folder of T5, mT5, umT5, BERT, Llama, Gemma, GPT-2 or ours."""
     return _read(path)[0]
 
 
 def _read(path: str) -> tuple[ModelConfig, str]:
-    from trainer.huggingface.config_readers import from_config
+    from trainer.huggingface.formats import from_config
 
-    where, written = _read_config(path)
-    config = from_config(written, where, weights.tensor_names(os.path.dirname(where)))
-    return config, str(written["model_type"])
-
-
-def _read_config(path: str) -> tuple[str, dict[str, Any]]:
-    """Returns the path and the contents of a folder's config.json."""
     folder = files.local_path(path)
     where = os.path.join(folder, CONFIG)
     if not os.path.isfile(where):
@@ -52,18 +46,14 @@ def _read_config(path: str) -> tuple[str, dict[str, Any]]:
         written = files.read_json(where)
     except ValueError as error:
         raise UserError(f"{where} is not valid JSON: {error}") from error
-    return where, written
+    return from_config(written, where, weights.tensor_names(folder)), str(written["model_type"])
 
 
 def load(path: str, config: ModelConfig) -> dict[str, Any]:
     """Returns the float32 parameters of a model folder as an unscanned model's tree.
 
-    The folder has config.json and safetensors, in one file or several. Its model may differ from
-    `config` in dropout, dtype, scan and remat.
-
-    Raises:
-      UserError: the folder's model differs from `config`, or a tensor is missing, unknown or has
-        another shape; names the fields or the tensor.
+    Its model may differ from `config` in dropout, dtype, scan and remat. A UserError names other
+    fields, and tensors that are missing, unknown or misshapen.
     """
     from trainer.huggingface import configs, names, t5_experiments
 

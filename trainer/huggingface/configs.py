@@ -1,22 +1,14 @@
-"""Converts model configurations to transformers' config.json and back.
-
-Models without a counterpart in transformers are refused with the reason. The decoder-only families
-"lm" and "primer" have a modelling file of our own, which a folder can include.
-"""
-
-from __future__ import annotations
+"""Finds the transformers model that equals ours, or the reason why there is none."""
 
 import contextlib
 import dataclasses
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import T5_IDS, SpecialIds
-from trainer.huggingface.config_readers import from_config
-from trainer.huggingface.config_writers import CUSTOM, WRITERS
 from trainer.huggingface.folding import folded
+from trainer.huggingface.formats import CUSTOM, KINDS, from_config
 from trainer.huggingface.names import logits_are_tied
 from trainer.model.config import ModelConfig
 from trainer.model.spec import EncoderSpec, ModelSpec, model_spec
@@ -25,18 +17,16 @@ from trainer.model.spec import EncoderSpec, ModelSpec, model_spec
 OF_CUSTOM_CODE = ("lm", "primer")
 
 # Family -> candidate model_types; the first equivalent one is written.
-_KINDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "t5_1_0": ("t5", "umt5"),
-        "t5_1_1": ("t5", "umt5"),
-        "llama": ("llama", "gemma", "gpt2"),
-        "gemma": ("gemma", "llama"),
-        "gpt2": ("gpt2",),
-        "lm": (CUSTOM, "llama", "gemma", "gpt2"),
-        "primer": (CUSTOM, "llama", "gpt2"),
-        "bert": ("bert",),
-    }
-)
+_KINDS: Mapping[str, tuple[str, ...]] = {
+    "t5_1_0": ("t5", "umt5"),
+    "t5_1_1": ("t5", "umt5"),
+    "llama": ("llama", "gemma", "gpt2"),
+    "gemma": ("gemma", "llama"),
+    "gpt2": ("gpt2",),
+    "lm": (CUSTOM, "llama", "gemma", "gpt2"),
+    "primer": (CUSTOM, "llama", "gpt2"),
+    "bert": ("bert",),
+}
 
 
 def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
@@ -164,19 +154,13 @@ def _inference(config: ModelConfig) -> ModelConfig:
 
 def _plain(config: ModelConfig) -> ModelConfig:
     """Returns the model with its family's own parts; heads of BERT and GPT-2 fill the width."""
-    fills = config.emb_dim // config.num_heads
-    filled = config.family in ("bert", "gpt2")
-    return ModelConfig(
-        family=config.family,
-        vocab_size=config.vocab_size,
-        emb_dim=config.emb_dim,
-        num_heads=config.num_heads,
-        head_dim=fills if filled else config.head_dim,
-        mlp_dim=config.mlp_dim,
-        num_encoder_layers=config.num_encoder_layers,
-        num_decoder_layers=config.num_decoder_layers,
-        max_positions=config.max_positions if filled else 512,
-        tied_logits=config.tied_logits,
+    names = ["family", "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "tied_logits"]
+    names += ["num_encoder_layers", "num_decoder_layers"]
+    fills = config.family in ("bert", "gpt2")
+    names += ["max_positions"] if fills else []
+    plain = ModelConfig(**{name: getattr(config, name) for name in names})
+    return (
+        dataclasses.replace(plain, head_dim=config.emb_dim // config.num_heads) if fills else plain
     )
 
 
@@ -185,8 +169,7 @@ def to_config(
 ) -> dict[str, Any]:
     """Returns the contents of config.json for a model that `refusal` accepts.
 
-    `positions` is the length of the longest training row. `mt5` labels an untied T5 as mT5, which
-    differs only in its vocabulary.
+    `positions` is the length of the longest training row. `mt5` labels an untied T5 as mT5.
     """
     config, kind = exportable(config)
     assert kind is not None, config.family
@@ -199,7 +182,7 @@ def to_config(
 def _written(
     config: ModelConfig, kind: str, positions: int, special: SpecialIds = T5_IDS
 ) -> dict[str, Any]:
-    written = WRITERS[kind](config, positions)
+    written = KINDS[kind].write(config, positions)
     # A decoder's first input in training.
     for name in ("bos_token_id", "decoder_start_token_id"):
         if name in written:

@@ -1,10 +1,7 @@
-"""Rewrites models with multipliers or gains that transformers lacks as equal models without them.
+"""Folds muP's multipliers and norms without gains, which transformers lacks, into parameters.
 
-muP's multipliers and norms without gains are folded into kernels and gains. The function is
-unchanged; initial values and learning rates, which only training needs, are lost.
+The function is unchanged; initial values and learning rates, which only training needs, are lost.
 """
-
-from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
@@ -25,15 +22,11 @@ def folded(config: ModelConfig) -> ModelConfig:
     changed: dict[str, Any] = {}
     if getattr(norm.options, "gain", "vector") in ("none", "scalar"):
         changed["norm"] = str(Choice(norm.name, replace(norm.options, gain="vector")))
-    if not config.query_key_norm and _foreign(config):
+    named = config.attention_scale, config.logits_scale
+    foreign = config.part("parametrisation").name == "mup" or named != (None, None)
+    if not config.query_key_norm and foreign:  # multipliers differ from the family's
         changed |= {"parametrisation": None, "attention_scale": None, "logits_scale": None}
     return replace(config, **changed) if changed else config
-
-
-def _foreign(config: ModelConfig) -> bool:
-    """Returns whether multipliers differ from the family's in transformers."""
-    named = config.attention_scale, config.logits_scale
-    return config.part("parametrisation").name == "mup" or named != (None, None)
 
 
 def fold(params: Tree, config: ModelConfig) -> Tree:
@@ -69,8 +62,7 @@ def fold(params: Tree, config: ModelConfig) -> Tree:
             found[name] = node
         return found
 
-    walked = walk(_with_norms(params, config) if gains else params, ())
-    return walked
+    return walk(_with_norms(params, config) if gains else params, ())
 
 
 def _with_norms(params: Tree, config: ModelConfig) -> Tree:

@@ -1,10 +1,7 @@
 """Uploads exported folders to a repository of the Hugging Face Hub.
 
-Each step is a branch `step_N`, loaded by `from_pretrained(…, revision="step_N")`; `main` is the
-last upload. The token comes from HF_TOKEN or `hf auth login`. Files already uploaded are skipped.
+Each step is a branch `step_N`; `main` is the last upload. Files already uploaded are skipped.
 """
-
-from __future__ import annotations
 
 import contextlib
 import logging
@@ -22,18 +19,14 @@ def check(repository: str) -> None:
     from huggingface_hub.utils import validate_repo_id
 
     flag = f"--push_to={repository}"
-    try:
+    valid = False
+    with contextlib.suppress(huggingface_hub.errors.HFValidationError):
         validate_repo_id(repository)
-        owner, _, name = repository.partition("/")
-        valid = bool(owner and name)
-    except huggingface_hub.errors.HFValidationError:
-        valid = False
+        valid = all(repository.partition("/"))
     if not valid:
         raise UserError(f"{flag} is not the name of a repository: give OWNER/NAME")
     if huggingface_hub.get_token() is None:
-        raise UserError(
-            f"{flag} needs a token that may write: set HF_TOKEN, or log in with hf auth login"
-        )
+        raise UserError(f"{flag} needs a token to write: set HF_TOKEN, or run hf auth login")
 
 
 def push(
@@ -42,8 +35,7 @@ def push(
     """Uploads a folder to the branch `step_N` and, if `main`, to `main`; returns the branch's URL.
 
     Creates the repository OWNER/NAME and the branch if necessary. `message` is the first line of
-    the commit message, `facts` the rest. Raises UserError if the Hub refuses it or the connection
-    is lost.
+    the commit message, `facts` the rest.
     """
     from huggingface_hub import HfApi
 
@@ -67,7 +59,6 @@ def push(
 
 @contextlib.contextmanager
 def _in_one_line(repository: str) -> Iterator[None]:
-    """Converts errors of huggingface_hub to `UserError`."""
     import httpx
     from huggingface_hub.errors import HfHubHTTPError
 

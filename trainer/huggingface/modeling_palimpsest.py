@@ -25,64 +25,44 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 class PalimpsestConfig(PretrainedConfig):
     """Configuration with Llama's names for sizes and T5's for relative positions.
 
-    `mixer` is "attention", or Primer's "mdha" or "mdha_shared_qk"; `norm` is "rms_norm",
-    "layer_norm" or "primer_norm"; `norm_placement` is "pre" or "primer_alternating". `family` is
-    Palimpsest's model family.
+    `mixer` is "attention", "mdha" or "mdha_shared_qk"; `norm` is "rms_norm", "layer_norm" or
+    "primer_norm"; `norm_placement` is "pre" or "primer_alternating".
     """
 
     model_type = "palimpsest"
 
-    def __init__(
-        self,
-        vocab_size=32128,
-        hidden_size=512,
-        intermediate_size=1024,
-        num_hidden_layers=8,
-        num_attention_heads=6,
-        num_key_value_heads=6,
-        head_dim=64,
-        hidden_act="gelu_new",
-        gated_mlp=True,
-        mlp_bias=False,
-        mixer="attention",
-        norm="rms_norm",
-        norm_placement="pre",
-        rms_norm_eps=1e-6,
-        relative_attention_num_buckets=32,
-        relative_attention_max_distance=128,
-        tie_word_embeddings=True,
-        family="lm",
-        **kwargs,
-    ):
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
-        self.intermediate_size = intermediate_size
-        self.num_hidden_layers = num_hidden_layers
-        self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_key_value_heads
-        self.head_dim = head_dim
-        self.hidden_act = hidden_act
-        self.gated_mlp = gated_mlp
-        self.mlp_bias = mlp_bias
-        self.mixer = mixer
-        self.norm = norm
-        self.norm_placement = norm_placement
-        self.family = family
-        self.rms_norm_eps = rms_norm_eps
-        self.relative_attention_num_buckets = relative_attention_num_buckets
-        self.relative_attention_max_distance = relative_attention_max_distance
+    defaults = {
+        "vocab_size": 32128,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 6,
+        "head_dim": 64,
+        "hidden_act": "gelu_new",
+        "gated_mlp": True,
+        "mlp_bias": False,
+        "mixer": "attention",
+        "norm": "rms_norm",
+        "norm_placement": "pre",
+        "rms_norm_eps": 1e-6,
+        "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": 128,
+        "family": "lm",
+    }
+
+    def __init__(self, tie_word_embeddings=True, **kwargs):
+        for name, value in self.defaults.items():
+            setattr(self, name, kwargs.pop(name, value))
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
 
 
 class PalimpsestCache(DynamicCache):
-    """Keys and values of earlier positions, and the last inputs of convolutions.
-
-    `inputs` maps (layer number, projection letter) to [B, 2, C].
-    """
+    """Keys and values of earlier positions, and the last inputs of convolutions."""
 
     def __init__(self):
         super().__init__()
-        self.inputs = {}
+        self.inputs = {}  # (layer number, projection letter) -> [B, 2, C]
 
     def _change(self, function):
         self.inputs = {name: function(each) for name, each in self.inputs.items()}
@@ -258,10 +238,8 @@ class Decoder(nn.Module):
 
     def bucket(self, behind):
         """Returns T5's bucket for a distance to a key, 0 for later keys (arXiv:1910.10683)."""
-        buckets, distance = (
-            self.config.relative_attention_num_buckets,
-            self.config.relative_attention_max_distance,
-        )
+        buckets = self.config.relative_attention_num_buckets
+        distance = self.config.relative_attention_max_distance
         behind, exact = behind.clamp(min=0), buckets // 2
         ratio = behind.clamp(min=1).float() / exact
         growth = torch.log(ratio) / math.log(distance / exact) * (buckets - exact)

@@ -1,22 +1,19 @@
 """Names of our parameters in transformers, and conversion of parameters in both directions.
 
 Our kernels are [in, out]; torch's weights are [out, in], except GPT-2's. Our tables of relative
-positions are [heads, buckets], theirs [buckets, heads]. No other tensor is transposed. GPT-2 joins
-queries, keys and values in one tensor.
+positions are [heads, buckets], theirs [buckets, heads]. No other tensor is transposed.
 
 Source: google-research/t5x and transformers' modeling_t5.py, modeling_umt5.py, modeling_bert.py,
 modeling_llama.py, modeling_gemma.py and modeling_gpt2.py.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from tasks.terminal.command_line import UserError, nearest
 from trainer.huggingface import t5_experiments
@@ -32,6 +29,9 @@ Tree = dict[str, Any]
 Tensors = dict[str, np.ndarray]
 
 _TRANSPOSED = ("kernel", "rel_embedding")
+_GPT2 = "transformer."
+# Projections that GPT-2 joins.
+_JOINED = ("query", "key", "value")
 
 
 def logits_are_tied(config: ModelConfig) -> bool:
@@ -46,7 +46,6 @@ def activations(config: ModelConfig) -> tuple[str, ...]:
 
 
 def _unsupported(config: ModelConfig) -> list[str]:
-    """Returns the parts without a counterpart in transformers or our modelling file."""
     known = TRANSFORMERS in config.mixer_facts.exports
     known |= config.part("mixer").name in t5_experiments.MIXERS
     parts = [] if known else [f"mixer {config.mixer}"]
@@ -81,25 +80,27 @@ class Place(NamedTuple):
 def places(config: ModelConfig, kind: str) -> dict[str, Place]:
     """Returns each parameter's place by path ("encoder/encoder_norm/scale") in the unscanned tree.
 
-    `kind` is the model_type that computes the model. Raises UserError if transformers lacks a part
-    of it.
+    `kind` is the model_type. Raises UserError if transformers lacks a part of the model.
     """
     if parts := _unsupported(config):
         raise UserError(f"transformers has no counterpart for {', '.join(parts)}")
-    if kind == "gpt2":
-        return _gpt2(config)
     modules = _MODULES[kind](config)
+    if not logits_are_tied(config):
+        bert = ("mlm_head/logits_dense/kernel", "cls.predictions.decoder")
+        path, module = bert if kind == "bert" else ("decoder/logits_dense/kernel", "lm_head")
+        modules[path] = module
     memory = {"memory_embedder/embedding": Place(t5_experiments.MEMORY, False)}
     return (memory if config.memory_tokens else {}) | {
-        path: Place(f"{module}.{_tensor(path)}", path.endswith(_TRANSPOSED))
-        for path, module in modules.items()
+        path: _place(path, module) for path, module in modules.items()
     }
 
 
-def _tensor(path: str) -> str:
-    """Returns a parameter's name within its torch module."""
-    name = path.rsplit("/", 1)[-1]
-    return name if name.startswith("tap_") else "bias" if name.endswith("bias") else "weight"
+def _place(path: str, module: str) -> Place:
+    *_, owner, name = path.split("/")
+    tensor = name if name.startswith("tap_") else "bias" if name.endswith("bias") else "weight"
+    is_gpt2 = module.startswith(_GPT2)
+    part = (_JOINED.index(owner), len(_JOINED)) if module.endswith(".c_attn") else (0, 1)
+    return Place(f"{module}.{tensor}", name in _TRANSPOSED and not is_gpt2, *part)
 
 
 def to_tensors(params: Tree, config: ModelConfig, kind: str) -> Tensors:
@@ -132,7 +133,6 @@ _MISSING = {
 
 
 def _why_missing(name: str, tensors: Mapping[str, np.ndarray]) -> str:
-    """Returns the end of a message: what the folder holds, or the nearest name."""
     for beginning, what in _MISSING.items():
         if name.startswith(beginning) and not any(each.startswith(beginning) for each in tensors):
             return f": it is {what}"
@@ -144,18 +144,17 @@ def from_tensors(
 ) -> Tree:
     """Returns float32 parameters in the unscanned tree; the inverse of `to_tensors`.
 
-    `kind` is the folder's model_type, and `where` its name in messages. A missing head for the
-    order of segments gets the initial values of key 0, with a line on stderr. Raises UserError if
-    another tensor is missing, unknown or misshapen.
+    A missing head for the order of segments gets the initial values of key 0, with a line on
+    stderr. Raises UserError if another tensor is missing, unknown or misshapen.
     """
     spec, found, rest = model_spec(config), places(config, kind), dict(tensors)
-    tree: Tree = {}
+    flat: Tensors = {}
     if t5_experiments.MEMORY_COPY in rest and t5_experiments.MEMORY not in rest:
         rest[t5_experiments.MEMORY] = rest.pop(t5_experiments.MEMORY_COPY)
         tensors = dict(rest)
     facts_of = parameter_facts(spec)
     drawn = [
-        path for path in facts_of if path.startswith(_DRAWN) and found[path].tensor not in rest
+        each for each in facts_of if each.startswith(_DRAWN) and found[each].tensor not in rest
     ]
     if drawn:
         missing = ", ".join(sorted({found[path].tensor.rpartition(".")[0] for path in drawn}))
@@ -182,38 +181,26 @@ def from_tensors(
                 f"{where}: {name} makes a parameter {path} of {list(array.shape)}, and "
                 f"the model has {list(facts.shape)}"
             )
-        *parents, last = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = np.ascontiguousarray(array)
+        flat[path] = np.ascontiguousarray(array)
     for name, array in rest.items():
-        copied = any(
-            original in tensors and np.array_equal(array, tensors[original])
-            for original in _COPIES.get(name, ())
-        )
+        originals = [tensors[each] for each in _COPIES.get(name, ()) if each in tensors]
+        copied = any(np.array_equal(array, each) for each in originals)
         if not copied and not name.endswith(_WITHOUT_EFFECT):
             raise UserError(f"{where} has a tensor {name} that the model has no place for")
-    return tree
+    return traverse_util.unflatten_dict(flat, sep="/")
 
 
 # The head for the order of segments, needed only in pretraining.
 _DRAWN = "order_head"
 # Tensors that some folders store twice.
-_COPIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "encoder.embed_tokens.weight": ("shared.weight",),
-        "decoder.embed_tokens.weight": ("shared.weight",),
-        t5_experiments.MEMORY_COPY: (t5_experiments.MEMORY,),
-        "cls.predictions.decoder.bias": ("cls.predictions.bias",),
-        "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight",),
-        "lm_head.weight": (
-            "shared.weight",
-            "model.embed_tokens.weight",
-            "transformer.wte.weight",
-        ),
-    }
-)
+_COPIES: Mapping[str, tuple[str, ...]] = {
+    "encoder.embed_tokens.weight": ("shared.weight",),
+    "decoder.embed_tokens.weight": ("shared.weight",),
+    t5_experiments.MEMORY_COPY: (t5_experiments.MEMORY,),
+    "cls.predictions.decoder.bias": ("cls.predictions.bias",),
+    "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight",),
+    "lm_head.weight": ("shared.weight", "model.embed_tokens.weight", "transformer.wte.weight"),
+}
 # Unused tensors that older releases saved.
 _WITHOUT_EFFECT = (
     "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",
@@ -224,58 +211,55 @@ _WITHOUT_EFFECT = (
 )
 
 
+def _affine(ours: str, theirs: str, bias: object = True) -> dict[str, str]:
+    """Returns the names of a dense layer or a norm, with or without a bias."""
+    first = "scale" if ours.endswith("norm") else "kernel"
+    return {f"{ours}/{name}": theirs for name in ((first, "bias") if bias else (first,))}
+
+
+def _layers(stack: str, number: int, theirs: str, inside: Mapping[str, str]) -> dict[str, str]:
+    return {
+        f"{stack}/layers_{index}/{ours}": f"{theirs}.{index}.{name}"
+        for index in range(number)
+        for ours, name in inside.items()
+    }
+
+
 def _t5(config: ModelConfig) -> dict[str, str]:
     modules = {"token_embedder/embedding": "shared"}
-    for stack, layers, mixer in (
-        ("encoder", config.num_encoder_layers, "attention"),
-        ("decoder", config.num_decoder_layers, "self_attention"),
+    for stack, number, mixers in (
+        ("encoder", config.num_encoder_layers, ("attention",)),
+        ("decoder", config.num_decoder_layers, ("self_attention", "encoder_decoder_attention")),
     ):
-        bias = "layer.0.SelfAttention.relative_attention_bias"
-        if config.position_scheme != PER_LAYER:
-            modules[f"{stack}/relpos_bias/rel_embedding"] = f"{stack}.block.0.{bias}"
-        modules[f"{stack}/{stack}_norm/scale"] = f"{stack}.final_layer_norm"
-        sublayers = [(mixer, f"pre_{mixer}_layer_norm", "SelfAttention")]
-        if stack == "decoder":
-            cross = ("encoder_decoder_attention", "pre_cross_attention_layer_norm")
-            sublayers.append((*cross, "EncDecAttention"))
-        for index in range(layers):
-            ours, theirs = f"{stack}/layers_{index}", f"{stack}.block.{index}.layer"
-            if config.position_scheme == PER_LAYER:
-                modules[f"{ours}/relpos_bias/rel_embedding"] = f"{stack}.block.{index}.{bias}"
-            for place, (name, norm, attention) in enumerate(sublayers):
-                modules[f"{ours}/{norm}/scale"] = f"{theirs}.{place}.layer_norm"
-                letters = dict(zip(("query", "key", "value", "out"), "qkvo", strict=True))
-                if stack == "encoder":
-                    letters = t5_experiments.encoder_projections(config, letters)
-                for mine, letter in letters.items():
-                    modules[f"{ours}/{name}/{mine}/kernel"] = (
-                        f"{theirs}.{place}.{attention}.{letter}"
-                    )
-            last = f"{theirs}.{len(sublayers)}"
-            modules[f"{ours}/pre_mlp_layer_norm/scale"] = f"{last}.layer_norm"
-            for kernel in (*_inner_kernels(config), "wo"):
-                modules[f"{ours}/mlp/{kernel}/kernel"] = f"{last}.DenseReluDense.{kernel}"
-    if not logits_are_tied(config):
-        modules["decoder/logits_dense/kernel"] = "lm_head"
+        modules |= _affine(f"{stack}/{stack}_norm", f"{stack}.final_layer_norm", False)
+        letters = dict(zip(("query", "key", "value", "out"), "qkvo", strict=True))
+        if stack == "encoder":
+            letters = t5_experiments.encoder_projections(config, letters)
+        inside: dict[str, str] = {}
+        for place, mixer in enumerate(mixers):
+            norm = mixer.replace("encoder_decoder", "cross")
+            inside |= _affine(f"pre_{norm}_layer_norm", f"{place}.layer_norm", False)
+            attention = f"{place}.{'EncDec' if place else 'Self'}Attention"
+            for mine, letter in letters.items():
+                inside |= _affine(f"{mixer}/{mine}", f"{attention}.{letter}", False)
+        last = len(mixers)
+        inside |= _affine("pre_mlp_layer_norm", f"{last}.layer_norm", False)
+        for kernel in (*_inner_kernels(config), "wo"):
+            inside |= _affine(f"mlp/{kernel}", f"{last}.DenseReluDense.{kernel}", False)
+        table, bias = "relpos_bias/rel_embedding", "0.SelfAttention.relative_attention_bias"
+        if config.position_scheme == PER_LAYER:
+            inside[table] = bias
+        else:
+            modules[f"{stack}/{table}"] = f"{stack}.block.0.layer.{bias}"
+        inside = {ours: f"layer.{name}" for ours, name in inside.items()}
+        modules |= _layers(stack, number, f"{stack}.block", inside)
     return modules
-
-
-def _kernel_and_bias(has_bias: object) -> tuple[str, ...]:
-    return ("kernel", "bias") if has_bias else ("kernel",)
 
 
 def _decoder(config: ModelConfig) -> dict[str, str]:
     """Returns names of LlamaForCausalLM, shared by Gemma and our modelling file."""
     layer = decoder_layer(config)
     mixer = cast(DotProductAttention, layer.mixer)  # the only one that can be exported
-
-    def norm(ours: str, theirs: str) -> dict[str, str]:
-        return {f"{ours}/{name}": theirs for name in ("scale", "bias")[: 1 + layer.norm.has_bias]}
-
-    modules = {
-        "decoder/token_embedder/embedding": "model.embed_tokens",
-        **norm("decoder/decoder_norm", "model.norm"),
-    }
     second = ("pre_mlp_layer_norm", "post_attention_layernorm")
     if layer.placements.feed_forward is not None:
         second = ("post_mlp_layer_norm", "post_feedforward_layernorm")
@@ -286,69 +270,55 @@ def _decoder(config: ModelConfig) -> dict[str, str]:
     gated = len(_inner_kernels(config)) == 2
     mlp = {"wi_0": "gate_proj", "wi_1": "up_proj"} if gated else {"wi": "up_proj"}
     mlp["wo"] = "down_proj"
-    for index in range(config.num_decoder_layers):
-        ours, theirs = f"decoder/layers_{index}", f"model.layers.{index}"
-        modules |= norm(f"{ours}/pre_self_attention_layer_norm", f"{theirs}.input_layernorm")
-        modules |= norm(f"{ours}/{second[0]}", f"{theirs}.{second[1]}")
-        for mine, name in attention.items():
-            for part in _kernel_and_bias(config.value("attention_bias")):
-                modules[f"{ours}/self_attention/{mine}/{part}"] = f"{theirs}.self_attn.{name}"
-            if mixer.convolution and name in ("q_proj", "k_proj", "v_proj"):
-                for step in range(getattr(mixer.convolution, "width", 0)):
-                    tap = f"{ours}/self_attention/{mine}_convolution/tap_{step}"
-                    modules[tap] = f"{theirs}.self_attn.{name[0]}_conv"
-        for mine, name in mlp.items():
-            for part in _kernel_and_bias(layer.feed_forward.bias):
-                modules[f"{ours}/mlp/{mine}/{part}"] = f"{theirs}.mlp.{name}"
+    has_bias = layer.norm.has_bias
+    inside = _affine("pre_self_attention_layer_norm", "input_layernorm", has_bias)
+    inside |= _affine(*second, has_bias)
+    for mine, name in attention.items():
+        ours, theirs = f"self_attention/{mine}", f"self_attn.{name}"
+        inside |= _affine(ours, theirs, config.value("attention_bias"))
+        if mixer.convolution and name in ("q_proj", "k_proj", "v_proj"):
+            for step in range(getattr(mixer.convolution, "width", 0)):
+                inside[f"{ours}_convolution/tap_{step}"] = f"self_attn.{name[0]}_conv"
+    for mine, name in mlp.items():
+        inside |= _affine(f"mlp/{mine}", f"mlp.{name}", layer.feed_forward.bias)
+    modules = {
+        "decoder/token_embedder/embedding": "model.embed_tokens",
+        **_affine("decoder/decoder_norm", "model.norm", has_bias),
+        **_layers("decoder", config.num_decoder_layers, "model.layers", inside),
+    }
     if config.position_scheme == "relative":
         modules["decoder/relpos_bias/rel_embedding"] = "model.relative_attention_bias"
-    if not logits_are_tied(config):
-        modules["decoder/logits_dense/kernel"] = "lm_head"
     return modules
 
 
-def _gpt2(config: ModelConfig) -> dict[str, Place]:
-    found = {
-        "decoder/token_embedder/embedding": Place("transformer.wte.weight", False),
-        "decoder/position_embedder/pos_embedding": Place("transformer.wpe.weight", False),
+def _gpt2(config: ModelConfig) -> dict[str, str]:
+    inside = {
+        **_affine("pre_self_attention_layer_norm", "ln_1"),
+        **_affine("pre_mlp_layer_norm", "ln_2"),
+        **_affine("self_attention/out", "attn.c_proj"),
+        **_affine("mlp/wi", "mlp.c_fc"),
+        **_affine("mlp/wo", "mlp.c_proj"),
     }
-
-    def norm(ours: str, theirs: str) -> None:
-        found[f"{ours}/scale"] = Place(f"{theirs}.weight", False)
-        found[f"{ours}/bias"] = Place(f"{theirs}.bias", False)
-
-    def dense(ours: str, theirs: str, part: int = 0, parts: int = 1) -> None:
-        found[f"{ours}/kernel"] = Place(f"{theirs}.weight", False, part, parts)
-        found[f"{ours}/bias"] = Place(f"{theirs}.bias", False, part, parts)
-
-    for index in range(config.num_decoder_layers):
-        ours, theirs = f"decoder/layers_{index}", f"transformer.h.{index}"
-        norm(f"{ours}/pre_self_attention_layer_norm", f"{theirs}.ln_1")
-        norm(f"{ours}/pre_mlp_layer_norm", f"{theirs}.ln_2")
-        for part, name in enumerate(("query", "key", "value")):
-            dense(f"{ours}/self_attention/{name}", f"{theirs}.attn.c_attn", part, 3)
-        dense(f"{ours}/self_attention/out", f"{theirs}.attn.c_proj")
-        dense(f"{ours}/mlp/wi", f"{theirs}.mlp.c_fc")
-        dense(f"{ours}/mlp/wo", f"{theirs}.mlp.c_proj")
-    norm("decoder/decoder_norm", "transformer.ln_f")
-    if not logits_are_tied(config):
-        found["decoder/logits_dense/kernel"] = Place("lm_head.weight", True)
-    return found
+    for name in _JOINED:
+        inside |= _affine(f"self_attention/{name}", "attn.c_attn")
+    return {
+        "decoder/token_embedder/embedding": f"{_GPT2}wte",
+        "decoder/position_embedder/pos_embedding": f"{_GPT2}wpe",
+        **_affine("decoder/decoder_norm", f"{_GPT2}ln_f"),
+        **_layers("decoder", config.num_decoder_layers, f"{_GPT2}h", inside),
+    }
 
 
 def _bert(config: ModelConfig) -> dict[str, str]:
-    def both(ours: str, theirs: str, first: str) -> dict[str, str]:
-        return {f"{ours}/{first}": theirs, f"{ours}/bias": theirs}
-
     modules = {
         "token_embedder/embedding": "bert.embeddings.word_embeddings",
         "encoder/type_embedder/embedding": "bert.embeddings.token_type_embeddings",
-        **both("encoder/embedding_layer_norm", "bert.embeddings.LayerNorm", "scale"),
-        **both("mlm_head/dense", "cls.predictions.transform.dense", "kernel"),
-        **both("mlm_head/layer_norm", "cls.predictions.transform.LayerNorm", "scale"),
+        **_affine("encoder/embedding_layer_norm", "bert.embeddings.LayerNorm"),
+        **_affine("mlm_head/dense", "cls.predictions.transform.dense"),
+        **_affine("mlm_head/layer_norm", "cls.predictions.transform.LayerNorm"),
         "mlm_head/logits_bias": "cls.predictions",
-        **both("order_head/pooler", "bert.pooler.dense", "kernel"),
-        **both("order_head/logits", "cls.seq_relationship", "kernel"),
+        **_affine("order_head/pooler", "bert.pooler.dense"),
+        **_affine("order_head/logits", "cls.seq_relationship"),
     }
     if config.position_scheme == "absolute":
         table = "bert.embeddings.position_embeddings"
@@ -356,41 +326,30 @@ def _bert(config: ModelConfig) -> dict[str, str]:
     if config.position_scheme == "relative":
         table = "bert.encoder.layer.0.attention.self.relative_attention_bias"
         modules["encoder/relpos_bias/rel_embedding"] = table
-    pre = config.value("norm_placement") == "pre"
-    if pre:
-        modules |= both("encoder/encoder_norm", "bert.encoder.last_layer_ln", "scale")
-    for index in range(config.num_encoder_layers):
-        ours, theirs = f"encoder/layers_{index}", f"bert.encoder.layer.{index}"
-        for name in ("query", "key", "value"):
-            modules |= both(f"{ours}/attention/{name}", f"{theirs}.attention.self.{name}", "kernel")
-        output = f"{theirs}.attention.output"
-        modules |= both(f"{ours}/attention/out", f"{output}.dense", "kernel")
-        modules |= both(f"{ours}/mlp/wi", f"{theirs}.intermediate.dense", "kernel")
-        modules |= both(f"{ours}/mlp/wo", f"{theirs}.output.dense", "kernel")
-        norms = {
-            "post_attention_layer_norm": f"{output}.LayerNorm",
-            "post_mlp_layer_norm": f"{theirs}.output.LayerNorm",
-        }
-        if pre:
-            norms = {
-                "pre_attention_layer_norm": f"{theirs}.pre_attention_ln",
-                "pre_mlp_layer_norm": f"{theirs}.post_attention_ln",
-            }
-        for mine, norm in norms.items():
-            modules |= both(f"{ours}/{mine}", norm, "scale")
-    if not logits_are_tied(config):
-        modules["mlm_head/logits_dense/kernel"] = "cls.predictions.decoder"
-    return modules
+    inside = {
+        **_affine("attention/out", "attention.output.dense"),
+        **_affine("mlp/wi", "intermediate.dense"),
+        **_affine("mlp/wo", "output.dense"),
+    }
+    for name in _JOINED:
+        inside |= _affine(f"attention/{name}", f"attention.self.{name}")
+    if config.value("norm_placement") == "pre":
+        modules |= _affine("encoder/encoder_norm", "bert.encoder.last_layer_ln")
+        inside |= _affine("pre_attention_layer_norm", "pre_attention_ln")
+        inside |= _affine("pre_mlp_layer_norm", "post_attention_ln")
+    else:
+        inside |= _affine("post_attention_layer_norm", "attention.output.LayerNorm")
+        inside |= _affine("post_mlp_layer_norm", "output.LayerNorm")
+    return modules | _layers("encoder", config.num_encoder_layers, "bert.encoder.layer", inside)
 
 
 def _inner_kernels(config: ModelConfig) -> tuple[str, ...]:
     return ("wi_0", "wi_1") if len(activations(config)) == 2 else ("wi",)
 
 
-_MODULES: Mapping[str, Callable[[ModelConfig], dict[str, str]]] = MappingProxyType(
-    {
-        **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
-        **dict.fromkeys(("llama", "gemma", "palimpsest"), _decoder),
-        "bert": _bert,
-    }
-)
+_MODULES: Mapping[str, Callable[[ModelConfig], dict[str, str]]] = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
+    **dict.fromkeys(("llama", "gemma", "palimpsest"), _decoder),
+    "gpt2": _gpt2,
+    "bert": _bert,
+}

@@ -1,7 +1,5 @@
 """Compares a model's logits in transformers with the trainer's."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
@@ -23,12 +21,9 @@ Compute = Callable[[Batch], Logits]
 
 
 class Parity(NamedTuple):
-    """A comparison of logits over `rows` rows.
+    """The largest absolute difference of logits over rows and their positions without padding.
 
-    Attributes:
-      positions: number of positions compared, without padding.
-      difference: largest absolute difference between logits.
-      agreement: share of positions, 0 to 1, at which both models prefer the same token.
+    `agreement` is the share of positions, 0 to 1, at which both models prefer the same token.
     """
 
     rows: int
@@ -78,7 +73,6 @@ def our_logits(config: ModelConfig, params: Any) -> Compute:
 
 @functools.cache
 def _applied(config: ModelConfig) -> Callable[[Any, Batch], Any]:
-    """Returns the model's compiled (parameters, batch) -> output function."""
     import jax
 
     from trainer.model.spec import model_spec
@@ -95,10 +89,7 @@ def _applied(config: ModelConfig) -> Callable[[Any, Batch], Any]:
 
 
 def their_model(folder: str, written: Mapping[str, Any]) -> Any:
-    """Loads `folder` in float32 on the CPU, as the class named in `written`, its config.json.
-
-    Raises UserError if transformers reports missing, unexpected or mismatched tensors.
-    """
+    """Loads `folder` in float32 on the CPU, as the class named in `written`, its config.json."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()

@@ -1,17 +1,14 @@
 """Reads folders of t5-experiments: T5 and BERT under transformers' model_type with extra fields.
 
-Its T5 can have another encoder attention (cdQ) and memory tokens; its BERT, norms before the
-sublayers and relative or rotary positions. transformers would read such a folder as a plain model.
+Its T5 can have cdQ in the encoder and memory tokens; its BERT, norms before the sublayers and
+relative or rotary positions. transformers would read such a folder as a plain model.
 
 Source: t5-experiments, `modeling_t5.py`, `modeling_bert.py`, `t5configs` and `bert_configs`, for
 the names of fields and tensors and the defaults.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from trainer.model import parts
 from trainer.model.config import ModelConfig
@@ -20,26 +17,16 @@ from trainer.model.spec import model_spec
 from trainer.zoo.t5_experiments import ConditionalQueries
 from trainer.zoo.t5_experiments_parts import ConditionalQueryAttention
 
-
-class Fields(Protocol):
-    """The fields of a config.json, as `config_readers` reads them."""
-
-    def __getitem__(self, name: str) -> Any: ...
-    def get(self, name: str, default: Any) -> Any: ...
-    def require(self, name: str, expected: Any, default: Any = None) -> None: ...
-    def named(self, name: str, known: Mapping[Any, str], default: Any = None) -> Any: ...
-
+# The fields of a config.json: `formats._Fields`, which imports this module.
+Fields = Any
 
 _ATTENTION, _CDQ = "modeling_t5:T5Attention", "modeling_t5:T5CDQAttention"
 # Our encoder mixers with known tensor names -> theirs.
-MIXERS = MappingProxyType({"attention": _ATTENTION, "cdq": _CDQ})
+MIXERS = {"attention": _ATTENTION, "cdq": _CDQ}
 
 
 def t5_parts(fields: Fields) -> dict[str, Any]:
-    """Returns the fields of `ModelConfig` that such a T5 changes; none for a plain one.
-
-    Raises UserError if its attention is not supported.
-    """
+    """Returns the fields of `ModelConfig` that such a T5 changes; none for a plain one."""
     if fields["model_type"] != "t5":
         for name in ("encoder_self_attention_layer", "num_cdq_heads", "num_memory_tokens"):
             fields.require(name, None)
@@ -91,20 +78,22 @@ def _rotary(fields: Fields) -> str:
     return str(Choice("rotary", parts.Rotary(base, rotated / head_dim)))
 
 
-_BERT_POSITIONS = MappingProxyType(
-    {"absolute": "absolute", "relative": "relative_attention_bias", "rotary": "rotary"}
-)
-_POSITION_OPTIONS: Mapping[str, Callable[[Fields], str]] = MappingProxyType(
-    {"absolute": lambda _: "absolute", "relative": _relative, "rotary": _rotary}
-)
+_BERT_POSITIONS = {
+    "absolute": "absolute",
+    "relative": "relative_attention_bias",
+    "rotary": "rotary",
+}
+_POSITION_OPTIONS: Mapping[str, Callable[[Fields], str]] = {
+    "absolute": lambda _: "absolute",
+    "relative": _relative,
+    "rotary": _rotary,
+}
 
 MEMORY = "memory_tokens"
 # The encoder may register the parameter a second time.
 MEMORY_COPY = f"encoder.{MEMORY}"
 
-_CONDITIONAL = MappingProxyType(
-    {"pool": "T", "pool_hidden": "W_t", "condition": "cd_w", "conditional_query": "cd_q"}
-)
+_CONDITIONAL = {"pool": "T", "pool_hidden": "W_t", "condition": "cd_w", "conditional_query": "cd_q"}
 
 
 def encoder_projections(config: ModelConfig, plain: Mapping[str, str]) -> dict[str, str]:

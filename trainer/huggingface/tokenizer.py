@@ -13,8 +13,6 @@ An existing tokenizer.json is kept, plus EOS and sentinels. A SentencePiece mode
 - In BPE it orders merges that yield the same piece.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Iterable
@@ -33,7 +31,7 @@ _UNIGRAM, _BPE = 1, 2
 _USER_DEFINED = 4
 # A noncharacter: absent from texts and rules, and a barrier to composition.
 _BREAK = "\ufdd0"
-# SentencePiece's nmt rules apply all NFKC replacements except that of the fullwidth tilde.
+# SentencePiece's nmt rules apply all NFKC replacements but the fullwidth tilde's.
 _TILDE, _KEPT_TILDE = "\uff5e", "\ufdd1"
 # Characters that extend a grapheme: marks, joiners, skin tone modifiers.
 _EXTENDS = r"[\p{M}\x{200C}\x{200D}\x{1F3FB}-\x{1F3FF}]"
@@ -46,12 +44,9 @@ _TIE = 1e-3
 
 
 class Match(NamedTuple):
-    """A comparison of two tokenizers on a number of `texts`.
+    """A comparison with the training's `library` on a number of `texts`.
 
-    Attributes:
-      different: the texts whose ids differ.
-      ties: how many of these have two segmentations of equal score, both correct.
-      library: the library used in training.
+    `ties` are the `different` texts with two segmentations of equal score, both correct.
     """
 
     texts: int
@@ -62,13 +57,7 @@ class Match(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """The pieces with a role for the model.
-
-    Attributes:
-      begins: the piece that begins every text, or "".
-      ends: whether EOS ends every text, including the first of a pair.
-      mask: the mask piece of an encoder-only model, or "".
-    """
+    """The piece that begins every text, whether EOS `ends` it, and an encoder's mask piece."""
 
     begins: str = ""
     ends: bool = True
@@ -76,11 +65,7 @@ class Roles:
 
 
 def tokenizer_json(vocabulary: Vocabulary, roles: Roles = Roles()) -> str:
-    """Returns the contents of tokenizer.json.
-
-    A sentinel absorbs preceding white space, as the span that it replaces would. Raises UserError
-    if `tokenizers` does not support the vocabulary's model or normalisation.
-    """
+    """Returns the contents of tokenizer.json; a sentinel absorbs preceding white space."""
     from tokenizers import AddedToken, Tokenizer, processors
 
     if vocabulary.is_sentencepiece:
@@ -125,9 +110,8 @@ def _converted(vocabulary: Vocabulary) -> tuple[Any, list[str]]:
     tokenizer = Tokenizer(_model(proto, pieces, vocabulary))
     _set_text_rules(tokenizer, proto, vocabulary.processor)
     sentinels = {sentinel_piece(number) for number in range(vocabulary.record.sentinels)}
-    symbols = [
-        piece for piece, _, kind in pieces if kind == _USER_DEFINED and piece not in sentinels
-    ]
+    defined = [piece for piece, _, kind in pieces if kind == _USER_DEFINED]
+    symbols = [piece for piece in defined if piece not in sentinels]
     return tokenizer, symbols
 
 
@@ -142,9 +126,7 @@ def _model(proto: Any, pieces: list[tuple[str, float, int]], vocabulary: Vocabul
         # `tokenizers`, and of normal pieces in SentencePiece. The lowest score also keeps
         # `tokenizers` from choosing special pieces.
         least = min(score for _, score, kind in pieces if kind == NORMAL)
-        scores = [
-            (piece, score if piece_kind == NORMAL else least) for piece, score, piece_kind in pieces
-        ]
+        scores = [(piece, score if role == NORMAL else least) for piece, score, role in pieces]
         scores += [(piece, least) for piece in added]
         return models.Unigram(scores, unk_id=proto.trainer_spec.unk_id, byte_fallback=byte_fallback)
     if kind == _BPE:
@@ -184,7 +166,6 @@ def _removed(processor: Any) -> str:
 
 
 def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
-    """Sets the normaliser, pre-tokenizer and decoder."""
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     rules = proto.normalizer_spec
@@ -240,10 +221,9 @@ def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
 def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str, Any]:
     """Returns the contents of tokenizer_config.json.
 
-    The class is `PreTrainedTokenizerFast`, which transformers 4 and 5 share and which uses
-    tokenizer.json unchanged; T5Tokenizer would replace its white space rules. A model whose texts
-    have no end is decoder-only. It pads with EOS, since id 0 begins every text and must not be
-    masked, and on the left, so that generation continues the text.
+    `PreTrainedTokenizerFast` uses tokenizer.json unchanged; T5Tokenizer would replace its white
+    space rules. A decoder-only model, whose texts have no end, pads with EOS, since id 0 begins
+    every text and must not be masked, and on the left, so that generation continues the text.
     """
     pieces = vocabulary.special_pieces()
     eos, pad = pieces["eos"], vocabulary.piece(vocabulary.special.pads(not roles.ends))
@@ -270,8 +250,7 @@ def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str
 def write(folder: str, vocabulary: Vocabulary, roles: Roles = Roles()) -> None:
     """Writes tokenizer.json, tokenizer_config.json and, if there is one, the SentencePiece model.
 
-    For a user's class, writes only vocabulary.json, with its pieces and special ids, since
-    transformers has no format for its encoding.
+    For a user's class, writes only vocabulary.json: transformers has no format for its encoding.
     """
     if vocabulary.is_registered:
         with open(f"{folder}/{vocabulary.record.file_name}", "wb") as file:
@@ -288,10 +267,7 @@ def write(folder: str, vocabulary: Vocabulary, roles: Roles = Roles()) -> None:
 
 
 def compare(tokenizer: Any, vocabulary: Vocabulary, texts: Iterable[str]) -> Match:
-    """Compares a transformers tokenizer with the vocabulary's library on texts.
-
-    Raises UserError if a sentinel's id differs from training.
-    """
+    """Compares a transformers tokenizer with the vocabulary's library on texts."""
     for number in range(vocabulary.record.sentinels):
         text, expected = sentinel_piece(number), vocabulary.size - 1 - number
         found = tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -1,7 +1,5 @@
 """Reads and writes a model folder's tensors: safetensors, one file or shards with an index."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -62,11 +60,7 @@ def tensor_names(folder: str) -> frozenset[str]:
 
 
 def read(folder: str) -> dict[str, np.ndarray]:
-    """Returns a local folder's tensors in their stored dtypes.
-
-    Raises:
-      UserError: there are no tensors, or a file named in the index is missing or damaged.
-    """
+    """Returns a local folder's tensors in their stored dtypes."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 

@@ -1,11 +1,7 @@
 """T5X as the training engine: `--engine=t5x`.
 
-`t5x.train.train` receives the run's batches, initial state, model, optimizer and schedule as
-instances of T5X's classes. T5X makes the updates, evaluates, and writes its checkpoints and
-TensorBoard files into model_dir.
+T5X makes the updates, evaluates, and writes its checkpoints and TensorBoard files into model_dir.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import functools
@@ -33,7 +29,6 @@ from trainer.data import task_record
 from trainer.data.features import Batch
 from trainer.data.interface import EvaluationSet, Run
 from trainer.engine.program import Program
-from trainer.engine.step import TrainState
 from trainer.model.parts import PER_LAYER
 from trainer.model.paths import named
 from trainer.model.spec import ModelSpec, model_spec
@@ -69,6 +64,8 @@ _REASONS = {
     "metrics.tensorboard": "T5X writes no other files",
     "processes.coordinator": "this engine has only been tested in one process",
 }
+# Fields that T5X's networks call by the same names.
+_SIZES = ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "dropout_rate", "dtype")
 _FACTORS = (
     *("constant", "linear_warmup", "linear_decay", "rsqrt_decay", "rsqrt_normalized_decay"),
     *("decay_every", "cosine_decay"),
@@ -78,8 +75,8 @@ _FACTORS = (
 def train(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> int:
     """Trains to `config.train_steps` with T5X and returns the exit code, 0.
 
-    Resumes from T5X's newest checkpoint in model_dir, or starts from the same initial state as the
-    default engine. `start` is `beginning.start`. A UserError names all unsupported settings.
+    Resumes from T5X's newest checkpoint in model_dir, or starts from the default engine's initial
+    state. `start` is `beginning.start`. A UserError names all unsupported settings.
     """
     config = run.config
     if problems := unsupported(config):
@@ -136,10 +133,7 @@ def _machinery(config: Config) -> dict[str, Any]:
 
 
 class _Datasets:
-    """A run's batches as the dataset functions that T5X calls.
-
-    `first` is the number of updates already made; training resumes with the next batch.
-    """
+    """A run's batches, after `first` updates, as the dataset functions that T5X calls."""
 
     def __init__(self, run: Run, first: int):
         self._run, self._first = run, first
@@ -188,20 +182,14 @@ def unsupported(config: Config) -> list[str]:
         if not path.startswith(_SUPPORTED) and value != defaults.get(path)
     ]
     problems += write.unsupported(model)
-    if model.position == PER_LAYER:
-        if not model.scan_layers:
-            problems.append(
-                f"--model.position={PER_LAYER}: T5X supports this only with --model.scan_layers"
-            )
-    else:
+    if model.position == PER_LAYER and not model.scan_layers:
+        problems.append(f"--model.position={PER_LAYER}: T5X needs --model.scan_layers with it")
+    if model.position != PER_LAYER:
         problems += [
             f"--model.{name}={value}: T5X supports this only with a table of relative positions "
             f"in every layer, --model.position={PER_LAYER}"
-            for name, value, without in (
-                ("scan_layers", model.scan_layers, False),
-                ("remat", model.remat, "none"),
-            )
-            if value != without
+            for name, without in (("scan_layers", False), ("remat", "none"))
+            if (value := getattr(model, name)) != without
         ]
     loss = config.loss
     if config.microbatches > 1 and loss.normalizer != "sum" and loss.normalize_over == "batch":
@@ -258,18 +246,16 @@ def _begin(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> in
     state = beginning.state(Program(run))
     files.make_folder(folder)
     save_config(config, origins, run.data.record)
-    write.write(_as_checkpoint(state), config, folder, config.model.scan_layers)
-    print(beginning.describe(), flush=True)
-    return int(state.step)
 
-
-def _as_checkpoint(state: TrainState) -> read.Checkpoint:
     def tensors(tree: Any) -> dict[str, Any]:
         return {path: held(np.asarray(leaf)) for path, leaf in named(tree).items()}
 
-    return read.Checkpoint(
+    checkpoint = read.Checkpoint(
         "", int(state.step), tensors(state.params), state=tensors(state.opt_state), run={}
     )
+    write.write(checkpoint, config, folder, config.model.scan_layers)
+    print(beginning.describe(), flush=True)
+    return checkpoint.step
 
 
 def _iterator(iterate: Callable[[], Iterator[Batch]]) -> Any:
@@ -300,18 +286,9 @@ def _model(config: Config, ids: int, prefix: bool) -> Any:
 
     spec, model = model_spec(config.model), config.model
     assert isinstance(spec, ModelSpec)
-    feed_forward = spec.decoder.layers[0].feed_forward
-    sizes = {
-        "vocab_size": model.vocab_size,
-        "emb_dim": model.emb_dim,
-        "num_heads": model.num_heads,
-        "head_dim": model.head_dim,
-        "mlp_dim": model.mlp_dim,
-        "mlp_activations": feed_forward.activations,
-        "dropout_rate": model.dropout_rate,
-        "logits_via_embedding": spec.output.tied,
-        "dtype": model.dtype,
-    }
+    sizes = {name: getattr(model, name) for name in _SIZES}
+    sizes["mlp_activations"] = spec.decoder.layers[0].feed_forward.activations
+    sizes["logits_via_embedding"] = spec.output.tied
     normalizer: Any = config.loss.normalizing_constant
     if config.loss.normalizer != "sum":
         normalizer = losses.SpecialLossNormalizingFactor[config.loss.normalizer.upper()]
@@ -340,11 +317,8 @@ def _model(config: Config, ids: int, prefix: bool) -> Any:
     else:
         from t5x.examples.t5 import network
 
-    layers = network.T5Config(
-        num_encoder_layers=model.num_encoder_layers,
-        num_decoder_layers=model.num_decoder_layers,
-        **sizes,
-    )
+    stacks = ("num_encoder_layers", "num_decoder_layers")
+    layers = network.T5Config(**{name: getattr(model, name) for name in stacks}, **sizes)
     return models.EncoderDecoderModel(
         module=network.Transformer(layers),
         input_vocabulary=vocabulary,
@@ -357,23 +331,21 @@ def _adafactor(config: Config) -> Any:
     from t5x import adafactor
 
     value = config.optimizer.value
-    finite = {
-        name: None if math.isinf(value(name)) else value(name)
-        for name in ("clipping_threshold", "maximum_parameter_scale")
-    }
+
+    def finite(name: str) -> float | None:
+        return None if math.isinf(value(name)) else value(name)
+
+    same = ("multiply_by_parameter_scale", "decay_rate", "step_offset", "min_dim_size_to_factor")
     decays = value("weight_decay") or None
     return adafactor.Adafactor(
-        multiply_by_parameter_scale=value("multiply_by_parameter_scale"),
+        **{name: value(name) for name in same},
         beta1=value("beta1") or None,
-        decay_rate=value("decay_rate"),
-        step_offset=value("step_offset"),
-        clipping_threshold=finite["clipping_threshold"],
+        clipping_threshold=finite("clipping_threshold"),
         weight_decay_rate=decays,
         weight_decay_rate_lr_exponent=decays and (value("weight_decay_rate_exponent") or None),
-        min_dim_size_to_factor=value("min_dim_size_to_factor"),
         epsilon1=value("epsilon"),
         epsilon2=value("minimum_parameter_scale"),
-        max_parameter_scale=finite["maximum_parameter_scale"],
+        max_parameter_scale=finite("maximum_parameter_scale"),
         global_norm_clip_threshold=config.optimizer.clip_norm,
         logical_factor_rules=adafactor.standard_logical_factor_rules(),
     )

@@ -13,8 +13,6 @@ one table per stack.
 Source: google-research/t5x, `examples/scalable_t5` and `adafactor.py`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 
@@ -45,7 +43,12 @@ MIN_DIM_SIZE = 128
 
 def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
     """Returns a checkpoint's parameters and moments by name, layers unstacked."""
-    kept = _our_moments(checkpoint.state) if checkpoint.run is not None else checkpoint.moments
+    kept = checkpoint.moments
+    if checkpoint.run is not None:
+        kept = {}
+        for name, tensor in checkpoint.state.items():
+            if moment := _OUR_MOMENT.fullmatch(name):
+                kept.setdefault(moment[2], {})[{"ema": "m"}.get(moment[1], moment[1])] = tensor
     found: dict[str, Parts] = {}
     for name, value in checkpoint.parameters.items():
         moments = {
@@ -76,10 +79,7 @@ def read_parts(checkpoint: Checkpoint) -> dict[str, Parts]:
 
 
 def with_shared_positions(path: str, parameters: Mapping[str, Parts]) -> dict[str, Parts]:
-    """Merges equal per-layer tables of relative positions into one per stack.
-
-    Raises UserError if the tables of a stack differ; says how to keep them.
-    """
+    """Merges equal per-layer tables of relative positions into one per stack."""
     out = dict(parameters)
     for name, parts in parameters.items():
         found = _LAYER.fullmatch(name)
@@ -106,8 +106,6 @@ def adafactor_parts(
 ) -> tuple[Parts, str | None]:
     """Returns a parameter's value with exactly the moments that an Adafactor needs.
 
-    `factors` are the axes that it averages over; `momentum` says whether it has momentum.
-
     Returns (parts, None), or (incomplete parts, a message) if a moment is missing or superfluous.
     """
     wanted = ["v"] if factors is None else [f"over {axis}" for axis in sorted(factors)]
@@ -118,7 +116,9 @@ def adafactor_parts(
             # Exact, since averaging over an axis commutes with the moving average.
             tensor = mean(parts["v"], int(part[-1]))
         if tensor is None:
-            return out, f"it has no {_described(part, name)}"
+            kind = "not factored" if part == "v" else "factored"
+            missing = f"momentum of {name}" if part == "m" else f"second moments of {name} ({kind})"
+            return out, f"it has no {missing}"
         out[part] = tensor
     if "m" in parts and not momentum:
         return out, f"it has momentum of {name}, but --optimizer.beta1 is not set"
@@ -190,23 +190,8 @@ def own_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape[:LAYERS_AXIS] + shape[LAYERS_AXIS + 1 :] if is_stacked(name) else shape
 
 
-def _our_moments(state: Mapping[str, Tensor]) -> dict[str, Parts]:
-    kept: dict[str, Parts] = {}
-    for name, tensor in state.items():
-        if found := _OUR_MOMENT.fullmatch(name):
-            kind = {"ema": "m"}.get(found[1], found[1])
-            kept.setdefault(found[2], {})[kind] = tensor
-    return kept
-
-
 def _axis(part: str) -> int:
     return 0 if part == "over 0" else LAYERS_AXIS
-
-
-def _described(part: str, name: str) -> str:
-    if part == "m":
-        return f"momentum of {name}"
-    return f"second moments of {name} ({'not factored' if part == 'v' else 'factored'})"
 
 
 def _without_heads(name: str, part: str, tensor: Tensor) -> Tensor:

@@ -8,8 +8,6 @@ Source: tensorflow/mesh, `transformer/` and `optimize.AdafactorOptimizer`; T5X,
 `checkpoint_importer.py`; Primer, `t5_models.py`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -39,11 +37,7 @@ _TABLE = "relpos_bias/rel_embedding"
 
 
 class Found(NamedTuple):
-    """A Mesh TensorFlow checkpoint under T5X's names, layers unstacked.
-
-    `step` is None if it is not recorded. `moments` is T5X's Adafactor state: parameter -> "m", "v",
-    "v_row" or "v_col" -> tensor.
-    """
+    """A Mesh TensorFlow checkpoint as `read.Checkpoint`; `step` is None if it is not recorded."""
 
     step: int | None
     parameters: dict[str, Tensor]
@@ -65,10 +59,7 @@ def prefixes(folder: str) -> dict[int, str]:
 
 
 def load(prefix: str) -> Found:
-    """Opens a checkpoint and reads names, shapes and dtypes.
-
-    Raises UserError if it cannot be read, or has a variable unknown to our models.
-    """
+    """Opens a checkpoint and reads names, shapes and dtypes."""
     variables = tensor_bundle.load(prefix)
     stored = variables.pop(_STEP, None)
     names = {name: _SLOT.fullmatch(name) for name in variables}
@@ -88,9 +79,7 @@ def load(prefix: str) -> Found:
             parameters[ours] = variables[name]
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise UserError(
-            f"{prefix}: there is no counterpart of the variable {sorted(unknown)[0]}{more}"
-        )
+        raise UserError(f"{prefix}: no counterpart of the variable {sorted(unknown)[0]}{more}")
     for name, kept in moments.items():
         shape = parameters[name].shape if name in parameters else ()
         if len(shape) == 2 and shape[0] == shape[1] and {"v_row", "v_col"} <= kept.keys():
@@ -106,7 +95,6 @@ def load(prefix: str) -> Found:
 
 
 def _layers(names: list[str]) -> dict[str, int]:
-    """Returns the number of sublayers per block, by tower."""
     found: dict[str, int] = {}
     for name in names:
         if match := re.match(rf"{_TOWER}/block_\d+/layer_(\d+)/", name):
@@ -115,7 +103,6 @@ def _layers(names: list[str]) -> dict[str, int]:
 
 
 def _ours(name: str, layers: dict[str, int]) -> str | None:
-    """Returns a variable's name in T5X, or None."""
     if name == "shared/embedding":
         return "token_embedder/embedding"
     top = re.fullmatch(rf"{_TOWER}/(.+)", name)

@@ -11,8 +11,7 @@
 Source: google-research/t5x, `checkpoints.py`; google/orbax, the metadata of its PyTree handler.
 """
 
-from __future__ import annotations
-
+import contextlib
 import math
 import os
 import re
@@ -25,9 +24,9 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
-from trainer.config.lora import LoraConfig
+from trainer.config.lora import LORA, LoraConfig
 from trainer.engine import checksums
-from trainer.t5x import lora, mesh
+from trainer.t5x import mesh
 from trainer.t5x.tensors import Index, Tensor, held
 
 _PLACEHOLDER = "PLACEHOLDER://"
@@ -49,29 +48,19 @@ _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's lazily read tensors, by names such as "decoder/decoder_norm/scale".
-
-    Attributes:
-      step: number of updates made; NO_STEP if T5X's state has none or a negative one.
-      parameters: by T5X's names, layers stacked or not.
-      moments: T5X's Adafactor state, parameter -> "m", "v", "v_row" or "v_col" -> tensor.
-      state: leaves of our optimizer state by name. Either this or `moments` may be empty.
-      run: our checkpoints' record of their run; None for T5X checkpoints.
-    """
+    """A checkpoint's lazily read tensors, by names such as "decoder/decoder_norm/scale"."""
 
     path: str
-    step: int
-    parameters: dict[str, Tensor]
+    step: int  # number of updates; NO_STEP if T5X's state has none or a negative one
+    parameters: dict[str, Tensor]  # layers stacked or not
+    # T5X's Adafactor state, parameter -> "m", "v", "v_row" or "v_col" -> tensor; or our state.
     moments: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     state: dict[str, Tensor] = field(default_factory=dict)
-    run: dict[str, Any] | None = None
+    run: dict[str, Any] | None = None  # our checkpoints' record of their run
 
 
 def find(path: str) -> str:
-    """Returns the checkpoint at `path` or the newest in it; raises UserError if there is none.
-
-    For Mesh TensorFlow, returns the prefix of its files.
-    """
+    """Returns the checkpoint at `path` or the newest in it; for Mesh TensorFlow, its prefix."""
     if is_checkpoint(path):
         return mesh.prefix_of(path) or path
     if found := steps(path):
@@ -80,9 +69,7 @@ def find(path: str) -> str:
         name.endswith((".safetensors", ".bin", ".safetensors.index.json"))
         for name in files.list_names(path)
     ):
-        raise UserError(
-            f"{path} is a folder of Hugging Face transformers: name it as --init_from=hf:{path}"
-        )
+        raise UserError(f"{path} is a folder of transformers: name it as --init_from=hf:{path}")
     raise UserError(
         f"{path} is no checkpoint and holds none: there is neither {_STATE}/{_METADATA} (Orbax) "
         f"nor {_TREE} (T5X) nor a folder checkpoint_STEP with one of them, nor "
@@ -112,8 +99,7 @@ def of_step(folder: str, step: int) -> str:
 def load(path: str) -> Checkpoint:
     """Opens the checkpoint at `path` or the newest in it; reads names, shapes and dtypes.
 
-    LoRA's products are merged into their kernels. Raises UserError if there is no readable
-    checkpoint.
+    LoRA's products are merged into their kernels.
     """
     path = find(path)
     folder = _tree_folder(path)
@@ -121,11 +107,9 @@ def load(path: str) -> Checkpoint:
         found = mesh.load(path)
         step = NO_STEP if found.step is None else found.step
         return Checkpoint(path, step, found.parameters, found.moments)
-    try:
+    with _readable(path):
         orbax = files.exists(files.join(folder, _METADATA))
         tensors = _orbax_tensors(folder) if orbax else _msgpack_tensors(folder)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError) as error:
-        raise UserError(f"{path} cannot be read: {_first_line(error)}") from error
 
     def inside(prefix: str) -> dict[str, Tensor]:
         return {
@@ -151,23 +135,46 @@ def load(path: str) -> Checkpoint:
     tensors = {name: _checked(path, name, stored, tensor) for name, tensor in tensors.items()}
     parameters, state = inside("params/"), inside("opt_state/")
     step = int(tensors["step"].whole())
-    if lora.has_lora(parameters) and "config" in run:
+    if any(name.startswith(f"{LORA}/") for name in parameters) and "config" in run:
         # The state belongs to LoRA's parameters, which merging removes.
-        config = LoraConfig(**run["config"]["lora"])
-        parameters, state = lora.merged(parameters, config), {}
+        parameters, state = _merged(parameters, LoraConfig(**run["config"]["lora"])), {}
     return Checkpoint(path, step, parameters, state=state, run=run)
 
 
-def raw_tensors(path: str) -> dict[str, Tensor]:
-    """Returns all arrays of one of our checkpoints by path, without comparing checksums.
+def _merged(parameters: dict[str, Tensor], config: LoraConfig) -> dict[str, Tensor]:
+    """Returns the kernels plus LoRA's products, read lazily; middle axes index layers."""
 
-    Raises UserError if it cannot be read.
-    """
+    def merged(kernel: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        def read(index: Index) -> np.ndarray:
+            first, *between, last = index
+            everything = slice(None)
+            factors = a.read((first, *between, everything)), b.read((everything, *between, last))
+            product = np.einsum("d...r,r...f->d...f", *factors)
+            return kernel.read(index) + np.float32(config.scale) * product
+
+        return Tensor(kernel.shape, kernel.dtype, read)
+
+    found = {}
+    for name, tensor in parameters.items():
+        if not name.startswith(f"{LORA}/"):
+            a, b = (parameters.get(f"{LORA}/{name}/{side}") for side in "ab")
+            found[name] = merged(tensor, a, b) if a and b else tensor
+    return found
+
+
+def raw_tensors(path: str) -> dict[str, Tensor]:
+    """Returns all arrays of one of our checkpoints by path, without comparing checksums."""
     folder = _tree_folder(path)
-    try:
+    with _readable(path):
         if folder is None or not files.exists(files.join(folder, _METADATA)):
             raise ValueError(f"there is no {_STATE}/{_METADATA}")
         return _orbax_tensors(folder)
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError) as error:
         raise UserError(f"{path} cannot be read: {_first_line(error)}") from error
 
@@ -192,7 +199,6 @@ def _checked(path: str, name: str, stored: dict[str, str], tensor: Tensor) -> Te
 
 
 def _pieces(tensor: Tensor) -> Iterator[np.ndarray]:
-    """Yields pieces of about _PIECE_BYTES along the first dimension."""
     rows = tensor.shape[0]
     row_bytes = max(1, math.prod(tensor.shape[1:]) * tensor.dtype.itemsize)
     step = max(1, _PIECE_BYTES // row_bytes)
@@ -296,16 +302,13 @@ def _stored(folder: str, places: dict[str, str], driver: dict[str, Any]) -> dict
 
 
 def _kvstore(folder: str) -> dict[str, Any]:
-    """Returns TensorStore's spec of a local, Google Cloud Storage or S3 folder."""
     if not files.is_remote(folder):
         return {"driver": "file", "path": os.path.abspath(files.local_path(folder)) + "/"}
     scheme, _, rest = folder.partition("://")
     bucket, _, inner = rest.partition("/")
     drivers = {"gs": "gcs", "s3": "s3"}
     if scheme not in drivers:
-        raise UserError(
-            f"{folder}: checkpoints can only be read from local folders, gs:// and s3://"
-        )
+        raise UserError(f"{folder}: checkpoints are read from local folders, gs:// and s3:// only")
     return {"driver": drivers[scheme], "bucket": bucket, "path": f"{inner.rstrip('/')}/"}
 
 

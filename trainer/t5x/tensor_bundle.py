@@ -1,14 +1,11 @@
 """Reads TensorFlow checkpoints, PREFIX.index and PREFIX.data-00000-of-0000N, without TensorFlow.
 
 The index is a sorted table in LevelDB's format: blocks of entries whose keys share prefixes, an
-index of the blocks, and a footer. An entry locates a variable's bytes. Blocks and variables have
-checksums, which are compared on reading.
+index of the blocks, and a footer. An entry locates a variable's bytes.
 
 Source: tensorflow, `core/util/tensor_bundle/tensor_bundle.cc`, `core/protobuf/tensor_bundle.proto`
 and `core/lib/io/table_format.txt`.
 """
-
-from __future__ import annotations
 
 import math
 import struct
@@ -53,10 +50,7 @@ class _Entry(NamedTuple):
 
 
 def load(prefix: str) -> dict[str, Tensor]:
-    """Returns a checkpoint's numeric variables by name, read lazily.
-
-    Raises UserError if the index cannot be read, or divides a variable into slices.
-    """
+    """Returns a checkpoint's numeric variables by name, read lazily."""
     path = prefix + SUFFIX
     try:
         table = dict(_table(files.read_bytes(path)))

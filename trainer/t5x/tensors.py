@@ -1,7 +1,5 @@
 """Lazily read tensors, and functions that stack, slice and reshape them without reading."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +18,6 @@ class Tensor:
     read: Callable[[Index], np.ndarray]
 
     def whole(self) -> np.ndarray:
-        """Reads the whole tensor."""
         return self.read((slice(None),) * len(self.shape))
 
 

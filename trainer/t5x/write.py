@@ -3,8 +3,6 @@
 Source: google-research/t5x, `checkpoints.OrbaxCheckpointManagerInterface` and `train_state.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os
@@ -43,11 +41,9 @@ class OtherMoments(UserError):
 def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = False) -> str:
     """Writes one of our checkpoints atomically to `output/checkpoint_STEP` and returns that path.
 
-    Adafactor's moments are written too; 0 if another optimizer trained the model. `scanned` chooses
-    the layout of T5X's `scalable_t5`, which stacks all layers in one array and repeats the table of
-    relative positions in every layer.
-
-    Raises UserError if T5X does not support the model, or `output` has a checkpoint of this step.
+    Adafactor's moments are 0 if another optimizer trained the model. `scanned` chooses the layout
+    of T5X's `scalable_t5`, which stacks all layers in one array and repeats the table of relative
+    positions in every layer.
     """
     path = files.join(output, f"checkpoint_{checkpoint.step}")
     if files.exists(path):
@@ -68,11 +64,8 @@ def write_parts(
 ) -> str:
     """Writes `output/checkpoint_STEP` atomically and returns its path.
 
-    Args:
-      parameters: values and Adafactor's moments, layers unstacked; missing moments become 0.
-      scanned: see `write`.
-      least: T5X's `min_dim_size_to_factor`.
-      dtype: dtype of the stored values; moments are float32.
+    `parameters` are values and Adafactor's moments, layers unstacked; missing moments become 0.
+    `least` is T5X's `min_dim_size_to_factor`, `dtype` the values' dtype; moments are float32.
 
     Raises:
       UserError: T5X does not support the model.
@@ -136,9 +129,7 @@ def has_moments(checkpoint: Checkpoint) -> bool:
 
 def _with_moments(name: str, parts: Parts, factors: layout.FactoredOver) -> Parts:
     if set(parts) == {"value"}:
-        shape = parts["value"].shape
-        zeros = held(np.zeros(shape, np.float32))
-        parts = {**parts, "v": zeros}
+        parts = {**parts, "v": held(np.zeros(parts["value"].shape, np.float32))}
     kept, problem = layout.adafactor_parts(name, parts, factors, momentum="m" in parts)
     if problem:
         raise OtherMoments(f"T5X factors {name} differently from this run: {problem}")

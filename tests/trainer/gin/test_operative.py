@@ -164,7 +164,7 @@ WRONG = {
     "a decoder": ("run.model_type = 'lm'", "a decoder alone has the objective of language"),
     "two numbers of heads": (
         "decoder/SelfAttention.num_heads = 8\nencoder/SelfAttention.num_heads = 12",
-        "decoder/SelfAttention.num_heads = 8 differs from that of encoder, 12",
+        "decoder/SelfAttention.num_heads = 8 differs from encoder's 12",
     ),
     "other sublayers": (
         "encoder/make_layer_stack.layers = [@transformer_layers.DenseReluDense]",

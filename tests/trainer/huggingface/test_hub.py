@@ -67,7 +67,7 @@ NO_NAME = "is not the name of a repository: give OWNER/NAME"
 @pytest.mark.parametrize(
     ("repository", "token", "message"),
     [
-        ("an/owner", None, "needs a token that may write: set HF_TOKEN"),
+        ("an/owner", None, "needs a token to write: set HF_TOKEN"),
         *((name, TOKEN, NO_NAME) for name in ("owner", "an/own er", "an/owner/x")),
     ],
 )

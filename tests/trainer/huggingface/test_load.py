@@ -152,7 +152,7 @@ def test_a_wrong_tensor_is_named(exported, change, message):
         ("t5_1_1", {"is_gated_act": False}, "is_gated_act is False; our models have True"),
         ("t5_1_1", {"num_heads": 0}, "num_heads is 0"),
         ("llama", {"num_key_value_heads": 3}, "num_kv_heads is 3; it must be a divisor of num_h"),
-        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "of kind yarn; our models"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "of kind yarn; ours are"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True; our"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "of kind linear have no factor"),
         ("gemma", {"head_dim": None}, "has no field head_dim"),

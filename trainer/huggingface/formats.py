@@ -1,0 +1,453 @@
+"""transformers' config.json, read and written for each model_type: a row of KINDS."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from tasks.terminal.command_line import UserError
+from tasks.vocabulary import PAD_ID
+from trainer.huggingface import t5_experiments
+from trainer.huggingface.names import activations, decoder_layer, logits_are_tied
+from trainer.model import parts
+from trainer.model.capabilities import TRANSFORMERS
+from trainer.model.config import ModelConfig
+from trainer.model.parts import PER_LAYER
+from trainer.model.slots import Choice
+
+# The model_type of modeling_palimpsest.py.
+CUSTOM = "palimpsest"
+# Fixed in our modelling file; a folder with other values holds another model.
+OUR_BUCKETS, OUR_DISTANCE = 32, 128
+
+# Our activations -> transformers' names.
+ACTIVATIONS = {
+    "gelu": "gelu_new",
+    "gelu_erf": "gelu",
+    "relu": "relu",
+    "silu": "silu",
+    "squared_relu": "relu2",
+}
+T5_PROJECTIONS = {
+    ("relu",): "relu",
+    ("gelu",): "gelu_new",
+    ("gelu_erf",): "gelu",
+    ("silu",): "silu",
+    ("squared_relu",): "relu2",
+    ("gelu", "linear"): "gated-gelu",
+    ("silu", "linear"): "gated-silu",
+    ("relu", "linear"): "gated-relu",
+}
+
+
+# transformers' fields of sizes -> ours.
+_T5 = {
+    "d_model": "emb_dim",
+    "d_kv": "head_dim",
+    "d_ff": "mlp_dim",
+    "num_heads": "num_heads",
+    "num_layers": "num_encoder_layers",
+}
+_LAYERS = {
+    "hidden_size": "emb_dim",
+    "intermediate_size": "mlp_dim",
+    "num_attention_heads": "num_heads",
+}
+_DECODER = {**_LAYERS, "num_hidden_layers": "num_decoder_layers"}
+_BERT = {
+    **_LAYERS,
+    "num_hidden_layers": "num_encoder_layers",
+    "max_position_embeddings": "max_positions",
+}
+_GPT2 = {
+    "n_embd": "emb_dim",
+    "n_layer": "num_decoder_layers",
+    "n_head": "num_heads",
+    "n_positions": "max_positions",
+}
+
+
+# Kinds of rotary positions -> transformers' fields -> ours.
+_SCALINGS: Mapping[str, Mapping[str, str]] = {
+    "default": {},
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low_frequency",
+        "high_freq_factor": "high_frequency",
+        "original_max_position_embeddings": "original_positions",
+    },
+}
+
+
+def _sizes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
+    return {theirs: getattr(config, ours) for theirs, ours in names.items()}
+
+
+# transformers' synonyms.
+_SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
+
+
+def from_config(
+    written: Mapping[str, Any], where: str, tensors: Collection[str] = ()
+) -> ModelConfig:
+    """Returns the model of a config.json at `where`, with its sizes and dropout and our defaults.
+
+    `tensors` are the folder's tensor names, if known: transformers 5 records every T5's logits as
+    tied, but stores the kernel of untied ones. A UserError names the unsupported field.
+    """
+    kind = str(written.get("model_type"))
+    if kind not in KINDS:
+        raise UserError(f"{where}: model_type is {kind}; this reads {', '.join(sorted(KINDS))}")
+    fields = {name: value for name, value in written.items() if value is not None}
+    try:
+        return KINDS[kind].read(_Fields(fields, where, tensors))
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from error
+    except TypeError as error:
+        texts = [f"{name} is {value!r}" for name, value in fields.items() if _is_number(value)]
+        if not texts:
+            raise
+        raise UserError(f"{where}: {', '.join(texts)}: write a number without quotes") from error
+
+
+def _is_number(value: Any) -> bool:
+    """Returns whether a value is a number in quotes, which no transformers field is."""
+    return isinstance(value, str) and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", value) is not None
+
+
+class _Fields:
+    """The non-null fields of a config.json."""
+
+    def __init__(self, fields: dict[str, Any], where: str, tensors: Collection[str]):
+        self._fields, self._where, self.tensors = fields, where, tensors
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._fields:
+            raise UserError(f"{self._where} has no field {name}")
+        return self._fields[name]
+
+    def sizes(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """Returns our fields of the vocabulary's and these sizes."""
+        names = {**names, "vocab_size": "vocab_size"}
+        return {ours: self[theirs] for theirs, ours in names.items()}
+
+    def get(self, name: str, default: Any) -> Any:
+        return self._fields.get(name, default)
+
+    def require(self, name: str, expected: Any, default: Any = None) -> None:
+        """Refuses a value other than `expected`; `default` is transformers', if different."""
+        found = self._fields.get(name, expected if default is None else default)
+        if found != expected:
+            raise UserError(f"{self._where}: {name} is {found}; our models have {expected}")
+
+    def named(self, name: str, known: Mapping[Any, str], default: Any = None) -> Any:
+        """Returns our name for a field's value."""
+        found = self._fields.get(name, default)
+        for ours, theirs in known.items():
+            if theirs == _SYNONYMS.get(str(found), found):
+                return ours
+        raise UserError(f"{self._where}: {name} is {found}; this knows {', '.join(known.values())}")
+
+
+def _norm(kind: str, epsilon: float, **others: Any) -> str:
+    return str(Choice(kind, _NORM_OPTIONS[kind](epsilon=float(epsilon), **others)))
+
+
+_NORM_OPTIONS = {"rms_norm": parts.NormOptions, "layer_norm": parts.LayerNormOptions}
+
+
+def _from_t5(fields: _Fields) -> ModelConfig:
+    kind = fields["model_type"]
+    relative = parts.Relative(
+        num_buckets=fields.get("relative_attention_num_buckets", 32),
+        max_distance=fields.get("relative_attention_max_distance", 128),
+    )
+    standard = "relu" if kind == "t5" else "gated-gelu"
+    projection = fields.named("feed_forward_proj", T5_PROJECTIONS, standard)
+    # transformers derives these two fields, but obeys explicit values.
+    activation = ACTIVATIONS[projection[0]]
+    fields.require("dense_act_fn", activation)
+    fields.require("is_gated_act", len(projection) == 2)
+    # transformers 5 records all logits as tied, but stores the kernel of untied ones. mT5's logits
+    # are never scaled. Without `scale_decoder_outputs`, a field of T5 only, tied logits are scaled.
+    tied = bool(fields.get("tie_word_embeddings", kind == "t5"))
+    scaled = bool(fields.get("scale_decoder_outputs", tied)) and kind != "mt5"
+    if kind != "t5" or not scaled:
+        tied = tied and "lm_head.weight" not in fields.tensors
+    return ModelConfig(
+        family="t5_1_0" if tied else "t5_1_1",
+        **fields.sizes(_T5),
+        num_decoder_layers=fields.get("num_decoder_layers", fields["num_layers"]),
+        dropout_rate=fields.get("dropout_rate", 0.0),
+        tied_logits=tied,
+        logits_scale=1.0 if tied and not scaled else None,
+        mlp_activations=projection,
+        norm=_norm("rms_norm", fields.get("layer_norm_epsilon", 1e-6)),
+        position=str(Choice(PER_LAYER if kind == "umt5" else "relative", relative)),
+        **t5_experiments.t5_parts(fields),
+    )
+
+
+def _from_decoder(
+    fields: _Fields, family: str, gated: bool = True, activation: str = "silu", **pieces: Any
+) -> ModelConfig:
+    """Returns a decoder; `activation` is transformers' default for a missing field."""
+    heads = fields["num_attention_heads"]
+    kv_heads = fields.get("num_key_value_heads", heads)
+    activation = fields.named("hidden_act", ACTIVATIONS, activation)
+    return ModelConfig(
+        family=family,
+        **fields.sizes(_DECODER),
+        num_kv_heads=None if kv_heads == heads else kv_heads,
+        head_dim=fields.get("head_dim", fields["hidden_size"] // heads),
+        num_encoder_layers=0,
+        mlp_activations=(activation, "linear") if gated else (activation,),
+        **pieces,
+    )
+
+
+def _rotary(fields: _Fields) -> str:
+    rope = {**fields.get("rope_scaling", {}), **fields.get("rope_parameters", {})}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in _SCALINGS:
+        raise ValueError(f"rotary positions of kind {kind}; ours are {', '.join(_SCALINGS)}")
+    base = float(rope.get("rope_theta", fields.get("rope_theta", 10_000.0)))
+    values: dict[str, Any] = {"base": base, **({} if kind == "default" else {"scaling": kind})}
+    for theirs, ours in _SCALINGS[kind].items():
+        value = rope.get(theirs)
+        if value is None and ours == "original_positions":  # transformers' fallback
+            value = fields.get("max_position_embeddings", None)
+        if value is None:
+            raise ValueError(f"rope_parameters of kind {kind} have no {theirs}")
+        values[ours] = int(value) if ours == "original_positions" else float(value)
+    return str(Choice("rotary", parts.Rotary(**values)))
+
+
+def _from_llama(fields: _Fields) -> ModelConfig:
+    return _from_decoder(
+        fields,
+        "llama",
+        norm=_norm("rms_norm", fields.get("rms_norm_eps", 1e-6)),
+        position=_rotary(fields),
+        attention_bias=fields.get("attention_bias", False),
+        mlp_bias=fields.get("mlp_bias", False),
+        tied_logits=fields.get("tie_word_embeddings", False),
+    )
+
+
+def _from_gemma(fields: _Fields) -> ModelConfig:
+    fields.require("use_bidirectional_attention", None)
+    for name in ("head_dim", "num_key_value_heads"):
+        fields[name]  # transformers has defaults of its own for them
+    config = _from_decoder(
+        fields,
+        "gemma",
+        activation="gelu_new",
+        norm=_norm("rms_norm", fields.get("rms_norm_eps", 1e-6), gain="offset"),
+        position=_rotary(fields),
+        attention_bias=fields.get("attention_bias", False),
+        tied_logits=fields.get("tie_word_embeddings", True),
+    )
+    if config.mlp_activations == ("gelu_erf", "linear"):
+        # Early folders write "gelu" for the tanh approximation.
+        config = dataclasses.replace(config, mlp_activations=("gelu", "linear"))
+    return config
+
+
+def _from_gpt2(fields: _Fields) -> ModelConfig:
+    for name, expected in (
+        ("scale_attn_weights", True),
+        ("scale_attn_by_inverse_layer_idx", False),
+        ("add_cross_attention", False),
+    ):
+        fields.require(name, expected)
+    width = fields["n_embd"]
+    return ModelConfig(
+        family="gpt2",
+        **fields.sizes(_GPT2),
+        head_dim=width // fields["n_head"],
+        mlp_dim=fields.get("n_inner", 4 * width),
+        num_encoder_layers=0,
+        dropout_rate=fields.get("resid_pdrop", 0.1),
+        tied_logits=fields.get("tie_word_embeddings", True),
+        mlp_activations=(fields.named("activation_function", ACTIVATIONS, "gelu_new"),),
+        norm=_norm("layer_norm", fields.get("layer_norm_epsilon", 1e-5)),
+    )
+
+
+def _from_custom(fields: _Fields) -> ModelConfig:
+    # Folders written before Primer was added lack these; ModelConfig's None then applies.
+    names = ("mixer", "norm", "norm_placement", "mlp_bias")
+    pieces = {name: fields.get(name, None) for name in names}
+    fields.require("num_key_value_heads", fields["num_attention_heads"])
+    fields.require("rms_norm_eps", 1e-6)
+    fields.require("relative_attention_num_buckets", OUR_BUCKETS)
+    fields.require("relative_attention_max_distance", OUR_DISTANCE)
+    return _from_decoder(
+        fields,
+        str(fields.get("family", "lm")),
+        bool(fields.get("gated_mlp", True)),
+        tied_logits=fields.get("tie_word_embeddings", False),
+        **pieces,
+    )
+
+
+def _from_bert(fields: _Fields) -> ModelConfig:
+    fields.require("type_vocab_size", 2)
+    for name in ("is_decoder", "add_cross_attention"):
+        fields.require(name, False)
+    return ModelConfig(
+        **t5_experiments.bert_parts(fields),
+        **fields.sizes(_BERT),
+        head_dim=fields["hidden_size"] // fields["num_attention_heads"],
+        num_decoder_layers=0,
+        dropout_rate=fields.get("hidden_dropout_prob", 0.1),
+        tied_logits=fields.get("tie_word_embeddings", True),
+        mlp_activations=(fields.named("hidden_act", ACTIVATIONS, "gelu"),),
+        norm=_norm("layer_norm", fields.get("layer_norm_eps", 1e-12)),
+    )
+
+
+def _epsilon(config: ModelConfig) -> float:
+    norm = config.part("norm")
+    if not hasattr(norm.options, "epsilon"):
+        raise KeyError(norm.name)
+    return float(norm.options.epsilon)
+
+
+def _to_t5(config: ModelConfig, positions: int) -> dict[str, Any]:
+    relative = config.part("position").options
+    if not isinstance(relative, parts.Relative):
+        raise KeyError(config.position)
+    tied = logits_are_tied(config)
+    return {
+        "architectures": ["T5ForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        **_sizes(config, _T5),
+        "num_decoder_layers": config.num_decoder_layers,
+        "feed_forward_proj": T5_PROJECTIONS[activations(config)],
+        "relative_attention_num_buckets": relative.num_buckets,
+        "relative_attention_max_distance": relative.max_distance,
+        "layer_norm_epsilon": _epsilon(config),
+        "dropout_rate": config.dropout_rate,
+        "decoder_start_token_id": PAD_ID,
+        # Without this field, transformers scales tied logits.
+        "scale_decoder_outputs": tied and config.logits_scale is None,
+    }
+
+
+def _to_umt5(config: ModelConfig, positions: int) -> dict[str, Any]:
+    if logits_are_tied(config) and config.logits_scale is not None:
+        raise KeyError("logits_scale")
+    written = _to_t5(config, positions)
+    return {**written, "architectures": ["UMT5ForConditionalGeneration"]}
+
+
+def _to_decoder(config: ModelConfig, positions: int) -> dict[str, Any]:
+    return {
+        **_sizes(config, _DECODER),
+        "num_key_value_heads": config.num_kv_heads or config.num_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": ACTIVATIONS[activations(config)[0]],
+        "rms_norm_eps": _epsilon(config),
+        # Rows begin with id 0 in training.
+        "bos_token_id": PAD_ID,
+    }
+
+
+def _to_llama(config: ModelConfig, positions: int) -> dict[str, Any]:
+    rotary = config.part("position").options
+    if not isinstance(rotary, parts.Rotary):
+        raise KeyError(config.position)
+    kind = "default" if rotary.scaling == "none" else rotary.scaling
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": rotary.base}
+    rope |= {theirs: getattr(rotary, ours) for theirs, ours in _SCALINGS[kind].items()}
+    if config.emb_dim % config.num_heads:
+        raise KeyError("num_heads")  # transformers refuses such a Llama
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        **_to_decoder(config, positions),
+        "max_position_embeddings": positions,
+        "rope_parameters": rope,
+        "attention_bias": bool(config.value("attention_bias")),
+        "mlp_bias": bool(config.value("mlp_bias")),
+    }
+
+
+def _to_gemma(config: ModelConfig, positions: int) -> dict[str, Any]:
+    written = _to_llama(config, positions) | {"architectures": ["GemmaForCausalLM"]}
+    # Gemma has no such field, and calls its activation by torch's name.
+    del written["mlp_bias"]
+    return {**written, "hidden_act": "gelu_pytorch_tanh"}
+
+
+def _to_gpt2(config: ModelConfig, positions: int) -> dict[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        **_sizes(config, _GPT2),
+        "n_inner": config.mlp_dim,
+        "activation_function": ACTIVATIONS[activations(config)[0]],
+        "layer_norm_epsilon": _epsilon(config),
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), config.dropout_rate),
+        # Rows begin with id 0 in training.
+        "bos_token_id": PAD_ID,
+    }
+
+
+def _to_custom(config: ModelConfig, positions: int) -> dict[str, Any]:
+    if TRANSFORMERS not in config.mixer_facts.exports:
+        raise KeyError(config.mixer)
+    module = f"modeling_{CUSTOM}"
+    layer = decoder_layer(config)
+    return {
+        "architectures": ["PalimpsestForCausalLM"],
+        "auto_map": {
+            "AutoConfig": f"{module}.PalimpsestConfig",
+            "AutoModelForCausalLM": f"{module}.PalimpsestForCausalLM",
+        },
+        **_to_decoder(config, positions),
+        "family": config.family,
+        "gated_mlp": len(activations(config)) == 2,
+        "mixer": config.part("mixer").name,
+        "norm": config.part("norm").name,
+        "norm_placement": config.value("norm_placement"),
+        "mlp_bias": layer.feed_forward.bias,
+        "relative_attention_num_buckets": OUR_BUCKETS,
+        "relative_attention_max_distance": OUR_DISTANCE,
+    }
+
+
+def _to_bert(config: ModelConfig, positions: int) -> dict[str, Any]:
+    return {
+        # The weights include both heads; BertForMaskedLM loads only its own.
+        "architectures": ["BertForPreTraining"],
+        **_sizes(config, _BERT),
+        "hidden_act": ACTIVATIONS[activations(config)[0]],
+        "hidden_dropout_prob": config.dropout_rate,
+        "attention_probs_dropout_prob": config.dropout_rate,
+        "type_vocab_size": 2,
+        "layer_norm_eps": _epsilon(config),
+    }
+
+
+class Kind(NamedTuple):
+    """How to read and write a model_type.
+
+    A writer gets the length of the longest training row. It raises KeyError if its type cannot
+    express the model; `configs.model_type` compares the rest with what is read back.
+    """
+
+    read: Callable[[_Fields], ModelConfig]
+    write: Callable[[ModelConfig, int], dict[str, Any]]
+
+
+KINDS: Mapping[str, Kind] = {
+    **dict.fromkeys(("t5", "mt5"), Kind(_from_t5, _to_t5)),
+    "umt5": Kind(_from_t5, _to_umt5),
+    "llama": Kind(_from_llama, _to_llama),
+    "gemma": Kind(_from_gemma, _to_gemma),
+    "gpt2": Kind(_from_gpt2, _to_gpt2),
+    CUSTOM: Kind(_from_custom, _to_custom),
+    "bert": Kind(_from_bert, _to_bert),
+}
