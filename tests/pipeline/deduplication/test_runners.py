@@ -1,14 +1,17 @@
 """pipeline.dedup on other runners: the same list by a job service, by pools and on Dataflow."""
 
 import itertools
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from pipeline import dedup
-from tests.support.processes import launched
+from tests.faults.pools import Cluster
+from tests.support.processes import launched, wait_for
 from tests.support.servers import dataflow_worker
 from tests.support.servers.dataflow import DataflowServer
 from tests.support.servers.gcs import GcsServer
@@ -36,6 +39,25 @@ def test_a_job_service_in_the_process(corpus, wanted, tmp_path):
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert (tmp_path / LISTS).read_bytes() == wanted
+
+
+@pytest.mark.slow
+def test_a_pool_loses_its_worker_and_the_same_command_resumes(corpus, wanted, tmp_path):
+    out = tmp_path / "out"
+    flags = (f"--corpus={corpus}", f"--output={out}")
+    with Cluster(2, tmp_path) as cluster:
+        process = started(*flags, *cluster.flags)
+        assert wait_for(lambda: any(out.glob("signatures-*")), process)
+        os.kill(cluster.workers()[0], signal.SIGKILL)
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 2
+        assert "a worker is lost" in err
+        assert not (out / LISTS).exists()
+        again = started(*flags, *cluster.flags)
+        said, err = again.communicate(timeout=300)
+        assert again.returncode == 0, err
+        assert "kept" in said
+    assert (out / LISTS).read_bytes() == wanted
 
 
 @pytest.mark.slow
