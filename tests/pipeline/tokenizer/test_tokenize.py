@@ -224,7 +224,9 @@ def test_long_texts_are_audited_by_their_beginning(models, monkeypatch):
     texts = ["short", "\n".join(corpus()[:9000]), "last"]
     assert len(texts[1]) > 4 * tokenize._AUDITED_BYTES
     given = []
-    monkeypatch.setattr(loaded.processor, "encode", lambda text: given.append(text) or real(text))
+    monkeypatch.setattr(
+        loaded.processor, "encode", lambda texts, **_: given.extend(texts) or real(texts)
+    )
     real = sentencepiece.SentencePieceProcessor(model_proto=loaded.model).encode
     tokens, _ = tokenizer.encode(pa.array(texts))
     assert tokens.tolist() == [token for text in texts for token in real(text)]
