@@ -1,7 +1,4 @@
-"""Uploads exported folders to a repository of the Hugging Face Hub.
-
-Each step is a branch `step_N`; `main` is the last upload. Files already uploaded are skipped.
-"""
+"""Uploads exported folders to the Hugging Face Hub: a branch `step_N` each, the last as `main`."""
 
 import contextlib
 import logging
