@@ -38,8 +38,11 @@ def candidates(shell: str, line: str) -> list[str]:
     bash takes a value alone, without its flag, since "=" separates its words.
     """
     *before, last = line.split(" ")
-    words = [word for word in before[1:] if word]
-    found = sorted(_values(words, last))
+    words = [word.replace("-", "_") for word in before[1:] if word]
+    name, equals, value = last.partition("=")
+    dashes = name[: len(name) - len(name.lstrip("-"))]
+    last = dashes + name[len(dashes) :].replace("-", "_") + equals + value
+    found = sorted({*_values(words, last)})
     if shell == "bash" and "=" in last:
         found = [each.partition("=")[2] for each in found]
     return [each if each.endswith("=") else f"{each} " for each in found]
@@ -54,6 +57,8 @@ def _values(words: list[str], last: str) -> Iterator[str]:
             if begin == words and after and after[0].startswith(last):
                 yield after[0]
         return
+    if last and "--help".startswith(last):
+        yield "--help"
     for flag in flags_of(command(COMMANDS[name]).flags):
         if flag.field.metadata["positional"] or flag.field.metadata["rest"]:
             continue

@@ -18,7 +18,7 @@ from tasks.storage import files
 from tasks.task import TaskSpec
 from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, at_least, field
+from tasks.terminal.fields import REQUIRED, Rule, at_least, field
 
 
 def samples(
@@ -113,8 +113,11 @@ class Flags:
     )
     split: str = field("train", "split of the cache: train or validation")
     windows: int = field(5, "number of windows to draw", rule=at_least(1))
-    index: tuple[int, ...] = field(
-        (), "indices of the windows to show instead of drawing some, as 17,18", metavar="I,J"
+    index: tuple[int, ...] | None = field(
+        None,
+        "indices of the windows to show instead of drawing some, such as 17,18",
+        metavar="I,J",
+        rule=Rule("one index or more", bool),
     )
     seed: int = field(0, "seed of the draw, and of the run whose noise is shown")
     epoch: int = field(
@@ -140,7 +143,7 @@ def run(flags: Flags) -> None:
         own.inputs if flags.inputs is None else flags.inputs,
         own.targets if flags.targets is None else flags.targets,
     )
-    chosen = list(flags.index) or flags.windows
+    chosen = flags.windows if flags.index is None else list(flags.index)
     made = samples(cache, flags.split, task, lengths, chosen, flags.seed, flags.epoch)
     if not flags.output:
         show.print_samples(made, cache.ids)

@@ -7,7 +7,7 @@ from typing import Any
 from tasks import vocabulary
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.terminal.fields import REQUIRED, Rejected, field, require
+from tasks.terminal.fields import REQUIRED, Rejected, check, field, require
 from tasks.terminal.flags import Given, refusal
 from vocab import extend, word_splitter
 
@@ -51,9 +51,11 @@ class Options:
         4_000_000_000,
         "memory limit of every process in bytes, at least 1e9; the corpus may be larger",
     )
-    extends: str = field("", "SHA-256 of the model to extend")
+    # SHA-256 of the model to extend.
+    extends: str = ""
 
     def __post_init__(self) -> None:
+        check(self)
         # SentencePiece would reject some of these too, but only after the corpus has been read.
         require(self.vocab_size > 0, "vocab_size", self.vocab_size, "more than 0")
         require(self.extra_ids >= 0, "extra_ids", self.extra_ids, "0 or more")

@@ -1,6 +1,7 @@
 """Fields of configuration dataclasses: help, rules, and rejection of values."""
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -171,6 +172,8 @@ def parse_value(text: str, declared: Any, choices: Collection[Any] = ()) -> Any:
         if text.lower() not in ("true", "false"):
             raise ValueError("neither true nor false")
         return text.lower() == "true"
+    if declared is int and re.fullmatch(r"[0-9.]+e[0-9]+", text) and float(text).is_integer():
+        return int(float(text))  # 4e9
     return declared(text)
 
 

@@ -99,6 +99,8 @@ def _walk(
 ) -> Iterator[Flag]:
     hints = typing.get_type_hints(kind)
     for each in dataclasses.fields(kind):
+        if not each.metadata:  # set by code alone
+            continue
         declared = each.metadata["partial"] or hints[each.name]
         if not dataclasses.is_dataclass(declared):
             required = each.default is REQUIRED and each.default_factory is REQUIRED
@@ -209,6 +211,8 @@ def refuse_unknown(words: Sequence[str], known: Collection[str]) -> None:
     hint = nearest(f"--{name}", [f"--{each}" for each in known])
     if ends:
         hint = f" (did you mean {' or '.join(f'--{each}' for each in ends)}?)"
+    if name.removeprefix("no_") in known and name.startswith("no_"):
+        hint = f" (did you mean --{name[3:]}=false?)"
     raise UserError(f"unknown flag {word}{hint}")
 
 
@@ -219,7 +223,7 @@ def made(kind: type[_Kind], given: Given, prefix: str = "") -> _Kind:
     """
     hints, values = typing.get_type_hints(kind), {}
     for each in dataclasses.fields(typing.cast(Any, kind)):
-        if each.metadata["partial"]:
+        if each.metadata.get("partial"):
             values[each.name] = given.below(each.name)
         elif dataclasses.is_dataclass(hints[each.name]):
             inner = prefix if each.metadata["flat"] else f"{prefix}{each.name}."

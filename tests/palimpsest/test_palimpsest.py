@@ -122,6 +122,9 @@ def test_candidates():
         "--model.dtype=bfloat16 "]  # fmt: skip
     assert completion.candidates("bash", "palimpsest pretrain --seed=1 --model.dtype=") == [
         "bfloat16 ", "float32 "]  # fmt: skip
+    assert completion.candidates("zsh", "palimpsest build --cache-d") == ["--cache_dir="]
+    assert completion.candidates("zsh", "palimpsest vo") == ["vocab "]
+    assert completion.candidates("zsh", "palimpsest vocab train-tokenizer --he") == ["--help "]
     assert completion.candidates("bash", "palimpsest build --ver") == ["--verbose "]
 
 

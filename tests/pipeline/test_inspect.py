@@ -164,6 +164,7 @@ def test_a_cache_of_an_unknown_task_shows_its_rows(cache, tmp_path, capsys):
 WRONG = {
     "no cache": (["--cache=/nowhere"], "pipeline.build"),
     "no such window": (["--index=1,9999999"], "--index=9999999"),
+    "no window": (["--index="], "--index="),
     "a window below 0": (["--index=-1"], "--index=-1"),
     "no such split": (["--split=test"], "no split test"),
     "no such task": (["--task=python_docs_span_coruption"], "python_docs_span_corruption"),

@@ -313,7 +313,13 @@ STACK_PARTS = Slot("stack part", {}, StackPartFacts)
 
 
 def register(slot: str, name: str, part: Part) -> None:
-    """Makes `name` a value of `ModelConfig`'s field `slot`; raises ValueError if it is taken."""
+    """Makes `name` a value of `ModelConfig`'s field `slot`.
+
+    Raises:
+      ValueError: no field of this name takes parts, or the part's name is taken or unusable.
+    """
+    if slot not in SLOTS:
+        raise ValueError(f"there is no slot {slot!r}; the slots are {', '.join(SLOTS)}")
     SLOTS[slot].register(name, part)
 
 

@@ -89,7 +89,9 @@ class Slot(dict[str, Part]):
             self.register(name, part)
 
     def register(self, name: str, part: Part) -> None:
-        """Adds a part, in this process; raises ValueError if the name is taken."""
+        """Adds a part, in this process; raises ValueError if the name is taken or unusable."""
+        if {*name} & {*":,="}:
+            raise ValueError(f"{name!r}: the name of a part has no colon, comma or equals sign")
         if name in self:
             raise ValueError(f"there is a {self.field} called {name!r} already")
         if part.facts is None:

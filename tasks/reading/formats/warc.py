@@ -114,6 +114,8 @@ def _documents(spec: CorpusSpec, file: str, records: Iterator[_Record]) -> Itera
             continue
         place = f"{file}:{offset}"
         name = headers.get(id_header) or place
+        if "content-length" not in headers or not name.isprintable():  # the headers are damaged
+            name = place
         row = {column: headers[key] for column, key in keys.items() if key in headers}
         try:
             row |= {column: block.decode() for column, key in keys.items() if key == TEXT}

@@ -63,6 +63,7 @@ def test_nested_dataclasses_have_a_prefix_unless_they_are_flat():
     options = made(
         "--name=x", "--inner.width=2", "--size=3", "--inner.pack=false", "--pack", "true"
     )
+    assert made("--name=x", "--workers=4e9").workers == 4 * 10**9
     assert (options.inner, options.flat) == (Inner(2, False), Inner(3, True))
 
 
@@ -75,6 +76,8 @@ def test_nested_dataclasses_have_a_prefix_unless_they_are_flat():
         (["--inner.siz=1"], "did you mean --inner.size?"),
         (["--workers=0"], "--workers=0: it must be 1 or more"),
         (["--jobs=0"], "--jobs=0: it must be 1 or more"),
+        (["--no-loud"], "unknown flag --no-loud (did you mean --loud=false?)"),
+        (["--workers=1.5e0"], "--workers=1.5e0: it must be a whole number"),
         (["--workers=many"], "--workers=many: it must be a whole number"),
         (["--kind=c"], "--kind=c: it must be one of 'a', 'b'"),
         (["--price=much"], "--price=much: it must be a number or None"),

@@ -36,6 +36,15 @@ PARTS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("slot", "name", "says"),
+    [("norms", "x", "slots are .*norm"), ("norm", "a:b", "colon"), ("norm", "rms_norm", "already")],
+)  # fmt: skip
+def test_a_part_that_cannot_be_registered_is_named(slot, name, says):
+    with pytest.raises(ValueError, match=says):
+        parts.register(slot, name, parts.SLOTS["norm"]["layer_norm"])
+
+
 def test_equal_configurations_are_one_program(make_config):
     config = make_config("t5_1_1")
     assert model_spec(config) == model_spec(replace(config))
@@ -229,7 +238,7 @@ def test_the_text_of_a_part_is_read_as_this_part(rotary):
         ("parametrisation", "mup:rule=absolute,base_width=64", "base_width is left out"),
         ("position", "rotary:base=5,base=6", "each option once, and base is there twice"),
         ("position", "rotary:base=inf", "a part whose base is a finite number"),
-        ("parametrisation", "mup:base_width=1e3", "a part whose base_width is a whole number"),
+        ("parametrisation", "mup:base_width=1e-3", "a part whose base_width is a whole number"),
         ("attention_pattern", "variable:windows=a", "windows is numbers joined by"),
         ("norm", "rms_norm:gain=two", "gain is one of 'none', 'offset', 'scalar', 'vector'"),
         ("norm", "rms_norm:bias=true", "'rms_norm' with options epsilon, gain"),

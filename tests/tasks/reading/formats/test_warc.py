@@ -157,6 +157,17 @@ def test_a_broken_record_of_a_plain_file_ends_where_the_next_begins(tmp_path):
     ]  # fmt: skip
 
 
+def test_damaged_headers_give_no_id(tmp_path):
+    whole, begin = conversion(0), len(conversion(0))
+    broken = record("conversion", b"x", "<urn:uuid:1>\r\t\nContent-Type: text/plain")
+    (tmp_path / "a.wet").write_bytes(whole + broken + conversion(2))
+    found = problems(f"wet:{tmp_path}/a.wet?validation=0")
+    assert [name for name, _ in found] == ["<urn:uuid:0>", f"a.wet:{begin}", "<urn:uuid:2>"]
+    cut = record("conversion", b"x", "<urn:uuid:1>").partition(b":1>")[0]
+    (tmp_path / "b.wet").write_bytes(whole + cut.replace(b"Content-Length: 1\r\n", b""))
+    assert problems(f"wet:{tmp_path}/b.wet?validation=0")[1][0] == f"b.wet:{begin}"
+
+
 def test_a_broken_member_of_several_records_is_an_error(tmp_path):
     whole = gzip.compress(b"".join(conversion(number) for number in range(50)))
     path = tmp_path / "a.wet.gz"
