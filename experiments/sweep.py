@@ -151,7 +151,7 @@ def _baseline(sweep: Sweep, text: str) -> dict[str, str]:
         if len(sweep.axes) != 1:
             raise UserError(f"--baseline={text}: write AXIS=VALUE, since there are several axes")
         return {sweep.axes[0].name: text}
-    return dict(pair.partition("=")[::2] for pair in text.split(","))  # type: ignore[misc]
+    return dict(pair.partition("=")[::2] for pair in text.split(","))
 
 
 def _same_sweep(sweep: Sweep, output: str) -> None:

@@ -124,8 +124,8 @@ def _parsed(name: str, value: Mapping[str, Any]) -> Sweep:
             axes += [_choices(axis, labels, tune) for axis, labels in tables[key].items()]
     tries = dict.fromkeys(text for axis in axes for each in axis.choices for text in each.tries)
     if tries and tune not in [axis.name for axis in axes]:
-        texts = sorted(tries, key=float) if all(map(is_number, tries)) else list(tries)
-        axes.append(Axis(tune, tuple(Choice(text, {tune: text}) for text in texts)))
+        ordered = sorted(tries, key=float) if all(map(is_number, tries)) else list(tries)
+        axes.append(Axis(tune, tuple(Choice(text, {tune: text}) for text in ordered)))
     prepare, seeds = value.get("prepare", []), value.get("seeds", [0])
     if not (isinstance(prepare, list) and all(isinstance(each, str) for each in prepare)):
         raise UserError("prepare must be a list of commands")
@@ -140,9 +140,11 @@ def _parsed(name: str, value: Mapping[str, Any]) -> Sweep:
                 "baseline must be a table of axis = value, since there are several axes"
             )
         baseline = {axes[0].name: baseline}
-    texts = {key: str(value[key]) for key in ("title", "metric", "tune") if key in value}
-    settings = {key: _texts(tables[key]) for key in ("parameters", "base", "then")}
-    lists = {"prepare": tuple(prepare), "axes": tuple(axes), "seeds": tuple(seeds)}
+    texts: dict[str, Any] = {
+        key: str(value[key]) for key in ("title", "metric", "tune") if key in value
+    }
+    settings: dict[str, Any] = {key: _texts(tables[key]) for key in ("parameters", "base", "then")}
+    lists: dict[str, Any] = {"prepare": tuple(prepare), "axes": tuple(axes), "seeds": tuple(seeds)}
     return Sweep(name, **texts, **settings, **lists, baseline=_texts(baseline))
 
 

@@ -220,9 +220,9 @@ def scan_tokens(
                 continue
             tokens = np.frombuffer(data, kind, whole)
             low, high = int(tokens.argmin()), int(tokens.argmax())
-            in_rows = np.searchsorted(ends, [at + low, at + high], side="right").tolist()
+            low_row, high_row = np.searchsorted(ends, [at + low, at + high], side="right").tolist()
             zeros = int((tokens == 0).sum())
-            rows.ids(int(tokens[low]), int(tokens[high]), *in_rows, zeros)
+            rows.ids(int(tokens[low]), int(tokens[high]), low_row, high_row, zeros)
             first, stop = np.searchsorted(ends, [at, at + whole], side="right")
             inside = ends[first : stop + 1] - 1 - at
             here = (inside >= 0) & (inside < whole)

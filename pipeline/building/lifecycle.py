@@ -266,7 +266,7 @@ def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard 
     """Returns receipts by (split, number), None if unfinished; `check` compares checksums, too."""
     sizes = files.list_sizes(folder)
     keys = _keys(plan.shards)
-    found = _each(folder, lambda key: finished(folder, plan, *key, sizes, check), keys)
+    found = _each(folder, lambda key: finished(folder, plan, key[0], key[1], sizes, check), keys)
     return dict(zip(keys, found, strict=True))
 
 

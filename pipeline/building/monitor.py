@@ -77,7 +77,7 @@ class Monitor:
             self._seen += assignment.piece.bytes
             self._written += sum(sizes.get(name, 0) for name in self._names(assignment, "tfrecord"))
         keys = [key for assignment in done for key in assignment.shards]
-        read = lambda key: finished(self._folder, self._plan, *key, sizes)  # noqa: E731
+        read = lambda key: finished(self._folder, self._plan, key[0], key[1], sizes)  # noqa: E731
         with ThreadPoolExecutor(files.threads(self._folder)) as pool:
             self.shards += [shard for shard in pool.map(read, keys) if shard]
         rows = re.compile(rf"{re.escape(files.PARTIAL)}.*\.tfrecord-")

@@ -4,14 +4,14 @@ import ipaddress
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.filtering.statistics import Statistics
 
-Texts = pa.LargeStringArray
+Texts: TypeAlias = pa.LargeStringArray
 Edited = tuple[Texts, Counter[str]]
 Edit = Callable[[Texts, dict[str, Any]], Edited]
 

@@ -127,9 +127,11 @@ class Statistics:
         if end_marks:
             marks = np.array([ord(each) for each in end_marks], np.uint32)
             kept = np.isin(lines["last"], marks) & ~lines["ellipsis"]
-        places = (np.ascontiguousarray(lines[name]) for name in ("begin", "end"))
-        rule = (least_words, longest_word, *_coded(phrases))
-        kernels.check_lines(self._data, *places, kernels.properties()[0], *rule, kept)
+        begins, ends = (np.ascontiguousarray(lines[name]) for name in ("begin", "end"))
+        bits, (coded, coded_ends) = kernels.properties()[0], _coded(phrases)
+        kernels.check_lines(
+            self._data, begins, ends, bits, least_words, longest_word, coded, coded_ends, kept
+        )
         return kept
 
     def with_phrase(self, phrases: tuple[str, ...]) -> np.ndarray:

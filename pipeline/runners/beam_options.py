@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
 from tasks.terminal.command_line import UserError, nearest
-from tasks.terminal.flags import flags_of
+from tasks.terminal.flags import names_of
 
 _IN_PROCESS = "FnApiRunner"
 _REJECTED = {
@@ -40,7 +40,7 @@ def arguments(flags: Any) -> list[str]:
             "--direct_running_mode=multi_threading loses elements silently and reports success "
             "(in 11 of 23 large test runs); use --workers=N, which starts processes"
         )
-    refuse_unknown(given, [name for flag in flags_of(type(flags)) for name in flag.names])
+    refuse_unknown(given, names_of(flags))
     if workers == 1:
         return [f"--runner={runner}", *given]
     if name != _IN_PROCESS:

@@ -133,8 +133,8 @@ def from_model(model: bytes, processor: Any) -> FastTokenizer:
     modules = (kernels.__file__, trie.__file__, __file__)
     names = (*Normaliser._fields, *Pieces._fields)
     tables = table_cache.load_or_make(model, modules, names, make)
-    parts = (kind(**{name: tables[name] for name in kind._fields}) for kind in kinds)
-    return FastTokenizer(*parts, processor)
+    normaliser, pieces = (kind(**{name: tables[name] for name in kind._fields}) for kind in kinds)
+    return FastTokenizer(normaliser, pieces, processor)
 
 
 def _normaliser(proto: Any) -> Normaliser:

@@ -94,6 +94,12 @@ def flags_of(kind: type) -> tuple[Flag, ...]:
     return tuple(_walk(kind, "", "", ("", ""), False))
 
 
+def names_of(flags: object) -> list[str]:
+    """Returns all names of all flags of a dataclass's instance."""
+    kind: type = type(flags)
+    return [name for flag in flags_of(kind) for name in flag.names]
+
+
 def _walk(
     kind: Any, path: str, prefix: str, group: tuple[str, str], partial: bool
 ) -> Iterator[Flag]:

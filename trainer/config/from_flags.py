@@ -11,7 +11,7 @@ from tasks import registry
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
-from tasks.terminal.flags import Given, flags_of, parse, refuse_unknown
+from tasks.terminal.flags import Given, names_of, parse, refuse_unknown
 from tasks.terminal.table import table
 from trainer.config import fields, from_transformers
 from trainer.config.optimizer import OPTIMIZER_PRESETS, recipe
@@ -212,7 +212,7 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
     others = getattr(flags, "others", ())
     if gin.gin_file:
         others = _without_foreign(others)
-    refuse_unknown(others, [name for flag in flags_of(type(flags)) for name in flag.names])
+    refuse_unknown(others, names_of(flags))
     if gin.gin_file:
         if flags.optimizer_preset:
             raise UserError("--optimizer_preset and --gin_file both name an optimizer: omit one")

@@ -71,7 +71,7 @@ def filling(batch: Batch) -> dict[str, float]:
     }
 
 
-def target_side(batch: Batch) -> str:
+def target_side(batch: Mapping[str, Any]) -> str:
     """Returns the side whose tokens are predicted, "encoder" or "decoder"."""
     return "decoder" if "decoder_target_tokens" in batch else "encoder"
 

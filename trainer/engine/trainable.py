@@ -42,7 +42,8 @@ class Tuning:
             facts = {**facts, LORA: _nested(self._kernels, self._added)}
         self._facts = facts
         self.axes = jax.tree.map(lambda each: each.axes, facts)
-        chosen = paths = named(facts).keys()
+        paths = named(facts).keys()
+        chosen = {*paths}
         if config.trainable is not None or self._kernels:
             chosen = {path for path in paths if path.startswith(f"{LORA}/")}
             if config.trainable is not None:

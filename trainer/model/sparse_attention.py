@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -99,7 +99,7 @@ def _visit(x_BGNkK: Array, key_PnM: np.ndarray) -> Array:
     if len(key_PnM) == 1:
         x_BGnMkK = x_BGNkK[:, :, key_PnM[0]]
     else:
-        take = jax.vmap(lambda x_BNkK, key_nM: x_BNkK[:, key_nM], (1, 0), 1)
+        take: Any = jax.vmap(lambda x_BNkK, key_nM: x_BNkK[:, key_nM], (1, 0), 1)
         x_BGnMkK = take(x_BGNkK, key_PnM)
     return x_BGnMkK.reshape(*x_BGnMkK.shape[:3], -1, *x_BGnMkK.shape[5:])
 

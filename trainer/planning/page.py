@@ -180,7 +180,7 @@ def _cost(plan: Plan, price: float | None) -> Iterator[tuple[str, str]]:
 def _bill(plan: Plan, price: float | None) -> tuple[float, float | None, str]:
     hours = (plan.step or 0.0) * plan.subject.config.train_steps / 3600
     chip = plan.target.chip
-    each = price if price is not None else chip and chip.dollars
+    each = price if price is not None or not chip else chip.dollars
     if each is None:
         return hours, None, ""
     text = f"${each:,.2f} a chip and hour: {PRICES if price is None else '--price'}"

@@ -49,7 +49,7 @@ def examine(
     rows to complete; None leaves out the section. `cache_dir` is a folder of caches by task, if
     moved. Raises UserError if a run has no checkpoint, or caches are missing.
     """
-    lines, written = [], []
+    lines, written = list[str](), list[str]()
     for number, history in enumerate(runs):
         run = trained_run.open_run(history.folder, cache_dir)
         heading = f"<h3>{html_page.text(history.name)}</h3>" if len(runs) > 1 else ""
