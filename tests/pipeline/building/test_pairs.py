@@ -372,10 +372,10 @@ def test_estimates_of_a_build_of_pairs(make, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--corpus=json:x.jsonl"], "qa_supervised reads pairs, and corpus json:x.jsonl has texts"),
-        (["--task=ul2"], "has pairs of inputs and targets, and qa_ul2 reads texts"),
+        (["--corpus=json:x.jsonl"], "qa_supervised reads pairs, but corpus json:x.jsonl has texts"),
+        (["--task=ul2"], "has pairs of inputs and targets, but qa_ul2 reads texts"),
         (["--packing=best_fit"], "--packing is for texts"),
-        (["--max_inputs=1"], "--max_inputs=1 is the EOS alone"),
+        (["--max_inputs=1"], "--max_inputs=1 leaves room for EOS alone"),
         (["--task=ul2", "--corpus=json:x.jsonl", "--too_long=cut"], "--too_long is for pairs"),
     ],
 )
