@@ -41,7 +41,7 @@ class Cache(NamedTuple):
         return self.seen_BS is None
 
     def source_rows(self) -> Rows:
-        """Returns facts about all slots for the next token; ignore the positions of unseen slots."""
+        """Returns facts about all slots for the next token; ignore unseen slots' positions."""
         assert self.seen_BS is not None
         first_B1 = jnp.argmax(self.seen_BS, axis=1)[:, None]
         position_BS = jnp.maximum(jnp.arange(self.slots) - first_B1, 0)
