@@ -386,7 +386,7 @@ def test_a_model_of_single_layers_needs_no_axes(name):
             {"schedule": "linear_warmup", "learning_rate": 0.1},
             "learning_rate is 0.1; it must be un",
         ),
-        ({"schedule": "constant * rsqrt_deacy"}, "'rsqrt_deacy' is none; a factor is one of 'con"),
+        ({"schedule": "constant * rsqrt_deacy"}, "'rsqrt_deacy' is not one; a factor is one of '"),
     ],
 )
 def test_a_configuration_names_what_it_refuses(fields, says):
