@@ -137,7 +137,7 @@ class NormalParametrisation(StandardParametrisation):
     branches that a pre-norm stack sums (twice its layers).
 
     Source: google-research/bert, `modeling.py`, `create_initializer`, for 0.02 and truncation,
-    which lowers the actual deviation to 0.0176 there, too; Megatron-LM, `scaled_init_method_normal`.
+    which lowers the real deviation to 0.0176 there too; Megatron-LM, `scaled_init_method_normal`.
     """
 
     deviation: float = 0.02

@@ -153,7 +153,7 @@ ATTENTION = MixerFacts(
 class Normal:
     """Options of initial values from one normal distribution."""
 
-    deviation: float = field(0.02, "standard deviation before truncation at twice it", rule=above(0))
+    deviation: float = field(0.02, "standard deviation, before truncation at two", rule=above(0))
     scale_residual: bool = field(
         False,
         "divide the deviation of kernels that end a residual branch by the square root of the "

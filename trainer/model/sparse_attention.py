@@ -159,7 +159,7 @@ def _attend(
 
 
 def _tiles(group: Group, bias_HC: Array, length: int, block: int) -> tuple[Array, Array]:
-    """Returns the index of each bias tile, int32 [P, n, M]; and a tile per distance, [H, T, q, k]."""
+    """Returns each bias tile's index, int32 [P, n, M]; and a tile per distance, [H, T, q, k]."""
     distance_PnM = np.where(group.real_PnM, group.key_PnM - group.query_n[:, None], 0)
     distance_T, tile = np.unique(distance_PnM, return_inverse=True)
     # Tokens in partly empty blocks can be farther apart than any two tokens in a row.
