@@ -91,7 +91,7 @@ class Slot(dict[str, Part]):
     def register(self, name: str, part: Part) -> None:
         """Adds a part for this process; raises ValueError if the name is taken or unusable."""
         if {*name} & {*":,="}:
-            raise ValueError(f"{name!r}: a part's name cannot contain colons, commas or equals signs")
+            raise ValueError(f"{name!r}: part names cannot contain colons, commas or equals signs")
         if name in self:
             raise ValueError(f"there is already a {self.field} called {name!r}")
         if part.facts is None:
