@@ -264,7 +264,7 @@ def test_another_function_is_noticed(transformers_folders, tmp_path):
     [
         ([], "does not say which model it is of .*name it by --preset"),
         (["--preset=t5_1_0_tiny"], "lacks decoder/layers_0/mlp/wi/kernel .*did you mean"),
-        (["--preset=t5_1_1_mini"], "has shape .*, in the model"),
+        (["--preset=t5_1_1_mini"], "has shape .*, but .* in the model"),
         ([PRESET, "--gin_file=x.gin"], "--preset and --gin_file both name the model"),
         ([PRESET, "--scan_layers"], "--scan_layers has no effect on --format=huggingface"),
         ([PRESET, "--steps=7"], "has no checkpoint of step 7; it has 1000, 2000, 3000"),
