@@ -1,8 +1,8 @@
 """Tokenizes and writes batches of documents (texts or pairs) and quarantines unusable ones.
 
-A pair with a side of too many bytes or tokens is cut, left out or split, as the plan says. In a
-split pair, stretches of two long sides are matched, and the side with fewer repeats its last one; a
-short side is in every part. Long texts are already split when read.
+A pair with a side that has too many bytes or tokens is cut, left out or split, as the plan says. If
+both sides are split, stretches are matched in order, and the side with fewer stretches repeats its
+last one; a short side is in every part. Long texts are already split when read.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from tasks.reading import long_documents
 from tasks.unit import SIDES, Unit
 from tasks.vocabulary import Vocabulary
 
-# Reasons to quarantine a document besides the problems of reading it.
+# Reasons to quarantine a document, other than problems with reading it.
 SENTINEL = "contains a sentinel such as <extra_id_0>"  # objectives could not tell it from their own
 SPECIAL = "contains a special token such as {}"  # it would end or pad the text
 # Nothing remains after normalisation.
@@ -33,7 +33,7 @@ _NOT_FAULTY = frozenset((*EMPTY.values(), *LONG.values()))
 
 
 def is_fault(reason: str) -> bool:
-    """Returns whether a reason is a fault of the corpus, not an empty document or a choice."""
+    """Returns whether a reason means a fault of the corpus, not an empty document or a choice."""
     return reason not in _NOT_FAULTY and not reason.startswith((EXCLUDED, FILTERED))
 
 
@@ -41,9 +41,9 @@ def is_fault(reason: str) -> bool:
 class Limits:
     """Limits of the columns of a batch; 0 for none."""
 
-    tokens: dict[str, int]  # maximum tokens of each column without EOS
+    tokens: dict[str, int]  # maximum tokens of each column, excluding EOS
     bytes: int = 0  # maximum UTF-8 bytes to tokenize
-    too_long: str = ""  # treatment of longer documents, one of TOO_LONG; "" if there are none
+    too_long: str = ""  # treatment of longer documents, one of TOO_LONG; "" without limits
 
     @classmethod
     def of(cls, plan: Plan, max_bytes: int) -> "Limits":
@@ -125,7 +125,7 @@ def write(
 def _reasons(
     batch: pa.RecordBatch, columns: dict[str, _Column], vocabulary: Vocabulary, limits: Limits
 ) -> np.ndarray:
-    """Returns object [documents], why each is unusable, or None."""
+    """Returns object [documents]: why each document is unusable, or None."""
     problems = batch.column("problem")
     reasons = np.full(batch.num_rows, None, object)
     special = SENTINEL
@@ -148,7 +148,7 @@ def _reasons(
     return reasons
 
 
-_Tokens = tuple[np.ndarray, np.ndarray]  # all ids, and the number of each stretch
+_Tokens = tuple[np.ndarray, np.ndarray]  # all ids, and the number of ids per stretch
 
 
 def _of_rows(tokens: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> _Tokens:
@@ -164,7 +164,7 @@ def _tokenized(
     limits: Limits,
     most: int,
 ) -> _Column:
-    """Tokenizes a column and cuts or splits it to `most` tokens, if not 0."""
+    """Tokenizes a column; if `most` is not 0, cuts or splits its texts to that many tokens."""
     texts = texts.fill_null("") if texts.null_count else texts
     sizes = tokenize.text_bytes(texts)
     long = sizes > (limits.bytes or np.inf)
@@ -185,7 +185,7 @@ def _tokenized(
         tokens, lengths = tokens.copy(), lengths.copy()
     if len(parts) < len(lengths):
         spelt = _sums(spelt, parts) > 0
-        # Stretches without tokens go; an otherwise empty side keeps its first.
+        # Drop stretches without tokens, except the first one of a side that has no tokens at all.
         kept = lengths > 0
         kept[(np.cumsum(parts) - parts)[_sums(lengths, parts) == 0]] = True
         lengths, parts = lengths[kept], _sums(kept, parts)
@@ -205,7 +205,7 @@ def _tokenized(
 
 
 def _parts(text: str, limits: Limits) -> list[str]:
-    """Returns the parts to tokenize of a text with too many bytes; "" if its pair is left out."""
+    """Returns the parts of an overlong text to tokenize; [""] if its pair is left out."""
     if limits.too_long == QUARANTINE:
         return [""]
     parts = long_documents.split(long_documents.chunked(text.encode()), limits.bytes)
@@ -215,7 +215,7 @@ def _parts(text: str, limits: Limits) -> list[str]:
 
 
 def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns int64 sums of consecutive groups of `counts` values (each at least 1)."""
+    """Returns int64 sums of consecutive groups of values; `counts` are their sizes, at least 1."""
     values = np.asarray(values, np.int64)
     return np.add.reduceat(values, np.cumsum(counts) - counts) if len(values) else values
 

@@ -30,13 +30,13 @@ from tasks.vocabulary import Vocabulary
 def build(options: Options, beam_arguments: list[str], advise: bool = True) -> None:
     """Builds a cache's unfinished shards; prints a report and, if `advise`, the next command.
 
-    Errors keep finished shards: UserErrors, and OSErrors if the cache cannot be written.
+    Raises UserErrors, and OSErrors if the cache cannot be written; finished shards are kept.
     """
     task = _task(options)
     spec = _spec(options, task)
     if options.hf_token_secret:
         if spec.kind != "hf":
-            raise UserError("--hf_token_secret is for corpora of the Hugging Face Hub")
+            raise UserError("--hf_token_secret is for corpora from the Hugging Face Hub")
         secret.provide_hf_token(options.hf_token_secret)
     loaded = vocabulary.load(options.vocabulary, options.extra_ids)
     where = f"the vocabulary {options.vocabulary}"
@@ -84,8 +84,8 @@ def _task(options: Options) -> TaskSpec:
         return registry.get(name, options.task_module)
     if name not in OBJECTIVES:
         raise UserError(
-            f"--name={options.name}: with it, --task is one of the objectives "
-            f"{', '.join(OBJECTIVES)}, not {name}"
+            f"--name={options.name} needs one of the objectives {', '.join(OBJECTIVES)} as --task, "
+            f"not {name}"
         )
     return registry.get(named_task(options), options.task_module)
 
@@ -95,7 +95,7 @@ def named_task(options: Options) -> str:
     name = f"{options.name}_{options.task}"
     if not options.name or objective_of(name) != options.task:
         raise UserError(
-            f"--name={options.name} cannot begin the name of a task {name}: choose another, of "
+            f"--name={options.name} cannot begin the name of a task {name}: choose a name made of "
             "letters, digits, _, - and ."
         )
     return name
@@ -155,12 +155,12 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
     reads = task.objective.unit
     if reads is not spec.unit and reads is Unit.TEXT:
         raise UserError(
-            f"corpus {spec} has pairs of inputs and targets, and {task.name} reads texts: "
+            f"corpus {spec} has pairs of inputs and targets, but {task.name} reads texts: "
             "build a task NAME_supervised, or give ?column="
         )
     if reads is not spec.unit:
         raise UserError(
-            f"{task.name} reads pairs, and corpus {spec} has texts: name the two sides, as in "
+            f"{task.name} reads pairs, but corpus {spec} has texts: name the two sides, as in "
             f"--corpus='{spec}{'&' if '?' in str(spec) else '?'}inputs=COLUMN&targets=COLUMN'"
         )
     for unit, names in (
@@ -170,20 +170,20 @@ def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> 
         for name in names if unit is not reads else ():
             if getattr(options, name) != getattr(Options, name):
                 raise UserError(
-                    f"--{name} is for {unit.plural}, and {task.name} reads {reads.plural}: leave "
+                    f"--{name} is for {unit.plural}, but {task.name} reads {reads.plural}: leave "
                     "it out"
                 )
     if reads is Unit.TEXT:
         return None
     for name in ("max_inputs", "max_targets"):
         if getattr(options, name) == 1:
-            raise UserError(f"--{name}=1 is the EOS alone: give 2 or more")
+            raise UserError(f"--{name}=1 leaves room for EOS alone: give 2 or more")
     too_long = options.too_long or TOO_LONG[0]
     return PairLimits(options.max_inputs or 0, options.max_targets or 0, too_long)
 
 
 def assign(pieces: tuple[sources.Piece, ...]) -> list[graph.Assignment]:
-    """Numbers each split's shards in the order of the pieces with its documents."""
+    """Numbers each split's shards in the order of the pieces that hold the split's documents."""
     counts: Counter[str] = Counter()
     assignments = []
     for piece in pieces:
@@ -251,8 +251,8 @@ def _work(
     missing = [key for key, shard in found.items() if shard is None]
     if missing:
         raise UserError(
-            f"Beam reported success and {len(missing):,} of {len(found):,} shards are missing, the "
-            f"first is {missing[0][0]} {missing[0][1]}: run the same command to build them"
+            f"Beam reported success, but {len(missing):,} of {len(found):,} shards are missing, "
+            f"first {missing[0][0]} {missing[0][1]}: run the same command to build them"
         )
     read = sum(each.piece.bytes for each in to_do)
     return read, {key: shard for key, shard in found.items() if shard}
@@ -342,6 +342,6 @@ def _print_estimate(
         dollars = hours * (options.price_per_vcpu_hour or estimate.DOLLARS_PER_VCPU_HOUR)
         print(
             f"on Dataflow: {hours:,.2f} vCPU-hours, ${dollars:,.2f}, both ± "
-            f"{estimate.DATAFLOW_ERROR:.0%}: measured on this machine's cores, and without "
-            "the time that workers take to start"
+            f"{estimate.DATAFLOW_ERROR:.0%}: measured on this machine's cores, "
+            "excluding the time that workers take to start"
         )

@@ -1,8 +1,8 @@
 """Estimates a build's size, time and cost by building a sample in a temporary folder.
 
-The sample is a random slice of each of several equal stretches of the corpus. Counts are scaled by
-bytes, a ratio estimator (Source: Cochran, Sampling Techniques, chapter 6), whose standard error
-treats slices as drawn from the whole corpus, an overestimate. A small corpus is built completely.
+The sample is a random slice of each of several equal stretches of the corpus. A ratio estimator
+scales counts by bytes (Source: Cochran, Sampling Techniques, chapter 6). Its standard error is too
+high, as it treats slices as drawn from the whole corpus. A small corpus is built completely.
 """
 
 import bisect
@@ -52,7 +52,7 @@ DATAFLOW_ERROR = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """An estimate and its variance; sums assume independence, as between strata."""
+    """An estimate and its variance; sums assume that the terms are independent, as strata are."""
 
     value: float = 0.0
     variance: float = 0.0
@@ -106,10 +106,10 @@ def estimate(
 ) -> Estimate:
     """Builds a sample of the pieces `to_do` in a temporary folder and scales the result up.
 
-    `copies` are paths of further files by name; `runner_arguments`, Beam's, to time an empty job.
+    `copies`: paths of further files, by name; `runner_arguments`: Beam's, to time an empty job.
     """
     generator = random.Random(seed)
-    # A small corpus is built as a whole, and timed.
+    # A small corpus is built and timed as a whole.
     slices = timed = list(job.corpus.pieces)
     if sum(piece.bytes for piece in slices) > SAMPLE_BYTES:
         slices = _draw(job.corpus.pieces, generator)
@@ -177,7 +177,7 @@ def _strata(pieces: "tuple[Piece, ...] | list[Piece]") -> dict[tuple[str, ...], 
 
 
 def _slices(piece: Piece, size: int) -> int:
-    """Returns the number of slices of a piece; 1 if only its reader can find cutting points."""
+    """Returns the number of slices of a piece; 1 if only its reader can find places to cut."""
     if piece.members or (len(piece.parts) == 1 and piece.parts[0].stop is None):
         return 1
     count = max(1, math.ceil(piece.bytes / size))
@@ -186,13 +186,13 @@ def _slices(piece: Piece, size: int) -> int:
 
 
 def _slice(piece: Piece, size: int, number: int) -> Piece:
-    """Returns slice `number` of a piece: an equal stretch of its bytes, where it can be cut."""
+    """Returns slice `number` of a piece: an equal share of its bytes, cut where it can be cut."""
     count = _slices(piece, size)
     if count == 1:
         return piece
     begin, end = (piece.bytes * cut // count for cut in (number, number + 1))
     taken = [each for each in _cut_parts(piece, size) if each[0] < end and each[1] > begin]
-    if len(taken) > 1 and taken[0][0] < begin:  # belongs to the slice before
+    if len(taken) > 1 and taken[0][0] < begin:  # belongs to the previous slice
         del taken[0]
     parts = tuple(part for _, _, part in taken)
     size = sum(part.bytes for part in parts)
@@ -200,7 +200,7 @@ def _slice(piece: Piece, size: int, number: int) -> Piece:
 
 
 def _cut_parts(piece: Piece, size: int) -> Iterator[tuple[int, int, FilePart]]:
-    """Yields (begin, end, part), parts of about `size` bytes, in bytes of the piece."""
+    """Yields (begin, end, part) for parts of about `size` bytes; offsets are bytes of the piece."""
     end = 0
     for part in piece.parts:
         whole = FileRange(part.start, part.stop, part.bytes, part.cuts)
@@ -269,7 +269,7 @@ def _filtered(pieces: tuple[Piece, ...], built: list[_Built]) -> dict[tuple[str,
 
 
 def _text(built: _Built) -> int:
-    """Returns a slice's bytes of text, as a Parquet slice's size is only a guess."""
+    """Returns a slice's size; in bytes of text if its file bytes are a guess, as in Parquet."""
     form = FORMATS.get(built.piece.format)
     if not form or not form.ranges_are_rows or not built.piece.bytes:
         return built.piece.bytes

@@ -106,7 +106,7 @@ def _tokenizer(job: Job) -> Iterator[_Loaded]:
 
 
 def for_workers(job: Job) -> Job:
-    """Returns the job without pieces and file list."""
+    """Returns the job without its pieces and file list."""
     corpus = beam_job.without_pieces(job.corpus)
     plan = dataclasses.replace(job.plan, corpus=corpus.record)
     return dataclasses.replace(job, corpus=corpus, plan=plan)
@@ -115,7 +115,7 @@ def for_workers(job: Job) -> Job:
 def run(job: Job, pieces: list[Assignment], arguments: list[str], verbose: bool) -> Counter[str]:
     """Runs the pieces with Beam's `arguments`; returns the sums of `build_piece`'s counts.
 
-    Where order is kept, the first shards of every split come first, for `tasks.cache.following`.
+    If the runner keeps order, every split's first shards come first, for `tasks.cache.following`.
     """
     work = functools.partial(build_piece, for_workers(job))
     ordered = sorted(pieces, key=lambda each: min(number for _, number in each.shards))

@@ -1,4 +1,4 @@
-"""Builds a task of several languages: one cache each, as a build of the language alone writes."""
+"""Builds a task in several languages: one cache each, as if that language were built alone."""
 
 import dataclasses
 
@@ -25,7 +25,7 @@ def build(options: Options, beam_arguments: list[str]) -> None:
             raise UserError(f"--languages={options.languages} needs a --corpus: {languages.FORMS}")
         return engine.build(options, beam_arguments)
     if options.task_module:
-        registry.load(options.task_module)  # it may register formats of corpora
+        registry.load(options.task_module)  # it may register corpus formats
     corpora = languages.specs(options.corpus, options.languages)
     if list(corpora) == [""]:
         return engine.build(options, beam_arguments)
@@ -72,7 +72,7 @@ def _all_languages(options: Options, task: str, given: list[str]) -> list[str]:
     if added and not options.extend:
         raise UserError(
             f"{task} in {options.cache_dir} has the languages {', '.join(known)}, not "
-            f"{', '.join(added)}: add --extend to add these"
+            f"{', '.join(added)}: pass --extend to add them"
         )
     return [*known, *added]
 
@@ -103,7 +103,7 @@ def _report(options: Options, task: str, names: list[str]) -> None:
     command = summary.next_command(
         registry.get(task, options.task_module), options, held_out=any(held_out)
     )
-    sampling = f" --mixing.alpha={_ALPHA}" if len(names) > 1 else ""  # refused where nothing mixes
+    sampling = f" --mixing.alpha={_ALPHA}" if len(names) > 1 else ""  # refused if nothing is mixed
     print(f"next: {command}{sampling}")
 
 

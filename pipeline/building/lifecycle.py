@@ -2,7 +2,7 @@
 
 Files are written in this order:
 
-.plan-…     empty; named by the plan's fingerprint, to detect a damaged plan.json
+.plan-…     empty; named after the plan's fingerprint, to detect a damaged plan.json
 plan.json   everything that determines the bytes of the cache
 shards      in any order, each followed by a receipt with its checksums
 info, stats, manifest.json, COMPLETED   in this order, after all shards; the trainer relies on the
@@ -11,8 +11,8 @@ info, stats, manifest.json, COMPLETED   in this order, after all shards; the tra
 An extension, a plan with more files, replaces plan.json and renames shards to the new total. A
 takedown, a plan with more exclude lists, first copies the lists, the manifest and the lineage of
 affected shards (see tasks.cache.old_states), and deletes affected receipts before it replaces
-plan.json; until then the other receipts fit both plans, so the command of either completes the
-folder.
+plan.json; until then the other receipts fit both plans, so either plan's command can complete
+the folder.
 """
 
 import contextlib
@@ -61,7 +61,7 @@ ShardKey = tuple[str, int]
 
 
 def planned(folder: str) -> Plan | None:
-    """Returns the plan in plan.json or else in the manifest; None if neither is sound."""
+    """Returns the plan in plan.json, else the manifest's; None if neither file is sound."""
     try:
         plan = plan_from_dict(files.read_json(files.join(folder, PLAN)))
         if plan.fingerprint in _marks(folder):
@@ -75,12 +75,12 @@ def planned(folder: str) -> Plan | None:
 
 
 def _marks(folder: str) -> set[str]:
-    """Returns the fingerprints of the folder's plans, names of empty files; two while extending."""
+    """Returns the plan fingerprints that name the folder's plan marks; two during an extension."""
     return {name.removeprefix(PLAN_MARK) for name in files.list_sizes(folder, PLAN_MARK)}
 
 
 def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
-    """Returns the existing plan, None for a new cache; raises a UserError if it cannot be ours."""
+    """Returns the existing plan, None for a new cache; raises a UserError if it conflicts."""
     existing = planned(folder)
     ours = plan_from_dict(json.loads(json.dumps(as_json(plan))))
     if existing is None:
@@ -97,7 +97,7 @@ def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
 
 
 def _recovered(folder: str, ours: Plan) -> Plan | None:
-    """Returns our plan if it built the cache, whose plan.json is damaged; None if new."""
+    """Returns our plan if it built a cache whose plan.json is damaged; None for a new cache."""
     names = files.list_names(folder)
     # A build copies its exclude lists first.
     others = [name for name in names if not name.startswith((".", COPY))]
@@ -106,7 +106,7 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
         return None
     if PLAN not in names and not marks:
         raise UserError(
-            f"{folder} holds {others[0]} but no {PLAN}, so it is not a cache of Palimpsest's: "
+            f"{folder} holds {others[0]} but no {PLAN}, so it is not a Palimpsest cache: "
             "choose another --cache_dir"
         )
     if ours.fingerprint in marks:
@@ -119,8 +119,8 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
             "without hidden files: choose another --cache_dir"
         )
     raise UserError(
-        f"{files.join(folder, PLAN)} is damaged, and these flags and this corpus make another plan "
-        "than the one that the shards were built with: use the same flags; if the cache was "
+        f"{files.join(folder, PLAN)} is damaged, and these flags and this corpus make a "
+        "different plan from that of the shards: use the flags that built them; if the cache was "
         "extended, restore the file from a copy or build again in another --cache_dir"
     )
 
@@ -128,7 +128,7 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
 def begin(
     folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool, lists: Sequence[Given] = ()
 ) -> None:
-    """Writes the missing ones of vocabulary, exclude lists, plan mark and plan.json, in this order.
+    """Writes what is missing of vocabulary, exclude lists, plan mark and plan.json, in this order.
 
     A run that follows the build reads the others once plan.json exists. Shards with newly excluded
     documents lose their receipts and are rebuilt. With `extend`, a plan with more files may replace
@@ -159,7 +159,7 @@ def begin(
 
 
 def _remove_quarantines(folder: str, plan: Plan) -> None:
-    """Deletes quarantine files of shards without receipt, which may now omit nothing."""
+    """Deletes quarantine files of shards without a receipt, which may now leave nothing out."""
     for split, count in plan.shards.items():
         done = files.list_sizes(folder, f"{split}.receipt-")
         left_out = files.list_sizes(folder, f"{split}.quarantine-")
@@ -181,12 +181,12 @@ def _check_extends(folder: str, existing: Plan, ours: Plan, extend: bool) -> Non
     if not differences and follows:
         raise UserError(
             f"{folder} holds a cache of {len(old):,} files of this corpus, which now has "
-            f"{len(new):,} ({of_files}): add --extend to write the new files as further shards"
+            f"{len(new):,} ({of_files}): pass --extend to write the new files as further shards"
         )
     if follows and excludes_more(_without_files(existing), _without_files(ours)):
         raise UserError(
-            f"{folder}: the corpus has further files ({of_files}) and --exclude further lists: "
-            "add the files first, by --extend without these lists, then give the lists"
+            f"{folder}: the corpus has new files ({of_files}), and --exclude has new lists: add "
+            "the files first, with --extend but without these lists, then give the lists"
         )
     spec, revision = existing.corpus.get("spec"), existing.corpus.get("revision")
     if not differences and of_files and spec == ours.corpus.get("spec"):
@@ -210,7 +210,7 @@ def _check_extends(folder: str, existing: Plan, ours: Plan, extend: bool) -> Non
 
 
 def _differing_files(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> str:
-    """Returns the numbers and first names of corpus files changed, missing and added; or ""."""
+    """Returns the number and first names of changed, missing and added corpus files; or ""."""
     before, now = ({file["name"]: file for file in each} for each in (old, new))
     kinds = {
         "changed": [name for name in before if name in now and now[name] != before[name]],
@@ -236,7 +236,7 @@ def _without_files(plan: Plan) -> Plan:
 
 
 def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
-    """Renames shards from before an extension, when splits had `earlier` numbers of shards.
+    """Renames the shards from before an extension; `earlier` has their number in each split.
 
     The old receipt is deleted last, so the call can be repeated after a kill at any point. Files
     without a valid receipt are deleted, and their shards redone.
@@ -263,7 +263,7 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
 
 
 def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard | None]:
-    """Returns receipts by (split, number), None if unfinished; `check` compares checksums, too."""
+    """Returns receipts by (split, number), None if unfinished; `check` also compares checksums."""
     sizes = files.list_sizes(folder)
     keys = _keys(plan.shards)
     found = _each(folder, lambda key: finished(folder, plan, key[0], key[1], sizes, check), keys)
@@ -337,7 +337,7 @@ def _holds(path: str, data: bytes) -> bool:
 
 
 def _seqio_stats(shards: Sequence[Shard]) -> dict[str, int]:
-    """Returns stats.SPLIT.json without padding and EOS, as seqio `beam_utils.py`, GetStats."""
+    """Returns stats.SPLIT.json, ignoring padding and EOS like seqio (`beam_utils.py`, GetStats)."""
     found = {
         "examples": sum(shard.rows for shard in shards),
         "targets_max_tokens": max((shard.longest_row for shard in shards), default=0),

@@ -15,16 +15,16 @@ from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.polling import polling
 
-# Text bytes per row byte until a piece is finished: a token has about 4 bytes, 1.7 stored.
+# Text bytes per row byte, assumed until a piece is finished: 4 bytes of text a token, 1.7 stored.
 _TEXT_PER_ROW_BYTE = 2.4
 
 
 def bad_share(shards: list[Shard], unseen: float = 0.0) -> float:
     """Returns the share of documents left out as faulty.
 
-    Neither empty documents, of which some corpora are full, nor those left out by choice (listed
-    ones, long pairs) count. The share `unseen` is assumed to have as many documents per byte, all
-    sound.
+    Empty documents, which abound in some corpora, and those left out by choice (listed ones, long
+    pairs) do not count. The unread share `unseen` is assumed to have the same number of documents
+    per byte, all sound.
     """
     bad = sum(
         count for shard in shards for reason, count in shard.dropped.items() if is_fault(reason)
@@ -46,8 +46,8 @@ class Monitor:
         self._started = time.monotonic()
         self._seen = self._written = 0
         self.shards = [shard for shards in kept.values() for shard in shards]
-        # Bytes of the corpus: finished before this build; now finished, plus an estimate for pieces
-        # in progress from their file sizes; and in all.
+        # Bytes of the corpus: those finished before this build; those finished now, plus an
+        # estimate for pieces in progress from their file sizes; and the total.
         self.before = self.done = float(self._finished)
         self.total = self._finished + sum(assignment.piece.bytes for assignment in to_do)
 
@@ -57,7 +57,7 @@ class Monitor:
 
     @property
     def note(self) -> str:
-        """Speed and number of quarantined documents, or why there is none yet."""
+        """Speed and number of quarantined documents, or why neither is known yet."""
         if self.done == self.before:
             return "starting; the first build on a machine also compiles its tokenizer"
         rate = (self.done - self.before) / max(time.monotonic() - self._started, 1e-9)
@@ -97,7 +97,7 @@ class Monitor:
 def monitored(
     monitor: Monitor, remote: bool, hopeless: Callable[[Monitor], bool]
 ) -> Iterator[None]:
-    """Shows progress during the block; interrupts it, like Ctrl-C, once it is hopeless."""
+    """Shows progress during the block; interrupts it as Ctrl-C does once `hopeless` says so."""
     with progress.shown("building", monitor.total, monitor.before, "B") as bar:
 
         def look() -> bool:

@@ -27,14 +27,14 @@ class Options:
         "csv:GLOB, tsv:GLOB, arrow:GLOB or FOLDER, wet:GLOB, warc:GLOB, "
         "hf:OWNER/NAME[:CONFIG][@REVISION] or python_docs, each with ?column=...&split=..., text "
         "with ?document=line, file or block; pairs are read with ?inputs=COLUMN&targets=COLUMN, or "
-        "templates such as ?inputs={premise} </s> {hypothesis}; several languages are one with "
+        "templates such as ?inputs={premise} </s> {hypothesis}; for several languages, one with "
         "{language} in it, or NAME=SPEC, repeated",
         repeated=True,
     )
     languages: str | None = field(
         None,
-        "languages that replace {language} in --corpus, as ro,en; by default all with folders or "
-        "files",
+        "languages that replace {language} in --corpus, such as ro,en; by default all with "
+        "folders or files",
     )
     name: str | None = field(
         None, "name of your own --corpus; its task is then called NAME_TASK everywhere"
@@ -57,7 +57,7 @@ class Options:
     shard_bytes: int = field(64 << 20, "approximate bytes of corpus per shard", rule=at_least(1))
     max_document_bytes: int = field(
         LONGEST_DOCUMENT_BYTES,
-        "longer documents are split at white space, in bytes",
+        "maximum bytes of a document; longer ones are split at white space",
         rule=at_least(1),
     )
     max_inputs: int | None = field(
@@ -86,21 +86,21 @@ class Options:
     )
     tokenizer: str = field(
         "fast",
-        "fast: compiled code that returns the library's ids, audited during the build, where it "
-        "knows the vocabulary, else as library; library: SentencePiece itself or, for a "
-        "tokenizer.json, Hugging Face's tokenizers; sentencepiece: the former, under its name",
+        "fast: compiled code that returns the library's ids, audited during the build, or the "
+        "library if the code lacks the vocabulary; library: SentencePiece or, for a "
+        "tokenizer.json, Hugging Face's tokenizers; sentencepiece: SentencePiece alone",
         choices=("fast", "library", "sentencepiece"),
     )
     exclude: str | None = field(
         None,
-        "exclude lists of pipeline.dedup, or text files of ids, one a line, separated by commas: "
-        "their documents are left out. Of an existing cache, only the shards that hold them are "
+        "exclude lists of pipeline.dedup, or text files with one id per line, separated by commas: "
+        "their documents are left out. In an existing cache, only the shards that hold them are "
         "rewritten. A list stays in force for every later build of the cache",
     )
     filter: tuple[str, ...] = field(
         (),
-        "sets of rules that every document must pass, as gopher,c4; one set with settings, as "
-        "'gopher?min_words=30'; or a TOML file; may be repeated",
+        "sets of rules that every document must pass, such as gopher,c4; one set with settings, "
+        "such as 'gopher?min_words=30'; or a TOML file; may be repeated",
         repeated=True,
     )
     extend: bool = field(

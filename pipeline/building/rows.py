@@ -22,8 +22,8 @@ def framed(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (uint8 bytes of TFRecords, int64[rows + 1] bounds of records).
 
-    `targets` are the ids of all rows, concatenated, `lengths` per row; `others` and `counts` the
-    same of the other feature, whose `name` is alphabetically before "targets". Ids are below 2**31.
+    `targets`: the ids of all rows, concatenated; `lengths`: ids per row; `others`, `counts`: the
+    same for the other feature, whose `name` sorts before "targets". Ids are below 2**31.
     """
     room = _OVERHEAD * len(lengths) + 5 * (len(targets) + len(others))
     out = np.empty(room, np.uint8)
@@ -42,7 +42,7 @@ def framed(
 
 @compiled
 def text_tokens(targets: np.ndarray, lengths: np.ndarray, pad: int, eos: int) -> np.ndarray:
-    """Returns int64[rows], ids per row that are neither `pad` (-1 if none) nor EOS, as in seqio."""
+    """Returns int64[rows], ids per row other than `pad` (-1 if none) and EOS, as seqio counts."""
     counts = np.zeros(len(lengths), np.int64)
     token = 0
     for row in range(len(lengths)):

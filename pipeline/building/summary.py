@@ -57,8 +57,8 @@ def show(
     if not held_out:
         print(
             f"{plan.task} has no validation split, as no document was held out: to evaluate the "
-            "model, build with a larger share in --corpus, as ?validation=0.1, in another "
-            "--cache_dir"
+            "model, build into another --cache_dir with a larger share in --corpus, such as "
+            "?validation=0.1"
         )
 
 
@@ -95,12 +95,12 @@ def _rows(columns: list[list[Shard]]) -> Iterator[tuple[str, ...]]:
 
 
 def counted(shards: list[Shard], field: str) -> Counter[str]:
-    """Returns the sum of the counts in a field, "dropped" or "edits"."""
+    """Returns the shards' summed counts in a field, "dropped" or "edits"."""
     return sum((Counter(getattr(shard, field)) for shard in shards), Counter())
 
 
 def rules_table(counts: Mapping[tuple[str, str], Any]) -> str:
-    """Returns a table of documents that each rule would drop alone, and those it drops first."""
+    """Returns a table of how many documents each rule would drop alone, or drops first."""
     rows = [("documents judged", str(counts[JUDGED, ""]), "")]
     for kind, reason in counts:
         if kind == ALONE:

@@ -23,7 +23,7 @@ from tasks.cache.pack import Documents, Pairs, Rows, packer
 from tasks.storage import files
 from tasks.unit import SIDES, Unit
 
-# Documents per reason with an excerpt in the quarantine file.
+# Number of documents per reason with an excerpt in the quarantine file.
 _SAMPLES = 3
 # Lineage rows per Parquet row group, fixed so that bytes do not depend on batch sizes.
 _LINEAGE_GROUP = 1 << 16
@@ -37,7 +37,7 @@ _LINEAGE = pa.schema(
 
 
 class ShardWriter:
-    """Writer of one shard: the end of the `with` block finishes it, an error removes it."""
+    """Writes one shard; the end of the `with` block finishes it, and an error removes it."""
 
     def __init__(self, folder: str, plan: manifest.Plan, split: str, index: int):
         self._folder = folder

@@ -10,7 +10,7 @@ import numpy as np
 from tasks.storage import files
 from tasks.storage.store import Store
 
-_LENGTH = 8  # bytes of the header's own length, at the start of the file
+_LENGTH = 8  # bytes that hold the header's length, at the start of the file
 _ALIGNMENT = 64
 
 
@@ -31,7 +31,7 @@ def write(path: str, arrays: dict[str, np.ndarray]) -> None:
 
 
 class Arrays:
-    """The arrays of a file written by `write`; raises a ValueError if truncated or malformed."""
+    """The arrays of a file written by `write`; raises a ValueError if it is not a sound one."""
 
     def __init__(self, path: str):
         self._path, size = path, files.size(path)

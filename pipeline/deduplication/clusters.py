@@ -1,8 +1,8 @@
 """The last stage: one process writes clusters of duplicates and the exclude list.
 
-A cluster keeps its first uncontaminated unit in corpus order. Memory is 12 bytes per unit of the
-corpus (20 above 2**32 units; one more with evaluation sets), the pairs of one partition, and the
-units of one piece.
+A cluster keeps its first uncontaminated unit in corpus order. Memory holds 12 bytes per unit of the
+corpus (20 above 2**32 units; one more with evaluation sets), one partition's pairs, and one piece's
+units.
 """
 
 import contextlib
@@ -33,13 +33,13 @@ _EXACT, _NEAR, _CONTAMINATED = range(3)
 class Result:
     """The findings of a search."""
 
-    # "documents", "text_bytes", "units", "groups"; by reason "exact", "near", "contaminated";
-    # "candidates" that share a band with an earlier unit, and "unlike" ones among them; "repeated"
-    # ids; "places" entries that need a place.
+    # "documents", "text_bytes", "units", "groups"; by reason, "exact", "near", "contaminated";
+    # "candidates", which share a band with an earlier unit, and the "unlike" ones among them;
+    # "repeated", ids of several documents; "places", entries that need a place.
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
     # Number of clusters by size in units.
     sizes: dict[int, int] = dataclasses.field(default_factory=dict)
-    # Expected near duplicates less similar to the kept twin than `Rules.wanted`.
+    # Expected number of near duplicates less similar to the kept twin than `Rules.wanted`.
     unlike_twin: float = 0
 
 
@@ -96,7 +96,7 @@ class _Clusters:
 
     job: Job
     pieces: Pieces
-    roots: np.ndarray  # the unit kept instead of each unit; a kept unit's is itself
+    roots: np.ndarray  # the unit kept in place of each unit; a kept unit is its own root
     firsts: np.ndarray  # the first unit with the same text as each unit
     judge: Judge | None  # finds contaminated units; None without evaluation sets
     repeated: np.ndarray  # uint64[ids, 2], sorted digests of ids shared by several documents

@@ -36,7 +36,7 @@ class Words:
     def __call__(
         self, data: np.ndarray, begins: np.ndarray, ends: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns (words' hashes, their bounds, exact hashes), see `kernels.words_of`."""
+        """Returns (hashes of words, bounds, exact hashes); see `kernels.words_of`."""
         if len(self._words) < len(data) + len(begins):
             self._words = np.empty(len(data) + len(begins), np.uint64)
         bounds = np.zeros(len(begins) + 1, np.int64)
@@ -77,7 +77,7 @@ class Grams:
         return self._names[begin:end].tobytes().decode()
 
     def shared(self, words: np.ndarray, bounds: np.ndarray, ngram: int) -> np.ndarray:
-        """Returns int64[found, 2] of texts and n-grams, see `kernels.shared_grams`."""
+        """Returns int64[found, 2], texts and n-grams; see `kernels.shared_grams`."""
         factors = kernels.gram_factors(ngram)
         return kernels.shared_grams(words, bounds, ngram, factors, self.known, self._sieve)
 
@@ -92,7 +92,7 @@ class Summary(NamedTuple):
 
 
 def write_grams(folder: str, sets: list[sources.Corpus], ngram: int) -> list[Summary]:
-    """Writes the sets' n-grams, about 50 bytes of memory each; returns a summary of each set."""
+    """Writes the sets' n-grams, using about 50 bytes of memory each; returns each set's summary."""
     reader = Words()
     hashes, owners = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
     names: list[str] = []
@@ -131,7 +131,7 @@ def write_grams(folder: str, sets: list[sources.Corpus], ngram: int) -> list[Sum
 
 
 class Judge:
-    """Decides which units are contaminated, once all pieces are read (twice, one at a time)."""
+    """Decides which units are contaminated, after reading all pieces twice, one at a time."""
 
     def __init__(self, job: Job, pieces: Sequence[arrays.Arrays]):
         self._rules, self.grams = job.rules, Grams.open(job.folder)

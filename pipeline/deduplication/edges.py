@@ -1,7 +1,7 @@
 """The second stage: pairs of units with a common key, one partition of keys at a time.
 
-A partition has all pieces' keys with certain first bytes. Memory is about 60 bytes per unit with a
-key in it, plus, for one band at a time, a signature per unit that shares a key.
+A partition holds all pieces' keys that begin with certain bytes. Memory holds about 60 bytes per
+unit with a key in it and, for one band at a time, a signature per unit that shares a key.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ _LEADERS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """The opened files of all pieces, by number; units are numbered through the corpus."""
+    """The opened files of all pieces, by number; units are numbered across the whole corpus."""
 
     opened: list[arrays.Arrays]
     starts: np.ndarray  # int64[pieces + 1], each piece's first number
@@ -40,7 +40,7 @@ class Pieces:
             yield number, places, units[places] - self.starts[number]
 
     def signatures(self, units: np.ndarray) -> np.ndarray:
-        """Returns uint8[units, hashes], signatures of units by number in the corpus."""
+        """Returns uint8[units, hashes], the signatures of `units`, numbers in the corpus."""
         width = self.opened[0].shape("signatures")[1]
         found = np.empty((len(units), width), np.uint8)
         for number, places, rows in self.grouped(units):
@@ -78,7 +78,7 @@ def write_partition(job: Job, pieces: int, partitions: int, number: int) -> Coun
 def _gathered(
     pieces: Pieces, name: str, band: int, prefixes: tuple[int, int]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns (keys of a partition, preceded by second halves if any; units)."""
+    """Returns a partition's (keys, units); second halves of the keys, if any, come first."""
     keys, seconds, units = [], [], []
     for opened, start in zip(pieces.opened, pieces.starts.tolist(), strict=False):
         bounds = opened.part(f"{name}_prefixes", prefixes[0], prefixes[1] + 1, band)
@@ -96,7 +96,7 @@ def _gathered(
 def _groups(keys: Sequence[np.ndarray], units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns (members of groups of two or more equal keys, int64[groups + 1] bounds).
 
-    `keys` are columns, the first one last. Members are ascending indices in `units`.
+    `keys` are columns, the most significant one last. Members are ascending indices in `units`.
     """
     if not len(units):
         return np.zeros(0, np.int64), np.zeros(1, np.int64)

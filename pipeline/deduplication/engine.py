@@ -46,8 +46,8 @@ def search(options: Options, beam_arguments: list[str]) -> None:
         raise UserError(f"--duplicates={NONE} without --against looks for nothing")
     if options.bands * options.rows > _MOST_VALUES:
         raise UserError(
-            f"--bands={options.bands} --rows={options.rows}: their product, the values of a "
-            f"signature, must be {_MOST_VALUES:,} or less"
+            f"--bands={options.bands} --rows={options.rows}: their product, the number of "
+            f"values in a signature, must be {_MOST_VALUES:,} or less"
         )
     if options.against is not None and not options.against.strip():
         raise UserError("--against is empty: name evaluation sets, or leave it out")
@@ -61,7 +61,7 @@ def search(options: Options, beam_arguments: list[str]) -> None:
         given = lists.given(options.exclude, scratch)
         for each in given:
             if each.record.paragraphs:
-                raise UserError("--exclude takes lists of documents: paragraphs are not read apart")
+                raise UserError("--exclude takes lists of documents here, not of paragraphs")
         digests = tuple(each.record.sha256 for each in given)
         corpus = sources.resolve(spec, options.shard_bytes, options.max_document_bytes)
         sets = [sources.resolve(sources.parse(each)) for each in (options.against or "").split()]

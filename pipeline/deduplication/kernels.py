@@ -1,4 +1,4 @@
-"""Compiled code of signatures: words and hashes of texts, MinHash, shared n-grams.
+"""Compiled code for signatures: words and hashes of texts, MinHash, shared n-grams.
 
 One file, because Numba's cache checks only the function's own file.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from tasks.numba_cache import compiled
 
-# Classes of characters in the table; other values are a word's lower-case character.
+# Classes of characters in the table; any other value is a word character in lower case.
 _SEPARATOR, _SPACE = 0, 1
 # Flag of a character that forms a word alone, in scripts written without spaces.
 _ALONE = 1 << 31
@@ -36,8 +36,8 @@ _FIRST, _SECOND, _THIRD = 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93, 0xFF51AFD7ED55
 def character_table() -> np.ndarray:
     """Returns uint32[1114112], each character's class or lower case; see the constants above.
 
-    Python's letters, digits and combining marks form words, `str.isspace` is space; others
-    separate.
+    Python's letters, digits and combining marks form words, `str.isspace` is space, and all other
+    characters separate words.
     """
     table = np.zeros(sys.maxunicode + 1, np.uint32)
     for code in itertools.chain(range(0xD800), range(0xE000, 0x323B0), range(0xE0000, 0xE01F0)):
@@ -243,7 +243,7 @@ def grams_of(words, bounds, size, factors):
 
 @compiled(nogil=True)
 def shared_grams(words, bounds, size, factors, known, sieve):
-    """Returns int64[found, 2], text and index in `known` of each known n-gram in a text.
+    """Returns int64[found, 2], (text, index in `known`) of each known n-gram found.
 
     `words`, `bounds` are from `words_of`; an n-gram has `size` words. `factors`: uint64[size];
     `known`: uint64, sorted hashes; `sieve`: bool[2**bits], true at the first bits of known hashes.
@@ -275,10 +275,10 @@ def shared_grams(words, bounds, size, factors, known, sieve):
 def similar_pairs(bounds, places, signatures, least, leaders):
     """Returns (int64[edges, 2] indices in groups, candidates, unlike).
 
-    In each group of texts with a common key, the first one leads. Every other, a candidate, joins
-    the first leader with which it shares `least` values (0 for any); otherwise it is unlike and
-    becomes one of at most `leaders` leaders. `bounds`: int64[groups + 1]; `places`: int64, rows of
-    `signatures`, uint8[texts, hashes], group after group.
+    In each group of texts with a common key, the first one is a leader. Every other is a candidate,
+    which joins the first leader with which it shares `least` values (0 for any); without one, it is
+    unlike and becomes a leader, of at most `leaders`. `bounds`: int64[groups + 1]; `places`: int64,
+    each text's row in `signatures`, group after group; `signatures`: uint8[texts, hashes].
     """
     edges = np.empty((len(places), 2), np.int64)
     count = candidates = unlike = 0
@@ -337,7 +337,7 @@ def flatten(parents):
 
 @compiled
 def reroot(roots, out):
-    """Replaces roots that are `out` (bool) by their set's first member that is not, if any."""
+    """Replaces each root that is `out` (bool) by its set's first member that is not, if any."""
     for number in range(len(roots)):
         root = roots[number]
         if root == number or out[number] or not out[root]:

@@ -12,7 +12,7 @@ from tasks.terminal.fields import REQUIRED, at_least, field
 class Options(Rules):
     """Options of one search, named like the flags."""
 
-    corpus: str = field(REQUIRED, "corpus SPEC, as of pipeline.build")
+    corpus: str = field(REQUIRED, "corpus SPEC, as for pipeline.build")
     output: str = field(REQUIRED, "folder for the list, exclude.arrow, and its report")
     against: str | None = field(
         None,
@@ -26,7 +26,7 @@ class Options(Rules):
     )
     shard_bytes: int = field(
         64 << 20,
-        "approximate bytes of corpus that are read at a time; does not change the list",
+        "approximate number of corpus bytes to read at a time; does not change the list",
         rule=at_least(1),
     )
     max_document_bytes: int = field(
@@ -37,7 +37,7 @@ class Options(Rules):
     workers: int = field(1, "worker processes on this machine", rule=at_least(1))
     runner: str = field("FnApiRunner", "Beam runner; FnApiRunner runs on this machine")
     hf_token_secret: str | None = field(
-        None, "Secret Manager secret with the Hugging Face token, as of pipeline.build"
+        None, "Secret Manager secret with the Hugging Face token, as for pipeline.build"
     )
     verbose: bool = field(False, "show Beam's log")
     beam: tuple[str, ...] = field((), "Beam's flags", rest=beam_options.refuse_unknown)

@@ -22,9 +22,9 @@ DOCUMENT, PARAGRAPH = "document", "paragraph"
 UNITS = (DOCUMENT, PARAGRAPH)
 NEAR, EXACT, NONE = "near", "exact", "none"
 DUPLICATES = (NEAR, EXACT, NONE)
-# Index ranges of sorted keys, by their first byte.
+# Number of index ranges of sorted keys, one per first byte.
 PREFIXES = 256
-# Approximate units per partition of the keys, up to 67 million units; above, there are 256
+# Approximate number of units per key partition, up to 67 million units; above that, there are 256
 # partitions.
 _PARTITION = 1 << 18
 # Probability that 8 bits of two different MinHash values agree.
@@ -48,33 +48,31 @@ class Rules:
         choices=DUPLICATES,
     )
     bands: int = field(
-        14, "bands of MinHash values; with more, less similar texts are found", rule=at_least(1)
+        14, "bands of MinHash values; more bands find less similar texts", rule=at_least(1)
     )
-    rows: int = field(
-        8, "MinHash values per band; with more, fewer texts are found", rule=at_least(1)
-    )
-    shingle: int = field(5, "words of a shingle", rule=at_least(1))
+    rows: int = field(8, "MinHash values per band; more values find fewer texts", rule=at_least(1))
+    shingle: int = field(5, "number of words in a shingle", rule=at_least(1))
     min_words: int | None = field(
         None,
-        "shorter units, in words, are never listed; by default 1 for documents, 8 for paragraphs",
+        "units with fewer words are never listed; by default 1 for documents, 8 for paragraphs",
         rule=at_least(1),
     )
     min_similarity: float = field(
         0.0,
-        "least estimated Jaccard similarity of near duplicates; by default, sharing a band is "
+        "minimum estimated Jaccard similarity of near duplicates; by default, sharing a band is "
         "enough",
         rule=SHARE,
     )
-    ngram: int = field(13, "words of an n-gram shared with an evaluation set", rule=at_least(1))
+    ngram: int = field(13, "words per n-gram to look up in evaluation sets", rule=at_least(1))
     share: float = field(
         0.0,
-        "least share of an example's n-grams in a unit; by default, one n-gram is enough",
+        "minimum share of an example's n-grams in a unit; by default, one n-gram is enough",
         rule=SHARE,
         name="overlap",
     )
     common: int = field(
         10,
-        "n-grams that occur in more units than this are ignored as common phrases; 0: none are",
+        "n-grams that occur in more units than this are ignored as common phrases; 0 ignores none",
         rule=at_least(0),
     )
 
@@ -104,7 +102,7 @@ class Rules:
         return 1 - (1 - similarity**self.rows) ** self.bands
 
     def least_equal(self) -> int:
-        """Returns the minimum equal signature values of a pair with `min_similarity`."""
+        """Returns the minimum number of equal signature values of a pair with `min_similarity`."""
         if not self.min_similarity:
             return 0
         return max(1, round(_equal(self.min_similarity) * self.hashes))

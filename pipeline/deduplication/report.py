@@ -8,7 +8,7 @@ from pipeline.deduplication.contamination import Summary
 from pipeline.deduplication.plan import NONE, PARAGRAPH, Job
 from tasks.terminal.table import table
 
-# Upper ends of the table's classes of cluster sizes.
+# Upper bounds of the cluster-size classes in the table.
 _SIZES = (2, 3, 5, 10, 100)
 
 
@@ -29,7 +29,7 @@ def as_json(
 
 
 def _false_positives(job: Job, result: Result) -> float | None:
-    """Returns the expected share of near duplicates less similar than wanted, None if that is 1."""
+    """Returns the expected share of near duplicates below `wanted`; None if not estimated."""
     if not job.rules.near or job.rules.wanted >= 1:
         return None
     return result.unlike_twin / max(result.counts["near"], 1)
@@ -55,16 +55,16 @@ def text(job: Job, result: Result, summaries: list[Summary]) -> str:
         rows += _clusters(result.sizes)
     if rules.near:
         half = (1 - 0.5 ** (1 / rules.bands)) ** (1 / rules.rows)
-        words = f"similarity of half the pairs found, {rules.bands} x {rules.rows}"
+        words = f"similarity at which half the pairs are found, {rules.bands} x {rules.rows}"
         rows.append((words, f"{half:.2f}"))
     if (expected := _false_positives(job, result)) is not None:
-        words = f"expected false positives (below {rules.wanted:.2f} to the kept one)"
+        words = f"expected false positives (less than {rules.wanted:.2f} similar to the kept one)"
         rows.append((words, f"{expected:.2%}"))
     for each in summaries:
         short = f", {each.short:,} shorter than {rules.ngram} words" if each.short else ""
         rows.append((f"against {each.corpus}", f"{each.examples:,} examples{short}"))
     if counts["repeated"]:
-        rows.append(("ids of several documents", f"{counts['repeated']:,}"))
+        rows.append(("ids shared by several documents", f"{counts['repeated']:,}"))
     return table(("", ""), rows)
 
 

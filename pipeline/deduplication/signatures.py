@@ -1,8 +1,8 @@
 """The first stage: reads a piece of the corpus and writes its units' signatures and keys.
 
-A unit is a document or paragraph, numbered by its piece (upper 32 bits) and index there, so in
-corpus order. A document read in parts is one unit: its MinHash is the minimum over its parts, its
-exact hash a hash of theirs. Shingles across part borders are missing.
+A unit is a document or paragraph, numbered by its piece (upper 32 bits) and its index there, so in
+corpus order. A document read in parts is one unit: its MinHash is the minimum over its parts, and
+its exact hash is a hash of the parts' hashes. Shingles across part borders are missing.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from pipeline.excluding.lists import base_id, id_digests, place_hash
 from pipeline.runners import secret
 from tasks.reading import sources
 
-# Names in `counts` of a piece's file.
+# Names of the `counts` in a piece's file.
 COUNTS = ("documents", "text_bytes")
 
 
@@ -30,7 +30,7 @@ class Found:
     ids: list[str]  # document ids, with "#partN" only if units are paragraphs
     places: list[str]  # document places, "file:row" or "file:byte"
     paragraphs: np.ndarray  # int64, line numbers, -1 for documents
-    continued: np.ndarray  # bool, whether the unit is a later part of the previous one
+    continued: np.ndarray  # bool, true if the unit continues the previous one
     # sketches, exact, words: uint32[units, hashes], uint64[units, 2], int64[units].
     sketches: np.ndarray
     exact: np.ndarray

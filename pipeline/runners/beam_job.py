@@ -66,7 +66,7 @@ class _Call:
 
 
 def without_pieces(corpus: Corpus) -> Corpus:
-    """Returns a corpus for workers: each is sent its own pieces, of maybe a million files."""
+    """Returns a corpus for workers: each is sent its own pieces, out of perhaps a million files."""
     record = {key: value for key, value in corpus.record.items() if key != "files"}
     return dataclasses.replace(corpus, record=record, pieces=(), notes=())
 
@@ -75,7 +75,7 @@ def without_pieces(corpus: Corpus) -> Corpus:
 def files_shown(
     title: str, folder: str, sizes: Mapping[str, int], unit: str = ""
 ) -> Iterator[None]:
-    """Shows progress during the block: the sum of `sizes`, by name, of the files in `folder`."""
+    """Shows progress during the block: the total of `sizes`, by name, of files in `folder`."""
 
     def done() -> int:
         return sum(sizes[name] for name in sizes.keys() & set(files.list_names(folder)))
@@ -109,11 +109,11 @@ def run(
     arguments: list[str],
     verbose: bool,
 ) -> Counter[str]:
-    """Calls `function`, which must be repeatable, with elements as a Beam job; sums its counts.
+    """Calls `function`, which must be repeatable, on elements in a Beam job; sums its counts.
 
-    `folder` holds the results, and names errors without a file name. Raises a UserError if a worker
-    found a mistake that the user can correct, or died, and an OSError if one could not read or
-    write.
+    `folder` holds the results; errors that name no file are given its name. Raises a UserError if a
+    worker died or found a mistake that the user can correct, and an OSError if one could not read
+    or write.
     """
     beam = beam_options.import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -157,7 +157,7 @@ def run(
             if workers.deaths:
                 raise UserError(
                     f"a worker process died {workers.deaths[0]}: if memory ran out, use fewer "
-                    "--workers; finished work is kept, run the same command to resume"
+                    "--workers; finished work is kept; run the same command to resume"
                 ) from error
             if interruption.happened:
                 raise KeyboardInterrupt from error

@@ -30,7 +30,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def arguments(flags: Any) -> list[str]:
-    """Returns Beam's arguments; refuses runners that lose data or download, and unknown flags."""
+    """Returns Beam's arguments; refuses unknown flags and runners that lose data or download."""
     given, runner, workers = flags.beam, flags.runner or _IN_PROCESS, flags.workers
     name = runner.rsplit(".", 1)[-1]
     if name in _REJECTED:

@@ -104,7 +104,7 @@ def _check_credentials() -> None:
     except exceptions.DefaultCredentialsError as error:
         raise UserError(
             "there are no Google Cloud credentials: run `gcloud auth application-default login`, "
-            "or set GOOGLE_APPLICATION_CREDENTIALS to the key of a service account "
+            "or set GOOGLE_APPLICATION_CREDENTIALS to the path of a service account key file "
             f"({' '.join(str(error).split())[:200]})"
         ) from error
 

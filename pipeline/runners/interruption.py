@@ -12,7 +12,7 @@ from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
 # Maximum time from SIGINT to process end: libraries may swallow the exception or wait for a thread
 # that never ends.
 _LIMIT_SECONDS = 10.0
-# The same for jobs of a service, which must be asked to cancel them.
+# The same for a service's jobs, which the service must be asked to cancel.
 SERVICE_LIMIT_SECONDS = 60.0
 
 
@@ -21,7 +21,7 @@ class Interruptible:
 
     def __init__(self) -> None:
         self.happened = False
-        # Called in the signal handler; each ends something that may be waited for.
+        # Called in the signal handler; each ends something that the block may wait for.
         self.stops: list[Callable[[], None]] = []
         self.seconds = _LIMIT_SECONDS
         self.usual: Any = None  # the handler outside the block
@@ -59,15 +59,15 @@ def interruptible() -> Iterator[Interruptible]:
     """Makes SIGINT end the block within seconds; later ones, and nested blocks, have no effect.
 
     Works in the main thread, also of processes started with `&`, for which shells ignore SIGINT.
-    Raises KeyboardInterrupt if SIGINT has arrived, even if it made the block raise another error,
-    such as one of an interrupted import, but not a UserError.
+    Raises KeyboardInterrupt if SIGINT has arrived, even if it made the block raise a different
+    error, such as that of an interrupted import, unless the error is a UserError.
     """
     global _active
     if _active or threading.current_thread() is not threading.main_thread():
         yield _active or Interruptible()
         return
     active = _active = Interruptible()
-    # The current standard error, as it may be redirected when the process must end.
+    # Keep the current standard error: it may be redirected by the time the process must end.
     threading.Thread(target=active.watch, args=(os.dup(2),), daemon=True).start()
     active.usual = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, active.handle)

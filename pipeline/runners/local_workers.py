@@ -25,7 +25,7 @@ _WORKER = "apache_beam.runners.worker.sdk_worker_main"
 
 
 class Workers:
-    """The worker processes of a job; `deaths` says how workers ended too early."""
+    """The worker processes of a job; `deaths` describes how workers died."""
 
     def __init__(self, on_death: Callable[[], None]):
         self.deaths: list[str] = []

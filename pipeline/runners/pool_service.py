@@ -1,4 +1,4 @@
-"""Beam's local job service, extended to several worker pools and lost workers."""
+"""Beam's local job service, extended to use several worker pools and to notice lost workers."""
 
 import contextlib
 import itertools

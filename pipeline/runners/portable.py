@@ -1,7 +1,7 @@
 """Builds on other processes or machines, through Beam's portable runner.
 
 Beam sends the pipeline to a job service: `pipeline.job_service` with a `pipeline.worker_pool` per
-machine, or Flink's or Spark's. All workers need Palimpsest, and the same paths of corpus and cache.
+machine, or Flink's or Spark's. All workers need Palimpsest, and the same paths to corpus and cache.
 """
 
 import socket

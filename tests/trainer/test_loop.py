@@ -195,7 +195,7 @@ def test_sigterm_saves_the_newest_state_once(train, capsys, stopped, begins, ste
 @pytest.mark.parametrize(
     ("stopped", "code", "events", "said"),
     [
-        ({"batches": {1: SIGNALLED}}, EXIT_PREEMPTED, [], "SIGTERM: no update was made yet\n"),
+        ({"batches": {1: SIGNALLED}}, EXIT_PREEMPTED, [], "SIGTERM: no update has been made yet\n"),
         ({"updates": [LAST], "evaluation.every_steps": 0}, 0, [*saved(LAST)], ""),
     ],
 )

@@ -1,4 +1,4 @@
-"""Batch size and microbatches of a run whose batch is given in tokens."""
+"""Computes a run's batch size and microbatches from sizes given in tokens."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ def batch_of_tokens(
 ) -> Config:
     """Returns `config` with `batch_size` and `microbatches` computed from tokens, if given.
 
-    `devices` is the run's number of devices, by default those present.
+    `devices` is the number of devices in the run, by default of those present.
 
     Source: Mesh TensorFlow, `utils.compute_batch_size` and `serialize_num_microbatches`.
     """
@@ -42,7 +42,7 @@ def batch_of_tokens(
             devices = jax.device_count()
         sizes = config.mesh.sizes(devices)
         replicas = sizes["data"] * sizes["fsdp"]
-        # A batch that does not divide is rejected later, like any other.
+        # A batch that cannot be divided evenly is rejected later, like any other.
         if config.batch_size % replicas == 0:
             rows = config.batch_size // replicas
             most = max(1, min(rows, config.tokens_per_microbatch_per_replica // length))

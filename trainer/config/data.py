@@ -39,9 +39,9 @@ _REMOTE = ReadIf(
 def _length(side: str) -> Any:
     return field(
         None,
-        f"tokens of the {side}, EOS included; None: the task's own length",
+        f"number of tokens in the {side}, including EOS; None: the task's own length",
         rule=at_least(0),
-        often=f"tokens of the {side}",
+        often=f"tokens in the {side}",
     )
 
 
@@ -67,7 +67,7 @@ class LengthsConfig(Checked):
 class MixingConfig(Checked):
     """Settings of the mixture of tasks; `tasks.mixture` explains rates.
 
-    No task repeats a window because its rate changes.
+    A change of rate never makes a task repeat a window.
     """
 
     maximum: int | None = field(
@@ -101,8 +101,8 @@ class MixingConfig(Checked):
     )
     schedule: str = field(
         "",
-        "rates that take effect at given updates, as '20000: a=0.5,b=0.5; 40000: b=1'; on resume, "
-        "only future entries may change",
+        "rates that take effect at given updates, such as '20000: a=0.5,b=0.5; 40000: b=1'; on "
+        "resume, only future entries may change",
         changes="later_batches",
     )
 
@@ -113,8 +113,8 @@ class DataConfig(Checked):
 
     shuffle: str = field(
         "global",
-        "order of the windows in an epoch; global permutes all of them, block permutes blocks of "
-        "whole shards and the windows within each, for a remote cache larger than the disk, none "
+        "order of the windows in an epoch: global permutes all of them; block permutes blocks of "
+        "whole shards and the windows within each, for a remote cache larger than the disk; none "
         "keeps the cache's order",
         choices=_SHUFFLES,
         changes="batches",
@@ -125,12 +125,12 @@ class DataConfig(Checked):
         choices=(_ORDER,),
         unstored=1,
         changes="batches",
-        read_if=ON_CACHES._replace(why="with a seqio task, whose rows seqio orders"),
+        read_if=ON_CACHES._replace(why="with a seqio task, because seqio orders its rows"),
     )
     take: str | None = field(
         None,
         "how much of each task's training split to read in every epoch, from its start: a share "
-        "as 0.01, '2^29 tokens' or '1000 documents', or 'TASK: AMOUNT; TASK: AMOUNT' for some "
+        "such as 0.01, '2^29 tokens', '1000 documents', or 'TASK: AMOUNT; TASK: AMOUNT' for some "
         "tasks of a mixture; None: all of it",
         read_if=ON_CACHES,
     )
@@ -183,7 +183,7 @@ class DataConfig(Checked):
         changes="nothing",
         read_if=_REMOTE,
     )
-    # One thread is fastest for small batches, by benchmarks/input_pipeline.py.
+    # One thread is fastest for small batches, according to benchmarks/input_pipeline.py.
     threads: int = field(
         1,
         "threads that make batches; 1 is fastest for small batches",
@@ -197,7 +197,7 @@ class DataConfig(Checked):
     use_cached: bool | None = field(
         None,
         "read a seqio task from its seqio cache; true warns if there is none, false never reads "
-        "it; None: if there is one",
+        "it; None: read it if there is one",
         changes="batches",
         read_if=_SEQIO,
     )
@@ -209,13 +209,13 @@ class DataConfig(Checked):
     )
     pack_examples: bool = field(
         False,
-        "pack several examples of a cache's task into each training row of --lengths",
+        "pack several examples of a cached task into each training row, whose size --lengths sets",
         changes="batches",
         read_if=ON_CACHES,
     )
     segment_documents: bool = field(
         False,
-        "let tokens attend only to their own document: each document of a row is a segment",
+        "let tokens attend only to their own document: each document in a row is a segment",
         read_if=ON_CACHES,
     )
     example_inputs: int | None = _example_length("input")
@@ -245,18 +245,18 @@ class OldVocabularyConfig:
     )
     extra_ids: int | None = field(
         None,
-        "number of sentinels to add to path, 100 for T5's model; None: 0",
+        "number of sentinels to add to the pieces of path, 100 for T5's model; None: 0",
         rule=at_least(0),
         read_if=ReadIf(lambda config: config.path is not None, "without init_from_vocabulary.path"),
     )
     id_map: str | None = field(
         None,
-        "id_map.json of vocab.train --extend or vocab.trim, or its folder, which maps old rows to "
-        "new ones; None: match rows by piece",
+        "id_map.json from vocab.train --extend or vocab.trim, which maps old rows to new ones, or "
+        "its folder; None: match rows by piece",
     )
 
     def __post_init__(self) -> None:
         check(self)
-        rule = "left out beside init_from_vocabulary.path: each alone says which rows to carry over"
+        rule = "left out if init_from_vocabulary.path is set: either says which rows to carry over"
         alone = self.id_map is None or self.path is None
         require(alone, "OldVocabularyConfig.id_map", self.id_map, rule)

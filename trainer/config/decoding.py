@@ -21,7 +21,7 @@ from tasks.vocabulary import EOS_ID
 
 GREEDY, BEAM, SAMPLE = "greedy", "beam", "sample"
 METHODS = (GREEDY, BEAM, SAMPLE)
-# Variants of beam search, by the project they reproduce, each with its own alpha.
+# Variants of beam search, named after the projects that they reproduce -> default alpha.
 T5X, TRANSFORMERS = "t5x", "transformers"
 _ALPHAS: Mapping[str, float] = {T5X: 0.6, TRANSFORMERS: 1.0}
 EARLY_STOPPING = ("false", "true", "never")
@@ -32,12 +32,12 @@ _FINITE = Rule("finite", math.isfinite)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedFlags:
-    """Flags that name a checkpoint of a run and its vocabulary."""
+    """Flags that name a run's checkpoint and vocabulary."""
 
     model_dir: str = field(REQUIRED, "folder of the run, local or remote")
     step: int | None = field(None, "step of the checkpoint; None: the newest")
     vocabulary: str | None = field(None, "folder or file of the vocabulary; None: the cache's")
-    cache_dir: str | None = field(None, "folder of caches by task, if they have moved")
+    cache_dir: str | None = field(None, "folder of the tasks' caches, if they have moved")
     task_module: str | None = field(None, "Python module that registers a vocabulary class")
 
 
@@ -57,12 +57,12 @@ _TRANSFORMERS_LAW = ReadIf(
 
 @dataclass(frozen=True, kw_only=True)
 class Decoding:
-    """How to choose the tokens after a prompt; rejects settings without effect."""
+    """Settings for choosing the tokens after a prompt; those without effect are rejected."""
 
     method: str = field(
         GREEDY,
         "how to choose tokens: the most likely next token (greedy), the most likely of several "
-        "sequences extended together (beam), or a random token by its probability (sample)",
+        "sequences extended together (beam), or a token drawn by probability (sample)",
         choices=METHODS,
     )
     max_new_tokens: int = field(
@@ -111,7 +111,7 @@ class Decoding:
     num_return_sequences: int = field(
         1, "number of results per prompt: samples, or best beams", rule=above(0)
     )
-    seed: int = field(0, "seed of sampling; each prompt has its own key", rule=SEED)
+    seed: int = field(0, "seed for sampling; each prompt has its own key", rule=SEED)
     batch_size: int = field(32, "number of prompts to decode together", rule=above(0))
     eos_id: int = field(
         EOS_ID, "id of the token that ends a text; 1: the vocabulary's EOS", rule=at_least(0)

@@ -1,4 +1,4 @@
-"""Settings of checkpoints and evaluations, and of actions on their results. No JAX."""
+"""Settings for checkpoints, evaluations and actions triggered by results. No JAX."""
 
 import dataclasses
 import operator
@@ -23,7 +23,7 @@ from trainer.config.decoding import Decoding
 from trainer.config.processes import SEVERAL_HOSTS, ProcessesConfig
 
 _ON_DAMAGE = ("stop", "fall_back")
-# Metrics of every evaluation, or of every language model's, that can rank checkpoints.
+# Metrics that can rank checkpoints: all evaluations, or all those of language models, have them.
 BEST_METRICS = ("loss", "perplexity", "accuracy", "bits_per_byte")
 # Evaluation values computed by the trainer itself -> whether lower is better.
 LOWER_IS_BETTER = {
@@ -34,9 +34,9 @@ LOWER_IS_BETTER = {
 }
 _WATCHED = (
     f"metrics are {', '.join(BEST_METRICS)}, those in evaluation.metrics, and TASK/METRIC for one "
-    "task; min:METRIC or max:METRIC says which direction is better where the metric does not"
+    "task; min:METRIC or max:METRIC says which direction is better if the metric does not"
 )
-# The value of evaluation.metrics for the task's own.
+# Value of evaluation.metrics that stands for the task's own metrics.
 TASK_METRICS = "task"
 _MIN_DELTA = "smallest change from the best value that counts as an improvement"
 _BELOW_ONE = Rule("above 0 and below 1", lambda value: 0 < value < 1)
@@ -44,7 +44,7 @@ _BELOW_ONE = Rule("above 0 and below 1", lambda value: 0 < value < 1)
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig(Checked):
-    """Settings of saving and keeping checkpoints. The last update is always saved."""
+    """Settings for saving and keeping checkpoints. The last update is always saved."""
 
     every_steps: int = field(
         1000,
@@ -75,8 +75,8 @@ class CheckpointConfig(Checked):
     )
     on_damage: str = field(
         "stop",
-        "what to do if the newest checkpoint is damaged; stop names the newest intact one and "
-        "ends the run, fall_back renames the damaged one to damaged_checkpoint_STEP and resumes "
+        "what to do if the newest checkpoint is damaged: stop names the newest intact one and "
+        "ends the run; fall_back renames the damaged one to damaged_checkpoint_STEP and resumes "
         "from the newest intact one",
         choices=_ON_DAMAGE,
     )
@@ -98,7 +98,7 @@ class EvaluationConfig:
         often="updates between evaluations",
     )
     batch_size: int | None = field(
-        None, "rows of an evaluation batch; None: as in training", rule=at_least(1)
+        None, "rows per evaluation batch; None: as in training", rule=at_least(1)
     )
     batches: int | None = field(
         None,
@@ -108,14 +108,14 @@ class EvaluationConfig:
     )
     metrics: tuple[str, ...] = field(
         (TASK_METRICS,),
-        "metrics of generated text, as exact_match,character_error_rate; task means the task's "
-        "own, such as seqio's metric_fns; empty: none",
+        "metrics of generated text, such as exact_match,character_error_rate; task stands for the "
+        "task's own metrics (seqio's metric_fns); empty: none",
         often="metrics of generated text",
     )
     supervised: str | None = field(
         None,
-        "T5 task, as glue_mrpc, whose postprocessing and metrics judge predictions on caches of "
-        "pairs; None: compare texts",
+        "T5 task, such as glue_mrpc, whose postprocessing and metrics judge predictions on caches "
+        "of pairs; None: compare texts",
         read_if=ON_CACHES,
     )
     examples: int | None = field(
@@ -202,9 +202,9 @@ class EvaluateFlags:
     task: str | None = field(None, "task to evaluate on, or task=rate,task=rate; None: the run's")
     task_module: str | None = field(None, "Python module that registers tasks and metrics")
     metrics: str | None = field(
-        None, "metrics of generated text, as exact_match,bleu; task: its own"
+        None, "metrics of generated text, such as exact_match,bleu; task: the task's own"
     )
-    supervised: str | None = field(None, "T5 task, as glue_mrpc, whose metrics judge predictions")
+    supervised: str | None = field(None, "T5 task, such as glue_mrpc, that judges predictions")
     examples: int | None = field(
         None,
         "maximum number of examples per task to generate text for; None: the run's",
@@ -214,16 +214,17 @@ class EvaluateFlags:
     cache_dir: str | None = field(None, "folder of the caches, if they have moved since training")
     batch_size: int | None = field(
         None,
-        "rows per batch, which change metrics only of models with Switch layers; None: the run's",
+        "rows per batch; only models with Switch layers have metrics that depend on it; None: the "
+        "run's",
         rule=at_least(1),
     )
     processes: ProcessesConfig = field(ProcessesConfig, SEVERAL_HOSTS)
 
 
 def check_watched(config: Any) -> None:
-    """Rejects watched metrics that are never evaluated, as far as is known without the data."""
+    """Rejects watched metrics that are never evaluated, where this is clear without the data."""
     evaluation = config.evaluation
-    # Metrics of tasks, user modules and probes are known once these are loaded.
+    # Metrics of tasks, user modules and probes are known only after these are loaded.
     others = config.reads_seqio or not METRICS.keys() >= {*evaluation.metrics} - {TASK_METRICS}
     others |= any((config.task_module, evaluation.probes, evaluation.supervised))
     known = BEST_METRICS + tuple(each for name in evaluation.metrics for each in values_of(name))

@@ -1,4 +1,4 @@
-"""Fields of nested frozen dataclasses by path: reads, replaces, parses and describes them."""
+"""Reads, replaces, parses and describes fields of nested frozen dataclasses by path."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from tasks.terminal.flags import Given, refusal
 
 
 class RejectedField(UserError):
-    """A configuration rejects the field at `path`; `rejected` is its value and the requirement."""
+    """A configuration rejects the field at `path`; `rejected` holds its value and the rule."""
 
     def __init__(self, path: str, rejected: Rejected):
         shown = "" if rejected.value is None else f"={as_flag(rejected.value)}"
@@ -22,7 +22,7 @@ class RejectedField(UserError):
 
 
 def leaves(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields (field path, value) of plain values, in nested dataclasses and tuples of them too."""
+    """Yields (field path, value) for plain values, also inside nested dataclasses and tuples."""
     if isinstance(config, tuple):
         parts = [(str(place), value) for place, value in enumerate(config)]
     else:
@@ -42,7 +42,7 @@ def replace(config: Any, path: str, value: Any) -> Any:
 
 
 def replace_all(config: Any, values: Mapping[str, Any]) -> Any:
-    """Returns a copy with the fields at all paths set, or raises UserError (`RejectedField`)."""
+    """Returns a copy with the fields at all paths set; raises a UserError for rejected values."""
     try:
         return _replaced(config, values, "")
     except ValueError as error:
@@ -90,7 +90,7 @@ def metadata(config: Any, path: str) -> Mapping[str, Any]:
 
 
 def override(config: Any, origins: dict[str, str], given: Given) -> Any:
-    """Returns `config` with the given flags, and records their origin."""
+    """Returns `config` with the given flags applied, and records their origin."""
     origins |= dict.fromkeys(given.values, "command line")
     try:
         return replace_all(config, given.values)
@@ -101,7 +101,7 @@ def override(config: Any, origins: dict[str, str], given: Given) -> Any:
 
 
 def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> str:
-    """Returns a line per field, "path = JSON  # origin"; with `words`, also a line of help."""
+    """Returns a line per field, "path = JSON  # origin"; with `words`, also its help."""
     rows = [(name, json.dumps(each), origins.get(name, "default")) for name, each in leaves(config)]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = []
@@ -114,10 +114,10 @@ def describe(config: Any, origins: Mapping[str, str], words: bool = False) -> st
 
 
 def from_dict(kind: type, value: Mapping[str, Any], source: str, path: str = "") -> Any:
-    """Inverse of dataclasses.asdict, tuples and nested dataclasses included.
+    """Inverts dataclasses.asdict, including tuples and nested dataclasses.
 
-    Accepts former names of fields; fields missing from `value` get their `unstored` value. Raises a
-    UserError, naming the file `source`, for unknown fields and rejected values.
+    Accepts former names of fields; fields missing from `value` get their `unstored` value. Unknown
+    fields and rejected values raise a UserError that names the file `source`.
     """
     hints = typing.get_type_hints(kind)
     value = dict(value)
@@ -132,7 +132,7 @@ def from_dict(kind: type, value: Mapping[str, Any], source: str, path: str = "")
     unknown = set(value) - set(hints)
     if unknown:
         names = ", ".join(path + name for name in sorted(unknown))
-        raise UserError(f"{source} has fields of another version: {names}")
+        raise UserError(f"{source} has fields from a different version: {names}")
     known = {}
     for name, item in value.items():
         if dataclasses.is_dataclass(hints[name]):
@@ -144,9 +144,9 @@ def from_dict(kind: type, value: Mapping[str, Any], source: str, path: str = "")
         return kind(**known)
     except Rejected as error:
         message = f"{path}{error.field} is {error.value!r}; it must be {error.rule}"
-        raise UserError(f"{source} is of another version: {message}") from error
+        raise UserError(f"{source} is from a different version: {message}") from error
     except ValueError as error:
-        raise UserError(f"{source} is of another version: {error}") from error
+        raise UserError(f"{source} is from a different version: {error}") from error
 
 
 def with_settings(value: Any, settings: Iterable[str], flag: str, name: str) -> Any:

@@ -40,7 +40,7 @@ def _presets() -> str:
 
 
 def _parts() -> str:
-    """Returns the parts that model fields name, with their options, defaults and help."""
+    """Returns the parts that model fields can name, with their options, defaults and help."""
     lines = []
     for slot, known in SLOTS.items():
         lines.append(f"--model.{slot}=NAME or NAME:OPTION=VALUE,OPTION=VALUE")
@@ -64,7 +64,7 @@ def _sizes(name: str) -> tuple[object, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFlags:
-    """Flags that configure a run: one for each of its fields, and recipes."""
+    """Flags that configure a run: one for each field of `Config`, and recipes."""
 
     run: Given = field(REQUIRED, "The run as a whole", flat=True, partial=Config)
     optimizer_preset: str | None = field(
@@ -76,7 +76,7 @@ class RunFlags:
     )
     print_config: str | None = field(
         None,
-        "print every field with its value and origin, then exit; words: with its help",
+        "print every field with its value and origin, then exit; words: also with its help",
         choices=("values", "words"),
         alone="values",
         often="print all fields with origins, and exit",
@@ -84,7 +84,7 @@ class RunFlags:
 
     @staticmethod
     def help_topics() -> dict[str, Callable[[], str]]:
-        """Returns name -> function of the further texts of --help=NAME."""
+        """Returns name -> function that makes the text of --help=NAME."""
         return {"presets": _presets, "parts": _parts}
 
     @staticmethod
@@ -127,7 +127,7 @@ class Gin:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GinRunFlags(RunFlags):
-    """Flags that configure a run, also by gin files."""
+    """Flags that configure a run, including gin files."""
 
     gin: Gin = field(
         Gin, "gin files of T5X and Mesh T5: read, never executed (docs/migrating_from_t5x.md)",
@@ -206,7 +206,7 @@ def _parsed(overrides: Sequence[str] | Given) -> Given:
 
 
 def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Config, dict[str, str]]:
-    """Returns (the configuration of a command, field path -> origin); reports gin files."""
+    """Returns (a command's configuration, field path -> origin); prints notes about gin files."""
     preset = flags.run.values.get("preset")
     gin = getattr(flags, "gin", Gin())
     others = getattr(flags, "others", ())
@@ -236,7 +236,7 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
 def model_of_run(source: str, own: str | None) -> ModelConfig:
     """Returns the model of one of our runs, given by its folder or a checkpoint.
 
-    For resuming, `own`, the folder of the run that starts from it, suffices.
+    On resuming, the record in `own`, the folder of the run that started from it, suffices.
     """
     folder = source.rstrip("/")
     for path in (folder, re.sub(r"/checkpoint_\d+$", "", folder), *([own] if own else ())):
@@ -248,22 +248,22 @@ def model_of_run(source: str, own: str | None) -> ModelConfig:
                     registry.load(module)
                 return fields.from_dict(ModelConfig, stored["config"]["model"], config)
     raise UserError(
-        f"--init_from={source} is no run of this trainer (it has no {CONFIG_FILE}): give its "
-        "--preset, or hf:DIR for a model of transformers"
+        f"--init_from={source} is not a run of this trainer (it has no {CONFIG_FILE}): pass its "
+        "--preset, or hf:DIR for a transformers model"
     )
 
 
-# Flags of T5X and Mesh T5 used beside gin files, and their replacements.
+# Flags that T5X and Mesh T5 take beside gin files -> what replaces them here.
 _FOREIGN = {
     "alsologtostderr": "messages go to stderr",
     "logtostderr": "messages go to stderr",
-    "gcp_project": "the machine that runs the command trains",
+    "gcp_project": "training runs on the machine of this command",
     "module_import": "nothing is imported; --task_module names a module with more tasks",
     "multiprocess_gpu": "see --processes.coordinator",
     "t5_tfds_data_dir": "the data are in a cache, --cache_dir",
     "tfds_data_dir": "the data are in a cache, --cache_dir",
-    "tpu": "the machine that runs the command trains",
-    "tpu_zone": "the machine that runs the command trains",
+    "tpu": "training runs on the machine of this command",
+    "tpu_zone": "training runs on the machine of this command",
 }
 _SWITCHES = ("alsologtostderr", "logtostderr", "multiprocess_gpu")
 

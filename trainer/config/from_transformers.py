@@ -1,4 +1,4 @@
-"""The model of a run that starts from a transformers folder, by its config.json."""
+"""Models of runs that start from a transformers folder, read from its config.json."""
 
 import dataclasses
 import importlib
@@ -37,7 +37,7 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
     """Returns `config` with the model of the folder named by --init_from, if any.
 
     Keeps fields set on the command line and fields that a folder does not determine; records
-    origins. A run that has begun no longer needs the folder: its own record has the model.
+    origins. A run that has begun no longer needs the folder: its record has the model.
     """
     source = config.init_from or ""
     if not source.startswith(PREFIX):
@@ -45,8 +45,8 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
     found = _model(source, config.model_dir)
     if found.architecture != config.model.architecture:
         raise UserError(
-            f"--init_from={source} is a {found.family} model, and --preset={config.preset} a "
-            f"{config.model.family} model: leave out --preset, which then follows from the folder"
+            f"--init_from={source} is a {found.family} model, but --preset={config.preset} is a "
+            f"{config.model.family} model: leave out --preset to use the folder's model"
         )
     taken = {
         f"model.{name}": value
@@ -58,7 +58,7 @@ def adopt_model(config: Config, origins: dict[str, str]) -> Config:
 
 
 def _model(source: str, model_dir: str) -> ModelConfig:
-    """Returns the model in a folder, or of the run in model_dir if it began from that folder."""
+    """Returns a folder's model, or the recorded one if the run in model_dir began from it."""
     path = files.join(model_dir, CONFIG_FILE)
     if model_dir and files.exists(path):
         stored = files.read_json(path).get("config", {})

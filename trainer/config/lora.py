@@ -1,4 +1,4 @@
-"""Settings of the trainable parameters: all, some by name, or only LoRA's. No JAX."""
+"""Settings for LoRA, and a check for regular expressions in fields. No JAX."""
 
 import dataclasses
 import re
@@ -36,7 +36,7 @@ class LoraConfig:
     rank: int | None = field(None, "rank of the additions; None: no LoRA", rule=at_least(1))
     alpha: float | None = field(
         None,
-        "factor alpha / rank of the additions; None: the rank",
+        "the additions are multiplied by alpha / rank; None: the rank",
         rule=above(0),
         read_if=_WITH_RANK,
     )

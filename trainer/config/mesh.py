@@ -17,8 +17,8 @@ _INNER = (("mlp", "tensor"), ("heads", "tensor"), ("joined_kv", "tensor"))
 # dimension of a tensor. Array axes without a rule are replicated.
 # Sources: T5X, `partitioning.standard_logical_axis_rules` ("model" is our "tensor",
 # parameter_partitioning_dims=2 our fsdp above 1); mu-transformer, "2D finalized" (Xu et al. 2021,
-# arXiv:2105.04663, section 5.1), like T5X's two 2s but with a replicated vocabulary. Experts lie
-# along the rows that they serve, as in Primer's Mesh TensorFlow.
+# arXiv:2105.04663, section 5.1), like T5X with both partitioning dims 2 but with a replicated
+# vocabulary. Experts share a mesh axis with batch rows, as in Primer's Mesh TensorFlow.
 RULES: Mapping[str, tuple[tuple[str, str | None], ...]] = {
     "standard": (("vocab", "tensor"), *_INNER, ("embed", "fsdp"), ("expert", "data")),
     "2d": (("vocab", None), *_INNER, ("embed", "tensor"), ("embed", "fsdp"), ("expert", "data")),
@@ -30,9 +30,9 @@ _SIZE = Rule("above 0, or -1", lambda value: value > 0 or value == -1)
 
 @dataclass(frozen=True)
 class MeshConfig(Checked):
-    """The devices of a run as a mesh of `data` times `fsdp` times `tensor`.
+    """A run's devices, arranged as a mesh of `data` times `fsdp` times `tensor`.
 
-    One size may be -1: all devices that the others leave.
+    One size may be -1: it takes all devices that the others leave.
     """
 
     data: int = field(
@@ -56,7 +56,7 @@ class MeshConfig(Checked):
     )
     rules: str = field(
         "standard",
-        "which mesh axes divide which dimensions; standard: as in T5X, 2d: tensor also divides the "
+        "which mesh axes divide which dimensions; standard: as in T5X; 2d: tensor also divides the "
         "embedding dimension, and nothing divides the vocabulary",
         choices=RULES,
     )
@@ -83,7 +83,7 @@ class MeshConfig(Checked):
             shape = " x ".join(f"{name} {size}" for name, size in sizes.items() if size != -1)
             raise UserError(
                 f"a mesh of {shape} takes {'a multiple of ' * (-1 in sizes.values())}{fixed} "
-                f"devices, and there are {devices}: set --mesh.data=-1 and the other sizes "
+                f"devices, but there are {devices}: set --mesh.data=-1 and the other sizes "
                 f"so that their product divides {devices}"
             )
         return sizes

@@ -20,7 +20,7 @@ from tasks.terminal.fields import (
 )
 from trainer.config.lora import check_pattern
 
-# Fields of all optimizers, and of all but adafactor.
+# Defaults of the fields that all optimizers have, and of those that all but adafactor have.
 _COMMON = {
     "weight_decay": 0.0,
     "weight_decay_rate_exponent": 1.0,
@@ -36,7 +36,7 @@ _OPTAX = {"multiply_by_parameter_scale": False}
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer: its code, and the values of unset fields.
+    """An optimizer's code and default field values.
 
     Attributes:
       code: "module:function", its `trainer.optim.optimizer.Direction`; imported lazily (no JAX).
@@ -56,10 +56,10 @@ class Optimizer:
 
 
 # One entry per optimizer; external code may add its own.
-# Sources of the defaults: adafactor T5X, `adafactor.py`, its learning rate and schedule
-# `configs/runs/pretrain.gin`; adamw and lion optax 0.2.8; adamw_rms nanoT5,
-# `copied_utils.AdamWScale`; muon's momentum and its Adam's betas Liu et al. 2025
-# (arXiv:2502.16982), the parameter scale measured (docs/LOG.md, 2026-11-21).
+# Sources of the defaults: T5X for adafactor (`adafactor.py`; learning rate and schedule:
+# `configs/runs/pretrain.gin`), optax 0.2.8 for adamw and lion, nanoT5's
+# `copied_utils.AdamWScale` for adamw_rms, Liu et al. 2025 (arXiv:2502.16982) for muon's momentum
+# and Adam's betas, and measurements for its parameter scale (docs/LOG.md, 2026-11-21).
 OPTIMIZERS: dict[str, Optimizer] = {
     "adafactor": Optimizer(
         "trainer.optim.adafactor:direction",
@@ -114,7 +114,7 @@ SCHEDULE_FACTORS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-# Fields that matter only if the switch is neither 0 nor False.
+# Switch -> fields that matter only if it is neither 0 nor False.
 _SWITCHES = {
     "weight_decay": ("weight_decay_rate_exponent", "no_weight_decay", "independent_weight_decay"),
     "multiply_by_parameter_scale": ("minimum_parameter_scale", "maximum_parameter_scale"),
@@ -142,11 +142,11 @@ class OptimizerConfig:
     )
     schedule: str | None = field(
         None,
-        "product of factors, as 'constant * linear_warmup * rsqrt_decay'; factors are "
+        "product of factors, such as 'constant * linear_warmup * rsqrt_decay'; factors are "
         f"{', '.join(SCHEDULE_FACTORS)}; None: for adafactor T5X's 'constant * rsqrt_decay', which "
-        "is flat at learning_rate / sqrt(warmup_steps) and then falls, for others 'constant * "
+        "is flat at learning_rate / sqrt(warmup_steps) and then falls; for others 'constant * "
         "linear_warmup * rsqrt_normalized_decay', which peaks at learning_rate",
-        often="factors, as 'constant * linear_warmup'",
+        often="factors, such as 'constant * linear_warmup'",
     )
     warmup_steps: int = field(
         10_000, "warm-up updates; 1 or more", rule=at_least(1), often="warm-up updates"
@@ -163,7 +163,7 @@ class OptimizerConfig:
         None, "updates between drops of decay_every; 1 or more", rule=at_least(1)
     )
     steps_per_cycle: int | None = field(
-        None, "updates of cosine_decay's half cosine; 1 or more", rule=at_least(1)
+        None, "updates in cosine_decay's half cosine; 1 or more", rule=at_least(1)
     )
     decay_steps: int | None = field(
         None, "updates of polynomial_decay after the warm-up; 1 or more", rule=at_least(1)
@@ -208,7 +208,7 @@ class OptimizerConfig:
     )
     weight_decay_rate_exponent: float | None = field(
         None,
-        "exponent of the learning rate in weight decay; 1 as in AdamW of optax and PyTorch, 0 as "
+        "exponent of the learning rate in weight decay: 1 as in AdamW of optax and PyTorch; 0 as "
         "in T5X's weight_decay_rate",
         rule=at_least(0),
     )
@@ -219,9 +219,9 @@ class OptimizerConfig:
     )
     no_weight_decay: tuple[str, ...] | None = field(
         None,
-        "regular expressions for paths, as decoder/decoder_norm/scale, of tensors that do not "
+        "regular expressions for paths, such as decoder/decoder_norm/scale, of tensors that do not "
         "decay; None: biases, norm scales, embedding and position tables, taps of Primer's "
-        "convolutions and learned logits, but for adafactor no tensors, as in T5X",
+        "convolutions and learned logits; for adafactor, as in T5X, no tensors",
     )
     multiply_by_parameter_scale: bool | None = field(
         None, "multiply each tensor's update by the tensor's root mean square"
@@ -291,7 +291,7 @@ class OptimizerConfig:
                 factor in SCHEDULE_FACTORS,
                 "OptimizerConfig.schedule",
                 self.schedule,
-                f"factors joined by '*', and {factor!r} is none; a factor is "
+                f"factors joined by '*', but {factor!r} is not one; a factor is "
                 f"{one_of(SCHEDULE_FACTORS)}",
             )
         for name in (name for factor in self.factors for name in SCHEDULE_FACTORS[factor]):
@@ -308,7 +308,7 @@ class OptimizerConfig:
         """Returns field -> reason, for fields that neither optimizer nor schedule reads."""
         found: dict[str, str] = {}
         if not set(self.factors) <= SCHEDULE_FACTORS.keys():
-            return found  # refused by itself
+            return found  # refused elsewhere
         optimizers = [each.defaults for each in OPTIMIZERS.values()]
         used = [SCHEDULE_FACTORS[name] for name in self.factors]
         for tables, read, reader in (
@@ -342,8 +342,8 @@ class OptimizerConfig:
 
 
 # Source: nanoT5, `configs/default.yaml` and `utils/model_utils.py`: T5 1.1 base, 2^16 steps of 128
-# rows, 1.953 nats on held-out C4, with its Adafactor 1.995 (README). `steps_per_cycle` is the
-# number of updates less the warm-up: set both for a run of another length.
+# rows, 1.953 nats on held-out C4 (1.995 with its Adafactor; README). `steps_per_cycle` is the
+# number of updates minus the warm-up: set both for a run of a different length.
 # Differences: AdamWScale adds its epsilon before the bias correction, optax after it.
 _NANOT5 = OptimizerConfig(
     name="adamw_rms",
@@ -366,8 +366,8 @@ OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = {
     "primer": OptimizerConfig(schedule="rsqrt_no_ramp_down"),
 }
 
-# The loss of a preset, if not the default. nanoT5 clips the gradient of the mean loss; the summed
-# loss's would be clipped at every update. Mesh TensorFlow divides by all positions.
+# Presets' losses that differ from the default. nanoT5 clips the gradient of the mean loss; that
+# of a summed loss would be clipped at every update. Mesh TensorFlow divides by all positions.
 _LOSS_OF_PRESETS = {
     "nanot5": {"loss.normalizer": "num_real_target_tokens"},
     "primer": {"loss.normalizer": "num_total_target_tokens"},

@@ -91,7 +91,7 @@ _MT5 = {
     for size, config in _T5_1_1.items()
     if size not in ("tiny", "mini")
 }
-# Decoder-only models of T5 1.1's sizes, as in T5X's `examples/decoder_only/models/*.gin`; 1b has
+# Decoder-only models with T5 1.1's sizes, as in T5X's `examples/decoder_only/models/*.gin`; 1b has
 # xl's widths.
 _LM = {
     "1b" if size == "xl" else size: replace(_T5_1_1[size], family="lm", num_encoder_layers=0)
@@ -122,12 +122,12 @@ _LLAMA3 = {
         ("8b", (4096, 32, 128, 14_336, 32), 8, False),
     )
 }
-# Source: the Gemma team 2024 (arXiv:2403.08295), table 1; mlp_dim is half of what it counts.
+# Source: the Gemma team 2024 (arXiv:2403.08295), table 1; mlp_dim is half of its number.
 _GEMMA = {
     "2b": replace(_model("gemma", 256_000, 2048, 8, 256, 16_384, 18), num_kv_heads=1),
     "7b": _model("gemma", 256_000, 3072, 16, 256, 24_576, 28),
 }
-# Source: Radford et al. 2019, table 2, with dropout of the released code.
+# Source: Radford et al. 2019, table 2, with the released code's dropout.
 _GPT2 = {
     size: replace(_model("gpt2", 50_257, *sizes, 0.1), max_positions=1024)
     for size, sizes in (
@@ -137,7 +137,7 @@ _GPT2 = {
         ("xl", (1600, 25, 64, 6400, 48)),
     )
 }
-# Source: Zhu et al. 2025 (arXiv:2503.10622), section 5: Llama with dynamic tanh for norms.
+# Source: Zhu et al. 2025 (arXiv:2503.10622), section 5: Llama with dynamic tanh in place of norms.
 _LLAMA |= {
     f"{size}_dynamic_tanh": replace(_LLAMA[size], norm="dynamic_tanh") for size in ("tiny", "7b")
 }
@@ -183,15 +183,15 @@ _BERT_EXPERIMENTS |= {
         )
         for position in ("relative", "rotary")
     },
-    # Its example of DeepSpeed's sparse attention: a window of one block, one global and one random
-    # block of 16 tokens, drawn for each head.
+    # Its example of DeepSpeed's sparse attention: a window of one block, one global block and one
+    # random block, drawn for each head; blocks have 16 tokens.
     "base_bigbird": replace(
         _BERT["base"],
         attention_pattern="bigbird:block=16,window=1,global_blocks=1,random_blocks=1,per_head=true",
     ),
 }
 
-# T5 1.1 with Primer-EZ's two changes. The mlp's single kernel is as wide as gated GELU's two.
+# T5 1.1 with Primer-EZ's two changes. The MLP is 3/2 as wide, for as many parameters as if gated.
 _T5_1_1_PRIMER_EZ = {
     f"{size}_primer_ez": replace(
         _T5_1_1[size],
@@ -202,8 +202,8 @@ _T5_1_1_PRIMER_EZ = {
     for size in ("tiny", "mini", "small", "base")
 }
 # Source: Lingle 2024 (arXiv:2404.05728), section 3.1 and table 1: decoders by width, with T5's
-# tokenizer and its sentinels. At the base width the first logits of the models of other families
-# are as large as in the standard parametrisation.
+# tokenizer and its sentinels. At the base width, initial logits of models from other families are
+# as large as in the standard parametrisation.
 _MUP_WIDTH = 128
 _MUP = {
     f"dm{width}": replace(
@@ -246,7 +246,7 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = {
 
 
 def model_preset(name: str) -> ModelConfig:
-    """Returns the model called `name`; the UserError for an unknown one suggests the nearest."""
+    """Returns the model called `name`; the UserError for an unknown name suggests the nearest."""
     if name not in MODEL_PRESETS:
         meant = _of_the_hub(name)
         hint = f" (did you mean {meant}?)" if meant else nearest(name, MODEL_PRESETS)

@@ -1,4 +1,4 @@
-"""Settings by which a run's processes find one another. Plain data, no JAX."""
+"""Settings with which a run's processes find one another. Plain data, no JAX."""
 
 import dataclasses
 import re
@@ -15,7 +15,7 @@ _COORDINATOR = Rule(
 
 @dataclasses.dataclass(frozen=True)
 class ProcessesConfig:
-    """Settings by which a run's processes find one another."""
+    """Settings with which a run's processes find one another."""
 
     coordinator: str | None = field(
         None,
@@ -41,7 +41,7 @@ class ProcessesConfig:
         check(self)
         named = self.coordinator not in (None, AUTO)
         rule = (
-            f"{'set' if named else 'unset'} where coordinator is {self.coordinator!r}; it goes "
+            f"{'set' if named else 'unset'} if coordinator is {self.coordinator!r}; it goes "
             "with a coordinator HOST:PORT"
         )
         for name in ("count", "index"):

@@ -12,13 +12,13 @@ from trainer.config.unused_fields import unread_fields
 
 # Values of `changes` that a resumed run accepts: parameters of earlier steps are unaffected.
 # `on_nan` and `spike_factor` may change so that a stopped run can be resumed; skipped updates stay
-# skipped. Another mesh, attention, choice of deterministic kernels or, except for `_parts_matter`,
+# skipped. A different mesh, attention, choice of deterministic kernels or (see `_parts_matter`)
 # number of microbatches changes only the order of summation.
 _HARMLESS = ("later", "later_batches", "rounding", "nothing")
 
 
 def changes(path: str) -> Changes:
-    """Returns what another value of the field at `path` changes."""
+    """Returns what a different value of the field at `path` changes."""
     found: Changes = "results"
     kind: Any = Config
     for name in path.split("."):
@@ -35,7 +35,7 @@ def _parts_matter(config: Config) -> str:
     if config.model.dropout_rate > 0:
         return "each part of the batch draws its own dropout"
     if config.loss.normalize_over == "microbatch" and config.loss.normalizer != "sum":
-        return "each part of the batch is normalized by itself (loss.normalize_over)"
+        return "each part of the batch is normalized separately (loss.normalize_over)"
     if config.model.num_experts > 0:
         return "tokens are routed to experts within a part of the batch"
     return ""

@@ -1,4 +1,4 @@
-"""A run's configuration, and its file. No heavy import: --help reads this."""
+"""A run's configuration and its file. Imports nothing heavy, because --help imports this."""
 
 import dataclasses
 import re
@@ -86,7 +86,7 @@ class LossConfig(Checked):
         choices=_NORMALIZED,
         read_if=ReadIf(
             lambda config: config.loss.normalizer != "sum" and config.is_divided,
-            "without --microbatches and a --loss.normalizer other than sum",
+            "unless --microbatches is set and --loss.normalizer is not sum",
             whole=True,
         ),
     )
@@ -114,7 +114,7 @@ class MetricsConfig(Checked):
     norms_every_steps: int = field(
         0,
         "updates between lines of norms: root mean squares of parameters, gradients and updates "
-        "by layer, like T5X's weight_rms; each line takes as long as an update; 0: never",
+        "by layer, like T5X's weight_rms; a line takes as long as an update; 0: never",
         rule=at_least(0),
     )
     tensorboard: bool = field(True, "also write TensorBoard files")
@@ -126,13 +126,13 @@ class MetricsConfig(Checked):
 
 
 _PROFILED = Rule(
-    "the first and last update to trace, as 10:20", lambda value: bool(_updates(value))
+    "the first and last update to trace, such as 10:20", lambda value: bool(_updates(value))
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A run.
+    """A run's configuration.
 
     As in Mesh TensorFlow, `tokens_per_batch` and `tokens_per_microbatch_per_replica` count
     positions of the longer feature; `prepare` derives `batch_size` and `microbatches` from them.
@@ -147,17 +147,17 @@ class Config:
     model: ModelConfig = field(REQUIRED, "The model")
     task: str = field(
         "",
-        "task or mixture to train on, tasks with rates as a=0.7,b=0.3, or seqio:NAME for a task or "
-        "mixture of seqio's registry",
+        "task or mixture to train on, tasks with rates (a=0.7,b=0.3), or seqio:NAME for a task or "
+        "mixture in seqio's registry",
         changes="batches",
-        often="task, mixture, or rates as a=0.7,b=0.3",
+        often="task, mixture, or rates (a=0.7,b=0.3)",
     )
     task_module: str | None = field(
         None, "Python module that defines more tasks in a tuple TASKS", changes="nothing"
     )
     objective: tuple[str, ...] = field(
         (),
-        "settings of the task's objective, as mask.noise_density=0.5,mask.mean_noise_span_length=8",
+        "settings of the task's objective: mask.noise_density=0.5,mask.mean_noise_span_length=8",
         changes="batches",
         read_if=ON_CACHES,
     )
@@ -233,13 +233,13 @@ class Config:
     )
     trainable: str | None = field(
         None,
-        "train only parameters whose path, as decoder/layers_0/mlp/wo/kernel, contains a match of "
+        "train only parameters whose path (decoder/layers_0/mlp/wo/kernel) contains a match of "
         "this regular expression; None: all, or only LoRA's with lora.rank",
     )
     on_nan: str = field(
         "stop",
         "what to do about an update whose loss or gradients are not finite, or whose loss exceeds "
-        "spike_factor; stop saves the state before it and ends the run, skip skips and counts it",
+        "spike_factor: stop saves the state before it and ends the run; skip skips and counts it",
         choices=_ON_NAN,
         changes="later",
     )
@@ -252,13 +252,13 @@ class Config:
     spike_factor: float | None = field(
         None,
         "treat a loss as not finite if it exceeds this many times the mean of about the last "
-        "hundred; above 1",
+        "hundred losses; above 1",
         rule=above(1),
         changes="later",
     )
     profile_steps: str | None = field(
         None,
-        "first and last update to trace into model_dir/profile, counting from 1, as 10:20",
+        "first and last update to trace into model_dir/profile, counted from 1, such as 10:20",
         rule=_PROFILED,
         changes="nothing",
     )
@@ -266,7 +266,7 @@ class Config:
     mixing: MixingConfig = field(
         MixingConfig, "Rates of a mixture's tasks", changes="batches", read_if=ON_CACHES
     )
-    data: DataConfig = field(DataConfig, "Reading of the cache")
+    data: DataConfig = field(DataConfig, "Reading the cache")
     vocabulary: VocabularyConfig = field(
         VocabularyConfig, "The vocabulary that tasks and caches must have", changes="nothing"
     )
@@ -341,7 +341,7 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
     path = files.join(model_dir, CONFIG_FILE)
     if not files.exists(path):
         raise UserError(
-            f"{model_dir} holds no run (there is no {CONFIG_FILE}): train one with trainer.pretrain"
+            f"{model_dir} holds no run (it has no {CONFIG_FILE}): train one with trainer.pretrain"
         )
     value = files.read_json(path)
     if not (isinstance(value, dict) and isinstance(value.get("config"), dict)):

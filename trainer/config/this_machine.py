@@ -1,4 +1,4 @@
-"""A trained run's configuration for one process on this machine."""
+"""Adapts a trained run's configuration to one process on this machine."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from trainer.config.run import Config
 def on_this_machine(config: Config) -> Config:
     """Returns a run's configuration for this process alone.
 
-    Keeps the run's mesh if the local devices can form it, and cuDNN's attention on GPUs.
+    Keeps the run's mesh if the local devices can form it, and keeps cuDNN's attention on GPUs.
     """
     import jax
 

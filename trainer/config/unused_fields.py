@@ -1,4 +1,4 @@
-"""Rejects typed fields that have no effect; stored ones, presets and gin files may set them."""
+"""Rejects fields without effect on the command line; records, presets and gin may set them."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -29,7 +29,7 @@ def _unread(part: Any, config: Config, path: str) -> Iterator[tuple[str, str]]:
 
 
 def refuse_unread(config: Config, origins: Mapping[str, str]) -> None:
-    """Raises a UserError for unread fields set on the command line to other than the default."""
+    """Raises a UserError for unread fields that the command line changes from the default."""
     values = dict(fields.leaves(config))
     defaults = dict(fields.leaves(Config(config.preset, config.model)))
     defaults |= {f"model.{each.name}": each.default for each in dataclasses.fields(ModelConfig)}

@@ -1,7 +1,7 @@
 """Checksums of arrays, computed in place: on devices, or on the host with NumPy.
 
 A checksum is exact integer arithmetic on an array's bits, independent of the mesh, the number of
-processes and the summation order. A change of one element always changes it; other damage is missed
+processes and the summation order. Changing one element always changes it; other damage is missed
 with a probability of about 2**-64. It guards against accidents, not forgery.
 """
 
@@ -64,12 +64,12 @@ def of_parts(dtype: Any, shape: tuple[int, ...], parts: Iterable[np.ndarray]) ->
 
 
 def kind(checksum: str) -> str:
-    """Returns the dtype and shape at the beginning of a checksum, as in "float32[8,16]"."""
+    """Returns the dtype and shape at the beginning of a checksum, such as "float32[8,16]"."""
     return checksum.partition(":")[0]
 
 
 def kind_of(leaf: Any) -> str:
-    """Returns dtype and shape of an array, abstract or not, as in `kind`."""
+    """Returns the dtype and shape of an array, abstract or not, in the format of `kind`."""
     if _is_key(leaf):
         leaf = jax.eval_shape(jax.random.key_data, leaf)
     return f"{np.dtype(leaf.dtype).name}[{','.join(map(str, leaf.shape))}]"
@@ -84,7 +84,7 @@ def _text(dtype: Any, shape: tuple[int, ...], first: int, second: int) -> str:
 
 
 def _mixed(words: Any, places: Any, uint32: Any) -> Any:
-    """Returns a hash of each word and its place: a bijection of the words at every place."""
+    """Returns a hash of each word and its place: for every place, a bijection of the words."""
     h = words ^ (places * uint32(_SPREAD))
     h = (h ^ (h >> uint32(16))) * uint32(_MIX_1)
     h = (h ^ (h >> uint32(13))) * uint32(_MIX_2)
@@ -106,7 +106,7 @@ def _device_sums(array: jax.Array) -> tuple[jax.Array, jax.Array]:
         array = array.astype(jnp.uint8)
     size = array.dtype.itemsize
     words = jax.lax.bitcast_convert_type(array, _host_type(size)).astype(jnp.uint32)
-    # Places are computed by dimension: a reshape would gather a sharded array.
+    # Compute places dimension by dimension: a reshape would gather a sharded array.
     places = jnp.zeros(words.shape, jnp.uint32)
     for axis in range(words.ndim):
         stride = math.prod(words.shape[axis + 1 :]) % 2**32
@@ -114,7 +114,7 @@ def _device_sums(array: jax.Array) -> tuple[jax.Array, jax.Array]:
         places = places + along * jnp.uint32(stride)
     mixed = _mixed(words, places, jnp.uint32)
     weights = (places << jnp.uint32(1)) | jnp.uint32(1)
-    # Both sums in one pass, first over rows: on CPUs 20 times as fast as two `jnp.sum`.
+    # Compute both sums in one pass, first over rows: on CPUs, 20 times as fast as two `jnp.sum`.
     pair = (mixed, mixed * weights)
     for axes in (tuple(range(1, words.ndim)), (0,) * bool(words.ndim)):
         pair = jax.lax.reduce(pair, (jnp.uint32(0), jnp.uint32(0)), _add_pairs, axes)

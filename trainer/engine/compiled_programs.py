@@ -1,4 +1,4 @@
-"""The cache of compiled programs, with which a resumed run trains within seconds."""
+"""The cache of compiled programs, which lets a resumed run train within seconds."""
 
 import importlib.util
 import os
@@ -8,7 +8,7 @@ import zlib
 
 import jax
 
-_ZSTD = b"\x28\xb5\x2f\xfd"  # how a frame of zstandard begins (RFC 8878, 3.1.1)
+_ZSTD = b"\x28\xb5\x2f\xfd"  # the first bytes of a zstandard frame (RFC 8878, 3.1.1)
 _CHECKED = ".checked"
 
 
@@ -25,7 +25,7 @@ def enable() -> None:
 def remove_damaged(folder: pathlib.Path) -> None:
     """Removes partly written programs (killed process, full disk).
 
-    JAX warns of them at every start. Only files written since the last check are read.
+    JAX warns about them at every start. Only files written since the last check are read.
     """
     marker, now = folder / _CHECKED, time.time()
     try:

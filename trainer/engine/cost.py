@@ -20,11 +20,11 @@ def parameter_count(config: ModelConfig) -> int:
 def flops_per_step(
     config: ModelConfig, batch_size: int, encoder_length: int, decoder_length: int
 ) -> int:
-    """Returns the floating-point operations of a training step on all devices together.
+    """Returns the number of floating-point operations in a training step, over all devices.
 
     Counts 2 operations forward and 4 backward for each kernel element and position, and 4 (12 with
-    the backward pass) for each query, key and attention channel, whether masked or padded.
-    Attention with a pattern counts the pairs in visited blocks, under a causal mask without blocks
+    the backward pass) for each query, key and attention channel, even if masked or padded. For
+    attention with a pattern, counts the pairs in visited blocks: under a causal mask, no blocks
     after the query's. Counts only the expert that a token goes through, not unused capacity, and
     only the positions left in a layer. Excludes embedding look-ups, norms, softmax and the
     optimizer, and ignores the length of a stack that the model lacks. Utilisation is this number
@@ -85,7 +85,7 @@ def _reads_memory(layer: LayerSpec) -> bool:
 
 
 def _lengths_left(stack: StackSpec, length: int) -> list[int]:
-    """Returns the row lengths before each layer, and after the last."""
+    """Returns the row length before each layer and after the last."""
     lengths = [length]
     for layer in stack.layers:
         for hook in layer.hooks:
@@ -95,7 +95,7 @@ def _lengths_left(stack: StackSpec, length: int) -> list[int]:
 
 
 def self_pairs(mixer: Mixer, mask: AnyMask, length: int) -> float:
-    """Returns the query-key pairs per row that self-attention computes, averaged over heads."""
+    """Returns how many query-key pairs self-attention computes per row, averaged over heads."""
     pattern = getattr(mixer, "pattern", None)
     if pattern is None or pattern.block >= length:
         return length**2

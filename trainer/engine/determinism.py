@@ -1,4 +1,4 @@
-"""Equal bits from equal runs: XLA's flag on GPUs, and the guarantee on each platform."""
+"""Bitwise reproducibility: XLA's flag for GPUs, and the guarantee on each platform."""
 
 import contextlib
 import os
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
-# Excludes kernels whose results vary between runs (scatter by atomics, some GEMMs and fused
+# Excludes kernels whose results vary between runs (scatters with atomics, some GEMMs and fused
 # attentions) and chooses kernels without timing them, since the fastest may differ next time.
 # Source: openxla/xla, `docs/determinism.md` and `GetConfigAssignerOptions`.
 GPU_FLAG = "--xla_gpu_deterministic_ops"
-# Both make a program deterministic. If the user's XLA_FLAGS have one, nothing is added.
+# Both make a program deterministic. If the user's XLA_FLAGS contain either, nothing is added.
 _GPU_FLAGS = (GPU_FLAG, "--xla_gpu_exclude_nondeterministic_ops")
-# Platforms in JAX_PLATFORMS and parts of the names of JAX's plugins.
+# GPU platforms in JAX_PLATFORMS, and substrings of the names of JAX's GPU plugins.
 _GPUS = ("gpu", "cuda", "rocm")
 
 
@@ -36,7 +36,7 @@ def xla_flags(environment: Mapping[str, str], plugins: Iterable[str], determinis
 
 
 def promise() -> str:
-    """Returns when a resumed run equals an uninterrupted one, for the line at the start."""
+    """Returns how closely a resumed run repeats an uninterrupted one, for the startup line."""
     return said(hardware())
 
 
@@ -50,7 +50,7 @@ def said(found: Mapping[str, Any]) -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """Returns what a run's bits depend on besides its configuration and software."""
+    """Returns the hardware facts on which a run's exact results depend."""
     import jax
 
     device = jax.devices()[0]

@@ -23,7 +23,7 @@ from trainer.engine.sharding import put_batch
 # Metrics of the evaluation step that are reported as means under their own names.
 _REPORTED_AS_MEANS = ("order_", "sequence_accuracy", "auxiliary_loss", "dropped_tokens")
 
-# All metrics of an `Evaluator`; metrics of text and probes have other names.
+# All metrics of an `Evaluator`; text metrics and probe metrics have different names.
 TOKEN_METRICS = frozenset(
     {
         *("loss", "perplexity", "accuracy", "unigram_entropy", "bits_per_byte", "word_perplexity"),
@@ -47,7 +47,7 @@ def _mean(results: list[dict[str, float]]) -> dict[str, float]:
 
 
 class Evaluator:
-    """Runs the evaluation step over a split: every row, or `evaluation.batches` of each task."""
+    """Runs the evaluation step on a whole split, or on `evaluation.batches` batches per task."""
 
     def __init__(self, run: Run, split: str, evaluation_step: Callable, mesh: Mesh):
         self._split, self._step, self._mesh = split, evaluation_step, mesh
@@ -86,7 +86,7 @@ class Evaluator:
         Language models: `bits_per_byte`, the cost of coding the split's documents per UTF-8 byte,
         and `word_perplexity`, exp of that cost in nats per whitespace-separated word. The EOS after
         windows or documents is coded too, but has no bytes. A prefix LM's bytes are estimated as
-        its predicted fraction of the split's bytes. Unknown tokens are coded as such.
+        the split's bytes times the fraction predicted. Unknown tokens are coded as such.
         """
         by_task: dict[str, _Sums] = {}
         for rows in self._sets:
@@ -127,8 +127,8 @@ class Evaluator:
 class _Text:
     """The text behind a task's targets, for tasks whose targets are corpus tokens.
 
-    `bytes_per_token` is the split's mean UTF-8 bytes; `eos` is True if every window's targets end
-    with an EOS that is not in the corpus.
+    `bytes_per_token` is the split's mean, in UTF-8 bytes; `eos` is True if each window's targets
+    end with an EOS that is not in the corpus.
     """
 
     bytes_per_token: float
@@ -136,7 +136,7 @@ class _Text:
     words: WordCounter
 
     def bytes_of(self, sums: _Sums) -> float:
-        """Returns the UTF-8 bytes of text that the targets in `sums` code."""
+        """Returns how many UTF-8 bytes of text the targets in `sums` code."""
         return (sums.tokens - self.eos * sums.rows) * self.bytes_per_token
 
 
@@ -164,9 +164,9 @@ def _sum_if_known(one: Any, other: Any) -> Any:
 class _Sums:
     """Sums over rows of metrics and target tokens.
 
-    `counts`, int64 [V], are frequencies of ids as targets; `rows` have targets, and `positions`,
-    padding included; `text_bytes` and `word_count` are of the text that the targets code, or None;
-    `longest` is the most targets of a row; `metrics` are (sum, weight) by name.
+    `counts`, int64 [V], are frequencies of ids as targets; `rows` counts rows with targets, and
+    `positions` their positions with padding; `text_bytes` and `word_count` describe the coded text
+    (None: unknown); `longest` is the most targets in a row; `metrics` are (sum, weight) by name.
     """
 
     counts: np.ndarray

@@ -14,7 +14,7 @@ from trainer.model.paths import path_name
 # Values of `Guard.cause` that are not a gradient's index.
 NONE, SPIKE = -1, -2
 
-# Approximate number of updates in the running mean of the loss. Until it has that many, no loss
+# Approximate number of updates in the running mean of the loss. Before this many updates, no loss
 # counts as a spike.
 _MEMORY = 100
 
@@ -42,7 +42,7 @@ class Guard:
 
 
 def new_guard() -> Guard:
-    """Returns the guard of a run without updates."""
+    """Returns the guard of a run before its first update."""
     return Guard(jnp.int32(NONE), jnp.int32(0), jnp.float32(0), jnp.int32(0))
 
 
@@ -83,7 +83,7 @@ def checked(
 
 
 def explain(guard: Guard, params: Any, factor: float | None, learned: Any = None) -> str:
-    """Returns why the next update of `params` was rejected, as in "gradients/… is not finite"."""
+    """Returns why the next update of `params` was rejected, such as "gradients/… is not finite"."""
     name = leaf_name(params, int(jax.jit(first_nonfinite)(params)))
     if name:
         return f"parameters/{name} was not finite before it"
@@ -109,6 +109,6 @@ def first_nonfinite(tree: Any) -> jax.Array:
 
 
 def leaf_name(tree: Any, index: int) -> str | None:
-    """Returns the path of leaf `index`, as in "decoder/decoder_norm/scale"; None for -1."""
+    """Returns the path of leaf `index`, such as "decoder/decoder_norm/scale"; None for -1."""
     paths = jax.tree_util.tree_leaves_with_path(tree)
     return path_name(paths[index][0]) if index >= 0 else None

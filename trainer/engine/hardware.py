@@ -10,7 +10,7 @@ from tasks.terminal.command_line import UserError
 
 # Patterns of JAX's `device_kind` -> dense bfloat16 operations per second of one device, with
 # float32 accumulation; the first match counts. A v2 or v3 device is one of a chip's two cores.
-# Sources: NVIDIA's data sheets of V100, A100, L4, L40S, H100, H200 and B200 (half of the figures
+# Sources: NVIDIA's data sheets for V100, A100, L4, L40S, H100, H200 and B200 (half the figures
 # with sparsity); cloud.google.com/tpu/docs, system architecture.
 _PEAK_FLOPS = (
     (r"TPU v2", 23e12),
@@ -37,7 +37,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def peak_memory() -> dict[str, int]:
-    """Returns the peak bytes of this process on the host and, if counted, on the fullest device."""
+    """Returns this process's peak bytes on the host and, if counted, on the fullest device."""
     import jax
 
     counted = [device.memory_stats() or {} for device in jax.local_devices()]

@@ -1,9 +1,9 @@
-"""Statistics of logits for the loss, in one pass, as a Pallas kernel for TPUs.
+"""Statistics of logits for the loss, computed in one pass by a Pallas kernel for TPUs.
 
 XLA finds a row's maximum and sums its exponentials in two passes over [B, L, V]. The kernel keeps
 whole rows in the core's own memory, so it reads logits once.
 
-Dimensions: B batch, L length, V vocabulary; l rows of a block.
+Dimensions: B batch, L length, V vocabulary; l rows in a block.
 """
 
 from functools import partial
@@ -17,16 +17,16 @@ from jax.experimental.pallas import tpu as pltpu
 
 from trainer.model.device import LANES
 
-# Rows of a float32 register.
+# Rows in a float32 register.
 _SUBLANES = 8
-# Rows of a block: enough to pipeline the additions of one column of registers.
+# Maximum number of rows in a block: enough to pipeline the additions of one column of registers.
 _MOST_ROWS = 64
 # Columns of registers per loop iteration.
 _UNROLLED = 8
 
 
 class Statistics(NamedTuple):
-    """Statistics of rows of logits, float32 [B, L] each.
+    """Statistics of each row of logits; all are float32 [B, L].
 
     `log_z` is log(sum(exp(logits))); `rival` is the highest logit except the target's.
     """
@@ -56,7 +56,7 @@ def statistics(
 ) -> Statistics:
     """Returns the statistics of float32 logits.
 
-    `rows` is from `rows_of_block`; `memory` is the core memory in bytes that the kernel may use;
+    `rows` comes from `rows_of_block`; `memory` is the core memory in bytes that the kernel may use;
     `interpret` runs the kernel without a TPU, for tests.
     """
     batch, length, vocab_size = logits_BLV.shape

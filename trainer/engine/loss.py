@@ -23,8 +23,8 @@ from trainer.model.transformer import Batch, Encoder, Predictions, RoutedLogits,
 class Scale(NamedTuple):
     """Parameter-independent divisors of sums over a batch.
 
-    `divisor` is the normaliser's; `weight`, the sum of token weights, serves auxiliary losses only;
-    `rows`, the number of rows with tokens, serves the sentence-order loss only.
+    `divisor` is the normaliser's; `weight`, the sum of token weights, is only for auxiliary losses;
+    `rows`, the number of rows with tokens, is only for the sentence-order loss.
     """
 
     divisor: jax.Array | float
@@ -60,7 +60,7 @@ def scale_of(batch: Batch, side: str, config: LossConfig) -> Scale:
 def decoder_loss(
     logits_BLV: jax.Array, batch: Batch, config: LossConfig, scale: Scale | None = None
 ) -> tuple[jax.Array, Metrics]:
-    """Returns `loss_and_metrics` of the decoder; without `scale`, uses the batch's own."""
+    """Returns `loss_and_metrics` of the decoder; `scale` defaults to the batch's own."""
     scale = scale or scale_of(batch, "decoder", config)
     return _side_loss(logits_BLV, batch, "decoder", config, scale)
 
@@ -74,7 +74,7 @@ def routed_loss(
     token loss, c times the auxiliary loss is added. Metrics: `auxiliary_loss`, the mean over
     batches or microbatches, and `dropped_tokens`, the fraction of tokens whose expert was full.
 
-    Source: Mesh TensorFlow, `moe.py`, with c of "num_total_target_tokens".
+    Source: Mesh TensorFlow, `moe.py`, with the c of "num_total_target_tokens".
     """
     own = scale_of(batch, "decoder", config)
     scale, routing = scale or own, output.routing
@@ -174,8 +174,8 @@ def loss_and_metrics(
     Metrics are weighted by `weights_BL` and independent of the normaliser: `loss` (cross entropy in
     nats, without z-loss), `z_loss`, and `accuracy` (the fraction of targets with the strictly
     highest logit). Logits of any float dtype are converted to float32. `segment_ids_BL` numbers
-    each position's sequence in its row, 0 for none; by default, a row is one sequence. For part of
-    a batch, pass the whole batch's `divisor`.
+    each position's sequence in its row, 0 for none; by default, each row is one sequence. For part
+    of a batch, pass the whole batch's `divisor`.
 
     Source: google-research/t5x, `losses.py`.
     Differences: the `loss` metric uses unsmoothed targets, so that runs with and without label
@@ -244,17 +244,17 @@ def _sum_over_segment(weights_BL: jax.Array, segment_ids_BL: jax.Array) -> jax.A
 def _summarise(
     logits_BLV: jax.Array, targets_BL: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Returns log(sum(exp(logits))), the target's logit, the logit sum, and if the target wins.
+    """Returns log(sum(exp(logits))), target logit, logit sum, and whether the target wins.
 
-    float32 [B, L], the last bool. The hand-written gradient keeps only logits and log Z from the
-    forward pass; automatic differentiation would keep a second [B, L, V] array.
+    All are [B, L] and float32, but the last is bool. The hand-written gradient keeps only logits
+    and log Z from the forward pass; autodiff would keep a second [B, L, V] array.
     """
     found = _statistics(logits_BLV, targets_BL)
     return found.log_z, found.target, found.total, found.target > found.rival
 
 
 def _statistics(logits_BLV: jax.Array, targets_BL: jax.Array) -> Statistics:
-    """Returns the statistics of float32 logits, by a kernel on TPUs if it can read their rows."""
+    """Computes statistics of float32 logits, with a kernel on TPUs if it can read their rows."""
     run = _kernel_for(logits_BLV) if tracing_device().is_tpu else None
     if run:
         return run(logits_BLV, targets_BL)
@@ -277,7 +277,7 @@ def _kernel_for(logits_BLV: jax.Array) -> Callable[..., Statistics] | None:
     if mesh.empty or mesh.size == 1:
         return run
     own = PartitionSpec(batch_axis)
-    # Kernels do not say over which axes their results vary.
+    # Kernels do not declare the axes over which their results vary.
     return jax.shard_map(run, in_specs=own, out_specs=own, check_vma=False)
 
 

@@ -20,7 +20,7 @@ NAMES = ("weight_rms", "weight_gradient_rms", "weight_update_rms")
 
 
 class Norms:
-    """Computes an update's norms in a separate program, so that the step's bits do not change."""
+    """Computes an update's norms in a separate program, so as not to alter the step's results."""
 
     def __init__(self, parts: Parts, axes: Any, shapes: Any):
         tuning, mesh = parts.tuning, parts.mesh
@@ -41,7 +41,7 @@ class Norms:
         return self._norms(state, batch)
 
     def by_name(self, norms: jax.Array) -> dict[str, float]:
-        """Returns the norms by name, as "weight_rms/decoder/layers_0/mlp/wo/kernel"."""
+        """Returns the norms by name, such as "weight_rms/decoder/layers_0/mlp/wo/kernel"."""
         values = np.asarray(norms)
         return {
             f"{kind}/{name}": float(row[place])

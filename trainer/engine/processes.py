@@ -2,7 +2,7 @@
 
 All processes are started with the same command and connect to the coordinator, process 0. When one
 ends, all end: they cannot continue without its devices and would wait indefinitely. JAX's own
-heartbeat would end them with a C++ stack trace; ours prints one line naming the missing process.
+heartbeat would end them with a C++ stack trace; ours prints one line that names the lost process.
 """
 
 import atexit
@@ -28,9 +28,9 @@ EXIT_LOST = 76
 
 # Time for all processes to connect at the start; JAX's default.
 _START_SECONDS = 300
-# Time to wait, after another process failed, for the same error in this one.
+# Time to wait, after another process has failed, for the same error in this one.
 _GRACE_SECONDS = 2
-# Time for the main thread to print its own error after the coordinator ended.
+# Time for the main thread to print its own error after the coordinator has ended.
 _REPORT_SECONDS = 10
 # Time for a file written by process 0 to appear on other hosts: network file systems cache folder
 # contents for up to a minute.
@@ -65,7 +65,7 @@ def stop_agreed(times: int, received: bool) -> bool:
 
 
 def gathered(text: str) -> list[str]:
-    """Returns the text of every process, in order, cut to `_TEXT_BYTES`; a collective call."""
+    """Returns every process's text, in order, truncated to `_TEXT_BYTES`; a collective call."""
     import jax
     import numpy as np
     from jax.experimental import multihost_utils
@@ -136,7 +136,7 @@ def check_equal(what: str, text: str) -> None:
         if other != first:
             raise UserError(
                 f"{what}: process 0 sees {first or 'none'}, process {index} {other or 'none'}; "
-                "run the same command on every host again, and see that all use the same storage"
+                "run the same command on every host again, with the same storage for all"
             )
 
 
@@ -198,8 +198,8 @@ def _initialise(config: ProcessesConfig) -> None:
 class _Watch:
     """A thread that sends this process's heartbeat and checks the others'.
 
-    Heartbeats are values in the coordinator's key-value store. The watch also handles SIGABRT, with
-    which JAX ends a process that cannot reach the coordinator.
+    Heartbeats are values in the coordinator's key-value store. The watch also handles SIGABRT,
+    which JAX uses to end a process that cannot reach the coordinator.
     """
 
     def __init__(self, index: int, count: int, timeout: float):
@@ -225,7 +225,7 @@ class _Watch:
         self._publish(_DONE)
 
     def ended(self, error: BaseException) -> None:
-        """Announces `error`, after a wait in which the watch may end this process."""
+        """Announces `error`, after a wait during which the watch may end this process."""
         user_error = isinstance(error, UserError | OSError | KeyboardInterrupt | SystemExit)
         if not user_error:
             time.sleep(self._timeout + 2 * self._beat)
@@ -266,7 +266,7 @@ class _Watch:
     def _on_abort(self, number: int) -> None:
         # The coordinator's error may be about to hit this process as well.
         self._stop.wait(_GRACE_SECONDS)
-        # Through our own socket: the aborting thread may hold the client's locks.
+        # Use our own socket: the aborting thread may hold the client's locks.
         host, _, at = self._coordinator.rpartition(":")
         try:
             socket.create_connection((host.strip("[]"), int(at)), timeout=2).close()

@@ -24,8 +24,8 @@ from trainer.optim.plateau import set_rate_scale
 class Program:
     """The compiled program of a run, made once from its configuration.
 
-    It is for all devices of all processes, or for `devices` of an absent slice, for which it can be
-    compiled but not run. Raises a UserError if mesh, model or batch do not fit the devices.
+    Covers all devices of all processes, or `devices` of a slice that is not attached; for these, it
+    can be compiled but not run. Raises a UserError if mesh, model or batch do not fit the devices.
 
     Attributes:
       host_part: the part of each batch's rows that this process makes.
@@ -69,7 +69,7 @@ class Program:
         )
 
     def initial_state(self) -> TrainState:
-        """Returns the state of step 0, which depends on the configuration but not the mesh."""
+        """Returns the state at step 0, which depends on the configuration but not the mesh."""
         return jax.jit(self._initial_state, out_shardings=self.shardings)()
 
     def state_of(self, params: Any, updates: int) -> TrainState:
@@ -102,7 +102,7 @@ class Program:
         return _of_model(self.abstract_state().params)
 
     def describe(self) -> tuple[str, str]:
-        """Returns a (subject, text) line on the mesh and the state per device."""
+        """Returns a (subject, text) line about the mesh and the state per device."""
         return sharding.describe(self.mesh, self.rules, self.abstract_state())
 
     def _shardings(self) -> TrainState:

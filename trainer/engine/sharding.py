@@ -1,4 +1,4 @@
-"""Sharding: a run's mesh, and the placement of arrays on it by T5X's logical axes."""
+"""Sharding: a run's mesh, and the placement of arrays on it according to T5X's logical axes."""
 
 import contextlib
 import math
@@ -27,7 +27,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     devices = list(devices or jax.devices())
     sizes = config.sizes(len(devices))
     shape = tuple(sizes[axis] for axis in AXES)
-    # Auto: the compiler propagates shardings from parameters and batch, outside of types.
+    # Auto: the compiler propagates shardings from parameters and batch, outside the type system.
     types = (AxisType.Auto,) * len(AXES)
     # On GPUs JAX calls every machine a slice.
     on_tpu = devices[0].platform == "tpu"
@@ -37,7 +37,7 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
             f"--mesh.data={sizes['data']} does not divide among {slices} slices, which only data "
             f"can span: use a multiple of {slices}"
         )
-    # Allows half of a physical axis, as for 8 of 4 x 4 x 4 chips, where no whole axes fit.
+    # Allows half of a physical axis, for example for 8 of 4 x 4 x 4 chips, where no whole axes fit.
     split = {"allow_split_physical_axes": True}
     if slices == 1:
         grid = mesh_utils.create_device_mesh(shape, devices, **split)
@@ -85,8 +85,8 @@ def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree
 def like_parameters(mesh: Mesh, tree: Tree, params: Tree, shardings: Tree) -> Tree:
     """Returns a sharding for each leaf of an optimizer's state: its parameter's.
 
-    A leaf belongs to the parameter whose path is a suffix of its own. Leaves of another shape, such
-    as factored moments, are replicated: they are at most a row or column of the parameter.
+    A leaf belongs to the parameter whose path is a suffix of the leaf's. Leaves of another shape,
+    such as factored moments, are replicated: they are at most a row or column of the parameter.
     """
     known = {
         path: (param.shape, sharding)
@@ -106,7 +106,7 @@ def like_parameters(mesh: Mesh, tree: Tree, params: Tree, shardings: Tree) -> Tr
 
 
 def put_batch(batch: dict[str, Any], mesh: Mesh, batch_size: int | None = None) -> dict[str, Any]:
-    """Puts all rows of a batch, or this host's of `batch_size`, on the devices."""
+    """Puts a batch on the devices: all its rows, or this host's part of `batch_size` rows."""
     sharding = rows(mesh)
     if jax.process_count() == 1:
         return jax.device_put(batch, sharding)
@@ -132,7 +132,7 @@ def host_part(mesh: Mesh, process: int | None = None) -> HostPart:
     processes overlap partially, each process makes the whole batch.
     """
     process = jax.process_index() if process is None else process
-    # By process, the indices of the batch parts that its devices hold.
+    # Process index -> indices of the batch parts that its devices hold.
     parts: dict[int, set[int]] = {}
     for index, device in np.ndenumerate(mesh.devices):
         row_part = index[0] * mesh.devices.shape[1] + index[1]
@@ -146,7 +146,7 @@ def host_part(mesh: Mesh, process: int | None = None) -> HostPart:
 
 
 def describe(mesh: Mesh, rules: str, state: Any) -> tuple[str, str]:
-    """Returns a (subject, text) line on the mesh and the state's size per device."""
+    """Returns a (subject, text) line about the mesh and the state's size per device."""
     shape = " x ".join(f"{axis} {mesh.shape[axis]}" for axis in AXES)
     params = sum(map(_elements, jax.tree.leaves(state.params)))
     leaves = jax.tree.leaves((state.params, state.opt_state))

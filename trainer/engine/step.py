@@ -28,7 +28,7 @@ class TrainState:
     """The training state, as stored in checkpoints.
 
     `step`, an int32 scalar, counts updates. `metrics` are (sum, weight) float32 scalars, summed
-    since last written; they are stored so that a resumed run writes the same numbers.
+    since they were last written; they are stored so that a resumed run writes the same numbers.
     """
 
     step: jax.Array
@@ -41,8 +41,8 @@ class TrainState:
 def zero_metrics(model: Transformer | Encoder) -> Metrics:
     """Returns a training step's metrics, all zero.
 
-    These are the loss's, `gradient_norm`, and `inputs_full` and `targets_full`, the fractions of
-    positions that are not padding.
+    They are the loss's metrics, `gradient_norm`, and `inputs_full` and `targets_full`, the
+    fractions of positions that are not padding.
     """
     has_encoder = isinstance(model, Encoder) or model.spec.encoder is not None
     names = [*model_loss(model).metrics, "gradient_norm"]
@@ -52,7 +52,7 @@ def zero_metrics(model: Transformer | Encoder) -> Metrics:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The components of a run's steps; `shardings` are those of the state's arrays."""
+    """The components of a run's steps; `shardings` apply to the state's arrays."""
 
     model: Transformer | Encoder
     optimizer: optax.GradientTransformation
@@ -66,7 +66,7 @@ def make_update(parts: Parts) -> Callable[[TrainState, Batch], tuple[TrainState,
     """Returns (state, batch) -> (state, gradients, parameter changes), to be jitted.
 
     Gradients and changes are trees of `tuning.learned`. If the update is rejected, the state is
-    that of `checked`; gradients and changes are the rejected ones.
+    the one `checked` keeps; gradients and changes are the rejected ones.
     """
     optimizer, config, tuning = parts.optimizer, parts.config, parts.tuning
     gradients_of = make_gradients(parts.model, config, tuning)
@@ -121,8 +121,8 @@ def make_gradients(
 ) -> Callable[[Any, Batch, jax.Array], tuple[Any, Metrics]]:
     """Returns (params, batch, dropout key) -> (gradients of the batch's loss, metrics).
 
-    Gradients are of the parameters that learn by `tuning`, or of all. `config.microbatches` above 1
-    splits the batch into that many parts, processed in turn; part i has the dropout key
+    Gradients cover the parameters that `tuning` trains, or all parameters. `config.microbatches`
+    above 1 splits the batch into that many parts, processed in turn; part i has the dropout key
     `fold_in(key, i)`. Gradients and metrics are float32 sums over the parts. The loss's divisor
     comes from the whole batch, so that the parts' losses add up to the batch's loss whatever the
     distribution of tokens; with `loss.normalize_over` "microbatch", from each part.
@@ -171,7 +171,7 @@ def make_gradients(
         return jax.lax.scan(add, start, (jnp.arange(count), parts))[0]
 
     def interleaved(x: jax.Array) -> jax.Array:
-        """Puts every `count`-th row from i on into part i, so no row moves between devices."""
+        """Puts every `count`-th row from row i into part i, so no row moves between devices."""
         return x.reshape(len(x) // count, count, *x.shape[1:]).swapaxes(0, 1)
 
     def adjacent(x: jax.Array) -> jax.Array:

@@ -23,7 +23,7 @@ class Stop:
     """Why a run stops; false while it continues.
 
     Its context records Ctrl-C and SIGTERM, with which clouds and job queues announce a preemption.
-    A second Ctrl-C has its previous effect. With several processes, JAX handles SIGTERM and makes
+    A second Ctrl-C has its usual effect. With several processes, JAX handles SIGTERM and makes
     all of them stop, and Ctrl-C ends them at once.
 
     `cause` is the signal, `error` the error that ends the run once its state is saved, `early` the
@@ -59,7 +59,7 @@ class Stop:
     def agreed(self, call: Callable[[], Result | None]) -> Result | None:
         """Returns the result of `call`; None, or a UserError, stops the run.
 
-        `call` returns None when it gives up because the run was asked to stop. Raises its UserError
+        `call` returns None when it gives up because the run was asked to stop. Raises its error
         if there are other processes, which may not know of the failure.
         """
         try:
@@ -81,7 +81,7 @@ class Stop:
         if self.early or complete or not self._requested:
             return 0
         said = f"saved step {step}; run the same command to resume"
-        print(f"{self.cause}: {said if step else 'no update was made yet'}", file=sys.stderr)
+        print(f"{self.cause}: {said if step else 'no update has been made yet'}", file=sys.stderr)
         return EXIT_INTERRUPTED if self.cause == _CTRL_C else EXIT_PREEMPTED
 
     def __enter__(self) -> Self:
@@ -102,4 +102,4 @@ class Stop:
     def _interrupted(self, *_: Any) -> None:
         signal.signal(signal.SIGINT, self._before[signal.SIGINT])
         self._received, self.cause = True, _CTRL_C
-        os.write(2, b"\nCtrl-C: saving the state after this update; again: stop at once\n")
+        os.write(2, b"\nCtrl-C: saving the state after this update; press again to stop at once\n")

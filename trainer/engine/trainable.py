@@ -1,4 +1,4 @@
-"""The trainable parameters of a run: all, some by name, or LoRA's beside fixed ones.
+"""The trainable parameters of a run: all, some selected by name, or LoRA's besides fixed ones.
 
 In trees of trainable parameters, optax's `MaskedNode`, which has no leaves, replaces fixed
 parameters: these get neither gradients nor optimizer state.
@@ -58,7 +58,7 @@ class Tuning:
         return bool(self._kernels)
 
     def optimizer(self) -> optax.GradientTransformation:
-        """Returns the optimizer of the trainable parameters, for trees of all parameters."""
+        """Returns the trainable parameters' optimizer, which takes trees of all parameters."""
         config = self._config
         inner = make_optimizer(
             config.optimizer,
@@ -102,7 +102,7 @@ class Tuning:
             name = path_name(path)
             if name not in self._kernels:
                 return param
-            # Axes between the first and the last count layers.
+            # Any axes between the first and the last index the layers.
             product = jnp.einsum("d...r,r...f->d...f", added[f"{name}/a"], added[f"{name}/b"])
             return param + self._lora.scale * product
 
@@ -133,13 +133,13 @@ class Tuning:
         return self.joined(learned, self.fixed(params))
 
     def describe(self) -> list[tuple[str, str]]:
-        """Returns a (subject, text) line if not all parameters learn."""
+        """Returns a (subject, text) line if some parameters are fixed."""
         if self.all_learn:
             return []
         sizes = {path: math.prod(facts.shape) for path, facts in named(self._facts).items()}
         learning = sum(size for path, size in sizes.items() if self._learns[path])
         total = sum(size for path, size in sizes.items() if not path.startswith(f"{LORA}/"))
-        what = f"{sum(self._learns.values())} arrays by --trainable"
+        what = f"{sum(self._learns.values())} arrays selected by --trainable"
         if self._kernels:
             what = f"LoRA of rank {self._lora.rank} on {len(self._kernels)} kernels"
             what += " and those of --trainable" if self._config.trainable is not None else ""
@@ -160,8 +160,8 @@ class Tuning:
         middle = tuple(facts.axes[1:-1])
         if len(facts.shape) < 2 or any(name not in STACK_AXES for name in middle):
             raise UserError(
-                f"--lora.kernels={self._lora.pattern}: {path} of shape {facts.shape} is no matrix, "
-                "or has one for each expert: choose others"
+                f"--lora.kernels={self._lora.pattern}: {path} of shape {facts.shape} is not a "
+                "matrix, or has one for each expert: choose others"
             )
         rank = self._lora.rank or 0
         first, *between, last = facts.shape
@@ -177,8 +177,8 @@ def _matching(paths: dict[str, Any], pattern: str, flag: str) -> dict[str, Any]:
     found = {path: facts for path, facts in paths.items() if re.search(pattern, path)}
     if not found:
         raise UserError(
-            f"{flag}={pattern} matches no parameter; their paths are {next(iter(paths))} and the "
-            "like, and in a model with --model.scan_layers those of all layers at once"
+            f"{flag}={pattern} matches no parameter; paths look like {next(iter(paths))}, and with "
+            "--model.scan_layers one path stands for all layers"
         )
     return found
 
@@ -186,7 +186,7 @@ def _matching(paths: dict[str, Any], pattern: str, flag: str) -> dict[str, Any]:
 def _nested(
     kernels: dict[str, ParameterFacts], make: Callable[[str, ParameterFacts], dict[str, Any]]
 ) -> Tree:
-    """Returns make(path, facts) of each kernel, nested by the parts of its path."""
+    """Returns make(path, facts) for each kernel, nested by the parts of its path."""
     tree: Tree = {}
     for path, facts in kernels.items():
         node = tree

@@ -11,7 +11,7 @@ from pipeline.adopt import main
 from tasks.cache.cache import Cache
 from tasks.cache.lineage import Lineage
 from tasks.cache.pair_windows import PairWindows, row_windows
-from tasks.cache.subset import Take, take
+from tasks.cache.subset import Take, count
 from tasks.cache.windows import Windows
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, PAIR_BORDER
@@ -99,12 +99,12 @@ def test_rows_are_windows_on_request(tmp_path):
 def test_documents_are_taken_of_pairs_and_not_of_adopted_streams(stream, tmp_path):
     cache, amount = stream.cache, Take(100, "documents")
     windows = Windows(cache.folder, cache.manifest, "train", 10)
-    with pytest.raises(UserError, match="are not known, as it was adopted: give tokens"):
-        take(windows, cache.folder, cache.manifest, "train", amount)
+    with pytest.raises(UserError, match="are not known, because it was adopted; give tokens"):
+        count(windows, cache.folder, cache.manifest, "train", amount)
     rows = [foreign_caches.pair([9, 8], [7]) for _ in range(150)]
     cache = adopt(foreign_caches.write_seqio(tmp_path / "t", {"train": rows}, 1))
     windows = row_windows(cache.folder, cache.manifest, "train")
-    take(windows, cache.folder, cache.manifest, "train", amount)
+    windows.keep_first(count(windows, cache.folder, cache.manifest, "train", amount))
     assert len(windows) == 100
 
 

@@ -53,7 +53,7 @@ def test_the_same_command_goes_on(build, cache, unfinished, checksums, capsys, d
 def test_another_command_is_refused(build, unfinished, checksums, damage):
     damage(unfinished / "plan.json")
     before = checksums(unfinished)
-    with pytest.raises(UserError, match=r"make another plan.* in another --cache_dir"):
+    with pytest.raises(UserError, match=r"make a different plan.* in another --cache_dir"):
         build(unfinished.parent, "--row_tokens=569")
     assert checksums(unfinished) == before
 

@@ -89,7 +89,7 @@ def test_of_one_language_nothing_is_mixed(arguments, tmp_path, capsys):
 
 
 def test_languages_are_added_by_extend(arguments, built, tmp_path, checksums):
-    with pytest.raises(UserError, match="has the languages en, ro, not sw: add --extend"):
+    with pytest.raises(UserError, match="has the languages en, ro, not sw: pass --extend"):
         main(arguments(built))
     before = caches(built, checksums)
     main(arguments(built, "--extend", "--languages=sw"))

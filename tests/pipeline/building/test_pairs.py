@@ -372,10 +372,10 @@ def test_estimates_of_a_build_of_pairs(make, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--corpus=json:x.jsonl"], "qa_supervised reads pairs, and corpus json:x.jsonl has texts"),
-        (["--task=ul2"], "has pairs of inputs and targets, and qa_ul2 reads texts"),
+        (["--corpus=json:x.jsonl"], "qa_supervised reads pairs, but corpus json:x.jsonl has texts"),
+        (["--task=ul2"], "has pairs of inputs and targets, but qa_ul2 reads texts"),
         (["--packing=best_fit"], "--packing is for texts"),
-        (["--max_inputs=1"], "--max_inputs=1 is the EOS alone"),
+        (["--max_inputs=1"], "--max_inputs=1 leaves room for EOS alone"),
         (["--task=ul2", "--corpus=json:x.jsonl", "--too_long=cut"], "--too_long is for pairs"),
     ],
 )
@@ -389,10 +389,10 @@ def test_mistakes(make, flags, message):
 def test_objectives_and_caches_of_different_kinds(make, cache):
     of_pairs, lengths = make(), Lengths(64, 64)
     manifest = CacheManifest.load(str(of_pairs))
-    with pytest.raises(UserError, match="holds pairs of inputs and targets, and this objective"):
+    with pytest.raises(UserError, match="holds pairs of inputs and targets, but this objective"):
         open_windows(str(of_pairs), manifest, "train", span_corruption(), lengths)
     texts = CacheManifest.load(str(cache))
-    with pytest.raises(UserError, match="holds texts, and this objective reads pairs"):
+    with pytest.raises(UserError, match="holds texts, but this objective reads pairs"):
         open_windows(str(cache), texts, "train", Supervised(), lengths)
     with pytest.raises(UserError, match=r"has inputs of up to .* set it to .*too_long=cut"):
         open_windows(str(of_pairs), manifest, "train", Supervised(), lengths)

@@ -198,7 +198,7 @@ def test_a_killed_takedown_followed_by_a_wider_one_keeps_the_lineage(
     path.write_text(text)
     (kept,) = cache.glob(f"{old_states.BEFORE}*/train.documents-00001-*")
     kept.unlink()
-    with pytest.raises(UserError, match="no copy is kept"):
+    with pytest.raises(UserError, match="no copy was kept"):
         lineage(cache, plan)
 
 
@@ -269,7 +269,7 @@ def test_further_files_and_further_lists_are_not_added_at_once(build, tmp_path, 
     build(tmp_path / "cache", corpus)
     (tmp_path / "corpus" / "b.jsonl").write_text(lines[0].replace('"id": "', '"id": "other '))
     (tmp_path / "ids.txt").write_text(json.loads(lines[1])["id"])
-    with pytest.raises(UserError, match=r"1 added: b.jsonl.* further lists: add the files first"):
+    with pytest.raises(UserError, match=r"1 added: b.jsonl.* new lists: add the files first"):
         build(tmp_path / "cache", corpus, "--extend", f"--exclude={tmp_path}/ids.txt")
     build(tmp_path / "cache", corpus, "--extend")
     build(tmp_path / "cache", corpus, f"--exclude={tmp_path}/ids.txt")

@@ -88,7 +88,7 @@ def test_request_and_staged_files(submit, gcs):
         out, err = process.communicate(timeout=300)
     # A service that reports success without having done the work is not believed.
     assert process.returncode == 2
-    assert "Beam reported success and 16 of 16 shards are missing" in err, err
+    assert "Beam reported success, but 16 of 16 shards are missing" in err, err
     (job,) = server.jobs
     assert f"Dataflow job {job.id}: https://console.cloud.google.com/dataflow/jobs/" in out
     assert job.request["name"] == dataflow.job_name(f"gs://bucket/cache/{TASK}")

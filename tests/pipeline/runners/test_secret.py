@@ -66,5 +66,5 @@ def test_a_token_that_is_set_is_kept(asked, monkeypatch):
 def test_an_invalid_name(asked, build, tmp_path):
     with pytest.raises(UserError, match="is not projects/PROJECT/secrets/NAME"):
         secret.provide_hf_token("hub")
-    with pytest.raises(UserError, match="is for corpora of the Hugging Face Hub"):
+    with pytest.raises(UserError, match="is for corpora from the Hugging Face Hub"):
         build(tmp_path, "--hf_token_secret=projects/ours/secrets/hub")

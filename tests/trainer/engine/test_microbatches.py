@@ -143,7 +143,7 @@ def test_the_law_of_microbatches_is_part_of_the_run():
     assert "loss.normalize_over was microbatch, is batch" in change
     (change,) = config_changes(before, config_of(*flags, law, "--microbatches=3"), 1)
     assert "microbatches was 2, is 3, and each part of the batch is normalized" in change
-    with pytest.raises(UserError, match="normalize_over has no effect without --microbatches"):
+    with pytest.raises(UserError, match="normalize_over has no effect unless --microbatches"):
         refuse_unread(*build_config("lm_tiny", [law]))
 
 

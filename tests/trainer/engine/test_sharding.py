@@ -372,7 +372,7 @@ def test_a_mesh_may_split_an_axis_of_the_interconnect(config, slices):
         (MeshConfig(data=2, fsdp=-1, tensor=2), 8, (2, 2, 2)),
         (MeshConfig(data=1), 1, (1, 1, 1)),
         (MeshConfig(tensor=3), 8, "data=-1"),
-        (MeshConfig(data=2), 8, "takes 2 devices, and there are 8"),
+        (MeshConfig(data=2), 8, "takes 2 devices, but there are 8"),
         (MeshConfig(fsdp=-1), 8, r"--mesh.data=-1 and --mesh.fsdp=-1"),
     ],
 )

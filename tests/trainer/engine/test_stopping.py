@@ -173,7 +173,7 @@ def test_ctrl_c_saves_the_state(text_cache, tmp_path):
     process = start(beginning(runs.pretrain(text_cache, model_dir, endless, *QUIET)))
     wait_for_evaluation(process, model_dir, 3)
     lines = stop(process, signal.SIGINT, EXIT_INTERRUPTED).splitlines()
-    assert "Ctrl-C: saving the state after this update; again: stop at once" in lines
+    assert "Ctrl-C: saving the state after this update; press again to stop at once" in lines
     (saved,) = (path.name for path in model_dir.glob("checkpoint_*"))
     step = saved.partition("_")[2]
     assert lines[-1] == f"Ctrl-C: saved step {step}; run the same command to resume"

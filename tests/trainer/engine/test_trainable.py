@@ -105,7 +105,7 @@ def test_norms_are_those_of_what_learns():
     [
         (("--trainable=nothing",), "--trainable=nothing matches no parameter"),
         (("--lora.rank=2", "--lora.kernels=nope"), "--lora.kernels=nope matches no parameter"),
-        (("--lora.rank=2", "--lora.kernels=norm/scale"), "is no matrix"),
+        (("--lora.rank=2", "--lora.kernels=norm/scale"), "is not a matrix"),
         (("--lora.alpha=2",), "has no effect without lora.rank"),
         (("--trainable=(",), "a regular expression"),
     ],

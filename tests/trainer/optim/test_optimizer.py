@@ -372,7 +372,7 @@ def test_a_model_of_single_layers_needs_no_axes(name):
         ({"clip_norm": 0.0}, "clip_norm is 0.0; it must be above 0"),
         ({"beta1": 1.0}, "beta1 is 1.0; it must be in [0, 1)"),
         ({"weight_decay": -1.0}, "weight_decay is -1.0"),
-        ({"weight_decay": 1.0, "no_weight_decay": ("(",)}, "'(' is none: missing )"),
+        ({"weight_decay": 1.0, "no_weight_decay": ("(",)}, "'('; it must be a regular expression"),
         ({"no_weight_decay": ("scale",)}, "unset while weight_decay is 0.0"),
         ({"weight_decay_rate_exponent": 1.0}, "while weight_decay is 0.0"),
         ({"minimum_parameter_scale": 0.1, "multiply_by_parameter_scale": False}, "is False"),
@@ -386,7 +386,7 @@ def test_a_model_of_single_layers_needs_no_axes(name):
             {"schedule": "linear_warmup", "learning_rate": 0.1},
             "learning_rate is 0.1; it must be un",
         ),
-        ({"schedule": "constant * rsqrt_deacy"}, "'rsqrt_deacy' is none; a factor is one of 'con"),
+        ({"schedule": "constant * rsqrt_deacy"}, "'rsqrt_deacy' is not one; a factor is one of '"),
     ],
 )
 def test_a_configuration_names_what_it_refuses(fields, says):
