@@ -1,6 +1,6 @@
 """Caches of other programs, indexed by pipeline.adopt and read in place.
 
-Their records stay unchanged; a manifest and a row index per file of records are added:
+The records stay unchanged; these files are added, the first two for each file of records:
 
     train.rows-00003-of-00016.npy         row index
     train.receipt-00003-of-00016.json     sizes, checksums and counts of a file and its index
@@ -16,7 +16,7 @@ SEQIO, MEGATRON = "seqio", "megatron"
 PROGRAMS = (SEQIO, MEGATRON)
 
 # The row index of texts whose rows have any length. `offset`: bytes from the start of the file to
-# the row; `begin`: tokens of the file's earlier rows; `tokens`: tokens of the row.
+# the row; `begin`: number of tokens in the file's earlier rows; `tokens`: number in the row.
 RAGGED_INDEX = np.dtype([("offset", "<u8"), ("begin", "<u8"), ("tokens", "<u4")])
 
 
@@ -32,12 +32,12 @@ class Adoption:
 
 @dataclasses.dataclass(frozen=True)
 class AdoptedCounts:
-    """Counts of a file of another program's records."""
+    """Counts for one file of another program's records."""
 
     empty: int  # number of rows without targets
-    zeros: int  # number of ids 0, which are read as padding
-    ids: int  # the highest id plus one; 0 without any
-    # inputs_ends, targets_ends: number of rows whose side ends in an EOS, which tokens of pairs
-    # omit.
+    zeros: int  # number of zero ids, which are read as padding
+    ids: int  # the highest id plus one; 0 if there are no ids
+    # inputs_ends, targets_ends: number of rows in which that side ends in an EOS, which the token
+    # counts of pairs leave out.
     inputs_ends: int
     targets_ends: int

@@ -25,7 +25,7 @@ class Cache:
 
     @functools.cached_property
     def ids(self) -> TokenIds:
-        """The vocabulary of the rows; raises UserError if the file is missing or does not match."""
+        """The vocabulary of the rows; raises UserError if its file is missing or differs."""
         record = self.manifest.plan.vocabulary
         if not record.sha256:  # unknown at adoption
             return record.ids(b"")
@@ -43,7 +43,7 @@ def find_cache(cache_dir: str, task: str, relatives: Collection[str] = ()) -> st
     if files.exists(files.join(cache_dir, MANIFEST)):
         return cache_dir
     folder = files.join(cache_dir, task)
-    # A cache of 20,000 shards has 80,000 files: list them only without a manifest.
+    # A cache of 20,000 shards has 80,000 files: list them only if there is no manifest.
     if files.exists(files.join(folder, MANIFEST)):
         return folder
     if files.exists(folder) and files.list_names(folder):
@@ -52,7 +52,7 @@ def find_cache(cache_dir: str, task: str, relatives: Collection[str] = ()) -> st
     serving = [name for name in others if name in relatives]
     if len(serving) == 1:
         return files.join(cache_dir, serving[0])
-    found = "build it with pipeline.build, or name the folder where it is with --cache_dir"
+    found = "build it with pipeline.build, or use --cache_dir to name the folder that contains it"
     if others:
-        found = f"it holds {', '.join(others)}; name one as --cache_dir to use its rows"
+        found = f"it holds {', '.join(others)}; name one with --cache_dir to use its rows"
     raise UserError(f"no cache for task {task}{nearest(task, others)} under {cache_dir}: {found}")

@@ -15,7 +15,7 @@ RESTORE = "restore the file from a copy, or run the command that wrote it again"
 def as_json(value: Any) -> Any:
     """Converts a value to JSON; a dataclass becomes an object without the fields that are None.
 
-    `dataclasses.asdict` takes three times as long, seconds for a cache of 20,000 shards.
+    `dataclasses.asdict` takes three times as long: seconds for a cache of 20,000 shards.
     """
     kind: Any = type(value)
     if kind in (str, int):
@@ -40,7 +40,7 @@ def short(value: Any) -> str:
 
 
 def differences(mine: Any, theirs: Any, path: str = "") -> list[str]:
-    """Returns the differences of two JSON values, each as "field: ours, there: theirs"."""
+    """Returns the differences between two JSON values, each as "field: ours, there: theirs"."""
     if _has_labels(mine) and _has_labels(theirs):
         ours, others = ({_label(each): each for each in some} for some in (mine, theirs))
         if ours == others and mine != theirs:
@@ -67,8 +67,8 @@ def _label(value: dict[str, Any]) -> str:
 def checked(kind: type[Kind], value: Any, name: str, where: str = "{name}.{key}") -> Kind:
     """Parses a dataclass from a JSON object; inverse of `as_json`; raises UserError if invalid.
 
-    Fields that may be None may be missing. Integers must be 0 or more. Dataclasses inside, and
-    tuples and dicts of them, are parsed too; other types than int, str and dict are not checked,
+    Fields that may be None may be missing. Integers must be 0 or more. Nested dataclasses, and
+    tuples and dicts of them, are parsed too; types other than int, str and dict are not checked
     and stay JSON. `name` and `where` are for messages.
     """
     of_kind: Any = kind
@@ -91,7 +91,7 @@ def _form(kind: Any) -> tuple[frozenset[str], frozenset[str], list[tuple[str, An
 
 
 def _parser(kind: Any) -> Any:
-    """Returns a function (JSON value, name) -> value for a declared type; None for any."""
+    """Returns a function (JSON value, name) -> value for a declared type, or None to accept any."""
     args = get_args(kind)
     if type(None) in args:
         return _parser(args[0])
@@ -113,14 +113,14 @@ def _parser(kind: Any) -> Any:
 def check_keys(
     value: Any, name: str, needed: Collection[str], more: Collection[str] = frozenset()
 ) -> None:
-    """Raises UserError unless `value` is an object with all `needed` and no keys beyond `more`."""
+    """Raises UserError unless `value` is an object with all `needed` keys and at most `more`."""
     check_form(value, dict, name, "an object")
     if value.keys() >= set(needed) and value.keys() <= {*needed, *more}:
         return
     for key in sorted(set(needed) - value.keys()):
         raise UserError(f"{name} has no {key}; {RESTORE}")
     for key in sorted(value.keys() - {*needed, *more}):
-        raise UserError(f"{name} has {short(key)}, which is not of this version; {RESTORE}")
+        raise UserError(f"{name} has {short(key)}, which this version does not know; {RESTORE}")
 
 
 def check_form(value: Any, kind: type, name: str, words: str) -> Any:
@@ -131,7 +131,7 @@ def check_form(value: Any, kind: type, name: str, words: str) -> Any:
 
 
 def check_count(value: Any, name: str, least: int = 0) -> Any:
-    """Returns `value`; raises UserError unless it is an int of `least` or more."""
+    """Returns `value`; raises UserError unless it is an int of at least `least`."""
     if type(value) is not int or value < least:
         raise wrong(name, value, f"a whole number, {least} or more")
     return value
@@ -145,4 +145,4 @@ _CHECKS: dict[Any, Any] = {
 
 
 def wrong(name: str, value: Any, words: str) -> UserError:
-    return UserError(f"{name} is {short(value)}, and must be {words}; {RESTORE}")
+    return UserError(f"{name} is {short(value)}, but must be {words}; {RESTORE}")

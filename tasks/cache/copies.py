@@ -19,7 +19,7 @@ from tasks.terminal.command_line import UserError
 
 FOLDER_PREFIX = "palimpsest-copies-"
 # One connection to an object store transfers 50 to 100 MB/s, a tenth of a machine's bandwidth. A
-# part takes longer than the latency of its first byte, 50 ms (docs/scale.md).
+# part takes longer to transfer than the 50 ms that its first byte takes (docs/scale.md).
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 8
 # An unused folder is deleted after this time; a restart before that reuses it.
@@ -62,7 +62,7 @@ def copy(url: str, entry: FileEntry, target: str, remedy: Remedy) -> None:
 def in_threads(work: Callable[[int], None], numbers: Sequence[int], most: int) -> None:
     """Calls `work` for each number, on this thread and on others, up to `most` in all.
 
-    They are daemon threads, so that the process can end while the store is unreachable.
+    The others are daemon threads, so that the process can end while the store is unreachable.
     """
     left, lock = iter(numbers), threading.Lock()
     errors: list[BaseException] = []
@@ -114,11 +114,11 @@ def _fetch_part(url: str, size: int, file: int, remedy: Remedy, start: int) -> N
 
 
 def own_folder(owner: object, parent: str | None, sizes: Mapping[str, int]) -> tuple[str, set[str]]:
-    """Locks a folder for the copies of `owner`: the free folder with most of them, or a new one.
+    """Locks a folder for the copies of `owner`: the free one that holds the most, or a new one.
 
     The lock is released when `owner` or the process ends. A folder in `parent` is kept for the next
     process; one in the system's temporary folder (`parent` None) is deleted. Files whose size is
-    not in `sizes` are deleted. Returns (the folder, names of the others, unchecked in content).
+    not in `sizes` are deleted. Returns (the folder, names of its unverified files).
     """
     place = parent or tempfile.gettempdir()
     os.makedirs(place, exist_ok=True)

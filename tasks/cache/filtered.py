@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-# Prefix of filter reasons in receipts and reports: such documents are not faulty.
+# Prefix of filters' reasons in receipts and reports: documents rejected so are not faulty.
 FILTERED = "filtered: "
 
 
@@ -24,6 +24,6 @@ class ExcludeRecord:
 
     sha256: str  # checksum of the list, in hexadecimal
     kind: str  # "duplicates" for a list that says which twins are kept, else "ids"
-    # documents, paragraphs: number of entries of either kind.
+    # documents, paragraphs: number of entries of each kind.
     documents: int
     paragraphs: int

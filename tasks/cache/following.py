@@ -25,8 +25,8 @@ from tasks.cache.receipts import read_receipt
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 
-# Seconds between two looks at a local folder and at a remote one, and between two tests of
-# whether a wait is over.
+# Seconds, for a local and a remote folder, between looks at it and between tests of whether a wait
+# is over.
 _LOOK_SECONDS = (0.25, 2.0)
 _PAUSE_SECONDS = 0.05
 
@@ -38,7 +38,7 @@ class Closed(Exception):
 class Following:
     """A cache that is being built.
 
-    Its `manifest` has the plan and each split's known shards, the first ones without a gap. These
+    Its `manifest` has the plan and each split's known shards: the first ones, without gaps. These
     lists grow when `look` finds more, unless the shards of an earlier state are given as `known`.
     """
 
@@ -46,7 +46,7 @@ class Following:
         self,
         folder: str,
         plan: Plan,
-        patient: bool = False,  # readers may wait for shards; otherwise they are refused
+        patient: bool = False,  # if True, readers may wait for missing shards
         known: Mapping[str, Sequence[Shard]] | None = None,
     ):
         self.folder, self.patient, self._ended = folder, patient, known is not None
@@ -111,7 +111,7 @@ class Following:
             return
         plan = _planned(self.folder)
         if plan is None:
-            raise UserError(f"{self.folder} is gone while it was followed: restore it")
+            raise UserError(f"{self.folder} disappeared while it was being followed: restore it")
         if error := self._plan_check.against(plan):
             raise error
 
@@ -126,11 +126,11 @@ class Following:
             raise Closed(self.folder)
 
     def close(self) -> None:
-        """Ends all waiting, including in threads that make batches ahead."""
+        """Ends all waits, including those of threads that make batches ahead."""
         self._closed.set()
 
     def wait(self, split: str, count: int, timeout_seconds: float | None) -> None:
-        """Waits until the first `count` shards are known; raises UserError like the function."""
+        """Waits until the first `count` shards are known; raises as the function `wait` does."""
         ready = functools.partial(self.look, split, count)
         if not self.patient and not ready():
             raise self.refuse(split, count)
@@ -169,9 +169,9 @@ def wait(
 ) -> bool:
     """Waits until `ready()`; returns False if `stopping()` came first.
 
-    Prints once what it waits for (`what`), and again if no build is running. Raises UserError if no
-    build ran and no shard was finished for `timeout_seconds` (None: no limit), or as `ready`, which
-    is called often. `following` is the cache, if its plan is known.
+    Prints what it waits for (`what`), and advice if no build is running. Raises UserError if no
+    build ran and no shard was finished for `timeout_seconds` (None: no limit), or as `ready` does,
+    which is called often. `following` is the cache, if its plan is known.
     """
     if ready():
         return True
@@ -195,15 +195,15 @@ def wait(
                 said = True
                 how_long = "" if timeout_seconds is None else f" for {timeout_seconds:,.0f} s"
                 print(
-                    f"no build is running in {folder}: {resume(folder, manifest)}; this run goes "
-                    f"on waiting{how_long}",
+                    f"no build is running in {folder}: {resume(folder, manifest)}; this run "
+                    f"continues to wait{how_long}",
                     flush=True,
                 )
         if timeout_seconds is not None and now - lively > timeout_seconds:
             raise UserError(
                 f"nothing was built in {folder} for {timeout_seconds:,.0f} s while the run waited "
                 f"for {named}: {resume(folder, manifest)}, then run this command again, which "
-                "resumes (--data.follow_timeout_seconds)"
+                "resumes (the limit is --data.follow_timeout_seconds)"
             )
         if following:
             following.pause()
@@ -236,7 +236,7 @@ def _is_cache(folder: str) -> bool:
 def opened(folder: str, patient: bool = False) -> Following | CacheManifest | None:
     """Returns the manifest of a finished cache, a `Following` of an unfinished one, or None.
 
-    A plan implies the vocabulary: a build writes the plan last. Raises UserError on damage.
+    If there is a plan, there is a vocabulary: it is written first. Raises UserError on damage.
     """
     if manifest := _finished(folder):
         return manifest
@@ -249,8 +249,8 @@ def find(
 ) -> tuple[str, Following | CacheManifest] | None:
     """Finds the cache that serves `task`: (its folder, the result of `opened`), or None.
 
-    If `patient`, waits for it, naming caches of `relatives` that would also serve. Raises UserError
-    as `opened` and `wait`.
+    If `patient`, waits for it, and prints caches of `relatives` that would also serve. Raises
+    UserError as `opened` and `wait` do.
     """
     found: list[tuple[str, Following | CacheManifest]] = []
 
@@ -267,8 +267,8 @@ def find(
     for name in files.list_names(cache_dir) if cache_dir else ():
         if name in relatives and _is_cache(files.join(cache_dir, name)):
             print(
-                f"{cache_dir} has {name}, another objective of the same corpus: to follow it, give "
-                f"--cache_dir={files.join(cache_dir, name)}"
+                f"{cache_dir} has {name}, for another objective on the same corpus: to follow it, "
+                f"pass --cache_dir={files.join(cache_dir, name)}"
             )
     wait(expected, ready, lambda: f"the plan of {expected}", None, timeout)
     return found[0]
@@ -301,6 +301,6 @@ def _planned(folder: str) -> Plan | None:
 
 def _unusable(path: str, reason: str) -> UserError:
     return UserError(
-        f"{path} cannot be used ({reason}): if it is damaged, the command of the build restores "
-        "it; then run this one again"
+        f"{path} cannot be used ({reason}): if it is damaged, run the build's command again to "
+        "restore it, then run this one again"
     )

@@ -1,4 +1,4 @@
-"""The list of a multilingual task's languages, which have a cache each.
+"""The list of a multilingual task's languages, each of which has its own cache.
 
 `pipeline.build --name=NAME --task=OBJECTIVE` with languages A and B writes the caches
 NAME_A_OBJECTIVE and NAME_B_OBJECTIVE, then NAME_OBJECTIVE/languages.json.
@@ -21,7 +21,7 @@ def cache_of(task: str, language: str) -> str:
 
 
 def languages(cache_dir: str, task: str) -> list[str]:
-    """Returns the languages of `task`, [] if none; raises UserError if the list is damaged."""
+    """Returns the languages of `task`, or []; raises UserError if the list is damaged."""
     path = files.join(cache_dir, task, LANGUAGES)
     if not files.exists(path):
         return []
@@ -40,10 +40,10 @@ def write(cache_dir: str, task: str, found: Sequence[str]) -> None:
 
 
 def tasks_of(cache_dir: str, task: str, relatives: Collection[str]) -> list[str]:
-    """Returns the tasks of the languages of `task`; [] if it has none or has its own cache.
+    """Returns the tasks of the languages of `task`; [] if it has a cache itself.
 
-    Without languages of its own, it takes those of the one task in `relatives` (on the same corpus)
-    that has some: a cache serves any objective.
+    If it has no languages, uses those of the only task in `relatives` (on the same corpus) that has
+    some, because a cache serves any objective; [] if there is no such task.
     """
     if any(files.exists(files.join(cache_dir, *of, MANIFEST)) for of in ((), (task,))):
         return []

@@ -26,7 +26,7 @@ class Part:
     file: str  # corpus file of the document, "" if unknown
     position: int  # start of the part in the window
     tokens: int  # length of the part, including the separator
-    first: int  # number of tokens of the document before the part
+    first: int  # number of the document's tokens before the part
     whole: int | None  # number of tokens of the document; None if it may continue in another row
 
 
@@ -43,7 +43,7 @@ class Lineage:
         self._names = {file["name"] for file in manifest.plan.corpus.get("files", ())}
 
     def parts(self, places: Sequence[Place]) -> tuple[Part, ...]:
-        """Returns the documents in a window, in order; `places` are the window's, in each shard.
+        """Returns the documents in a window, in order; `places` locate the window, one per shard.
 
         For another program's cache, which does not record documents, returns rows. Raises UserError
         if pyarrow is not installed, or the cache is damaged.
@@ -56,9 +56,9 @@ class Lineage:
         )
 
     def tokens_before(self, document: int) -> int:
-        """Returns the number of the split's tokens before a document, counted from 0.
+        """Returns the number of tokens in the split before the document at index `document`.
 
-        Requires concat packing; `document` is at most their number. Raises UserError as `parts`.
+        Requires concat packing; `document` may equal the document count. Raises as `parts` does.
         """
         before = 0
         for number, shard in enumerate(self._shards):
@@ -73,7 +73,7 @@ class Lineage:
         return before
 
     def _whole_rows(self, place: Place) -> list[Part]:
-        """Returns the rows in a window's part in one shard; positions count from there."""
+        """Returns the rows in a window's part in one shard; positions count from its start."""
         sizes = self._index(place.shard)["tokens"]
         file = place.path.rpartition("/")[2]
         parts: list[Part] = []
@@ -87,7 +87,7 @@ class Lineage:
         return parts
 
     def _parts(self, place: Place) -> list[Part]:
-        """Returns the documents in a window's part in one shard; positions count from there."""
+        """Returns the documents in a window's part in one shard; positions count from its start."""
         # All rows of a shard but the last are full, or rows are windows.
         width = self._plan.row_tokens
         rows_are_windows = self._plan.rows_are_windows

@@ -9,7 +9,7 @@ import numpy as np
 
 from tasks.numba_cache import compiled
 
-# Codes for a missing or invalid list, in place of its start.
+# Codes returned in place of a list's start if it is missing or invalid.
 MISSING, NOT_IDS, MALFORMED = -1, -2, -3
 
 _Int = int | np.int64
@@ -49,7 +49,7 @@ def _field(raw: np.ndarray, place: _Int, end: _Int) -> tuple[_Int, _Int, _Int]:
 
 @compiled(nogil=True)
 def _ids(raw: np.ndarray, place: _Int, end: _Int) -> tuple[_Int, _Int]:
-    """Returns the bounds of the varints of the Feature at [place, end), or a code and 0."""
+    """Returns the bounds of the varints of the Feature at [place, end), or an error code and 0."""
     begin, stop = place, place  # a Feature without a list is an empty one
     while place < end:
         number, inside, place = _field(raw, place, end)
@@ -67,7 +67,7 @@ def _ids(raw: np.ndarray, place: _Int, end: _Int) -> tuple[_Int, _Int]:
 
 @compiled(nogil=True)
 def _list_of(raw: np.ndarray, place: _Int, end: _Int, name: np.ndarray) -> tuple[_Int, _Int]:
-    """Returns the bounds of the ids of feature `name` in one Example, or a code and 0."""
+    """Returns the bounds of the ids of feature `name` in one Example, or an error code and 0."""
     found: _Int = MISSING
     stop: _Int = 0
     while place < end:
@@ -124,7 +124,7 @@ def lists_of(
 
 @compiled(nogil=True)
 def ending_in(raw: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray, token: _Int) -> np.ndarray:
-    """Returns bool [R], whether each list's last varint is the non-negative `token`."""
+    """Returns bool [R], True where a list's last varint is the non-negative `token`."""
     found_R = np.zeros(len(begins_R), np.bool_)
     for row in range(len(begins_R)):
         begin, last = begins_R[row], ends_R[row] - 1
@@ -142,9 +142,9 @@ def ending_in(raw: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray, token: 
 def extremes(
     raw: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray
 ) -> tuple[_Int, _Int, _Int, _Int, _Int]:
-    """Returns (lowest id, highest id, first row with each, number of zeros) of lists of varints.
+    """Returns (lowest id, highest id, first row with each, number of zeros) in lists of varints.
 
-    Without ids, the lowest is 0 and the highest -1.
+    If there are no ids, the lowest is 0 and the highest -1.
     """
     lowest, highest, zeros = np.int64(0), np.int64(-1), 0
     low_row = high_row = 0
@@ -186,13 +186,13 @@ def rows_at(begins_R: np.ndarray, places_P: np.ndarray) -> np.ndarray:
 
 @compiled(nogil=True)
 def begins_of(raw: np.ndarray, ends_R: np.ndarray, tokens_R: np.ndarray) -> np.ndarray:
-    """Returns the start of the last `tokens_R` varints before `ends_R`, int64 [R]; -1: missing."""
+    """Returns the start of the last `tokens_R` varints before `ends_R`, int64 [R]; -1: too few."""
     begins_R = np.full(len(ends_R), -1, np.int64)
     for row in range(len(ends_R)):
         place, left = ends_R[row], tokens_R[row] + 1
         if place == 0 or raw[place - 1] >= 0x80:
             continue
-        # Without a branch per byte, which could not be predicted.
+        # No branch per byte: it could not be predicted.
         while left > 0 and place > 0:
             place -= 1
             left -= raw[place] < 0x80
@@ -203,7 +203,7 @@ def begins_of(raw: np.ndarray, ends_R: np.ndarray, tokens_R: np.ndarray) -> np.n
 
 @compiled(nogil=True)
 def preceded(raw: np.ndarray, begins_R: np.ndarray, heads: np.ndarray, sizes_R: np.ndarray) -> bool:
-    """Returns whether each begin follows the next `sizes_R` bytes of `heads`."""
+    """Returns whether `heads`, `sizes_R` bytes each, stand directly before the begins."""
     first = 0
     for row in range(len(begins_R)):
         size = sizes_R[row]
@@ -220,7 +220,7 @@ def preceded(raw: np.ndarray, begins_R: np.ndarray, heads: np.ndarray, sizes_R: 
 def decoded(
     raw: np.ndarray, begins_P: np.ndarray, skips_P: np.ndarray, counts_P: np.ndarray
 ) -> np.ndarray:
-    """Decodes `counts_P` varints, after the first `skips_P` from `begins_P`, as int32.
+    """Decodes, as int32, `counts_P` varints from `begins_P` on, after skipping `skips_P`.
 
     At least three bytes must follow the last varint.
     """
@@ -232,7 +232,7 @@ def decoded(
         while left > 0:
             left -= raw[place] < 0x80
             place += 1
-        # First the ends of numbers, then their values: no step waits for the one before.
+        # First find the ends of numbers, then their values: no step waits for the previous one.
         begin, found = place, 0
         while found < count:
             ends[found] = place

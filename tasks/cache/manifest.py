@@ -59,7 +59,7 @@ SEPARATORS = ("none", "eos")
 
 # Row index, one element per row. `offset`: bytes from the start of the shard to the record's
 # framing; `tokens`: length of `targets`; `documents`: number of document pieces that begin in
-# earlier rows of the shard, i.e. this row's first entry in the lineage table.
+# earlier rows of the shard, i.e. the index of this row's first entry in the lineage table.
 ROW_INDEX = np.dtype([("offset", "<u8"), ("tokens", "<u4"), ("documents", "<u4")])
 # Row index of pairs: `tokens` counts both sides, `inputs` only the inputs.
 PAIR_INDEX = np.dtype([*ROW_INDEX.descr, ("inputs", "<u4")])
@@ -70,7 +70,7 @@ TOO_LONG = QUARANTINE, CUT, SPLIT = "quarantine", "cut", "split"
 # Columns of the lineage table, one row per document piece. A piece is the whole document, except
 # that best_fit cuts documents longer than a row. `id`: the document's id in its corpus; `row`,
 # `position`: where the piece begins; `tokens`: its length, including the separator;
-# `document_offset`: number of tokens of the document before the piece.
+# `document_offset`: number of the document's tokens before the piece.
 LINEAGE_COLUMNS = ("id", "row", "position", "tokens", "document_offset")
 
 
@@ -84,9 +84,9 @@ class FileEntry:
 
 @dataclasses.dataclass(frozen=True)
 class PairCounts:
-    """Counts of a shard of pairs, in tokens without EOS, which readers add.
+    """Counts for a shard of pairs, in tokens without EOS, which readers add.
 
-    `cut_inputs` and `cut_targets` count the pairs in which this side was cut.
+    `cut_inputs` and `cut_targets` count the pairs in which that side was cut.
     """
 
     inputs_tokens: int
@@ -98,7 +98,7 @@ class PairCounts:
 
 @dataclasses.dataclass(frozen=True)
 class PairLimits:
-    """Maximum tokens of a pair's sides with EOS, 0: no limit; `too_long` is one of TOO_LONG."""
+    """Maximum tokens per side of a pair, with EOS (0: no limit); `too_long` is one of TOO_LONG."""
 
     max_inputs: int
     max_targets: int
@@ -119,14 +119,14 @@ class Shard:
     longest_row: int  # maximum number of `text_tokens` in a row
     split_documents: int  # number of documents split because of their length
     pairs: PairCounts | None = None  # counts of pairs; None for texts
-    adopted: AdoptedCounts | None = None  # counts of a file of another program; None if it is ours
+    adopted: AdoptedCounts | None = None  # counts for another program's file; None for ours
     cut_paragraphs: int | None = None  # number of paragraphs cut from documents; None if none
     edits: dict[str, int] | None = None  # edit made by filters -> number of times; None if none
 
 
 @dataclasses.dataclass(frozen=True)
 class Remedy:
-    """Advice on a missing file (`again`) or a damaged one (`redo`, which follows its name)."""
+    """Advice on a missing file (`again`) or a damaged one (`redo`, placed after its name)."""
 
     again: str
     redo: str
@@ -134,7 +134,7 @@ class Remedy:
 
 _BUILT = Remedy(
     "run pipeline.build again",
-    "delete the file and run pipeline.build again, which redoes that shard alone",
+    "delete the file and run pipeline.build again, which redoes only that shard",
 )
 _ADOPTED = Remedy(
     "restore it, or run pipeline.adopt again",
@@ -156,7 +156,7 @@ class Plan:
     shards: dict[str, int]
     format: int = FORMAT
     pairs: PairLimits | None = None  # limits of pairs; None for texts
-    adopted: Adoption | None = None  # the cache of another program that this is; None for ours
+    adopted: Adoption | None = None  # set if another program wrote the cache
     # Lists of documents to leave out, in the given order; None if none.
     exclude: tuple[ExcludeRecord, ...] | None = None
     filters: tuple[FilterRecord, ...] | None = None  # rules that judge documents; None if none
@@ -189,7 +189,7 @@ class Plan:
 
     @property
     def generations(self) -> list[list[str]]:
-        """Names of the corpus's files by build: the first build, then each extension."""
+        """Names of the corpus's files, grouped by build: the first build, then each extension."""
         names = [file["name"] for file in self.corpus.get("files", ())]
         ends = list(itertools.accumulate(self.corpus.get("generations", [len(names)])))
         return [names[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -207,10 +207,10 @@ def cache_names(cache_dir: str) -> list[str]:
 def _holds(folder: str) -> str:
     if caches := cache_names(folder):
         some = ", ".join(caches[:5]) + (f" and {len(caches) - 5:,} more" * (len(caches) > 5))
-        return f"is no cache but holds {some}: name one, as {files.join(folder, caches[0])}"
+        return f"is not a cache but holds {some}: name one, such as {files.join(folder, caches[0])}"
     for name in files.list_names(folder):
         if name == LANGUAGES:
-            return "lists languages, each with a cache of its own beside it: name one of these"
+            return "lists languages, each with its own cache beside it: name one of those"
         if name.startswith("info.") or name.endswith(".idx"):
             program = "seqio" if name.startswith("info.") else "Megatron"
             return f"is a cache of {program}: index it with pipeline.adopt --cache_dir={folder}"
@@ -230,7 +230,7 @@ class CacheManifest:
 
     @classmethod
     def load(cls, folder: str, check: bool = True) -> "CacheManifest":
-        """Reads manifest.json; raises UserError if it is missing, damaged or of another format.
+        """Reads manifest.json; raises UserError if it is missing, damaged or in a different format.
 
         `check` also verifies that its parts agree and that it was not edited.
         """
@@ -260,13 +260,13 @@ class CacheManifest:
         return manifest
 
     def content(self) -> bytes:
-        """Returns manifest.json, with a SHA-256 of everything else in it."""
+        """Returns the content of manifest.json, with a SHA-256 of everything else in it."""
         return files.json_bytes(sealed(as_json(self)))
 
     def contradictions(self) -> Iterator[str]:
         counts = {split: len(shards) for split, shards in self.splits.items()}
         if counts != self.plan.shards:
-            yield f"it has {counts} shards, and its plan has {self.plan.shards}"
+            yield f"it has {counts} shards, but its plan has {self.plan.shards}"
             return
         for split, shards in self.splits.items():
             for index, shard in enumerate(shards):
@@ -274,9 +274,9 @@ class CacheManifest:
                     yield f"{split} shard {index} {problem}"
 
     def problem(self, split: str, index: int, shard: Shard) -> str:
-        """Returns a contradiction in a shard of the plan; "" if none."""
+        """Returns how a shard contradicts the plan; "" if it does not."""
         if (self.plan.adopted is None) != (shard.adopted is None):
-            return "is not of the same program as its plan"
+            return "is not from the same program as its plan"
         count = self.plan.shards[split]
         if self.plan.adopted:
             has = shard_file(split, "rows", index, count) in shard.files and len(shard.files) == 2
@@ -302,7 +302,7 @@ class CacheManifest:
             if shard.adopted and name == "documents":  # may be empty
                 continue
             if getattr(shard, name) > most:
-                return f"has {name} {getattr(shard, name):,}, which can be {most:,} at most"
+                return f"has {name} {getattr(shard, name):,}, which can be at most {most:,}"
         return ""
 
     def total(self, split: str, field: str) -> int:
@@ -326,11 +326,11 @@ def sealed(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def plan_from_dict(value: Any) -> Plan:
-    """Parses a plan; raises UserError if it is damaged, edited or of another format version."""
+    """Parses a plan; raises UserError if it is damaged, edited or in a different format version."""
     check_form(value, dict, "the plan", "an object")
     if value.get("format") != FORMAT:
         raise UserError(
-            f"the cache has format {value.get('format')}, this version reads {FORMAT}: "
+            f"the cache has format {value.get('format')}, but this version reads {FORMAT}: "
             "build it again into another folder"
         )
     plan = checked(Plan, value, "the plan", "{key}")
@@ -341,13 +341,13 @@ def plan_from_dict(value: Any) -> Plan:
     is_pairs = plan.packing == PAIRS
     check_count(plan.row_tokens, "row_tokens", least=0 if is_pairs or "adopted" in value else 1)
     if is_pairs != (plan.pairs is not None):
-        raise wrong("pairs", value.get("pairs"), "there if, and only if, the packing is pairs")
+        raise wrong("pairs", value.get("pairs"), "present if, and only if, the packing is pairs")
     for split, count in plan.shards.items():
         check_count(count, f"shards.{split}", least=1)
     if plan.pairs and plan.pairs.too_long not in TOO_LONG:
-        raise wrong("pairs.too_long", plan.pairs.too_long, f"in {', '.join(TOO_LONG)}")
+        raise wrong("pairs.too_long", plan.pairs.too_long, f"one of {', '.join(TOO_LONG)}")
     if plan.adopted and plan.adopted.program not in PROGRAMS:
-        raise wrong("adopted.program", plan.adopted.program, f"in {', '.join(PROGRAMS)}")
+        raise wrong("adopted.program", plan.adopted.program, f"one of {', '.join(PROGRAMS)}")
     if (file := plan.vocabulary.file) not in (None, *VOCABULARY_FILES):
         raise wrong("vocabulary.file", file, "one of " + ", ".join(VOCABULARY_FILES))
     return plan
@@ -358,12 +358,12 @@ def _check_corpus(corpus: dict[str, Any]) -> None:
     check_form(corpus.get("spec", ""), str, "corpus.spec", "a corpus SPEC")
     for file in check_form(names, list, "corpus.files", "a list of files"):
         if not (isinstance(file, dict) and isinstance(file.get("name"), str)):
-            raise wrong("corpus.files", file, "files with a name each")
+            raise wrong("corpus.files", file, "files that each have a name")
     ends = corpus.get("generations", [len(names)])
     for count in check_form(ends, list, "corpus.generations", "a list of counts"):
         check_count(count, "corpus.generations")
     if sum(ends) != len(names):
-        raise wrong("corpus.generations", ends, f"counts of {len(names):,} files in all")
+        raise wrong("corpus.generations", ends, f"counts that add up to {len(names):,} files")
 
 
 def shard_from_dict(value: Any, name: str = "the shard") -> Shard:

@@ -1,8 +1,8 @@
 """Earlier states of a cache, kept to explain older runs after a takedown.
 
-A takedown rewrites the shards that hold a document, and moves later windows of the split. For every
+A takedown rewrites the shards that hold a document and shifts later windows of the split. For every
 earlier state, the cache keeps the manifest and the lineage of rewritten shards, without tokens, in
-a folder named by the plan's fingerprint. The manifest of an unfinished state (a run may follow a
+a folder named after the plan's fingerprint. The manifest of an unfinished state (a run may follow a
 build, a takedown may be killed) has the first shards of each split.
 """
 
@@ -97,14 +97,14 @@ def lineage_paths(cache: str, manifest: CacheManifest, split: str, fingerprint: 
         unchanged = sizes.get(name, shard.files[name].bytes) == shard.files[name].bytes
         if paths[name] == files.join(cache, name) and not unchanged:
             raise UserError(
-                f"{paths[name]} is not what it was in the run, and no copy is kept: restore the "
+                f"{paths[name]} has changed since the run, and no copy was kept: restore the "
                 "cache that the run was trained on"
             )
     return [paths[name] for name in names]
 
 
 def _states_from(cache: str, fingerprint: str) -> list[str]:
-    """Returns the folders of the states from one on, in order of their exclude lists."""
+    """Returns the folders of the states from `fingerprint` on, in order of their exclude lists."""
     names = [name for name in files.list_names(cache) if name.startswith(BEFORE)]
     kept = {folder: _kept(folder) for folder in (files.join(cache, name) for name in names)}
     states = {folder: len(each.plan.exclude or ()) for folder, each in kept.items() if each}

@@ -16,8 +16,8 @@ from tasks.cache.records import Row
 from tasks.vocabulary import EOS_ID
 
 # Open rows of best_fit, each of at most `row_tokens` int32. With 2,900 English paragraphs and 5,900
-# Romanian sentences in rows of 568 tokens, 8 open rows left 2.9 and 2.1 % of positions empty, 64
-# left 0.5 and 1.5 %, and 256 no less than 64.
+# Romanian sentences in rows of 568 tokens, 8 open rows left 2.9% and 2.1% of positions empty,
+# 64 left 0.5% and 1.5%, and 256 left no less than 64 did.
 OPEN_ROWS = 64
 
 
@@ -54,7 +54,7 @@ class Pairs:
 class Rows:
     """Complete rows, and the document pieces that begin in them, in order."""
 
-    tokens: np.ndarray  # int32 [sum of lengths], the rows concatenated; of pairs, the targets
+    tokens: np.ndarray  # int32 [sum of lengths], the rows concatenated; for pairs, the targets
     lengths: np.ndarray  # int64 [rows], number of tokens per row
     ids: pa.StringArray  # string [pieces], id of each piece's document
     row: np.ndarray  # int64 [pieces], index of the row in which each piece begins
@@ -62,7 +62,7 @@ class Rows:
     # int64 [pieces], its length including the separator; with `concat` a piece may continue in
     # later rows.
     piece_tokens: np.ndarray
-    document_offset: np.ndarray  # int64 [pieces], number of tokens of the document before the piece
+    document_offset: np.ndarray  # int64 [pieces], number of the document's tokens before the piece
     # inputs, inputs_lengths: the same for the inputs of pairs; None for texts.
     inputs: np.ndarray | None = None
     inputs_lengths: np.ndarray | None = None
@@ -76,7 +76,7 @@ class Rows:
 
 
 def packer(packing: str, row_tokens: int, separator: str, eos: int = EOS_ID) -> Any:
-    """Returns a packer for one shard; see tasks.cache.manifest.PACKINGS. `eos` is EOS's id.
+    """Returns a packer for one shard; see tasks.cache.manifest.PACKINGS. `eos` is the id of EOS.
 
     Its method `add` takes Documents or Pairs and returns the rows that they complete; `finish`
     returns the rows still open.
@@ -183,7 +183,7 @@ class _BestFit:
         self._row_tokens = row_tokens
         self._separator, self._eos = separator, eos
         self._opened = 0
-        # Sorted (space left, order of opening) of the open rows, and the rows by that order.
+        # (space left, order of opening) of the open rows, sorted, and the rows by order of opening.
         self._spaces: list[tuple[int, int]] = []
         self._open: dict[int, _OpenRow] = {}
 
@@ -194,7 +194,7 @@ class _BestFit:
         bounds = ((ends - documents.lengths).tolist(), ends.tolist())
         for name, begin, end in zip(documents.ids.to_pylist(), *bounds, strict=True):
             for offset in range(0, end - begin, self._row_tokens):
-                # Copied, so that an open row does not keep the whole batch in memory.
+                # Copy it, so that an open row does not keep the whole batch in memory.
                 at = begin + offset
                 piece = documents.tokens[at : min(at + self._row_tokens, end)].copy()
                 self._place(name, piece, offset, closed)

@@ -17,12 +17,12 @@ from tasks.terminal.command_line import UserError
 from tasks.unit import SIDES, Unit
 from tasks.vocabulary import PAIR_BORDER
 
-# Index rows counted at a time.
+# Number of index rows to count at a time.
 _INDEX_ROWS = 1 << 20
 
 
 def longest_sides(shards: Sequence[Shard]) -> tuple[int, int]:
-    """Returns the maximum input and target ids of the pairs in some shards, without EOS."""
+    """Returns the maximum numbers of input and of target ids per pair in `shards`, without EOS."""
     counts = [shard.pairs for shard in shards if shard.pairs]
     return (
         max((each.longest_inputs for each in counts), default=0),
@@ -33,8 +33,8 @@ def longest_sides(shards: Sequence[Shard]) -> tuple[int, int]:
 class PairWindows(Windows):
     """The pairs of one split of a cache; a window is a pair: inputs, PAIR_BORDER, targets.
 
-    `sides` are the maximum ids of inputs and of targets; the rest is cut. Other arguments are as in
-    `Windows`.
+    `sides` are the maximum numbers of input and of target ids; the rest is cut off. Other arguments
+    are as in `Windows`.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ def open_windows(
 ) -> Windows:
     """Returns the windows from which an objective makes examples of these lengths.
 
-    `reading` has further arguments of `Windows`. Raises UserError if the cache and the objective
-    disagree on texts or pairs, a pair is too long, or as `Windows`.
+    `reading` has further arguments of `Windows`. Raises UserError if only one of the cache and the
+    objective is for pairs, if a pair is too long, or as `Windows` does.
     """
     check_kind(folder, manifest, objective)
     if objective.unit is Unit.TEXT:
@@ -113,7 +113,7 @@ def open_windows(
 
 
 def check_kind(folder: str, manifest: CacheManifest, objective: Objective) -> None:
-    """Raises UserError unless the cache and the objective agree on texts or pairs."""
+    """Raises UserError unless the cache and the objective are both for texts or both for pairs."""
     held, read = manifest.plan.unit, objective.unit
     if held is read:
         return
@@ -121,7 +121,7 @@ def check_kind(folder: str, manifest: CacheManifest, objective: Objective) -> No
     if held is Unit.PAIR:
         what = "pairs of inputs and targets"
         advice = "use a task NAME_supervised, or build a cache of texts"
-    raise UserError(f"{folder} holds {what}, and this objective reads {read.plural}: {advice}")
+    raise UserError(f"{folder} holds {what}, but this objective reads {read.plural}: {advice}")
 
 
 def _refuse_longer(
@@ -133,9 +133,9 @@ def _refuse_longer(
         eos = length - most
         if longest > most:
             raise UserError(
-                f"{folder} has {side} of up to {longest:,} tokens, and --lengths.{side}={length} "
+                f"{folder} has {side} of up to {longest:,} tokens, but --lengths.{side}={length} "
                 f"holds {most:,}{' and EOS' * eos}: set it to {longest + eos}, or cut longer ones "
-                f"by --objective=too_long={CUT}"
+                f"with --objective=too_long={CUT}"
             )
 
 

@@ -14,7 +14,7 @@ from tasks.terminal.command_line import UserError
 
 
 class PlanCheck:
-    """Compares a folder's current plan with its reader's."""
+    """Compares a folder's current plan with the one that its reader began with."""
 
     def __init__(self, folder: str, plan: Plan):
         self._folder, self._plan = folder, plan
@@ -40,7 +40,7 @@ class PlanCheck:
         return bool(self._settled)
 
     def error(self) -> UserError | None:
-        """Returns the reader's error if its cache has another plan now, else None."""
+        """Returns the reader's error if its cache now has a different plan, else None."""
         if self.marked:
             return None
         try:
@@ -52,18 +52,18 @@ class PlanCheck:
         return self.against(now)
 
     def against(self, now: Plan) -> UserError | None:
-        """Returns the reader's error if the plan `now` is another, else None."""
+        """Returns the reader's error if the plan `now` is a different one, else None."""
         if now.fingerprint == self.fingerprint:
             return None
         what, advice = _change(self._plan, now)
         return UserError(
-            f"{self._folder} now holds a cache with another plan than when it was opened ({what}): "
+            f"{self._folder} now holds a cache with a different plan than when opened ({what}): "
             f"{advice}"
         )
 
 
 def excludes_more(existing: Plan, ours: Plan) -> bool:
-    """Returns whether our plan is the existing one with more exclude lists, and nothing else."""
+    """Returns whether our plan differs from the existing one only in having more exclude lists."""
     before, now = existing.exclude or (), ours.exclude or ()
     same = dataclasses.replace(existing, exclude=None).difference(
         dataclasses.replace(ours, exclude=None)
@@ -72,11 +72,11 @@ def excludes_more(existing: Plan, ours: Plan) -> bool:
 
 
 def _change(before: Plan, now: Plan) -> tuple[str, str]:
-    new_run = "runs that began before do not go on with it: train another --model_dir"
+    new_run = "runs that began earlier cannot continue with it: train another --model_dir"
     if excludes_more(before, now):
         added = (now.exclude or ())[len(before.exclude or ()) :]
         entries = sum(each.documents + each.paragraphs for each in added)
-        what = f"a takedown: --exclude got further lists, of {entries:,} entries, and the shards"
+        what = f"a takedown: --exclude got more lists, with {entries:,} entries, and the shards"
         return f"{what} with such documents are rewritten", new_run
     old, new = before.generations, now.generations
     if len(new) > len(old) and new[: len(old)] == old:

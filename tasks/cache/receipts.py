@@ -1,4 +1,4 @@
-"""Receipts of shards, which tell whether a shard is finished, even during a build.
+"""Receipts of shards, which show whether a shard is finished, even during a build.
 
 A receipt is written last. A shard is finished if its receipt exists and every file listed there has
 the recorded size and checksum; anything else that a killed build left behind is redone.
@@ -24,8 +24,8 @@ def finished(
 ) -> Shard | None:
     """Returns the shard's receipt, or None if the shard is missing, truncated or damaged.
 
-    `sizes` is from `files.list_sizes`. `hashes` also compares a local cache's checksums: object
-    stores keep their own, and hashing a remote cache means downloading it.
+    `sizes` is from `files.list_sizes`. `hashes` also compares checksums if the cache is local:
+    object stores keep their own, and hashing a remote cache means downloading it.
     """
     count = plan.shards[split]
     receipt = shard_file(split, "receipt", index, count)

@@ -1,6 +1,6 @@
 """Decodes the records of a cache's shards: tf.train.Example protos in TFRecord framing.
 
-TensorFlow takes 7 seconds and 730 MB to import.
+TensorFlow is not used: importing it takes 7 seconds and 730 MB.
 
 Source: TensorFlow's `core/lib/io/record_writer.h` (framing, masked CRC) and
 `core/example/{example,feature}.proto`.
@@ -82,7 +82,7 @@ def unframe(record: bytes | memoryview) -> memoryview:
         raise CorruptRecord("the checksum of the record's length does not match")
     if length + FRAMING_BYTES != len(view):
         there = len(view) - FRAMING_BYTES
-        raise CorruptRecord(f"the record says {length} bytes, there are {there}")
+        raise CorruptRecord(f"the record says {length} bytes, but there are {there}")
     data = view[_HEADER.size : _HEADER.size + length]
     if _FOOTER.unpack_from(view, _HEADER.size + length)[0] != masked_crc(data):
         raise CorruptRecord("the checksum of the record's data does not match")
@@ -134,7 +134,7 @@ def decode_row(data: bytes | memoryview) -> Row:
 def check_framing(data: bytes, bounds: np.ndarray) -> None:
     """Verifies lengths and checksums of concatenated TFRecord records; raises CorruptRecord.
 
-    `bounds`, int64 [records + 1], holds the start of each record in `data`, then the last end.
+    `bounds`, int64 [records + 1], holds each record's start in `data`, then the end of the last.
     """
     raw, begins, ends, sizes = (
         np.frombuffer(data, np.uint8),
@@ -157,7 +157,7 @@ def check_framing(data: bytes, bounds: np.ndarray) -> None:
     wrong = lengths != sizes - FRAMING_BYTES
     wrong |= (length_crcs != np.array(expected, np.uint32)) | (data_crcs != crcs)
     for record in np.flatnonzero(wrong).tolist():
-        try:  # `unframe` tells which of the three is wrong
+        try:  # `unframe` finds which of the three is wrong
             unframe(data[begins[record] : ends[record]])
         except CorruptRecord as error:
             raise CorruptRecord(str(error), record) from error
@@ -166,10 +166,10 @@ def check_framing(data: bytes, bounds: np.ndarray) -> None:
 def find_lists(
     raw: np.ndarray, begins: np.ndarray, ends: np.ndarray, name: bytes
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the ids of feature `name` in tf.train.Examples, raw[begin:end] each.
+    """Finds the ids of feature `name` in tf.train.Examples, each raw[begin:end].
 
-    Returns (begins, ends, numbers of ids), int64 [records] each. Raises CorruptRecord if a record
-    is not an Example or lacks such a list, naming the record.
+    Returns (begins, ends, numbers of ids), each int64 [records]. Raises CorruptRecord, which names
+    the record, if one is not an Example or lacks such a list.
     """
     found = loops().lists_of(raw, begins, ends, np.frombuffer(name, np.uint8))
     for record in np.flatnonzero(found[0] < 0).tolist():
@@ -184,8 +184,8 @@ def find_lists(
 class BareRows:
     """Rows of tokens of type `kind`, without framing or checksums, as Megatron writes them.
 
-    `data` are the concatenated rows; `bounds`, int64 [rows + 1], their starts and the last end;
-    `tokens`, int64 [rows], their token counts. Raises CorruptRecord if a count is wrong.
+    `data` are the concatenated rows; `bounds`, int64 [rows + 1], their starts and the end of
+    the last; `tokens`, int64 [rows], their token counts. Raises CorruptRecord if a count is wrong.
     """
 
     def __init__(self, data: bytes, bounds: np.ndarray, tokens: np.ndarray, kind: np.dtype):
@@ -201,14 +201,14 @@ class BareRows:
 
 
 class Records:
-    """Whole records read at once: verifies every checksum, decodes requested tokens.
+    """Whole records read at once: verifies every checksum and decodes requested tokens.
 
     Python verifies one checksum per record; compiled loops do the rest. A row written by
     pipeline.build ends with its tokens, so their number, known from the index, gives their start.
     Other rows are decoded one at a time by `decode_row`.
 
-    Arguments are as in `BareRows`. Raises CorruptRecord if a checksum, a length or a number of
-    tokens is wrong, naming the record.
+    Arguments are as in `BareRows`. Raises CorruptRecord, which names the record, if a checksum, a
+    length or a number of tokens is wrong.
     """
 
     _leaves_eos_out = False
@@ -228,7 +228,7 @@ class Records:
         return loops().decoded(self._raw, begins, np.zeros_like(counts), counts), counts
 
     def _feature(self, name: bytes, ends: np.ndarray | None, counts: np.ndarray) -> "_Feature":
-        if ends is not None:  # as we write: each record ends in its `counts` ids at `ends`
+        if ends is not None:  # ours: each record ends, at `ends`, with its `counts` ids
             begins = loops().begins_of(self._raw, ends, counts)
             if not len(begins) or begins.min() >= 0:
                 heads = [_head(name, size) for size in (ends - begins).tolist()]
@@ -242,7 +242,7 @@ class Records:
             there = there - (last & (there == counts + 1))
         for record in np.flatnonzero(there != counts).tolist():
             raise CorruptRecord(
-                f"it has {there[record]} tokens, there should be {counts[record]}", record
+                f"it has {there[record]} tokens, but should have {counts[record]}", record
             )
         return _Feature(self._raw, begins, None)
 
@@ -250,8 +250,8 @@ class Records:
 class PairRecords(Records):
     """Whole records of pairs read at once; see `Records`.
 
-    `inputs` and `targets`, int64 [records], count the ids per side. A final EOS of a side, which
-    other programs may write, is not counted.
+    `inputs` and `targets`, int64 [records], count the ids per side. An EOS at the end of a side,
+    which other programs may write, is not counted.
     """
 
     _leaves_eos_out = True
@@ -285,7 +285,7 @@ def loops() -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _head(name: bytes, size: int) -> bytes:
-    """Returns the bytes from the map entry of feature `name` to its `size` bytes of values."""
+    """Returns the bytes from the start of feature `name`'s map entry to its `size` value bytes."""
     head = b""
     for number in (1, 3, 2):
         head = protobuf.tag(number) + protobuf.varint(len(head) + size) + head

@@ -13,10 +13,10 @@ from tasks.terminal.command_line import UserError
 
 
 def read_row_index(path: str, rows: int, remedy: Remedy, name: str | None = None) -> np.ndarray:
-    """Returns the row index at `path`, of one of the types in INDICES [rows].
+    """Returns the row index at `path`, [rows] of one of the types in INDICES.
 
-    Messages call a copy by `name`, and advise `remedy`. Raises UserError if the file is missing,
-    damaged, or not the index of `rows` rows.
+    Messages name the file `name`, or else `path`, and advise `remedy`. Raises UserError if the file
+    is missing, damaged, or not the index of `rows` rows.
     """
     name, again = name or path, remedy.again
     try:
@@ -41,8 +41,8 @@ def read_row_index(path: str, rows: int, remedy: Remedy, name: str | None = None
 def _mapped(path: str, rows: int) -> np.ndarray:
     """Maps a local index, without numpy's parser if its header is as expected.
 
-    The parser takes 200 µs, spent once a window if a cache has more shards than may be open at
-    once.
+    The parser takes 200 µs, which every window would cost if a cache has more shards than may be
+    open at once.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -47,7 +47,7 @@ class ShardFiles:
 
 
 class OpenShard:
-    """An open shard: memory-mapped index and records; raises UserError if missing or mismatched."""
+    """An open shard: memory-mapped index and records; raises UserError if missing or different."""
 
     def __init__(self, shard: ShardFiles, records: str, index: str):
         self.rows = rows = read_row_index(index, shard.rows, shard.remedy, name=shard.index)
@@ -60,13 +60,13 @@ class OpenShard:
         except FileNotFoundError as error:
             raise UserError(f"{shard.records} is missing: {shard.remedy.again}") from error
         self.close = weakref.finalize(self, os.close, self._file)
-        # Another size may be damage, which reading reports with its row; only a takedown also
-        # changes the index.
+        # A different size may be damage, which is reported with its row when it is read; only a
+        # takedown also changes the index.
         changed = os.fstat(self._file).st_size != self._size
         if changed and files.sha256(index) != shard.index_entry.sha256:
             self.close()
             raise UserError(
-                f"{shard.records} was rewritten since the manifest was read, as by a takedown: "
+                f"{shard.records} was rewritten after the manifest was read, as a takedown does: "
                 "wait until that build has finished, and start again"
             )
         self.readers = 0
@@ -81,13 +81,13 @@ class OpenShard:
             bounds.append(self._size)
         begin, size = bounds[0], bounds[-1] - bounds[0]
         if size < 0 or bounds[-1] > self._size:
-            raise CorruptRecord(f"the index has it from byte {begin:,} to {bounds[-1]:,}")
+            raise CorruptRecord(f"the index places it at bytes {begin:,} to {bounds[-1]:,}")
         data = os.pread(self._file, size, begin)
         while len(data) < size:
             more = os.pread(self._file, size - len(data), begin + len(data))
             if not more:
                 row = sum(bound - begin <= len(data) for bound in bounds[1:])
-                raise CorruptRecord("the file ends in it", row)
+                raise CorruptRecord("the file ends inside it", row)
             data += more
         return bounds, data
 
@@ -95,9 +95,9 @@ class OpenShard:
 class Shards:
     """The shards of a split, opened and copied on demand.
 
-    Methods take indices in the list of shards, which may grow. Copies of a remote cache are in
+    Methods take indices into the list of shards, which may grow. Copies of a remote cache are in
     `local_dir`, where the next process finds them, or else in a temporary folder, which is deleted
-    with the process. Raises UserError if a shard is larger than `local_bytes`.
+    when the process ends. Raises UserError if a shard is larger than `local_bytes`.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Shards:
         shards: Sequence[ShardFiles],
         local_dir: str | None = None,
         local_bytes: int = 50 << 30,  # maximum total size of the copies
-        open_shards: int = 0,  # maximum; 0 takes an eighth of the process's descriptor limit
+        open_shards: int = 0,  # maximum; 0 means an eighth of the process's descriptor limit
         plan_check: PlanCheck | None = None,
     ):
         self._shards = shards
@@ -133,9 +133,9 @@ class Shards:
         largest = max(shards, key=lambda shard: shard.bytes, default=None)
         if largest and files.is_remote(largest.records) and largest.bytes > self._local_bytes:
             raise UserError(
-                f"{largest.records} and its index have {largest.bytes:,} bytes, and local copies "
-                f"may take {self._local_bytes:,}: set --data.local_bytes to at least "
-                f"{largest.bytes}, better to many times as much"
+                f"{largest.records} and its index have {largest.bytes:,} bytes, but local copies "
+                f"may take only {self._local_bytes:,}: set --data.local_bytes to at least "
+                f"{largest.bytes}, better many times as much"
             )
 
     @contextlib.contextmanager
@@ -185,7 +185,7 @@ class Shards:
                 self._changed.notify_all()
 
     def prefetch(self, numbers: Iterable[int]) -> None:
-        """Copies shards of a remote cache in the background, a few in parallel, in this order.
+        """Copies shards of a remote cache in the background, a few in parallel, in the given order.
 
         Existing copies count as just used. An error is logged, and raised when the shard is read.
         """
@@ -199,7 +199,7 @@ class Shards:
             except Exception as error:
                 name = self._shards[number].records
                 logging.getLogger(__name__).warning(
-                    "%s was not copied ahead: %s", name, retries.describe(error)
+                    "%s was not copied in advance: %s", name, retries.describe(error)
                 )
 
         def copy() -> None:
@@ -245,7 +245,7 @@ class Shards:
                 if not copies.holds(files.local_path(path), entry):
                     opened.close()
                     raise UserError(
-                        f"{path} was rewritten since the manifest was read: wait until that "
+                        f"{path} was rewritten after the manifest was read: wait until that "
                         "build has finished, and start again"
                     )
         return opened
@@ -298,7 +298,7 @@ class Shards:
             for number in self._copies:
                 shard = self._open.get(number)
                 if number not in self._opening and not (shard and shard.readers):
-                    # Closed first: a deleted file takes up space until it is closed.
+                    # Close it first: a deleted file takes up space until it is closed.
                     if shard:
                         self._open.pop(number).close()
                     self._remove_copy(number)

@@ -1,4 +1,4 @@
-"""Reads the rows of one split of a cache, numbered through the whole split.
+"""Reads the rows of one split of a cache, numbered across the whole split.
 
 Dimensions: R distinct rows, S shards.
 """
@@ -20,8 +20,8 @@ Rows = records.Records | records.BareRows
 class SplitRows:
     """The rows of one split of a cache, with random access from any thread.
 
-    Files open on first read. Arguments and errors are as in `windows.Windows`; it also raises
-    UserError if the files of another program have changed since it was adopted.
+    Files open on first read. Arguments and errors are as in `windows.Windows`; also raises
+    UserError if another program's files have changed since they were adopted.
     """
 
     def __init__(
@@ -35,8 +35,8 @@ class SplitRows:
         plan, shards = manifest.plan, manifest.splits[split]
         self._folder, self._split, self._plan = folder, split, plan
         self._is_pairs = plan.pairs is not None
-        # Tokens of every row but the last of a shard, if the rows are a stream of ours; otherwise
-        # the index has them.
+        # Number of tokens in every row of a shard but the last, if our build wrote the rows as a
+        # stream; other rows have theirs in the index.
         is_stream = not plan.rows_are_windows and not plan.adopted
         self.row_tokens = plan.row_tokens if is_stream else None
         self.count = 0
@@ -44,7 +44,7 @@ class SplitRows:
         self._plan_check = PlanCheck(folder, plan)
         self.shards = Shards(self.files, local_dir, local_bytes, plan_check=self._plan_check)
         self.tokens = np.zeros(0, np.int64)  # of each shard, [S]
-        self.first = np.zeros(1, np.int64)  # row of each shard, then the number of rows, [S + 1]
+        self.first = np.zeros(1, np.int64)  # first row of each shard, then the row count, [S + 1]
         self.grow(shards)
         if plan.adopted:
             self._check_sizes()
@@ -84,7 +84,7 @@ class SplitRows:
         )  # fmt: skip
 
     def _check_sizes(self) -> None:
-        """Checks that no file of another program changed size since it was adopted."""
+        """Checks that no file of another program has changed size since it was adopted."""
         assert self._plan.adopted
         sizes = files.list_sizes(self._plan.adopted.folder or self._folder)
         for shard in self.files:
@@ -92,7 +92,7 @@ class SplitRows:
             if size != then:
                 now = "is missing" if size is None else f"has {size:,} bytes"
                 raise UserError(
-                    f"{shard.records} {now}, and had {then:,} when it was adopted: "
+                    f"{shard.records} {now}, but had {then:,} when it was adopted: "
                     f"{self._plan.remedy.redo}"
                 )
 
@@ -102,7 +102,7 @@ class SplitRows:
         values_P: np.ndarray,
         find: Callable[[np.ndarray, np.ndarray], np.ndarray],
     ) -> np.ndarray:
-        """Applies `find` to each shard's row index and its values; returns int64."""
+        """Applies `find` to the row index and the values of each shard; returns int64."""
         found_P = np.empty(len(values_P), np.int64)
         shards = np.unique(shards_P).tolist()
         if shards:

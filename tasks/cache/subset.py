@@ -3,7 +3,7 @@
     0.01                             a share of the windows
     2^29 tokens                      the first tokens, as in the T5 paper's subsets
     1000 documents                   the first documents, or pairs
-    TASK: AMOUNT; TASK: AMOUNT       for these tasks of a mixture
+    TASK: AMOUNT; TASK: AMOUNT       an amount for each named task of a mixture
 
 Windows are taken whole: those that end within the amount.
 
@@ -58,19 +58,19 @@ def _amount(text: str) -> Take:
         value = math.nan
     unit = form[3] if form else SHARE
     if not 0 < value < math.inf or (unit and not value.is_integer()):
-        raise ValueError(f"{text} is no amount: write {_EXAMPLES}")
+        raise ValueError(f"{text} is not an amount: write {_EXAMPLES}")
     if unit == SHARE and value > 1:
         raise ValueError(f"{text} is more than the whole, 1: for a number, write '{text} tokens'")
     return Take(value, unit)
 
 
 def of_task(amounts: Mapping[str, Take], task: str) -> Take | None:
-    """Returns the amount to take of a task; None for all of it."""
+    """Returns the amount to take from a task; None for all of it."""
     return amounts.get(task) or amounts.get("")
 
 
 def held(plan: Plan, shards: Iterable[Shard], unit: str) -> int:
-    """Returns the number of tokens or documents in some shards."""
+    """Returns the number of tokens or documents in `shards`."""
     counted = "rows" if unit == DOCUMENTS and plan.pairs and plan.adopted else unit
     return sum(getattr(shard, counted) for shard in shards)
 
@@ -83,16 +83,16 @@ def count(windows: Windows, folder: str, manifest: CacheManifest, split: str, wa
     """
     plan = manifest.plan
     if wanted.unit == DOCUMENTS and not plan.pairs and (plan.adopted or plan.rows_are_windows):
-        why = "do not lie one after the other, as with packing concat"
+        why = "are not stored in sequence, unlike with packing concat"
         if plan.adopted:
-            why = "are not known, as it was adopted"
+            why = "are not known, because it was adopted"
         raise UserError(
-            f"--data.take={wanted}: the documents of {folder} {why}: give tokens or a share"
+            f"--data.take={wanted}: the documents of {folder} {why}; give tokens or a share"
         )
     most = held(plan, manifest.splits[split], wanted.unit) if wanted.unit else 1
     if wanted.amount > most:
         raise UserError(
-            f"--data.take={wanted}: {folder} has {most:,} {wanted.unit} in {split}, not so many: "
+            f"--data.take={wanted}: {folder} has {most:,} {wanted.unit} in {split}, not this many: "
             "take fewer, or leave it out"
         )
     if wanted.unit == SHARE:
@@ -106,7 +106,7 @@ def count(windows: Windows, folder: str, manifest: CacheManifest, split: str, wa
         found = windows.within_tokens(before)
     if not found:
         raise UserError(
-            f"--data.take={wanted} of {folder} is less than a window, which has "
+            f"--data.take={wanted} of {folder} is less than one window, which has "
             f"{windows.window_tokens:,} tokens: take more"
         )
     return found

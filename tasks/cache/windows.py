@@ -39,7 +39,7 @@ class Windows:
 
     Files open on first read; remote shards are then copied, as in `Shards`. Index and records stay
     in files: only the windows of a call are in memory. Raises UserError if the cache lacks the
-    split, its manifest is damaged, its rows are longer than a window, or as `Shards`.
+    split, its manifest is damaged, its rows are longer than a window, or as `Shards` does.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Windows:
         keep_tails: bool = False,  # include the unfinished last window, as evaluation does
         local_dir: str | None = None,
         local_bytes: int = 50 << 30,
-        across_shards: bool = True,  # if not, each shard has its own unfinished last window
+        across_shards: bool = True,  # if False, each shard has its own
     ):
         # Freeing a block of 24 MB once makes glibc keep up to 48 MB of freed memory. Otherwise the
         # arrays of each batch, about a megabyte each, may return to the system and be faulted in
@@ -68,7 +68,7 @@ class Windows:
             if plan.adopted:
                 advice = "use longer ones, or adopt it with"
             raise UserError(
-                f"{folder} is packed {plan.packing} into rows of {plan.row_tokens} tokens, and "
+                f"{folder} has {plan.packing} rows of {plan.row_tokens} tokens, but "
                 f"these lengths need windows of {window_tokens}: {advice} --packing=concat, which "
                 "fits any length"
             )
@@ -159,15 +159,15 @@ class Windows:
     def read(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns (tokens int32 [W, window_tokens] padded with 0, lengths int64 [W]).
 
-        Raises UserError if a record is corrupt, naming the shard and the row.
+        Raises UserError, which names the shard and the row, if a record is corrupt.
         """
         return self._read(indices_W)[:2]
 
     def read_documents(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the result of `read`, and each token's document number in its window.
 
-        Numbers start at 0, int32 [W, window_tokens], with 0 at padding. A separator belongs to the
-        document it ends. Raises UserError if the records do not say where documents begin.
+        The numbers, int32 [W, window_tokens], start at 0 and are 0 at padding. A separator belongs
+        to the document it ends. Raises UserError if the records do not say where documents begin.
         """
         if self._plan.pairs or self._plan.adopted:
             raise UserError(f"{self._folder} does not record where documents begin in its rows")
@@ -241,7 +241,7 @@ class Windows:
     def blocks(self, block_bytes: int) -> np.ndarray:
         """Divides the windows into blocks: windows that begin in consecutive shards.
 
-        A block's shards, including those its last window continues in, total at most `block_bytes`;
+        A block's shards, with those into which its last window runs, total at most `block_bytes`;
         raises UserError if one shard's windows need more. Returns int64 [blocks + 1], the first
         window of each block, then the number of windows; no block is empty.
         """
@@ -259,7 +259,7 @@ class Windows:
         if alone_S[most] > block_bytes:
             raise UserError(
                 f"the windows of {self._rows.files[most].records} take {alone_S[most]:,} bytes of "
-                f"shards and indices, and a block may have {block_bytes:,}: set "
+                f"shards and indices, but a block may have {block_bytes:,}: set "
                 f"--data.block_bytes to {alone_S[most]} or more"
             )
         firsts, shard = [0], 0
@@ -267,7 +267,7 @@ class Windows:
             limit = begins_S1[shard] + block_bytes
             shard = int(np.searchsorted(bytes_S, limit, side="right"))
             firsts.append(int(self._first[shard]))
-        # `unique` removes blocks whose shards begin no window.
+        # `unique` removes blocks in whose shards no window begins.
         return np.unique(firsts)
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:

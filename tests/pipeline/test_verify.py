@@ -337,7 +337,7 @@ def test_a_folder_of_caches(tmp_path):
         (tmp_path / f"mine{number}_lm").mkdir()
         (tmp_path / f"mine{number}_lm" / "manifest.json").touch()
     (tmp_path / "other").mkdir()
-    message = f"mine3_lm, mine4_lm and 2 more: name one, as {tmp_path}/mine0_lm "
+    message = f"mine3_lm, mine4_lm and 2 more: name one, such as {tmp_path}/mine0_lm "
     with pytest.raises(UserError, match=message):
         verify(str(tmp_path))
 

@@ -185,7 +185,7 @@ def test_a_dropped_update_is_found(found, text_cache, tmp_path, monkeypatch):
     assert value["tensor"]["step"] == 8
     assert value["tensor"]["counts"]
     assert all(pair == [8, 7] for pair in value["tensor"]["counts"].values())
-    assert "is 8 and 7: B made 1 less" in said
+    assert "is 8 and 7: B made 1 fewer" in said
 
 
 def with_a_flipped_bit(base, target, bit, name="decoder/decoder_norm/scale", sealed=True):
@@ -230,7 +230,7 @@ def test_checkpoints_are_read_as_far_as_their_checksums_say(found, base, tmp_pat
     value, said = found(other, "--verify=none")
     assert value["tensor"]["verified"] == [4, 8, STEPS]
     assert [each["index"] for each in value["tensor"]["differences"]] == [[3]]
-    assert "has no checksums in both runs" in said
+    assert "lacks checksums in a run" in said
 
 
 @pytest.mark.parametrize("part", ["state", "run"])

@@ -252,7 +252,7 @@ def test_a_document_is_found_before_and_after_its_takedown(long_cache, tmp_path,
     ]
     built(*again, f"--exclude={tmp_path}/ids.txt")
     assert found() == wanted
-    with pytest.raises(UserError, match=r"was changed since .* ask by --document"):
+    with pytest.raises(UserError, match=r"has changed since .* use --document"):
         Explanation(str(tmp_path / "model"), 3)
     (tmp_path / "wanted.txt").write_text("\n".join(documents))
     capsys.readouterr()

@@ -150,7 +150,7 @@ def test_an_extension_under_a_waiting_run_is_named(finished, make_pair, many_sha
     build_again(pair, "--extend")
     assert_stopped(
         pair, finished,
-        f"{pair.build.cache} now holds a cache with another plan", "--extend added 1 file(s)",
+        f"{pair.build.cache} now holds a cache with a different plan", "--extend added 1 file(s)",
         "train another --model_dir",
     )  # fmt: skip
 
@@ -193,7 +193,7 @@ def test_a_takedown_of_a_finished_cache_under_a_run_is_named(
     build_again(pair, f"--exclude={ids}")
     pair.run.signal_group(signal.SIGCONT)
     step = assert_stopped(
-        pair, finished, f"{pair.build.cache} now holds a cache with another plan", "a takedown: ",
-        f"of {len(listed)} entries", "train another --model_dir",
+        pair, finished, f"{pair.build.cache} now holds a cache with a different plan",
+        "a takedown: ", f"with {len(listed)} entries", "train another --model_dir",
     )  # fmt: skip
     assert step == evaluated if split == "validation" else stopped < step < evaluated

@@ -142,7 +142,7 @@ def test_an_evaluation_that_does_not_fit_gets_fewer_rows():
     ("flags", "message"),
     [
         (["--preset=t5_1_1_tiny"], "--lengths.inputs is missing"),
-        (["--preset=t5_1_1_tiny", "--lengths.inputs=0"], "--lengths.inputs=0 is for a decoder al"),
+        (["--preset=t5_1_1_tiny", "--lengths.inputs=0"], "--lengths.inputs=0 is for decoder-only"),
         ([*TINY, "--topology=v9:4x4"], "v4, v5e, v5p, v6e"),
         ([*TINY, "--topology=v5e:4x4x4"], "2 axes"),
         ([*TINY, "--topology=v5e:3x4"], "must be even"),

@@ -1,7 +1,7 @@
 """The first token that differs between the batches of two runs, and the records that explain it.
 
-Recorded tasks and caches are compared first. Batches are then made again from configuration and
-caches, which determine them.
+Recorded tasks and caches are compared first. Batches are then made again from the configuration
+and caches, which determine them.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from trainer.reporting.history import History
 class Batch:
     """The first difference between the batches: update (from 1), row, feature and position.
 
-    `pieces` are those of ids, `documents` a line per run on the row's documents; `rows` counts the
-    batch's differing rows. `note` says why rows cannot be compared; `row` is then None.
+    `pieces` are the ids' pieces; `documents` has one line per run about the row's documents; `rows`
+    counts the batch's differing rows. `note` says why rows cannot be compared; `row` is then None.
     """
 
     step: int
@@ -46,8 +46,8 @@ class Batch:
 class Compared:
     """The comparison of two runs' data.
 
-    `records` are differences of recorded tasks, rates, vocabularies and caches; `compared` is the
-    (first, last) update whose batches were compared, if any; `lost` batches cannot be made again.
+    `records` lists differences between recorded tasks, rates, vocabularies and caches; `compared`
+    is (first, last) of the updates compared, if any; `lost` is True if batches cannot be remade.
     """
 
     records: list[str] = dataclasses.field(default_factory=list)
@@ -72,7 +72,7 @@ def records(one: History, other: History, last: int) -> Compared:
         found.records.append(f"the vocabulary was {hashes[0][:12]}, is {hashes[1][:12]} (SHA-256)")
     prints = [each.get("cache_fingerprints", {}) for each in stored]
     found.records += [
-        f"the cache of {task} has another plan: {prints[0][task][:12]} and {prints[1][task][:12]}"
+        f"the caches of {task} differ in plan: {prints[0][task][:12]} and {prints[1][task][:12]}"
         for task in prints[0].keys() & prints[1].keys()
         if prints[0][task] != prints[1][task]
     ]
@@ -100,7 +100,7 @@ class Batches:
         ]
 
     def changed_since(self) -> Iterator[str]:
-        """Yields changes of a run's data since its training."""
+        """Yields the changes to each run's data since it was trained."""
         for run, data in zip(self._runs, self._data, strict=True):
             for change in task_record.changes(run.record, data.record, run.step):
                 yield f"{run.name}: since it was trained, {change}"
@@ -175,4 +175,4 @@ def _shards(task: str, one: CacheManifest, other: CacheManifest) -> Iterator[str
         differ = sorted({name for name, _ in sides[0].items() ^ sides[1].items()})
         if differ:
             more = f", and {len(differ) - 1} more of {split}" if len(differ) > 1 else ""
-            yield f"{files.join(task, differ[0])} has other bytes{more}"
+            yield f"{files.join(task, differ[0])} has different bytes{more}"

@@ -1,6 +1,6 @@
-"""Steps at which a run saw a document, from its configuration, order and caches' lineage.
+"""Finds the steps at which a run saw a document, from its configuration and caches' lineage.
 
-Also works after a takedown changed the caches: they keep their earlier lineage.
+This also works after a takedown has changed the caches, which keep their earlier lineage.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ class Sightings:
             _ = data.sources  # reads which shards are built so far
         for task in data.tasks:
             if task.manifest.plan.adopted:
-                raise UserError(f"{task.cache} is another program's, which records no documents")
+                raise UserError(f"{task.cache} is from another program, which records no documents")
             now = task.manifest.plan.fingerprint
             then = description.get("cache_fingerprints", {}).get(task.task.name, now)
             if then != now:
@@ -117,8 +117,8 @@ def _lineage(path: str) -> Any:
             return parquet.read_table(file, columns=["id", "row", "position", "tokens"])
     except FileNotFoundError as error:
         raise UserError(
-            f"{path} is missing, as the cache was extended since the run: restore the cache that "
-            "the run was trained on"
+            f"{path} is missing because the cache was extended after the run: restore the cache "
+            "that the run was trained on"
         ) from error
 
 
@@ -133,7 +133,7 @@ def _as_it_was(task: CachedTask, fingerprint: str) -> CachedTask:
 def prepared(
     config: Config, origins: dict[str, str], cache_dir: str | None
 ) -> tuple[Run, CachedData]:
-    """Returns a run and its data; raises UserError if they are not from caches."""
+    """Returns a run and its data; raises UserError if the data is not cached."""
     if cache_dir:
         config = fields.replace(config, "cache_dir", cache_dir)
     run = prepare(config, origins)

@@ -22,7 +22,7 @@ from trainer.data import task_record
 class Row:
     """The origin of an example in a batch: epoch (from 0) and window of its task.
 
-    `key` is the noise's, `places` are the window's in the cache's shards, and `slot` says how it
+    `key` seeds the noise, `places` locate the window in the cache's shards, and `slot` says how it
     became an example of a packed row.
     """
 
@@ -48,16 +48,16 @@ class Explanation:
         differences = task_record.changes(load_record(model_dir), self._data.record, step)
         if differences:
             raise UserError(
-                f"{model_dir} was trained on other examples ({'; '.join(differences)}): use the "
-                "task module, the caches and the version of this project that it was trained with"
+                f"{model_dir} was trained on different examples ({'; '.join(differences)}): use "
+                "the task module, caches and version of this project that it was trained with"
             )
         fingerprints = newest(model_dir)[1].get("cache_fingerprints", {})
         for task in self._data.tasks:
             own = task.manifest.plan.fingerprint
             if fingerprints.get(task.task.name, own) != own:
                 raise UserError(
-                    f"{task.cache} was changed since {model_dir} was trained on it, as by a "
-                    "takedown: give --cache_dir of a copy from before, or ask by --document, which "
+                    f"{task.cache} has changed since {model_dir} was trained on it, perhaps by "
+                    "a takedown: set --cache_dir to an earlier copy, or use --document, which "
                     "still works"
                 )
         self.step = step

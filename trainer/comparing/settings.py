@@ -7,7 +7,7 @@ from trainer.config import changes
 from trainer.config.unused_fields import unread_fields
 from trainer.reporting.history import History, differences
 
-# A field changes results, changes them only by rounding, or leaves the same bits.
+# A field changes results, changes them only by rounding, or leaves every bit the same.
 RESULTS, ROUNDING, NONE = "results", "rounding", "none"
 
 
@@ -32,7 +32,7 @@ def compare(one: History, other: History) -> list[Setting]:
 def effect(path: str, idle: bool = False) -> str:
     """Returns the effect of a field on results; neither run reads `idle` fields."""
     changed = changes(path)
-    # What a field changes "later" is seen in results of whole runs, even if it is idle.
+    # A field that changes something "later" affects the results of a whole run, even if idle.
     if changed == "nothing" or (idle and changed not in ("later", "later_batches")):
         return NONE
     return ROUNDING if changed == "rounding" else RESULTS

@@ -8,7 +8,7 @@ from trainer.reporting.history import History
 
 
 class Report(NamedTuple):
-    """A line of metrics that differs, both values by name, and the last equal step of its split."""
+    """A differing line of metrics, both values by name, and the last equal step of its split."""
 
     step: int
     split: str

@@ -26,9 +26,9 @@ _ORDER = ("step", "guard", "params", "opt_state", "metrics")
 class Difference:
     """An array that differs.
 
-    `kinds` are dtype and shape, None where a run lacks the array. `differing` counts elements with
-    other bits, None if the array was not read; `index`, `values` and hexadecimal `bits` are of the
-    first one. `largest` is the largest absolute difference, None if not finite, and `ulps` the
+    `kinds` are dtype and shape, None where a run lacks the array. `differing` counts elements whose
+    bits differ, None if the array was not read; `index`, `values` and hexadecimal `bits` describe
+    the first. `largest` is the largest absolute difference, None if not finite, and `ulps` the
     largest distance in representable numbers. `damaged` is the run, 0 or 1, whose array does not
     match its checksum.
     """
@@ -49,9 +49,9 @@ class Difference:
 class Compared:
     """The comparison of two runs' checkpoints at the `steps` that both have.
 
-    `step` is the first with an array that differs or cannot be read, `differences` are its arrays,
-    only the first described, and `counts` both values of its differing update counts. Arrays were
-    read at the steps in `verified`.
+    `step` is the first at which an array differs or cannot be read, `differences` lists those
+    arrays (only the first few are described), and `counts` has both values of each differing update
+    count. Arrays were read at the steps in `verified`.
     """
 
     steps: list[int]
@@ -67,7 +67,7 @@ def compare(folders: tuple[str, str], verify: str = "newest") -> Compared:
     """Compares the checkpoints that both runs have, oldest first.
 
     Arrays with equal recorded checksums count as equal unread, except in the checkpoints chosen by
-    `verify` ("none", "newest" or "all"). T5X's checkpoints have no checksums and are read.
+    `verify` ("none", "newest" or "all"). T5X's checkpoints have no checksums, so they are read.
     """
     steps = [read.steps(folder) for folder in folders]
     common = sorted(set(steps[0]) & set(steps[1]))
@@ -101,7 +101,7 @@ def _compare_step(found: Compared, step: int, paths: tuple[str, str], reading: b
         found.step, found.differences = step, [Difference(what, (None, None), damaged=number)]
         return
     if not all(stored):
-        found.notes.append(f"checkpoint {step} has no checksums in both runs: all arrays were read")
+        found.notes.append(f"checkpoint {step} lacks checksums in a run: all arrays were read")
         reading = True
         stored = [
             {name: checksums.kind_of(each) for name, each in side.items()} for side in tensors

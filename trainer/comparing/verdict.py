@@ -50,8 +50,8 @@ def compare(
     """Compares two runs as far as both have come.
 
     `batches` is the number of updates whose batches are compared even without a suspected
-    difference (-1: all), `verify` is as in `tensors.compare`, and `cache_dirs` are folders of
-    caches by task, if moved.
+    difference (-1: all), `verify` is as in `tensors.compare`, and `cache_dirs` are the runs'
+    cache folders, if moved.
     """
     one, other = history.load(folders[0], "A"), history.load(folders[1], "B")
     changed = settings.compare(one, other)
@@ -98,7 +98,7 @@ def _last(run: History) -> int:
 
 
 def as_json(found: Verdict) -> dict[str, Any]:
-    """Returns a verdict as JSON values, with non-finite numbers as texts."""
+    """Returns a verdict as JSON values, with non-finite numbers as strings."""
     values = {
         "runs": [run.folder for run in found.runs],
         "same": not found.first,

@@ -14,7 +14,7 @@ _SHOWN = 12
 
 
 def text(found: Verdict) -> str:
-    """Returns a verdict as text: a line per layer, with details of the differing ones."""
+    """Returns a verdict as text: a line per layer, with details of those that differ."""
     one, other = found.runs
     blocks = [f"A  {one.folder}\nB  {other.folder}"]
     for name, lines in (
@@ -119,7 +119,7 @@ def _tensors(found: Verdict) -> Iterator[str]:
         yield f"checkpoint {tensors.step:,}: {count} of {tensors.arrays} arrays differ"
         for name, (a, b) in tensors.counts.items():
             fewer = "B" if b < a else "A"
-            yield f"{name} is {a:,} and {b:,}: {fewer} made {abs(a - b):,} less"
+            yield f"{name} is {a:,} and {b:,}: {fewer} made {abs(a - b):,} fewer"
         for each in tensors.differences[:_SHOWN]:
             yield _array(each)
         if count > _SHOWN:
@@ -137,7 +137,7 @@ def _array(each: Difference) -> str:
         unread = f": {'AB'[each.damaged]} cannot be read" if each.damaged is not None else ""
         return f"{each.name} {kinds[0]}{unread}"
     if not each.differing:
-        said = "its checksum was recorded of other bits"
+        said = "its checksum was recorded for different bits"
     else:
         assert each.values
         assert each.bits
@@ -149,7 +149,7 @@ def _array(each: Difference) -> str:
         said += f"; at most {each.largest:.3g} apart" if each.largest is not None else ""
         said += f", {each.ulps:,} ULP" if each.ulps is not None else ""
     if each.damaged is not None:
-        said += f"; {'AB'[each.damaged]} is damaged: it is not what its checksum says"
+        said += f"; {'AB'[each.damaged]} is damaged: it does not match its checksum"
     return f"{each.name} {kinds[0]}: {said}"
 
 

@@ -1,1 +1,1 @@
-"""The model as slots: `spec` describes it as plain data, `transformer` runs it."""
+"""A model made of slots: `spec` describes it as plain data, and `transformer` runs it."""

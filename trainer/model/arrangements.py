@@ -1,4 +1,4 @@
-"""The states between layers, and how the sublayers of a layer follow one another.
+"""The states between layers, and the order in which a layer's sublayers run.
 
 Dimensions: B batch, L length of a stack's rows, M remaining positions, D model, H heads.
 """
@@ -20,7 +20,7 @@ from trainer.model.positions import Positions
 
 
 class Flow(NamedTuple):
-    """The states between two layers; `index_BL` are the remaining positions, None if all."""
+    """The states between two layers; `index_BL` holds the remaining positions, None if all."""
 
     x_BLD: Array
     index_BL: Array | None = None
@@ -74,8 +74,8 @@ def _both(x_LL: Array, index_M: Array) -> Array:
 class Sublayer(NamedTuple):
     """A sublayer of a layer.
 
-    `norm_name` lacks the placement's prefix. `run` maps (y_BLD, rows=rows) to [B, L, D]. After it,
-    `kept` maps rows to the indices [B, M] that later sublayers keep; None means all.
+    `norm_name` lacks the placement's prefix. `run` maps (y_BLD, rows=rows) to [B, L, D]; `kept`,
+    called next, maps rows to the indices [B, M] that later sublayers keep; None means all.
     """
 
     norm_name: str
@@ -105,7 +105,7 @@ def sequential(
 def parallel(
     flow: Flow, rows: Rows, sublayers: Sequence[Sublayer], norm: Norms, dropout: Function
 ) -> Flow:
-    """Adds all outputs to the states that the sublayers read, each by its own norm (GPT-NeoX)."""
+    """Adds all outputs to the states, which each sublayer reads through its own norm (GPT-NeoX)."""
     x_BLD = flow.x_BLD
     outputs = [dropout(each.run(norm(each)(x_BLD), rows=rows)) for each in sublayers]
     return flow._replace(x_BLD=sum(outputs, start=x_BLD))
@@ -114,7 +114,7 @@ def parallel(
 def parallel_with_one_norm(
     flow: Flow, rows: Rows, sublayers: Sequence[Sublayer], norm: Norms, dropout: Function
 ) -> Flow:
-    """Like `parallel`, with one norm for all (GPT-J, PaLM)."""
+    """Works like `parallel`, with one norm for all sublayers (GPT-J, PaLM)."""
     y_BLD = norm(sublayers[0])(flow.x_BLD)
     outputs = [dropout(each.run(y_BLD, rows=rows)) for each in sublayers]
     return flow._replace(x_BLD=sum(outputs, start=flow.x_BLD))

@@ -1,7 +1,7 @@
 """Softmax attention whose logits are query-key products, and Primer's variants.
 
 Dimensions: B batch, L query length, S key length, D model, H heads, K head size, J = H * K; G heads
-of keys and values, equal to H unless grouped.
+of keys and values, which equals H unless heads are grouped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trainer.model.stack_parts import CrossAttention
 
 
 class MixedPart(Buildable):
-    """A change of mixed values before the last projection; maps (mixed_BLJ, x_BLD) to [B, L, M].
+    """A change to mixed values before the last projection; maps (mixed_BLJ, x_BLD) to [B, L, M].
 
     Its setting is the head size. `value_deviation` multiplies the standard deviation of the initial
     value kernel.
@@ -38,7 +38,7 @@ class MixedPart(Buildable):
 
 @dataclass(frozen=True)
 class DotProductAttention(Buildable):
-    """Multi-head softmax attention with optional parts; None means that a part is absent.
+    """Multi-head softmax attention with optional parts; a part that is None is absent.
 
     Rotary positions rotate queries and keys; relative ones add a bias to the logits before the
     parametrisation scales them. Logits and softmax are float32 or `Shared.softmax_dtype`; the
@@ -47,10 +47,10 @@ class DotProductAttention(Buildable):
     Attributes:
       convolution: changes projected queries, keys and values; maps (x_BLJ, rows, cache) to [B, L,
         J].
-      shared_query_key: queries are projected from keys, by a kernel that mixes heads.
+      shared_query_key: project queries from keys, with a kernel that mixes heads.
       learned_logits: added to the products; maps (rows, source_rows, cached) to [B, H, L, S]. Its
         setting is the number of heads.
-      num_kv_heads: heads of keys and values, each serving several query heads (Ainslie et al. 2023,
+      num_kv_heads: heads of keys and values, each used by several query heads (Ainslie et al. 2023,
         arXiv:2305.13245). None means `num_heads`.
       query_key_norm: normalises each head's queries and keys, before rotation (Dehghani et al.
         2023, arXiv:2302.05442).
@@ -111,7 +111,7 @@ class DotProductAttention(Buildable):
         return Attending(module, view, self.num_heads, self.head_dim, pattern, extra, deterministic)
 
     def _changes(self, attending: Attending) -> bool:
-        """Returns whether other operations lie between the projections and the fused kernels."""
+        """Returns True if other operations come between the projections and the fused kernels."""
         parts = (self.convolution, self.query_key_norm, self.value_part, attending.angles)
         return attending.drops or any(part is not None for part in parts)
 
@@ -168,7 +168,7 @@ class DotProductAttention(Buildable):
 
 
 def attention(config: ModelConfig, **changes: Any) -> DotProductAttention:
-    """Returns a configuration's attention to all keys, with `changes` of its fields."""
+    """Returns a configuration's attention to all keys, with `changes` to its fields."""
     return DotProductAttention(
         config.num_heads,
         config.head_dim,

@@ -1,4 +1,4 @@
-"""Attention cores: interchangeable computations of attention from queries, keys and values.
+"""Attention cores: interchangeable ways to compute attention from queries, keys and values.
 
 Dimensions: B batch, L query length, S key length, H heads, G heads of keys and values, K head size,
 J = H * K, C channel pairs.
@@ -30,10 +30,10 @@ from trainer.model.sparsity import Pattern, visited
 
 
 class Attending(NamedTuple):
-    """An attention as its cores see it.
+    """One attention operation as the cores see it.
 
     `module` keeps the cache and draws dropout. `pattern` is None if all keys are visible.
-    `added_logits` are added to the products; only einsum supports them.
+    `added_logits` returns what is added to the products; only einsum supports it.
     """
 
     module: Built
@@ -58,15 +58,15 @@ class Attending(NamedTuple):
 
     @property
     def predicate(self) -> Mask:
-        """The mask, without a prefix if the batch marks none."""
+        """The mask; it ignores prefixes if the batch marks none."""
         if self.view.predicate is None:
-            raise ValueError("a pattern needs a mask that kernels know")
+            raise ValueError("a pattern needs a mask that kernels support")
         prefix = self.view.predicate.prefix and self.view.rows.prefix_BL is not None
         return self.view.predicate._replace(prefix=prefix)
 
     @property
     def angles(self) -> tuple[Array, Array] | None:
-        """Angles of queries and of keys."""
+        """The angles that rotate queries and keys."""
         own, source = self.view.positions.angle_BLC, self.view.positions.source_angle_BSC
         if own is None:
             return None
@@ -76,7 +76,7 @@ class Attending(NamedTuple):
         return split_heads(joined, self.head_dim)
 
     def rotated(self, q_BLJ: Array, k_BSJ: Array) -> tuple[Array, Array]:
-        """Returns queries and keys by head."""
+        """Returns rotated queries and keys, split into heads."""
         q_BLHK, k_BSGK = self.heads(q_BLJ), self.heads(k_BSJ)
         if self.angles is None:
             return q_BLHK, k_BSGK
@@ -93,7 +93,7 @@ class Attending(NamedTuple):
     def drop_values(self, v_BSJ: Array) -> Array:
         """Returns values [B, S, J] with dropout per head and key.
 
-        All queries share a draw, so dropping values equals dropping weights.
+        All queries share a draw, so dropping values is the same as dropping weights.
         """
         shared = self.shared
         ones_BH1S = jnp.ones((len(v_BSJ), self.num_heads, 1, v_BSJ.shape[1]), v_BSJ.dtype)
@@ -108,7 +108,7 @@ Core = Callable[[Attending, Array, Array, Array], Array]
 
 
 def choose(at: Attending) -> str:
-    """Returns the name of the core for an attention, a key of CORES."""
+    """Returns the key in CORES of the core that computes an attention."""
     shared, pattern, view, device = at.shared, at.pattern, at.view, tracing_device()
     if view.cache is not None:
         return "einsum"
@@ -133,7 +133,7 @@ def choose(at: Attending) -> str:
 
 
 def _tiles(at: Attending, pattern: Pattern) -> bool:
-    """Returns whether kernels can compute a pattern: each device needs whole groups of heads."""
+    """Returns True if kernels can compute a pattern: each device needs whole groups of heads."""
     mesh = jax.sharding.get_abstract_mesh()
     if not fills_tiles(pattern.block):
         return False
@@ -158,7 +158,7 @@ def _einsum(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
 
 
 def _visited(at: Attending, pattern: Pattern) -> Array:
-    """Returns where a pattern visits pairs, bool [B, H or 1, L, S], for a cache's slots."""
+    """Returns the pairs that a pattern visits among a cache's slots, bool [B, H or 1, L, S]."""
     known, view = at.predicate, at.view
     length = view.cache.slots if view.cache else view.rows.segment_BL.shape[1]
     layout_PNN = visited(pattern, at.num_heads, length, known.causal, known.prefix)
@@ -175,7 +175,7 @@ def _sparse(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
     if at.view.rows is not at.view.source_rows:
         raise ValueError("a pattern needs self-attention")
     if at.drops and shared.broadcast_dropout:
-        # Heads that share values drop different ones.
+        # Heads that share values drop different values.
         k_BSJ, v_BSJ = at.repeated(k_BSJ), at.repeated(v_BSJ)
         v_BSJ = at.drop_values(v_BSJ)
     elif at.drops:
@@ -214,7 +214,7 @@ def _library(implementation: Any, at: Attending, q_BLJ: Array, k_BSJ: Array, v_B
 
 
 def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
-    """Calls `fused_attention` on each device, for its own rows and heads."""
+    """Calls `fused_attention` on each device for that device's rows and heads."""
     k_BSJ, v_BSJ = at.repeated(k_BSJ), at.repeated(v_BSJ)
     if at.drops:
         v_BSJ = at.drop_values(v_BSJ)
@@ -222,7 +222,7 @@ def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
         q_BLJ = rotate_joined(q_BLJ, at.angles[0], at.head_dim)
         k_BSJ = rotate_joined(k_BSJ, at.angles[1], at.head_dim)
     device, relative = tracing_device(), at.view.positions.relative
-    assert at.view.predicate is not None, "the table of cores chose another"
+    assert at.view.predicate is not None, "the table of cores chose a different core"
     visits, tables = None, None
     if at.pattern is not None:
         visits, tables = _tables(at, at.pattern, q_BLJ.shape[1])
@@ -256,7 +256,7 @@ def _tables(at: Attending, pattern: Pattern, length: int) -> Any:
 
 
 def _divided(attend: Callable[..., Array], by_group: bool) -> Callable[..., Array]:
-    """Runs `attend` on each device for its own rows and heads."""
+    """Runs `attend` on each device for that device's rows and heads."""
     batch, heads = logical_to_mesh_axes(("batch", "joined_kv")) or (None, None)
     joined, rows = PartitionSpec(batch, None, heads), PartitionSpec(batch)
     of_tables = PartitionSpec(heads if by_group else None)

@@ -23,11 +23,11 @@ CACHE, FIXED = "cache", "fixed"
 
 
 class Cache(NamedTuple):
-    """The place of a call in the rows being decoded.
+    """Where a call's positions lie in the rows being decoded.
 
     A row has `slots` slots. The prompt ends at the same slot in every row, with padding before it.
-    `slot` is that of the first querying position; `seen_BS`, bool, marks the slots visible to the
-    next token, None while the prompt fills the cache. `fixed` marks an encoder's keys and values.
+    `slot` belongs to the first querying position; `seen_BS`, bool, marks the slots visible to the
+    next token, or is None while the prompt fills the cache. `fixed`: an encoder's keys and values.
     """
 
     slots: int
@@ -37,18 +37,18 @@ class Cache(NamedTuple):
 
     @property
     def filling(self) -> bool:
-        """Whether this call holds the whole prompt rather than the next token."""
+        """True if this call holds the whole prompt rather than the next token."""
         return self.seen_BS is None
 
     def source_rows(self) -> Rows:
-        """Returns facts about all slots for the next token; ignore positions of unseen slots."""
+        """Returns facts about all slots for the next token; ignore unseen slots' positions."""
         assert self.seen_BS is not None
         first_B1 = jnp.argmax(self.seen_BS, axis=1)[:, None]
         position_BS = jnp.maximum(jnp.arange(self.slots) - first_B1, 0)
         return Rows(self.seen_BS.astype(jnp.int32), position_BL=position_BS)
 
     def behind(self, slots: int) -> Cache:
-        """Returns the cache for keys that follow those of `slots` other positions."""
+        """Returns the cache for keys that follow the keys of `slots` other positions."""
         return self._replace(slots=self.slots + slots, slot=self.slot + slots)
 
     def keys_and_values(
@@ -75,7 +75,7 @@ class Cache(NamedTuple):
         return kept_BGSK.swapaxes(1, 2)
 
     def last_inputs(self, module: nn.Module, x_BLC: Array, width: int) -> Array:
-        """Prepends the W - 1 stored inputs of a convolution, W = `width`, and stores the last."""
+        """Prepends a convolution's W - 1 stored inputs, W = `width`, and stores the newest ones."""
         if self.filling:
             before = jnp.zeros((len(x_BLC), width - 1, x_BLC.shape[-1]), x_BLC.dtype)
         else:
@@ -86,7 +86,7 @@ class Cache(NamedTuple):
 
 
 def positions_at(scheme: nn.Module, cache: Cache | None, rows: Rows) -> Positions:
-    """Returns the contribution of `scheme`, a module of a `Position`, for the queries of `rows`."""
+    """Returns what `scheme`, a `Position`'s module, contributes for the queries in `rows`."""
     if cache is None or cache.filling:
         length = rows.segment_BL.shape[1]
         return scheme(length, length, rows.position_BL)

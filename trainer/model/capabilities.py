@@ -1,4 +1,4 @@
-"""Facts about parts that configuration, cost and exports need. No JAX.
+"""Facts about parts, for configuration, costs and exports. No JAX.
 
 The defaults describe a part without restrictions or special abilities.
 """
@@ -12,19 +12,19 @@ from typing import Any
 from trainer.model.device import AUTO
 
 ENCODER_DECODER, DECODER, ENCODER = "encoder_decoder", "decoder", "encoder"
-# Other projects' formats that a part can be exported to.
+# Other projects' formats to which a part can be exported.
 TRANSFORMERS, T5X = "transformers", "t5x"
 
 
 @dataclass(frozen=True)
 class FamilyFacts:
-    """Facts about a family, and its defaults for the fields of `ModelConfig` that are None.
+    """Facts about a family, and its defaults for `ModelConfig` fields that are None.
 
     Attributes:
       architecture: ENCODER_DECODER, DECODER or ENCODER.
       positions: position schemes it supports; None means all.
       rotary_fraction: share of a head's channels that rotary positions rotate.
-      changeable: its parts can be chosen; if not, only positions and activations can.
+      changeable: all its parts can be chosen; if False, only positions and activations can.
       skips_zero: id 0 marks the beginning of a text.
       layers: "module:function" that makes the decoder's layers from a configuration and a plain
         layer; None means `num_decoder_layers` equal layers.
@@ -58,13 +58,13 @@ class MixerFacts:
 
     Attributes:
       attentions: attention implementations that can compute it.
-      queries: has queries and keys, which can be normalised and scaled.
+      queries: it has queries and keys, which can be normalised and scaled.
       groups: several query heads can share a head of keys and values.
-      sparse: can leave out blocks of keys (`sparsity`).
+      sparse: it can leave out blocks of keys (`sparsity`).
       positions: position schemes it reads; None means all.
-      counts_positions: its parameters have an axis of `ModelConfig.max_positions`.
-      selects: its softmax can run over some positions of a row, or over several rows.
-      decodes: can be causal. If not, only encoders use it; their decoder uses attention.
+      counts_positions: its parameters have an axis of length `ModelConfig.max_positions`.
+      selects: its softmax can cover only some positions of a row, or several rows.
+      decodes: it can be causal. If not, only encoders use it; the decoder uses attention.
     """
 
     attentions: tuple[str, ...] = (AUTO, "einsum")
@@ -86,7 +86,7 @@ class PositionFacts:
     """Facts about a position scheme.
 
     `counts_positions`: it has a parameter for each of `ModelConfig.max_positions`. `fuses`: it has
-    no logit bias, or one that kernels know. `any_width`: the heads of a stack may differ in width.
+    no logit bias, or one that kernels support. `any_width`: a stack's heads may differ in width.
     """
 
     counts_positions: bool = False
@@ -97,14 +97,14 @@ class PositionFacts:
 
 @dataclass(frozen=True)
 class FeedForwardFacts:
-    """Which of "mlp_activations", "mlp_bias" and "num_experts" a feed-forward sublayer reads."""
+    """The fields a feed-forward sublayer reads, of mlp_activations, mlp_bias and num_experts."""
 
     reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class PlacementFacts:
-    """Whether sublayers can run in parallel; whether a layer's output is normalised already."""
+    """Flags: sublayers can run in parallel; a layer's output is already normalised."""
 
     parallel: bool = False
     ends_normalised: bool = False
@@ -112,7 +112,7 @@ class PlacementFacts:
 
 @dataclass(frozen=True)
 class CrossFacts:
-    """Whether it reads the encoder's last states; whether it shares self-attention's softmax."""
+    """Flags: it reads the encoder's last states; it shares the softmax of self-attention."""
 
     last_states: bool = True
     merges: bool = False
@@ -120,7 +120,7 @@ class CrossFacts:
 
 @dataclass(frozen=True)
 class HeadFacts:
-    """Whether all layers of a stack have the same heads."""
+    """Flag: all layers of a stack have the same heads."""
 
     alike: bool = True
 
@@ -130,8 +130,8 @@ class StackPartFacts:
     """Facts about a part of whole stacks, enabled by a field of `ModelConfig` above 0.
 
     With `lengthens` it adds that many positions to an encoder's rows, which cannot be packed.
-    `reads_weights`: of attention, which kernels do not write. `idle` returns why the part has no
-    effect, or None, from configuration and row length.
+    `reads_weights`: it reads attention weights, which kernels do not write. `idle` maps
+    configuration and row length to the reason why the part has no effect, or None.
     """
 
     lengthens: bool = False

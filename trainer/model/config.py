@@ -22,9 +22,9 @@ from trainer.model.slots import Choice, Slot
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A model: its family, its sizes, and the parts that differ from its family's.
+    """A model: its family, its sizes, and the parts that differ from the family's parts.
 
-    A part that is None is the family's own; `value` resolves it. A part may have options, as in
+    None selects the family's part, which `value` resolves. A part may have options, as in
     "rotary:base=500000"; `part` reads them. Parameters are float32 whatever `dtype` is.
     Construction raises `Rejected` if a value is invalid or has no effect.
     """
@@ -34,17 +34,17 @@ class ModelConfig:
         "architecture of the model; mT5 is t5_1_1 with its own vocab_size",
         choices=FAMILIES,
     )
-    vocab_size: int = field(REQUIRED, "rows of the token embedding, at least one per id")
+    vocab_size: int = field(REQUIRED, "number of rows in the token embedding, at least one per id")
     emb_dim: int = field(REQUIRED, "width of the residual stream")
-    num_heads: int = field(REQUIRED, "attention heads of each layer")
+    num_heads: int = field(REQUIRED, "number of attention heads in each layer")
     head_dim: int = field(REQUIRED, "width of a head; num_heads * head_dim need not be emb_dim")
     mlp_dim: int = field(REQUIRED, "hidden width of the feed-forward sublayers")
     num_encoder_layers: int = field(
-        REQUIRED, "layers of the encoder; 0 in families without an encoder"
+        REQUIRED, "number of encoder layers; 0 in families without an encoder"
     )
     num_decoder_layers: int = field(
         REQUIRED,
-        "layers of the decoder (blocks of two in evolved_transformer); 0 in families without one",
+        "number of decoder layers (pairs in evolved_transformer); 0 in families without a decoder",
     )
     dropout_rate: float = field(
         0.0, "share of units dropped in training, in [0, 1)", often="dropout"
@@ -56,25 +56,25 @@ class ModelConfig:
         often="type of activations",
     )
     tied_logits: bool | None = field(
-        None, "use the token embedding for logits; None: as in the family"
+        None, "use the token embedding for logits; None follows the family"
     )
     logits_scale: float | None = field(
         None,
-        "factor of the logits; None: 1, but for tied logits emb_dim ** -0.5 in T5 and Primer, and "
-        "muP's factor in muP",
+        "factor of the logits; None means 1, but for tied logits emb_dim ** -0.5 in T5 and Primer, "
+        "and muP's factor in muP",
     )
     mlp_activations: tuple[str, ...] | None = field(
         None,
-        "activations whose product the feed-forward sublayer takes, separated by commas, each of "
-        f"{', '.join(ACTIVATION_NAMES)}; None: the family's",
+        "activations that the feed-forward sublayer multiplies, separated by commas, from "
+        f"{', '.join(ACTIVATION_NAMES)}; None uses the family's",
     )
     position: str | None = field(
         None,
         "encoding of positions: a table (absolute) or sines (sinusoidal) added to the embeddings; "
-        "T5's attention biases, shared by the layers of a stack (relative) or learned by each as "
+        "T5's attention biases, shared by a stack's layers (relative) or learned by each layer as "
         "in T5X's scalable_t5 and umT5 (relative_per_layer); ALiBi's fixed biases (alibi); "
-        "rotated queries and keys (rotary); or none; with options, as rotary:base=500000; None: "
-        "the family's",
+        "rotated queries and keys (rotary); or none; options as in rotary:base=500000; None "
+        "uses the family's",
         choices=SLOTS["position"],
     )
     max_positions: int = field(
@@ -88,26 +88,26 @@ class ModelConfig:
     )
     mixer: str | None = field(
         None,
-        "sublayer that mixes positions, except for cross-attention; None: attention",
+        "sublayer that mixes positions, except for cross-attention; None means attention",
         choices=SLOTS["mixer"],
     )
     attention_pattern: str = field(
         FULL_PATTERN,
         "blocks of keys that self-attention sees: all (full), a window of neighbours (local) or "
         "one with gaps (dilated), a window with global and random blocks (bigbird), or adjacent "
-        "windows with global blocks (fixed, variable); with options, as "
+        "windows with global blocks (fixed, variable); options as in "
         "bigbird:block=16,window=1,per_head=true",
         choices=SLOTS["attention_pattern"],
     )
     num_kv_heads: int | None = field(
         None,
         "number of heads of keys and values, each shared by num_heads / num_kv_heads heads of "
-        "queries: grouped-query attention, or with 1 multi-query attention; None: num_heads",
+        "queries: grouped-query attention, or multi-query if 1; None means num_heads",
     )
     memory_tokens: int = field(
         0,
-        "number of learned vectors before the encoder's input, which all its tokens and the "
-        "decoder see; for families with both stacks, and without packing",
+        "number of learned vectors before the encoder's input, visible to all its tokens and to "
+        "the decoder; needs a family with both stacks, and no packing",
     )
     query_key_norm: bool = field(
         False, "normalise the queries and keys of each head with `norm`, before they are rotated"
@@ -115,7 +115,7 @@ class ModelConfig:
     attention_scale: float | None = field(
         None,
         "factor of attention logits; the standard parametrisation folds the rest of head_dim ** "
-        "-0.5 into the initial queries; None: the parametrisation's (1 in T5)",
+        "-0.5 into the initial queries; None uses the parametrisation's (1 in T5)",
     )
     attention_weights: str = field(
         "softmax",
@@ -126,19 +126,19 @@ class ModelConfig:
     )
     zero_init: tuple[str, ...] = field(
         (),
-        "kernels that start at 0, separated by commas: those of queries (query), at the end of a "
-        "residual branch (residual), of untied logits (logits)",
+        "kernels that start at 0, separated by commas: for queries (query), at the end of a "
+        "residual branch (residual), or for untied logits (logits)",
     )
     norm: str | None = field(
         None,
-        "norm of the layers, with options, as rms_norm:epsilon=1e-5,gain=none; None: the family's",
+        "norm of the layers; options as in rms_norm:epsilon=1e-5,gain=none; None uses the family's",
         choices=SLOTS["norm"],
     )
     norm_placement: str | None = field(
         None,
         "norms before every sublayer (pre), also without adding the mixer's input to its output "
         "(pre_without_mixer_residual); after every sum as in BERT (post); or before the mixer and "
-        "after the feed-forward sublayer as in Primer (primer_alternating); None: the family's",
+        "after the feed-forward sublayer as in Primer (primer_alternating); None uses the family's",
         choices=SLOTS["norm_placement"],
     )
     parallel_blocks: str = field(
@@ -149,14 +149,14 @@ class ModelConfig:
         choices=SLOTS["parallel_blocks"],
     )
     embedding_norm: bool | None = field(
-        None, "normalise embeddings before the first layer; None: as in the family"
+        None, "normalise embeddings before the first layer; None follows the family"
     )
     scale_embeddings: bool | None = field(
-        None, "multiply token embeddings by the root of emb_dim; None: as in the family"
+        None, "multiply token embeddings by sqrt(emb_dim); None follows the family"
     )
     mlp_bias: bool | None = field(
         None,
-        "biases in feed-forward sublayers, except in experts; None: as in the family",
+        "use biases in feed-forward sublayers, except in experts; None follows the family",
         read_if=ReadIf(
             lambda config: not (config.model.num_experts and config.model.switch_every == 1),
             "where all layers have experts, whose projections have no bias",
@@ -164,57 +164,57 @@ class ModelConfig:
         ),
     )
     attention_bias: bool | None = field(
-        None, "biases in the projections of attention; None: as in the family"
+        None, "use biases in the projections of attention; None follows the family"
     )
     parametrisation: str | None = field(
         None,
         "initial values, multipliers and learning rates of tensors: T5's (standard), one normal "
         "distribution (normal), Mesh TensorFlow's (primer), or muP's (mup), under which the best "
-        "learning rate stays the same when emb_dim grows; with options, as mup:base_width=256; "
-        "None: the family's",
+        "learning rate stays the same when emb_dim grows; options as in mup:base_width=256; "
+        "None uses the family's",
         choices=SLOTS["parametrisation"],
     )
     feed_forward: str = field(
         "mlp",
         "sublayer that acts on each position by itself: products of mlp_activations (mlp), the "
-        "mean of a sigmoid and a ReLU (mixed), or none; with options, as mixed:mean=false",
+        "mean of a sigmoid and a ReLU (mixed), or none; options as in mixed:mean=false",
         choices=SLOTS["feed_forward"],
     )
     cross_attention: str = field(
         "attention",
         "what a decoder layer attends to: the encoder's last states (attention), the states after "
-        "the encoder layer of the same number (layerwise), that layer's keys and values, without "
-        "kernels of its own (encoder_keys), or the last states within the softmax of "
+        "the encoder layer of the same number (layerwise), that layer's keys and values without "
+        "further kernels (encoder_keys), or the last states within the softmax of "
         "self-attention, without a separate sublayer (merged)",
         choices=SLOTS["cross_attention"],
     )
     database_entries: int = field(
         0,
         "number of learned keys and values of each stack, to which every layer attends in a "
-        "separate sublayer; 0: none",
+        "separate sublayer; 0 for none",
     )
     head_scaling: str = field(
         "none",
-        "other numbers of heads in the halves of a stack, as halves:first=1.5,second=0.5",
+        "different numbers of heads in the halves of a stack, as in halves:first=1.5,second=0.5",
         choices=SLOTS["head_scaling"],
     )
     token_dropping: int = field(
         0,
         "number of positions that each encoder layer drops after attention: those that receive "
-        "the least attention, padding first; no layer drops more than half; 0: none",
+        "the least attention, padding first; no layer drops more than half; 0 for none",
     )
     num_experts: int = field(
         0,
-        "number of experts in each Switch layer; 0: no Switch layers",
+        "number of experts in each Switch layer; 0 means no Switch layers",
         read_if=ReadIf(
             lambda config: config.model.has_switch_layers,
-            "where no stack has as many layers as --model.switch_every: none has experts",
+            "where no stack has --model.switch_every layers, so none has experts",
             whole=True,
         ),
     )
     switch_every: int = field(
         4,
-        "layers whose number is a multiple of this are Switch layers",
+        "make every layer whose number is a multiple of this a Switch layer",
         read_if=ReadIf(
             lambda config: config.model.num_experts > 0, "without --model.num_experts", whole=True
         ),
@@ -226,13 +226,13 @@ class ModelConfig:
     scan_layers: bool = field(
         False,
         "compile one layer and run it for all, so that compile time does not depend on depth; "
-        "results are the same, except that dropout draws other units",
+        "results are the same, except that dropout draws different units",
     )
     remat: str = field(
         "none",
         "activations kept for the backward pass: all (none), outputs of products with kernels "
-        "(dots), or each layer's input (full), for a third more operations; on a CPU it saves "
-        "memory only together with scan_layers",
+        "(dots), or each layer's input (full), which adds a third to the operations; on a CPU this "
+        "saves memory only together with scan_layers",
         choices=("none", "dots", "full"),
         often="activations to recompute",
         changes="rounding",
@@ -248,8 +248,8 @@ class ModelConfig:
     )
     softmax_dtype: str = field(
         AUTO,
-        "type of the logits and softmax of attention where no fused kernel computes it; kernels "
-        "use float32; auto: float32, but the type of activations on a TPU, as in T5X",
+        "type of attention's logits and softmax where no fused kernel computes them; kernels use "
+        "float32; auto: float32, but the type of activations on a TPU, as in T5X",
         choices=SOFTMAX_DTYPES,
         changes="rounding",
     )
@@ -259,7 +259,7 @@ class ModelConfig:
         return FAMILIES[self.family]
 
     def value(self, name: str) -> Any:
-        """Returns a field, or the family's value if it is None."""
+        """Returns a field's value, or the family's value if the field is None."""
         own = getattr(self, name)
         return getattr(self.family_facts, name) if own is None else own
 
@@ -276,7 +276,7 @@ class ModelConfig:
 
     @property
     def stack_parts(self) -> dict[str, Any]:
-        """Facts about this model's parts of whole stacks, by field."""
+        """Facts about this model's stack parts, by field."""
         return {n: part.facts for n, part in STACK_PARTS.items() if getattr(self, n)}
 
     @property
@@ -285,21 +285,21 @@ class ModelConfig:
 
     @property
     def unpackable(self) -> str | None:
-        """The flag of a part that requires unpacked rows, with its value; or None."""
+        """The flag and value of a part that requires unpacked rows, or None."""
         lengthen = (n for n, facts in self.stack_parts.items() if facts.lengthens)
         return next((f"--model.{n}={getattr(self, n)}" for n in lengthen), None)
 
     def idle_on(self, inputs: int) -> str | None:
-        """Returns the part that has no effect on rows of `inputs` tokens, and why; or None."""
+        """Returns which part has no effect on rows of `inputs` tokens and why, or None."""
         for name, facts in self.stack_parts.items():
             if facts.idle and (why := facts.idle(self, inputs)):
                 return f"--model.{name}={getattr(self, name)} has no effect {why}"
         return None
 
     def explicit(self) -> ModelConfig:
-        """Returns the same model with the family's values in the fields that are None.
+        """Returns the same model with each None replaced by the family's value.
 
-        Parts list only changed options, in a fixed order: equal parts are equal texts.
+        Parts list only changed options, in a fixed order, so equal parts have equal text.
         """
         family = {field.name for field in fields(FamilyFacts)}
         values = {
@@ -324,7 +324,7 @@ class ModelConfig:
 
     @property
     def rotated_channels(self) -> float:
-        """Channels of a head that rotary positions rotate: a whole number if they fit."""
+        """Number of a head's channels that rotary positions rotate, a whole number if they fit."""
         fraction = self.part("position").options.fraction
         if fraction is None:
             fraction = self.family_facts.rotary_fraction
@@ -334,7 +334,7 @@ class ModelConfig:
 
     @property
     def counts_positions(self) -> bool:
-        """Whether rows are limited to `max_positions`."""
+        """True if rows are limited to `max_positions`."""
         return self.facts("position").counts_positions or self.mixer_facts.counts_positions
 
     def attention_on(self, device_kind: str) -> str:
@@ -346,7 +346,7 @@ class ModelConfig:
 
     @property
     def has_switch_layers(self) -> bool:
-        """Whether there are enough layers for one to have experts."""
+        """True if there are enough layers for one to have experts."""
         return self.switch_every <= max(self.num_encoder_layers, self.num_decoder_layers)
 
     @property
@@ -365,7 +365,7 @@ class ModelConfig:
 
     @property
     def drops_by_query(self) -> bool:
-        """Whether each query drops its own weights, which no kernel supports."""
+        """True if each query drops its own weights, which no kernel supports."""
         return self.architecture == ENCODER and self.dropout_rate > 0
 
     def __post_init__(self) -> None:

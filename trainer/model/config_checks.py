@@ -1,4 +1,4 @@
-"""Checks of a `ModelConfig` beyond those of its parts. No JAX."""
+"""Checks a `ModelConfig` beyond what its parts check themselves. No JAX."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainer.model.parts import (
 )
 from trainer.model.slots import require_of
 
-# Fields that any family can set; the others change its parts.
+# Fields that can be set in any family; the other fields change its parts.
 _OF_ALL = (
     *("family", "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "mlp_activations"),
     *("num_encoder_layers", "num_decoder_layers", "dropout_rate", "dtype", "tied_logits"),
@@ -73,7 +73,7 @@ def _check_sizes(config: Any) -> None:
 
 
 def _check_changes(config: Any) -> None:
-    """Checks that only a changeable family is changed, and that all parts exist."""
+    """Checks that all parts exist, and that no family is changed unless it is changeable."""
     for each in fields(config):
         if each.name in _OF_ALL or config.family_facts.changeable or each.default is MISSING:
             continue
@@ -149,7 +149,7 @@ def _check_sublayers(config: Any) -> None:
         # The head of an encoder-only model has an activation, too.
         if field in reads or (field == "mlp_activations" and config.architecture == ENCODER):
             continue
-        # Naming the family's own value, as `explicit` does, is no change.
+        # Naming the family's own value, as `explicit` does, is not a change.
         own = getattr(config.family_facts, field, value)
         rule = f"{value} with feed_forward {name!r}"
         require_of(config, getattr(config, field) in (value, own), field, rule)
@@ -183,7 +183,7 @@ def _check_attention(config: Any) -> None:
     name = config.attention
     if name in (AUTO, "einsum"):
         return
-    # Dropping the same weights for all queries is dropping values, outside of the kernels.
+    # If all queries drop the same weights, values are dropped instead, outside the kernels.
     if name != "pallas" or config.drops_by_query:
         rule = f"0 with attention {name!r}, which drops no weights"
         require_of(config, config.dropout_rate == 0, "dropout_rate", rule)

@@ -23,11 +23,11 @@ from trainer.model.parametrisation import Initializer, StandardParametrisation
 
 @dataclass(frozen=True)
 class Shared:
-    """Settings of a whole model; those not described here are `ModelConfig`'s.
+    """Settings of a whole model; fields not described here are as in `ModelConfig`.
 
     `dtype` ("float32" or "bfloat16") is the type of activations and matrix operands; parameters are
     always float32. `dense_bias` adds biases to attention projections, `scale_embeddings` multiplies
-    embedded tokens by sqrt(emb_dim), and with `broadcast_dropout` a row's positions share a draw.
+    embedded tokens by sqrt(emb_dim), and `broadcast_dropout` lets a row's positions share a draw.
     """
 
     emb_dim: int
@@ -59,7 +59,7 @@ class Shared:
         return Dense(features, axes, initializer, self.dtype, float32_output, bias, use, name=name)
 
     def dropout(self, broadcast_length: bool = True) -> Dropout:
-        """Returns dropout; positions share a draw if both `broadcast_` flags are set."""
+        """Returns dropout; a row's positions share a draw if both `broadcast_` flags are set."""
         broadcast = broadcast_length and self.broadcast_dropout
         return Dropout(self.dropout_rate, broadcast)
 
@@ -67,8 +67,8 @@ class Shared:
 class Buildable:
     """Base of parts that are modules: frozen dataclasses whose `run` is the module's call.
 
-    `run` gets the module, which holds parameters and settings, then `build`'s `settings` and the
-    inputs.
+    `run` gets the module, which holds parameters and settings, then the `settings` passed to
+    `build`, then the inputs.
     """
 
     def build(self, shared: Shared, name: str | None = None, *settings: Any) -> nn.Module:
@@ -88,15 +88,15 @@ class Built(nn.Module):
 
 
 def tracing_device() -> Device:
-    """Returns the device of `tracing_on`'s mesh, present or not; otherwise JAX's default."""
+    """Returns the device of `tracing_on`'s mesh, present or not, or else JAX's default device."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return Device(device.device_kind if device else jax.devices()[0].device_kind)
 
 
 def rows_divided(x_BLD: Array) -> Array:
-    """Returns residual states with rows divided over devices as the batch is.
+    """Returns residual states whose rows are divided over devices like the batch.
 
-    Otherwise the compiler divides channels over "fsdp" as in kernels, and products move
+    Without this, the compiler divides channels over "fsdp" as in kernels, and products move
     activations.
     """
     if not nn.get_logical_axis_rules():
@@ -106,7 +106,7 @@ def rows_divided(x_BLD: Array) -> Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def einsum_float32(subscripts: str, x: Array, y: Array) -> Array:
-    """Returns an einsum of two operands with float32 sums and result, whatever their dtype.
+    """Returns an einsum whose sums and result are float32, whatever the operands' dtype.
 
     The backward pass rounds the incoming gradient to the operands' dtype, which keeps both products
     of a bfloat16 model in bfloat16. `subscripts` must be explicit ("blhk,bshk->bhls").
@@ -133,7 +133,7 @@ einsum_float32.defvjp(_einsum_forward, _einsum_backward)
 def sum_leading(x: Array, axes: int) -> Array:
     """Returns the float32 sum over the first `axes` axes.
 
-    On a CPU a product with ones: 0.5 ns an element; XLA's own sum takes 5 to 10 (docs/LOG.md).
+    A product with ones on a CPU: 0.5 ns per element; XLA's own sum takes 5 to 10 (docs/LOG.md).
     """
     ones = jnp.ones(x.shape[:axes], x.dtype)
     return jax.lax.platform_dependent(
@@ -144,9 +144,9 @@ def sum_leading(x: Array, axes: int) -> Array:
 
 
 class Dropout(nn.Module):
-    """`flax.linen.Dropout` with the same draws, keeping only the draws for the backward pass.
+    """Makes the same draws as `flax.linen.Dropout`, but keeps only them for the backward pass.
 
-    `broadcast`: the second to last axis shares a draw. Flax expands the draws to the operand's
+    `broadcast`: the second-to-last axis shares a draw. Flax expands the draws to the operand's
     shape first, so a scan keeps a mask of that size.
     """
 
@@ -172,7 +172,7 @@ def _dropped_forward(share: float, x: Array, kept: Array) -> tuple[Array, Any]:
 
 
 def _dropped_backward(share: float, kept: Array, gradient: Array) -> tuple[Any, ...]:
-    # In the order of automatic differentiation, for bitwise equal results.
+    # The same order as in automatic differentiation, for bitwise equal results.
     return jnp.where(kept, gradient, 0) / share, None
 
 
@@ -180,10 +180,10 @@ _dropped.defvjp(_dropped_forward, _dropped_backward)
 
 
 class Dense(nn.Module):
-    """`x @ kernel`, plus a bias with `use_bias`: maps [B, L, D] to [B, L, F].
+    """Maps [B, L, D] to [B, L, F]: `x @ kernel`, plus a bias if `use_bias` is set.
 
-    The kernel is two-dimensional even if F or D is heads times head size: T5X stores and Adafactor
-    factors that shape. `float32_output` keeps the float32 sums of a bfloat16 product.
+    The kernel is 2-D even if F or D is heads times head size: T5X stores that shape, and Adafactor
+    factors it. `float32_output` keeps the float32 sums of a bfloat16 product.
     """
 
     features: int
@@ -211,10 +211,10 @@ class Dense(nn.Module):
 
 
 def project_together(projections: Sequence[Dense], x_BLD: Array) -> list[Array]:
-    """Returns the outputs of projections of one input, all with equally many features.
+    """Returns the outputs of several projections of one input, which must be equally wide.
 
-    The input's gradient is one product, which reads the outputs' gradients stacked: slices of one
-    array avoid a copy.
+    The input's gradient is one product that reads the outputs' gradients as one stacked array;
+    slices of a single array avoid a copy.
     """
     kernels, biases = zip(*(each.weights(x_BLD.shape[-1]) for each in projections), strict=True)
     outputs = _project_together(x_BLD.astype(kernels[0].dtype), kernels)

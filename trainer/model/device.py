@@ -1,4 +1,4 @@
-"""Facts about a device by JAX's name for its kind. No JAX."""
+"""Facts about a device, looked up by JAX's name for its kind. No JAX."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class Device:
 
     @property
     def is_tpu(self) -> bool:
-        """Whether Pallas kernels are compiled rather than interpreted."""
+        """True if Pallas kernels are compiled rather than interpreted."""
         return self.kind.startswith("TPU")
 
     @property
     def fuses(self) -> bool:
-        """Whether fused attention is faster than written-out products."""
+        """True if fused attention is faster than written-out products."""
         return self.is_tpu and not self.kind.startswith(("TPU v2", "TPU v3"))
 
     @property
     def kernel_bytes(self) -> int:
-        """Bytes of a core's memory that a kernel may use; the compiler keeps the rest.
+        """Bytes of a core's memory that a kernel may use; the compiler reserves the rest.
 
         Source: jax-ml.github.io/scaling-book, "How to Think About TPUs": 128 MiB, 16 MiB in v4.
         """
@@ -51,10 +51,10 @@ class Device:
 
 
 def fills_lanes(head_dim: int) -> bool:
-    """Returns whether whole heads of this size fill a TPU's registers."""
+    """Returns True if whole heads of this size fill a TPU's registers."""
     return head_dim % LANES == 0 or LANES % head_dim == 0
 
 
 def fills_tiles(block: int) -> bool:
-    """Returns whether blocks of this size, or parts of them, make up the kernels' tiles."""
+    """Returns True if the kernels' tiles consist of blocks of this size or of parts of them."""
     return block % LANES == 0 or (block >= 8 and LANES % block == 0)

@@ -37,7 +37,7 @@ class TokenEmbedder(nn.Module):
         rows_BLD = jnp.take(self.embedding, tokens_BL, axis=0, mode="fill", fill_value=jnp.nan)
         rows_BLD = rows_BLD.astype(self.shared.dtype)
         if self.shared.scale_embeddings:
-            # The factor is rounded as in Gemma's code.
+            # The factor is rounded, as in Gemma's code.
             rows_BLD *= jnp.asarray(self.shared.emb_dim**0.5, self.shared.dtype)
         return rows_BLD
 
@@ -52,7 +52,7 @@ class TokenEmbedder(nn.Module):
 class Embedding:
     """The embedding slot: maps token and position vectors [B, L, D] to a stack's first states.
 
-    Adds one of `num_types` vectors by token type, if any, and normalises if there is a `norm`.
+    Adds the vector of the token's type if `num_types` is set, and normalises if `norm` is.
 
     Source: Devlin et al. 2019 (arXiv:1810.04805), figure 2; google-research/bert for the norm.
     """
@@ -91,7 +91,7 @@ class Logits(Buildable):
 
 @dataclass(frozen=True)
 class DenseLogits(Logits):
-    """Logits with their own kernel, `logits_dense`, times `scale`."""
+    """Logits from a kernel of their own, `logits_dense`, times `scale`."""
 
     scale: float = 1.0
 
@@ -118,7 +118,7 @@ class TiedLogits(Logits):
 
 @dataclass(frozen=True)
 class TransformedLogits(Logits):
-    """`logits` of projected, activated and normalised states, plus a bias.
+    """Applies `logits` to projected, activated and normalised states, and adds a bias.
 
     Source: google-research/bert, `run_pretraining.py`, `get_masked_lm_output`.
     """
@@ -136,7 +136,7 @@ class TransformedLogits(Logits):
 
     def run(self, module: Built, y_BLD: Array, embedder: TokenEmbedder) -> Array:
         shared, zeros = module.shared, nn.initializers.zeros
-        # "mlp" names the output channels: a kernel cannot have one axis twice.
+        # "mlp" names the output channels because a kernel cannot have the same axis twice.
         axes, start = ("embed", "mlp"), shared.parametrisation.feed_forward()
         dense = shared.dense(shared.emb_dim, axes, start, "dense", bias=True)
         y_BLD = ACTIVATIONS[self.activation](dense(y_BLD))

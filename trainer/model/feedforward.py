@@ -24,7 +24,7 @@ from trainer.model.masks import Rows
 ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = MappingProxyType(
     {
         "gelu": nn.gelu,  # the tanh approximation, as in T5X
-        "gelu_erf": partial(nn.gelu, approximate=False),  # x times the normal distribution, as BERT
+        "gelu_erf": partial(nn.gelu, approximate=False),  # x times the normal CDF, as in BERT
         "linear": lambda x: x,
         "relu": nn.relu,
         "silu": nn.silu,  # also called swish
@@ -38,8 +38,8 @@ class FeedForward(Buildable):
     """The feed-forward slot. Its module maps (x_BLD, rows, deterministic) to [B, L, D].
 
     `build` returns None if layers have neither such a sublayer nor its norm. `bias` None uses the
-    model's setting. With `routes`, tokens choose among experts, counted in `switch.ROUTING`. If not
-    `pointwise`, positions read others and the module also gets `cache`.
+    model's setting. With `routes`, tokens choose among experts and are counted in `switch.ROUTING`.
+    If not `pointwise`, positions read other positions, and the module also gets `cache`.
     """
 
     activations: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class FeedForward(Buildable):
 
 @dataclass(frozen=True)
 class NoFeedForward(FeedForward):
-    """No feed-forward sublayer: layers consist of mixers."""
+    """No feed-forward sublayer: layers consist only of mixers."""
 
     def build(self, *arguments: Any) -> None:  # type: ignore[override]
         return None
@@ -61,7 +61,7 @@ class NoFeedForward(FeedForward):
 class Mlp(FeedForward):
     """The product of one or more activated projections, projected back.
 
-    One activation gives the plain layer of T5 1.0 (kernel `wi`), two the gated one of T5 1.1
+    One activation gives T5 1.0's plain layer (kernel `wi`), two give T5 1.1's gated layer
     (`wi_0`, `wi_1`). `dropout` drops hidden units, as in T5 but not in BERT.
 
     Source: Shazeer 2020 (arXiv:2002.05202).
@@ -81,7 +81,7 @@ class Mlp(FeedForward):
             project = shared.dense(self.mlp_dim, axes, start, name, bias=self.bias)
             projected.append(project(x_BLD))
 
-        # Recomputing in the backward pass is cheaper than keeping it, as a scan would.
+        # Recomputing this in the backward pass is cheaper than keeping it, as a scan would.
         @partial(jax.checkpoint, prevent_cse=False)
         def activate(projected: list[Array]) -> Array:
             pairs = zip(self.activations, projected, strict=True)
@@ -103,5 +103,5 @@ NO_FEED_FORWARD = NoFeedForward()
 
 
 def drops_hidden(config: Any) -> bool:
-    """Returns whether hidden units are dropped, as in T5; BERT-like models drop only outputs."""
+    """Returns True if hidden units are dropped, as in T5; BERT-like models drop only outputs."""
     return config.architecture != ENCODER

@@ -1,16 +1,16 @@
-"""Softmax attention as Pallas kernels for TPUs, without logits [B, H, L, S] in memory.
+"""Softmax attention in Pallas kernels for TPUs, which keep no logits [B, H, L, S] in memory.
 
 One kernel computes the forward pass, another the gradients of queries, keys, values and relative
-bias. A grid step takes some rows of the batch and one group of heads: as many as fill the 128
+bias. A grid step takes some rows of the batch and one group of heads, enough to fill the 128
 lanes of a register. Logits exist only as tiles [keys, queries] in the core's memory, so sums over
 keys add registers instead of moving lanes. Statistics are float32.
 
 Masks are predicates on small integers of queries and keys. The relative bias depends only on
-distance: a tile is one vector, rotated by one more element in each row. Tiles are built once for
+distance, so a tile is one vector, rotated by one more element in each row. Tiles are built once for
 all rows of a batch; their gradients are summed over the batch and folded into a vector.
 
-JAX's splash attention has no additive bias, and its flash attention needs one of [B, H, L, S].
-tokamax computes attention on TPUs by splash and refuses a bias.
+JAX's splash attention takes no additive bias, and its flash attention takes one of shape
+[B, H, L, S]. tokamax uses splash attention on TPUs and rejects a bias.
 
 Dimensions: B batch, L query length, S key length, H heads, K head size, J = H * K, N groups of
 heads, G heads of a group, R relative buckets, T tiles of the bias, W = 2 * block, I ids.
@@ -37,18 +37,18 @@ from trainer.model.fused_tiles import Plan, Visits, blocks_of
 from trainer.model.masks import Mask, Rows
 from trainer.model.positions import RelativeBias
 
-# Ids of queries and keys outside of any example; different, so that neither sees the other.
+# Ids of queries and keys outside any example; they differ so that these do not see each other.
 _NO_QUERY, _NO_KEY = -1, -2
 
-# Name by which `jax.checkpoint` may keep what the backward pass reads.
+# Name under which `jax.checkpoint` may keep what the backward pass reads.
 SAVED = "fused_attention"
 
 
 def fits_memory(longest: int, vmem_bytes: int, itemsize: int = 2) -> bool:
-    """Returns whether a core's memory holds rows of this length, which kernels read whole.
+    """Returns True if a core's memory can hold rows of this length, which kernels read whole.
 
-    The backward pass has eight arrays of a row, each twice for the pipeline; half of the memory is
-    left for tiles and sums. With 14 MiB, as on v4, rows of 2,048 are 5 % too long.
+    The backward pass holds eight arrays per row, each twice for the pipeline; half of the memory
+    is left for tiles and sums. With 14 MiB, as on v4, rows of 2,048 are 5% too long.
     """
     return 2 * 8 * longest * LANES * itemsize <= vmem_bytes / 2
 
@@ -74,10 +74,10 @@ def fused_attention(
     to the operands' dtype before the products. Raises ValueError if heads do not fill registers.
 
     Args:
-      block: queries and keys per tile, a power of two; None chooses by lengths and memory.
+      block: queries and keys per tile, a power of two; None chooses from lengths and memory.
       vmem_bytes: core memory that a kernel may use.
       interpret: run the kernels without a TPU, for tests.
-      layout: `tables_of` a block-sparse layout; its tiles are the blocks. None: all pairs.
+      layout: `tables_of` a block-sparse layout, whose tiles are the blocks. None means all pairs.
     """
     if not fills_lanes(head_dim):
         raise ValueError(f"head_dim {head_dim} neither divides {LANES} nor is a multiple of it")
@@ -114,9 +114,9 @@ def fused_attention(
 
 
 def _ids(rows: Rows, predicate: Mask, length: int, none: int) -> Array:
-    """Returns int32 ids [B, I, length]: the segment and, with a prefix, the segment within it.
+    """Returns int32 ids [B, I, length]: the segment and, with a prefix, the segment inside it.
 
-    A key is visible if one of its ids equals the query's.
+    A key is visible if one of its ids equals the query's id in the same place.
     """
     segment_BL = jnp.where(rows.segment_BL > 0, rows.segment_BL, none).astype(jnp.int32)
     ids = [segment_BL]
@@ -150,7 +150,7 @@ def _forward(plan: Plan, table_HR: Array | None, operands: Operands) -> tuple[Ar
         _tiles_scratch(plan, 1),
     )
     out_BLJ, normaliser = checkpoint_name((out_BLJ, normaliser), SAVED)
-    # With one key block the backward pass computes its sums from the weights themselves.
+    # With one key block, the backward pass computes these sums from the weights themselves.
     read_out = out_BLJ if plan.key_blocks > 1 else None
     return out_BLJ, (table_HR, operands, read_out, normaliser)
 
@@ -203,7 +203,7 @@ def _backward(plan: Plan, saved: Any, gradient_BLJ: Array) -> tuple[Any, ...]:
     )
     table_gradient = to_table(last)[0] if to_table else None
     first, *rest = gradients if to_table else [*gradients, last]
-    # Indexed, not unpacked: unpacking copies an array.
+    # Index instead of unpacking: unpacking copies an array.
     dq, dk, dv = (first[n] for n in range(3)) if plan.alike else (first, rest[0][0], rest[0][1])
     return table_gradient, Operands(dq, dk, dv, None, None)
 

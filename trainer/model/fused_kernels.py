@@ -24,7 +24,7 @@ _LEAST = -1e20
 
 
 class Operands(NamedTuple):
-    """Kernel operands, or a grid step's blocks of them."""
+    """The operands of a kernel, or one grid step's blocks of the operands."""
 
     q_BLJ: Any
     k_BSJ: Any
@@ -247,7 +247,7 @@ def backward_kernel(
                 vector_gradient_ref[tile : tile + 1, :] = _fold(tiles_gradient_ref[tile])
 
 
-# Maps a loop counter to a block; then the loop's first number and its end, which is excluded.
+# A function from loop counter to block; the loop's first counter; and its end, which is excluded.
 _Loop = tuple[Callable[[Any], Any], Any, Any]
 
 
@@ -268,7 +268,7 @@ def _visiting_queries(plan: Plan, at: Operands, group: Any, j: Any) -> _Loop:
 
 
 class _Softmax(NamedTuple):
-    """A softmax over keys in progress: maxima and sums [1, q], sums of weighted values [K, q]."""
+    """A running softmax over keys: maxima and sums [1, q], sums of weighted values [K, q]."""
 
     maximum_1q: Array
     sum_1q: Array
@@ -317,7 +317,7 @@ def _logits(
 
 
 def _row_of(ref: Any, row: Any, columns: Any) -> Array:
-    """Returns columns of a row of an int32 array, [1, columns]; loads need whole registers."""
+    """Returns columns of one row of an int32 array, [1, columns]; loads need whole registers."""
     first = pl.multiple_of(row // SUBLANES * SUBLANES, SUBLANES)
     rows = ref[pl.ds(first, SUBLANES), columns]
     number = lax.broadcasted_iota(jnp.int32, rows.shape, 0)
@@ -325,7 +325,7 @@ def _row_of(ref: Any, row: Any, columns: Any) -> Array:
 
 
 def _ids_of_rows(at: Operands, first: Any, rows: int, plan: Plan) -> dict[tuple[int, int], Any]:
-    """Returns `_key_ids` by row, counted from `first`, and key block."""
+    """Returns `_key_ids` keyed by (row, key block), with rows counted from `first`."""
     pairs = itertools.product(range(rows), range(plan.key_blocks))
     return {(row, j): _key_ids(at, first + row, j, plan) for row, j in pairs}
 
@@ -341,7 +341,7 @@ def _key_ids(at: Operands, row: Any, j: Any, plan: Plan) -> list[Array]:
 
 
 def _block_of(ref: Any, row: Any, index: Any, block: int, length: int) -> Array:
-    """Returns a block of a row of `ref`, [block, P], with zeros after `length`."""
+    """Returns one block of a row of `ref`, [block, P], with zeros after `length`."""
     x_nP = ref[row, pl.ds(index * block, block), :]
     if length % block == 0:
         return x_nP
@@ -360,7 +360,7 @@ def _only(plan: Plan, x_nP: Array, head: int) -> Array:
     lane_nP = lax.broadcasted_iota(jnp.int32, x_nP.shape, 1)
     lanes = _lanes_of(plan, head)
     inside_nP = (lane_nP >= lanes.start) & (lane_nP < lanes.stop)
-    # v5e's vector unit has no bfloat16.
+    # The vector unit of a v5e does not support bfloat16.
     return jnp.where(inside_nP, x_nP.astype(jnp.float32), 0).astype(x_nP.dtype)
 
 
@@ -375,10 +375,10 @@ def _dot(x: Array, y: Array, x_axis: int, y_axis: int) -> Array:
 
 
 def _spread(plan: Plan, vectors_ref: Any, tiles_ref: Any) -> None:
-    """Builds the bias tiles from their vectors, without the strided rotation that v4 lacks.
+    """Builds the bias tiles from their vectors, without strided rotation, which v4 lacks.
 
-    Row r is rotated right by r: eight rows by the bits of their number, then twice as many by
-    rotating all at once.
+    Row r is rotated right by r: first eight rows, bit by bit of their number; then all finished
+    rows at once, which doubles their count each time.
     """
     for tile in range(plan.heads * plan.tiles):
         vector = vectors_ref[tile : tile + 1, :]
@@ -395,7 +395,7 @@ def _fold(tile_kq: Array) -> Array:
     """Returns the sums over a tile's diagonals, [1, W]: the transpose of `_spread`."""
     x = jnp.concatenate([tile_kq, jnp.zeros_like(tile_kq)], 1)
     period, rows = x.shape[1], x.shape[0]
-    # Rotate row r left by r: the lower half by half of the rows, then both halves at once.
+    # Rotate row r left by r: the lower half by half the number of rows, then both halves at once.
     while rows > 8:
         rows //= 2
         x = x[:rows] + pltpu.roll(x[rows:], period - rows, 1)
@@ -418,7 +418,7 @@ _Result = TypeVar("_Result")
 def _one_ahead(
     work: list[_Item], products: Callable[..., _Result]
 ) -> Iterator[tuple[_Item, _Result]]:
-    """Yields items with their products, one product ahead to keep the matrix unit busy."""
+    """Yields items with their products, computed one ahead to keep the matrix unit busy."""
     upcoming = products(*work[0])
     for number, item in enumerate(work):
         current = upcoming

@@ -1,10 +1,10 @@
-"""Attention layouts as tables for kernels: tiles to visit, and parts of them to mask.
+"""Converts attention layouts to tables for kernels: tiles to visit, and parts of tiles to mask.
 
 A tile has 128 to 512 queries and keys, so it may be smaller or larger than a layout's blocks. It
-is visited if any of its blocks is, for any head of a group. Bits mask the rest: bit s of a query's
-number for a key tile tells whether the query sees part s of that tile.
+is visited if any head of a group visits any of its blocks. Bits mask the rest: bit s of a query's
+integer for a key tile is set if the query sees part s of that tile.
 
-Dimensions: see `fused_attention`; U queries of all blocks.
+Dimensions: see `fused_attention`; U queries in all blocks.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from trainer.model.fused_tiles import COST_OF_BLOCK, SUBLANES, Visits
 from trainer.model.masks import Mask
 from trainer.model.sparsity import Pattern, visited
 
-# Parts of a tile, one bit of an int32 each.
+# Most parts of a tile: one bit of an int32 per part.
 _PARTS = 32
 
 
 class Tables(NamedTuple):
     """Tables for kernels, int32; each group has its own tables, or all share one.
 
-    `keys` are the key blocks that each query block visits, flat, `Visits.most_keys` entries each,
-    of which `key_counts` are valid; `queries` likewise for key blocks. `bits`: [N, heads * key
-    blocks, U], rows padded to a multiple of SUBLANES; None if visited tiles are fully visible.
+    `keys` lists the key blocks that each query block visits, flat, in `Visits.most_keys` entries;
+    the first `key_counts` are valid. `queries` does the same for key blocks. `bits`: [N, heads *
+    key blocks, U], rows padded to a multiple of SUBLANES; None if visited tiles are fully visible.
     """
 
     keys: Any
@@ -49,13 +49,13 @@ def tables_of(
 ) -> tuple[Visits, Tables]:
     """Returns the tables of a layout.
 
-    `fits` tells whether memory suffices for tiles of a length; `tile` None chooses the one with
-    the least work.
+    `fits` returns True if memory suffices for tiles of a given length; `tile` None chooses the
+    length with the least work.
     """
     layout_PNN = visited(pattern, num_heads, length, predicate.causal, predicate.prefix)
     differ = len(layout_PNN) > 1
     heads = max(1, LANES // head_dim) if differ else 1
-    # Heads that pad the last group visit nothing.
+    # Heads that only pad the last group visit nothing.
     layout_PNN = np.pad(layout_PNN, ((0, -len(layout_PNN) % heads), (0, 0), (0, 0)))
 
     def tiles_of(tile: int) -> np.ndarray:
@@ -99,7 +99,7 @@ def tables_of(
 
 
 def _parts(layout_PNN: np.ndarray, block: int, tile: int, length: int, skips: bool) -> np.ndarray:
-    """Returns the layout of parts of tiles, padded to whole tiles."""
+    """Returns the layout by parts of tiles, padded to whole tiles."""
     per = max(block // tile, 1)
     parts_PUU = layout_PNN.repeat(per, axis=1).repeat(per, axis=2)
     size = min(block, tile)

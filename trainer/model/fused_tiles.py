@@ -27,13 +27,13 @@ MASKED = -1e30
 # Relative cost of a tile element by block length: smaller blocks leave the matrix unit waiting.
 # Powers of two, required for folding the gradients of the bias.
 COST_OF_BLOCK = {512: 1.0, 256: 1.1, 128: 1.4}
-# Tile elements, per head, that a kernel unrolls instead of looping. Unrolling twice as many gains
-# 4 % and doubles compile time.
+# Most tile elements per head that a kernel unrolls instead of looping over. Unrolling twice as
+# many gains 4% and doubles compile time.
 _UNROLLED_FORWARD, _UNROLLED_BACKWARD = 4 * 512 * 512, 2 * 512 * 512
-# Key in a kernel's metadata for the tiles that a layout visits, as a share of a causal mask's: no
+# Key in a kernel's metadata for the tiles that a layout visits, relative to a causal mask: no
 # schedule shows how often the inner loops run.
 VISITED = "visited_tiles"
-# Bytes of the blocks of a grid step, which has 0.35 us of overhead. The pipeline holds them twice.
+# Bytes of a grid step's blocks, which the pipeline holds twice. A step has 0.35 us of overhead.
 _BLOCK_BYTES = 3 << 20
 
 
@@ -41,9 +41,9 @@ _BLOCK_BYTES = 3 << 20
 class Visits:
     """The tiles that a layout visits: the static part of `fused_sparsity.Tables`.
 
-    `tile` counts the queries and keys of a tile, `part` the tokens per masking bit. `most_keys` is
-    the maximum of key blocks per query block, `most_queries` the reverse. With `by_group` each
-    group of heads has its own tables; `tiles` is the mean number of tiles per group.
+    `tile` is the number of queries and keys in a tile, `part` the tokens per masking bit;
+    `most_keys` is the most key blocks per query block, `most_queries` the reverse. With `by_group`
+    each group of heads has its own tables; `tiles` is the mean number of tiles per group.
     """
 
     tile: int
@@ -58,7 +58,7 @@ class Visits:
 class Plan:
     """The static part of a call. L is `length`, S `source_length` and K `head_dim`.
 
-    `head_dim` divides 128 or is a multiple of it. `bias` tells how distances share the bias table.
+    `head_dim` divides 128 or is a multiple of it. `bias` says how distances share the bias table.
     `scale` multiplies query-key products. Kernels may use `vmem_bytes` of core memory. `interpret`
     runs without a TPU. `visits` None means all tiles.
     """
@@ -95,7 +95,7 @@ class Plan:
 
     @property
     def metadata(self) -> dict[str, str] | None:
-        """Kernel metadata that the program text does not show: `VISITED`."""
+        """Kernel metadata for facts that the program text does not show: `VISITED`."""
         if self.visits is None:
             return None
         causal = self.query_blocks * (self.query_blocks + 1) / 2
@@ -103,17 +103,17 @@ class Plan:
 
     @property
     def alike(self) -> bool:
-        """Whether queries and keys have the same blocks."""
+        """True if queries and keys have the same blocks."""
         return self.length == self.source_length and self.block_q == self.block_k
 
     @property
     def skips(self) -> bool:
-        """Whether tiles with every key after every query are skipped."""
+        """True if kernels skip tiles in which every key comes after every query."""
         return self.predicate.skips
 
     @property
     def causal_bias(self) -> bool:
-        """Whether the bias tiles mask keys after their query."""
+        """True if the bias tiles mask keys after their query."""
         return self.skips and self.bias is not None
 
     @property
@@ -132,11 +132,11 @@ class Plan:
 
     @property
     def loops(self) -> bool:
-        """Whether kernels loop over tiles because a row has too many to unroll."""
+        """True if kernels loop over tiles because a row has too many to unroll."""
         return self.visits is not None or self.area > _UNROLLED_FORWARD
 
     def rows(self, batch: int, arrays: int, itemsize: int) -> int:
-        """Returns rows per grid step with `arrays` blocks of queries or keys."""
+        """Returns the number of rows per grid step that has `arrays` blocks of queries or keys."""
         longest = max(self.query_blocks * self.block_q, self.key_blocks * self.block_k)
         fitting = _BLOCK_BYTES // (arrays * longest * self.lanes * itemsize)
         return 1 if self.loops else _divisor(batch, fitting)
@@ -146,11 +146,11 @@ class Plan:
         area = _UNROLLED_BACKWARD if backward else _UNROLLED_FORWARD
         return _divisor(rows, area // self.area)
 
-    # Tiles of the bias, by block distance.
+    # Bias tiles by block distance.
 
     @property
     def farthest(self) -> int:
-        """Block distance from which all bias tiles are equal."""
+        """Block distance from which on all bias tiles are equal."""
         assert self.bias is not None
         alike = pl.cdiv(self.bias.max_distance + self.block_q - 1, self.block_q)
         return min(alike, max(self.query_blocks, self.key_blocks) - 1)
@@ -161,7 +161,7 @@ class Plan:
         return self.farthest + 1 if self.skips else 2 * self.farthest + 1
 
     def tile(self, head: int, i: Any, j: Any) -> Any:
-        """Returns the index of the bias tile of a head of the group and blocks (query i, key j)."""
+        """Returns the bias tile's index for a group's `head`, query block i and key block j."""
         nearest = 0 if self.skips else -self.farthest
         distance: Any
         if isinstance(i, int) and isinstance(j, int):
@@ -173,8 +173,8 @@ class Plan:
     def vectors(self, table_HR: Array) -> Array:
         """Returns the vectors of the bias tiles, [N, G * T, W] float32.
 
-        Tile t holds `vector[(q - k) mod W]` at (k, q). A matrix product, so its gradient is one
-        too.
+        Tile t holds `vector[(q - k) mod W]` at (k, q). A matrix product computes them, so the
+        gradient is one, too.
         """
         assert self.bias is not None
         period = 2 * self.block_q
@@ -206,7 +206,7 @@ def blocks_of(
 ) -> tuple[int, int]:
     """Returns the lengths of query and key blocks; `head_dim` is None without a bias.
 
-    They are equal with a bias or causal mask, whose tiles follow the diagonal.
+    The lengths are equal with a bias or causal mask, whose tiles follow the diagonal.
     """
     if block:
         return block, block
@@ -218,7 +218,7 @@ def blocks_of(
 
 
 def bias_fits(length: int, skips: bool, head_dim: int | None, vmem_bytes: int, block: int) -> bool:
-    """Returns whether the bias tiles and their gradients fit; `head_dim` is None without a bias."""
+    """Returns True if the bias tiles and their gradients fit; `head_dim` is None without a bias."""
     if head_dim is None:
         return True
     distances = min(pl.cdiv(length, block) - 1, 2)

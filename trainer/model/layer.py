@@ -28,7 +28,7 @@ CROSS_ATTENTION = "encoder_decoder_attention"
 class Surroundings(NamedTuple):
     """What a layer reads besides its states.
 
-    `source` is the cross mixer's input, `view` that of all the stack's positions, `cross_view`
+    `source` is the cross mixer's input, `view` the view of all the stack's positions, `cross_view`
     their view of the encoder; `sources` holds what the stack's parts provide, by name.
     """
 
@@ -39,10 +39,10 @@ class Surroundings(NamedTuple):
 
 
 class Layer(nn.Module):
-    """One layer: mixer, then the spec's cross mixer, sublayers of parts and feed-forward.
+    """One layer: mixer, then the spec's cross mixer, the sublayers of parts, and feed-forward.
 
     `role` is "encoder" or "decoder" and affects only names. `position` is None if a stack's layers
-    share one scheme.
+    share a scheme.
     """
 
     spec: LayerSpec
@@ -54,7 +54,7 @@ class Layer(nn.Module):
     def __call__(
         self, flow: Flow, surroundings: Surroundings, deterministic: bool
     ) -> tuple[Flow, Any]:
-        """Returns the states, and what the layer leaves for a decoder."""
+        """Returns the states and what the layer leaves for a decoder."""
         spec, shared = self.spec, self.shared
         view = self._view(flow, surroundings)
         assert view.watched is not None
@@ -88,7 +88,7 @@ class Layer(nn.Module):
     ) -> list[Sublayer]:
         spec, shared = self.spec, self.shared
         first, last = spec.placements.sublayers, spec.placements.feed_forward
-        # T5X's name; that of the norm also begins with the placement's prefix ("pre" in T5X).
+        # T5X's name; the norm's name also begins with the placement's prefix ("pre" in T5X).
         mixer_name = "attention" if self.role == "encoder" else "self_attention"
         mixer = spec.mixer.build(shared, mixer_name)
         source, watched = surroundings.source, view.watched or {}

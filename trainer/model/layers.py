@@ -23,18 +23,18 @@ from trainer.model.fused_attention import SAVED
 from trainer.model.switch import ROUTING
 
 Tree = dict[str, Any]
-# Maps a layer's module and its input states to its output states and what it leaves beside them.
+# Maps a layer's module and input states to its output states and whatever else it leaves.
 _RunLayer = Callable[..., tuple[Any, Any]]
 
-# The layer axis of a stacked parameter, and its logical name. Source: T5X, `scalable_t5`,
+# Index and logical name of a stacked parameter's layer axis. Source: T5X, `scalable_t5`,
 # `param_scan_axis`.
 LAYERS_AXIS = 1
 _LAYERS_NAME = "layers"
 _STACKS = ("encoder", "decoder")
 
 # Activations that `jax.checkpoint` may keep for the backward pass. "dots" is T5X's "minimal":
-# outputs of products with a kernel, not of products between activations; and the outputs of fused
-# attention, which are as large as its queries.
+# outputs of products with a kernel, not of products between activations, plus the outputs of
+# fused attention, which are as large as its queries.
 _REMAT_POLICIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
         "dots": jax.checkpoint_policies.save_from_both_policies(
@@ -47,7 +47,7 @@ _REMAT_POLICIES: Mapping[str, Callable[..., Any]] = MappingProxyType(
 
 
 def rematerialised(run: _RunLayer, remat: str, scanned: bool) -> _RunLayer:
-    """Returns `run`, keeping for its backward pass what `remat` (`ModelConfig.remat`) says."""
+    """Returns `run`, which keeps for its backward pass only what `ModelConfig.remat` allows."""
     if remat not in _REMAT_POLICIES:
         return run
     # Outside a loop the compiler would merge the repeated work with the original.
@@ -55,7 +55,7 @@ def rematerialised(run: _RunLayer, remat: str, scanned: bool) -> _RunLayer:
 
 
 def scan(run: _RunLayer, layer: nn.Module, states: Any, length: int) -> Any:
-    """Applies `run` to the states `length` times, each with its own parameters and dropout."""
+    """Applies `run` to the states `length` times; each run has its own parameters and dropout."""
     run_all = nn.scan(
         run,
         variable_axes={"params": LAYERS_AXIS, ROUTING: 0},
@@ -66,16 +66,16 @@ def scan(run: _RunLayer, layer: nn.Module, states: Any, length: int) -> Any:
 
 
 def stack_layers(tree: Tree) -> Tree:
-    """Stacks an unscanned model's parameters into the scanned model's, with the same values.
+    """Stacks an unscanned model's parameters into a scanned model's parameters of equal values.
 
     `tree` has the leaves of `init_params` or leaves of their shapes (gradients, Adam's moments).
-    Parameters outside of layers are unchanged. Raises ValueError if layers of a stack differ.
+    Parameters outside layers are unchanged. Raises ValueError if a stack's layers differ.
     """
     return _joined(tree, lambda *leaves: jnp.stack(leaves, LAYERS_AXIS))
 
 
 def stack_facts(tree: Tree) -> Tree:
-    """Stacks a tree of `ParameterFacts` likewise."""
+    """Stacks a tree of `ParameterFacts` in the same way."""
     return _joined(tree, lambda *facts: facts[0].stacked(LAYERS_AXIS, _LAYERS_NAME, len(facts)))
 
 
@@ -87,7 +87,7 @@ def unstack_layers(tree: Tree) -> Tree:
             continue
         rest = dict(tree[stack])
         joined = rest.pop(stack)
-        if not jax.tree.leaves(joined):  # no parameter of it learns
+        if not jax.tree.leaves(joined):  # none of its parameters learns
             continue
         (length,) = {leaf.shape[LAYERS_AXIS] for leaf in jax.tree.leaves(joined)}
         layers = {

@@ -1,4 +1,4 @@
-"""The rows of a batch as attention sees them, and masks on pairs of query and key.
+"""The rows of a batch as attention sees them, and masks on (query, key) pairs.
 
 Dimensions: B batch, L query length, S key length.
 """
@@ -19,8 +19,8 @@ class Rows(NamedTuple):
     Attributes:
       segment_BL: int, number of the packed example; 0 where there is no token.
       prefix_BL: int, nonzero in a fully visible prefix; None if the batch marks none.
-      position_BL: int, position within each packed example; None if along the row.
-      type_BL: int, the token's part of its example, BERT's A and B; None if there is one part.
+      position_BL: int, position within each packed example; None counts along the row.
+      type_BL: int, segment A or B of BERT to which a token belongs; None if there is only one.
       input_BL: int, input ids; None in an encoder.
     """
 
@@ -35,9 +35,9 @@ class Mask(NamedTuple):
     """The mask slot: True where a query may see a key, broadcastable to bool [B, L, S].
 
     Tokens see their own packed example, and padding is never seen. With `causal` they see only
-    themselves and earlier positions of the row, with `prefix` also the whole prefix if they are in
-    it. Kernels compute the same from integers per query and key. A spec may have any other function
-    as its mask, which kernels then do not know.
+    themselves and earlier positions of the row; with `prefix`, tokens in the prefix also see all of
+    it. Kernels compute the same from integers per query and key. A spec may use any other function
+    as its mask, but kernels do not support it.
     """
 
     causal: bool = False
@@ -45,7 +45,7 @@ class Mask(NamedTuple):
 
     @property
     def skips(self) -> bool:
-        """Whether no query sees a later key."""
+        """True if no query sees a later key."""
         return self.causal and not self.prefix
 
     def __call__(self, query: Rows, key: Rows) -> Array:
@@ -61,12 +61,12 @@ class Mask(NamedTuple):
         return same_BLS & seen_BLS
 
 
-# Maps the rows of queries and of keys to where a query may see a key.
+# Maps the rows of queries and keys to True where a query may see a key.
 AnyMask = Mask | Callable[[Rows, Rows], Array]
 
 
 def known(mask: AnyMask | None) -> Mask | None:
-    """Returns the mask if kernels know it."""
+    """Returns the mask if kernels support it."""
     return mask if isinstance(mask, Mask) else None
 
 
@@ -95,7 +95,7 @@ def decoder_rows(batch: Mapping[str, Array]) -> Rows:
 
 
 def _positions(position_BL: Array | None, segment_ids_BL: Array | None) -> Array | None:
-    """Returns the given positions, or else positions within each packed example."""
+    """Returns the given positions, or derives positions within each packed example."""
     if position_BL is not None or segment_ids_BL is None:
         return position_BL
     index_L = jnp.arange(segment_ids_BL.shape[1])

@@ -47,7 +47,7 @@ class View(NamedTuple):
     """The masks, positions and rows that a sublayer reads.
 
     `mask_BLS` is broadcastable bool, True where a query may see a key; `predicate` is the same mask
-    for kernels, None if they do not know it. `watched` names the arrays that attention stores in it
+    for kernels, None if they do not support it. `watched` names arrays that attention stores there
     for other parts: `weights_BHLS` before dropout, `key_BSJ` before rotation, `value_BSJ`. `cache`
     is set if the mixer caches these positions.
     """
@@ -74,8 +74,8 @@ class Mixer(Protocol):
 
     Its module maps (x_BLD, source_BSD, view, deterministic) to [B, L, D]; `source_BSD` is `x_BLD`
     except in cross attention. It creates parameters with `parameters.parameter`, which records
-    FLOPs and weight decay. `num_heads` counts the heads that relative positions make biases for;
-    `products_per_pair` the channels multiplied per query-key pair.
+    FLOPs and weight decay. `num_heads` is the number of heads for which relative positions make
+    biases; `products_per_pair` is the number of channels multiplied per query-key pair.
     """
 
     @property
@@ -121,7 +121,7 @@ def _softmax(logits_BHLS: Array, mask_B1LS: Array) -> Array:
 def _positive(
     function: Callable[[Array], Array], normalised: bool
 ) -> Callable[[Array, Array], Array]:
-    """Makes weights from a nonnegative function, divided by their sum or the visible keys."""
+    """Makes weights from a nonnegative function: divided by their sum or by the visible keys."""
 
     def weigh(logits_BHLS: Array, mask_B1LS: Array) -> Array:
         weights_BHLS = jnp.where(mask_B1LS, function(logits_BHLS), 0)
@@ -144,7 +144,7 @@ _LEAST_SUM = 1e-6
 # Weights [B, H, L, S] from logits and mask.
 # Source: Hua et al. 2022 (arXiv:2202.10447) for squared ReLU; Katharopoulos et al. 2020
 # (arXiv:2006.16236) for elu + 1; Lingle 2024 (arXiv:2404.05728), appendix, for both in muP.
-# Differences: he divides by the row length, on which packed examples must not depend.
+# Differences: Lingle divides by row length, on which packed examples must not depend.
 WEIGHTS: Mapping[str, Callable[[Array, Array], Array]] = MappingProxyType(
     {
         "softmax": _softmax,

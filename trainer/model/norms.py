@@ -40,7 +40,7 @@ class Norm:
         return ()
 
     def build(self, shared: Shared, name: str, axis: str = "embed") -> nn.Module:
-        """Returns the module; `axis` is T5X's name of the axis that it normalises."""
+        """Returns the module; `axis` is T5X's name for the axis that it normalises."""
         return Built(self, shared, (axis,), name=name)
 
 
@@ -66,7 +66,7 @@ class ScaledNorm(Norm):
             scale_D = parameter(module, TABLE, "scale", ones, axes, shape)
         bias_D = parameter(module, TABLE, "bias", zeros, axes, shape) if self.has_bias else None
 
-        # Recomputing in the backward pass is cheaper than keeping it in float32, as a scan would.
+        # Recomputing in the backward pass is cheaper than keeping this in float32, as a scan would.
         @partial(jax.checkpoint, prevent_cse=False)
         def normalise(x_BLD: Array, scale_D: Array | None, bias_D: Array | None) -> Array:
             out_BLD = self.normalised(x_BLD.astype(jnp.float32))
@@ -97,8 +97,8 @@ class RMSNorm(ScaledNorm):
 class LayerNorm(ScaledNorm):
     """Mean 0 and variance 1 over the channels, then a learned scale and bias.
 
-    Source: Ba et al. 2016 (arXiv:1607.06450); epsilon from Mesh TensorFlow, where
-    google-research/bert has 1e-12.
+    Source: Ba et al. 2016 (arXiv:1607.06450); epsilon from Mesh TensorFlow;
+    google-research/bert uses 1e-12.
     """
 
     bias: bool = True
@@ -116,7 +116,7 @@ class LayerNorm(ScaledNorm):
 
 @dataclass(frozen=True)
 class NoNorm(Norm):
-    """The identity, for a stack whose last layer has already normalised."""
+    """The identity, for a stack whose last layer has already normalised its output."""
 
     exports = (TRANSFORMERS,)
 
@@ -150,7 +150,7 @@ POST_NORM = NormPlacement("post", _post)
 
 
 class Placements(NamedTuple):
-    """Placements of a layer's norms; None means its other sublayers' placement."""
+    """Placements of a layer's norms; None means the same placement as the other sublayers."""
 
     sublayers: NormPlacement
     feed_forward: NormPlacement | None = None

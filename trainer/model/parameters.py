@@ -1,4 +1,4 @@
-"""Parameters, with the facts that their modules declare."""
+"""Parameters and the facts that their modules declare about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from trainer.model.parametrisation import UNCHANGED, Initializer, Rates, Start
 
-# A logical axis of which a position uses one entry: its expert's.
+# A logical axis along which a position uses one entry, which belongs to its expert.
 EXPERT_AXIS = "expert"
 # Values of `Use.multiplied_per`.
 POSITION, SOURCE, ROW = "position", "source", "row"
@@ -23,7 +23,7 @@ POSITION, SOURCE, ROW = "position", "source", "row"
 class Use(NamedTuple):
     """How the model uses a parameter.
 
-    Each element is multiplied once per `multiplied_per`, for counting FLOPs: POSITION, SOURCE (a
+    For counting FLOPs, each element is multiplied once per `multiplied_per`: POSITION, SOURCE (a
     position that attention reads) or ROW; None if it is looked up or added. `exact` parameters are
     used in float32 whatever the model's dtype.
     """
@@ -49,7 +49,7 @@ TABLE = Use(None, decays=False)
 
 
 class _Declared(nn.LogicallyPartitioned):
-    """A parameter in flax's box for logical axes, with further facts."""
+    """A parameter in flax's box for logical axes, with additional facts."""
 
     use: Use = struct.field(default=TABLE, pytree_node=False)
     rates: Rates = struct.field(default=UNCHANGED, pytree_node=False)
@@ -63,9 +63,9 @@ def parameter(
     axes: tuple[str, ...],
     shape: tuple[int, ...],
 ) -> Array:
-    """Returns a parameter of `module`: float32, or in a step, if `use.rounded`, the model's dtype.
+    """Returns a parameter of `module`: float32, or in a step the model's dtype if `use.rounded`.
 
-    `use` is such as KERNEL or TABLE; `axes` are T5X's logical axis names.
+    `use` is KERNEL, TABLE or similar; `axes` are T5X's logical axis names.
     """
     rates = initializer.rates(shape) if isinstance(initializer, Start) else UNCHANGED
 
@@ -92,7 +92,7 @@ class ParameterFacts:
 
 
 def described(boxes: Any) -> Any:
-    """Returns a tree of `ParameterFacts` for the boxes that `Module.init` returns."""
+    """Returns a tree of `ParameterFacts` for the boxes that come from `Module.init`."""
     return jax.tree.map(
         lambda box: ParameterFacts(box.value.shape, PartitionSpec(*box.names), box.use, box.rates),
         boxes,

@@ -1,4 +1,4 @@
-"""Parametrisations: initial values, multipliers and learning rates of tensors by width."""
+"""Parametrisations: how a tensor's initial values, multiplier and learning rate depend on width."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Rates(NamedTuple):
     size: float = 1.0
 
 
-# Rates of a tensor that learns as in the base model.
+# Rates of a tensor that learns at the same rate as in the base model.
 UNCHANGED = Rates()
 
 
@@ -36,7 +36,7 @@ def _as_in_base(shape: Shape) -> Rates:
 
 @dataclass(frozen=True)
 class Start:
-    """An initializer, and the rates of the tensors it makes by their shape."""
+    """An initializer, and a function from a tensor's shape to its `Rates`."""
 
     initializer: Initializer
     rates: Callable[[Shape], Rates] = _as_in_base
@@ -64,11 +64,11 @@ def narrowed(initializer: Initializer, factor: float) -> Initializer:
 class StandardParametrisation:
     """T5X's parametrisation: kernels N(0, 1 / fan_in), token embedding N(0, 1).
 
-    The base of the others: the source of every initializer, multiplier and learning rate. Tensors
-    of an initializer that is not a `Start` learn as in the base model.
+    The base class, which defines every initializer, multiplier and learning rate. Tensors whose
+    initializer is not a `Start` learn as in the base model.
 
     Attention logits are not scaled at run time: 1 / sqrt(head_dim) is folded into the initial query
-    kernel. Another `scale` changes the kernel so that the first logits stay the same. `zeros` names
+    kernel. A different `scale` changes the kernel to keep the first logits the same. `zeros` names
     kernels that start at 0: "query", "residual" (ends of residual branches), "logits".
 
     Source: google-research/t5x, `t5x/examples/t5/layers.py` and `network.py`.
@@ -101,7 +101,7 @@ class StandardParametrisation:
         return 1.0 if self.scale is None else self.scale
 
     def conditional_query(self) -> Initializer:
-        """Returns N(0, 1 / (fan_in fan_out)), for every kernel that computes a conditional query.
+        """Returns N(0, 1 / (fan_in * fan_out)), for every kernel that computes a conditional query.
 
         Source: t5-experiments, `modeling_t5.py`, `_init_weights`.
         """
@@ -130,14 +130,14 @@ class StandardParametrisation:
 
 @dataclass(frozen=True)
 class NormalParametrisation(StandardParametrisation):
-    """BERT's and GPT-2's parametrisation: all parameters N(0, 0.02), cut at two deviations.
+    """BERT's and GPT-2's parametrisation: all parameters N(0, 0.02), truncated at two deviations.
 
     Attention logits are scaled by 1 / sqrt(head_dim) at run time. Kernels that end a residual
-    branch start smaller by sqrt(`residual_branches`), the number of branches that a pre-norm stack
-    sums (twice its layers).
+    branch start smaller by sqrt(`residual_branches`), where `residual_branches` is the number of
+    branches that a pre-norm stack sums (twice its layers).
 
-    Source: google-research/bert, `modeling.py`, `create_initializer`, for 0.02 and the cut, which
-    lowers the actual deviation to 0.0176 there too; Megatron-LM, `scaled_init_method_normal`.
+    Source: google-research/bert, `modeling.py`, `create_initializer`, for 0.02 and truncation,
+    which lowers the real deviation to 0.0176 there too; Megatron-LM, `scaled_init_method_normal`.
     """
 
     deviation: float = 0.02
@@ -172,8 +172,8 @@ class MaximalUpdateParametrisation(StandardParametrisation):
     `base_width / width` (rule "relative") or 1 / fan_in ("absolute") of the learning rate. Tables,
     gains and biases learn at the full rate. Attention logits are scaled by 1 / head_dim.
     `readout` sets the deviation of the logits kernel or, with tied logits, the factor of the
-    logits. `width` and `base_width` are emb_dim of this model and of the model whose learning rate
-    was tuned.
+    logits. `width` is this model's emb_dim, `base_width` the emb_dim of the model whose learning
+    rate was tuned.
 
     Source: Yang et al. 2022 (arXiv:2203.03466), table 8; Lingle 2024 (arXiv:2404.05728), for the
     absolute rule and readouts of 1 / width; Yang and Hu 2021 (arXiv:2011.14522).
@@ -208,7 +208,7 @@ class MaximalUpdateParametrisation(StandardParametrisation):
         return self._hidden(super().feed_forward())
 
     def relative_bias(self) -> Initializer:
-        # T5X's deviation for a few heads; it must not depend on their number, which is a width.
+        # T5X's deviation for a few heads; it must not depend on the number of heads, a width.
         return nn.initializers.normal(0.25)
 
     def logits(self) -> Initializer:

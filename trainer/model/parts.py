@@ -1,4 +1,4 @@
-"""The parts of a model by slot and name, each with its builder, facts, options and check. No JAX.
+"""A model's parts by slot and name, each with its builder, facts, options and check. No JAX.
 
 `register` adds parts from outside this package, such as those of `trainer.zoo`.
 """
@@ -48,8 +48,8 @@ class NormOptions:
     epsilon: float = field(1e-6, "added to the mean square or the variance", rule=above(0))
     gain: str = field(
         "vector",
-        "learned scale: one for each channel (vector), the same stored less 1 and so pulled to 1 "
-        "by weight decay, as in Gemma (offset), one for all channels (scalar), or none",
+        "learned scale: one per channel (vector); the same, stored minus 1 so that weight decay "
+        "pulls it to 1, as in Gemma (offset); one for all channels (scalar); or none",
         choices=GAINS,
     )
 
@@ -58,7 +58,7 @@ class NormOptions:
 class LayerNormOptions(NormOptions):
     """Options of a norm that subtracts the mean."""
 
-    bias: bool = field(True, "learned bias of each channel")
+    bias: bool = field(True, "add a learned bias to each channel")
 
 
 @dataclass(frozen=True)
@@ -66,20 +66,20 @@ class Sinusoidal:
     """Options of sines and cosines added to the embeddings."""
 
     base: float = field(
-        10_000.0, "the longest wave has 2 pi times as many positions", rule=above(1)
+        10_000.0, "the longest wave spans 2 pi times this many positions", rule=above(1)
     )
 
 
 @dataclass(frozen=True)
 class Relative:
-    """Options of T5's biases by distance."""
+    """Options of T5's distance biases."""
 
     num_buckets: int = field(
         32,
-        "buckets of distances of each table; a multiple of 4",
+        "number of distance buckets in each table; a multiple of 4",
         rule=Rule("a multiple of 4, above 0", lambda value: value > 0 and value % 4 == 0),
     )
-    max_distance: int = field(128, "distance (tokens) from which all share a bucket")
+    max_distance: int = field(128, "distance (tokens) from which on all distances share a bucket")
 
     def __post_init__(self) -> None:
         if self.max_distance <= self.num_buckets // 2:
@@ -94,21 +94,21 @@ class Rotary:
     """Options of rotated queries and keys."""
 
     base: float = field(
-        10_000.0, "the slowest pair turns once in 2 pi times as many positions", rule=above(1)
+        10_000.0, "the slowest pair turns once in 2 pi times this many positions", rule=above(1)
     )
     fraction: float | None = field(
         None,
-        "share of the channels of a head that is rotated; None: all, but a quarter in BERT",
+        "share of a head's channels that is rotated; None means all, but a quarter in BERT",
         rule=Rule("in (0, 1]", lambda value: 0 < value <= 1),
     )
-    cross: bool = field(False, "rotate the queries and keys of cross-attention, too, as MARCH V2")
+    cross: bool = field(False, "also rotate cross-attention's queries and keys, as in MARCH V2")
     scaling: str = field(
         "none",
-        "slow the rotation down for rows longer than in pretraining: every pair by factor "
-        "(linear), or only slow pairs, as Llama 3.1 does (llama3)",
+        "slow rotation down for rows longer than in pretraining: all pairs by `factor` (linear), "
+        "or only slow pairs, as in Llama 3.1 (llama3)",
         choices=SCALINGS,
     )
-    factor: float = field(8.0, "by how much scaling slows pairs down", rule=at_least(1))
+    factor: float = field(8.0, "factor by which scaling slows pairs down", rule=at_least(1))
     low_frequency: float = field(
         1.0, "llama3: turns in original_positions below which a pair is slowed down fully"
     )
@@ -116,7 +116,7 @@ class Rotary:
         4.0, "llama3: turns in original_positions above which a pair is left alone"
     )
     original_positions: int = field(
-        8192, "llama3: positions (tokens) of pretraining", rule=above(0)
+        8192, "llama3: row length in pretraining (tokens)", rule=above(0)
     )
 
     def __post_init__(self) -> None:
@@ -131,7 +131,7 @@ class Rotary:
 
 def _check_rotary(config: Any, options: Rotary) -> None:
     channels = config.rotated_channels
-    rule = f"such that rotary positions rotate whole pairs of channels, not {channels:g}"
+    rule = f"such that rotary positions rotate an even number of channels, not {channels:g}"
     require_of(config, channels > 0 and channels % 2 == 0, "head_dim", rule)
     rule = "without cross=true in a model without cross-attention"
     fits = not options.cross or config.architecture == ENCODER_DECODER
@@ -153,11 +153,11 @@ ATTENTION = MixerFacts(
 class Normal:
     """Options of initial values from one normal distribution."""
 
-    deviation: float = field(0.02, "standard deviation before the cut at two", rule=above(0))
+    deviation: float = field(0.02, "standard deviation, before truncation at two", rule=above(0))
     scale_residual: bool = field(
         False,
-        "divide the deviation of kernels that end a residual branch by the root of the number of "
-        "branches, as GPT-2 and Megatron-LM",
+        "divide the deviation of kernels that end a residual branch by the square root of the "
+        "number of branches, as in GPT-2 and Megatron-LM",
     )
 
 
@@ -172,20 +172,20 @@ class MaximalUpdate:
     base_width: int = field(
         128,
         "emb_dim of the model whose learning rate is used: a wider model's hidden kernels learn "
-        "at base_width / emb_dim of it",
+        "at base_width / emb_dim of that rate",
         rule=above(0),
     )
     rule: str = field(
         "relative",
-        "learning rates of kernels: base_width / emb_dim of the run's (relative), or 1 / fan-in "
-        "of it (absolute)",
+        "learning rates of kernels: the run's rate times base_width / emb_dim (relative), or "
+        "times 1 / fan-in (absolute)",
         choices=MUP_RULES,
     )
     readout: str = field(
         "inverse",
-        "standard deviation of the initial logits kernel: 1 / emb_dim (inverse), that of the "
-        "standard one at base_width and falling as 1 / emb_dim (relative), emb_dim ** -0.5 "
-        "(standard), or zero",
+        "standard deviation of the initial logits kernel: 1 / emb_dim (inverse), the standard "
+        "one at base_width, falling as 1 / emb_dim (relative), emb_dim ** -0.5 (standard), "
+        "or zero",
         choices=READOUTS,
     )
 
@@ -197,7 +197,7 @@ class MaximalUpdate:
 def _check_mup(config: Any, options: MaximalUpdate) -> None:
     zero = options.readout == "zero"
     fits = not (zero and config.value("tied_logits"))
-    require_of(config, fits, "parametrisation", "another readout: logits are tied")
+    require_of(config, fits, "parametrisation", "one with a different readout: logits are tied")
 
 
 def _check_no_feed_forward(config: Any, options: Any) -> None:
@@ -210,7 +210,7 @@ _ARRANGEMENTS = "trainer.model.arrangements:"
 _POSITIONS = "trainer.model.positions:"
 _PARAMETRISATIONS = "trainer.model.parametrisation:"
 _FEED_FORWARD = "trainer.model.feedforward:"
-# The slots that fields of `ModelConfig` fill by name.
+# The slots that fields of `ModelConfig` fill with named parts.
 SLOTS = {
     slot.field: slot
     for slot in (
@@ -307,7 +307,7 @@ SLOTS = {
     )
 }
 MIXERS, POSITIONS = SLOTS["mixer"], SLOTS["position"]
-# Parts that a field of the same name adds if it is above 0: builder(config, number) ->
+# Parts that the field of the same name adds if it is above 0: builder(config, number) ->
 # `stack_parts.StackPart`.
 STACK_PARTS = Slot("stack part", {}, StackPartFacts)
 
@@ -316,7 +316,7 @@ def register(slot: str, name: str, part: Part) -> None:
     """Makes `name` a value of `ModelConfig`'s field `slot`.
 
     Raises:
-      ValueError: no field of this name takes parts, or the part's name is taken or unusable.
+      ValueError: if no field of this name takes parts, or the part's name is taken or unusable.
     """
     if slot not in SLOTS:
         raise ValueError(f"there is no slot {slot!r}; the slots are {', '.join(SLOTS)}")
@@ -350,7 +350,7 @@ FAMILIES = {
     # BERT (arXiv:1810.04805), as in google-research/bert and transformers.
     "bert": _BERT,
     # BERT with norms before sublayers and after the last layer, as in t5-experiments. Kernels that
-    # end a residual branch start narrower, as that project intended.
+    # end a residual branch start smaller, as that project intended.
     "bert_pre_ln": replace(
         _BERT, norm_placement="pre", parametrisation="normal:scale_residual=true"
     ),

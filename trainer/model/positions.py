@@ -35,7 +35,7 @@ class Positions(NamedTuple):
       bias_HN: `bias_HLS` by distance `s - l + L - 1`, for block-sparse attention.
       relative: `bias_HLS` as a table, for kernels that do not need [H, L, S].
       angle_BLC: float32, rotates queries, and keys unless `source_angle_BSC` is set.
-      source_angle_BSC: float32, rotates keys in cross-attention.
+      source_angle_BSC: float32, rotates cross-attention's keys.
     """
 
     embedding_BLD: Array | None = None
@@ -54,8 +54,8 @@ Indices = Array | None
 class Position:
     """The position slot; `run` gets the number of heads and (L, S, at_BL), as in `Buildable`.
 
-    `name` is the module's. With `per_layer` each layer has its own module, which must not add to
-    embeddings. With `cross` the module also runs on the encoder's positions, and cross-attention
+    `name` is the module's name. With `per_layer` each layer has its own module, which must not add
+    to embeddings. With `cross` the module also runs on the encoder's positions, and cross-attention
     uses the angles.
     """
 
@@ -94,7 +94,7 @@ class T5RelativePosition(Position):
         buckets = self.num_buckets // 2 if self.bidirectional else self.num_buckets
         behind = np.abs(distance) if self.bidirectional else np.maximum(-distance, 0)
         exact = buckets // 2
-        # T5X's epsilon and float32 decide where one bucket ends and the next begins.
+        # T5X's epsilon and float32 arithmetic decide where one bucket ends and the next begins.
         ratio = behind.astype(np.float32) / exact + np.finfo(np.float32).eps
         growth = np.log(ratio) / np.log(self.max_distance / exact) * (buckets - exact)
         distant = np.minimum(exact + growth.astype(np.int32), buckets - 1)
@@ -113,10 +113,10 @@ class T5RelativePosition(Position):
 
 
 def spread_diagonals(x_HN: Array, query_length: int) -> Array:
-    """Maps [H, N] by distance to [H, L, S] with `out[h, l, s] = x[h, s - l + L - 1]`.
+    """Maps [H, N], indexed by distance, to [H, L, S]: `out[h, l, s] = x[h, s - l + L - 1]`.
 
     Reshaping a sequence of period N + 1 into rows of length N shifts each row by one element. This
-    avoids gathers and scatters of L * S elements: the gradient is a sum over repetitions.
+    avoids gathers and scatters of L * S elements, and the gradient is a sum over repetitions.
     """
     num_heads, num_distances = x_HN.shape
     period = jnp.pad(x_HN, ((0, 0), (0, 1)))
@@ -152,7 +152,7 @@ class LearnedPosition(Position):
 
 @dataclass(frozen=True)
 class NoPosition(Position):
-    """No scheme: only a causal mask reveals token order.
+    """No position scheme: only a causal mask reveals token order.
 
     Source: Kazemnejad et al. 2023 (arXiv:2305.19466).
     """
@@ -185,7 +185,7 @@ class SinusoidalPosition(Position):
 
 
 def _angles(frequency_C: np.ndarray, length: int, at_BL: Indices) -> Array:
-    """Returns position times frequency, float32 [B, L, C]."""
+    """Returns positions times frequencies, float32 [B, L, C]."""
     if at_BL is None:
         at_BL = jnp.arange(length)[None]
     return at_BL[..., None].astype(jnp.float32) * frequency_C.astype(np.float32)
@@ -195,10 +195,10 @@ def _angles(frequency_C: np.ndarray, length: int, at_BL: Indices) -> Array:
 class AlibiPosition(Position):
     """A fixed bias of -slope * |distance| on the scaled logits, with one slope per head.
 
-    The logits are scaled after adding the bias, which is divided by the scale for `head_dim`.
+    The logits are scaled after the bias is added, so the bias is divided by `head_dim`'s scale.
 
     Source: Press et al. 2021 (arXiv:2108.12409), section 3. For head counts that are not powers
-    of 2, its code: the slopes for the power below, then every second slope for the power above.
+    of 2, its code: slopes for the power below, then every second slope for the power above.
     """
 
     head_dim: int
@@ -259,7 +259,7 @@ class RotaryPosition(Position):
 
 
 def rotate_joined(x_BLJ: Array, angle_BLC: Array, head_dim: int) -> Array:
-    """Like `rotate`, for joined heads: on a TPU separating them costs copies around kernels."""
+    """Rotates joined heads like `rotate`; on a TPU, splitting them costs copies around kernels."""
     pairs, heads = angle_BLC.shape[-1], x_BLJ.shape[-1] // head_dim
     channel_J = np.arange(x_BLJ.shape[-1]) % head_dim
     rest = head_dim - 2 * pairs

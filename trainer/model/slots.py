@@ -1,7 +1,7 @@
-"""Slots of a model, and the parts that fill them by name: "rotary", or "rotary:base=500000".
+"""A model's slots, and the parts that fill them by name: "rotary", or "rotary:base=500000".
 
-A part is one row of its slot; user modules can add rows. Plain data, no JAX: a builder's module is
-imported only when the part is built.
+A part is one row of its slot; user modules can add rows. Plain data, no JAX: a builder's module
+is imported only when the part is built.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Part:
     """A part of a model.
 
     Attributes:
-      builder: function or "module:function" of a `ModelConfig`, `options` and slot arguments; or
-        what `constant` or `of_options` returns.
-      facts: for configuration, cost and exports; None means the slot's default.
-      options: frozen dataclass whose fields have defaults, words and rules (`terminal.fields`).
-      check: of a `ModelConfig` and options; raises `Rejected` if they do not fit.
+      builder: function or "module:function" that takes a `ModelConfig`, `options` and slot
+        arguments; or the result of `constant` or `of_options`.
+      facts: facts for configuration, cost and exports; None means the slot's default.
+      options: frozen dataclass whose fields have defaults, help and rules (`terminal.fields`).
+      check: takes a `ModelConfig` and options; raises `Rejected` if they do not fit together.
     """
 
     builder: str | Callable[..., Any]
@@ -89,11 +89,11 @@ class Slot(dict[str, Part]):
             self.register(name, part)
 
     def register(self, name: str, part: Part) -> None:
-        """Adds a part, in this process; raises ValueError if the name is taken or unusable."""
+        """Adds a part for this process; raises ValueError if the name is taken or unusable."""
         if {*name} & {*":,="}:
-            raise ValueError(f"{name!r}: the name of a part has no colon, comma or equals sign")
+            raise ValueError(f"{name!r}: part names cannot contain colons, commas or equals signs")
         if name in self:
-            raise ValueError(f"there is a {self.field} called {name!r} already")
+            raise ValueError(f"there is already a {self.field} called {name!r}")
         if part.facts is None:
             part = dataclasses.replace(part, facts=self._facts())
         self[name] = part
@@ -149,7 +149,7 @@ def _text(value: Any) -> str:
 
 
 def reject_changed(options: Any, when: str, *names: str) -> None:
-    """Rejects unread options that differ from their defaults: they must be left out `when`."""
+    """Rejects options that are not read but differ from their defaults; `when` says when."""
     defaults = {each.name: each.default for each in dataclasses.fields(options)}
     for name in names:
         if getattr(options, name) != defaults[name]:
@@ -157,6 +157,6 @@ def reject_changed(options: Any, when: str, *names: str) -> None:
 
 
 def require_of(config: Any, holds: bool, field: str, rule: str) -> None:
-    """Raises `Rejected` with the value of a field of `config` unless `holds`."""
+    """Raises `Rejected` with the value of `config`'s `field` unless `holds` is true."""
     if not holds:
         raise Rejected(field, getattr(config, field), rule)

@@ -1,8 +1,8 @@
 """Softmax attention that computes only the blocks of a layout.
 
-Plain JAX for every device. Query blocks that visit about as many key blocks form a group; each
-gathers the keys and values of its blocks, and one softmax runs over all of them. Time and memory
-follow the layout's density. The backward pass gathers again, and keeps only the weights.
+Plain JAX for every device. Query blocks that visit similar numbers of key blocks form a group;
+each gathers its blocks' keys and values, and one softmax runs over all of them. Time and memory
+follow the layout's density. The backward pass gathers again; only the weights are kept for it.
 
 Dimensions: B batch, L length, H query heads, G key heads, R = H / G, K head size, N blocks, n query
 blocks of a group, M visited blocks, q and k tokens of a block, s = M * k, P heads with their own
@@ -31,7 +31,7 @@ _WEIGHTS = "block_sparse_weights"
 
 
 class Dropping(NamedTuple):
-    """Weights that each query drops: rate and random key."""
+    """The rate and random key with which each query drops weights."""
 
     rate: float
     key: Array
@@ -51,9 +51,9 @@ def block_sparse_attention(
 ) -> Array:
     """Returns values weighted by `softmax((q k + bias) * scale)` over visited keys: [B, L, H, K].
 
-    The result has the values' dtype. A query that sees no key gets zeros. `rows` serve queries and
-    keys alike. `bias_HC` is indexed by distance from key to query, 1 - L to L - 1. `dropping` is
-    set if each query drops its own weights.
+    The result has the values' dtype. A query that sees no key gets zeros. `rows` describes
+    queries and keys. `bias_HC` is indexed by distance from key to query, 1 - L to L - 1. `dropping`
+    is set if each query drops its own weights.
     """
     length, num_heads, num_sources = q_BLHK.shape[1], q_BLHK.shape[2], k_BLGK.shape[2]
     prefix = predicate.prefix and rows.prefix_BL is not None
@@ -69,7 +69,7 @@ def block_sparse_attention(
     ids = [rows.segment_BL]
     if prefix:
         assert rows.prefix_BL is not None
-        # Above 0 only in a prefix.
+        # These ids are above 0 only in a prefix.
         ids.append(jnp.where(rows.prefix_BL > 0, rows.segment_BL, 0))
     rate = dropping.rate if dropping else 0.0
     keep = jax.checkpoint_policies.save_only_these_names(_WEIGHTS)
@@ -95,7 +95,7 @@ def _cut(x_BL: Array, block: int) -> Array:
 
 
 def _visit(x_BGNkK: Array, key_PnM: np.ndarray) -> Array:
-    """Concatenates the visited blocks, [B, G, n, s, ...]."""
+    """Concatenates the visited blocks to [B, G, n, s, ...]."""
     if len(key_PnM) == 1:
         x_BGnMkK = x_BGNkK[:, :, key_PnM[0]]
     else:
@@ -125,7 +125,7 @@ def _attend(
     k_BGnsK, v_BGnsK = _visit(k_BGNkK, key_PnM), _visit(v_BGNkK, key_PnM)
 
     def equal(ids_BNk: Array) -> Array:
-        """Returns where a key has the query's nonzero id: [B, P, n, q, s]."""
+        """Returns True where a key has the query's nonzero id: [B, P, n, q, s]."""
         queries_BnQ = ids_BNk[:, query_n]
         keys_BPnMk = ids_BNk[:, key_PnM]
         keys_BPns = keys_BPnMk.reshape(*keys_BPnMk.shape[:3], -1)[:, :, :, None]
@@ -159,10 +159,10 @@ def _attend(
 
 
 def _tiles(group: Group, bias_HC: Array, length: int, block: int) -> tuple[Array, Array]:
-    """Returns an index int32 [P, n, M] of bias tiles, and a tile per distance, [H, T, q, k]."""
+    """Returns each bias tile's index, int32 [P, n, M]; and a tile per distance, [H, T, q, k]."""
     distance_PnM = np.where(group.real_PnM, group.key_PnM - group.query_n[:, None], 0)
     distance_T, tile = np.unique(distance_PnM, return_inverse=True)
-    # Tokens in partly empty blocks are farther apart than any two of a row.
+    # Tokens in partly empty blocks can be farther apart than any two tokens in a row.
     bias_HC = jnp.pad(bias_HC, ((0, 0), (block, block)))
     first_T = distance_T * block - (block - 1) + (length - 1) + block
     vector_HTC = bias_HC[:, first_T[:, None] + np.arange(2 * block - 1)]

@@ -3,8 +3,8 @@
 A pattern's `layout` is bool [P, N, N]; masks within blocks (causal, packed examples, prefixes,
 padding) apply on top of it.
 
-Dimensions: P heads with their own layouts (1 if all share one), N blocks of a row, M maximum
-visited blocks, n rows of a group.
+Dimensions: P heads with their own layouts (1 if all share one), N blocks in a row, M the most
+blocks that one visits, n rows in a group.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pattern(Protocol):
         """Returns the visited blocks, bool [P, N, N]; each query block sees itself.
 
         With `causal`, random blocks are drawn from earlier blocks. Later blocks stay, since a
-        prefix may see them: `visited` removes them.
+        prefix may see them; `visited` removes them where none does.
         """
         ...
 
@@ -51,7 +51,7 @@ def visited(
 
 
 def visited_pairs(pattern: Pattern, num_heads: int, length: int, causal: bool) -> float:
-    """Returns query-key pairs in a row's visited blocks, as a mean over heads."""
+    """Returns the number of query-key pairs in a row's visited blocks, averaged over heads."""
     layout_PNN = visited(pattern, num_heads, length, causal)
     blocks = layout_PNN.shape[1]
     size_N = np.minimum(length - pattern.block * np.arange(blocks), pattern.block)
@@ -59,9 +59,9 @@ def visited_pairs(pattern: Pattern, num_heads: int, length: int, causal: bool) -
 
 
 class Group(NamedTuple):
-    """Query blocks that visit about as many key blocks.
+    """Query blocks that visit similar numbers of key blocks.
 
-    `key_PnM` are the key blocks, int32, that each of `query_n` visits, padded with 0; `real_PnM`,
+    `key_PnM`, int32, holds the key blocks that each of `query_n` visits, padded with 0; `real_PnM`,
     bool, is False at the padding.
     """
 
@@ -70,12 +70,12 @@ class Group(NamedTuple):
     real_PnM: np.ndarray
 
 
-# Accepted overhead of padding, and the maximum number of groups, each compiled separately.
+# The accepted overhead of padding; and the most groups, each of which is compiled separately.
 _WASTE, _GROUPS = 1.05, 8
 
 
 def groups_of(layout_PNN: np.ndarray) -> list[Group]:
-    """Returns query blocks in groups, so that rows with global blocks pad no others."""
+    """Returns query blocks in groups, so that rows with global blocks do not pad other rows."""
     count_N = layout_PNN.sum(axis=2).max(axis=0)
     order_N = np.argsort(count_N, kind="stable")
     groups = []
@@ -92,7 +92,7 @@ def groups_of(layout_PNN: np.ndarray) -> list[Group]:
 
 
 def _borders(count_N: np.ndarray) -> list[int]:
-    """Returns where to cut sorted counts so that padding to the maxima of few parts is small."""
+    """Returns where to cut sorted counts so that padding each part to its maximum is small."""
     ends = [*(np.flatnonzero(np.diff(count_N)) + 1), len(count_N)]
     starts = np.array([0, *ends[:-1]])
     cost_E = np.array([end * count_N[end - 1] for end in ends], float)

@@ -66,7 +66,7 @@ class StackSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model with a decoder and perhaps an encoder. Hashable: equal specs are the same program."""
+    """A model with a decoder and perhaps an encoder. Hashable; equal specs give one program."""
 
     shared: Shared
     decoder: StackSpec
@@ -130,7 +130,7 @@ def _encoder_decoder(config: ModelConfig) -> ModelSpec:
 
 
 def _decoder_only(config: ModelConfig) -> ModelSpec:
-    """Returns a decoder that sees marked prefixes (`decoder_causal_attention`) both ways."""
+    """Returns a decoder that sees prefixes (`decoder_causal_attention`) in both directions."""
     decoder = _stack(config, config.num_decoder_layers, DECODER)
     if config.family_facts.layers is not None:
         layers = load(config.family_facts.layers)(config, decoder.layers[0])
@@ -175,7 +175,7 @@ def _stack(
 
 
 def _layers(config: ModelConfig, count: int, **slots: Any) -> tuple[LayerSpec, ...]:
-    """Returns the layers of a stack; every `switch_every`-th has experts, if any."""
+    """Returns the layers of a stack; if any have experts, every `switch_every`-th does."""
     layer = LayerSpec(
         norm=config.build("norm"),
         placements=config.build("norm_placement"),

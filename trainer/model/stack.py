@@ -50,12 +50,12 @@ class Stack(nn.Module):
         cache: Cache | None = None,
         last_B: Array | None = None,
     ) -> Any:
-        """Returns the states, all positions' logits, or with `last_B` the logits of one per row.
+        """Returns the states, all positions' logits, or with `last_B` one position's per row.
 
-        With `cache` the rows are the prompt or the next token; see `Cache`.
+        With `cache`, the rows hold the prompt or the next token; see `Cache`.
         """
         spec, shared = self.spec, self.shared
-        if embedder is None:  # a model of one stack keeps the table inside it
+        if embedder is None:  # a model with one stack keeps the table inside that stack
             embedder = TokenEmbedder(shared, name="token_embedder")
         views = self._views(rows, cache)
         first = next(iter(views.values()))
@@ -117,7 +117,7 @@ class Stack(nn.Module):
         return views
 
     def _cross_view(self, own: View, memory: Memory | None) -> View | None:
-        """Returns the view of the encoder; None if layers do not attend to it."""
+        """Returns the view of the encoder, or None if layers do not attend to it."""
         spec = self.spec
         if spec.cross_mask is None or memory is None:
             return None

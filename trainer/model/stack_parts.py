@@ -22,11 +22,11 @@ Watched = dict[str, Any]
 
 
 class LayerHook:
-    """A part's work in a layer; a subclass, a frozen dataclass, defines the hooks it needs.
+    """A part's work in a layer; subclasses are frozen dataclasses that define the hooks they need.
 
-    It reads the names `watches` in `View.watched`. With `reads_memory` the mixer also attends to
-    the encoder's states. `products_per_position` counts channels multiplied besides those of
-    kernels.
+    It reads the arrays named in `watches` from `View.watched`. With `reads_memory` the mixer also
+    attends to the encoder's states. `products_per_position` is the number of channels multiplied
+    other than by kernels.
     """
 
     watches: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class LayerHook:
         return view
 
     def looked_at(self, y_BLD: Array, source: Any, view: View) -> Array:
-        """Returns the states that the mixer attends to: `y_BLD`, perhaps with others."""
+        """Returns the states that the mixer attends to: `y_BLD`, perhaps with other states."""
         return y_BLD
 
     def kept(self, watched: Watched, rows: Rows) -> Array | None:
@@ -58,7 +58,7 @@ class LayerHook:
         sources: Mapping[str, Any],
         deterministic: bool,
     ) -> Sublayer | None:
-        """Returns a sublayer to run before the feed-forward one; `sources` are the stack's."""
+        """Returns a sublayer to run before feed-forward; `sources` come from the stack."""
         return None
 
     def left(self, x_BLD: Array, watched: Watched) -> Any:
@@ -72,10 +72,10 @@ class LayerHook:
 
 @dataclass(frozen=True)
 class StackPart:
-    """A part in every layer of a stack; None means that a field is unused.
+    """A part in every layer of a stack; fields that are None are unused.
 
-    `source` builds a module of the stack, which maps the number of rows to `sources[name]` for
-    hooks. `front` builds a module of the model, which lengthens an encoder's embedded tokens and
+    `source` builds a module in the stack, which maps the number of rows to `sources[name]` for
+    hooks. `front` builds a module in the model, which lengthens an encoder's embedded tokens and
     rows by `lengthening` positions.
     """
 

@@ -29,9 +29,9 @@ _SMALLEST_CAPACITY = 4
 
 
 class Routing(NamedTuple):
-    """Sums over a model's Switch layers, float32: load-balancing loss, dropped and all tokens.
+    """Float32 sums over a model's Switch layers: load-balancing loss, dropped tokens, all tokens.
 
-    Padding counts in the loss. A token is dropped if its expert is full.
+    The loss includes padding. A token is dropped if its expert is full.
     """
 
     auxiliary: Array
@@ -41,7 +41,7 @@ class Routing(NamedTuple):
 
 @dataclass(frozen=True)
 class Switch(FeedForward):
-    """Several copies of `expert`, and a router that sends each token to the most probable one.
+    """Several copies of `expert`, and a router that sends each token to the most probable copy.
 
     Tokens form groups in row order. In each group an expert takes up to `capacity(…)` tokens; the
     output for the rest is 0. In training the router's inputs are multiplied by
@@ -49,7 +49,7 @@ class Switch(FeedForward):
 
     Source: Fedus et al. 2021 (arXiv:2101.03961), sections 2.1 and 2.2; Mesh TensorFlow, `moe.py`,
     for groups, capacity, and padding, which uses no capacity but counts in the auxiliary loss.
-    Differences: upstream's groups depend on the number of devices; here every mesh updates alike.
+    Differences: upstream's groups depend on the number of devices; here all meshes update alike.
     """
 
     expert: Mlp
@@ -66,7 +66,7 @@ class Switch(FeedForward):
         return next(size for size in sizes if tokens % size == 0)
 
     def capacity(self, group: int, training: bool) -> int:
-        """Returns the maximum tokens of a group per expert."""
+        """Returns the maximum number of a group's tokens per expert."""
         factor = self.capacity_factor if training else self.evaluation_capacity_factor
         room = min(group, math.floor(group * factor / self.num_experts))
         return max(_SMALLEST_CAPACITY, room)
@@ -84,7 +84,7 @@ class Switch(FeedForward):
         slot_GS = jnp.sum((jnp.cumsum(taken_GSE, axis=1) - 1) * taken_GSE, axis=-1)
         capacity = self.capacity(group, training=not deterministic)
         kept_GS = token_GS & (slot_GS < capacity)
-        # The place of each token among all experts' places; the token of each place.
+        # Each token's place among all experts' places, and each place's token.
         places = self.num_experts * capacity
         place_GS = expert_GS * capacity + slot_GS.astype(jnp.int32)
         place_GS = jnp.where(kept_GS, place_GS, places)
@@ -142,9 +142,9 @@ def _add(before: Routing, now: Routing) -> Routing:
 def _rearranged(x_GND: Array, from_GM: Array, to_GN: Array) -> Array:
     """Returns [G, M, D] with `x_GND[g, from_GM[g, m]]` at (g, m), or 0 if that index is N or more.
 
-    `to_GN` is the inverse (M or more for none), so the gradient is a rearrangement too. Upstream's
-    one-hot products cost two fifths as much as a feed-forward sublayer (768 x 3072, groups of
-    1,024, capacity 1.25).
+    `to_GN` is the inverse (M or more for none), so the gradient is a rearrangement, too.
+    Upstream's one-hot products cost two fifths as much as a feed-forward sublayer (768 x 3072,
+    groups of 1,024, capacity 1.25).
     """
     del to_GN
     return jax.vmap(lambda x_ND, from_M: x_ND.at[from_M].get(mode="fill", fill_value=0))(
@@ -165,7 +165,7 @@ _rearranged.defvjp(_rearranged_forward, _rearranged_backward)
 
 
 def _placed(x_EGCD: Array, experts: str | None) -> Array:
-    """Places experts on a mesh axis, or with the tokens, and groups on the remaining row axes.
+    """Places experts on a mesh axis, or beside the tokens, and groups on the remaining row axes.
 
     Tokens move to the experts' devices; experts do not move. Axes come from
     `flax.linen.logical_axis_rules`; without a mesh nothing changes. Without this constraint the
@@ -180,7 +180,7 @@ def _placed(x_EGCD: Array, experts: str | None) -> Array:
 
 
 def routing_of(variables: Mapping[str, Any]) -> Routing:
-    """Returns the sum of all `Routing` that a model's modules stored in ROUTING."""
+    """Returns the sum of every `Routing` that a model's modules stored in ROUTING."""
     each = jax.tree.leaves(variables, is_leaf=lambda node: isinstance(node, Routing))
     # A scan's layers are one array.
     sums = [jax.tree.map(jnp.sum, routing) for routing in each]

@@ -25,7 +25,7 @@ from trainer.model.spec import EncoderSpec, ModelSpec
 from trainer.model.stack import Memory, Stack
 from trainer.model.switch import ROUTING, Routing, routing_of
 
-# Nested dicts under T5X's names: arrays, or facts about them.
+# Nested dicts under T5X's names, which hold arrays or facts about arrays.
 Tree = dict[str, Any]
 # T5X's features by name (`encoder_input_tokens`, ...): int [B, L] arrays.
 Batch = Mapping[str, Array]
@@ -60,7 +60,7 @@ class Transformer(nn.Module):
         tokens_BL = batch["decoder_input_tokens"]
         if self.spec.encoder is not None:
             embedder = self.token_embedder
-            # One lookup for both: two would make two gradients of the table and add them.
+            # One lookup for both stacks: two lookups would add two gradients of the table.
             source_BS = batch["encoder_input_tokens"]
             both_BSLD = embedder(jnp.concatenate([source_BS, tokens_BL], axis=1))
             embedded_BSD, embedded_BLD = jnp.split(both_BSLD, [source_BS.shape[1]], axis=1)
@@ -90,7 +90,7 @@ class Transformer(nn.Module):
     ) -> Array:
         """Returns float32 logits [B, V] of the token after position `last_B` of each row.
 
-        `memory` comes from `remember`. Without `cache`, `tokens_BL` are whole rows; otherwise pass
+        `memory` comes from `remember`. Without `cache`, `tokens_BL` are whole rows; with it, pass
         `mutable=[CACHE, FIXED]` to fill it from a prompt, then `mutable=[CACHE]` for each token.
         """
         embedder = None if self.spec.encoder is None else self.token_embedder
@@ -171,10 +171,10 @@ def run_model(
 
 
 def rounded_kernels(spec: ModelSpec | EncoderSpec, params: Tree) -> Tree:
-    """Returns `params` with kernels in the model's dtype; others stay float32.
+    """Returns `params` with kernels in the model's dtype; other parameters stay float32.
 
-    The model rounds them anyway. Rounding first does it once instead of in each microbatch and
-    scan pass, and halves the bytes gathered from other devices.
+    The model rounds them anyway. Rounding beforehand does so once instead of in each microbatch
+    and scan pass, and halves the bytes gathered from other devices.
     """
     dtype = spec.shared.dtype
 
@@ -192,8 +192,8 @@ def build_model(spec: ModelSpec | EncoderSpec) -> Transformer | Encoder:
 def init_params(spec: ModelSpec | EncoderSpec, key: Array) -> Tree:
     """Returns initial parameters: a nested dict of float32 arrays under T5X's names.
 
-    A pure, traceable function of `spec` and `key` (`jax.jit` with `out_shardings`). A scanned
-    model stacks the unscanned model's parameters.
+    Pure and traceable (`jax.jit` with `out_shardings`). A scanned model's parameters are those of
+    the unscanned model, stacked.
     """
     params = nn.unbox(_init(_unscanned(spec), key))
     return stack_layers(params) if spec.shared.scan_layers else params
@@ -229,8 +229,8 @@ def _unscanned(spec: ModelSpec | EncoderSpec) -> ModelSpec | EncoderSpec:
     return replace(spec, shared=replace(spec.shared, scan_layers=False, remat="none"))
 
 
-# Jitted so that the unused output of the model is not computed. No parameter depends on the shapes
-# of the batch.
+# Jitted so that the model's unused output is not computed. No parameter depends on the batch's
+# shapes.
 @partial(jax.jit, static_argnums=0)
 def _init(spec: ModelSpec | EncoderSpec, key: Array) -> Tree:
     names = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")

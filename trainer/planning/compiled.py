@@ -1,4 +1,4 @@
-"""Compiles the programs of a run ahead of time, and reads what they need."""
+"""Compiles a run's programs ahead of time and reads how much memory and time they need."""
 
 import dataclasses
 import re
@@ -25,10 +25,10 @@ from trainer.planning.timing import Timing, timing
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """The devices of a plan, of all hosts.
+    """The devices of a plan, on all hosts.
 
-    `name` is the topology, as "v5e:4x4", or the platform of local devices; `memory` is the bytes
-    that a program may use on a device. None means unknown, or that there are no `schedules`.
+    `name` is the topology, such as "v5e:4x4", or the platform of local devices; `memory` is how
+    many bytes a program may use on a device. None means unknown or, for `schedules`, no schedules.
     """
 
     name: str
@@ -83,8 +83,8 @@ class Compiled:
 class Plan:
     """The memory and time that a run needs on its target.
 
-    A host reads `host_rows` of each batch; `flops` are a step's on all devices together;
-    `evaluation` includes the optimizer state, None if the run never evaluates.
+    A host reads `host_rows` rows of each batch; `flops` is a step's total over all devices;
+    `evaluation` includes the optimizer state and is None if the run never evaluates.
     """
 
     subject: Subject
@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def needed(self) -> int:
-        """Bytes that a device must have."""
+        """Bytes of memory that a device must have."""
         both = (self.train, self.evaluation) if self.evaluation else (self.train,)
         return max(each.memory.total for each in both)
 
@@ -166,7 +166,7 @@ def compile_plan(subject: Subject, target: Target, evaluation: bool = True) -> P
 
 
 def with_evaluation(plan: Plan) -> Plan:
-    """Returns the plan with its evaluation step compiled, if any; may raise TooLarge."""
+    """Returns the plan with its evaluation step compiled, if it has one; may raise TooLarge."""
     config, target = plan.subject.config, plan.target
     if not config.evaluation.every_steps:
         return plan
@@ -179,7 +179,7 @@ def with_evaluation(plan: Plan) -> Plan:
     try:
         evaluated = _compiled(program, target, step, (params, batch), held, vocab_size)
     except TooLarge as error:
-        raised = TooLarge(f"an evaluation of {size:,} rows has {error}", error.needed)
+        raised = TooLarge(f"an evaluation of {size:,} rows needs {error}", error.needed)
         raised.training = plan
         raise raised from error
     # The rest of the state stays on the device.
@@ -197,7 +197,7 @@ def _batch(subject: Subject, program: Program, size: int) -> dict[str, jax.Shape
 
 
 def make_program(subject: Subject, target: Target) -> Program:
-    """Returns a run's program, not compiled; raises UserError if it does not fit the devices."""
+    """Returns a run's uncompiled program; raises UserError if it does not fit the devices."""
     # A Program reads only the configuration.
     return Program(cast(Run, subject), target.devices)
 
@@ -224,7 +224,7 @@ def _compiled(
             raise TooLarge(
                 f"{size / 1e9:,.1f} GB a device for activations and gradients alone", size
             ) from error
-        raise UserError(f"{target.name}: the compiler gives up: {first}") from error
+        raise UserError(f"the compiler for {target.name} gives up: {first}") from error
     module = hlo.parse(compiled.as_text())
     times = None
     if target.chip:

@@ -29,10 +29,10 @@ class Chip:
       axes: dimensions of the interconnect: 2 or 3.
       link: bytes per second of one link in one direction; a chip has two links per axis.
       wraps: axes whose length is a multiple of this are rings.
-      network: bytes per second of a chip over the data-centre network, between slices.
+      network: bytes per second that a chip sends to other slices over the data-centre network.
       dollars: price per chip-hour.
-      largest: chips of the largest slice along each axis.
-      config: the compiler's name of the layout with one JAX device per chip.
+      largest: number of chips along each axis of the largest slice.
+      config: the compiler's name for the layout with one JAX device per chip.
     """
 
     kind: str
@@ -94,10 +94,10 @@ def seconds_of_collective(
 ) -> float:
     """Returns the seconds of a collective within a slice, at the bandwidth of its links.
 
-    Latency and other traffic are not counted. `sent` are bytes per device, `group` the devices that
-    exchange, and `shape` the chips of a slice along each axis.
+    Latency and other traffic are not counted. `sent` is bytes per device, `group` the devices that
+    exchange data, and `shape` the number of chips along each axis of a slice.
     """
-    # Links of a chip that the group uses; an open row of chips has half the bandwidth of a ring.
+    # The links per chip that the group uses; an open row of chips has half the bandwidth of a ring.
     links = 0
     for axis, length in enumerate(shape):
         extent = len({place.coordinates[axis] for place in group})
@@ -121,7 +121,7 @@ def sent_bytes(kind: str, size: int, group: int) -> int:
 
 
 def slice_shape(places: list[Place]) -> tuple[int, ...]:
-    """Returns the chips of a slice along each axis of the interconnect."""
+    """Returns the number of chips along each axis of a slice."""
     return tuple(1 + max(axis) for axis in zip(*(each.coordinates for each in places), strict=True))
 
 
@@ -133,7 +133,7 @@ _HOST = (2, 2, 1)
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Slices of TPU chips, as "v5e:4x4" or "2xv5e:4x4"; `generation` is a key of CHIPS."""
+    """Slices of TPU chips, such as "v5e:4x4" or "2xv5e:4x4"; `generation` is a key of CHIPS."""
 
     name: str
     generation: str
@@ -146,14 +146,14 @@ class Topology:
         found = _TOPOLOGY.fullmatch(name)
         if not found or found[2] not in CHIPS:
             raise UserError(
-                f"--topology={name}: unknown; it is GENERATION:SHAPE, with a generation of "
-                f"{', '.join(CHIPS)}, as {_EXAMPLES}"
+                f"--topology={name} is unknown; it must be GENERATION:SHAPE, with a generation of "
+                f"{', '.join(CHIPS)}, such as {_EXAMPLES}"
             )
         shape = tuple(int(size) for size in found[3].split("x"))
         axes = CHIPS[found[2]].axes
         if len(shape) != axes:
             example = "x".join(["4"] * axes)
-            raise UserError(f"--topology={name}: {found[2]} slices have {axes} axes, as {example}")
+            raise UserError(f"--topology={name}: {found[2]} has {axes} axes, such as {example}")
         whole = all(size % host == 0 for size, host in zip(shape, _HOST, strict=False))
         if not all(shape) or not (whole or math.prod(shape) == 1) or found[1] == "0":
             raise UserError(
@@ -161,7 +161,7 @@ class Topology:
                 "and above 0"
             )
         largest = CHIPS[found[2]].largest
-        # Slices of two axes are 2, 4, 8 or 16 chips wide; of three axes, multiples of 4 x 4 x 4.
+        # Slices with two axes are 2, 4, 8 or 16 chips wide; with three, multiples of 4 x 4 x 4.
         there = all(size in (1, 2, 4, 8, 16) or (axes == 3 and size % 4 == 0) for size in shape)
         sizes = zip(sorted(shape), sorted(largest), strict=True)
         if not there or any(size > most for size, most in sizes):
@@ -179,11 +179,11 @@ class Topology:
 
     @property
     def hosts(self) -> int:
-        """Number of hosts of all slices."""
+        """Number of hosts in all slices."""
         return max(math.prod(self.shape) // math.prod(_HOST), 1) * self.slices
 
     def devices(self) -> list[Any]:
-        """Returns devices to compile programs for, not to run them."""
+        """Returns devices for which programs can be compiled but not run."""
         from jax.experimental import topologies
 
         options: dict[str, Any] = {"num_slices": self.slices} if self.slices > 1 else {}

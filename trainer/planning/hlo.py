@@ -1,7 +1,7 @@
 """Parses the text of an optimised XLA program: computations, instructions, loops, bytes of shapes.
 
 The text comes from `jax.stages.Compiled.as_text()`, in execution order. Alternatives do not work:
-XLA's `cost_analysis` counts a loop's body once and knows no order, and jaxlib has no Python classes
+XLA's `cost_analysis` counts a loop's body once and gives no order, and jaxlib has no Python classes
 for the program's protobuf (TensorFlow does, but the trainer does not use it).
 """
 
@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-# Bits of an element by XLA's name of its type. Others ("token", "opaque") take no memory.
+# Bits per element, by XLA's name for its type. Other types ("token", "opaque") take no memory.
 _BITS = MappingProxyType(
     {"pred": 8, "bf16": 16, "f16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128}
     | {f"{sign}{bits}": bits for sign in "su" for bits in (2, 4, 8, 16, 32, 64)}
@@ -58,7 +58,7 @@ class Instruction:
 
     @functools.cached_property
     def arrays(self) -> tuple[Array, ...]:
-        """The arrays of the result; a tuple's in order."""
+        """The arrays of the result, in a tuple's order."""
         return arrays(self.shape)
 
     @property
@@ -73,11 +73,11 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """The target of a custom call, else ""."""
+        """The target of a custom call; "" for other instructions."""
         return first_group(_TARGET, self.attributes)
 
     def computation(self, role: str) -> str:
-        """Returns the computation called as `role`: "calls", "body", "condition"; "" if none."""
+        """Returns the computation called as `role` ("calls", "body", "condition"), or ""."""
         return first_group(rf"\b{role}=%?([\w.\-]+)", self.attributes)
 
 
@@ -89,7 +89,7 @@ def first_group(pattern: str | re.Pattern[str], text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A program: computations in execution order; `donated` results take arguments' memory."""
+    """A program's computations in execution order; `donated` results reuse arguments' memory."""
 
     computations: Mapping[str, tuple[Instruction, ...]]
     entry: str
@@ -193,7 +193,7 @@ def _instruction(line: str) -> Instruction | None:
         return None
     begin, end = opcode.end(), _closing(rest, opcode.end() - 1)
     if opcode[1] in ("constant", "parameter"):
-        # They have their value or number in place of operands.
+        # These have a value or a number in place of operands.
         operands, attributes = (), rest[begin:]
     else:
         operands, attributes = tuple(_NAME.findall(rest[begin:end])), rest[end + 1 :]

@@ -1,8 +1,8 @@
-"""Cycles of Pallas kernels on a TPU, by the compiler's static schedule.
+"""Cycles of Pallas kernels on a TPU, according to the compiler's static schedule.
 
-XLA estimates the cycles of its own fusions but not of kernels, which are custom calls to it. libtpu
-can write each kernel's schedule: bundles of instructions of about one cycle each. The runs of a
-bundle follow from the loops in the schedule and from the grid, which only the traced program has.
+XLA estimates the cycles of its own fusions but not of kernels, which it sees as custom calls.
+libtpu can write each kernel's schedule: bundles of instructions of about one cycle each. How often
+a bundle runs follows from the schedule's loops and the grid, which only the traced program has.
 Schedules do not include waiting for memory.
 """
 
@@ -19,17 +19,17 @@ from trainer.planning.hlo import Instruction, Module, arrays, first_group
 
 # The target of a kernel's custom call.
 PALLAS = "tpu_custom_call"
-# Least bundles of a conditional part. The pipeline's own conditional parts, which start copies, are
-# shorter.
+# A conditional part has more bundles than this. The pipeline's own conditional parts, which start
+# copies, are shorter.
 _CONDITIONAL = 100
-# Parts run by every grid step are guarded too; they have at least this share of the bundles.
+# Parts that every grid step runs are guarded too; they have at least this share of the bundles.
 _WHOLE = 0.6
 _BODY_TEXT = re.compile(r'"body":"([^"]*)"')
 _OPERANDS = re.compile(r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}")
 
 
 class Schedule(NamedTuple):
-    """Bundles of a kernel.
+    """How many bundles a kernel runs.
 
     Attributes:
       step: bundles per grid step.
@@ -111,9 +111,9 @@ def parse_schedule(text: str) -> Schedule:
 class Kernel(NamedTuple):
     """A Pallas kernel in a traced program.
 
-    `grid` is (groups, steps) if there are several axes, else (steps,); `shapes` are operands', then
-    results', on one device, moved once as `bytes`. `visited` is the share of a causal mask's tiles,
-    for layouts that skip tiles; else 1.
+    `grid` is (groups, steps) if there are several axes, else (steps,); `shapes` are the operands',
+    then the results', on one device; `bytes` is their total size. `visited` is the share of tiles
+    that are visited under a causal mask, in layouts that skip tiles; else 1.
     """
 
     name: str
@@ -179,14 +179,14 @@ class Schedules:
         ).strip()
 
     def remove(self) -> None:
-        """Removes the folder; happens by itself at the normal end of a process."""
+        """Removes the folder; this happens by itself when a process ends normally."""
         self._folder.cleanup()
 
     def read(self, module: Module) -> dict[str, Schedule]:
         """Returns the schedules of the last compiled program, by name of the custom call.
 
-        libtpu writes one schedule for equal kernels, as in all layers. A kernel without a schedule
-        gets the last equal kernel's, even from an earlier program.
+        libtpu writes one schedule for equal kernels, such as the same kernel in all layers. A
+        kernel without a schedule gets the last equal kernel's, even from an earlier program.
         """
         calls = {
             call.name: first_group(_BODY_TEXT, call.attributes)
@@ -208,6 +208,6 @@ class Schedules:
             return parse_schedule(file.read())
 
     def clear(self) -> None:
-        """Removes the files of programs compiled so far, whose names may be reused."""
+        """Removes the files of programs compiled so far, as their names may be reused."""
         for path in glob.glob(os.path.join(glob.escape(self._folder.name), "*")):
             os.remove(path)

@@ -2,7 +2,7 @@
 
 The compiler gives totals: arguments, results and temporary memory, with the padding of tiles. The
 temporary memory is split by a walk through the instructions in order: at the moment of peak memory,
-each live array is booked under the operation that made it. The shares are scaled to the compiler's
+each live array is attributed to the operation that made it. The shares are scaled to the compiler's
 total.
 """
 
@@ -67,7 +67,7 @@ def memory(compiled: Any, module: Module, arguments: dict[str, Any], vocab_size:
 
 
 def _divided(size: int) -> set[int]:
-    """Returns possible sizes of a dimension on a device: divided by powers of two."""
+    """Returns the possible sizes of a dimension on a device: `size` over powers of two."""
     found = [size]
     while found[-1] % 2 == 0 and found[-1] > 2048:
         found.append(found[-1] // 2)
@@ -90,14 +90,14 @@ def _scaled(shares: dict[str, int], total: int) -> dict[str, int]:
 
 
 class Liveness:
-    """Follows the arrays of a program in order; a dimension in `vocab_sizes` means logits."""
+    """Follows a program's arrays in order; those with a dimension in `vocab_sizes` are logits."""
 
     def __init__(self, module: Module, vocab_sizes: set[int]):
         self._module, self._vocab_sizes = module, vocab_sizes
         self._peaks: dict[str, dict[str, int]] = {}
 
     def peak(self, name: str) -> dict[str, int]:
-        """Returns a computation's bytes by part at its peak of memory, without arguments."""
+        """Returns a computation's bytes by part at peak memory, without arguments."""
         if name not in self._peaks:
             self._peaks[name] = _Run(self, self._module, name).peak()
         return self._peaks[name]
@@ -117,7 +117,7 @@ class Liveness:
         return part if part == parts.LOGITS else _ACTIVATIONS + part
 
     def stacked(self, loop: Instruction) -> dict[int, str]:
-        """Returns the parts of the arrays written by a loop's body, by index of the loop's result.
+        """Returns the parts of the arrays written by a loop's body, by index in its result.
 
         The activations that a scan keeps per layer start as zeros, whose instruction has no part.
         """
@@ -238,7 +238,7 @@ class _Run:
         return new
 
     def _done(self, each: Instruction) -> list[int]:
-        """Returns the memory of an asynchronous operation's end: its start's result."""
+        """Returns the memory at an asynchronous operation's end, which its start's result holds."""
         start = self._by_name.get(each.operands[0]) if each.operands else None
         if start is None:
             return [_FREE] * len(each.arrays)

@@ -26,7 +26,7 @@ def page(plan: Plan, price: float | None = None) -> str:
 
 
 def as_json(value: Plan | TooLarge | list[Attempt], price: float | None = None) -> str:
-    """Returns a plan, a refusal or a search's attempts as JSON; bytes, seconds and dollars."""
+    """Returns a plan, a refusal or a search's attempts as JSON, in bytes, seconds and dollars."""
     if isinstance(value, Plan):
         return json.dumps(_values(value, price), indent=1)
     if isinstance(value, TooLarge):
@@ -61,7 +61,7 @@ def ranking(attempts: list[Attempt], asked: Subject) -> str:
     return f"{table(header, rows)}\n\n{last}\n\n{_HONEST}"
 
 
-_HONEST = "times are the compiler's estimates, not a clock: compare with them, check on a chip"
+_HONEST = "times are the compiler's estimates, not measurements: compare plans, check on a chip"
 
 
 def _head(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -90,7 +90,7 @@ def _fit(plan: Plan) -> str:
     limit = plan.target.memory
     needed = f"{plan.needed / _GB:,.2f} GB a device"
     if limit is None:
-        return f"unknown: {needed}, and this backend names no limit"
+        return f"unknown: {needed}, and this backend reports no limit"
     have = f"of {limit / _GB:,.2f} GB"
     if plan.missing:
         return f"NO: {needed} {have}, {plan.missing / _GB:,.2f} GB too much"

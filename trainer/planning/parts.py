@@ -1,4 +1,4 @@
-"""The parts of a step that times and bytes are assigned to, by operation name."""
+"""The parts of a step to which times and bytes are assigned, by operation name."""
 
 import re
 
@@ -39,7 +39,7 @@ _CLASSES = ("Transformer", "Encoder")
 
 
 def part_of(op_name: str) -> str:
-    """Returns the part of an operation from its path, as "jit(train_step)/jvp(Transformer)/…"."""
+    """Returns an operation's part from its path, such as "jit(train_step)/jvp(Transformer)/…"."""
     components = op_name.split("/")
     for component in reversed(components):
         if component in _MODULES:

@@ -18,7 +18,7 @@ from trainer.setup import SEQIO, prepare
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A run known only by its shapes, enough for a `Program`; `features` are its examples'."""
+    """A run known only by shapes, enough for a `Program`; `features` names its examples' fields."""
 
     config: Config
     converter: Converter
@@ -63,7 +63,7 @@ def subject(config: Config, origins: dict[str, str], devices: int) -> Subject:
 
 
 def _first_task(config: Config) -> TaskSpec | None:
-    """Returns the run's first task; None without a task, or for one of seqio's."""
+    """Returns the run's first task; None without a task or for a seqio task."""
     if not config.task or config.task.startswith(SEQIO):
         return None
     known = registry.mixtures(config.task_module)
@@ -80,9 +80,9 @@ def _with_lengths(config: Config) -> Config:
         value = getattr(config.lengths, side)
         value = value if value is not None else named and getattr(named, side)
         if not value:
-            what = " is missing" if value is None else "=0 is for a decoder alone"
+            what = " is missing" if value is None else "=0 is for decoder-only models"
             raise UserError(
-                f"--lengths.{side}{what}: set it in tokens (as in --lengths.inputs=512 "
+                f"--lengths.{side}{what}: set it in tokens (such as --lengths.inputs=512 "
                 "--lengths.targets=114), or name a --task to take its lengths"
             )
         config = fields.replace(config, f"lengths.{side}", value)

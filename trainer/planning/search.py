@@ -1,4 +1,4 @@
-"""Tries ways to run a model on its devices: meshes, microbatches, rematerialisation, scan."""
+"""Tries ways to run a model on its devices: meshes, microbatches, rematerialisation, scanning."""
 
 import contextlib
 import dataclasses
@@ -33,7 +33,7 @@ Values = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """A tried configuration: its changed values by field path, and its plan or the refusal."""
+    """A tried configuration: its changed values by field path, and its plan or refusal."""
 
     values: Mapping[str, Any]
     plan: Plan | None
@@ -41,7 +41,7 @@ class Attempt:
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """Sort key: attempts that fit first, by time; then by memory."""
+        """Sort key: first the attempts that fit, by time; then the others, by memory."""
         if self.plan is None:
             size = self.refused.needed if isinstance(self.refused, TooLarge) else 0
             return (True, not size, size)
@@ -51,7 +51,7 @@ class Attempt:
 
 
 def search(asked: Subject, target: Target, most: int) -> list[Attempt]:
-    """Compiles up to `most` configurations and the best one's evaluation; returns best first."""
+    """Compiles up to `most` configurations and the best's evaluation; returns the best first."""
     attempts = []
     for attempt in itertools.islice(_attempts(asked, target), most):
         attempts.append(attempt)
@@ -187,7 +187,7 @@ def _in_parts(attempt: Attempt, asked: Subject, parts: int) -> int:
 def _attempt(
     asked: Subject, target: Target, values: Values, known: Plan | TooLarge | None = None
 ) -> Attempt | None:
-    """Returns an attempt, or None if model or batch cannot be divided that way."""
+    """Returns an attempt, or None if the model or batch cannot be divided that way."""
     before = dict(fields.leaves(asked.config))
     if before["mesh.data"] == -1:
         devices = len(target.devices)
@@ -220,7 +220,7 @@ def _ways(asked: Subject, mesh: Values) -> Iterator[Values]:
 
 
 def _meshes(asked: Subject, target: Target) -> list[Values]:
-    """Returns the meshes whose state fits, those that divide the model least first."""
+    """Returns the meshes on which the state fits; those that divide the model least come first."""
     devices, config = len(target.devices), asked.config
     slices = len({getattr(device, "slice_index", 0) for device in target.devices})
     fitting: list[tuple[tuple, Values]] = []

@@ -14,7 +14,7 @@ from trainer.planning.devices import Chip, Place, seconds_of_collective, sent_by
 from trainer.planning.hlo import Instruction, Module, replica_groups
 from trainer.planning.kernels import PALLAS, Kernel, Schedule, kernel_of
 
-# Prefix of the kind of a collective between slices.
+# Prefix of `kind` for collectives between slices.
 NETWORK = "between slices: "
 _COLLECTIVES = (
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all"),
@@ -29,8 +29,8 @@ _PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
 class Collective:
     """A collective in one computation.
 
-    `times` are runs per step. Per run, `sent` are bytes that a device sends, `seconds` assume the
-    links' bandwidth, and `hidden` are seconds that other work hides.
+    `times` counts runs per step. Per run, `sent` is the bytes that a device sends, `seconds` the
+    time at the links' bandwidth, and `hidden` the seconds that other work hides.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Collective:
 
     @property
     def exposed(self) -> float:
-        """Seconds of a run that no other work hides."""
+        """Seconds per run that no other work hides."""
         return max(self.seconds - self.hidden, 0.0)
 
 
@@ -49,8 +49,8 @@ class Collective:
 class PricedKernel:
     """A Pallas kernel that a step runs.
 
-    `shapes` are operands' shapes, then results', on one device, or (); `grid` may be (), too.
-    `cycles` (None without a schedule) and `size`, in bytes, are per run, `times` runs per step.
+    `shapes` are the operands', then the results', on one device; `shapes` and `grid` may be ().
+    `cycles` (None without a schedule) and `size` (bytes) are per run; `times` counts runs per step.
     """
 
     name: str
@@ -94,11 +94,11 @@ def timing(
     schedules: Mapping[str, Schedule],
     cores: int = 1,
 ) -> Timing:
-    """Returns the estimated time of a step of a program.
+    """Returns the estimated time of one step of a program.
 
     `module` is optimised; `traced` are the traced program's Pallas kernels. `places` are in mesh
-    order, `schedules` by name of the custom call. The `cores` of a device share the groups of a
-    kernel's grid.
+    order; `schedules` are keyed by the custom call's name. A device's `cores` share the groups of
+    a kernel's grid.
     """
     seconds: dict[str, float] = dict.fromkeys(parts.PARTS, 0.0)
     collectives_found: list[Collective] = []
@@ -165,7 +165,7 @@ class Found:
     """A collective of an instruction, or one piece of an asynchronous one.
 
     Pieces share a `key`, unique in the computation. `size` is the bytes of the whole array on one
-    device, `group` the numbers of the devices of one group; () means all.
+    device, `group` the device numbers of one group; () means all devices.
     """
 
     key: str

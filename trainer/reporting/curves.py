@@ -7,7 +7,7 @@ from tasks.pages.chart import Chart, Series
 from trainer.reporting.history import TRAIN, VALIDATION, History
 
 AXES = {"steps": "updates", "tokens": "positions read", "hours": "hours of training"}
-# Metrics that describe the data; further below, metrics with their own charts.
+# Metrics that describe the data; below them, metrics with charts of their own.
 _STATISTICS = ("tokens", "mean_label", "max_targets_length", "unigram_entropy")
 _FILLED = {"inputs_full": "inputs", "targets_full": "targets"}
 _OWN = ("loss", "accuracy", "gradient_norm", "learning_rate", *_FILLED)
@@ -15,7 +15,7 @@ _SHARES = ("accuracy", "sequence_accuracy", "order_accuracy", "dropped_tokens", 
 _MEMORY = {"device_memory_bytes": "device", "host_memory_bytes": "host"}
 _SPLITS = (TRAIN, VALIDATION)
 _GB = 1e9
-# (split, metric, label) of the lines of a chart.
+# (split, metric, label) of each line in a chart.
 Lines = Sequence[tuple[str, str, str]]
 
 
@@ -68,8 +68,8 @@ def _chart(
 ) -> Chart:
     """Returns a chart with each run's `lines`, empty if no run has their metrics.
 
-    `of` is applied to the values. One run has a colour per line; several have a colour each, and
-    all lines but the `main` one are faint.
+    `of` is applied to the values. A single run has a colour per line; several runs have one colour
+    each, and all their lines but the `main` one are faint.
     """
     series, several = [], len(runs) > 1
     for number, run in enumerate(runs):

@@ -9,7 +9,7 @@ from trainer.reporting.history import TRAIN, VALIDATION, History
 
 
 def load_pyplot() -> Any:
-    """Returns pyplot for files without a display; raises UserError without matplotlib."""
+    """Returns pyplot, set up to write files; raises UserError without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:
@@ -33,7 +33,7 @@ def draw_losses(runs: Sequence[History], picture: str) -> None:
                 label = f"{name}{split} loss"
                 axes.plot(points.steps, points.values, color=f"C{number}", label=label, **style)
     if not axes.lines:
-        raise UserError("--picture: there is no loss to draw yet: let it train longer")
+        raise UserError("--picture: there is no loss to draw yet; train the run longer")
     entropy = runs[0].last(VALIDATION, "unigram_entropy")
     if entropy is not None:
         axes.axhline(entropy, linestyle="--", color="#777777", linewidth=1, label="unigram entropy")
@@ -46,7 +46,7 @@ def draw_losses(runs: Sequence[History], picture: str) -> None:
 def draw_metrics(
     results: Mapping[int, Mapping[str, Mapping[str, float]]], picture: str, title: str
 ) -> None:
-    """Writes a PNG with a panel per metric, a line per split or task."""
+    """Writes a PNG with a panel per metric and a line per split or task."""
     from trainer.engine.evaluator import TOKEN_METRICS
 
     pyplot = load_pyplot()

@@ -30,9 +30,9 @@ class Points:
 class History:
     """The records of a run.
 
-    `name` is the run's name in the report, `origins` the origin of each field without a default
-    value, `record` from `load_record`, `lines` from metrics.jsonl, `evaluations` step -> split ->
-    metric -> value from trainer.evaluate, and `missing` sentences on missing records.
+    `name` is the run's name in the report, `origins` has the origin of each field that is not at
+    its default, `record` is from `load_record`, `lines` from metrics.jsonl, `evaluations` (step ->
+    split -> metric -> value) from trainer.evaluate; `missing` says which records are missing.
     """
 
     name: str
@@ -46,7 +46,7 @@ class History:
     missing: list[str]
 
     def points(self, split: str, metric: str, part: str = "metrics") -> Points:
-        """Returns the values of a metric; `part` is "speed" for training's speed."""
+        """Returns the values of a metric; `part` is "speed" for the speed of training."""
         found: dict[int, float] = {}
         if part == "metrics":
             found = {
@@ -61,12 +61,12 @@ class History:
         return Points(sorted(found), [found[step] for step in sorted(found)])
 
     def last(self, split: str, metric: str, part: str = "metrics") -> float | None:
-        """Returns the newest value of a metric; None if there is none."""
+        """Returns the latest value of a metric; None if it has no values."""
         values = self.points(split, metric, part).values
         return values[-1] if values else None
 
     def names(self) -> dict[str, list[str]]:
-        """Returns split -> metric names, in the order of writing."""
+        """Returns split -> metric names, in the order written."""
         found: dict[str, dict[str, None]] = {}
         lines = ((line["split"], line["metrics"]) for line in self.lines)
         evaluated = (each for splits in self.evaluations.values() for each in splits.items())
@@ -76,14 +76,14 @@ class History:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The commit, and versions and hardware by name, at the last start."""
+        """Name -> value: the commit, the versions and the hardware at the last start."""
         found = self.software
         versions, hardware = found.get("versions", {}), found.get("hardware", {})
         return {"commit": found.get("commit"), **versions, **hardware}
 
     @property
     def step(self) -> int:
-        """The newest step with a line."""
+        """The last step with a line of metrics."""
         return max((line["step"] for line in self.lines), default=0)
 
     @property
@@ -100,7 +100,7 @@ class History:
         return round(statistics.median(rates)) if rates else planned
 
     def hours(self, steps: Sequence[int]) -> list[float]:
-        """Returns the hours of training before each of the ascending steps, by recorded speed."""
+        """Returns the training hours before each of the ascending steps, from recorded speeds."""
         return [_between(self._clock, step) / 3600 for step in steps]
 
     @functools.cached_property
@@ -115,7 +115,7 @@ class History:
         return known
 
     def blocked(self) -> tuple[float, float]:
-        """Returns the seconds that checkpoints blocked training, and total training seconds."""
+        """Returns for how many seconds checkpoints blocked training, and how many it took."""
         waits = self.points(TRAIN, "checkpoint_blocking_seconds", "speed").values
         return sum(waits), 3600 * self.hours([self.step])[0]
 
@@ -131,7 +131,7 @@ def load(folder: str, name: str) -> History:
     if TRAIN not in splits:
         missing.append("no training metrics yet: let it train longer")
     if not evaluations and not any(split.startswith(VALIDATION) for split in splits):
-        missing.append("no validation metrics yet: give --evaluation.every_steps above 0")
+        missing.append("no validation metrics yet: set --evaluation.every_steps above 0")
     if not software:
         missing.append("no record of software and hardware")
     values = [value for line in lines for value in line["metrics"].values() if _is_number(value)]

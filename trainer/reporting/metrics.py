@@ -13,7 +13,7 @@ from trainer.config import Config
 METRICS_FILE = "metrics.jsonl"
 EVALUATION_FILE = "evaluation.json"
 WANDB_FILE = "wandb.json"
-# The split of training's norms, written next to its metrics.
+# The split under which training's norms are written.
 NORMS = "norms"
 
 
@@ -22,9 +22,9 @@ class MetricsWriter:
 
     A line of metrics.jsonl is {"step", "split", "metrics": {...}} and, for training, "speed": {...}
     with rates and memory; the configuration determines everything but "speed". Lines after
-    `resume_step`, left by a killed run, are removed; so is its evaluation if it is not `evaluated`.
-    In a remote model directory, files are replaced atomically, with a delay of seconds. Nothing is
-    written unless `writing`.
+    `resume_step`, left by a killed run, are removed; so is that step's evaluation unless
+    `evaluated`. In a remote model directory, files are replaced atomically, seconds later. Nothing
+    is written unless `writing`.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ def _start_wandb(config: Config) -> Any:
 
 
 def read_metrics(model_dir: str) -> list[dict[str, Any]]:
-    """Returns the lines of metrics.jsonl, without a last line cut short by a kill."""
+    """Returns the lines of metrics.jsonl, except a last line that a kill cut short."""
     path = files.join(model_dir, METRICS_FILE)
     if not files.exists(path):
         return []
@@ -156,7 +156,7 @@ def read_metrics(model_dir: str) -> list[dict[str, Any]]:
 
 
 def finite(value: Any) -> Any:
-    """Returns JSON values with non-finite numbers replaced by texts."""
+    """Returns JSON values with non-finite numbers replaced by strings."""
     if isinstance(value, dict):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -65,7 +65,7 @@ def _summary(runs: Sequence[History]) -> str:
 
 
 def results(run: History) -> Iterator[tuple[str, str]]:
-    """Yields (name, value as text) of the newest results of a run."""
+    """Yields (name, value as text) for each of a run's latest results."""
     yield "preset", run.config.preset
     yield "task", run.config.task
     yield "updates", f"{run.step:,} of {run.config.train_steps:,}"

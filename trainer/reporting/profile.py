@@ -31,7 +31,7 @@ class Profile:
         self._local: tempfile.TemporaryDirectory | None = None
 
     def update(self, step: int) -> AbstractContextManager:
-        """Returns a context for an update; the trace begins before the first traced one."""
+        """Returns a context for an update; the trace begins before the first update to trace."""
         if not self._session and step in self._updates:
             # The processes agree on a name even if one of them cannot trace.
             self._session = processes.gathered(time.strftime("%Y_%m_%d_%H_%M_%S"))[0]
@@ -61,7 +61,7 @@ class Profile:
             try:
                 jax.profiler.stop_trace()
             finally:
-                # Perfetto's file comes last and may fail alone.
+                # If Perfetto's file, the last one, fails, the others are complete.
                 self._copy(local.name)
 
     def _copy(self, local: str) -> None:
@@ -76,7 +76,7 @@ class Profile:
 
     @contextlib.contextmanager
     def _warning(self) -> Iterator[None]:
-        """Prints an error as a warning: a profile must not end a run of days."""
+        """Prints an error as a warning: a profile must not end a run of several days."""
         try:
             yield
         except Exception as error:

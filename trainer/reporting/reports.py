@@ -38,7 +38,7 @@ class _Pending(NamedTuple):
 
 
 class Reports:
-    """Writes the metrics of a run, and stops the run where the guard rejects an update.
+    """Writes the metrics of a run, and stops the run when the guard rejects an update.
 
     Metrics are read one step late: the device is then busy with the next step and does not wait for
     the host. `note` is the last report in a few words, for a progress bar.
@@ -71,7 +71,7 @@ class Reports:
     def after(self, step: int, state: TrainState) -> TrainState:
         """Reports earlier metrics and takes this step's if due; returns the state to continue with.
 
-        Metrics taken are zero in that state. Raises UserError if the guard rejected an update,
+        The metrics taken are zero in that state. Raises UserError if the guard rejected an update,
         after saving the state before it.
         """
         self._report_pending(state)
@@ -120,8 +120,8 @@ class Reports:
         if skipped and not float(metrics["loss"][1]):
             raise UserError(
                 f"--on_nan=skip skipped every update since the last report, up to {step}; "
-                f"the newest checkpoint in {config.model_dir} is from before them, and "
-                "--on_nan=stop names the cause"
+                f"the newest checkpoint in {config.model_dir} is from before them; use "
+                "--on_nan=stop to see the cause"
             )
         if config.on_nan == "skip":
             values["skipped_updates"] = skipped

@@ -17,7 +17,7 @@ _COMPUTING = ("jax", "jaxlib", "flax", "optax", "palimpsest")
 
 
 def save_software(model_dir: str) -> list[str]:
-    """Writes commit, dependency versions and hardware; returns changes that may affect results."""
+    """Records commit, package versions and hardware; returns changes that may affect results."""
     path = files.join(model_dir, _SOFTWARE_FILE)
     before = read_software(model_dir)
     now: dict[str, Any] = {
@@ -35,7 +35,7 @@ def save_software(model_dir: str) -> list[str]:
 
 
 def read_software(model_dir: str) -> dict[str, Any]:
-    """Returns the last start's record; {} if missing or damaged."""
+    """Returns the record of the last start; {} if it is missing or damaged."""
     path = files.join(model_dir, _SOFTWARE_FILE)
     try:
         found = files.read_json(path) if files.exists(path) else {}

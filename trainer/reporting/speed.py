@@ -16,10 +16,10 @@ _SHORTEST_WAIT = 0.05
 
 @dataclasses.dataclass
 class Speed:
-    """Measures speed between reports, without compilation and evaluation.
+    """Measures speed between reports, excluding compilation and evaluation.
 
-    `tokens_per_step` are encoder and decoder positions; `peak_flops` is per second, of all devices,
-    None if unknown; `blocking` times waits for checkpoints, `waiting` those for caches to be built.
+    `tokens_per_step` counts encoder and decoder positions; `peak_flops` is per second over all
+    devices, None if unknown; `blocking` times waits for checkpoints, `waiting` waits for caches.
     """
 
     tokens_per_step: int
@@ -43,14 +43,14 @@ class Speed:
         )
 
     def restart(self, step: int) -> None:
-        """Restarts the measurement at `step`; the time before is not counted."""
+        """Restarts the measurement at `step`; earlier time is not counted."""
         self._time, self._step = time.monotonic(), step
 
     def since_last(self, step: int) -> dict[str, float]:
         """Returns the rates since the last call or `restart`; the first call has none.
 
         `tokens_per_second` counts encoder and decoder positions, and `mfu` is the share of peak
-        FLOPs by `cost.flops_per_step`. The rates include the time of `checkpoint_blocking_seconds`
+        FLOPs (`cost.flops_per_step`). The rates include the time of `checkpoint_blocking_seconds`
         and `build_waiting_seconds`, which are present only after such waits.
         """
         blocked, self.blocking.seconds = self.blocking.seconds, 0.0

@@ -10,7 +10,7 @@ from trainer.model.device import AUTO, Device
 
 
 def startup_text(run: Run, program: Program, step: int, begins: str, changes: list[str]) -> str:
-    """Returns a line each on data, model, mesh and the run, and on `changes` of the machine."""
+    """Returns lines about data, model, mesh, the run, and `changes` to software or hardware."""
     config = run.config
     lengths = run.converter.encoder_length, run.converter.decoder_length
     flops = flops_per_step(config.model, config.batch_size, *lengths)
@@ -44,7 +44,7 @@ def startup_text(run: Run, program: Program, step: int, begins: str, changes: li
 
 
 def _choices(model: ModelConfig, device_kind: str) -> list[tuple[str, str]]:
-    """Returns a line on the attention that "auto" chooses on an accelerator; none on a CPU."""
+    """Returns a line about the attention that "auto" chooses on an accelerator; [] on a CPU."""
     if device_kind == "cpu" or model.attention != AUTO:
         return []
     attention = model.attention_on(device_kind)

@@ -1,4 +1,4 @@
-"""Parts from single projects, registered on import like those of a user's module. No JAX."""
+"""Parts from single projects, registered on import like parts from a user's module. No JAX."""
 
 from trainer.zoo import march as march
 from trainer.zoo import primer as primer

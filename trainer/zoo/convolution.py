@@ -1,4 +1,4 @@
-"""Causal depthwise convolutions: each channel separately, over the preceding positions.
+"""Causal depthwise convolutions, which sum each channel over the preceding positions.
 
 Dimensions: B batch, L length, C channels, D model, W width.
 """
@@ -26,9 +26,9 @@ from trainer.model.spec import LayerSpec
 
 @jax.custom_vjp
 def depthwise(x_BLC: Array, kernel_WC: Array, segment_BL: Array | None) -> Array:
-    """Returns at position t the sum over w of `kernel_WC[w]` times `x_BLC` at t - w.
+    """Returns, at position t, the sum over w of `kernel_WC[w]` times `x_BLC` at t - w.
 
-    Positions before the row count as 0, and with `segment_BL` so do other packed examples.
+    Positions before the row count as 0; with `segment_BL`, so do other packed examples.
     """
     shifted = _shifted(x_BLC, len(kernel_WC), segment_BL, ahead=False)
     return sum(map(jnp.multiply, shifted, kernel_WC), jnp.zeros_like(x_BLC))
@@ -58,8 +58,8 @@ def _depthwise_forward(
 def _depthwise_backward(
     operands: tuple[Array, ...], gradient_BLC: Array
 ) -> tuple[Array | None, ...]:
-    # Each input feeds its own and later outputs, so the same shifted gradients give the gradients
-    # of both input and kernel.
+    # Each input affects its own and later outputs, so the same shifted gradients give the
+    # gradients of both input and kernel.
     x_BLC, kernel_WC, segment_BL = operands
     shifted = list(_shifted(gradient_BLC, len(kernel_WC), segment_BL, ahead=True))
     x_gradient_BLC = sum(map(jnp.multiply, shifted, kernel_WC), jnp.zeros_like(x_BLC))
@@ -83,13 +83,13 @@ def _over_rows(
 
 @dataclass(frozen=True)
 class HeadConvolution(Buildable):
-    """A convolution of projected queries, keys or values, with a tap per channel and step.
+    """A convolution of projected queries, keys or values, with one tap per channel and step.
 
     With `reset` packed examples do not see one another. Upstream, the first two positions of an
-    example see the previous example. Each tap is its own parameter, as upstream: Adafactor scales
-    updates by tensor.
+    example see the previous example. Each tap is its own parameter, as upstream, because
+    Adafactor scales updates by tensor.
 
-    Source: So et al. 2021 (arXiv:2109.08668), section 3.1; initial taps from their code.
+    Source: So et al. 2021 (arXiv:2109.08668), section 3.1; initial taps from the authors' code.
     """
 
     width: int = 3
@@ -127,9 +127,9 @@ class _SeparableConvolution(Buildable):
 
 @dataclass(frozen=True)
 class ConvolutionBranch(FeedForward):
-    """The convolutions of the Evolved Transformer, between two attentions.
+    """The Evolved Transformer's convolutions, which come between two attention sublayers.
 
-    A wide and a narrow branch in parallel, the norm of their sum, and a third convolution. A
+    A wide and a narrow branch run in parallel; their sum is normalised and convolved again. A
     position with input id 0, the first of each example, counts as zeros. For `reset` see
     `HeadConvolution`.
 
@@ -172,7 +172,7 @@ def multi_dconv_head_attention(config: Any, options: Any) -> DotProductAttention
 
 
 def with_shared_queries(config: Any, options: Any) -> DotProductAttention:
-    """Returns Primer's attention with queries projected from keys, as released."""
+    """Returns Primer's attention with queries projected from keys, as in the released code."""
     return replace(multi_dconv_head_attention(config, options), shared_query_key=True)
 
 

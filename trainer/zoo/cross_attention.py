@@ -1,4 +1,4 @@
-"""Other attention to an encoder (by layer, to its keys, or merged), and to a learned database.
+"""Alternative cross-attention (by layer, to an encoder's keys, or merged), and to a database.
 
 Dimensions: B batch, L query length, S key length, D model, H heads, K head size, J = H * K, N
 entries of a database.
@@ -25,12 +25,12 @@ from trainer.model.parameters import Use, parameter
 from trainer.model.positions import Positions, rotate
 from trainer.model.stack_parts import CrossAttention, LayerHook, StackPart, Watched
 
-# Entries are multiplied once per query, counted by `GivenAttention.products_per_pair`.
+# Entries are multiplied once per query; `GivenAttention.products_per_pair` counts that.
 _ENTRIES = Use(None, decays=True)
 
 
 class KeysAndValues(NamedTuple):
-    """Unrotated keys, and values: [B, S, H * K], or [B, N, K] shared by all heads."""
+    """Unrotated keys, and values: each [B, S, H * K], or [B, N, K] if shared by all heads."""
 
     key_BSJ: Array
     value_BSJ: Array
@@ -69,9 +69,9 @@ class GivenAttention(Buildable):
 
 @dataclass(frozen=True)
 class Database(Buildable):
-    """Learned keys and values [N, K] of a stack, read by each of its layers.
+    """A stack's learned keys and values [N, K], which each of its layers reads.
 
-    All rows, positions and heads share them. Every entry is visible; none has a position.
+    All rows, positions and heads share them. Every entry is visible, and none has a position.
 
     Source: "database" of MARCH (2023).
     """
@@ -119,7 +119,7 @@ class LookAtDatabase(LayerHook):
 
 
 def given_attention(config: Any) -> GivenAttention:
-    """Returns attention to given keys and values, in a configuration's sizes."""
+    """Returns attention to given keys and values, with the sizes of a configuration."""
     norm = config.build("norm") if config.query_key_norm else None
     return GivenAttention(config.num_heads, config.head_dim, norm)
 
@@ -153,7 +153,7 @@ class LeavesKeys(LayerHook):
 
 @dataclass(frozen=True)
 class MergesMemory(LayerHook):
-    """Lets self-attention see the encoder's last states, and after them the decoder's own."""
+    """Lets self-attention see the encoder's last states, followed by the decoder's own states."""
 
     reads_memory = True
 
@@ -177,12 +177,12 @@ def encoder_keys(config: Any, options: Any) -> CrossAttention:
 
 
 def merged(config: Any, options: Any) -> CrossAttention:
-    """Returns self-attention that also sees the encoder, without a sublayer for it."""
+    """Returns self-attention that also sees the encoder, without a separate sublayer."""
     return CrossAttention(None, decoder=MergesMemory())
 
 
 def _merged(own: View, cross: View) -> View:
-    """Returns the view of the encoder's positions, without biases, then the decoder's own."""
+    """Returns a view of the encoder's positions, without biases, followed by the decoder's own."""
     length = own.rows.segment_BL.shape[1]
     keys, sources = (view.source_rows.segment_BL.shape[1] for view in (own, cross))
     batch = max(len(own.mask_BLS), len(cross.mask_BLS))

@@ -41,11 +41,11 @@ register(
 
 @dataclass(frozen=True)
 class ValuesRelu:
-    """Options of attention whose values first pass through a feed-forward."""
+    """Options of attention whose values first pass through a feed-forward network."""
 
     kernels: int = field(
         2,
-        "2: a feed-forward of mlp_dim hidden units with ReLU; 1: ReLU of one square product",
+        "2: a ReLU feed-forward with mlp_dim hidden units; 1: ReLU of one square product",
         rule=Rule("1 or 2", lambda value: value in (1, 2)),
     )
 
@@ -56,7 +56,7 @@ class Roles:
 
     vectors: int = field(
         0,
-        "role vectors, of which each position takes a weighted mean; 0: its own state, projected",
+        "number of role vectors that each position averages; 0: its projected state is its role",
         rule=at_least(0),
     )
 
@@ -65,7 +65,7 @@ class Roles:
 class SummedHeads:
     """Options of attention whose heads are summed in groups."""
 
-    group: int = field(2, "heads that are summed", rule=at_least(2))
+    group: int = field(2, "number of heads in each sum", rule=at_least(2))
 
 
 def _check_group(config: Any, options: SummedHeads) -> None:
@@ -89,7 +89,7 @@ class Mixed:
 
     mean: bool = field(True, "halve the sum of the two activations")
     sigmoid_dropout: float = field(
-        0.0, "share of sigmoids dropped in training, before the sum", rule=BELOW_ONE
+        0.0, "share of sigmoids dropped in training before the sum", rule=BELOW_ONE
     )
 
 
@@ -117,7 +117,7 @@ def _check_by_layer(config: Any, options: Any) -> None:
     rule = f"num_encoder_layers, {config.num_encoder_layers}, with cross_attention {name!r}"
     fits = config.num_decoder_layers == config.num_encoder_layers
     require_of(config, fits, "num_decoder_layers", rule)
-    rule = f"False with cross_attention {name!r}: each layer looks at other states"
+    rule = f"False with cross_attention {name!r}: each layer attends to different states"
     require_of(config, not config.scan_layers, "scan_layers", rule)
 
 
@@ -132,7 +132,7 @@ def _check_merged(config: Any, options: Any) -> None:
     fits = position.name != "rotary" or position.options.cross
     rule = "with cross=true if rotary with cross_attention 'merged'"
     require_of(config, fits, "position", rule)
-    rule = "another one with cross_attention 'merged', whose mask kernels do not know"
+    rule = "a different one with cross_attention 'merged', whose mask kernels lack"
     require_of(config, config.attention != "pallas", "attention", rule)
     rule = "'none' with cross_attention 'merged'"
     require_of(config, config.parallel_blocks == "none", "parallel_blocks", rule)
@@ -156,13 +156,13 @@ register(
 class Halves:
     """Options of stacks with different numbers of heads in each half."""
 
-    first: float = field(1.5, "heads in the first half, for each of num_heads", rule=above(0))
-    second: float = field(0.5, "heads in the second half, for each of num_heads", rule=above(0))
+    first: float = field(1.5, "heads in the first half, relative to num_heads", rule=above(0))
+    second: float = field(0.5, "heads in the second half, relative to num_heads", rule=above(0))
     constant: bool = field(False, "change head_dim so that heads times head_dim stays the same")
 
     def __post_init__(self) -> None:
         if self.first == self.second == 1:
-            raise Rejected("first", self.first, "another number than 1, or second is")
+            raise Rejected("first", self.first, "other than 1 if second is 1")
 
 
 def _check_halves(config: Any, options: Halves) -> None:
@@ -173,12 +173,12 @@ def _check_halves(config: Any, options: Halves) -> None:
         heads = config.num_heads * share
         rule = f"such that num_heads, {config.num_heads}, times {share:g} is a multiple of {group}"
         require_of(config, heads % group == 0, "head_scaling", rule)
-        rule = f"such that num_heads * head_dim, {width}, divides by {heads:g} heads"
+        rule = f"such that num_heads * head_dim, {width}, is divisible by {heads:g} heads"
         fits = not options.constant or width % heads == 0
         require_of(config, fits, "head_scaling", rule)
-    # Angles, and the scale that divides ALiBi, belong to one head width.
+    # Angles, and the scale that divides ALiBi's bias, hold for a single head width.
     fits = not options.constant or config.facts("position").any_width
-    require_of(config, fits, "position", "without rotary and alibi where widths of heads differ")
+    require_of(config, fits, "position", "without rotary and alibi where head widths differ")
     _require_selecting_mixer(config, "head_scaling")
 
 
@@ -195,7 +195,7 @@ def _check_database(config: Any, entries: int) -> None:
 
 def _check_dropping(config: Any, count: int) -> None:
     fits = config.architecture == ENCODER_DECODER
-    rule = f"0 in family {config.family}, which predicts in place"
+    rule = f"0 in family {config.family}, which predicts tokens in place"
     require_of(config, fits, "token_dropping", rule)
     rule = "False with token_dropping: layers have rows of different lengths"
     require_of(config, not config.scan_layers, "scan_layers", rule)

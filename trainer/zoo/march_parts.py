@@ -1,4 +1,4 @@
-"""MARCH's parts: of attention, residuals and feed-forward sublayers; and dynamic tanh, a norm.
+"""MARCH's parts for attention, residuals and feed-forward sublayers; and dynamic tanh, a norm.
 
 Dimensions: B batch, L query length, M length after a layer, S key length, D model, H heads, K head
 size, J = H * K, F mlp, N roles.
@@ -27,7 +27,7 @@ from trainer.model.stack_parts import LayerHook, StackPart, Watched
 
 @dataclass(frozen=True)
 class DynamicTanh(Norm):
-    """gain * tanh(alpha * x) + bias; one learned alpha, initially `alpha`, for all channels.
+    """gain * tanh(alpha * x) + bias, with one learned alpha, initially `alpha`, for all channels.
 
     Source: Zhu et al. 2025 (arXiv:2503.10622), section 4; 0.5 from section 7.
     """
@@ -50,7 +50,7 @@ class DynamicTanh(Norm):
 class ValuesRelu(Buildable):
     """A ReLU feed-forward on values with `mlp_dim` hidden units; None means one square product.
 
-    The square product is itself activated, with dropout on its input instead of hidden units.
+    The square product itself is activated, and dropout acts on its input, not on hidden units.
 
     Source: "values_relu" and its "FirstFF" of MARCH (2023).
     """
@@ -72,10 +72,10 @@ class ValuesRelu(Buildable):
 
 @dataclass(frozen=True)
 class Roles(MixedPart):
-    """The element-wise product of mixed values and a role of the querying position.
+    """The element-wise product of mixed values and the querying position's role.
 
-    A role is its projected state or, with `vectors`, the mean of that many learned unit vectors,
-    weighted by a softmax of the projected mixed values.
+    A role is the position's projected state or, with `vectors`, the mean of that many learned unit
+    vectors, weighted by a softmax of the projected mixed values.
 
     Source: "TPWeights" and "TPEmbeddings" of MARCH (2023), after Schlag et al. 2019
     (arXiv:1910.06611), section 3.2, for the product.
@@ -103,7 +103,7 @@ class Roles(MixedPart):
 class SummedHeads(MixedPart):
     """Sums of `group` consecutive heads: [B, L, H * K / group].
 
-    Values start with a smaller deviation, so that sums match other attentions' heads.
+    Values start with a smaller deviation, so that sums match the heads of other attention.
 
     Source: "big_heads_summed" of MARCH (2023).
     """
@@ -124,7 +124,7 @@ def _without_residual(x_BLD: Array, norm: Function, sublayer: Function, dropout:
     return dropout(sublayer(norm(x_BLD)))
 
 
-# Norms before all sublayers, with no residual around the mixer.
+# Norms come before all sublayers; the mixer has no residual connection.
 # Source: "sparse_seqlen" of MARCH (2023).
 WITHOUT_MIXER_RESIDUAL = Placements(PRE_NORM, mixer=NormPlacement("pre", _without_residual))
 
@@ -143,7 +143,7 @@ def values_relu(config: Any, options: Any) -> DotProductAttention:
 
 
 def halves(config: Any, options: Any, layer: LayerSpec, count: int) -> tuple[LayerSpec, ...]:
-    """Returns copies of `layer`; each half of the stack has its own number of heads.
+    """Returns copies of `layer`, with a different number of heads in each half of the stack.
 
     The first half is shorter if `count` is odd.
 
@@ -170,10 +170,10 @@ def halves(config: Any, options: Any, layer: LayerSpec, count: int) -> tuple[Lay
 
 @dataclass(frozen=True)
 class MixedMlp(FeedForward):
-    """(sigmoid(W0 x) + relu(W1 x)) / 2, projected back; without `mean` it is not halved.
+    """(sigmoid(W0 x) + relu(W1 x)) / 2, projected back; without `mean` the sum is not halved.
 
-    `sigmoid_dropout` is the dropout rate of sigmoids before the sum. `dropout` drops hidden units
-    after it, as in `Mlp`.
+    `sigmoid_dropout` is the dropout rate of the sigmoids before the sum; `dropout` drops hidden
+    units after the sum, as in `Mlp`.
 
     Source: "mixed_act" of MARCH (2023), a zoo of T5's variants.
     """
@@ -211,10 +211,10 @@ class TokenDropping(LayerHook):
     """Each layer of a stack drops `count` positions per row, after its mixer.
 
     A position's score is the sum of its attention weights over all heads and queries. Padding is
-    dropped first, and among equals the last. A layer that would drop more than half of a row drops
-    nothing. Order is kept. Packed examples compete for the places of their row.
+    dropped first, and later positions before earlier ones of equal score. A layer that would drop
+    more than half of a row drops nothing. Order is kept. Packed examples compete for places.
 
-    Source: "FCABS" of MARCH (2023). Differences: queries that are padding give no weights.
+    Source: "FCABS" of MARCH (2023). Differences: padding queries add no weights.
     """
 
     count: int
@@ -224,7 +224,7 @@ class TokenDropping(LayerHook):
         return length if 2 * self.count > length else length - self.count
 
     def kept(self, watched: Watched, rows: Rows) -> Array | None:
-        """Returns the kept indices; None if the row is too short to drop any."""
+        """Returns the kept indices, or None if the row is too short to drop any."""
         kept_BM = self.most_watched(watched["weights_BHLS"], rows.segment_BL > 0)
         return None if kept_BM.shape == rows.segment_BL.shape else kept_BM
 

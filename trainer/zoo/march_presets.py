@@ -1,4 +1,4 @@
-"""Presets of MARCH, a zoo of variants of T5 on C4 (2023), with names like its own.
+"""Presets of MARCH, a zoo of T5 variants on C4 (2023), under similar names.
 
 Sizes missing from MARCH's records are ours; docs/march.md lists them.
 """
@@ -17,7 +17,7 @@ _HEAD_DIM = 64
 def _v1(
     vocab_size: int, emb_dim: int = 768, layers: int = 24, scale: float = 4, **changes: Any
 ) -> ModelConfig:
-    """Returns the first baseline, T5 1.0, with `layers` in both stacks together."""
+    """Returns the first baseline, T5 1.0; `layers` is the total of both stacks."""
     return ModelConfig(
         family="t5_1_0",
         vocab_size=vocab_size,
@@ -47,7 +47,7 @@ def _v2(vocab_size: int, emb_dim: int = 896, layers: int = 8, scale: float = 8 /
     )
 
 
-# Sizes of the first baseline: emb_dim, layers of both stacks, mlp_dim / emb_dim.
+# Sizes of the first baseline: emb_dim, total layers of both stacks, mlp_dim / emb_dim.
 _SIZES = {
     "v1": (768, 24, 4),
     "v1_small": (512, 12, 4),
@@ -63,7 +63,7 @@ _SIZES = {
     "dim2304_layers2": (2304, 2, 4),
 }
 _GATED = 8 / 3
-# Variants by other parts: mlp_dim / emb_dim, and changes to the first baseline.
+# Variants with other parts: mlp_dim / emb_dim, and changes to the first baseline.
 _VARIANTS: dict[str, tuple[float, dict[str, Any]]] = {
     "reglu": (_GATED, {"mlp_activations": ("relu", "linear")}),
     "geglu": (_GATED, {"mlp_activations": ("gelu_erf", "linear")}),
@@ -91,7 +91,7 @@ _VARIANTS: dict[str, tuple[float, dict[str, Any]]] = {
     "tp_embeddings": (4, {"mixer": "role_attention:vectors=100"}),
     "sparse_seqlen": (4, {"norm_placement": "pre_without_mixer_residual"}),
 }
-# The second baseline's families of similar parameter counts: emb_dim and layers of each stack,
+# The second baseline's families of similar parameter counts: emb_dim and layers per stack,
 _DIMS_AND_LAYERS = (
     *((2304, 1), (1728, 2), (1408, 3), (1216, 4), (1152, 5), (1024, 6), (960, 7), (832, 9)),
     *((832, 10), (768, 11), (768, 12), (704, 13), (704, 14), (640, 15)),
@@ -103,8 +103,8 @@ _SCALES_AND_LAYERS = (
 )
 # and emb_dim and mlp_dim / emb_dim.
 _DIMS_AND_SCALES = ((1280, 0.25), (1216, 0.5), (1088, 1), (960, 2), (832, 4), (640, 8))
-# Models with a version for CPUs, a quarter as wide and a third as deep: `mini_march_v1` and so on.
-# Ours; proportions and the order of parameter counts are the models' own.
+# Models that also have a version for CPUs, such as `mini_march_v1`: a quarter as wide and a third
+# as deep. These are ours; they keep the models' proportions and order of parameter counts.
 _MINI = (
     *("v1", "v2", "layers18", "layers30", "dim512", "dim1024", "ff2", "ff8"),
     *("dim640_layers30", "dim832_layers18", "dim2304_layers2", "reglu", "geglu", "swiglu"),

@@ -1,4 +1,4 @@
-"""Primer and the models it is compared with: Synthesizer and Evolved Transformer. No JAX.
+"""Primer and the models compared with it: Synthesizer and Evolved Transformer. No JAX.
 
 Source: So et al. 2021 (arXiv:2109.08668); google-research/primer.
 """
@@ -48,7 +48,7 @@ class Primer:
 
     scale: float | None = field(
         None,
-        "factor of the variance of feed-forward kernels; None: 0.1 with experts, or else 1",
+        "factor of the variance of feed-forward kernels; None means 0.1 with experts, otherwise 1",
         rule=above(0),
     )
 
@@ -69,7 +69,7 @@ FAMILIES["primer"] = FamilyFacts(
 FAMILIES["evolved_transformer"] = replace(
     FAMILIES["primer"],
     mlp_activations=("silu",),
-    # Its heads have two sizes, so no angles fit them all.
+    # Its heads have two sizes, so no set of angles fits them all.
     positions=("absolute", "none", "relative", "sinusoidal"),
     changeable=False,
     convolves=True,

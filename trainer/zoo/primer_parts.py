@@ -1,4 +1,4 @@
-"""Primer's norm, its places, and Mesh TensorFlow's initial values.
+"""Primer's norm and its placement, and Mesh TensorFlow's initial values.
 
 Dimensions: B batch, L length, D model.
 """
@@ -24,7 +24,7 @@ class PrimerNorm(ScaledNorm):
 
     It differs from the usual variance only by rounding, which can make it negative far from 0.
 
-    Source: So et al. 2021 (arXiv:2109.08668), appendix A; epsilon from their code.
+    Source: So et al. 2021 (arXiv:2109.08668), appendix A; epsilon from the authors' code.
     """
 
     has_bias = True
@@ -40,7 +40,7 @@ def _on_branch(x_BLD: Array, norm: Function, sublayer: Function, dropout: Functi
     return x_BLD + dropout(norm(sublayer(x_BLD)))
 
 
-# Normalises the branch's output, not the sum.
+# Normalises the output of the branch, not the sum.
 BRANCH_NORM = NormPlacement("post", _on_branch)
 # Source: So et al. 2021 (arXiv:2109.08668), appendix A.
 ALTERNATING_NORMS = Placements(PRE_NORM, feed_forward=BRANCH_NORM)
@@ -48,11 +48,11 @@ ALTERNATING_NORMS = Placements(PRE_NORM, feed_forward=BRANCH_NORM)
 
 @dataclass(frozen=True)
 class PrimerParametrisation(StandardParametrisation):
-    """T5X's, except for kernels of feed-forward sublayers, routers, experts and convolutions.
+    """T5X's parametrisation, except for kernels in feed-forward, routers, experts and convolutions.
 
-    Those are normal with standard deviation sqrt(`variance` / fan_in), cut at two deviations. The
-    cut lowers the actual deviation to 0.88 of that; flax's `variance_scaling` would correct for it.
-    `variance` is 1, or 0.1 in models with experts.
+    Those kernels are normal with standard deviation sqrt(`variance` / fan_in), truncated at twice
+    that. Truncation lowers the actual deviation to 0.88 of it; flax's `variance_scaling` would
+    correct for this. `variance` is 1, or 0.1 in models with experts.
 
     Source: google-research/primer, `gin/models/*.gin`; Mesh TensorFlow, `layers.dense`.
     """
@@ -68,6 +68,6 @@ class PrimerParametrisation(StandardParametrisation):
 
 
 def parametrisation(config: Any, options: Any) -> PrimerParametrisation:
-    # Source: google-research/primer, `gin/models/switch_*.gin` for 0.1.
+    # Source of 0.1: google-research/primer, `gin/models/switch_*.gin`.
     variance = options.scale or (0.1 if config.num_experts else 1.0)
     return PrimerParametrisation(variance=variance)

@@ -1,4 +1,4 @@
-"""Presets of the models that the Primer paper compares, under its names."""
+"""Presets of the models that the Primer paper compares, under the paper's names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer.model.config import ModelConfig
 
 
 class _Size(NamedTuple):
-    """Sizes of a model; `gated_mlp_dim` is `mlp_dim` with gated activations."""
+    """Sizes of a model; `gated_mlp_dim` is the `mlp_dim` used with gated activations."""
 
     emb_dim: int
     num_heads: int
@@ -21,7 +21,7 @@ class _Size(NamedTuple):
     evolved_blocks: int | None
 
 
-# Source: google-research/primer, `gin/models/*.gin`; tiny and mini are ours, for tests and CPUs.
+# Source: google-research/primer, `gin/models/*.gin`; tiny and mini are our own, for tests and CPUs.
 _SIZES = {
     "tiny": _Size(16, 2, 8, 32, 20, 2, 1),
     "mini": _Size(128, 4, 32, 512, 340, 4, 3),
@@ -34,7 +34,7 @@ _PRIMER = {
     "mixer": "mdha_shared_qk",
     "norm": "primer_norm",
 }
-# The released code does not alternate norms as in the paper: an argument in Mesh TensorFlow
+# Unlike the paper, the released code does not alternate norms: an argument in Mesh TensorFlow
 # overrides the gin binding.
 _VARIANTS: dict[str, dict[str, Any]] = {
     "transformer_vanilla": {"mlp_activations": ("relu",)},
@@ -66,7 +66,7 @@ _OTHERS: dict[str, dict[str, Any]] = {
 
 
 def primer_presets(vocab_size: int) -> Iterator[tuple[str, ModelConfig]]:
-    """Yields (name, model): `small_primer_ez`, `switch_primer`, …; sizes tiny and mini are ours."""
+    """Yields (name, model): such as `small_primer_ez`; sizes tiny and mini are our own."""
     for size_name, size in _SIZES.items():
         vanilla = ModelConfig(
             family="primer",

@@ -1,10 +1,10 @@
 """Layouts of block-sparse attention: options of `ModelConfig.attention_pattern`. No JAX.
 
 Source: Zaheer et al. 2020 (arXiv:2007.14062), figure 1; Beltagy et al. 2020 (arXiv:2004.05150),
-figure 2; Child et al. 2019 (arXiv:1904.10509), section 4; for the options
-`deepspeed/ops/sparse_attention/sparsity_config.py`, with its names in docs/training.md.
-Differences: DeepSpeed draws random blocks without a seed and from all blocks, even visited ones;
-here they are seeded and drawn from the other blocks.
+figure 2; Child et al. 2019 (arXiv:1904.10509), section 4; options from
+`deepspeed/ops/sparse_attention/sparsity_config.py`, whose names docs/training.md lists.
+Differences: DeepSpeed draws random blocks without a seed, from all blocks, even visited ones;
+here the draw is seeded and excludes visited blocks.
 
 Dimensions: P heads with their own layouts, N blocks of a row.
 """
@@ -34,26 +34,26 @@ def _differ(text: str) -> bool:
     return len({*_numbers(text)}) == len(_numbers(text))
 
 
-_PER_HEAD = "draw random blocks for each head; or else one draw serves all"
+_PER_HEAD = "draw random blocks separately for each head instead of once for all heads"
 _SEED = "seed of the random blocks"
 _SEEDS = Rule("from 0 to 2^64 - 1", lambda value: 0 <= value < 2**64)
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    block: int = field(64, "tokens of a block of queries or keys", rule=above(0))
+    block: int = field(64, "number of tokens in a block of queries or keys", rule=above(0))
 
 
 @dataclass(frozen=True)
 class Local(_Blocks):
-    """Options of a window of neighbouring blocks; with global blocks it is Longformer's."""
+    """Options of a window of neighbouring blocks, Longformer's if there are global blocks."""
 
     window: int = field(
         3, "blocks of the window: a block and as many before as after it", rule=_ODD
     )
     global_blocks: str = field(
         "none",
-        "blocks that see all and are seen by all, counted from 0 and joined by +, or none",
+        "numbers, from 0, of blocks that see all and are seen by all, joined by +, or none",
         rule=_NONE_OR_BLOCKS,
     )
 
@@ -70,10 +70,10 @@ class Dilated(_Blocks):
 
     window: int = field(
         3,
-        "blocks visited, one of them the block itself",
+        "number of blocks visited, including the block itself",
         rule=Rule("odd and above 1", lambda value: value > 1 and value % 2 == 1),
     )
-    dilation: int = field(2, "distance (blocks) between them", rule=at_least(2))
+    dilation: int = field(2, "distance in blocks between visited blocks", rule=at_least(2))
 
     def layout(self, num_heads: int, blocks: int, causal: bool) -> np.ndarray:
         distance_NN = np.abs(np.subtract.outer(np.arange(blocks), np.arange(blocks)))
@@ -89,7 +89,7 @@ class BigBird(_Blocks):
         3, "blocks of the window: a block and as many before as after it", rule=_ODD
     )
     global_blocks: int = field(
-        1, "first blocks of the row, which see all and are seen by all", rule=at_least(0)
+        1, "number of blocks at the row's start that see all and are seen by all", rule=at_least(0)
     )
     random_blocks: int = field(1, "further blocks that each block sees", rule=at_least(0))
     per_head: bool = field(False, _PER_HEAD)
@@ -108,20 +108,20 @@ class BigBird(_Blocks):
 class Fixed(_Blocks):
     """Options of adjacent windows whose last blocks are visible to all blocks."""
 
-    window: int = field(4, "blocks of each window", rule=above(0))
+    window: int = field(4, "number of blocks in each window", rule=above(0))
     global_blocks: int = field(
-        1, "blocks of each window that all see: its last ones, in the first head", rule=above(0)
+        1, "blocks of each window that all see; its last ones in the first head", rule=above(0)
     )
     head_patterns: int = field(
         1,
-        "choices of these blocks: the second head takes those before them, and so on; heads "
-        "beyond begin again",
+        "different choices of these blocks: the second head takes the blocks before them, and so "
+        "on; further heads begin again",
         rule=above(0),
     )
-    horizontal: bool = field(False, "let these blocks also see all")
+    horizontal: bool = field(False, "let these blocks also see all blocks")
 
     def __post_init__(self) -> None:
-        check(self)  # no window or block has length 0
+        check(self)  # so that no window or block has length 0
         if self.window % self.global_blocks:
             raise Rejected("global_blocks", self.global_blocks, "a divisor of window")
         if self.head_patterns > self.window // self.global_blocks:
@@ -134,7 +134,7 @@ class Fixed(_Blocks):
             layout_NN = _windows(blocks, [self.window])
             first = self.window - (1 + head) * self.global_blocks
             for start in range(0, blocks, self.window):
-                # A short last window uses the blocks it has.
+                # If the last window is short, use the blocks that it has.
                 begin = max(min(start + first, blocks - self.global_blocks), 0)
                 of_window = slice(begin, begin + self.global_blocks)
                 layout_NN[:, of_window] = True
@@ -148,23 +148,23 @@ class Fixed(_Blocks):
 
 @dataclass(frozen=True)
 class Variable(_Blocks):
-    """Options of windows of several sizes, with chosen global blocks and random ones."""
+    """Options of windows of several sizes, with chosen global blocks and random blocks."""
 
     windows: str = field(
         "4",
-        "blocks of the windows side by side, joined by +; the last number holds for the rest",
+        "sizes in blocks of adjacent windows, joined by +; the last size also holds for the rest",
         rule=_NUMBERS,
     )
     global_blocks: str = field(
-        "0", "blocks that all see, counted from 0 and joined by +, or none", rule=_NONE_OR_BLOCKS
+        "0", "numbers, from 0, of blocks that all see, joined by +, or none", rule=_NONE_OR_BLOCKS
     )
-    horizontal: bool = field(False, "let global blocks also see all")
+    horizontal: bool = field(False, "let global blocks also see all blocks")
     random_blocks: int = field(0, "further blocks that each block sees", rule=at_least(0))
     per_head: bool = field(False, _PER_HEAD)
     seed: int = field(0, _SEED, rule=_SEEDS)
 
     def __post_init__(self) -> None:
-        check(self)  # the numbers can be parsed
+        check(self)  # so that the numbers can be parsed
         if not all(_numbers(self.windows)):
             raise Rejected("windows", self.windows, "without 0")
         if self.horizontal and not _numbers(self.global_blocks):
@@ -199,7 +199,7 @@ def _window(blocks: int, window: int) -> np.ndarray:
 
 
 def _windows(blocks: int, sizes: Sequence[int]) -> np.ndarray:
-    """Returns adjacent windows; the last size holds for the rest."""
+    """Returns adjacent windows; the last size also holds for the rest."""
     ends = np.cumsum([*sizes, *[sizes[-1]] * blocks])
     window_N = np.searchsorted(ends, np.arange(blocks), side="right")
     return np.equal.outer(window_N, window_N)
@@ -208,7 +208,7 @@ def _windows(blocks: int, sizes: Sequence[int]) -> np.ndarray:
 def _with_random(
     layout_NN: np.ndarray, options: BigBird | Variable, num_heads: int, causal: bool
 ) -> np.ndarray:
-    """Returns layouts for all heads or each head, with random blocks added to each row."""
+    """Returns one layout for all heads or one per head, with random blocks added to each row."""
     count, draws = options.random_blocks, num_heads if options.per_head else 1
     layouts = np.repeat(layout_NN[None], draws, axis=0)
     if not count:

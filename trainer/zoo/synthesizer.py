@@ -30,9 +30,9 @@ def _check_length(length: int, max_positions: int) -> None:
 
 @dataclass(frozen=True)
 class LearnedLogits(Buildable):
-    """A learned logit per head and pair of positions, the same for all inputs.
+    """A learned logit for each head and pair of positions, the same for all inputs.
 
-    With `reset` positions count within packed examples, otherwise along the row as upstream.
+    With `reset` positions count within packed examples; otherwise along the row, as upstream.
 
     Source: Tay et al. 2020 (arXiv:2005.00743), section 3.1, "random".
     """
@@ -45,7 +45,7 @@ class LearnedLogits(Buildable):
     ) -> Array:
         """Returns float32 logits, broadcastable to [B, H, L, S].
 
-        With `cached` rows hold one example each, in the slots of a `Cache`.
+        With `cached`, each row holds one example, in the slots of a `Cache`.
         """
         places = self.max_positions
         length, sources = (side.segment_BL.shape[1] for side in (rows, source_rows))
@@ -65,7 +65,7 @@ class DenseSynthesizer(Buildable):
     """Attention in which each position computes its logits from its own state alone.
 
     The state is projected to heads, activated by ReLU, and projected to `max_positions` logits. Key
-    positions count as in `LearnedLogits`.
+    positions are counted as in `LearnedLogits`.
 
     Source: Tay et al. 2020 (arXiv:2005.00743), section 3.1, "dense".
     """

@@ -17,8 +17,7 @@ class ConditionalQueries:
 
     conditional_heads: int | None = field(
         None,
-        "heads whose queries are conditional, half of num_heads or all, in which case no others "
-        "are there; None: all",
+        "number of heads whose queries are conditional: half of num_heads, or all; None means all",
         rule=above(0),
     )
 

@@ -1,7 +1,7 @@
-"""Attention whose queries depend on a summary of the row made by each head (cdQ); memory tokens.
+"""Attention whose queries depend on each head's summary of the row (cdQ); and memory tokens.
 
 Dimensions: B batch, L query length, S key length, D model, H conditional heads, G heads of keys and
-values, K head size, Q queries of the summary: L if rows are packed, or 1; N memory tokens.
+values, K head size, Q queries per summary: L if rows are packed, otherwise 1; N memory tokens.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class ConditionalQueryAttention(Buildable):
 
     A conditional head h pools the states of a row, P_h = sum_j a_hj x_j with the weights a_h =
     softmax_j(T_h relu(W_t x_j)), and its query at position i is C_q C_w [P_h; x_i]. `num_heads`
-    counts the heads of keys and values, all with conditional queries; `plain_heads`, 0 or as many
-    again, share the keys and values of the conditional head of the same number and come first in
+    counts the heads of keys and values, all with conditional queries; `plain_heads`, 0 or equally
+    many, share the keys and values of the conditional head of the same number and come first in
     `out`. States are pooled over a whole packed example, so only encoders can use it.
 
     Source: t5-experiments, `modeling_t5.py`, `T5CDQAttention`.
     Differences: C_q and C_w are multiplied first, and states are projected before they are pooled,
-    which is equal except for rounding and takes K instead of D channels per head.
+    which is the same except for rounding and takes K instead of D channels per head.
     """
 
     num_heads: int
@@ -87,10 +87,10 @@ class ConditionalQueryAttention(Buildable):
         query = dense(self.head_dim, ("embed", "kv"), name="conditional_query")
         both_ED, _ = condition.weights(2 * width)
         query_DK, _ = query.weights(width)
-        # Nothing lies between the two kernels: multiply them once, not at every position.
+        # Nothing comes between the two kernels, so multiply them once, not at every position.
         kernel_EK = einsum_float32("ed,dk->ek", both_ED, query_DK).astype(shared.dtype)
         pooled_BSK, own_BLK = x_BLD @ kernel_EK[:width], x_BLD @ kernel_EK[width:]
-        # Rows of one example have one summary, used for padding too.
+        # A row of one example has a single summary, which padding uses, too.
         packed = rows.position_BL is not None
         seen = rows if packed else Rows((rows.segment_BL > 0).any(1, keepdims=True).astype(int))
         mask_BQS = Mask()(seen, rows)
@@ -109,7 +109,7 @@ def mixer(config: Any, options: Any) -> ConditionalQueryAttention:
 
 @dataclass(frozen=True)
 class MemoryTokens(Buildable):
-    """Learned vectors [count, D] before a stack's embedded tokens, equal in every row.
+    """Learned vectors [count, D] put before a stack's embedded tokens, the same in every row.
 
     Rows must not be packed: the vectors would pass information between examples.
 
@@ -120,7 +120,7 @@ class MemoryTokens(Buildable):
 
     def run(self, module: Built, x_BLD: Array, rows: Rows) -> tuple[Array, Rows]:
         if rows.position_BL is not None:
-            raise ValueError("memory_tokens need rows of one example: they cannot be packed")
+            raise ValueError("memory_tokens need rows of one example, so rows cannot be packed")
         batch, width = len(x_BLD), x_BLD.shape[-1]
         start, axes = module.shared.parametrisation.embedding(), ("unmodeled", "embed")
         vectors_ND = parameter(module, TABLE, "embedding", start, axes, (self.count, width))

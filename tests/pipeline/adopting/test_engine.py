@@ -318,7 +318,7 @@ def test_a_cache_that_changes_after_the_adoption_is_named(tmp_path, capsys):
     assert verify.main([f"--cache={folder}"]) == 0
 
     records.write_bytes(whole[:-9])
-    with pytest.raises(UserError, match=r"00001-of-00002 has \S+ bytes, and had \S+ when it was"):
+    with pytest.raises(UserError, match=r"00001-of-00002 has \S+ bytes, but had \S+ when it was"):
         tokens(folder)
     assert verify.main([f"--cache={folder}"]) == 1
     assert "ends in row 19: it was cut short" in capsys.readouterr().out
@@ -341,7 +341,7 @@ def test_a_cache_that_changes_after_the_adoption_is_named(tmp_path, capsys):
         tokens(folder)
 
     records.unlink()
-    with pytest.raises(UserError, match=r"00001-of-00002 is missing, and had"):
+    with pytest.raises(UserError, match=r"00001-of-00002 is missing, but had"):
         tokens(folder)
 
 
@@ -376,5 +376,5 @@ def test_in_a_bucket(tmp_path, gcs, capsys):
     assert verify.main(["--cache=gs://bucket/caches/t"]) == 0
     name = "caches/t/train.tfrecord-00001-of-00002"
     gcs.store.put("bucket", name, gcs.read(name)[:-9], {}, {})
-    with pytest.raises(UserError, match=r"00001-of-00002 has \S+ bytes, and had \S+ when it was"):
+    with pytest.raises(UserError, match=r"00001-of-00002 has \S+ bytes, but had \S+ when it was"):
         row_windows("gs://bucket/caches/t", theirs, "train", **reading)

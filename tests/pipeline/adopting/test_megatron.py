@@ -140,7 +140,7 @@ def test_flags_and_later_changes(tmp_path):
     cache = run(folder)
     data = (folder / "x.bin").read_bytes()
     (folder / "x.bin").write_bytes(data[:-2])
-    with pytest.raises(UserError, match=r"x.bin has 16 bytes, and had 18 when it was adopted"):
+    with pytest.raises(UserError, match=r"x.bin has 16 bytes, but had 18 when it was adopted"):
         stream(cache)
     # Files without checksums are compared by pipeline.verify.
     (folder / "x.bin").write_bytes(b"\x09" + data[1:])

@@ -99,7 +99,7 @@ def test_rows_are_windows_on_request(tmp_path):
 def test_documents_are_taken_of_pairs_and_not_of_adopted_streams(stream, tmp_path):
     cache, amount = stream.cache, Take(100, "documents")
     windows = Windows(cache.folder, cache.manifest, "train", 10)
-    with pytest.raises(UserError, match="are not known, as it was adopted: give tokens"):
+    with pytest.raises(UserError, match="are not known, because it was adopted; give tokens"):
         count(windows, cache.folder, cache.manifest, "train", amount)
     rows = [foreign_caches.pair([9, 8], [7]) for _ in range(150)]
     cache = adopt(foreign_caches.write_seqio(tmp_path / "t", {"train": rows}, 1))

@@ -389,10 +389,10 @@ def test_mistakes(make, flags, message):
 def test_objectives_and_caches_of_different_kinds(make, cache):
     of_pairs, lengths = make(), Lengths(64, 64)
     manifest = CacheManifest.load(str(of_pairs))
-    with pytest.raises(UserError, match="holds pairs of inputs and targets, and this objective"):
+    with pytest.raises(UserError, match="holds pairs of inputs and targets, but this objective"):
         open_windows(str(of_pairs), manifest, "train", span_corruption(), lengths)
     texts = CacheManifest.load(str(cache))
-    with pytest.raises(UserError, match="holds texts, and this objective reads pairs"):
+    with pytest.raises(UserError, match="holds texts, but this objective reads pairs"):
         open_windows(str(cache), texts, "train", Supervised(), lengths)
     with pytest.raises(UserError, match=r"has inputs of up to .* set it to .*too_long=cut"):
         open_windows(str(of_pairs), manifest, "train", Supervised(), lengths)

@@ -198,7 +198,7 @@ def test_a_killed_takedown_followed_by_a_wider_one_keeps_the_lineage(
     path.write_text(text)
     (kept,) = cache.glob(f"{old_states.BEFORE}*/train.documents-00001-*")
     kept.unlink()
-    with pytest.raises(UserError, match="no copy is kept"):
+    with pytest.raises(UserError, match="no copy was kept"):
         lineage(cache, plan)
 
 

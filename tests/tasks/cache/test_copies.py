@@ -228,7 +228,7 @@ def test_an_error_of_a_prefetch_is_raised_by_the_read(remote, caplog):
     remote.store.rm(url)
     windows.prefetch([(0, 61)])
     until = time.monotonic() + 20
-    while "00000-of-00005 was not copied ahead" not in caplog.text:
+    while "00000-of-00005 was not copied in advance" not in caplog.text:
         assert time.monotonic() < until
         time.sleep(0.01)
     with pytest.raises(UserError, match="is missing"):

@@ -20,11 +20,11 @@ FILES = [{"name": name, "bytes": 1} for name in ("a.txt", "b.txt", "c.txt")]
 CHANGES = [
     (
         {"exclude": (IDS,)},
-        r"\(a takedown: --exclude got further lists, of 20 entries, .*another --m",
+        r"\(a takedown: --exclude got more lists, with 20 entries, .*another --m",
     ),
     (
         {"corpus": {"spec": "text:*", "files": FILES, "generations": [1, 2]}},
-        r"\(--extend added 2 file\(s\) of the corpus\): runs that began before do not go on",
+        r"\(--extend added 2 file\(s\) of the corpus\): runs that began earlier cannot continue",
     ),
     ({"row_tokens": 70}, r"\(row_tokens: 70, there: 100\): build it with the flags that it was b"),
 ]
@@ -76,7 +76,7 @@ def test_another_plan_is_named_in_place_of_a_file(cache, changes, says, damage):
         records.write_bytes(data)
     # What was opened before and what is still the same are read.
     windows.read(np.array([0, 30]))
-    with pytest.raises(UserError, match=f"now holds a cache with another plan .*{says}"):
+    with pytest.raises(UserError, match=f"now holds a cache with a different plan .*{says}"):
         windows.read(np.array([40]))
     assert check.replaced
 

@@ -84,9 +84,9 @@ def test_rows_of_best_fit_are_taken_whole(tmp_path):
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        (Take(5506, "tokens"), "has 5,505 tokens in train, not so many"),
-        (Take(10**6, "documents"), "documents in train, not so many"),
-        (Take(63, "tokens"), "less than a window, which has 64 tokens"),
+        (Take(5506, "tokens"), "has 5,505 tokens in train, not this many"),
+        (Take(10**6, "documents"), "documents in train, not this many"),
+        (Take(63, "tokens"), "less than one window, which has 64 tokens"),
         (Take(1e-6, ""), "less than a window"),
     ],
 )

@@ -152,7 +152,7 @@ def test_changed_files_are_named(cache):
         with open(records_path, "wb") as file:
             file.write(whole[:-missing])
         for first in (29, 0):
-            wrong(r"tfrecord-00000.* corrupt in row 29: the file ends in it; delete", first)
+            wrong(r"tfrecord-00000.* corrupt in row 29: the file ends inside it; delete", first)
     os.unlink(records_path)
     wrong(r"tfrecord-00000.* is missing: run pipeline\.build again")
 
@@ -192,7 +192,7 @@ def test_a_row_with_a_wrong_number_of_tokens_is_rejected(cache):
     entry = cache.manifest.splits["train"][1].files
     name = shard_file("train", "tfrecord", 1, COUNT)
     entry[name] = dataclasses.replace(entry[name], bytes=entry[name].bytes + change)
-    with pytest.raises(UserError, match=r"00001-of.*row 2: it has 99 tokens, there should be 100"):
+    with pytest.raises(UserError, match=r"00001-of.*row 2: it has 99 tokens, but should have 100"):
         cache.windows(100).read(np.array([32]))
 
 

@@ -249,11 +249,11 @@ def test_another_plan_is_refused(published):
         mark.unlink()
     (published.folder / f"{PLAN_MARK}{plan_from_dict(value).fingerprint}").touch()
     assert same(batches[steps - 1], batches[steps - 1])
-    says = r"holds a cache with another plan .*\(row_tokens: 101, th.*flags that it was begun with"
+    says = r"holds a cache with a different plan.*row_tokens: 101, th.*flags that it was begun with"
     with pytest.raises(UserError, match=says):
         batches[steps]
     shutil.rmtree(published.folder)
-    with pytest.raises(UserError, match="is gone while it was followed"):
+    with pytest.raises(UserError, match="disappeared while it was being followed"):
         batches[steps]
 
 
@@ -320,7 +320,7 @@ def test_the_cache_of_another_objective_is_named_and_not_taken(whole_cache, tmp_
     [
         ('"separator": "none"', '"separator": "eos"', "its content was changed"),
         ("}", "", "is not valid JSON"),
-        ('"format": 1', '"format": 9', "the cache has format 9, this version reads 1"),
+        ('"format": 1', '"format": 9', "the cache has format 9, but this version reads 1"),
     ],
 )
 def test_a_plan_that_cannot_be_used_is_named(published, part, becomes, why):
@@ -371,7 +371,7 @@ BOTH = f"--task={SPANS},{PREFIX}"
     [
         (("--data.take=0.5",), "--data.take=0.5 with --data.follow=true: a share of what is not"),
         (("--engine=t5x",), "--engine=t5x with --data.follow=true: it does not wait"),
-        (("--data.take=99999999 tokens",), "tokens in train, not so many"),
+        (("--data.take=99999999 tokens",), "tokens in train, not this many"),
         ((f"--task={PREFIX}", *WIDE), "not one window: use more text"),
         ((BOTH,), "the rate of python_docs_span_corruption follows from its size"),
         ((BOTH, "--mixing.max_epochs=2"), "--mixing.max_epochs with --data.follow=true"),

@@ -358,10 +358,10 @@ def test_a_share_is_repeated_in_a_new_order(caches):
 @pytest.mark.parametrize(
     ("take", "says"),
     [
-        ("1e9 tokens", "tokens in train, not so many"),
-        ("10 tokens", "is less than a window"),
+        ("1e9 tokens", "tokens in train, not this many"),
+        ("10 tokens", "is less than one window"),
         ("2", "is more than the whole, 1"),
-        ("some", "some is no amount"),
+        ("some", "some is not an amount"),
         (f"{LANGUAGES[1]}_: 0.5", f"did you mean {LANGUAGES[1]}"),
     ],
 )

@@ -105,7 +105,7 @@ def test_start_up_counts_pairs_that_are_cut(pairs_and_text):
 def test_mistakes(pairs_and_text):
     with pytest.raises(UserError, match=r"set it to .*, or cut longer ones"):
         run_of(pairs_and_text, f"{PAIRS},{SPANS}", "--lengths.inputs=16").data.batches()
-    with pytest.raises(UserError, match="holds texts, and this objective"):
+    with pytest.raises(UserError, match="holds texts, but this objective"):
         run_of(pairs_and_text / SPANS, "supervised").data.batches()
     with pytest.raises(UserError, match="holds pairs of inputs and targets"):
         run_of(pairs_and_text / PAIRS, "ul2").data.batches()

@@ -150,7 +150,7 @@ def test_a_mixers_export_is_refused_in_one_line(config):
 
 
 def test_a_name_is_given_once(defined):
-    with pytest.raises(ValueError, match="there is a mixer called 'average' already"):
+    with pytest.raises(ValueError, match="there is already a mixer called 'average'"):
         register("mixer", "average", Part(lambda config, options: defined["mixers"].AverageMixer()))
 
 
