@@ -1,6 +1,6 @@
 """Replaces links from the documents to files outside of docs/, which the site does not have.
 
-They lead to the repository if REPO_URL is set, and become plain text if not.
+The links lead to the repository if REPO_URL is set; if not, they become plain text.
 """
 
 import os

@@ -26,9 +26,9 @@ def _only(format: str) -> ReadIf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFlags:
-    """The model of a checkpoint that does not describe it."""
+    """The model, for a checkpoint that does not describe it."""
 
-    preset: str | None = field(None, "a preset, as t5_1_1_base", metavar="NAME")
+    preset: str | None = field(None, "a preset, such as t5_1_1_base", metavar="NAME")
     gin_file: tuple[str, ...] = field(
         (), "a gin file of the model; may be repeated", metavar="FILE", repeated=True
     )
@@ -68,7 +68,7 @@ class Flags:
     )
     to: str = field(REQUIRED, "local folder to write", metavar="FOLDER")
     format: str = field(REQUIRED, "what to write", choices=_FORMATS)
-    steps: str = field("all", "steps of a folder to convert: all, latest, or as 1000,2000")
+    steps: str = field("all", "steps of a folder to convert: all, latest, or 1000,2000")
     dtype: str = field(
         "float32",
         "precision of the stored parameters",
@@ -80,7 +80,7 @@ class Flags:
     )
     vocabulary: str | None = field(
         None,
-        "vocabulary to write along, a file or a folder",
+        "vocabulary to write with the model: a file or a folder",
         metavar="FILE",
         read_if=ReadIf(
             lambda flags: flags.format != "t5x", "on --format=t5x: T5X's tasks name their own"
@@ -110,8 +110,8 @@ class Flags:
     )
     task: str = field(
         "",
-        "palimpsest: task of a cache, with which trainer.evaluate, trainer.export and others open "
-        "the run",
+        "palimpsest: task of a cache; trainer.evaluate, trainer.export and others open the run "
+        "with it",
         read_if=_only("palimpsest"),
     )
     cache_dir: str = field(
@@ -129,7 +129,7 @@ class Flags:
 
 
 def run(flags: Flags) -> int:
-    """Converts; returns 1 if the written model computes something different."""
+    """Converts; returns 1 if the written model computes different results."""
     model = flags.model
     if model.gin_param and not model.gin_file:
         raise UserError(f"--gin.{model.gin_param[0]} needs a --gin_file")

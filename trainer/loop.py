@@ -120,7 +120,7 @@ def _train(
 
 
 class _Evaluate:
-    """Evaluates states on the validation split; `owed` if the newest is still to be evaluated."""
+    """Evaluates states on the validation split; `owed` is True until the newest is evaluated."""
 
     def __init__(
         self, run: Run, program: Program, watch: Watch, reports: Reports, stop: Stop, owed: bool

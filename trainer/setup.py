@@ -17,8 +17,8 @@ from trainer.data.features import Converter
 from trainer.data.interface import Run
 from trainer.data.mixing import mixtures_of
 
-# Embedding rows are rounded up to a multiple of this, as T5's 32,128 for 32,100 ids: such sizes are
-# fast on accelerators and divide among devices.
+# Embedding rows are rounded up to a multiple of this, like T5's 32,128 for 32,100 ids: such sizes
+# are fast on accelerators and divide among devices.
 # Source: T5X `examples/t5/t5_1_1/base.gin`.
 _VOCABULARY_MULTIPLE = 128
 # Architecture -> its presets.
@@ -30,9 +30,9 @@ _FITTING = {
 
 
 def prepare(config: Config, origins: dict[str, str], training: bool = False) -> Run:
-    """Opens a run's data, fills in fields that they imply, and checks all fields.
+    """Opens a run's data, fills in the fields that they imply, and checks all fields.
 
-    Adds origins of implied fields to `origins`. `training` waits for caches that are being built.
+    Adds origins of implied fields to `origins`. If `training`, waits for caches being built.
     """
     for name in ("task", "model_dir"):
         if not getattr(config, name):
@@ -46,7 +46,7 @@ class _Vocabulary(NamedTuple):
     """The vocabulary of a run's data.
 
     `origin` is the origin of `model.vocab_size` if the data determine it, `place` names the
-    vocabulary in messages, and `extra_ids` come on top of the file's pieces. None means unknown.
+    vocabulary in messages, and `extra_ids` follow the file's pieces. None means unknown.
     """
 
     origin: str
@@ -171,8 +171,8 @@ def _check_positions(config: Config, converter: Converter) -> None:
     for side, length in lengths.items():
         if length > model.max_positions:
             raise UserError(
-                f"--lengths.{side}: rows have {length} positions, the model {model.max_positions}; "
-                f"set --model.max_positions={length} or shorten the {side}"
+                f"--lengths.{side}: rows have {length} positions, the model has "
+                f"{model.max_positions}; set --model.max_positions={length} or shorten the {side}"
             )
 
 
@@ -193,7 +193,7 @@ def _imply_lengths(config: Config, origins: dict[str, str], task: TaskSpec) -> C
 
 
 def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Vocabulary) -> Config:
-    """Sets the number of embeddings to the vocabulary's, rounded up, unless it was set."""
+    """Sets the number of embeddings to the vocabulary's size, rounded up, unless it was set."""
     origin = origins.get("model.vocab_size", "preset")
     of_source = origin in (config.init_from, f"the run {config.init_from}")
     if origin.startswith("preset") or (of_source and _has_other_rows(config, vocabulary)):

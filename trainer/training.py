@@ -1,8 +1,8 @@
-"""A run of training, from its configuration to its end."""
+"""A training run, from its configuration to its end."""
 
 from trainer.config import Config, fields
 
-# Remedies for a run that does not fit the memory, gentlest first.
+# Remedies for a run that does not fit in memory, gentlest first.
 _LESS_MEMORY = (
     "set --microbatches to divide the batch into parts with the same result, --model.remat=full to "
     "compute activations twice, a smaller --batch_size or another --preset; trainer.plan says "

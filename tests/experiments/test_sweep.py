@@ -172,7 +172,7 @@ def test_failed_cells_are_recorded_and_run_again_by_choice(folder, finished):
     retried = sweep(folder, made, *flags, "--retry")
     assert retried.returncode == 1
     assert "[1/1]" in retried.stdout
-    assert "rows have 32 positions, the model 8" in (made / "table.md").read_text()
+    assert "rows have 32 positions, the model has 8" in (made / "table.md").read_text()
 
 
 def processes(word):

@@ -42,5 +42,5 @@ def test_another_vocabulary_is_refused(text_cache, tmp_path):
     run = save_run(text_cache, tmp_path / "t5", "t5_1_1_tiny", "--lengths.inputs=64")
     (checkpoint,) = (tmp_path / "t5").glob("checkpoint_*")
     metadata.update(str(checkpoint), vocabulary_sha256="0" * 64)
-    with pytest.raises(UserError, match="was trained with another vocabulary than that of python_"):
+    with pytest.raises(UserError, match="was trained with a different vocabulary from python_"):
         evaluate.main([f"--model_dir={run}"])

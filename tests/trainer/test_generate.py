@@ -87,7 +87,7 @@ def test_a_killed_command_goes_on(run, prompts, whole, tmp_path, capsys, monkeyp
     assert second.read_bytes() == b"".join(whole.splitlines(keepends=True)[8:16])
     assert not (partial / "000014.jsonl").exists()
     (partial / ".partial-0-000002.jsonl").write_bytes(b'{"prompt": "half a li')
-    with pytest.raises(UserError, match="was written by another command"):
+    with pytest.raises(UserError, match="was written by a different command"):
         generate.main(command(run, prompts, output, "--seed=1"))
     firsts = []
     monkeypatch.setattr(prompts_module, "results", counting(prompts_module.results, firsts))

@@ -1,7 +1,7 @@
 """Checkpoints with Orbax: `model_dir/checkpoint_STEP`, written asynchronously and atomically.
 
 `state` holds the step (also the position in the data), parameters, optimizer state and unwritten
-metrics. `run` holds the array checksums, compared on every read, and what a resumed run is checked
+metrics. `run` holds the array checksums, compared on every read, and what resumed runs are checked
 against: configuration, cache fingerprints, SHA-256 of the vocabulary and best checkpoint so far.
 """
 
@@ -34,7 +34,7 @@ from trainer.engine.step import TrainState
 from trainer.model.paths import named
 
 _PREFIX = "checkpoint"
-# First words of errors from reads abandoned when another read failed.
+# First words of errors from reads that were abandoned because another read had failed.
 _LATE_READS = ("Event loop is closed", "Encountered error while reading array")
 # Parts of errors that do not mean damage: unreachable store, no memory or file descriptors left.
 _NOT_DAMAGE = (
@@ -46,7 +46,7 @@ _NOT_DAMAGE = (
 class Checkpoints:
     """The checkpoints of one model directory, local or remote.
 
-    `policy` None keeps all of them. `watch` follows the run's evaluations, and checkpoints hold its
+    If `policy` is None, all are kept. `watch` follows the run's evaluations; checkpoints store its
     state. `evaluated` is False if `check_resumable` found a run that stopped before evaluating.
     """
 
@@ -82,7 +82,7 @@ class Checkpoints:
     def should_preserve(
         self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
     ) -> list[bool]:
-        """Implements Orbax's PreservationPolicy: whether to keep each of the ascending steps."""
+        """Returns whether to keep each of the ascending steps, as Orbax's PreservationPolicy."""
         keep, every, best = self._policy.keep, self._policy.keep_every_steps, self.watch.best
         return [
             keep is None
@@ -132,8 +132,8 @@ class Checkpoints:
         All processes must call this together; if one fails, all raise its error.
 
         Raises:
-          Damaged: the checkpoint cannot be read, or an array is not what was saved.
-          UserError: the checkpoint holds other arrays, or its store cannot be reached.
+          Damaged: the checkpoint cannot be read, or an array's checksum does not match.
+          UserError: the checkpoint holds different arrays, or its store cannot be reached.
         """
         path = self.path(step)
         with processes.failing_together():
@@ -203,15 +203,15 @@ class Checkpoints:
             self._manager.close()
 
     def _check_room(self, state: TrainState) -> None:
-        """Rejects a checkpoint larger than the free disk; TensorStore would print pages instead."""
+        """Rejects a checkpoint larger than the free disk space; TensorStore would print pages."""
         if files.is_remote(self._model_dir) or not processes.is_first():
             return
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
         free = shutil.disk_usage(files.local_path(self._model_dir)).free
         if free < needed:
             raise UserError(
-                f"{self._model_dir}: the disk is full: a checkpoint needs {needed / 1e6:,.1f} MB "
-                f"and {free / 1e6:,.1f} MB are free; free some space and run the same command "
+                f"{self._model_dir}: the disk is full; a checkpoint needs {needed / 1e6:,.1f} MB, "
+                f"but only {free / 1e6:,.1f} MB are free: free some space and run the same command "
                 "again to resume from the newest checkpoint"
             )
 
@@ -219,8 +219,8 @@ class Checkpoints:
 def _read(path: str, abstract: TrainState) -> TrainState:
     """Reads the arrays of a checkpoint; raises Damaged, or UserError for an unreachable store.
 
-    Calls Orbax's handler without its checkpointer: there, the other processes would wait for a
-    process that failed.
+    Calls Orbax's handler without its checkpointer, in which the other processes would wait for a
+    process that has failed.
     """
     listed = metadata.array_names(path)
     for name in named(abstract):
@@ -231,7 +231,7 @@ def _read(path: str, abstract: TrainState) -> TrainState:
         return ocp.StandardCheckpointHandler().restore(
             folder, args=ocp.args.StandardRestore(abstract)
         )
-    except Exception as error:  # Orbax and TensorStore raise many kinds, also plain Exception.
+    except Exception as error:  # Orbax and TensorStore raise many kinds, even plain Exception.
         causes = [error, *filter(None, (error.__cause__, error.__context__))]
         text = " ".join(" ".join(map(str, causes)).split())
         passing = isinstance(error, PermissionError | MemoryError | ConnectionError | TimeoutError)
@@ -247,7 +247,7 @@ def _reason(path: str, text: str) -> str:
     file = re.search(rf"""{below}([\w./-]*\w)["']""", text)
     said = [array[1].replace(".", "/")] if array else []
     said += [f"file {file[1]}"] if file else []
-    # All other files were checked before.
+    # All other files have been checked before.
     return f"{' in '.join(said) or 'state/array_metadatas or state/_sharding'} cannot be read"
 
 
@@ -274,7 +274,7 @@ def _check_arrays(path: str, stored: dict[str, str], abstract: TrainState) -> No
     for name in [*wanted, *kept]:
         if wanted.get(name) != kept.get(name):
             raise UserError(
-                f"checkpoint {path} is of another model or optimizer: it has "
+                f"checkpoint {path} holds a different model or optimizer: it has "
                 f"{kept.get(name, 'no')} {name}, this run has {wanted.get(name, 'none')}"
             )
 
@@ -283,7 +283,7 @@ def _of_t5x(path: str) -> bool:
     """Returns whether another program, perhaps T5X, wrote the checkpoint."""
     if files.exists(files.join(path, "run")):
         return False
-    # T5X's own format has this file; its Orbax format has other array names.
+    # T5X's own format has this file; its Orbax format names arrays differently.
     return files.exists(files.join(path, "checkpoint")) or not any(
         name.startswith("params/") for name in metadata.array_names(path)
     )

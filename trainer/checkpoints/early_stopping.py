@@ -1,7 +1,7 @@
 """Consequences of evaluations: the best checkpoint, early stopping, lower learning rates.
 
-Checkpoints hold the state as JSON. Python writes floating-point numbers so that they are read back
-exactly, so a resumed run makes the same decisions as an uninterrupted one.
+Checkpoints hold the state as JSON, in which Python writes floating-point numbers exactly; a resumed
+run therefore makes the same decisions as an uninterrupted one.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class Best(NamedTuple):
 class _Patience:
     """Counts the evaluations since a metric improved.
 
-    `metric` is written as in the flag; None watches nothing. `stale` counts the evaluations since
+    `metric` is spelled as in the flag; None watches nothing. `stale` counts the evaluations since
     the best value, ignoring improvements below `min_delta`.
     """
 
@@ -61,7 +61,7 @@ class _Patience:
         return {"metric": self.metric, "best": self.best, "stale": self.stale}
 
     def recall(self, stored: Mapping[str, Any] | None) -> None:
-        """Restores the state of a checkpoint that watched the same metric; otherwise resets."""
+        """Restores a checkpoint's state if it watched the same metric; otherwise resets it."""
         known = stored if stored and stored["metric"] == self.metric else {}
         self.best, self.stale = known.get("best"), known.get("stale", 0)
 
@@ -73,7 +73,7 @@ class Watch:
 
     Attributes:
       best: the evaluation with the best `checkpoint.best_metric`; None before the first.
-      rate_scale: product of the learning rate's drops so far.
+      rate_scale: product of the factors that have lowered the learning rate so far.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Watch:
 
     @property
     def exhausted(self) -> bool:
-        """True once `patience` evaluations in a row brought no improvement: the run ends early."""
+        """True if `patience` evaluations in a row brought no improvement, so the run ends early."""
         config = self._stopping_config
         return config.metric is not None and self._stopping.stale >= config.patience
 
@@ -106,7 +106,7 @@ class Watch:
     def why_exhausted(self) -> str:
         """The reason for the early end, for messages."""
         config, found = self._stopping_config, self._stopping
-        than = "was no number" if found.best is None else f"has not improved on {found.best:g}"
+        than = "was not a number" if found.best is None else f"has not improved on {found.best:g}"
         limit = f"(--stopping.patience={config.patience})"
         return f"{config.metric} {than} for {found.stale} evaluations {limit}"
 
@@ -163,7 +163,7 @@ def _improves(lower: bool, value: float, best: float | None, by: float = 0.0) ->
 
 
 def lower_is_better(flag: str, metric: str | None, task_module: str | None = None) -> bool:
-    """Returns whether lower values are better; raises UserError if nothing says so."""
+    """Returns whether lower values are better; raises UserError if that is unknown."""
     if metric is None:
         return True
     direction, colon, _ = metric.partition(":")
@@ -175,7 +175,7 @@ def lower_is_better(flag: str, metric: str | None, task_module: str | None = Non
         found = metrics.lower_is_better(name, task_module)
     if found is None:
         raise UserError(
-            f"{flag}={metric}: nothing says which way it is better: write min:{metric} or "
+            f"{flag}={metric}: it is unknown whether lower is better; write min:{metric} or "
             f"max:{metric}, or give its Metric lower_is_better=True or False"
         )
     return found

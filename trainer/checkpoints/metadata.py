@@ -1,6 +1,6 @@
 """The description of a run in its checkpoints: `checkpoint_STEP/run/metadata`, a JSON file.
 
-It holds the checksums of the checkpoint's arrays and its own SHA-256. Needs neither JAX nor Orbax.
+It holds the checksums of the checkpoint's arrays and its own SHA-256. This module needs no JAX.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.engine.damage import Damaged
 
-# Keys: checksum by array, number of updates made, and the SHA-256 of everything else.
+# Keys of the checksums by array, the number of updates, and the SHA-256 of everything else.
 CHECKSUMS = "checksums"
 STEP = "step"
 _SEAL = "sha256"
@@ -64,7 +64,7 @@ def update(checkpoint: str, **changes: Any) -> None:
 
 
 def array_names(checkpoint: str) -> set[str]:
-    """Returns the paths of a checkpoint's arrays, as "params/decoder/decoder_norm/scale"."""
+    """Returns the paths of a checkpoint's arrays, such as "params/decoder/decoder_norm/scale"."""
     try:
         tree = _json(checkpoint, _TREE)["tree_metadata"]
         return {
@@ -85,11 +85,11 @@ def _json(checkpoint: str, parts: tuple[str, ...]) -> Any:
 
 
 def compare(checkpoint: str, stored: dict[str, str], found: dict[str, str]) -> None:
-    """Compares checksums of arrays just read with the stored ones; raises Damaged on a mismatch."""
+    """Compares checksums of arrays just read with the stored ones; raises Damaged if any differ."""
     wrong = [name for name, checksum in found.items() if stored.get(name) != checksum]
     if wrong:
         more = f", and {len(wrong) - 1} more arrays" if len(wrong) > 1 else ""
-        raise Damaged(checkpoint, f"{wrong[0]} is not what was saved{more}")
+        raise Damaged(checkpoint, f"{wrong[0]} does not match its checksum{more}")
 
 
 def _sha256(description: dict[str, Any]) -> str:

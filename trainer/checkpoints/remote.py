@@ -1,4 +1,4 @@
-"""Model directories in object stores: access by Orbax, and growing files.
+"""Model directories in object stores: Orbax's access to them, and growing files.
 
 Orbax writes arrays with TensorStore and everything else with etils. For gs://, etils uses
 TensorFlow's client if installed, otherwise gcsfs. All find the same credentials.
@@ -41,7 +41,7 @@ class Mirror:
         self._began = 0.0
 
     def begin(self) -> None:
-        """Starts to copy in the background, unless a copy runs or began less than 10 s ago."""
+        """Starts copying in the background, unless a copy runs or began less than 10 s ago."""
         now = time.monotonic()
         if now - self._began > _COPY_SECONDS and (not self._copying or self._copying.done()):
             self._wait()

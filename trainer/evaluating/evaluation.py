@@ -17,7 +17,7 @@ Results = dict[str, dict[str, float]]
 
 
 def _of_text(name: str) -> str:
-    """Returns a text metric's name in results; plain "accuracy" is the tokens'."""
+    """Returns a text metric's name in results; plain "accuracy" is token accuracy."""
     return f"{TEXT}{name}" if name in TOKEN_METRICS else name
 
 
@@ -38,10 +38,10 @@ class Evaluation:
     def __call__(
         self, params: Any, step: int, stopping: Callable[[], bool] = lambda: False
     ) -> Results | None:
-        """Returns metrics by split of the parameters after `step`; None if abandoned.
+        """Returns metrics by split for the parameters after `step`; None if abandoned.
 
-        Writes predictions to MODEL_DIR/predictions/SPLIT_STEP.jsonl. Metrics of text are under the
-        split's name with those of `Evaluator`, metrics of probes under "probes".
+        Writes predictions to MODEL_DIR/predictions/SPLIT_STEP.jsonl. Text metrics join
+        `Evaluator`'s under the split's name; probe metrics are under "probes".
         """
         results = self._losses(params, stopping)
         if results is None:

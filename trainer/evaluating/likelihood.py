@@ -22,7 +22,7 @@ from trainer.model.transformer import Batch, build_model, rounded_kernels, run_m
 def of_rows(program: Program) -> Callable[[Any, Batch], tuple[jax.Array, jax.Array]]:
     """Returns the jitted (params, batch) -> (log likelihoods of targets in nats, their weights).
 
-    Both are float32 [B]. `params` are the model's own, as from `Program.merged`.
+    Both are float32 [B]. `params` are the model's own, as returned by `Program.merged`.
     """
     model, mesh = build_model(program.spec), program.mesh
 
@@ -43,17 +43,17 @@ def of_rows(program: Program) -> Callable[[Any, Batch], tuple[jax.Array, jax.Arr
 
 
 class Likelihood:
-    """Log likelihoods by a program's model; data and fsdp must divide `batch_size`."""
+    """Log likelihoods under a program's model; data and fsdp must divide `batch_size`."""
 
     def __init__(self, program: Program, converter: Converter, batch_size: int):
         self._converter, self._mesh, self._size = converter, program.mesh, batch_size
         self._of_rows = of_rows(program)
 
     def __call__(self, params: Any, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        """Returns the log likelihood of the targets of each (inputs, targets), float64 [pairs].
+        """Returns the log likelihood of each pair's targets given its inputs, float64 [pairs].
 
-        Sums over tokens, in nats, EOS included if the targets have one. Sides longer than
-        training's rows are cut.
+        Sums over tokens, in nats, including EOS if the targets have one. Sides longer than
+        training's rows are truncated.
         """
         found = [np.zeros(0)]
         for first in range(0, len(pairs), self._size):

@@ -1,4 +1,4 @@
-"""Evaluation by generated text: predictions, their metrics, and a file of both."""
+"""Evaluation of generated text: predictions, their metrics, and a file of predictions."""
 
 import dataclasses
 import json
@@ -19,10 +19,10 @@ from trainer.engine import processes
 from trainer.engine.program import Program
 from trainer.evaluating.likelihood import Likelihood
 
-# Folder of predictions in model_dir.
+# Folder for predictions in model_dir.
 PREDICTIONS = "predictions"
 Stopping = Callable[[], bool]
-# Batches decoded between checks for a stop.
+# Number of batches to decode between checks for a stop.
 _BATCHES_AT_ONCE = 4
 
 
@@ -125,7 +125,7 @@ class Predicting:
     def _generated(
         self, params: Any, task: ExampleSet, examples: Sequence[Example], stopping: Stopping
     ) -> tuple[list[str], Outputs] | None:
-        """Returns predicted texts, and outputs; None to abandon the evaluation."""
+        """Returns predicted texts and outputs; None to abandon the evaluation."""
         assert self._decoder
         longest = self._decoder.longest_prompt
         texts: list[str] = []

@@ -18,7 +18,7 @@ from trainer.engine.metrics import perplexity
 from trainer.engine.program import Program
 from trainer.evaluating.likelihood import Likelihood
 
-# The split of probes' metrics.
+# The name of the probes' metrics, in place of a split's.
 PROBES = "probes"
 _GAP = "{}"
 _KINDS = 'give {"text": …} or {"cloze": "… {} …", "choices": […], "answer": 0}'
@@ -113,7 +113,7 @@ class _Spans:
 def _fitting(ids: Sequence[int], length: int, text: str) -> np.ndarray:
     if len(ids) > length:
         raise UserError(
-            f"--evaluation.probes: {text[:60]!r} has {len(ids)} tokens, a row {length}: shorten it"
+            f"--evaluation.probes: {text[:60]!r} has {len(ids)} tokens, rows have {length}: cut it"
         )
     return np.asarray(ids, np.int32)
 
@@ -145,6 +145,6 @@ def _probe(value: dict[str, Any], place: str, make: _Whole | _Spans) -> _Probe:
     if not isinstance(cloze, str) or not isinstance(choices, list) or cloze.count(_GAP) != 1:
         raise UserError(f"{place}: {_KINDS}")
     if not isinstance(answer, int) or not 0 <= answer < len(choices) or len(choices) < 2:
-        raise UserError(f"{place}: the answer is the place of one of two or more choices, from 0")
+        raise UserError(f"{place}: answer must be the index, from 0, of one of two or more choices")
     before, _, after = cloze.partition(_GAP)
     return _Probe([make.choice(before, str(each), after) for each in choices], answer)

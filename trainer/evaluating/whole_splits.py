@@ -87,13 +87,13 @@ def _check_vocabulary(run: Run, checkpoint: str) -> None:
     now = run.data.vocabulary_sha256
     if trained and now and trained != now:
         raise UserError(
-            f"{checkpoint} was trained with another vocabulary than that of {run.config.task} in "
+            f"{checkpoint} was trained with a different vocabulary from {run.config.task} in "
             f"{run.config.cache_dir}: build its cache with the run's vocabulary"
         )
 
 
 def _on_another_task(config: Config, origins: dict[str, str], task: str) -> Config:
-    """Returns `config` with another task; lengths implied by the old task are implied again."""
+    """Returns `config` with another task, which then implies lengths that the old task implied."""
     paths = ("lengths.inputs", "lengths.targets")
     implied = [path for path in paths if origins.get(path, "").startswith("task ")]
     for path in implied:
@@ -116,7 +116,7 @@ def _as_lines(results: dict[int, Results]) -> str:
 def merged(
     before: dict[str, Results], results: dict[int, Results], split: str
 ) -> dict[str, Results]:
-    """Adds `results` to earlier evaluations, replacing the same step and `split`; sorts by step."""
+    """Merges `results` into `before`, replacing equal steps of the same `split`; sorts by step."""
     rows = dict(before)
     for step, result in results.items():
         others = {

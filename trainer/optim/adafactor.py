@@ -1,6 +1,6 @@
 """Adafactor as in T5X, for tensors and stacks of tensors.
 
-optax has the same formulas without stacks: it would factor over layers.
+optax has the same formulas but no stacks: it would factor across layers.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ Tree = Any
 
 
 def direction(config: OptimizerConfig, stacked: StackAxes) -> list[optax.GradientTransformation]:
-    """Returns Adafactor's direction, clipped to a root mean square."""
+    """Returns Adafactor's direction, clipped by its root mean square."""
     moments = scale_by_factored_rms(
         config.value("decay_rate"),
         config.value("step_offset"),
@@ -39,7 +39,7 @@ def scale_by_factored_rms(
 
     The state is optax's `FactoredState`: float32 `v_row` and `v_col`, the moments averaged over the
     largest and the second largest axis of a tensor, or `v` if either is shorter than
-    `min_dim_size_to_factor`; unused ones are [1]. Stack axes stay in place.
+    `min_dim_size_to_factor`; unused ones have shape [1]. Stack axes stay in place.
 
     Source: Shazeer and Stern 2018 (arXiv:1804.04235), algorithms 4 and 5; T5X, `adafactor.py`.
     Differences: T5X factors stacks by rules for logical axes, which ignore
@@ -113,7 +113,7 @@ def clip_by_tensor_rms(
 def _factored_axes(
     shape: tuple[int, ...], stack: tuple[int, ...], min_dim_size: int
 ) -> tuple[int, int] | None:
-    """Returns the axes (second largest, largest), or None; of equal ones the later is larger."""
+    """Returns the axes (second largest, largest), or None; the later of equal axes is larger."""
     own = sorted((axis for axis in range(len(shape)) if axis not in stack), key=shape.__getitem__)
     if len(own) < 2 or shape[own[-2]] < min_dim_size:
         return None

@@ -1,4 +1,4 @@
-"""Adam, with and without T5's parameter scale: optax's formulas."""
+"""Adam, with and without T5's parameter scale, using optax's formulas."""
 
 import optax
 
@@ -7,6 +7,6 @@ from trainer.optim.stacked import StackAxes
 
 
 def direction(config: OptimizerConfig, stacked: StackAxes) -> list[optax.GradientTransformation]:
-    """Returns Adam's direction; it is elementwise, so stacks need no care."""
+    """Returns Adam's direction; it is elementwise, so stacks need no special treatment."""
     beta1, beta2 = config.value("beta1"), config.value("beta2")
     return [optax.scale_by_adam(beta1, beta2, config.value("epsilon"))]

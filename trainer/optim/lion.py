@@ -1,4 +1,4 @@
-"""Lion: the sign of an interpolation between momentum and gradient, by optax."""
+"""Lion, from optax: the sign of an interpolation between momentum and gradient."""
 
 import optax
 

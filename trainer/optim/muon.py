@@ -34,8 +34,8 @@ def _is_matrix(path: str, own_axes: int) -> bool:
 def rate_exponent(path: str, own_axes: int) -> float:
     """Returns the power of muP's rate for Adam that a tensor needs: 1/2 for Muon's matrices.
 
-    The spectral norm of an update must not grow with width. Adam's, with aligned elements, grows
-    with the width; an orthogonalised one of the same size only with its square root.
+    The spectral norm of an update must not grow with width. Adam's updates, with aligned
+    elements, grow with width; orthogonalised ones of the same size, only with its square root.
 
     Source: Yang, Simon and Bernstein 2023 (arXiv:2310.17813), section 3.
     """

@@ -1,4 +1,4 @@
-"""Makes the optimizer of a configuration; optax's parts, except for T5X and stacked layers.
+"""Makes a configuration's optimizer, from optax's parts except for T5X and stacked layers.
 
 A tensor may be a stack: a scan over layers keeps all layers' kernels as one array [D, layers, F].
 Reductions (root mean squares, factored moments, orthogonalisation) are per layer, so that scanned
@@ -39,14 +39,14 @@ def make_optimizer(
     facts: Tree | None = None,
     drops: bool = False,
 ) -> optax.GradientTransformation:
-    """Returns the optimizer, its schedule included; its state is a plain pytree of arrays.
+    """Returns the optimizer, with its schedule; its state is a plain pytree of arrays.
 
-    Update k, counted from 0, has the learning rate of step k. `logical_axes`, `decayed` and `facts`
+    Update k, counted from 0, uses step k's learning rate. `logical_axes`, `decayed` and `facts`
     are trees of `trainer.model.transformer` (`logical_axes`, `decayed`, `parameter_tree`). Without
-    axes in `stacked.STACK_AXES`, `logical_axes` may be None. `decayed` may also map parameters to
-    its tree; weight decay follows it unless the configuration has `no_weight_decay` (a ValueError
-    if both are missing). `facts` give muP's rates per tensor; None means a common rate. With
-    `drops`, `trainer.optim.plateau.set_rate_scale` can lower the schedule.
+    axes in `stacked.STACK_AXES`, `logical_axes` may be None. `decayed` may also be a function
+    from parameters to its tree; weight decay follows it unless the configuration has
+    `no_weight_decay` (ValueError if both are missing). `facts` give muP's rates per tensor, None a
+    common rate. With `drops`, `trainer.optim.plateau.set_rate_scale` can lower the schedule.
 
     State is float32, counts are int32 scalars; for Adafactor's second moments see
     `trainer.optim.adafactor.scale_by_factored_rms`.
@@ -73,7 +73,7 @@ def make_optimizer(
         parts.append(scale_by_parameter_rms(minimum, maximum, stacked))
     if OPTIMIZERS[config.name].averages_updates and config.value("beta1"):
         parts.append(optax.ema(config.value("beta1"), debias=False))
-    # Decay scales with a tensor's rate as with the learning rate: by its exponent.
+    # Decay scales with a tensor's rate by the same exponent as with the learning rate.
     shared = 0.0
     if config.value("weight_decay") and not config.value("independent_weight_decay"):
         shared = config.value("weight_decay_rate_exponent")
@@ -87,7 +87,7 @@ def make_optimizer(
         if spared is not None:
             mask = weight_decay_mask(spared)
         elif decayed is None:
-            raise ValueError("weight decay needs to know which parameters the model spares")
+            raise ValueError("weight decay needs to know which parameters the model exempts")
         by_schedule(
             lambda rate: optax.add_decayed_weights(
                 lambda step: decay * (rate(step) / peak) ** exponent, mask
@@ -118,7 +118,7 @@ class _Factor(NamedTuple):
 
 
 def _factors(config: OptimizerConfig, facts: Tree | None, stacked: StackAxes) -> dict[str, _Factor]:
-    """Returns the factors of tensors by path; none if all share one rate."""
+    """Returns each tensor's factors by path; {} if all tensors share one rate."""
     leaves = jax.tree_util.tree_leaves_with_path(facts)
     if all(leaf.rates == UNCHANGED for _, leaf in leaves):
         return {}
@@ -142,7 +142,7 @@ def _scale_tensors(factors: dict[str, float]) -> optax.GradientTransformation:
 
 
 def weight_decay_mask(excluded: tuple[str, ...]) -> Callable[[Tree], Tree]:
-    """Returns tree -> tree of bools: True unless a regular expression matches the path."""
+    """Returns (tree -> tree of bools): True unless a regular expression matches the path."""
     patterns = [re.compile(pattern) for pattern in excluded]
 
     def decays(path: tuple, _: Any) -> bool:

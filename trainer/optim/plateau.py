@@ -1,4 +1,4 @@
-"""Schedules lowered after evaluations, by a factor in the optimizer's state."""
+"""Schedules that are lowered after evaluations by a factor in the optimizer's state."""
 
 import dataclasses
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class PlateauState(NamedTuple):
 def droppable(
     make: Callable[[Schedule], optax.GradientTransformation], schedule: Schedule
 ) -> optax.GradientTransformation:
-    """Returns `make(schedule)`, with the schedule scaled by a number in the state, 1 at first."""
+    """Returns `make(schedule)`, with the schedule scaled by a number in the state, initially 1."""
 
     def init(params: Tree) -> PlateauState:
         return PlateauState(make(schedule).init(params), jnp.ones((), jnp.float32))
@@ -39,7 +39,7 @@ def droppable(
 
 
 def set_rate_scale(state: Any, scale: float) -> Any:
-    """Returns a TrainState with schedules scaled by `scale`; unchanged if none can be."""
+    """Returns a TrainState with schedules scaled by `scale`; unchanged if it has none to scale."""
 
     def is_scaled(node: Any) -> bool:
         return isinstance(node, PlateauState)

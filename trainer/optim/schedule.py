@@ -12,10 +12,10 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
 
 def learning_rate_schedule(config: OptimizerConfig) -> Schedule:
-    """Returns the schedule: step, 0 for the first update -> learning rate, a float32 scalar.
+    """Returns the schedule: step (0 for the first update) -> learning rate (float32 scalar).
 
     A run of N steps makes its last update at step N - 1; a decay over N steps therefore reaches its
-    final value just after it.
+    final value just after that update.
     """
     factors = [FACTORS[name] for name in config.factors]
 
@@ -40,7 +40,7 @@ def _linear_warmup(config: OptimizerConfig, step: jax.Array) -> jax.Array:
 
 
 def _linear_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """Warms up, then lowers the base learning rate by the share `decay_factor` each step."""
+    """Warms up, then falls by a share `decay_factor` of the base learning rate at each step."""
     decayed = 1.0 + config.value("decay_factor") * (config.warmup_steps - step)
     return config.value("learning_rate") * jnp.minimum(step / config.warmup_steps, decayed)
 
@@ -69,9 +69,9 @@ def _cosine_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
 
 
 def _polynomial_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
-    """Falls as (1 - progress) ** `power` to `final_fraction`, which it keeps.
+    """Falls as (1 - progress) ** `power` to `final_fraction` and stays there.
 
-    Progress is the share of `decay_steps` made after the warm-up.
+    Progress is the share of `decay_steps` completed since the warm-up.
     Source: transformers, `get_polynomial_decay_schedule_with_warmup`; optax, `polynomial_schedule`.
     """
     progress = (step - config.warmup_steps) / config.value("decay_steps")
@@ -81,8 +81,8 @@ def _polynomial_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
 def _linear_cooldown(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     """Stays 1 until `cooldown_start`, then falls linearly to `final_fraction` and stays there.
 
-    Starting at the end of the warm-up, it is the linear schedule; later, combined with warm-up, it
-    is warm-up-stable-decay (Hu et al. 2024, arXiv:2404.06395).
+    If it starts at the end of the warm-up, this is the linear schedule; if it starts later, this is
+    warm-up-stable-decay (Hu et al. 2024, arXiv:2404.06395).
     """
     return _towards(config, _cooldown_left(config, step))
 

@@ -8,11 +8,11 @@ from jax.sharding import PartitionSpec
 
 from trainer.model.paths import named, path_name
 
-# Logical axes that count layers.
+# Logical axes that index layers.
 # Source: T5X, `adafactor.standard_logical_factor_rules`, names with rule BATCH.
 STACK_AXES = ("layers", "stack")
 
-# Leaf path, as in jax.tree_util -> axes along which the leaf stacks layers.
+# Leaf path from jax.tree_util -> axes along which the leaf stacks layers.
 StackAxes = Callable[[tuple], tuple[int, ...]]
 
 

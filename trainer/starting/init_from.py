@@ -38,7 +38,7 @@ from trainer.t5x.tensors import Tensor, held
 
 # Leaves of an optimizer's state that count updates.
 _COUNT = re.compile(r"(.*/)?count")
-# Far above elements of parameters and of their moments, far below those with a flipped exponent.
+# Far above any sound element of parameters or moments, far below one with a flipped exponent.
 _LARGEST = 1e30
 _NONE_STORED = "none is stored"
 _EMBEDDING = "token_embedder/embedding"
@@ -48,9 +48,9 @@ _EMBEDDING = "token_embedder/embedding"
 class StartingPoint:
     """Parameters and optimizer state to start from: checked, but not read yet.
 
-    `path` is their source, for messages. Leaves that `optimizer_state` lacks start at 0; `reset`
-    says why, if moments are not loaded. `other_fields` of their own model, as "emb_dim 512", change
-    its function here. `rows` map another vocabulary's rows to this run's; None keeps them.
+    `path` is their source, for messages. Leaves that `optimizer_state` lacks start at 0; `reset` is
+    the reason if moments are not loaded. `other_fields`, such as "emb_dim 512", are settings of the
+    source that change the function here. `rows` maps its vocabulary's rows to this run's, if set.
     """
 
     path: str
@@ -76,7 +76,7 @@ class StartingPoint:
         elif not self.vocabulary_checked:
             text += (
                 "; the checkpoint does not record its vocabulary: make sure it is this run's, or "
-                "name it by --init_from_vocabulary.path"
+                "name it with --init_from_vocabulary.path"
             )
         return text
 
@@ -107,7 +107,7 @@ def start(run: Run) -> StartingPoint:
     if step == NO_STEP:
         raise UserError(
             f"{flag} does not say how many updates were made (state/step is missing or negative): "
-            "start at step 0, with a new optimizer state, by --init_from_state=false"
+            "start at step 0, with a new optimizer state, using --init_from_state=false"
         )
     if step >= config.train_steps:
         raise UserError(
@@ -132,7 +132,7 @@ def start(run: Run) -> StartingPoint:
 def _rows(
     run: Run, checkpoint: Checkpoint | None, found: dict[str, Parts]
 ) -> tuple[Rows | None, bool]:
-    """Returns `vocabulary_change.rows_for` the embedding table among the parameters."""
+    """Returns the result of `vocabulary_change.rows_for` for the embedding table."""
     tables = [parts["value"] for name, parts in found.items() if name.endswith(_EMBEDDING)]
     rows = {table.shape[:1] for table in tables}
     if len(rows) != 1 or rows == {()}:
@@ -152,11 +152,11 @@ def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str
 def fitted(
     flag: str, found: dict[str, Parts], model: ModelConfig, ids: int, scanned: bool
 ) -> dict[str, Parts]:
-    """Returns parameters by the model's names, after checking all names and shapes.
+    """Returns parameters under the model's names, after checking all names and shapes.
 
     `flag` is their source, for messages; `found` has unstacked layers; `ids` is the vocabulary
-    size; `scanned` is whether the checkpoint stacks layers, for the names in messages. Raises a
-    UserError, with the name, if a parameter does not fit.
+    size; `scanned` is True if the checkpoint stacks layers, which changes names in messages. Raises
+    a UserError that names a parameter that does not fit.
     """
     spec = model_spec(replace(model, scan_layers=False))
     expected = {path: facts.shape for path, facts in parameter_facts(spec).items()}
@@ -173,12 +173,12 @@ def fitted(
 
 
 def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
-    """Returns the parameters by name, unscanned; and their checkpoint, None for Hugging Face."""
+    """Returns the unscanned parameters by name, and their checkpoint (None for Hugging Face)."""
     path = str(config.init_from)
     if not path.startswith(from_transformers.PREFIX):
         checkpoint = load(path)
         return layout.read_parts(checkpoint), checkpoint
-    # Imported here because it needs packages that the trainer otherwise does not.
+    # Imported here because it needs packages that the trainer does not otherwise need.
     from trainer import huggingface
 
     folder = path.removeprefix(from_transformers.PREFIX)
@@ -191,7 +191,7 @@ def _open(config: Config) -> tuple[dict[str, Parts], Checkpoint | None]:
 def _check_names(
     flag: str, found: dict[str, Parts], expected: dict[str, Any], scanned: bool
 ) -> None:
-    """Rejects missing and unexpected parameters, with a scanned checkpoint's own names."""
+    """Rejects missing and unexpected parameters; messages use a scanned checkpoint's own names."""
 
     def shown(names: Iterable[str]) -> list[str]:
         stack = (lambda name: re.sub(r"(\w+)/layers_\d+/", r"\1/\1/", name)) if scanned else str
@@ -230,15 +230,15 @@ def _check_shapes(
                 advice = f"it was trained with another vocabulary: this run's has {ids} ids"
             raise UserError(f"{flag}: {name} has {rows} rows, the model has {shape[0]}; {advice}")
         raise UserError(
-            f"{flag}: {name} has shape {value.shape}, in the model {shape}: choose the preset it "
-            "was trained with, or set its --model fields"
+            f"{flag}: {name} has shape {value.shape}, but {shape} in the model: choose the "
+            "preset it was trained with, or set its --model fields"
         )
 
 
 def optimizer_state(
     config: Config, checkpoint: Checkpoint | None, found: dict[str, Parts]
 ) -> tuple[dict[str, Tensor], str | None]:
-    """Returns the optimizer state's leaves by name, and why moments start at 0, if so."""
+    """Returns the optimizer state's leaves by name, and the reason if moments start at 0."""
     abstract = _abstract_state(config)
     shapes = {name: leaf.shape for name, leaf in named(abstract).items()}
     counts = [name for name in shapes if _COUNT.fullmatch(name)]
@@ -337,7 +337,7 @@ def placed(tensors: dict[str, Tensor], tree: Any) -> Any:
             lambda index: sound(name, np.asarray(tensor.read(index or ()), like.dtype)),
         )
 
-    # Sorted so that all layers of a stacked array are read in a row, while its chunks are cached.
+    # Sorted so that all layers of a stacked array are read in turn, while its chunks are cached.
     read_leaves = {
         name: read(name, leaf) if name in tensors else leaf
         for name, (_, leaf) in sorted(

@@ -28,7 +28,7 @@ class Start(Protocol):
         """Number of updates made before."""
 
     def describe(self) -> str:
-        """Returns a description, as in "starts from initial parameters"."""
+        """Returns a description, such as "starts from initial parameters"."""
 
     def state(self, program: Program) -> TrainState:
         """Returns the state, on the program's devices."""
@@ -45,7 +45,7 @@ def begin(
 
     A run with checkpoints resumes from its newest. If that is damaged, `checkpoint.on_damage` says
     whether to set it aside and use an older one. Training is not finished while the evaluation of
-    the last update is due. Raises a UserError for damage or other settings; see also `start`.
+    the last update is due. Raises a UserError for damage or different settings; see also `start`.
     """
     steps = checkpoints.steps()
     processes.check_equal(f"checkpoints in {run.config.model_dir}", " ".join(map(str, steps)))
@@ -55,11 +55,11 @@ def begin(
     newest = steps[-1]
     try:
         checkpoints.check_resumable(newest, run)
-        # Read even if training is finished: its checkpoint may not be read again for long.
+        # Read even if training is finished: its checkpoint may not be read again soon.
         state = checkpoints.restore(newest, program.abstract_state())
         over = newest >= run.config.train_steps or checkpoints.watch.exhausted
         finished = over and (checkpoints.evaluated or not run.config.evaluation.every_steps)
-        # The evaluation that lowered the rate may be later than the checkpoint.
+        # The evaluation that lowered the rate may have come after the checkpoint.
         state = program.with_rate_scale(state, checkpoints.watch.rate_scale)
         return _resumed(newest), None if finished else state
     except Damaged as error:

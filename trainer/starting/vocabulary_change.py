@@ -34,12 +34,12 @@ _AXIS = "vocab"
 # The key under which our checkpoints record the checksum of their vocabulary.
 _RECORDED = "vocabulary_sha256"
 ID_MAP = "id_map.json"
-# New rows that are made at a time.
+# Number of new rows to make at a time.
 _BLOCK = 4096
 # T5's sentinels beyond the pieces of its SentencePiece model, unless its folder says otherwise.
 _T5_SENTINELS = 100
 _T5_FAMILIES = ("t5_1_0", "t5_1_1")
-# Adafactor's leaves of a matrix that are averages over one of its axes.
+# Adafactor's leaves that are averages over one axis of a matrix.
 _FACTORS = ("v_row", "v_col")
 _FACTOR = re.compile(r"(.*?)(v_row|v_col)/(.+)")
 
@@ -59,7 +59,7 @@ def rows_for(
     `checkpoint` is the one that init_from names, None for a transformers folder; `old_rows` is the
     size of its table. Returns (rows, whether the old vocabulary is known); rows are None if they
     stay unchanged: the vocabulary is the same, or the old one is unknown. Raises a UserError if an
-    option names an unusable vocabulary, or the checkpoint's differs and is not found.
+    option names an unusable vocabulary, or if the checkpoint's differs and cannot be found.
     """
     given, flag = config.init_from_vocabulary, f"--init_from={config.init_from}"
     own, new_rows = own_vocabulary(data), config.model.vocab_size
@@ -67,7 +67,7 @@ def rows_for(
         if given.path or given.id_map:
             raise UserError(
                 "--init_from_vocabulary has no effect: the pieces of this run's own vocabulary are "
-                "not known, since its task is not one of a cache of pipeline.build"
+                "unknown because its task does not read a cache of pipeline.build"
             )
         return None, bool(checkpoint and checkpoint.run and checkpoint.run.get(_RECORDED))
     if given.id_map:
@@ -81,8 +81,8 @@ def rows_for(
         found = vocabulary_rows.by_piece(known, own, old_rows, new_rows)
     except UserError as error:
         raise UserError(
-            f"{flag}: {error}: name the vocabulary that it was trained with by "
-            "--init_from_vocabulary.path, or an id_map.json by --init_from_vocabulary.id_map"
+            f"{flag}: {error}; name the vocabulary it was trained with using "
+            "--init_from_vocabulary.path, or an id_map.json using --init_from_vocabulary.id_map"
         ) from error
     return (None if found.unchanged else found), True
 
@@ -112,7 +112,7 @@ def _by_map(path: str, own: TokenIds, old_rows: int, new_rows: int) -> Rows:
     except (OSError, ValueError) as error:
         raise UserError(f"--init_from_vocabulary.id_map={path}: no JSON file at {place}") from error
     if not isinstance(id_map, list):
-        raise UserError(f"{place} is no id_map.json of vocab.train or vocab.trim: it has no list")
+        raise UserError(f"{place} is not an id_map.json of vocab.train or vocab.trim (not a list)")
     try:
         return vocabulary_rows.by_map(id_map, own, old_rows, new_rows)
     except UserError as error:
@@ -124,10 +124,10 @@ def _known(
 ) -> TokenIds | Literal["same"] | None:
     """Returns the vocabulary with which the parameters of `config.init_from` were trained.
 
-    Without an option, it is read from a run's cache, from beside its checkpoints, or from a
+    Without an option, it is read from a run's cache, from a file beside its checkpoints, or from a
     transformers folder; other checkpoints have none. "same" means that a checkpoint records `own`,
     but its ids were not found; None means unknown. Raises a UserError if a checkpoint records
-    another vocabulary, which cannot be found.
+    a different vocabulary that cannot be found.
     """
     given, source = config.init_from_vocabulary, config.init_from or ""
     if given.path:
@@ -141,8 +141,8 @@ def _known(
     found, problem = of_run(checkpoint)
     if found is None and stored != hashlib.sha256(own.model).hexdigest():
         raise UserError(
-            f"--init_from={source} was trained with another vocabulary than this run's, and "
-            f"{problem}: name it by --init_from_vocabulary.path"
+            f"--init_from={source} was trained with a different vocabulary from this run's, and "
+            f"{problem}: name it with --init_from_vocabulary.path"
         )
     return found.ids if found else "same"
 
@@ -164,9 +164,9 @@ def of_run(checkpoint: Checkpoint) -> tuple[Vocabulary | None, str]:
         name = next(name for _, spec in mixtures_of(config) for name in spec.names)
         loaded = open_cache(config, name).vocabulary
     except (UserError, KeyError) as error:
-        return None, f"its own is not found ({error})"
+        return None, f"its own vocabulary was not found ({error})"
     same = loaded.record.sha256 == sha256
-    return (loaded, "") if same else (None, f"the cache of {config.task} has a third one")
+    return (loaded, "") if same else (None, f"the cache of {config.task} has a third vocabulary")
 
 
 def of_folder(folder: str, model: ModelConfig) -> Vocabulary | None:
@@ -275,7 +275,7 @@ def changed_state(
 def _rescaled(factor: Tensor, of_rows: Tensor, rows: Rows) -> Tensor:
     """Rescales Adafactor's average over the vocabulary to match the factor of the new rows.
 
-    A second moment is row * column / mean(row); scaling the column by the change of the mean
+    A second moment is row * column / mean(row); scaling the column by the change in the mean
     preserves it.
     """
 
@@ -291,7 +291,7 @@ def _rescaled(factor: Tensor, of_rows: Tensor, rows: Rows) -> Tensor:
 def along(tensor: Tensor, axis: int, rows: Rows) -> Tensor:
     """Returns a tensor with new rows along an axis; a row with a single source keeps its bits.
 
-    Sums are float64 and in row order, so that a slice has the same bits as in the whole tensor.
+    Sums are float64 and in row order, so that a slice equals that part of the tensor bit for bit.
     """
     kept: dict[str, Any] = {}
 

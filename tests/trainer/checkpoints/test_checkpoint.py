@@ -186,7 +186,7 @@ def restored(model_dir, abstract=ABSTRACT):
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        ("state", "step is not what was saved, and 2 more arrays"),
+        ("state", "step does not match its checksum, and 2 more arrays"),
         (".", "is a copy of checkpoint_2"),
     ],
 )
@@ -199,7 +199,7 @@ def test_arrays_of_another_checkpoint_are_noticed(model_dir, part, says):
 
 def test_another_model_is_not_damage(model_dir):
     other = {"w": jnp.zeros((64, 49)), "b": ABSTRACT.params["b"]}
-    with pytest.raises(UserError, match=r"another model.*float32\[64,48\] params/w") as raised:
+    with pytest.raises(UserError, match=r"different model.*float32\[64,48\] params/w") as raised:
         restored(model_dir, dataclasses.replace(ABSTRACT, params=other))
     assert not isinstance(raised.value, Damaged)
 

@@ -54,7 +54,7 @@ def test_a_value_that_is_no_number_is_never_the_best():
     watch = followed([math.nan, math.nan], patience=2)
     assert watch.best is None
     assert watch.exhausted
-    assert "was no number for 2 evaluations" in watch.why_exhausted
+    assert "was not a number for 2 evaluations" in watch.why_exhausted
 
 
 def test_a_metric_that_does_not_say_which_way_it_is_better_is_refused(monkeypatch):
@@ -75,7 +75,7 @@ def test_a_metric_that_does_not_say_which_way_it_is_better_is_refused(monkeypatc
     assert [falling.see(step, {"my_error": 9 - step}) for step in range(3)] == [True] * 3
     assert watch("task/second").see(1, {"task/second": 1.0})
     for unknown in ("other", "sum", "tokens", "task/other"):
-        with pytest.raises(UserError, match=f"{unknown}: nothing says .* min:{unknown}"):
+        with pytest.raises(UserError, match=f"{unknown}: it is unknown .* min:{unknown}"):
             watch(unknown)
         assert watch(f"max:{unknown}").see(1, {unknown: 1.0})
 

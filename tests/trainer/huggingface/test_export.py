@@ -219,7 +219,7 @@ def test_mistakes_are_named(run, folder, tmp_path):
     assert_rejected("holds no run", model_dir=str(tmp_path))
     assert_rejected("no checkpoint of step 7; it has 2", step=7)
     for size in ("much", "5", "-5GB", "0GB", "nanGB"):
-        assert_rejected(f"max_shard_size={size}: give a size", max_shard_size=size)
+        assert_rejected(f"max_shard_size={size}: use a size", max_shard_size=size)
     assert_rejected("no vocabulary at", vocabulary_path=str(tmp_path))
 
 

@@ -266,7 +266,7 @@ def test_mismatches_are_named(tmp_path):
     other = t5x_files.write(tmp_path / "small", "orbax", small)
     with pytest.raises(UserError, match="another vocabulary: this run's has 108 ids"):
         init_from.start(run_of(other))
-    assert "wi_0/kernel has shape (8, 16), in the model (8, 32)" in error_of("--model.mlp_dim=32")
+    assert "wi_0/kernel has shape (8, 16), but (8, 32)" in error_of("--model.mlp_dim=32")
     assert "lacks decoder/layers_0/mlp/wi/kernel (did you mean" in error_of(preset="t5_1_0_tiny")
     assert "has already made 10 steps, which count towards --train_steps=10" in error_of(
         "--train_steps=10"
@@ -360,7 +360,7 @@ def test_a_run_starts_from_t5x_and_then_resumes_itself(text_cache, tmp_path, cap
     other = dataclasses.replace(run, config=dataclasses.replace(run.config, model=scaled))
     assert "it was trained with attention_scale 1.0: with" in init_from.start(other).describe()
     metadata.update(ours, vocabulary_sha256="0" * 64)
-    with pytest.raises(UserError, match="trained with another vocabulary"):
+    with pytest.raises(UserError, match="trained with a different vocabulary"):
         init_from.start(run)
 
 

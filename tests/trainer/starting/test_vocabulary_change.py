@@ -179,7 +179,7 @@ def test_mistakes_are_named(folder, tmp_path, monkeypatch):
     (tmp_path / "id_map.json").write_text(json.dumps([None] * 100))
     assert "gives no old id a new one" in error_of(f"{flag}.id_map={tmp_path}")
     (tmp_path / "id_map.json").write_text("{}")
-    assert "it has no list" in error_of(f"{flag}.id_map={tmp_path}")
+    assert "not a list" in error_of(f"{flag}.id_map={tmp_path}")
     assert "its table 128 rows" in error_of(f"{flag}.path={folder}/old", f"{flag}.extra_ids=90")
     small_tokenizers.bert(tmp_path / "foreign", ["абв где жзи клм"] * 3)
     assert "no piece of text in common" in error_of(f"{flag}.path={tmp_path}/foreign")
