@@ -149,7 +149,7 @@ def test_tasks_with_and_without_inputs_do_not_mix_in_a_decoder(text_cache):
     def prepared(task):
         return runs.run_of(text_cache.parent, task=task, lengths=(64, 64), preset="lm_tiny")
 
-    says = "python_docs_decoder_prefix_lm has no inputs, and python_docs_span_corruption has"
+    says = "python_docs_decoder_prefix_lm has no inputs, but python_docs_span_corruption has"
     with pytest.raises(UserError, match=says):
         prepared(names)
     with pytest.raises(UserError, match=r"--lengths.inputs=64 has no effect"):
