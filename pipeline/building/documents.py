@@ -233,7 +233,7 @@ def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:
 
 
 def _chosen(column: _Column, kept: np.ndarray, split: np.ndarray) -> _Tokens:
-    """Returns the kept documents' (tokens, lengths), each repeated or divided into `split` parts."""
+    """Returns the kept documents' (tokens, lengths), each repeated or cut into `split` parts."""
     if (column.stretches == 1).all() and (split == 1).all():
         return _of_rows(column.tokens, column.lengths, kept)
     counts = column.stretches[kept]
