@@ -3,10 +3,10 @@
     python -m benchmarks.text --output=text.parquet
     python -m benchmarks.build --text=text.parquet --vocabulary=DIR [--copies=4]
 
-Every row of the table is a separate command. MB are 10^6 bytes of text. "MB/s per core" is text per
-processor second of all processes of the command, "MB/s, wall" per second by the clock; the time of
-the same command on 20 documents, "start-up", is subtracted from both. "peak" is the memory of the
-largest process. Ratios are to SentencePiece alone: one thread that makes lists of ids.
+Every row of the table is a separate command. 1 MB is 10^6 bytes of text. "MB/s per core" is text
+per processor second of all the command's processes, "MB/s, wall" text per second of wall time; the
+time of the same command on 20 documents, "start-up", is subtracted from both. "peak" is the memory
+of the largest process. Ratios are to SentencePiece alone: one thread that makes lists of ids.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ TASK = "rlm_span_corruption"
 class Cost:
     """The cost of a command."""
 
-    wall: float  # seconds by the clock
+    wall: float  # seconds of wall time
     core: float  # processor seconds of all its processes
     peak: int  # bytes of memory of its largest process
 
@@ -44,7 +44,7 @@ class Cost:
 
 
 def cost_of(command: list[str], **environment: str) -> Cost:
-    """Runs a command and returns its cost, with the processes that it has started and awaited."""
+    """Runs a command; returns its cost, including processes that it has started and awaited."""
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
@@ -60,7 +60,7 @@ def cost_of(command: list[str], **environment: str) -> Cost:
 
 
 def bare(path: str, model: str) -> None:
-    """Prints the speed of SentencePiece alone, in MB per processor second; run in a process."""
+    """Prints the speed of SentencePiece alone, in MB per processor second; run in a new process."""
     processor = vocabulary.load(model).processor
     seconds = size = 0.0
     for batch in pq.ParquetFile(path).iter_batches(256, columns=["text"]):
@@ -76,7 +76,7 @@ def bare(path: str, model: str) -> None:
 class Flags:
     """Flags of the command."""
 
-    text: str = field(REQUIRED, "Parquet file with a column text, as benchmarks.text writes")
+    text: str = field(REQUIRED, "Parquet file with a column text, from benchmarks.text")
     vocabulary: str = field(REQUIRED, "SentencePiece model or its folder")
     extra_ids: int = field(0, "sentinels to add to the vocabulary; see pipeline.build")
     copies: int = field(1, "copies of the text to build, for a longer run", rule=at_least(1))

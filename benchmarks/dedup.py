@@ -1,15 +1,15 @@
-"""Measures pipeline.dedup: what it finds of planted duplicates, and its speed beside datatrove's.
+"""Measures how many planted duplicates pipeline.dedup finds, and its speed beside datatrove's.
 
     python -m benchmarks.dedup --corpus='parquet:text.parquet' --datatrove_python=VENV/bin/python
 
-Planted pairs are passages of the corpus and copies that end in another passage; Python's own
-strings give their Jaccard similarity over shingles of 5 words. The table has the share of pairs
-found at each similarity beside the probability that MinHash predicts.
+Planted pairs are passages of the corpus and copies that end in a different passage; their Jaccard
+similarity over shingles of 5 words is computed with plain Python strings. The table has the share
+of pairs found at each similarity beside the probability that MinHash predicts.
 
-For the speed, every row is a command on the corpus itself: MB, 10^6 bytes of text, per processor
-second of all its processes, less the time on 20 documents. datatrove runs its first stage alone,
-the signatures, with FineWeb's parameters; VENV has `datatrove regex spacy tokenizers xxhash<4`.
-"split at spaces" leaves out spaCy, its tokenizer of words.
+For speed, every row is a command on the corpus itself: MB, 10^6 bytes of text, per processor second
+of all its processes, less the time for 20 documents. datatrove runs only its first stage, the
+signatures, with FineWeb's parameters; VENV has `datatrove regex spacy tokenizers xxhash<4`. "split
+at spaces" leaves out spaCy, its word tokenizer.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from tasks.terminal.fields import at_least, field
 from tasks.terminal.table import table
 
 SHINGLE = 5
-PASSAGE = 150  # words of a passage
+PASSAGE = 150  # words in a passage
 LEVELS = tuple(level / 100 for level in range(50, 100, 5))
 
 _DATATROVE = """
@@ -64,17 +64,17 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def words_of(text: str) -> list[str]:
-    """Returns the words of a text as the command defines them, by regular expressions."""
+    """Returns the words of a text as the command defines them, using regular expressions."""
     return re.findall(r"[^\W_]+", text.lower())
 
 
 def shingles(words: list[str]) -> set[tuple[str, ...]]:
-    """Returns all shingles of some words."""
+    """Returns all shingles of a list of words."""
     return {tuple(words[at : at + SHINGLE]) for at in range(len(words) - SHINGLE + 1)}
 
 
 def documents(corpus: str) -> Iterator[tuple[str, str]]:
-    """Yields (id, text) of a corpus."""
+    """Yields the (id, text) of each document in a corpus."""
     resolved = sources.resolve(sources.parse(corpus))
     for piece in resolved.pieces:
         for _, batch in sources.read(resolved, piece):
@@ -84,7 +84,7 @@ def documents(corpus: str) -> Iterator[tuple[str, str]]:
 
 
 def passages(corpus: str, wanted: int) -> list[list[str]]:
-    """Returns passages of words that share no shingle with one another."""
+    """Returns up to `wanted` passages of words that share no shingle with one another."""
     known: set[tuple[str, ...]] = set()
     found: list[list[str]] = []
     for _, text in documents(corpus):
@@ -101,7 +101,7 @@ def passages(corpus: str, wanted: int) -> list[list[str]]:
 
 
 def plant(found: list[list[str]], per_level: int) -> tuple[dict[str, str], dict[str, float]]:
-    """Returns (texts by id, the true similarity of each planted copy to its original)."""
+    """Returns id -> text, and id of a planted copy -> its true similarity to the original."""
     texts: dict[str, str] = {}
     true: dict[str, float] = {}
     generator = random.Random(0)
@@ -124,7 +124,7 @@ def plant(found: list[list[str]], per_level: int) -> tuple[dict[str, str], dict[
 
 
 def measure_finding(corpus: str, per_level: int, min_similarity: float) -> str:
-    """Returns a table of the planted duplicates that were found."""
+    """Returns a table with the share of planted duplicates that were found."""
     texts, true = plant(passages(corpus, 2 * per_level * len(LEVELS)), per_level)
     rules = Options(corpus="", output="", min_similarity=min_similarity).rules
     with tempfile.TemporaryDirectory() as folder:
@@ -157,7 +157,7 @@ def measure_finding(corpus: str, per_level: int, min_similarity: float) -> str:
         + f"\n\nexact duplicates found: {exact_found:,} of {len(exact):,}; documents listed that "
         f"were not planted: {others}\nprecision and recall at similarity {rules.wanted:.2f}: "
         f"{right:.3f}, {sum(name in found for name in alike) / len(alike):.3f}; "
-        f"false positives, and as reported: {1 - right:.3f}, "
+        f"false positives, measured and reported: {1 - right:.3f}, "
         f"{report['false_positives']:.3f}"
     )
 

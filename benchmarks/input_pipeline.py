@@ -1,14 +1,14 @@
-"""Compares the speed from cached tokens to ready batches with T5's tf.data pipeline.
+"""Compares how fast cached tokens become batches here and in T5's tf.data pipeline.
 
     python -m benchmarks.input_pipeline [--tokens=1e9] [--batch_size=128] [--cores=0,1]
 
-Batches are of span corruption, 512 inputs and 114 targets: encoder_input_tokens and
+Batches are span corruption with 512 inputs and 114 targets: encoder_input_tokens and
 decoder_{input_tokens,target_tokens,loss_weights} as numpy arrays. Tokens are counted in the corpus,
 568 per example.
 
-The cache, in a temporary folder, is one shard of --shard_tokens ids and hard links to it as other
-shards, for --tokens in total, so records are read from memory, while files, index and order are as
-in a whole cache. There are 32,000 different ids under Zipf's law, since the size of an id in bytes
+The cache, in a temporary folder, is one shard of --shard_tokens ids and hard links to it as further
+shards, --tokens in total, so records are read from memory, while files, index and order are as in a
+full cache. There are 32,000 different ids, distributed by Zipf's law because an id's size in bytes
 depends on its rank.
 
 ours   trainer.data.batches.TrainingBatches: global shuffle, checksums, noise, features
@@ -16,9 +16,9 @@ T5     tf.data over the same records: TFRecordDataset, parse, T5's span corrupti
        operations, EOS, trim and pad, shift, batch; without shuffling, which would cost more
 
 Every measurement is a separate process. The first three rows make batches in one thread on the
-first of --cores; their speed is by processor time, the median of --repeats intervals of --seconds
-each, and they alternate for --rounds. In rows of "n threads", grain prefetches batches on all
---cores and the speed is by the clock. "peak" is the process's VmHWM.
+first of --cores; their speed is per processor second, the median of --repeats intervals of
+--seconds each, and they alternate for --rounds. In rows with "n threads", grain prefetches batches
+on all --cores, and the speed is per second of wall time. "peak" is the process's VmHWM.
 """
 
 import dataclasses
@@ -103,7 +103,7 @@ def ours(folder: str, batch_size: int):
 
 
 def _corruption(tf):
-    """Returns a function of TensorFlow: tokens and four seeds -> inputs and targets, as in T5."""
+    """Returns a TensorFlow function: tokens and four seeds -> inputs and targets, as in T5."""
     last_id = _PIECES + _SENTINELS - 1
 
     def segments(items, parts, seed):
@@ -194,7 +194,7 @@ def t5(folder: str, batch_size: int) -> Iterator[dict[str, np.ndarray]]:
 
 
 def measure(flags: "Flags", side: str, cache: str, threads: int) -> None:
-    """Prints tokens per second and peak memory as JSON and ends; 0 `threads` means this thread."""
+    """Prints tokens/s and peak memory as JSON and exits; `threads=0` means the calling thread."""
     os.sched_setaffinity(0, flags.cores if threads else flags.cores[:1])
     clock: Callable[[], float] = time.perf_counter if threads else time.process_time
     if side == "T5":
@@ -274,12 +274,12 @@ def compare(flags: "Flags", folder: pathlib.Path) -> None:
 class Flags:
     """Flags of the command."""
 
-    tokens: float = field(1e9, "tokens of the cache")
-    shard_tokens: float = field(2e7, "tokens of the shard that is written")
-    long_rows: int = field(2048, "tokens per row of the third measurement", rule=at_least(1))
+    tokens: float = field(1e9, "tokens in the cache")
+    shard_tokens: float = field(2e7, "tokens in the shard that is written")
+    long_rows: int = field(2048, "tokens per row in the third measurement", rule=at_least(1))
     batch_size: int = field(128, "examples per batch", rule=at_least(1))
     cores: tuple[int, ...] = field((0, 1), "numbers of the CPU cores to use")
-    seconds: float = field(2.0, "seconds of an interval")
+    seconds: float = field(2.0, "length of an interval in seconds")
     repeats: int = field(5, "intervals per process", rule=at_least(1))
     rounds: int = field(3, "processes of each kind", rule=at_least(1))
 

@@ -1,10 +1,10 @@
-"""The machine of a measurement, printed with its figures: ratios differ between processors."""
+"""The machine of a measurement, printed with its results: ratios differ between processors."""
 
 import os
 import pathlib
 import re
 
-# Instruction sets by which NumPy, XLA or our compiled tokenizer choose code.
+# Instruction sets that decide which code NumPy, XLA and our compiled tokenizer use.
 _SETS = ("avx", "avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "sve")
 _CPU_INFO = pathlib.Path("/proc/cpuinfo")
 _CACHES = pathlib.Path("/sys/devices/system/cpu/cpu0/cache")
@@ -28,7 +28,7 @@ def _field(text: str, name: str) -> str:
 
 
 def _caches() -> dict[str, str]:
-    """Returns the size of the caches of data by level."""
+    """Returns the size of the data caches by level."""
     sizes = {}
     for folder in _CACHES.glob("index*"):
         if (folder / "type").read_text().strip() != "Instruction":

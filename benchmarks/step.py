@@ -4,8 +4,8 @@
         --dtype=float32 [--rounds=5] [--steps=1] [--model.remat=dots] [--field.path=value] \\
         [--t5x=T5X_CHECKOUT[:AIRIO:JESTIMATOR]] [--t5x_python=VENV/bin/python]
 
-The step is the trainer's, on full rows of random tokens. A sample is the time of a round of
-`--steps` steps, dispatched one after the other as in a run, per step; more steps hide more of the
+It runs the trainer's step on full rows of random tokens. A sample is the time per step of
+a round of `--steps` steps, dispatched one after the other as in a run; more steps hide more of the
 dispatch overhead on an accelerator. Any field of the configuration is a flag: with
 `--deterministic=false`, XLA may use kernels on GPUs whose results differ from run to run, so the
 ratio to a run without it is the cost of reproducible bits. `--output` adds the minimum seconds of a
@@ -60,8 +60,8 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params, run_model
 from trainer.optim.optimizer import optimizer_of
 
-# Memory bandwidth in bytes per second, by a part of JAX's `device_kind`. Sources: those of
-# `trainer.engine.hardware`. A100 is the one with 80 GB.
+# Memory bandwidth in bytes per second, by a part of JAX's `device_kind`. Sources: as in
+# `trainer.engine.hardware`. A100 means the one with 80 GB.
 _BANDWIDTH = {
     "TPU v4": 1.228e12,
     "TPU v5 lite": 0.819e12,
@@ -87,10 +87,10 @@ class Flags:
     steps: int = field(1, "steps per round", rule=at_least(1))
     parts: bool = field(True, "measure forward, backward and optimizer separately too")
     output: str | None = field(
-        None, "JSON file of seconds a step by preset; adds this preset's minimum"
+        None, "JSON file, preset -> seconds per step; adds this preset's minimum"
     )
     t5x: str | None = field(
-        None, "T5X's source folders, separated by colons; T5X is not measured if left out"
+        None, "T5X's source folders, separated by colons; None: T5X is not measured"
     )
     t5x_python: str = field(sys.executable, "interpreter with T5X's dependencies")
     config: tuple[str, ...] = field(
@@ -145,7 +145,7 @@ def show(subject: str, text: str) -> None:
 
 
 def _show_ours(ours: "Ours", lengths: tuple[int, int], samples: list[float], rounds: str) -> None:
-    """Prints what our step is, what it costs, and what bounds it."""
+    """Prints our step's settings, its cost and what bounds it."""
     config, step = ours.config, statistics.median(samples)
     flops = flops_per_step(config.model, config.batch_size, *lengths)
     kind, devices = jax.devices()[0].device_kind, jax.device_count()
@@ -190,7 +190,7 @@ class Ours:
         self.seconds(1)
 
     def seconds(self, steps: int) -> tuple[float, float]:
-        """Runs `steps` steps; returns (seconds by the clock, processor seconds of all cores)."""
+        """Runs `steps` steps; returns (seconds of wall time, processor seconds of all cores)."""
         jax.block_until_ready(self.state)
         started, core = time.perf_counter(), time.process_time()
         for _ in range(steps):
@@ -199,7 +199,7 @@ class Ours:
         return time.perf_counter() - started, time.process_time() - core
 
     def bytes_moved(self) -> tuple[float, str]:
-        """Returns the bytes that a step reads and writes on all devices, and how they are known."""
+        """Returns the bytes that a step reads and writes on all devices, and what was counted."""
         if self.config.model.scan_layers or self.config.microbatches > 1:
             # XLA counts the body of a loop only once, so this is a lower bound: parameters are read
             # in forward and backward, and updated; gradients are written and read; the optimizer's
@@ -222,7 +222,7 @@ class Ours:
         return text + (f", {seen / 1e9:.2f} GB peak in use" if seen else "")
 
     def parts(self, rounds: int) -> dict[str, float]:
-        """Returns the seconds of the step's parts, compiled separately: the least of `rounds`."""
+        """Returns the minimum seconds, over `rounds`, of the step's parts, compiled separately."""
         config, params, batch = self.config, self.state.params, self.batch
         spec = model_spec(config.model)
         model, key = build_model(spec), jax.random.key(0)
@@ -267,7 +267,7 @@ class T5X:
     def __init__(
         self, config: Config, inputs: int, targets: int, sources: str, python: str
     ) -> None:
-        # What this process finds by PYTHONPATH, such as libtpu, is found there, too.
+        # What this process finds through PYTHONPATH, such as libtpu, is found there, too.
         others = [each for each in os.environ.get("PYTHONPATH", "").split(":") if each]
         root = str(pathlib.Path(__file__).parents[1])
         paths = [os.path.abspath(path) for path in (*sources.split(":"), root, *others)]
@@ -295,7 +295,7 @@ class T5X:
             if line.startswith("seconds "):
                 _, wall, core = line.split()
                 return float(wall), float(core)
-        raise UserError("--t5x: T5X's process failed, see its output above")
+        raise UserError("--t5x: T5X's process failed; see its output above")
 
 
 def t5x_sizes(config: Config, inputs: int, targets: int) -> dict[str, Any]:
@@ -341,7 +341,7 @@ def make_batch(config: Config, inputs: int, targets: int) -> Batch:
 
 
 def _limits(dtype: str) -> tuple[float, float, str]:
-    """Returns a device's FLOP/s, its memory's bytes/s, and the origin of the former."""
+    """Returns a device's FLOP/s, its memory's bytes/s, and the origin of the FLOP/s."""
     kind = jax.devices()[0].device_kind
     bandwidth = next((value for part, value in _BANDWIDTH.items() if part in kind), None)
     known = peak_flops(kind)
@@ -362,7 +362,7 @@ def _least(
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Returns the minimum seconds of a call, after a first one that compiles."""
+    """Returns the minimum seconds of a call, after a first call that compiles."""
     jax.block_until_ready(function(*arguments))
     times = []
     for _ in range(rounds):

@@ -1,7 +1,7 @@
 """Times T5X's training step; benchmarks.step runs this program, the only one that needs T5X.
 
-The argument is the model's sizes as JSON. Prints "seconds WALL CORE", by the clock and of the
-processor: first for compiling, then, for each number read from stdin, for that many steps.
+The argument is the model's sizes as JSON. Prints "seconds WALL CORE", wall and processor
+time: first for compiling, then, for each number read from stdin, for that many steps.
 """
 
 import json

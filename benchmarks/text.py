@@ -4,7 +4,7 @@
 
 Reads programs, documentation, manual pages and translations (.py .js .rst .md .txt .html .mo and
 others, also gzipped) from Python's packages and library, /usr/share, and the given folders, such as
-unpacked documentation packages of further languages (Debian's manpages-ja, manpages-zh,
+unpacked documentation packages in other languages (Debian's manpages-ja, manpages-zh,
 libreoffice-help-zh-cn, libreoffice-l10n-ro, -th, -km). Duplicates are dropped; files are ordered by
 the hash of their path.
 """
@@ -40,7 +40,7 @@ class _Words(html.parser.HTMLParser):
 
 
 def text_of(path: pathlib.Path) -> str | None:
-    """Returns the text of a file; None if its suffix is not a text's."""
+    """Returns the text of a file; None if its suffix is not one of a text file."""
     name, data = path.name, path.read_bytes()
     if name.endswith(".gz"):
         name, data = name.removesuffix(".gz"), gzip.decompress(data)

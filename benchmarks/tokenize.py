@@ -1,4 +1,4 @@
-"""Compares the fast tokenizer with the libraries: its speed, and the ids of every document.
+"""Compares the fast tokenizer with the libraries, in speed and in the ids of every document.
 
     python -m benchmarks.text --output=text.parquet
     python -m benchmarks.tokenize --text=text.parquet --train=unigram:8000 --train=unigram:32000 \\
@@ -6,9 +6,9 @@
 
 Both sides run in one thread on batches of 256 documents; time is processor time. The library is
 SentencePiece or, for a tokenizer.json, `tokenizers`: the fastest of `encode_batch_fast`, which
-encodes all, and `encode_batch` and `encode`, which encode one batch in ten. "first" is the speed on
-new text, "again" that of a second pass over 1 % of it. "differ" counts documents with different
-ids, "left" texts that the fast tokenizer left to the library.
+encodes every batch, and `encode_batch` and `encode`, which encode one in ten. "first" is the speed
+on new text, "again" the speed of a second pass over 1 % of it. "differ" counts documents with
+different ids, "left" the texts that the fast tokenizer left to the library.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ _SAMPLE_BYTES = 20e6
 
 
 def train(kind: str, text: pa.ChunkedArray) -> bytes:
-    """Returns a SentencePiece model of a type and size, given as "TYPE:SIZE"."""
+    """Trains a SentencePiece model whose type and size are given as "TYPE:SIZE"."""
     model_type, _, size = kind.partition(":")
     room = _SAMPLE_BYTES if model_type == "unigram" else _SAMPLE_BYTES / 4
 
@@ -78,7 +78,7 @@ def _library(loaded: Vocabulary) -> dict[str, Callable[[list[str]], list[list[in
 
 
 def compare(name: str, loaded: Vocabulary, text: list[pa.Array]) -> tuple[str, ...]:
-    """Returns a row of the table: the comparison for one vocabulary on batches of documents."""
+    """Returns one vocabulary's row of the table, measured on batches of documents."""
     tokenize.fast(loaded).encode(pa.array(["compiles"]))
     begin = time.process_time()
     fast = tokenize.fast(loaded)
@@ -121,7 +121,7 @@ def compare(name: str, loaded: Vocabulary, text: list[pa.Array]) -> tuple[str, .
 
 
 def batches(path: str, megabytes: int | None) -> list[pa.Array]:
-    """Returns a Parquet file's texts in batches of 256; `megabytes` of them, repeated if few."""
+    """Returns `megabytes` of a Parquet file's texts, repeated if too few, in batches of 256."""
     whole = pq.read_table(path)["text"].combine_chunks()
     whole = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
     found = [whole.slice(start, 256) for start in range(0, len(whole), 256)]
@@ -137,10 +137,10 @@ def batches(path: str, megabytes: int | None) -> list[pa.Array]:
 class Flags:
     """Flags of the command."""
 
-    text: str = field(REQUIRED, "Parquet file with a column text, as benchmarks.text writes")
+    text: str = field(REQUIRED, "Parquet file with a column text, from benchmarks.text")
     train: tuple[str, ...] = field(
         (),
-        "vocabulary to train on the text, TYPE unigram or bpe; may be repeated",
+        "vocabulary to train on the text; TYPE is unigram or bpe; may be repeated",
         metavar="TYPE:SIZE",
         repeated=True,
     )
@@ -148,7 +148,7 @@ class Flags:
         (), "vocabulary to compare with, of any kind; may be repeated", repeated=True
     )
     megabytes: int | None = field(
-        None, "size of the text, repeated if it is shorter; all if not set", rule=at_least(1)
+        None, "size of the text, repeated if too short; None: all", rule=at_least(1)
     )
 
 

@@ -1,15 +1,15 @@
-"""Estimates a training step on a TPU slice without the slice, with layers scanned and unrolled.
+"""Estimates a step on a TPU slice without having the slice, with layers scanned and unrolled.
 
     python -m benchmarks.tpu_step --preset=t5_1_1_base --topology=v5e:2x2 --batch_size=64 \\
         --inputs=512 --targets=114 [--steps=scanned,unrolled] [--depths=1,2] [--field.path=value]
 
 libtpu (the extra `tpu`) compiles each step ahead of time, as in `trainer.plan`, which estimates
 what a device holds and how long the parts take. Prints a row of Markdown for each step. Times are
-the compiler's estimates and not a clock: compare with them.
+the compiler's estimates, not measurements: use them only to compare.
 
 Unrolled layers take the compiler minutes to hours. `--depths=1,2` compiles unrolled steps with 1
-and 2 layers in each stack, and extrapolates the time and the memory of each part in a straight line
-to all layers; such rows say so.
+and 2 layers in each stack, and extrapolates each part's time and memory linearly to all layers;
+such rows say so.
 """
 
 import dataclasses
@@ -37,9 +37,9 @@ class Estimate:
     """The estimated time and memory of a step."""
 
     seconds: dict[str, float]  # by part of `trainer.planning.parts`
-    bytes: dict[str, float]  # bytes of a device, by part of `trainer.planning.memory`
+    bytes: dict[str, float]  # bytes on a device, by part of `trainer.planning.memory`
     compile_seconds: float = 0.0  # time that the compiler took
-    # Layers of the two steps that it extrapolates; () if the step itself was compiled.
+    # Layers of the two steps extrapolated from; () if the step itself was compiled.
     depths: tuple[int, ...] = ()
     refused: str = ""  # the reason if there is no estimate
 
@@ -66,7 +66,7 @@ class Flags:
     dtype: str = field("bfloat16", "dtype of the computation: float32 or bfloat16")
     steps: tuple[str, ...] = field(tuple(_STEPS), "steps to compile")
     depths: str | None = field(
-        None, "layers of the unrolled steps to extrapolate from", metavar="LOW,HIGH"
+        None, "numbers of layers from which to extrapolate unrolled steps", metavar="LOW,HIGH"
     )
     json: bool = field(False, "print JSON: seconds and bytes")
     config: tuple[str, ...] = field(
@@ -75,7 +75,7 @@ class Flags:
 
 
 def run(flags: Flags) -> None:
-    """Prints the estimates; raises UserError if a flag is wrong, or no step could be compiled."""
+    """Prints the estimates; raises UserError if a flag is wrong or no step could be compiled."""
     own = (
         *(f"--batch_size={flags.batch_size}", f"--model.dtype={flags.dtype}"),
         *(f"--lengths.inputs={flags.inputs}", f"--lengths.targets={flags.targets}"),
@@ -85,7 +85,7 @@ def run(flags: Flags) -> None:
     for name in flags.steps:
         if name not in _STEPS:
             raise UserError(
-                f"--steps={','.join(flags.steps)}: unknown step {name}; there are "
+                f"--steps={','.join(flags.steps)}: unknown step {name}; the steps are "
                 f"{', '.join(_STEPS)}"
             )
     depths = _depths(flags.depths, config)
@@ -97,7 +97,7 @@ def run(flags: Flags) -> None:
     from trainer.engine.hardware import peak_flops
     from trainer.planning.planned_run import subject
 
-    # A program from the cache would come without the schedules of its kernels.
+    # A program from the cache would lack the schedules of its kernels.
     jax.config.update("jax_enable_compilation_cache", False)
     trained = subject(config, origins, len(target.devices))
     estimates = {}
@@ -128,11 +128,11 @@ def run(flags: Flags) -> None:
     else:
         print(markdown(estimates, least, target.memory))
     if all(each.refused for each in estimates.values()):
-        raise UserError("no step could be compiled, see above")
+        raise UserError("no step could be compiled; see above")
 
 
 def _estimate(trained: "Subject", target: "Target", scan: bool) -> Estimate:
-    """Compiles a step, with its layers scanned or not."""
+    """Compiles a step, scanning its layers if `scan`, and returns its estimate."""
     from trainer.planning.compiled import compile_plan
 
     chosen = trained.with_values({"model.scan_layers": scan})
@@ -194,15 +194,15 @@ def _depths(text: str | None, config: Config) -> tuple[int, int] | None:
         raise UserError(f"--depths={text}: give two numbers of layers, such as 1,2")
     low, high = int(found[0]), int(found[1])
     if not 0 < low < high <= layers:
-        raise UserError(f"--depths={text}: the numbers must rise, from 1 to at most {layers}")
+        raise UserError(f"--depths={text}: the numbers must rise and be between 1 and {layers}")
     return low, high
 
 
 def _layers(config: Config) -> int:
-    """Returns the layers of each stack, which must be equally many."""
+    """Returns the number of layers of each stack, which must be equal."""
     stacks = {config.model.num_encoder_layers, config.model.num_decoder_layers} - {0}
     if len(stacks) != 1:
-        raise UserError("--depths: encoder and decoder must have equally many layers")
+        raise UserError("--depths: encoder and decoder must have the same number of layers")
     return stacks.pop()
 
 

@@ -1,4 +1,4 @@
-"""`palimpsest COMMAND …`: any command of this project by a short name."""
+"""`palimpsest COMMAND …` runs any command of this project by a short name."""
 
 import sys
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ _PROGRAM = "palimpsest"
 
 
 def named(words: Sequence[str], known: Collection[str] = COMMANDS) -> tuple[str, list[str]]:
-    """Splits words into (name of a known command or "", the words after it); reads "-" as "_"."""
+    """Splits words into (a known command's name or "", the words after it); reads "-" as "_"."""
     plain = [word.replace("-", "_") if word[:1] != "-" else word for word in words[:2]]
     for count in (2, 1):
         name = " ".join(plain[:count])

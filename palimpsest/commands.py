@@ -1,4 +1,4 @@
-"""The commands by the names that `palimpsest` gives them: name -> module, in groups."""
+"""The commands under the names that `palimpsest` gives them: name -> module, in groups."""
 
 import importlib
 import importlib.util
@@ -57,7 +57,7 @@ def summary(module: str) -> str:
     """Returns the first line of a command's docstring; the module is not imported."""
     found = importlib.util.find_spec(module)
     if found is None or found.origin is None:
-        return f"(there is no module {module})"
+        return f"(no module {module})"
     with pathlib.Path(found.origin).open(encoding="utf-8") as file:
         return file.readline().strip().strip('"')
 

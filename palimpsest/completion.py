@@ -6,7 +6,7 @@ from palimpsest.commands import COMMANDS, command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import flags_of
 
-# The words that the scripts call this program with.
+# The first word with which the scripts call this program.
 COMPLETE = "complete"
 _SCRIPTS = {
     "bash": """_palimpsest() {
@@ -28,14 +28,14 @@ compdef _palimpsest palimpsest""",
 def script(shell: str) -> str:
     """Returns the script that a shell reads to complete command lines."""
     if shell not in _SCRIPTS:
-        raise UserError(f"completion {shell}: name a shell, {', '.join(_SCRIPTS)}")
+        raise UserError(f"completion {shell}: the shell must be one of {', '.join(_SCRIPTS)}")
     return _SCRIPTS[shell]
 
 
 def candidates(shell: str, line: str) -> list[str]:
     """Returns what the last word of a command line may become.
 
-    bash takes a value alone, without its flag, since "=" separates its words.
+    bash expects a value without its flag, because it splits words at "=".
     """
     *before, last = line.split(" ")
     words = [word.replace("-", "_") for word in before[1:] if word]

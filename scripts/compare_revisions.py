@@ -1,11 +1,11 @@
-"""Compares what two checkouts compute: caches, runs drawn at random, shapes of presets, exports.
+"""Compares what two checkouts compute: a vocabulary, caches, runs drawn at random, exports.
 
     git worktree add ../before v0.1.0
     python scripts/compare_revisions.py ../before . --output=same --runs=40
 
-Every command runs in the checkout under test, so a change that should alter no number can be held
-against the revision before it. Results are kept in `--output` and not computed twice. The exit
-code is 1 if anything differs.
+Every command runs in the checkout under test, so a change that should not alter any number can
+be checked against the revision before it. Results are kept in `--output` and not computed twice.
+The exit code is 1 if anything differs.
 """
 
 import argparse
@@ -60,7 +60,7 @@ OPTIONS = (
     ("--data.segment_documents=true",),
     ("--model.tied_logits=false",),
 )
-# What a line of metrics says of the machine.
+# Prefixes of metrics that depend on the machine.
 _OF_MACHINE = ("speed", "seconds", "time", "memory")
 
 
@@ -69,7 +69,7 @@ def main() -> int:
     parser.add_argument("checkouts", nargs=2, metavar="CHECKOUT", type=pathlib.Path)
     parser.add_argument("--output", required=True, type=pathlib.Path, help="folder for results")
     parser.add_argument("--runs", type=int, default=40, help="runs to draw (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed (default: %(default)s)")
     flags = parser.parse_args()
     results = [
         results_of(checkout.resolve(), flags.output.resolve() / name, drawn(flags.runs, flags.seed))
@@ -100,7 +100,7 @@ def drawn(count: int, seed: int) -> dict[str, list[str]]:
 
 
 def results_of(checkout: pathlib.Path, folder: pathlib.Path, runs: dict[str, list[str]]) -> dict:
-    """Returns what a checkout makes: name of a result -> plain data."""
+    """Returns what a checkout computes: name of a result -> plain data."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / "results.json"
     found = json.loads(kept.read_text()) if kept.exists() else {}
@@ -153,7 +153,7 @@ def results_of(checkout: pathlib.Path, folder: pathlib.Path, runs: dict[str, lis
 
 
 def hashes(folder: pathlib.Path) -> dict[str, str]:
-    """Returns file -> the first digits of its SHA-256; of JSON, without versions of software."""
+    """Returns file -> the first digits of its SHA-256; JSON is hashed without software versions."""
     found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         data = path.read_bytes()
@@ -167,7 +167,7 @@ def hashes(folder: pathlib.Path) -> dict[str, str]:
 
 
 def metrics(model_dir: pathlib.Path) -> list[dict]:
-    """Returns the lines of metrics without what depends on the machine."""
+    """Returns the lines of metrics without values that depend on the machine."""
 
     def plain(value):
         if not isinstance(value, dict):

@@ -2,14 +2,14 @@
 # Runs a command on all hosts of a TPU slice as a systemd service: it survives the terminal, receives
 # SIGTERM when the machine shuts down, and is restarted after transient failures. See docs/tpu.md.
 #
-#   scripts/tpu_pod.sh install NAME ZONE [EXTRA]     install this clone with EXTRA, tpu if left out
+#   scripts/tpu_pod.sh install NAME ZONE [EXTRA]     install this clone with EXTRA (default: tpu)
 #   scripts/tpu_pod.sh start   NAME ZONE FLAGS…      run python -m trainer.pretrain FLAGS
 #   scripts/tpu_pod.sh status  NAME ZONE             print each host's state
-#   scripts/tpu_pod.sh logs    NAME ZONE             follow the log of the first host, which prints
+#   scripts/tpu_pod.sh logs    NAME ZONE             follow the log of the first host
 #   scripts/tpu_pod.sh stop    NAME ZONE             save a checkpoint and stop
 #
-# With IMAGE set, install pulls that image of docker/Dockerfile.trainer and start runs it. start
-# passes LIBTPU_INIT_ARGS on, if it is set: flags of the TPU's compiler.
+# If IMAGE, an image of docker/Dockerfile.trainer, is set, install pulls it and start runs it. start
+# passes on LIBTPU_INIT_ARGS, the flags of the TPU's compiler, if it is set.
 set -euo pipefail
 
 if [ $# -lt 3 ]; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Restarts a command for as long as it ends with an exit code that a restart fixes: 75 (received a
-# signal and saved a checkpoint), 76 (another process of the run was lost), 128 + n (was killed).
+# Restarts a command for as long as it ends with an exit code that a restart fixes: 75 (it received a
+# signal and saved a checkpoint), 76 (another process of the run was lost), 128 + n (it was killed).
 # RESTARTS is the largest number of restarts (100 if unset), PAUSE the seconds before each (10 if
 # unset). SIGTERM is passed on to the command and ends the loop.
 #

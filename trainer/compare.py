@@ -3,9 +3,9 @@
     python -m trainer.compare RUN_A RUN_B [--json] [--verify=none|newest|all]
 
 Configurations and records are compared first, then batches, which are made again from the caches if
-anything behind them differs, then metrics and checkpoints, bit for bit. Exit code 0: the runs are
-the same, 1: they differ, 2: they cannot be compared. Fields that have no effect on results, and
-software, are shown but do not count.
+anything behind them differs, then metrics and checkpoints, bit for bit. The exit code is 0 if the
+runs are the same, 1 if they differ and 2 if they cannot be compared. Software, and fields that have
+no effect on results, are shown but do not count.
 """
 
 import dataclasses
@@ -27,18 +27,18 @@ class Flags:
     json: bool = field(False, "print JSON")
     batches: int = field(
         0,
-        "number of updates whose batches are compared although everything that they are made of "
+        "number of updates whose batches are compared even if everything that they are made from "
         "is equal; -1: all",
         rule=at_least(-1),
     )
     verify: str = field(
         "newest",
-        "checkpoints whose arrays are read although their checksums are equal",
+        "checkpoints whose arrays are read even if their checksums are equal",
         choices=("none", "newest", "all"),
     )
     cache_dir: tuple[str, ...] = field(
         (),
-        "folder of caches by task, if they have moved; given twice, for RUN_A and for RUN_B",
+        "folder of the tasks' caches, if they have moved; given twice, for RUN_A and for RUN_B",
         repeated=True,
     )
 

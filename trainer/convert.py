@@ -2,10 +2,10 @@
 
     python -m trainer.convert --from=PATH --to=FOLDER --format=huggingface|t5x|palimpsest
 
-Formats are those of T5X, Hugging Face transformers, Mesh TensorFlow (read only) and this trainer.
+Formats: T5X, Hugging Face transformers, Mesh TensorFlow (read only) and this trainer's own format.
 PATH is one checkpoint or a folder of them. Each is written under a temporary name, read back, and
 compared bit for bit; if transformers can load one side, its logits are compared with ours. Only
-then does it get its name, so the same command continues after a kill.
+then does it get its final name, so the same command continues after a kill.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ def _only(format: str) -> ReadIf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFlags:
-    """The model of a checkpoint that does not describe it."""
+    """The model, for a checkpoint that does not describe it."""
 
-    preset: str | None = field(None, "a preset, as t5_1_1_base", metavar="NAME")
+    preset: str | None = field(None, "a preset, such as t5_1_1_base", metavar="NAME")
     gin_file: tuple[str, ...] = field(
         (), "a gin file of the model; may be repeated", metavar="FILE", repeated=True
     )
@@ -68,7 +68,7 @@ class Flags:
     )
     to: str = field(REQUIRED, "local folder to write", metavar="FOLDER")
     format: str = field(REQUIRED, "what to write", choices=_FORMATS)
-    steps: str = field("all", "steps of a folder to convert: all, latest, or as 1000,2000")
+    steps: str = field("all", "steps of a folder to convert: all, latest, or 1000,2000")
     dtype: str = field(
         "float32",
         "precision of the stored parameters",
@@ -80,7 +80,7 @@ class Flags:
     )
     vocabulary: str | None = field(
         None,
-        "vocabulary to write along, a file or a folder",
+        "vocabulary to write with the model: a file or a folder",
         metavar="FILE",
         read_if=ReadIf(
             lambda flags: flags.format != "t5x", "on --format=t5x: T5X's tasks name their own"
@@ -103,15 +103,15 @@ class Flags:
     )
     push_to: str | None = field(
         None,
-        "huggingface: upload each step as a branch step_N of this repository of the Hub, and the "
-        "last one also as main, with the token in HF_TOKEN",
+        "huggingface: upload each step to branch step_N of this repository on the Hub, and the "
+        "last one also to main, with the token in HF_TOKEN",
         metavar="OWNER/NAME",
         read_if=_only("huggingface"),
     )
     task: str = field(
         "",
-        "palimpsest: task of a cache, with which trainer.evaluate, trainer.export and others open "
-        "the run",
+        "palimpsest: task of a cache; trainer.evaluate, trainer.export and others open the run "
+        "with it",
         read_if=_only("palimpsest"),
     )
     cache_dir: str = field(
@@ -129,7 +129,7 @@ class Flags:
 
 
 def run(flags: Flags) -> int:
-    """Converts; returns 1 if the written model computes something different."""
+    """Converts; returns 1 if the written model computes different results."""
     model = flags.model
     if model.gin_param and not model.gin_file:
         raise UserError(f"--gin.{model.gin_param[0]} needs a --gin_file")
@@ -146,7 +146,7 @@ def run(flags: Flags) -> int:
     from trainer.conversion.verify import NotEqual
 
     if bool(flags.task) != bool(flags.cache_dir):
-        raise UserError("--task and --cache_dir need one another")
+        raise UserError("--task and --cache_dir need each other")
     found = flags.vocabulary and vocabulary.load(flags.vocabulary, flags.extra_ids or 0)
     size = weights.size(flags.max_shard_size or "5GB")
     form = flags.format, flags.dtype, flags.scan_layers, flags.custom_code, size

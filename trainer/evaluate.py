@@ -28,7 +28,7 @@ def run(flags: EvaluateFlags) -> None:
 
 
 def _check_output(flag: str, output: str) -> None:
-    """Makes the folder of an output file before hours of evaluation."""
+    """Makes the folder of an output file, so that hours of evaluation cannot fail on it."""
     if files.is_remote(output):
         return
     path = os.path.abspath(files.local_path(output))

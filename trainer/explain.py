@@ -3,7 +3,7 @@
     python -m trainer.explain --model_dir=DIR --step=41217 [--row=3] [--output=FILE.html]
     python -m trainer.explain --model_dir=DIR[,DIR…] --document=ID    which steps saw a document
 
-It reads the run's config.json and its caches, and needs neither a checkpoint nor an accelerator.
+It reads the run's config.json and caches, and needs neither a checkpoint nor an accelerator.
 """
 
 import dataclasses
@@ -22,18 +22,18 @@ class Flags:
         REQUIRED,
         "folder of the run, local or remote; with --document, several, separated by commas",
     )
-    step: int | None = field(None, "update to explain, counted as in metrics.jsonl")
+    step: int | None = field(None, "update to explain, numbered as in metrics.jsonl")
     document: str | None = field(
         None,
         "instead of --step: id of a document, or @FILE with one id per line; prints the rows that "
-        "held it at every step, even if a takedown has removed it since",
+        "held it at any step, even if a takedown has since removed it",
     )
     row: int | None = field(
         None,
         "row of the batch, from 0; None: one line for each row",
         read_if=ReadIf(lambda flags: flags.document is None, "with --document"),
     )
-    cache_dir: str | None = field(None, "folder of caches by task, if they have moved")
+    cache_dir: str | None = field(None, "folder of the tasks' caches, if they have moved")
     output: str | None = field(
         None,
         "HTML page to write instead of printing, local or remote",

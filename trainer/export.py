@@ -17,14 +17,14 @@ _EXIT_NOT_EQUAL = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Card:
-    """Facts for the model card that only the user knows."""
+    """What only the user can supply for the model card."""
 
-    license: str = field("", "licence of the weights, as apache-2.0")
-    language: tuple[str, ...] = field((), "languages of the corpus, as en,ro")
+    license: str = field("", "licence of the weights, such as apache-2.0")
+    language: tuple[str, ...] = field((), "languages of the corpus, such as en,ro")
     datasets: tuple[str, ...] = field(
-        (), "data sets of the Hub that the corpus comes from; by default, those of hf: corpora"
+        (), "the corpus's data sets on the Hub; by default, the ones that hf: corpora name"
     )
-    base_model: str = field("", "model of the Hub that the training started from")
+    base_model: str = field("", "model on the Hub from which training started")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,23 +34,23 @@ class Flags:
     model_dir: str = field(REQUIRED, "folder of the run, local or remote")
     output: str = field(REQUIRED, "local folder to write, which must not exist")
     step: int | None = field(None, "step of the checkpoint; None: the newest")
-    max_shard_size: str = field("5GB", "largest size of a weights file, as 5GB or 300MB")
+    max_shard_size: str = field("5GB", "largest size of a weights file, such as 5GB")
     vocabulary: str | None = field(None, "folder or file of the vocabulary; None: the cache's")
-    cache_dir: str | None = field(None, "folder of caches by task, if they have moved")
+    cache_dir: str | None = field(None, "folder of the tasks' caches, if they have moved")
     custom_code: bool = field(
         False, "write a modelling file for a model that transformers does not have"
     )
     push_to: str | None = field(
         None,
-        "upload the folder to this repository of the Hub, as main and as a branch step_N, with the "
-        "token in HF_TOKEN; a folder that was exported before is uploaded as it is",
+        "upload the folder to this repository on the Hub, to main and to branch step_N, with the "
+        "token in HF_TOKEN; an existing export is uploaded as it is",
         metavar="OWNER/NAME",
     )
     card: Card = field(Card, "the model card", flat=True)
 
 
 def run(flags: Flags) -> int:
-    """Exports; returns 1 if transformers computes something different."""
+    """Exports; returns 1 if transformers computes different results."""
     from trainer.conversion import exporting
 
     if flags.push_to:

@@ -20,7 +20,7 @@ from trainer.config.decoding import Decoding, TrainedFlags
 class Flags(TrainedFlags):
     """Flags of the command."""
 
-    text: str = field(REQUIRED, "text with gaps, as 'The <extra_id_0> returns.'", positional=True)
+    text: str = field(REQUIRED, "text with gaps: 'The <extra_id_0> returns.'", positional=True)
     decoding: Decoding = field(Decoding, "how tokens are chosen", flat=True)
 
 
@@ -30,7 +30,7 @@ def run(flags: Flags) -> None:
 
     gaps = text.sentinels(flags.text)
     if not gaps:
-        raise UserError(f"{flags.text!r} has no gap: mark one by <extra_id_0>")
+        raise UserError(f"{flags.text!r} has no gap: mark one with <extra_id_0>")
     generator = prompts.generator_of(flags, flags.decoding)
     for found in generator([generator.ids(flags.text)]):
         spans = text.spans(generator.vocabulary, found.ids)

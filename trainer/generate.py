@@ -21,12 +21,12 @@ from trainer.config.processes import SEVERAL_HOSTS, ProcessesConfig
 class Flags(TrainedFlags):
     """Flags of the command."""
 
-    prompt: str | None = field(None, "text to continue; <extra_id_0> and the like are sentinels")
+    prompt: str | None = field(None, "text to continue; may have sentinels such as <extra_id_0>")
     input: str | None = field(
         None, "file of prompts: lines of text, or JSON lines if its name ends in .jsonl"
     )
     column: str = field("text", "field of a JSON line that holds the prompt")
-    output: str | None = field(None, "file or URL of JSON lines to write; must not exist")
+    output: str | None = field(None, "JSON lines file or URL to write; must not exist")
     decoding: Decoding = field(Decoding, "how tokens are chosen", flat=True)
     processes: ProcessesConfig = field(ProcessesConfig, SEVERAL_HOSTS)
 

@@ -4,10 +4,10 @@
         --lengths.targets=114 --batch_size=256 --model.dtype=bfloat16
     python -m trainer.plan --topology=v5p:4x4x4 … --search
 
-It prints whether the programs fit the memory, how long a step takes by the compiler's estimate, and
-what the run costs. Nothing is run, and no TPU, cache or task is needed; without --task, give
---lengths. Without --topology the plan is for the devices of this machine. All flags of
-trainer.pretrain may be copied from here to there.
+It prints whether the programs fit in memory, the compiler's estimate of the time of a step, and
+what the run costs. Nothing is run, and no TPU, cache or task is needed; without --task, set
+--lengths. Without --topology, the plan is for the devices of this machine. Flags of
+trainer.pretrain can be copied from one command line to the other.
 """
 
 import dataclasses
@@ -37,31 +37,31 @@ class Flags(GinRunFlags):
 
     topology: str | None = field(
         None,
-        "TPU slice as GENERATION:SHAPE in chips, as v5e:4x4, v4:2x2x4 or, for two slices, "
+        "TPU slice as GENERATION:SHAPE in chips, such as v5e:4x4, v4:2x2x4 or, for two slices, "
         "2xv5e:16x16; needs the extra tpu; None: the devices of this machine",
         metavar="NAME",
-        often="TPU slice, as v5e:4x4",
+        often="TPU slice, such as v5e:4x4",
     )
     search: int | None = field(
         None,
-        "compile up to N meshes, microbatches and ways to keep activations "
-        f"({_COMPILATIONS} if N is left out), and print the best that fit, as flags",
+        "compile up to N combinations of mesh, microbatches and rematerialisation "
+        f"({_COMPILATIONS} if N is left out), and print them ranked, as flags",
         rule=at_least(1),
         alone=str(_COMPILATIONS),
-        often="compile N variants, and rank them",
+        often="compile N variants and rank them",
     )
     json: bool = field(False, "print JSON", often="print JSON")
     price: float | None = field(
         None,
-        "price of a chip and hour, for the cost",
+        "price per chip-hour, for the cost",
         rule=Rule("a price", lambda price: 0 <= price < math.inf),
         metavar="DOLLARS",
-        often="dollars per chip and hour",
+        often="dollars per chip-hour",
     )
 
 
 def run(flags: Flags) -> int:
-    """Prints the plan; raises UserError if the run does not fit, naming one that does."""
+    """Prints the plan; raises UserError if the run does not fit, and names one that does."""
     config, origins = from_flags.configured(flags)
     if flags.print_config:
         print(fields.describe(config, origins, words=flags.print_config == "words"))
@@ -82,7 +82,7 @@ def run(flags: Flags) -> int:
     planned = subject(config, origins, len(target.devices))
     if flags.search:
         if target.chip is None:
-            raise UserError("--search compares estimated times: it needs a --topology")
+            raise UserError("--search compares estimated times, so it needs a --topology")
         found = search.search(planned, target, flags.search)
         print(page.as_json(found, flags.price) if flags.json else page.ranking(found, planned))
         if not any(each.plan and not each.plan.missing for each in found):
@@ -104,7 +104,7 @@ def run(flags: Flags) -> int:
         if not outcome.missing:
             return 0
         missing = f"{outcome.missing / 1e9:,.1f} GB a device too much"
-    print(f"it does not fit, {missing}: looking for what does", file=sys.stderr, flush=True)
+    print(f"it does not fit, {missing}; looking for what does", file=sys.stderr, flush=True)
     remedy, tried = search.first_that_fits(planned, target, outcome, _COMPILATIONS)
     if remedy is None or remedy.missing:
         raise UserError(
@@ -137,7 +137,7 @@ def target_of(name: str | None) -> "Target":
 
 
 def _stop_at_once(schedules: "Schedules") -> None:
-    """Makes Ctrl-C and SIGTERM end the process at once, where Python would wait for a compiler."""
+    """Makes Ctrl-C and SIGTERM end the process at once; Python would wait for the compiler."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     # Python immediately writes a signal's number to this pipe.

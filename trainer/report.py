@@ -26,7 +26,7 @@ class Flags:
     runs: tuple[str, ...] = field(
         (), "folder of a run, local or remote", positional=True, metavar="RUN"
     )
-    model_dir: tuple[str, ...] = field((), "folder of a run, as RUN", repeated=True)
+    model_dir: tuple[str, ...] = field((), "folder of a run, same as RUN", repeated=True)
     output: str | None = field(
         None,
         f"HTML file to write, local or remote; None: RUN/{_PAGE}, or {_PAGE} for several runs",
@@ -35,16 +35,16 @@ class Flags:
     picture: str | None = field(None, "PNG of the loss curves to write as well", metavar="FILE")
     rows: int | None = field(
         None,
-        "also show so many validation rows with the highest and with the lowest loss, and their "
+        "also show this many validation rows with the highest and with the lowest loss, and their "
         "documents",
         rule=at_least(1),
     )
     samples: int | None = field(
         None,
-        "also let the model complete so many validation rows, or fill their spans",
+        "also let the model complete this many validation rows, or fill their spans",
         rule=at_least(1),
     )
-    cache_dir: str | None = field(None, "folder of caches by task, if they have moved")
+    cache_dir: str | None = field(None, "folder of the tasks' caches, if they have moved")
 
 
 def run(flags: Flags) -> None:

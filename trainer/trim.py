@@ -2,8 +2,8 @@
 
     python -m trainer.trim --from=mt5-small --corpus='parquet:ro/*.parquet' --to=mt5-small-ro
 
-Rows of kept pieces stay, in the embedding and in the logits, as do all other parameters, so the
-logits of kept pieces are the source's. The result is checked as by trainer.convert.
+The rows of kept pieces stay unchanged in the embedding and the logits, as do all other parameters,
+so kept pieces have the source's logits. The result is checked as in trainer.convert.
 """
 
 import dataclasses
@@ -25,19 +25,19 @@ class Flags:
 
     source: str = field(
         REQUIRED,
-        "the model, as trainer.convert takes it: a folder of transformers, a checkpoint of this "
-        "trainer or of T5X, or a folder of checkpoints, whose newest is taken",
+        "the model, as in trainer.convert: a folder of transformers, a checkpoint of this trainer "
+        "or of T5X, or a folder of checkpoints, whose newest is used",
         name="from",
         metavar="PATH",
     )
-    corpus: str = field(REQUIRED, "text that the model is to keep", metavar="SPEC")
+    corpus: str = field(REQUIRED, "text whose pieces the model keeps", metavar="SPEC")
     to: str = field(REQUIRED, "local folder to write", metavar="FOLDER")
     format: str | None = field(
         None,
-        "what to write; None: huggingface if the source is of transformers, else palimpsest",
+        "what to write; None: huggingface if the source is from transformers, else palimpsest",
         choices=_FORMATS,
     )
-    min_count: int = field(1, "least occurrences of a kept piece", rule=at_least(1))
+    min_count: int = field(1, "minimum occurrences of a kept piece", rule=at_least(1))
     vocab_size: int | None = field(
         None, "maximum number of pieces, without sentinels; None: no limit", rule=at_least(1)
     )
@@ -51,12 +51,12 @@ class Flags:
         read_if=ReadIf(lambda flags: flags.vocabulary is not None, "without --vocabulary"),
     )
     preset: str | None = field(
-        None, "the model of a checkpoint of T5X, as mt5_base", metavar="NAME"
+        None, "the model of a T5X checkpoint, such as mt5_base", metavar="NAME"
     )
 
 
 def run(flags: Flags) -> int:
-    """Trims; returns 1 if the written model computes something different."""
+    """Trims; returns 1 if the written model computes different results."""
     if files.is_remote(flags.to):
         raise UserError(f"--to={flags.to}: give a local folder")
 

@@ -1,1 +1,1 @@
-"""Corpora: which files a SPEC names, how they are split, and how documents are read."""
+"""Corpora: finds the files that a SPEC names, splits them and reads their documents."""

@@ -1,4 +1,4 @@
-"""Batches of documents, bounded in number and in bytes; `sources.read` describes their columns."""
+"""Batches of documents, limited in number and in bytes; `sources.read` describes their columns."""
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Batches = Generator["pa.RecordBatch", None, None]
 
-# A batch has at most this many bytes of text, unless one document is larger.
+# A batch has at most this many bytes of text, unless a single document is larger.
 BATCH_BYTES = 4 << 20
 
 
@@ -84,9 +84,9 @@ def batch(
     places: "pa.Array",
     parts: Any = None,
 ) -> "pa.RecordBatch":
-    """Returns a batch of one array of texts, or of inputs and targets.
+    """Returns a batch with one array of texts, or with one of inputs and one of targets.
 
-    Without `parts`, all documents are whole.
+    If `parts` is None, all documents are whole.
     """
     import numpy as np
     import pyarrow as pa
@@ -132,7 +132,7 @@ def as_text(raw: "pa.LargeBinaryArray") -> tuple["pa.LargeStringArray", "pa.Stri
 
 
 def places(file: str, numbers: "np.ndarray") -> "pa.StringArray":
-    """Returns places "file:number", the default document ids."""
+    """Returns "file:number" places, which are the default document ids."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

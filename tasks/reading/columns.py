@@ -1,8 +1,8 @@
-"""How a row's values become the text of a document, or the two sides of a pair.
+"""Makes the text of a document, or the two sides of a pair, from a row's values.
 
 A template makes one side of a pair. It is a column name, or text with columns in braces, such as
-`{premise} </s> {hypothesis}`; `{{` and `}}` stand for braces. Columns hold text, whole numbers, or
-booleans (written `true` and `false`).
+`{premise} </s> {hypothesis}`; `{{` and `}}` stand for braces. Columns may hold text, whole numbers,
+or booleans (written `true` and `false`).
 """
 
 import dataclasses
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
     from tasks.reading.corpus import CorpusSpec
 
-# Problems that a row's columns cause.
+# Problems that a row's columns can have.
 MISSING, NULL, NOT_TEXT, INVALID = "missing column", "null", "not a string", "invalid UTF-8"
 
 
 class _Unusable(Exception):
-    """A value has a problem."""
+    """A value cannot be used; the message names its problem."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Template:
-    """A parsed template: `parts` are (text before the column, column or "") in order.
+    """A parsed template; `parts` lists (text before the column, column or "") in order.
 
-    With `only_text`, numbers and booleans are problems.
+    With `only_text`, numbers and booleans count as problems.
     """
 
     parts: tuple[tuple[str, str], ...]
@@ -43,7 +43,7 @@ class Template:
         return [column for _, column in self.parts if column]
 
     def render(self, row: Mapping[str, Any]) -> bytes:
-        """Returns the UTF-8 of a row of values; raises _Unusable."""
+        """Fills in a row's values and returns UTF-8; raises _Unusable if a value has a problem."""
         out = []
         for before, column in self.parts:
             out.append(before)
@@ -64,7 +64,7 @@ class Template:
 
 @functools.lru_cache(maxsize=64)
 def parse(text: str) -> Template:
-    """Parses a template; raises ValueError for unmatched braces or no column."""
+    """Parses a template; raises ValueError if braces are unmatched or no column is named."""
     if "{" not in text and "}" not in text:
         return Template((("", text),))
     parts = []
@@ -72,7 +72,7 @@ def parse(text: str) -> Template:
         if column == "":
             raise ValueError("{} names no column: write {COLUMN}")
         if form or conversion:
-            raise ValueError(f"{{{column}}} is followed by a format, which templates do not have")
+            raise ValueError(f"{{{column}}} is followed by a format, which templates cannot have")
         parts.append((before, column or ""))
     template = Template(tuple(parts))
     if not template.columns:

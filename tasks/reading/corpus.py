@@ -17,7 +17,7 @@ COLUMN_OPTIONS = ("column", "inputs", "targets", "id")
 DIALECT_OPTIONS = ("columns", "delimiter", "quote")
 FORMAT_OPTIONS = (*COLUMN_OPTIONS, "document", *DIALECT_OPTIONS)
 OPTIONS = (*COLUMN_OPTIONS[:3], "split", "id", "validation", "document", *DIALECT_OPTIONS)
-# Kind -> (delimiter, quote). TSV has no quotes, as in T5's `parse_tsv`.
+# Kind -> (delimiter, quote). TSV has no quotes, like T5's `parse_tsv`.
 _DIALECTS = {CSV: (",", '"'), TSV: ("\t", NO_QUOTE)}
 # Template characters that a SPEC does not escape.
 _READABLE = " {}<>/:,.?!'\"()[]|"
@@ -31,8 +31,8 @@ class CorpusSpec:
     """A parsed SPEC; `str()` returns a SPEC that parses to an equal value.
 
     An empty `split` reads every file. Only plain text uses `document`. `inputs` and `targets` are
-    the templates of pairs (`tasks.reading.columns`), both "" for single texts. Only CSV and TSV use
-    `columns` (comma-separated names for files without a header), `delimiter`, and `quote` (a
+    the templates for pairs (`tasks.reading.columns`), both "" for single texts. Only CSV and TSV
+    use `columns` (comma-separated names for files without a header), `delimiter`, and `quote` (a
     character or "none").
     """
 
@@ -72,7 +72,7 @@ class CorpusSpec:
 
 
 def default_spec(kind: str) -> CorpusSpec:
-    """Returns a spec with default options."""
+    """Returns a spec of `kind` with default options."""
     if kind == PYTHON_DOCS:  # small, so it holds out a larger share for validation
         return CorpusSpec(kind, split=TRAIN, validation=0.1)
     if kind in _DIALECTS:
@@ -109,12 +109,12 @@ class SourceFile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileRange:
-    """A range of a file that can be read by itself.
+    """A range of a file that can be read on its own.
 
     `start` and `stop` are in the format's unit (bytes of a text file, rows of Parquet); `stop` is
     None for a file that must be read from start to end. `bytes` is the range's size. `cuts` lists
-    the only places to cut it, beginning with `start`, each with the number of rows before it in the
-    file; () allows a cut anywhere.
+    the only places where it can be cut, beginning with `start`, each with the number of rows before
+    it in the file; () allows a cut anywhere.
     """
 
     start: int
@@ -141,7 +141,7 @@ class FilePart:
 class Piece:
     """The unit of work: parts of one or more files, or some documents of the built-in corpus.
 
-    `name` is unique in its corpus. Documents may belong to any of `splits`; with `held_out`, a hash
+    `name` is unique in the corpus. Documents may belong to any of `splits`; with `held_out`, a hash
     of the document id decides. `bytes` is the piece's size (Parquet: the uncompressed text column).
     """
 
@@ -158,7 +158,7 @@ class Piece:
 class Corpus:
     """A listed corpus: plain data without secrets, safe to send to any worker.
 
-    `record` is the manifest's JSON: equal content gives equal records, wherever the files lie.
+    `record` is the manifest's JSON: equal content gives equal records, wherever the files are.
     `notes` are lines to print: unread files, or files read as validation. `module` registers the
     file format; workers import it.
     """

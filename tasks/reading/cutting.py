@@ -1,4 +1,4 @@
-"""Cutting the files of a corpus into pieces of about equal size, and joining small ones."""
+"""Cuts a corpus's files into pieces of about equal size, and joins small ones."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ def target_bytes(total: int, piece_bytes: int) -> int:
 def cut(ranges: Iterable[FileRange], target: int) -> Iterator[FileRange]:
     """Cuts a file's ranges into ranges of at most `target` bytes, and joins small neighbours.
 
-    A range is cut evenly, or at its `cuts`; a part between `cuts` may be larger than `target`.
+    A range is cut evenly, or at its `cuts`; a part between two `cuts` may be larger than `target`.
     """
     parts = itertools.chain.from_iterable(_evenly(whole, target) for whole in ranges)
     for some in join(parts, lambda part: part.bytes, target):
@@ -50,7 +50,7 @@ def _evenly(whole: FileRange, target: int) -> Iterator[FileRange]:
 def join(
     parts: Iterable[Part], size: Callable[[Part], int], target: int
 ) -> Iterator[tuple[Part, ...]]:
-    """Groups consecutive parts of at most `target` bytes in total."""
+    """Groups consecutive parts, with at most `target` bytes per group unless one part is larger."""
     joined: list[Part] = []
     total = 0
     for part in parts:

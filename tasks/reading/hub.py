@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub, as files to stream.
+"""Data sets on the Hugging Face Hub, read as streamed files.
 
 Only the driver resolves a data set; workers read `hf://datasets/REPOSITORY@COMMIT/PATH` with the
 token that huggingface_hub finds on their own machine (HF_TOKEN, or its store). All requests use
@@ -33,7 +33,7 @@ def list_files(
     """Returns the spec with its revision pinned to a commit, the files' format, and the files.
 
     Raises UserError if the Hub cannot be reached, the data set cannot be accessed (a private one
-    without a token), its revision or configuration does not exist, or its files are of none of the
+    without a token), its revision or configuration does not exist, or its files have none of the
     `formats`.
     """
     name = spec.location
@@ -42,7 +42,7 @@ def list_files(
             commit, builder, splits, states = _list(spec)
     except UserError:
         raise
-    except Exception as error:  # the Hub's client and its HTTP library have dozens of kinds
+    except Exception as error:  # the Hub's client and its HTTP library raise dozens of kinds
         raise _explain(spec, error) from error
     form = builder.name
     if form not in formats or not all(splits.values()):
@@ -86,12 +86,12 @@ def _list(spec: CorpusSpec) -> tuple[str, Any, dict[str, list[str]], dict[str, A
 def _with_dialect(spec: CorpusSpec, builder: Any) -> CorpusSpec:
     """Fills in the delimiter, quote and columns of CSV files.
 
-    Options missing from the spec come from the data set's README, else from `datasets`' defaults.
+    Options missing from the spec come from the data set's README, else are the `datasets` defaults.
     """
     given = [name for name in DIALECT_OPTIONS if getattr(spec, name)]
     if builder.name != CSV:
         if given:
-            raise UserError(f"{spec} holds {builder.name} files, which have no ?{given[0]}=")
+            raise UserError(f"{spec} holds {builder.name} files, which do not take ?{given[0]}=")
         return spec
     asked = builder.config
     columns = spec.columns or ",".join(map(str, asked.names or ()))
@@ -103,7 +103,7 @@ def _with_dialect(spec: CorpusSpec, builder: Any) -> CorpusSpec:
         unusual.append("encoding")
     if unusual:
         raise UserError(
-            f"the README of {spec} sets {unusual[0]} for its CSV files, which cannot be followed: "
+            f"the README of {spec} sets {unusual[0]} for its CSV files, which is not supported: "
             f"try the Hub's parquet copy, --corpus=hf:{spec.location}@refs/convert/parquet"
         )
     quote = NO_QUOTE if asked.quoting == csv.QUOTE_NONE else asked.quotechar
@@ -115,7 +115,7 @@ def _with_dialect(spec: CorpusSpec, builder: Any) -> CorpusSpec:
 def _retrying_session(what: str) -> Iterator[None]:
     """Retries every request to the Hub inside the block, including requests that `datasets` makes.
 
-    `datasets` treats a timeout as a missing README, and would then find other files.
+    `datasets` treats a timeout as a missing README, and would then find different files.
     """
     from huggingface_hub import constants, get_session
 
@@ -163,7 +163,7 @@ def _gated(name: str, status: int) -> UserError:
     why = "gated: request access on its page, then set " + _TOKEN
     if status == 403:
         why = (
-            "gated and the account of your token has no access: request it on the data set's page "
+            "gated and your token's account has no access: request it on the data set's page "
             "and run again"
         )
     return UserError(f"{name} is {why}, {_INSTEAD}")
@@ -176,7 +176,7 @@ def _explain(spec: CorpusSpec, error: Exception) -> UserError:
         return UserError(f"{name} has no revision {spec.revision}")
     if kinds & {"RepositoryNotFoundError", "DatasetNotFoundError"}:
         return UserError(
-            f"{name} does not exist or cannot be accessed: if it is private, set {_TOKEN} of an "
+            f"{name} does not exist or cannot be accessed: if it is private, set {_TOKEN} for an "
             f"account with access, {_INSTEAD}"
         )
     reason = retries.describe(error)
@@ -193,9 +193,9 @@ def _explain(spec: CorpusSpec, error: Exception) -> UserError:
 
 
 def fetch_from_hub(path: str, size: int, etag: str) -> store.Fetch:
-    """Returns the Fetch of `hf://datasets/REPOSITORY@COMMIT/PATH`; every response is checked.
+    """Returns the Fetch for `hf://datasets/REPOSITORY@COMMIT/PATH`; every response is checked.
 
-    A range is one request; none goes to the Hub's rate-limited API.
+    Each range is one request, and none goes to the Hub's rate-limited API.
     """
     from huggingface_hub import get_session, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
@@ -226,7 +226,7 @@ def _check_answer(path: str, size: int, etag: str, answer: Any) -> None:
     if status in (401, 403):
         raise UserError(
             f"{path} may not be read (HTTP {status}): every machine that reads it needs {_TOKEN} "
-            "of an account with access; set it, then run the same command again"
+            "for an account with access; set it, then run the same command again"
         )
     if status == 404:
         raise UserError(f"{path} no longer exists (HTTP 404)")

@@ -1,10 +1,10 @@
-"""Corpora of several languages, or of any other parts, as --corpus and --languages name them.
+"""Corpora in several languages, or any other parts, named by --corpus and --languages.
 
-    --corpus='json:data/{language}/*.jsonl'                      a language in each folder of data
-    --corpus='hf:allenai/c4:{language}' --languages=ro,en,de     a configuration each
-    --corpus=ro=json:ro/*.jsonl --corpus=en=parquet:en/*.parquet   a SPEC each
+    --corpus='json:data/{language}/*.jsonl'                      one language per folder in data
+    --corpus='hf:allenai/c4:{language}' --languages=ro,en,de     one configuration per language
+    --corpus=ro=json:ro/*.jsonl --corpus=en=parquet:en/*.parquet   one SPEC per language
 
-A name consists of letters, digits, _, - and `.`; it becomes part of the names of tasks.
+Names consist of letters, digits, _, - and `.`; they become part of task names.
 """
 
 import re
@@ -25,11 +25,11 @@ FORMS = (
 
 
 def specs(texts: Sequence[str], names: str | None, unnamed: bool = False) -> dict[str, CorpusSpec]:
-    """Returns the corpus of each language, in the order given, or {"": corpus} for a single one.
+    """Returns the corpus of each language, in the order given, or {"": corpus} for a single corpus.
 
-    `texts` are the values of --corpus, `names` is the value of --languages; None finds the
-    languages in place of `{language}` in the SPEC. If several corpora may be `unnamed`, their SPECs
-    serve as names. Raises UserError for an invalid SPEC, or languages named twice or missing.
+    `texts` are the values of --corpus, `names` is the value of --languages; if it is None, the
+    languages are found in place of `{language}` in the SPEC. With `unnamed`, SPECs serve as names
+    of several corpora. Raises UserError if a SPEC is invalid, or languages are missing or repeated.
     """
     named = [re.fullmatch(rf"({_NAME})=(.*)", text, re.DOTALL) for text in texts]
     if unnamed and len(texts) > 1 and not any(named) and names is None:
@@ -49,7 +49,7 @@ def specs(texts: Sequence[str], names: str | None, unnamed: bool = False) -> dic
     for name in found:
         if not re.fullmatch(_NAME, name):
             raise UserError(
-                f"--languages={names}: {name!r} is no name: use letters, digits, _, - and ."
+                f"--languages={names}: {name!r} is not a valid name: use letters, digits, _ - and ."
             )
     _check_once(found, f"--languages={names}")
     return {name: parse(f"{head.replace(PLACE, name)}{mark}{options}") for name in found}
@@ -58,9 +58,9 @@ def specs(texts: Sequence[str], names: str | None, unnamed: bool = False) -> dic
 def _named(texts: Sequence[str], named: Sequence[re.Match[str] | None]) -> dict[str, CorpusSpec]:
     for text, form in zip(texts, named, strict=True):
         if not form:
-            raise UserError(f"--corpus={text} has no name, and others are given: {FORMS}")
+            raise UserError(f"--corpus={text} has no name, but is not the only one: {FORMS}")
         if PLACE in form[2].partition("?")[0]:
-            raise UserError(f"--corpus={text} has a name, and {PLACE} as well: {FORMS}")
+            raise UserError(f"--corpus={text} has both a name and {PLACE}: {FORMS}")
     forms = [form for form in named if form]
     _check_once([form[1] for form in forms], "--corpus")
     return {form[1]: parse(form[2]) for form in forms}
@@ -80,7 +80,7 @@ def _found(text: str, head: str) -> list[str]:
     suffix, slash, _ = after.partition("/")
     lister = listers.of_kind(kind)
     if not lister.has_paths or re.search(r"[*?\[]", before + suffix):
-        raise UserError(f"--corpus={text}: name its languages, as --languages=ro,en")
+        raise UserError(f"--corpus={text}: name its languages, for example --languages=ro,en")
     place = folder or ("/" if before.startswith("/") else ".")
     fs, path = store.filesystem(place)
     try:
@@ -95,20 +95,20 @@ def _found(text: str, head: str) -> list[str]:
     names = _fitting(ends[are_folders], prefix, suffix)
     what = "folders" if are_folders else "files"
     if not names:
-        raise UserError(f"--corpus={text}: {place} has no {what} of languages")
+        raise UserError(f"--corpus={text}: {place} has no {what} named after languages")
     unfit = [name for name in names if not re.fullmatch(_NAME, name)]
     if unfit:
         raise UserError(
-            f"--corpus={text}: {', '.join(map(repr, unfit))} in {place} cannot be names of "
-            f"languages, which begin with a letter of ASCII or a digit, and consist of letters, "
-            f"digits, _, - and .: rename these {what}, or name the languages to read, as "
+            f"--corpus={text}: {', '.join(map(repr, unfit))} in {place} cannot be language "
+            f"names, which begin with an ASCII letter or a digit and consist of letters, digits, "
+            f"_, - and .: rename these {what}, or name the languages to read, for example "
             f"--languages={','.join(name for name in names if name not in unfit) or 'ro,en'}"
         )
     return names
 
 
 def _fitting(ends: Sequence[str], prefix: str, suffix: str) -> list[str]:
-    """Returns the distinct text between `prefix` and `suffix` in names of files or folders.
+    """Returns the distinct texts between `prefix` and `suffix` in names of files or folders.
 
     Hidden files count only if the text is a valid name.
     """
@@ -133,5 +133,5 @@ def check(corpora: Mapping[str, CorpusSpec]) -> None:
             if not name:
                 raise
             raise UserError(
-                f"language {name}: {error}; leave it out by --languages, or mend its files"
+                f"language {name}: {error}; use --languages to leave it out, or repair its files"
             ) from error

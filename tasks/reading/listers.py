@@ -1,4 +1,4 @@
-"""Kinds of corpora that a SPEC names: each is listed, cut into pieces, and read."""
+"""Lists, cuts and reads each kind of corpus that a SPEC can name."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ from tasks.unit import SIDES, Unit
 _INSPECTORS = 16  # files inspected concurrently: remote ones are bound by latency
 _CHUNK = 64  # files per thread at a time
 
-# Documents of plain text, in words for messages.
+# Descriptions of plain-text documents, for messages.
 _DOCUMENTS = {
     LINE: "every line is a document; ?document=file makes every file one, ?document=block every "
     "block of lines between blank ones",
@@ -42,7 +42,7 @@ _DOCUMENTS = {
     BLOCK: "every block of lines between blank ones is a document",
 }
 
-# Version of the rules for splits and pieces; cache records name them.
+# Version of the rules for splits and pieces; cache records store it.
 _RULES = 2
 
 
@@ -51,10 +51,10 @@ _Listed = tuple[CorpusSpec, str, list[SourceFile], list[str]]
 
 
 class Files:
-    """Local and remote files; the kinds are named like their formats."""
+    """Local and remote files; each kind has the name of its format."""
 
     has_paths = True  # the location is a path, whose folders may name languages
-    reads_folders = False  # the location may be a folder that is one data set
+    reads_folders = False  # the location may be a folder that holds one data set
 
     def list_files(self, spec: CorpusSpec, by_words: bool) -> _Listed:
         """Lists the files; with `by_words`, words in their paths name their splits."""
@@ -72,7 +72,7 @@ class Files:
         by_words = bool(spec.split)
         pinned, form, found, notes = self.list_files(spec, by_words)
         dialect = {name: getattr(pinned, name) for name in DIALECT_OPTIONS}
-        spec = dataclasses.replace(spec, **dialect)  # a data set of the Hub brings its own
+        spec = dataclasses.replace(spec, **dialect)  # a Hub data set has its own
         generations = splits.generations(spec, found, earlier)
         chosen = list(itertools.chain.from_iterable(generations))
         inspected = _inspected(spec, form, [each.file for each in chosen])
@@ -110,7 +110,7 @@ class Files:
         return Corpus(spec, record, tuple(pieces), shown, type(FORMATS[form]).__module__)
 
     def read(self, corpus: Corpus, piece: Piece, batch_documents: int) -> Batches:
-        """Yields the documents of a piece, of all its splits; see `sources.read`."""
+        """Yields a piece's documents from all its splits; see `sources.read`."""
         form = format_of(piece.format, corpus.module)
         for part in piece.parts:
             with (
@@ -118,12 +118,12 @@ class Files:
                 contextlib.closing(form.read(corpus, part, batch_documents)) as found,
             ):
                 yield from found
-                # A file truncated while open seems to end normally: the piece must fail.
+                # A file truncated while open seems to end normally, but the piece must fail.
                 if not files.is_remote(part.file.path):
                     opening.check_unchanged(part.file)
 
     def check(self, spec: CorpusSpec) -> None:
-        """Raises UserError if the corpus has no files, only empty ones, or lacks a column."""
+        """Raises UserError if the corpus has no files or only empty ones, or lacks a column."""
         _, form, found, _ = self.list_files(spec, by_words=False)
         full = [file for file in found if file.bytes]
         if not full:
@@ -185,7 +185,7 @@ def _pieces(
 ) -> Iterator[Piece]:
     """Yields the pieces of one generation of files.
 
-    A piece holds documents of one set of splits. No piece spans two generations, so an extension
+    The files of a piece share the same splits. No piece spans two generations, so an extension
     leaves the old pieces as they are.
     """
     total = sum(part.bytes for _, ranges in generation for part in ranges)

@@ -1,4 +1,4 @@
-"""Listing the files of a corpus in a folder or store."""
+"""Lists the files of a corpus in a folder or store."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
 
 # Matches of a pattern that are not read.
-_KINDS = {"directory": "folders", "seen": "links to folders with another name here"}
+_KINDS = {"directory": "folders", "seen": "links to folders also matched by another name"}
 _NO_STATE: dict[str, str] = {}
 
 
@@ -35,7 +35,7 @@ def list_files(spec: CorpusSpec, by_words: bool) -> tuple[CorpusSpec, list[Sourc
     """Lists the files that a pattern matches, sorted by path.
 
     With `by_words`, words in the paths name the splits; otherwise all files are train. Returns the
-    spec with its pattern relative to the fixed folder, the files, and lines about matches that are
+    spec with its pattern relative to the fixed folder, the files, and notes on matches that are
     not read. Raises UserError if none matches, a link is broken, or a file name is not UTF-8.
     """
     is_remote = files.is_remote(spec.location)
@@ -78,7 +78,7 @@ def _source_file(
 
 
 def _relative(pattern: str) -> str:
-    """Returns a pattern from its first component with a wildcard on, or else the file name."""
+    """Returns the part of a pattern from its first wildcard component on, or else the file name."""
     components = pattern.split("/")
     first = next((i for i, part in enumerate(components) if re.search(r"[*\[]", part)), -1)
     return "/".join(components[first:])
@@ -98,14 +98,14 @@ def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Foun
             return
     except FileNotFoundError:
         return
-    except ValueError as error:  # from fsspec, about FOLDER/**.txt for FOLDER/**/*.txt
+    except ValueError as error:  # from fsspec, for FOLDER/**.txt instead of FOLDER/**/*.txt
         meant = re.sub(r"(?<![*/])\*\*|\*\*(?![*/]|$)", lambda _: "**/*", spec.location)
         raise UserError(f"{spec.location}: {error}; {meant} matches at any depth") from error
     except OSError as error:
         raise UserError(f"{spec.location} cannot be listed: {error}") from error
     if [(each.path, each.type) for each in found] == [(pattern, "directory")]:
         raise UserError(
-            f"{spec.location} is a folder: name its files, as in {spec.kind}:"
+            f"{spec.location} is a folder: name its files, for example {spec.kind}:"
             f"{files.join(spec.location, '*')}"
         )
     yield from found
@@ -134,7 +134,7 @@ def _walk(pattern: str) -> Iterator[_Found]:
     base = pattern.removesuffix(_relative(pattern))
     parts = _relative(pattern).split("/")
     matches = [re.compile(glob_translate(part)).match for part in parts]
-    # Folders with the number of the component that their entries have to match.
+    # (folder, index of the component that its entries must match).
     folders = [(base, 0)] if os.path.isdir(base) else []
     links: list[tuple[str, int]] = []
     seen: set[tuple[int, int, int]] = set()
@@ -181,7 +181,7 @@ def _local(path: str, state: os.stat_result) -> _Found:
         except OSError as error:
             raise UserError(
                 f"{path} is a link to {os.readlink(path)}, which cannot be read "
-                f"({error.strerror}): mend or delete the link"
+                f"({error.strerror}): repair or delete the link"
             ) from error
     mode = state.st_mode
     kind = "file" if stat.S_ISREG(mode) else "directory" if stat.S_ISDIR(mode) else "other"

@@ -1,10 +1,10 @@
-"""Splitting documents that are too long.
+"""Splits documents that are too long.
 
 While more than `longest` bytes of UTF-8 remain, a part ends at the last Unicode white space that
 keeps it within `longest` bytes, and that one character is dropped. Without white space, the part
 ends between two characters.
 
-Bytes stream in and are never held whole; each part's UTF-8 is checked separately.
+Documents are streamed, never held whole; each part's UTF-8 is checked separately.
 """
 
 import codecs
@@ -23,7 +23,7 @@ Document = tuple[str, Content, str | None, int, str]
 # Longer documents are split: SentencePiece needs up to 150 bytes of memory per byte of text.
 LONGEST_DOCUMENT_BYTES = 256 << 10
 _CHUNK_BYTES = 1 << 20
-# Characters with a true str.isspace(), as UTF-8; group 1 is the last one.
+# Characters for which str.isspace() is True, in UTF-8; group 1 is the last one.
 _LAST_SPACE = re.compile(
     rb"(?s).+([\t-\r\x1c-\x20]|\xc2[\x85\xa0]|\xe1\x9a\x80"
     rb"|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)"
@@ -42,7 +42,7 @@ def is_utf8(data: bytes | bytearray) -> bool:
 
 
 def chunked(data: Any) -> Iterator[bytes]:
-    """Yields any buffer as bytes, in chunks."""
+    """Yields the bytes of any buffer, in chunks."""
     view = memoryview(data)
     return (bytes(view[i : i + _CHUNK_BYTES]) for i in range(0, len(view), _CHUNK_BYTES))
 
@@ -59,11 +59,11 @@ def parts(name: str, chunks: Iterable[bytes], longest: int, place: str) -> Itera
 
 
 def split(chunks: Iterable[bytes], longest: int) -> Iterator[bytes]:
-    """Yields the parts, at least one, of streamed bytes."""
+    """Yields the parts of streamed bytes, at least one."""
     rest = bytearray()
     for chunk in chunks:
         rest += chunk
-        # One whole character more than a part may have: it may be the white space.
+        # Wait for one whole character beyond the longest part: it may be the space to cut at.
         while len(rest) >= longest + 4:
             yield _pop_part(rest, longest)
     while len(rest) > longest:

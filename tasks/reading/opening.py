@@ -1,4 +1,4 @@
-"""Opening files of a corpus: local or remote, checked against the listing, decompressed."""
+"""Opens a corpus's files, local or remote: checks them against the listing, decompresses them."""
 
 import contextlib
 import importlib
@@ -18,13 +18,13 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 @contextlib.contextmanager
 def user_errors(path: str) -> Iterator[None]:
-    """Turns the errors of a broken file into a UserError that names it."""
+    """Turns errors from a broken file into a UserError that names the file."""
     try:
         yield
     except (OSError, EOFError, ValueError, NotImplementedError, zlib.error) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
-            f"{path} cannot be read: {reason} (is it truncated, or of another format?)"
+            f"{path} cannot be read: {reason} (is it truncated, or in another format?)"
         ) from error
 
 
@@ -56,7 +56,7 @@ def check_unchanged(file: SourceFile) -> None:
 
 
 def decompress(handle: IO[bytes], path: str) -> Any:
-    """Returns a file's uncompressed stream; its suffix names the compression."""
+    """Returns a file's uncompressed stream; the suffix of `path` tells the compression."""
     if path.endswith(".zst"):
         import pyarrow as pa
 

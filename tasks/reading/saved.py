@@ -20,7 +20,7 @@ _DICT, _STATE = "dataset_dict.json", "state.json"
 def list_files(spec: CorpusSpec) -> tuple[CorpusSpec, list[SourceFile], list[str]] | None:
     """Lists files as `listing.list_files` does, with the data set's splits.
 
-    Returns None if the location is not such a folder. Raises UserError if it is damaged.
+    Returns None if the location is not such a folder. Raises UserError if the folder is damaged.
     """
     folder = spec.location.rstrip("/")
     if "*" in folder:
@@ -44,7 +44,7 @@ def list_files(spec: CorpusSpec) -> tuple[CorpusSpec, list[SourceFile], list[str
             raise UserError(f"{files.join(folder, name)} is missing: save the data set again")
         chosen.append(dataclasses.replace(by_name[name], split=split))
     left = len(found) - len(chosen)
-    notes = [f"not read: Arrow files that are not the data set's, {left:,}"] if left else []
+    notes = [f"not read: Arrow files that are not part of the data set, {left:,}"] if left else []
     pinned = dataclasses.replace(spec, location=folder.rpartition("/")[2])
     return pinned, chosen, notes
 

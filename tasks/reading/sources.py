@@ -3,28 +3,28 @@
     python_docs                               documentation of Python's standard library
     parquet:GLOB                              one document per row
     json:GLOB                                 JSON lines
-    csv:GLOB                                  one document per row, by the header's columns
-    tsv:GLOB                                  the same, between tabs and without quotes
+    csv:GLOB                                  one document per row; the header names the columns
+    tsv:GLOB                                  the same, separated by tabs and without quotes
     wet:GLOB, warc:GLOB                       the text records of a crawl
     arrow:GLOB                                one document per row of Arrow IPC files or streams
     arrow:FOLDER                              a data set saved by `save_to_disk` of `datasets`
-    text:GLOB                                 one document per non-blank line; with ?document=file
-                                              per file, with ?document=block per block of lines
+    text:GLOB                                 one document per non-blank line; with ?document=file,
+                                              one per file, with ?document=block one per block
     hf:OWNER/NAME[:CONFIG][@REVISION]         a Hugging Face data set of such files, streamed
 
 GLOB is a local path or any fsspec URL, with *, ** and [..]. A "?" begins the options, as in a URL:
-`?column=text&split=train&id=id&validation=0.01`. All but Parquet and Arrow may be compressed (.gz,
-.bz2, .xz, .zst); a compressed file is read by one worker. CSV and TSV have `columns=A,B,…` for
+`?column=text&split=train&id=id&validation=0.01`. All but Parquet and Arrow files may be compressed
+(.gz, .bz2, .xz, .zst); one worker reads a compressed file. CSV and TSV take `columns=A,B,…` for
 files without a header, `delimiter=;` (CSV only) and `quote`, a character or "none".
 
 Splits. A corpus has `train` and `validation`. All files that a pattern matches are read, and a hash
-of their ids holds out the share `validation` of the documents. With `split=NAME`, words in a path
+of document ids holds out the share `validation` of documents. With `split=NAME`, words in a path
 name a file's split: validation (valid, val, dev), test (testing, eval, evaluation), else train. The
 files of NAME become train, and validation files, if any, replace the documents held out;
-`split=validation` reads validation alone, either kind. Hugging Face data sets name their own
-splits, and are read as with `split=train`.
+`split=validation` reads validation alone, in either case. Hugging Face data sets name their own
+splits; the default is `split=train`.
 
-With `?inputs=TEMPLATE&targets=TEMPLATE` a document is a pair of two texts, made from columns of any
+With `?inputs=TEMPLATE&targets=TEMPLATE` a document is a pair of texts, made from columns of any
 format except plain text. A document's id is its column `id` (or the one named by `id=`), else
 "file:row" (Parquet and Arrow) or "file:byte" (all others), however the corpus is cut into pieces.
 """
@@ -58,7 +58,7 @@ _LEAST_DOCUMENT_BYTES = 4  # the longest character
 
 
 def check_record(folder: str, record: dict[str, Any]) -> None:
-    """Raises UserError if a version before 0.2.0, with other rules, built an existing cache."""
+    """Raises UserError if an existing cache was built before version 0.2.0, whose rules differ."""
     if "files" in record and "rules" not in record:
         raise UserError(f"{folder} was built before version 0.2.0: build it in another folder")
 
@@ -74,7 +74,7 @@ def resolve(
     The pieces depend only on the files and `piece_bytes`, never on the machine.
 
     Documents with more than `max_document_bytes` of UTF-8 will be split. `earlier` has the names of
-    a cache's existing files, by generation: they are cut as before and come first; new files are
+    a cache's existing files, by generation: they are cut as before and come first; new files form
     the last generation. Raises UserError if nothing matches, a file cannot be read, or a column or
     split is missing.
     """
@@ -98,11 +98,11 @@ def read(
     UTF-8". Batches have at most `batch_documents` documents and about 4 MB, unless one document is
     larger.
 
-    A text longer than the corpus's `max_document_bytes` becomes several of the same split, cut at
-    white space (see `long_documents`). `part` counts them from 1, and is 0 for whole documents. The
-    first keeps the id, others have "ID#part2" and so on. In a line of text, only parts that are not
-    UTF-8 are left out; a value of JSON or Parquet is left out whole. A line of text is never held
-    whole, a line of JSON only up to 64 MiB; a value of Parquet is one Arrow buffer.
+    A text longer than the corpus's `max_document_bytes` becomes several documents of one split, cut
+    at white space (see `long_documents`). `part` counts them from 1, and is 0 for whole documents.
+    The first keeps the id; the others are "ID#part2" and so on. In a line of text, only parts that
+    are not UTF-8 are left out; a JSON or Parquet value is left out whole. A line of text is never
+    held whole, and a line of JSON only up to 64 MiB; a Parquet value is one Arrow buffer.
 
     Raises UserError if the file cannot be read to its end (gone, changed, truncated or corrupt).
     """

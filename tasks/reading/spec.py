@@ -1,4 +1,4 @@
-"""The grammar of a SPEC, the argument of --corpus; `sources` describes what it means."""
+"""Parses a SPEC, the value of --corpus; `sources` describes its meaning."""
 
 import contextlib
 import dataclasses
@@ -27,11 +27,11 @@ def forms() -> str:
 
 
 def parse(text: str) -> CorpusSpec:
-    """Parses a SPEC; the UserError for an invalid one shows the forms."""
+    """Parses a SPEC; if it is invalid, raises a UserError that shows the forms."""
     head, _, query = text.partition("?")
     kind, _, location = head.partition(":")
     formats = {kind: tuple(form.options) for kind, form in FORMATS.items()}
-    # Those of data sets of the Hub; the listing decides which of them apply.
+    # Options of Hub data sets; the listing decides which of them apply.
     hub = tuple(name for name in corpus.FORMAT_OPTIONS if name != "document")
     kinds = {PYTHON_DOCS: (), **formats, HUB: hub}
     if kind not in kinds:
@@ -85,7 +85,7 @@ def _meant(head: str) -> str:
 
 def _data_set(text: str, location: str) -> tuple[str, str, str]:
     if meant := _meant(location):
-        raise _invalid(text, f"an address of the web is no name{meant}")
+        raise _invalid(text, f"a web address is not a name{meant}")
     location, at, revision = location.partition("@")
     location, colon, config = location.partition(":")
     if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", location):
@@ -106,18 +106,18 @@ def _options(text: str, query: str, quote: str) -> dict[str, Any]:
     _check_dialect(text, options, quote)
     document = options.get("document", corpus.LINE)
     if document not in corpus.DOCUMENTS:
-        raise _invalid(text, f"document={document} is none of {', '.join(corpus.DOCUMENTS)}")
+        raise _invalid(text, f"document is one of {', '.join(corpus.DOCUMENTS)}, not {document}")
     if "validation" in options:
         share = math.nan
         with contextlib.suppress(ValueError):
             share = options["validation"] = float(options["validation"])
         if not 0 <= share < 1:
-            raise _invalid(text, "validation is a share: at least 0 and less than 1")
+            raise _invalid(text, "validation must be at least 0 and less than 1")
     return options
 
 
 def _check_dialect(text: str, options: dict[str, Any], quote: str) -> None:
-    """Checks the options of CSV and TSV; `quote` is the default, `tab` becomes the character."""
+    """Checks CSV and TSV options, replaces `tab` by the character; `quote` is the default quote."""
     if options.get("delimiter") in ("tab", r"\t"):
         options["delimiter"] = "\t"
     for name in ("delimiter", "quote"):
@@ -125,12 +125,12 @@ def _check_dialect(text: str, options: dict[str, Any], quote: str) -> None:
         known = name == "quote" and value == corpus.NO_QUOTE
         if not known and (len(value) != 1 or not value.isascii() or value in "\r\n"):
             words = ", or none" if name == "quote" else ", or tab"
-            raise _invalid(text, f"{name}={value!r} is not one ASCII character{words}")
+            raise _invalid(text, f"{name} must be one ASCII character{words}, not {value!r}")
     if options.get("delimiter", ",") == options.get("quote", quote):
         raise _invalid(text, "delimiter and quote are the same")
     names = options.get("columns", "x").split(",")
     if len(set(names)) < len(names) or not all(names):
-        raise _invalid(text, f"columns={options['columns']} has an empty name, or one twice")
+        raise _invalid(text, f"columns={options['columns']} has an empty or repeated name")
 
 
 def _check_pairs(text: str, options: dict[str, Any]) -> None:

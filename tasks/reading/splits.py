@@ -32,7 +32,7 @@ class ChosenFile:
 
 
 def split_of(name: str) -> str:
-    """Returns the split named by words of a path, innermost first; train by default."""
+    """Returns the split named by the innermost split word in a path; train by default."""
     for component in reversed(name.lower().split("/")):
         for word in re.findall(r"[^-._ 0-9]+", component):
             if word in _SPLIT_WORDS:
@@ -41,10 +41,10 @@ def split_of(name: str) -> str:
 
 
 def held_out_splits(spec: CorpusSpec) -> tuple[tuple[str, ...], bool]:
-    """Returns train files' splits, and whether a hash decides, without a validation split."""
+    """Returns train files' splits, and True if a hash decides, if there are no validation files."""
     if spec.split == VALIDATION:
         if not spec.validation:
-            raise UserError(f"corpus {spec} has no validation, and validation=0 holds none out")
+            raise UserError(f"corpus {spec} has no validation, and validation=0 holds nothing out")
         return (VALIDATION,), True
     return ((TRAIN, VALIDATION), True) if spec.validation else ((TRAIN,), False)
 
@@ -68,8 +68,8 @@ def generations(
 ) -> list[list[ChosenFile]]:
     """Returns the files to read by generation: first those in `earlier`, then the new ones.
 
-    An extended cache has one generation of files per build. If a file of `earlier` is gone, all
-    files are one generation. Raises UserError if new files would move earlier documents between
+    An extended cache has one generation of files per build. If a file in `earlier` is gone, all
+    files form one generation. Raises UserError if new files would move earlier documents between
     splits.
     """
     chosen = _choose(spec, found)
@@ -79,7 +79,7 @@ def generations(
     before = _choose(spec, [file for file in found if file.name in known])
     if before != [each for each in chosen if each.file.name in known]:
         raise UserError(
-            f"corpus {spec}: with the new files, documents of the old ones would move between "
+            f"corpus {spec} would, with the new files, move documents of the old ones between "
             "train and validation: build a new cache in another --cache_dir"
         )
     found_in: list[list[ChosenFile]] = [[] for _ in range(len(earlier) + 1)]
@@ -104,14 +104,14 @@ def notes(found: list[SourceFile], chosen: list[ChosenFile], by_words: bool) -> 
     if words and not by_words:
         names = " or ".join(sorted(words))
         lines.append(
-            f"read as all others: {_amount(words.total())} with {names} in their paths; "
+            f"read like all others: {_amount(words.total())} with {names} in their paths; "
             "?split=train would set them apart"
         )
     return lines
 
 
 def left_out(found: list[SourceFile], chosen: list[ChosenFile]) -> dict[str, tuple[int, int]]:
-    """Returns unread (files, bytes) by split."""
+    """Returns (number, bytes) of the unread files, by split."""
     read = {each.file.name for each in chosen}
     unread = [file for file in found if file.name not in read]
     sizes = {
@@ -129,14 +129,14 @@ def _amount(count: int, size: int | None = None) -> str:
 def divide(
     piece: Piece, validation: float, batch: "pa.RecordBatch"
 ) -> Iterator[tuple[str, "pa.RecordBatch"]]:
-    """Yields (split, its documents of a batch). All parts of a document go to the same split.
+    """Yields (split, its documents in a batch). All parts of a document go to the same split.
 
     `validation` is the share of documents to hold out if a hash decides.
     """
     if not piece.held_out:
         yield piece.splits[0], batch
         return
-    # Compare the first eight bytes of a hash, as a number, with the share of all such numbers.
+    # A hash whose first eight bytes, as a number, are below this share holds a document out.
     share = int(validation * 2**64).to_bytes(8)
     held = [hashlib.sha256(id.encode()).digest() < share for id in _base_ids(batch)]
     for split in piece.splits:

@@ -1,6 +1,6 @@
 """The text of the built-in corpus: documentation of the running Python's standard library.
 
-It is real English prose on every machine with Python. A document is the docstring of a module, of a
+It is real English prose, found wherever Python is. A document is the docstring of a module, of a
 function, or of a class with its methods, or a topic of `help()`. Files are parsed; nothing is
 imported or executed.
 """
@@ -31,7 +31,7 @@ _TOPICS = "pydoc_data/topics.py"
 
 @functools.cache
 def documents() -> dict[str, str]:
-    """Returns {id: text}, sorted by id: a dotted name, or "topic:" and the topic's name.
+    """Returns {id: text}, sorted by id, which is a dotted name or "topic:NAME".
 
     Repeated docstrings (posixpath and ntpath) are included once, so that none is in both train and
     validation. Machines with the same Python release and library files get the same documents.
@@ -71,7 +71,7 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _entries(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST, bool]]:
-    """Yields (name, node, deep) of a module's documents; `deep` includes nested definitions."""
+    """Yields (name, node, deep) for a module's documents; `deep` includes nested definitions."""
     if isinstance(node, ast.Module):
         yield name, node, False
     for child in ast.iter_child_nodes(node):
@@ -82,7 +82,7 @@ def _entries(node: ast.AST, name: str) -> Iterator[tuple[str, ast.AST, bool]]:
 
 
 def _sections(node: ast.AST, name: str, deep: bool, seen: set[str]) -> Iterator[str]:
-    """Yields "qualified name, blank line, docstring" of `node`, and if `deep` of its children."""
+    """Yields "qualified name, blank line, docstring" of `node` and, if `deep`, of its children."""
     if isinstance(node, ast.Module | _Definition):
         text = ast.get_docstring(node)
         if text and text not in seen:

@@ -66,7 +66,7 @@ def test_words_name_a_command():
         (["verify", "--cach=a"], 2, "palimpsest verify: error: unknown flag --cach"),
         (["pretain"], 2, "palimpsest: error: unknown command pretain (did you mean pretrain?)"),
         (["vocab", "trian"], 2, "(did you mean vocab train?)"),
-        (["completion"], 2, "name a shell, bash, zsh, fish"),
+        (["completion"], 2, "must be one of bash, zsh, fish"),
     ],
 )
 def test_the_program(words, code, says, capsys):

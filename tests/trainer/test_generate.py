@@ -17,6 +17,8 @@ from trainer.trained import prompts as prompts_module
 from trainer.trained import text
 from trainer.trained.generator import Generator
 
+pytestmark = pytest.mark.processes  # whole runs
+
 CHOICES = ["--max_new_tokens=6", "--method=sample", "--batch_size=1"]
 
 
@@ -87,7 +89,7 @@ def test_a_killed_command_goes_on(run, prompts, whole, tmp_path, capsys, monkeyp
     assert second.read_bytes() == b"".join(whole.splitlines(keepends=True)[8:16])
     assert not (partial / "000014.jsonl").exists()
     (partial / ".partial-0-000002.jsonl").write_bytes(b'{"prompt": "half a li')
-    with pytest.raises(UserError, match="was written by another command"):
+    with pytest.raises(UserError, match="was written by a different command"):
         generate.main(command(run, prompts, output, "--seed=1"))
     firsts = []
     monkeypatch.setattr(prompts_module, "results", counting(prompts_module.results, firsts))

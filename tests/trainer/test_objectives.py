@@ -16,6 +16,8 @@ from trainer.engine.metrics import means
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 
+pytestmark = pytest.mark.processes  # whole runs
+
 TASKS = [name for name in registry.tasks() if name.startswith("python_docs_")]
 # Other rates and lengths of spans are the same code.
 REPEATED = re.compile(r"_iid_(10|25|50)_|_span_(2|5|10)_|_regular_1_5_|_r10s90_")

@@ -72,7 +72,7 @@ MISTAKES = [
     ("pipeline.build", [*BUILD, "--corpus=json:a?colum=b"], "did you mean column?"),
     ("pipeline.build", [*BUILD, "--corpus=text:a?document=page"], "none of line, file, block"),
     ("pipeline.build", [*BUILD, "--corpus=json:a?document=file"], "only text has ?document="),
-    ("pipeline.build", [*BUILD, "--corpus=text:a?validation=2"], "validation is a share"),
+    ("pipeline.build", [*BUILD, "--corpus=text:a?validation=2"], "validation must be at least 0"),
     ("pipeline.build", [*BUILD, "--corpus=text:{folder}/*.md"], "no file matches"),
     ("pipeline.build", [*BUILD, "--corpus=text:{folder}"], "is a folder: name its files"),
     ("pipeline.build", [*BUILD, "--corpus=text:{folder}/empty.txt"], "is empty"),

@@ -1,4 +1,4 @@
-"""Beam search, by T5X's rules or transformers'.
+"""Beam search, following T5X's or transformers' rules.
 
 Dimensions: B batch, K beams, C candidates (2 K), N new tokens, V vocabulary, R = B * K rows.
 """
@@ -26,7 +26,7 @@ class _State(NamedTuple):
     done_BK: jax.Array  # scores
     full_BK: jax.Array  # False where there is no finished sequence
     open_B: jax.Array  # True where finished sequences can still improve
-    state: Any  # the model's, of live sequences
+    state: Any  # the model's state for the live sequences
 
 
 def search(model: NextToken, params: Any, prompts: Prompts, decoding: Decoding) -> Found:

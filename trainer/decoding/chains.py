@@ -1,4 +1,4 @@
-"""Greedy decoding and sampling, with independent rows.
+"""Greedy decoding and sampling, in which rows are independent.
 
 Dimensions: B batch, N new tokens, V vocabulary.
 """
@@ -17,7 +17,7 @@ NEVER = -1e30
 
 
 class Found(NamedTuple):
-    """Results: new tokens, int32, EOS included, 0 after it; and scores, float32."""
+    """Results: new tokens, int32, including EOS and then 0s; and scores, float32."""
 
     token_BN: jax.Array
     score_B: jax.Array
@@ -35,7 +35,7 @@ class _State(NamedTuple):
 def decode(
     model: NextToken, params: Any, prompts: Prompts, decoding: Decoding, key_B: jax.Array
 ) -> Found:
-    """Returns the most likely next tokens, or samples, and their log probability as the score.
+    """Returns the most likely next tokens, or samples; the score is their log probability.
 
     A prompt takes `decoding.rows` consecutive rows, each with its own sampling key in `key_B`.
     """
@@ -80,7 +80,7 @@ def decode(
 
 
 def repeated(tree: Any, times: int) -> Any:
-    """Returns arrays with every row repeated `times` times in a row."""
+    """Returns arrays with every row repeated `times` times in succession."""
     if times == 1:
         return tree
     return jax.tree.map(lambda leaf: jnp.repeat(leaf, times, axis=0), tree)
@@ -102,10 +102,10 @@ def _drawn(decoding: Decoding) -> Callable[[jax.Array, jax.Array, jax.Array], ja
 
 
 def limited(logits_BV: jax.Array, decoding: Decoding) -> jax.Array:
-    """Returns the logits to sample from, NEVER for excluded tokens.
+    """Returns the logits to sample from; those of excluded tokens are NEVER.
 
-    The logits are divided by the temperature, limited to `top_k` tokens, then to the fewest tokens
-    whose probabilities after the first limit sum to `top_p`.
+    The logits are divided by the temperature and limited to `top_k` tokens, then to the fewest
+    tokens whose probabilities after the first limit sum to `top_p`.
 
     Source: Fan et al. 2018 (arXiv:1805.04833) for top-k; Holtzman et al. 2020 (arXiv:1904.09751)
     for the nucleus; transformers for their order.

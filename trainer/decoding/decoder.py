@@ -1,4 +1,4 @@
-"""Prompts -> generated ids, in batches, compiled once per length.
+"""Decodes prompts to generated ids, in batches, with one compilation per length.
 
 Dimensions: B batch, S encoder length, P prompt length, N new tokens.
 """
@@ -47,7 +47,7 @@ _SHORTEST = 8
 
 
 class Decoded(NamedTuple):
-    """A result."""
+    """A generated text and its score."""
 
     ids: np.ndarray  # int32 [tokens], without prompt and EOS
     score: float  # log probability, EOS included; for beam search, divided by the length penalty
@@ -59,10 +59,10 @@ class Decoder:
 
     Up to rounding, results depend neither on the order of the prompts nor on the other prompts:
     rows of a batch are independent, padding depends on the prompt's own length, and draws depend on
-    the seed and the example's id. `mesh` divides rows and, by `rules`, parameters. EOS of `special`
-    replaces T5's in `decoding`.
+    the seed and the example's id. `mesh` divides rows and, following `rules`, parameters. The
+    EOS of `special` replaces T5's in `decoding`.
 
-    `without_cache` is the part of the model that forces recomputing the row per token, if any.
+    `without_cache` is the part of the model that forces the row to be recomputed per token, if any.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Decoder:
 
     @property
     def longest_prompt(self) -> int | None:
-        """The longest prompt in tokens; None if unbounded."""
+        """Length in tokens of the longest possible prompt; None if unbounded."""
         if not self._config.counts_positions:
             return None
         if self._spec.encoder is not None:
@@ -117,7 +117,7 @@ class Decoder:
 
         A prompt, int [tokens], is the encoder's input with EOS, or the beginning of a decoder-only
         model's text; the start id is added here. `params` are float32. `example_ids` seed the draws
-        of prompts, by default their indices do. Raises UserError if a prompt or the new tokens
+        for prompts; by default, their indices do. Raises UserError if a prompt or the new tokens
         exceed the model's positions.
         """
         if example_ids is None:
@@ -159,7 +159,7 @@ class Decoder:
     def _batches(
         self, prompts: Sequence[np.ndarray], example_ids: Sequence[int]
     ) -> Iterator[tuple[list[int], Prompts, np.ndarray]]:
-        """Yields prompt indices of similar lengths, their batch, and id halves, uint32 [B, 2]."""
+        """Yields indices of prompts of similar length, their batch, and id halves uint32 [B, 2]."""
         most = self.longest_prompt
         longest: dict[int, list[int]] = {}
         for place, prompt in enumerate(prompts):
@@ -190,7 +190,7 @@ class Decoder:
                 yield places, made, id_B2
 
     def _rows(self, count: int) -> int:
-        """Returns the rows for `count` prompts: the next power of two, rounded up for the mesh."""
+        """Returns the row count for `count` prompts: a power of two, rounded up for the mesh."""
         number = 1 << (count - 1).bit_length()
         parts = math.prod(self._mesh.shape[axis] for axis in ROWS) if self._mesh is not None else 1
         return -(-number // parts) * parts
@@ -225,7 +225,7 @@ class Decoder:
 
 
 def keys_of(seed: int, id_B2: jax.Array, count: int) -> jax.Array:
-    """Returns keys [B * count] for `count` draws per example, from seed and example id alone."""
+    """Returns keys [B * count] for `count` draws per example, which depend only on seed and id."""
 
     def of_draw(id_2: jax.Array, number: jax.Array) -> jax.Array:
         key = jax.random.key(seed)
@@ -240,7 +240,7 @@ def keys_of(seed: int, id_B2: jax.Array, count: int) -> jax.Array:
 def bucket(length: int, most: int | None = None) -> int:
     """Returns the padded length of a prompt: the next of four sizes per power of two, up to `most`.
 
-    Keeps the number of compiled lengths small, with at most a fifth of padding.
+    Keeps the number of compiled lengths small, with at most 20% padding.
     """
     step = max(_SHORTEST, (1 << max(length - 1, 1).bit_length()) // 8)
     places = max(_SHORTEST, -(-length // step) * step)

@@ -1,6 +1,6 @@
-"""The next token's logits, with a cache of earlier tokens or by recomputing the whole row.
+"""Computes the next token's logits, from a cache of earlier tokens or from the whole row.
 
-Dimensions: B batch, S encoder length, P prompt length, T places of a row, V vocabulary.
+Dimensions: B batch, S encoder length, P prompt length, T places in a row, V vocabulary.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ Tree = Any
 
 
 class Prompts(NamedTuple):
-    """A batch of prompts, int32; without encoder inputs in a decoder-only model."""
+    """A batch of prompts, int32; decoder-only models have no encoder inputs."""
 
     decoder_BP: jax.Array | np.ndarray  # places after the prompt's end are not read
     length_B: jax.Array | np.ndarray  # number of decoder inputs; 0 for a padding row
@@ -40,9 +40,9 @@ class NextToken:
     changes with every token.
 
     Attributes:
-      width: places of a prompt, P.
+      width: number of places in a prompt, P.
       new_tokens: the largest number of new tokens.
-      prefix: the tokens of a prompt attend to one another in both directions.
+      prefix: True if the tokens of a prompt attend to one another in both directions.
     """
 
     model: Transformer
@@ -57,7 +57,7 @@ class NextToken:
     def step(
         self, params: Tree, kept: Tree, state: Tree, token_B: jax.Array, number: jax.Array
     ) -> tuple[jax.Array, Tree]:
-        """Returns the logits [B, V] after new token `number`, from 0, and the new state."""
+        """Returns the logits [B, V] after new token `number` (from 0), and the new state."""
         raise NotImplementedError
 
 
@@ -73,7 +73,7 @@ def uncached_part(config: ModelConfig, spec: ModelSpec) -> str | None:
 def for_decoding(spec: ModelSpec) -> ModelSpec:
     """Returns the spec with separate layers and, in Switch layers, capacity for every token.
 
-    With less capacity, other rows' tokens would decide which tokens of a row find an expert full.
+    With less capacity, whether a token finds its expert full would depend on other rows.
     """
 
     def roomy(stack: Any) -> Any:
@@ -100,7 +100,7 @@ def _remembered(model: Transformer, params: Tree, prompts: Prompts) -> Memory | 
 
 
 class _Kept(NamedTuple):
-    """Constant data of rows: prompt lengths, encoder output, and the collection FIXED if cached."""
+    """Constants of rows: prompt lengths, encoder output and, if cached, the collection FIXED."""
 
     length_B: jax.Array
     memory: Memory | None
@@ -108,14 +108,14 @@ class _Kept(NamedTuple):
 
 
 class Cached(NextToken):
-    """A model without an `uncached_part`, which caches keys, values and inputs of convolutions.
+    """A model without an `uncached_part`, which caches keys, values and convolution inputs.
 
     Prompts are aligned to the right, so that all rows write to the same slot.
     """
 
     @property
     def _slots(self) -> int:
-        """Places of a row without the last new token, which nothing attends to."""
+        """Places in a row, excluding the last new token's, to which nothing attends."""
         return self.width + self.new_tokens - 1
 
     def start(self, params: Tree, prompts: Prompts) -> tuple[jax.Array, Tree, Tree]:

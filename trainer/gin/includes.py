@@ -212,7 +212,7 @@ def _models() -> dict[str, dict[str, Any]]:
 
 
 def described(files: Mapping[str, Mapping[str, Any]]) -> Mapping[str, list[Binding]]:
-    """Returns path of a file -> its bindings."""
+    """Returns a file's path -> its bindings."""
     return {
         path: [binding(key, value, path) for key, value in settings.items()]
         for path, settings in files.items()

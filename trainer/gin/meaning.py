@@ -1,4 +1,4 @@
-"""Translates gin bindings into configuration fields, by tables of configurables and arguments.
+"""Translates gin bindings into configuration fields with tables of configurables and arguments.
 
 Anything that a table does not list is an error.
 """
@@ -35,10 +35,10 @@ def _command(binding: Binding) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """The meaning of an argument, by exactly one of these attributes.
+    """The meaning of an argument, given by one of these attributes.
 
     `field`: path of the configuration field that receives the value after `convert`;
-    `refers`: the argument names one of these configurables, or None if `optional`;
+    `refers`: configurables that the argument may name, or None if `optional`;
     `only`: the only supported value, with synonyms `same`; `why` explains the restriction;
     `take`: a function called with (reading, value), for all other cases.
     Without any, the argument has no counterpart: `why` is reported unless the value is `default`.
@@ -57,7 +57,7 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Configurable:
-    """A configurable with its full names, the first for messages; its use sets `fields`."""
+    """A configurable with its full names (messages use the first); using it sets `fields`."""
 
     names: tuple[str, ...]
     arguments: Mapping[str, Argument]
@@ -69,12 +69,12 @@ class Configurable:
 
 
 def configurable(*names: str, fields: Any = None, **arguments: Argument) -> Configurable:
-    """Returns a configurable with its arguments as keywords, and the fields that its use sets."""
+    """Returns a configurable, given its arguments as keywords and the fields that its use sets."""
     return Configurable(names, arguments, fields or {})
 
 
 def field(path: str, default: Any = UNSET, convert: Callable[[Any], Any] | None = None) -> Argument:
-    """Returns an argument that sets a field; `default` is T5X's, for unset arguments."""
+    """Returns an argument that sets a field; unset arguments have T5X's `default`."""
     return Argument(default=default, field=path, convert=convert)
 
 
@@ -89,7 +89,7 @@ def only(value: Any, why: str, *same: Any) -> Argument:
 
 
 def nothing(why: str, default: Any = UNSET) -> Argument:
-    """Returns an argument without counterpart, reported unless it has its `default`."""
+    """Returns an argument without a counterpart; values other than `default` are reported."""
     return Argument(default=default, why=why)
 
 
@@ -104,14 +104,14 @@ def is_size(value: Any) -> bool:
 
 
 def partitions(value: Any) -> Any:
-    """Checks a number of model-parallel devices and replaces None by 1."""
+    """Checks a number of model-parallel devices and replaces None with 1."""
     if type(value) is int and value < 1:
         raise ValueError("it must be 1 or more")
     return 1 if value is None else value
 
 
 def keep(name: str, kind: Any, default: Any = UNSET) -> Argument:
-    """Returns an argument kept in `facts` because its meaning depends on others.
+    """Returns an argument kept in `facts` because its meaning depends on other arguments.
 
     The value must have type `kind` (object: any). Its key is `name`, or SCOPE/NAME in a scope.
     """
@@ -126,8 +126,8 @@ def keep(name: str, kind: Any, default: Any = UNSET) -> Argument:
 class Reading:
     """The meaning of files, collected while they are read.
 
-    `fields` are by configuration path, `facts` are what table functions keep for one another,
-    `notes` are lines to print, and `scope` is the current binding's.
+    `fields` has values by configuration path, `facts` the values that table functions share,
+    `notes` the lines to print, and `scope` the current binding's scope.
     """
 
     def __init__(self, statements: Statements, known: Iterable[Configurable]):
@@ -140,7 +140,7 @@ class Reading:
         self._known = tuple(known)
         self._bound: dict[tuple[str, str, str], Binding] = {}
         self._used: set[tuple[str, str, str]] = set()
-        # An error about the configured program is clearer than one about the first unknown name.
+        # An error about the command that files configure is clearer than one about an unknown name.
         for binding in sorted(statements.bindings, key=lambda each: _command(each) is None):
             if binding.argument:
                 self._bound[self._key(binding)] = binding
@@ -158,7 +158,7 @@ class Reading:
         self.fields[path] = Value(value, origin)
 
     def walk(self, configurable: Configurable, scope: str = "", origin: str = "") -> None:
-        """Reads a configurable's arguments under a scope, and everything that they refer to."""
+        """Reads a configurable's arguments in a scope, and everything that they refer to."""
         for path, value in configurable.fields.items():
             self.set(path, value, f"{origin} as @{configurable.short}()")
         for name, argument in configurable.arguments.items():
@@ -168,7 +168,7 @@ class Reading:
                 self._argument(f"{prefix}{configurable.short}.{name}", argument, binding)
             elif argument.default is MUST:
                 raise UserError(
-                    f"{configurable.short}.{name} is set by none of these files: include one that "
+                    f"none of these files sets {configurable.short}.{name}: include one that "
                     "sets it, such as 't5x/configs/runs/pretrain.gin', or set "
                     f"--gin.{configurable.short}.{name}=VALUE"
                 )
@@ -182,7 +182,7 @@ class Reading:
     def everything(self, scopes: Iterable[str]) -> None:
         """Reads every binding of these scopes, shorter scopes first; errors name file and line.
 
-        For files that do not refer to their configurables.
+        This is for files that never refer to the configurables that they bind.
         """
         order = sorted(self._bound.items(), key=lambda item: len(item[0][0]))
         scoped: dict[str, tuple[str, Value]] = {}
@@ -201,7 +201,7 @@ class Reading:
             if other != scope and value.value != found.value:
                 raise UserError(
                     f"{found.origin}: {scope}/{short} = {found.value!r} differs from "
-                    f"{other}'s {value.value!r} ({value.origin}): both have one value here"
+                    f"{other}'s {value.value!r} ({value.origin}): here, they must be the same"
                 )
 
     def follow(
@@ -221,7 +221,7 @@ class Reading:
         raise found.must_be(name, rule)
 
     def finish(self, macros: Iterable[str]) -> None:
-        """Reports macros and bindings that were never read; `macros` are known ones."""
+        """Reports macros and bindings that were never read; `macros` are names of known macros."""
         known = {*macros, *self.macros.named()}
         for binding in self.macros.unread():
             if binding.library or binding.name in known - {*macros}:
@@ -267,7 +267,7 @@ class Reading:
                 self.idle(f"{name} = {found.value!r} ({found.origin}): {argument.why}")
 
     def _cover(self, reference: Reference, origin: str) -> None:
-        """Marks the bindings of an unsupported configurable, and of its references, as read."""
+        """Marks as read the bindings of an unsupported configurable and its references."""
         configurable = self._configurable(reference, origin)
         for key, binding in self._bound.items():
             here = key[0] in ("", reference.scope) and key[1] == configurable.names[0]
@@ -284,7 +284,7 @@ class Reading:
             if _names(each, reference.name):
                 return each
         raise UserError(
-            f"{origin}: {reference} is not a configurable that is known here"
+            f"{origin}: {reference} is not a known configurable"
             f"{self._nearest(reference.name)}; files are read, and nothing in them is executed"
         )
 
@@ -298,8 +298,8 @@ class Reading:
             of_flaxformer = binding.selector.startswith("flaxformer.")
             hint = FLAXFORMER if of_flaxformer else _command(binding)
             raise UserError(
-                f"{binding.place}: {binding.name}: no configurable {binding.selector} is known "
-                f"here{self._nearest(binding.selector) if not hint else ''}: "
+                f"{binding.place}: {binding.name}: the configurable {binding.selector} is unknown"
+                f"{self._nearest(binding.selector) if not hint else ''}: "
                 f"{hint or 'correct or remove it'}"
             )
         arguments = {name for each in named for name in each.arguments}
@@ -332,7 +332,7 @@ class Reading:
             if file and before and not unset and before.value != binding.value:
                 self.warn(
                     f"{binding.name} is set twice in {file}, to {before.value!r} "
-                    f"({before.place}) and {binding.value!r} ({binding.place}): the last holds"
+                    f"({before.place}) and {binding.value!r} ({binding.place}): the last wins"
                 )
             seen[(file, binding.name)] = binding
 

@@ -1,6 +1,6 @@
 """Translates gin files of Mesh T5, the T5 library before T5X, and of Primer.
 
-Layers, norms and activations determine the model's preset; sizes in the files override its own.
+Layers, norms and activations determine the model's preset; sizes in files override the preset's.
 
 Source: tensorflow/mesh `transformer/`; google-research/text-to-text-transfer-transformer; Primer,
 google-research/google-research `primer/`.
@@ -29,14 +29,14 @@ from trainer.gin.reader import Binding, Reference, Value
 
 _ACTIVATIONS = {name: name for name in ("gelu", "linear", "relu", "silu", "squared_relu")}
 _ACTIVATIONS["swish"] = "silu"
-# Prefixes of the names of tasks, T5's, Primer's and ours.
+# Prefixes of task names in T5, in Primer and here.
 _FAMILIES = ("c4", "lm1b", "pg19")
-# Preprocessors of language models, and alternatives that give `denoise` windows of one length.
+# Preprocessors of language models, and alternatives that give `denoise` windows of equal length.
 # Joining short documents first makes no difference, since caches join all documents.
 _FIRST, _JOINS = "select_random_chunk", "reduce_concat_tokens"
 _LANGUAGE_MODEL = (_FIRST, _JOINS, "split_tokens_to_targets_length")
 _SPLITS = ("split_tokens", "split_tokens_to_inputs_length")
-# T5's noise masks -> ours, and our fields -> T5's arguments where their names differ.
+# T5's noise masks -> ours; and our fields -> T5's arguments, where names differ.
 _MASKS: Mapping[str, Callable[..., Mask]] = {
     "random_spans_noise_mask": RandomSpans,
     "regular_noise_mask": RegularSpans,
@@ -46,7 +46,7 @@ _MASKS: Mapping[str, Callable[..., Mask]] = {
 _ARGUMENTS = {"shortest": "min_span_length", "longest": "max_span_length"}
 # T5's names for parts of C4 -> the Hub's; None if the Hub lacks it.
 _PARTS_OF_C4 = {"noclean": "en.noclean", "realnewslike": "realnewslike", "webtextlike": None}
-# Keys in `facts` of the arguments of `denoise`.
+# Keys of `denoise`'s arguments in `facts`.
 _BOUND = ("noise_mask_fn", "inputs_fn", "targets_fn")
 _NAME_IT = "name a task with --task"
 # T5's defaults for spans.
@@ -56,7 +56,7 @@ _SWITCH = (*_PLAIN * 3, ATTENTION, "MoE1D")
 _EVOLVED = ("DoubleHeadsAttentionLayer", "DecoderConvolutionalLayer", *_PLAIN)
 _SYNTHESIZER = ("Synthesizer", MLP)
 _SWITCH_PRIMER = (*_MDHA * 3, "MDHA", "MoE1D")
-# (layers, activations, norm, whether queries and keys are shared) -> preset of Primer.
+# (layers, activations, norm, shared queries and keys or not) -> Primer preset.
 _KINDS = {
     (_PLAIN, ("relu",), "layer", False): "medium_transformer_vanilla",
     (_PLAIN, ("gelu",), "layer", False): "medium_transformer_gelu",
@@ -136,7 +136,7 @@ def _set_model(reading: Reading) -> str:
         raise kind.must_be("model_type", "'lm' or 'bitransformer'")
     targets_only = reading.facts.get("loss_on_targets_only")
     if targets_only and targets_only.value:
-        raise UserError(f"{targets_only.origin}: loss_on_targets_only must be False in an LM")
+        raise UserError(f"{targets_only.origin}: loss_on_targets_only must be False for an LM")
     if norm.value == "rms" and not biased:
         reading.set("model.num_decoder_layers", *layers)
         return "lm_base"
@@ -175,7 +175,7 @@ def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value
     repeats = 1 if names == _EVOLVED else attentions
     reading.set("model.num_decoder_layers", layers.value * repeats, layers.origin)
     if names == _SYNTHESIZER:
-        # Mesh's files bind the heads of SelfAttention; a Synthesizer has its own.
+        # Mesh's files bind SelfAttention's heads; a Synthesizer has separate ones.
         for path in ("model.num_heads", "model.head_dim"):
             reading.fields.pop(path, None)
     if "MoE1D" in names:
@@ -188,8 +188,8 @@ def _set_primer(reading: Reading, activations: Value, norm: Value, layers: Value
         where = reading.facts["ineffective"].origin
         reading.warn(
             f"Unitransformer.layer_stack ({where}) has no effect in Mesh TensorFlow, whose own "
-            "argument overrides it: norms precede sublayers, as in the released models; the "
-            "paper's alternating norms are the preset medium_primer"
+            "argument overrides it: norms precede sublayers, as in the released models; for the "
+            "paper's alternating norms, use the preset medium_primer"
         )
     reading.fields.pop("model.mlp_activations")
     reading.fields.pop("model.tied_logits", None)
@@ -262,17 +262,17 @@ def _set_lengths_and_rows(reading: Reading) -> None:
         if type(sizes.get("inputs")) is not int or not 0 < spans[0] < 1 or not spans[1] > 0:
             places = [found.origin for name in _SPANS if (found := reading.facts.get(name))]
             raise UserError(
-                f"{', '.join([*places, lengths.origin])}: no length of targets follows from "
-                f"inputs of {sizes.get('inputs')!r}, a noise_density of {spans[0]} and a "
+                f"{', '.join([*places, lengths.origin])}: the targets' length cannot be computed "
+                f"from inputs of {sizes.get('inputs')!r}, a noise_density of {spans[0]} and a "
                 f"mean_noise_span_length of {spans[1]}"
             )
         sizes["targets"] = span_corruption_lengths(sizes["inputs"], *spans)[1]
         lengths = reading.facts["lengths"] = Value(sizes, lengths.origin)
     if not sizes or not all(map(is_size, sizes.values())):
-        raise lengths.must_be("sequence_length", "lengths, as {'inputs': 512, 'targets': 114}")
+        raise lengths.must_be("sequence_length", "lengths: {'inputs': 512, 'targets': 114}")
     decoder_only = _value(reading, "model_type", "") == "lm"
     for side, size in sizes.items():
-        # Mesh requires an input length even for language models, which lack inputs.
+        # Mesh requires an input length even for language models, which have no inputs.
         if side == "targets" or not decoder_only:
             reading.set(f"lengths.{side}", size, lengths.origin)
     default = Value(("tokens_per_replica", 2048), "Mesh T5's default")
@@ -294,14 +294,14 @@ def _set_lengths_and_rows(reading: Reading) -> None:
 
 
 def task(reading: Reading, named: bool) -> Value:
-    """Returns our task with the bound corpus and objective, or else the files' own task name.
+    """Returns our task with the bound corpus and objective, or else the task named in the files.
 
     If `named`, a flag names the task and the bound objective is ignored.
     """
     name = reading.facts.get("task")
     if name is None:
         raise UserError(
-            "mesh_train_dataset_fn.mixture_or_task_name is set by none of these files: add "
+            "none of these files sets mesh_train_dataset_fn.mixture_or_task_name: add "
             "dataset.gin, and --gin.MIXTURE_NAME=\"'NAME'\""
         )
     steps = reading.facts.get("preprocessors")
@@ -316,8 +316,8 @@ def task(reading: Reading, named: bool) -> Value:
     family, _, rest = str(name.value).partition("_")
     if family not in _FAMILIES:
         reading.warn(
-            f"unsupervised.preprocessors ({steps.origin}) has no effect: the preprocessors of "
-            f"{name.value} are its own"
+            f"unsupervised.preprocessors ({steps.origin}) has no effect: {name.value} has "
+            "its own preprocessors"
         )
         return name
     part = rest.partition("_")[0]
@@ -339,15 +339,15 @@ def _objective(reading: Reading, steps: Value, known: Collection[str]) -> str:
     if len(rest) != 3 or rest[0] != _FIRST or rest[1] not in _SPLITS or rest[2] != "denoise":
         listed = (_FIRST, _JOINS, *_SPLITS, "denoise")
         other = [name for name in names if name not in listed]
-        found = f"{', '.join(other)} cannot be done" if other else "these are not"
+        found = f"{', '.join(other)} is not supported" if other else "this order is not supported"
         raise UserError(
-            f"{steps.origin}: {found}: the objective must be one of denoising or of language "
-            f"modelling, with unsupervised.preprocessors {', '.join(listed)}; or {_NAME_IT}"
+            f"{steps.origin}: {found}: the objective must be denoising or language modelling, "
+            f"with unsupervised.preprocessors {', '.join(listed)}; or {_NAME_IT}"
         )
     if _value(reading, "model_type", "") == "lm":
         raise UserError(
-            f"{reading.facts['model_type'].origin}, {steps.origin}: a decoder alone has the "
-            f"objective of language modelling, objectives/lm.gin, and no denoising; or {_NAME_IT}"
+            f"{reading.facts['model_type'].origin}, {steps.origin}: a decoder-only model needs the "
+            f"language modelling objective, objectives/lm.gin, not denoising; or {_NAME_IT}"
         )
     wanted = _denoising(reading, steps)
     plain = {**DENOISING, "span_corruption": span_corruption(), "prefix_lm": prefix_lm()}

@@ -76,7 +76,7 @@ _T5_1_1 = {
     "dropout_rate": 0.0,
     "Unitransformer.shared_embedding_and_softmax_weights": False,
 }
-# Sizes in file names, and numbers of model-parallel devices.
+# (size in the file name, number of model-parallel devices).
 _1_0_SIZES = (("small", 1), ("base", 1), ("large", 2), ("3B", 8), ("11B", 32))
 _1_1_SIZES = (("small", 1), ("base", 1), ("large", 2), ("xl", 8), ("xxl", 8))
 
@@ -142,6 +142,6 @@ _FILES = {
 }
 
 DESCRIPTIONS = described(_FILES)
-# Bindings that Mesh TensorFlow reads before any file.
+# Bindings that Mesh TensorFlow reads before all other files.
 _NAME = "Mesh TensorFlow's defaults.gin"
 DEFAULTS = described({_NAME: _DEFAULTS})[_NAME]

@@ -41,7 +41,7 @@ _HEADS = {
     "shared_kv": only(False, "keys and values have kernels of their own"),
     "attention_kwargs": only(None, "attention has no other settings"),
     **_unread(
-        "kernels are initialized as T5's",
+        "kernels are initialized as in T5",
         "fold_scaling_into_initializer combine_dims keep_query_heads_dims",
     ),
 }
@@ -60,7 +60,7 @@ _STACK = {
 }
 # Configurables whose arguments have no counterpart -> the reason, and their arguments.
 _IDLE = {
-    f"{_LAYERS}.LocalSelfAttention": ("no layer uses local attention", "dropout_rate"),
+    f"{_LAYERS}.LocalSelfAttention": ("no layer has local attention", "dropout_rate"),
     f"{_T5}.mesh_eval_dataset_fn": (_EVALUATED, "mixture_or_task_name"),
     **dict.fromkeys(
         (f"{_T5}.get_vocabulary", f"{_T5}.get_sentencepiece_model_path"),
@@ -154,7 +154,7 @@ KNOWN = (
         z_loss=field("loss.z_loss"),
         positional_embedding=only(False, "positions are T5's relative ones"),
         layer_stack=keep("ineffective", object),
-        vocab_divisor=only(128, "embeddings are a multiple of 128"),
+        vocab_divisor=only(128, "embedding tables have a multiple of 128 rows"),
         token_dropout_rate=only(0.0, "no tokens are dropped"),
         ensemble=only(None, _SINGLE),
         input_full_attention=keep("full_attention", bool),
@@ -165,7 +165,7 @@ KNOWN = (
         max_length=nothing("relative positions have no limit"),
     ),
     configurable(
-        f"{_MODEL}.Bitransformer", shared_embedding=only(True, "encoder and decoder have one table")
+        f"{_MODEL}.Bitransformer", shared_embedding=only(True, "encoder and decoder share a table")
     ),
     configurable(
         f"{_MODEL}.make_bitransformer",

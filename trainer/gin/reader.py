@@ -1,4 +1,4 @@
-"""Reads gin files into bindings with their places, by gin-config's parser.
+"""Reads gin files into bindings with their places, using gin-config's parser.
 
 Nothing is imported or executed: values are literals, `@references` and `%MACROS`.
 """
@@ -17,14 +17,14 @@ from tasks.terminal.command_line import UserError, nearest
 REQUIRED = "gin.REQUIRED"
 _MAIN = "__main__."
 FLAXFORMER = (
-    "Flaxformer's models are not read: leave their files out and name the model, as "
+    "Flaxformer's models are not read: leave their files out and name the model with "
     "--preset=t5_1_1_base (--help=presets), umT5 with --model.position=relative_per_layer"
 )
 _EVALUATE = "evaluate a run with python -m trainer.evaluate"
 _EXPORT = "export a run with python -m trainer.export"
 _INFER = f"{_EXPORT}, and generate text with transformers"
 _PRECOMPILE = "compile a run ahead of time with python -m trainer.plan --topology=NAME"
-# T5X's programs other than training, and their files by base name -> our commands.
+# T5X's commands other than training, and base names of their files -> our commands.
 COMMANDS = {
     "evaluate": f"{_EVALUATE} --model_dir=DIR --split=SPLIT",
     "eval.gin": f"{_EVALUATE} --model_dir=DIR --split=SPLIT",
@@ -41,7 +41,7 @@ _LIBRARY = "t5x/"
 
 
 class Reference(NamedTuple):
-    """`@scope/name`, with `()` if `called`; the file's imports expand the name."""
+    """`@scope/name`, followed by `()` if `called`; imports in the file have expanded the name."""
 
     scope: str
     name: str
@@ -85,7 +85,7 @@ class Binding(NamedTuple):
 
 @dataclasses.dataclass
 class Statements:
-    """The files' bindings, in order, and the modules that they import, with their places."""
+    """The files' bindings, in order, and (module, place) of the files' imports."""
 
     bindings: list[Binding] = dataclasses.field(default_factory=list)
     imports: list[tuple[str, str]] = dataclasses.field(default_factory=list)
@@ -98,7 +98,7 @@ class Value(NamedTuple):
     origin: str
 
     def must_be(self, name: str, rule: str) -> UserError:
-        """Returns the error of an argument `name` with this value, which breaks a rule."""
+        """Returns the error for an argument `name` with this value, which breaks `rule`."""
         return UserError(f"{self.origin}: {name} = {self.value!r} must be {rule}")
 
 
@@ -110,7 +110,7 @@ def read(
 ) -> Statements:
     """Reads files in order, then flags of the form `NAME=VALUE`.
 
-    Files are searched in the working folder, then in `search_paths`; includes also beside the
+    Files are looked up in the working folder, then in `search_paths`; includes also beside the
     including file. `built_in` maps an include to its bindings, used if no such file exists. A
     UserError names the file and line that cannot be read.
     """
@@ -129,7 +129,7 @@ class _Reader:
         self.found = Statements()
 
     def file(self, name: str, named_at: str, above: tuple[tuple[str, str], ...]) -> None:
-        """Reads a file; `above` holds (name, real path) of the including files."""
+        """Reads a file; `above` has (name, real path) of each including file."""
         beside = [os.path.dirname(path) for _, path in above[-1:]]
         candidates = [os.path.join(folder, name) for folder in [*self._folders, *beside]]
         path = next((each for each in candidates if os.path.isfile(each)), None)
@@ -138,11 +138,11 @@ class _Reader:
                 hint = COMMANDS.get(os.path.basename(name))
                 hint = FLAXFORMER if name.startswith("flaxformer/") else hint
                 if hint:
-                    raise UserError(f"{named_at}: there is no {name}: {hint}")
+                    raise UserError(f"{named_at}: there is no {name}; {hint}")
                 sought = ", ".join(dict.fromkeys(folder or "." for folder in self._folders))
                 raise UserError(
                     f"{named_at}: there is no {name} in {sought}{nearest(name, self._built_in)}: "
-                    "name the folder that has it in --gin_search_paths"
+                    "add the folder that contains it to --gin_search_paths"
                 )
             self.found.bindings += self._built_in[name]
             return
@@ -171,8 +171,8 @@ class _Reader:
         """Reads the text of a file or, if `above` is empty, of a flag."""
         from gin import config_parser
 
-        # A file's own imports take precedence over earlier files'. As in gin, T5X's
-        # size files rely on the imports of the files that they include.
+        # A file's own imports take precedence over those of earlier files. Files also see the
+        # imports of files that they include, as in gin; T5X's files of sizes rely on it.
         modules: dict[str, str] = {} if above else self._modules
         seen = ChainMap(modules, self._modules)
         library = len(above) > 1 and name.startswith(_LIBRARY)
@@ -203,7 +203,7 @@ class _Reader:
         except (SyntaxError, tokenize.TokenError) as error:
             line, what = _failure(error)
             place = f"{name}:{line}" if above else name
-            quoted = "" if above else f"; a text in quotes of its own: {name}=\"'text'\""
+            quoted = "" if above else f"; quote a string twice: {name}=\"'text'\""
             raise UserError(
                 f"{place}: {what}: a value is a literal, an @reference or a %MACRO{quoted}"
             ) from error
@@ -221,7 +221,7 @@ OURS = {
 
 
 def _flags(macro: str) -> str:
-    theirs = f"--gin.{macro}=VALUE, a text as \"'text'\""
+    theirs = f"--gin.{macro}=VALUE, strings as \"'text'\""
     return f"--{OURS[macro]}=VALUE, or {theirs}" if macro in OURS else theirs
 
 
@@ -247,7 +247,7 @@ def _delegate() -> Any:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Applies `change` to a value or, in a copy, to every element of a container."""
+    """Applies `change` to a value, or to every element in a copy of a container."""
     if isinstance(value, dict):
         return {_each(key, change): _each(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple) and not isinstance(value, Reference | Macro):
@@ -280,7 +280,7 @@ class Macros:
         self._read: set[str] = set()
 
     def named(self) -> set[str]:
-        """Returns the macros that any binding refers to, read or not."""
+        """Returns the macros that bindings refer to, read or not."""
         found: set[str] = set()
         for value in self._values:
             _each(value, lambda each: found.add(each.name) if isinstance(each, Macro) else None)

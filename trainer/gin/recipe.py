@@ -16,7 +16,7 @@ from trainer.gin import includes, mesh, mesh_includes, mesh_tables, reader, t5x,
 from trainer.gin.meaning import Reading, typed
 from trainer.gin.reader import Binding, Macro, Value
 
-# Packages of T5X, Mesh T5 and their dependencies; their modules define no tasks.
+# Packages of T5X, Mesh T5 and their dependencies. Modules in them define no tasks.
 _LIBRARIES = ("__gin__", "__main__", "t5x", "seqio", "optax", "flax", "jax", "mesh_tensorflow")
 _WITHOUT_TASKS = ("t5.models.mesh_transformer", "t5_models")
 
@@ -75,7 +75,7 @@ def load(
 
 
 def _given(bindings: Sequence[Binding], overrides: Sequence[str]) -> list[Binding]:
-    """Returns bindings for macros that the files leave unset and our flags set."""
+    """Returns bindings for macros that our flags set and the files leave unset."""
     values = {each.name: each.value for each in bindings if not each.argument}
     given = []
     for macro, name in reader.OURS.items():
@@ -88,15 +88,15 @@ def _given(bindings: Sequence[Binding], overrides: Sequence[str]) -> list[Bindin
 
 
 def _set_microbatch_law(reading: Reading) -> None:
-    """Normalizes each microbatch by itself if the files bind both, as T5X does."""
+    """Normalizes each microbatch separately, as T5X does, if files set microbatches and divisor."""
     parts, normalizer = (reading.fields.get(name) for name in ("microbatches", "loss.normalizer"))
     if parts and normalizer and parts.value != 1 and normalizer.value != "sum":
         origin = f"T5X's law for num_microbatches ({parts.origin})"
         reading.set("loss.normalize_over", "microbatch", origin)
         reading.warn(
             f"num_microbatches = {parts.value} ({parts.origin}) with loss_normalizing_factor "
-            f"({normalizer.origin}): each microbatch is normalized by itself, as in T5X; "
-            "--loss.normalize_over=batch makes the result independent of their number"
+            f"({normalizer.origin}): each microbatch is normalized separately, as in T5X; with "
+            "--loss.normalize_over=batch the result does not depend on num_microbatches"
         )
 
 
@@ -113,13 +113,13 @@ def _set_seed(reading: Reading) -> None:
         seed = seeds[0].value if seeds else Config.seed
         if found is None or found.value is None:
             reading.warn(
-                f"{what} have no seed{where}: here the seed is {seed} (--seed), so every run "
-                "is the same"
+                f"{what} have no seed{where}: here the seed is {seed} (--seed), so all runs are "
+                "the same"
             )
         elif found.value != seed:
             reading.warn(
-                f"{what} have the seed {found.value}{where}: here there is one seed, --seed, and "
-                f"it is {seed}"
+                f"{what} have the seed {found.value}{where}: here the only seed is --seed, which "
+                f"is {seed}"
             )
 
 
@@ -137,7 +137,7 @@ def _set_task(reading: Reading, overrides: Sequence[str]) -> None:
             reading.set(f"data.{name}", *value)
         if cached and cached.value:
             reading.warn(
-                f"use_cached = True ({cached.origin}) and {task} is a seqio task: if it has no "
+                f"use_cached = True ({cached.origin}), but {task} is a seqio task: if it has no "
                 "seqio cache in --cache_dir, its text is tokenized during training"
             )
     else:
@@ -179,7 +179,7 @@ def _warn_of_padding(reading: Reading, task: str) -> None:
     if filled < WASTEFUL * targets:
         reading.warn(
             f"targets of {targets} ({lengths.origin}): T5's span corruption of {inputs} inputs "
-            f"fills {filled} of them, {filled / targets:.1%}; the rest is padding, which "
+            f"fills {filled} positions, {filled / targets:.1%}; the rest is padding, which "
             f"--lengths.targets={filled} avoids"
         )
 
@@ -209,7 +209,7 @@ def _warn_of_vocabulary(reading: Reading) -> None:
         where = own.origin if own else found.origin
         reading.warn(
             f"extra_ids of {found.value} is 0 ({where}) {text}: its last text pieces would "
-            "serve as sentinels; caches of pipeline.build are refused then, unless they were "
+            "serve as sentinels; pipeline.build's caches are then refused unless they were "
             "built with --extra_ids=100"
         )
 
@@ -225,8 +225,8 @@ def _note_imports(reading: Reading, task_module: str | None) -> None:
 def _configured(reading: Reading, name: str, preset: str | None) -> Recipe:
     if "model.family" not in reading.fields and not preset:
         raise UserError(
-            "these files name no model: include one, such as 't5x/examples/t5/t5_1_1/base.gin', or "
-            "set --preset"
+            "these files do not name a model: include a file that does, such as "
+            "'t5x/examples/t5/t5_1_1/base.gin', or set --preset"
         )
     tied = reading.fields.get("model.tied_logits")
     if reading.fields.get("model.family", Value("", "")).value == "t5_1_1" and tied and tied.value:

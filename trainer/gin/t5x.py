@@ -17,7 +17,7 @@ def _lengths(reading: m.Reading, found: Value) -> None:
     lengths = found.value if isinstance(found.value, dict) else {"": 0}
     known = set(lengths) <= {"inputs", "targets"}
     if not known or not all(map(m.is_size, lengths.values())):
-        rule = "lengths of inputs and targets, {'inputs': 512, 'targets': 114}"
+        rule = "lengths of inputs and targets: {'inputs': 512, 'targets': 114}"
         raise found.must_be("task_feature_lengths", rule)
     for side, length in lengths.items():
         reading.set(f"lengths.{side}", length, found.origin)
@@ -31,7 +31,7 @@ def _same(fact: str, what: str) -> m.Argument:
         if trained and found.value not in (trained.value, None):
             raise UserError(
                 f"{found.origin}: the evaluation's {what} {found.value!r} differs from the "
-                f"training's {trained.value!r} ({trained.origin}): both are the same here"
+                f"training's {trained.value!r} ({trained.origin}): here, they must be the same"
             )
 
     return m.take(check)
@@ -40,8 +40,8 @@ def _same(fact: str, what: str) -> m.Argument:
 def _module(reading: m.Reading, found: Value) -> None:
     if found.value is not None:
         reading.warn(
-            f"module = {found.value!r} ({found.origin}) is not imported: to load it, set "
-            f"--task_module={found.value}"
+            f"module = {found.value!r} ({found.origin}) is not imported: set "
+            f"--task_module={found.value} to load it"
         )
 
 
@@ -50,7 +50,7 @@ def _save(reading: m.Reading, found: Value) -> None:
         reading.follow("CheckpointConfig.save", found, (_SAVE,))
         return
     reading.set("checkpoint.every_steps", 0, found.origin)
-    reading.warn(f"save = None ({found.origin}): the last state is saved nevertheless")
+    reading.warn(f"save = None ({found.origin}): the last state is saved all the same")
 
 
 def _relative_steps(reading: m.Reading, found: Value) -> None:
@@ -86,7 +86,7 @@ def _restore_path(reading: m.Reading, found: Value) -> None:
 
 
 def _restore_mode(reading: m.Reading, found: Value) -> None:
-    # --init_from accepts a checkpoint, or a folder, whose newest checkpoint it uses.
+    # --init_from accepts a checkpoint, or a folder, of which it uses the newest checkpoint.
     if found.value not in ("specific", "latest"):
         advice = "to evaluate all checkpoints of a folder, use trainer.evaluate --steps=all"
         raise found.must_be("mode", f"'specific' or 'latest': {advice}")
@@ -98,11 +98,11 @@ def _submesh(reading: m.Reading, found: Value) -> None:
     sizes = found.value
     if not isinstance(sizes, list | tuple) or not all(map(m.is_size, sizes)):
         raise found.must_be("model_parallel_submesh", "four sizes above 0, or None")
-    # T5X's own rule: the submesh overrides num_partitions, which is its product.
+    # As in T5X, the submesh overrides num_partitions with the product of its sizes.
     reading.set("mesh.tensor", math.prod(sizes), found.origin)
     reading.warn(
-        f"of model_parallel_submesh = {sizes!r} ({found.origin}) only the number of devices "
-        f"is used, {math.prod(sizes)}; the mesh decides which ones"
+        f"model_parallel_submesh = {sizes!r} ({found.origin}) sets only the number of devices, "
+        f"{math.prod(sizes)}; the mesh decides which ones"
     )
 
 
@@ -115,7 +115,7 @@ def _parameter_dims(reading: m.Reading, found: Value) -> None:
         reading.set("mesh.fsdp", -1, found.origin)
 
 
-_HARDWARE = "random numbers are JAX's threefry, which is the same on all hardware"
+_HARDWARE = "random numbers come from JAX's threefry, which is the same on all hardware"
 _AS_TRAINED = "checkpoints hold the training state, in float32"
 _STEP_IS_STATE = "the position in the data follows from the step, which checkpoints hold"
 _WHOLE = "all parameters of the checkpoint are used"
@@ -153,7 +153,7 @@ _TRAINING_DATA = {
     "use_custom_packing_ops": m.nothing("rows are the same either way", False),
     "use_memory_cache": m.nothing("evaluation batches are made again each time", True),
     "trim_output_features": m.only(True, "rows have the lengths of task_feature_lengths"),
-    "runtime_preprocessors": m.only(None, "the task has its preprocessors"),
+    "runtime_preprocessors": m.only(None, "the task sets its preprocessors"),
     "num_prefetch_threads": m.nothing("set --data.threads instead", None),
     "num_workers": m.nothing("batches are made by threads; set --data.threads instead", 0),
 }
@@ -169,7 +169,7 @@ _EVALUATION = m.configurable(
         "shuffle": m.only(False, "evaluation reads rows in order"),
         "seed": m.nothing("validation rows always have the same noise, from the run's seed", 42),
         "use_cached": _same("use_cached", "use_cached"),
-        "pack": m.nothing("validation rows are packed as training rows are", True),
+        "pack": m.nothing("validation rows are packed like training rows", True),
         "module": m.keep("evaluation_module", str | None),
         "num_prefetch_threads": m.nothing("one thread makes evaluation batches", None),
     },
@@ -215,7 +215,7 @@ _TRAINER = m.configurable(
 
 _SUMMARY = m.configurable("t5x.gin_utils.summarize_gin_config")
 
-# The trainer, with its schedule, precedes the model, so that an optimizer's own rate overrides it.
+# The trainer precedes the model, so that an optimizer's own rate overrides the trainer's schedule.
 TRAIN = m.configurable(
     "t5x.train.train",
     trainer_cls=m.refers(_TRAINER),
@@ -238,7 +238,7 @@ TRAIN = m.configurable(
     get_dataset_fn=m.nothing("trainer.data.cached reads the data"),
     train_eval_get_dataset_fn=m.nothing("trainer.data.cached reads the data"),
     concurrent_metrics=m.nothing(_OWN_METRICS, True),
-    actions=m.nothing("--on_nan decides what a loss that is not finite does", None),
+    actions=m.nothing("--on_nan decides what happens if a loss is not finite", None),
     run_eval_before_training=m.nothing("the first evaluation is at step eval_period", False),
     train_state_initializer_cls=m.nothing("trainer.engine.step makes the state"),
     use_orbax=m.nothing(_ORBAX, True),
@@ -251,7 +251,7 @@ def _undecoded(*names: str, arguments: str) -> m.Configurable:
     return m.configurable(*names, **dict.fromkeys(arguments.split(), m.nothing(NO_DECODING)))
 
 
-# Configurables without counterpart, which files may bind and refer to.
+# Configurables without a counterpart that files may still bind and refer to.
 _IDLE = (
     _undecoded("seqio.Evaluator", arguments="logger_cls num_examples use_memory_cache"),
     m.configurable("seqio.PyLoggingLogger"),

@@ -16,7 +16,7 @@ from trainer.model.parts import PER_LAYER
 
 NO_DECODING = "no text is decoded during pretraining"
 
-# flax.linen's names of activations -> ours.
+# flax.linen's names for activations -> ours.
 _ACTIVATIONS = {"gelu": "gelu", "linear": "linear", "relu": "relu", "silu": "silu", "swish": "silu"}
 # T5X's rematerialisation policies -> ours.
 _REMAT = {"none": "none", "minimal": "dots", "full": "full"}
@@ -38,7 +38,7 @@ def _by(table: Mapping[Any, str]) -> Callable[[Any], str]:
 
 
 def none_is(meaning: Any) -> Callable[[Any], Any]:
-    """Returns a conversion that replaces None by `meaning`."""
+    """Returns a conversion that replaces None with `meaning`."""
     return lambda value: meaning if value is None else value
 
 
@@ -82,7 +82,7 @@ _ADAFACTOR = m.configurable(
     epsilon1=m.field("optimizer.epsilon"),
     epsilon2=m.field("optimizer.minimum_parameter_scale"),
     dtype_momentum=m.only("float32", "moments are always float32"),
-    factor_map=m.only(None, "whether a tensor is factored depends on its size"),
+    factor_map=m.only(None, "a tensor's size decides if it is factored"),
     logical_factor_rules=m.refers(_FACTOR_RULES, optional=True, default=None),
     weight_decay_rate_lr_exponent=m.field("optimizer.weight_decay_rate_exponent"),
     global_norm_clip_threshold=m.field("optimizer.clip_norm"),
@@ -120,17 +120,17 @@ def _set_warmup_cosine(reading: m.Reading, found: Value) -> None:
 
 
 def check_cosine(reading: m.Reading) -> None:
-    """Refuses runs longer than an optax cosine, which stays at its end while ours restarts."""
+    """Refuses runs longer than an optax cosine: optax's stays at its end value, ours restarts."""
     steps, end = reading.fields.get("train_steps"), reading.facts.get("decay_steps")
     if steps and end and type(steps.value) is int and steps.value > end.value:
         raise UserError(
-            f"{end.origin}: decay_steps = {end.value} must not be below the {steps.value} updates "
-            f"of the run ({steps.origin})"
+            f"{end.origin}: decay_steps = {end.value} must be at least the run's {steps.value} "
+            f"updates ({steps.origin})"
         )
 
 
 def _own_rate(reading: m.Reading, found: Value) -> None:
-    """Sets the rate of a wrapped optax optimizer; T5X only logs Trainer.learning_rate_fn for it."""
+    """Sets a wrapped optax optimizer's rate, for which T5X only logs Trainer.learning_rate_fn."""
     if isinstance(found.value, Reference):
         reading.follow("learning_rate", found, (SCHEDULE, _WARMUP_COSINE))
         if found.value.name.rpartition(".")[2] == _WARMUP_COSINE.short:

@@ -14,14 +14,14 @@ from trainer.trained import text, trained_run
 
 
 class PromptForm(NamedTuple):
-    """The form of prompts: whether EOS `ends` them, whether a `prefix` attends both ways."""
+    """The form of prompts: EOS follows them if `ends`; they attend both ways if `prefix`."""
 
     ends: bool
     prefix: bool
 
 
 def prompt_form(run: Run) -> PromptForm:
-    """Returns the form of a run's prompts; if its tasks have inputs, prompts are inputs."""
+    """Returns the form of a run's prompts, which are inputs if its tasks have inputs."""
     decoder_only = run.config.model.architecture == "decoder"
     if not decoder_only or run.lengths.inputs:
         return PromptForm(ends=True, prefix=decoder_only)
@@ -33,9 +33,9 @@ def prompt_form(run: Run) -> PromptForm:
 class Generator:
     """Generates text after prompts with a checkpoint of a run.
 
-    `prefix` of `decoding` is set as in training. `step` None is the newest, `vocabulary` None the
-    cache's; `cache_dir` is a folder of caches by task, if moved. `modes` are pieces that start
-    inputs in training, such as UL2's.
+    The `prefix` of `decoding` is set as in training. `step` None is the newest, `vocabulary` None
+    the cache's; `cache_dir` is the folder of the tasks' caches, if moved. `modes` are pieces that
+    start inputs in training, such as UL2's.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Generator:
         self.step, self._params = trained_run.restore(run, step, self.vocabulary)
 
     def ids(self, prompt: str) -> np.ndarray:
-        """Returns a prompt's ids in training's form; raises UserError for a missing sentinel."""
+        """Returns a prompt's ids as in training; raises UserError for a missing sentinel."""
         ids = text.encode(self.vocabulary, prompt)
         return np.append(ids, np.int32(self.vocabulary.special.eos)) if self._form.ends else ids
 

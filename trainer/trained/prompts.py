@@ -1,4 +1,4 @@
-"""Files of prompts, and files of results that a killed command continues."""
+"""Reads files of prompts, and writes files of results that a killed command can continue."""
 
 import dataclasses
 import hashlib
@@ -17,7 +17,7 @@ from trainer.config.decoding import Decoding, TrainedFlags
 from trainer.engine import processes
 from trainer.trained.generator import Generator
 
-# Batches between two writes; a killed command loses at most these.
+# Batches between two writes; a killed command loses at most this many.
 _BATCHES = 8
 _SETTINGS = "settings.json"
 
@@ -38,7 +38,7 @@ def generator_of(flags: TrainedFlags, decoding: Decoding) -> Generator:
 
 
 def read_prompts(path: str, column: str) -> list[str]:
-    """Returns the prompts in a file: its lines, or texts in `column` of JSON lines."""
+    """Returns the prompts in a file: its lines or, for JSON lines, the texts in `column`."""
     try:
         lines = list(files.read_lines(path))
     except FileNotFoundError as error:
@@ -53,14 +53,14 @@ def read_prompts(path: str, column: str) -> list[str]:
         try:
             prompts.append(json.loads(line)[column])
             if not isinstance(prompts[-1], str):
-                raise UserError(f"{place}: {column!r} is not a text")
+                raise UserError(f"{place}: {column!r} is not a string")
             prompts[-1].encode()
         except UnicodeEncodeError as error:
             character = error.object[error.start]
             raise UserError(f"{place}: {column!r} has half a character, {character!r}") from error
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(
-                f"{place}: no JSON object with {column!r}; name the prompts' field by --column"
+                f"{place}: no JSON object with {column!r}; name the prompts' field with --column"
             ) from error
     return prompts
 
@@ -86,7 +86,7 @@ def results(generator: Generator, prompts: list[str], first: int, count: int) ->
 
 
 class _Output:
-    """A file of lines that a killed command continues; until complete, a folder of blocks."""
+    """A file of lines, kept as a folder of blocks until complete so that a rerun can continue."""
 
     def __init__(self, path: str, settings: dict[str, Any]):
         if files.exists(path):
@@ -103,13 +103,13 @@ class _Output:
             files.write_json(place, self._settings)
         elif files.read_json(place) != self._settings:
             raise UserError(
-                f"{self._partial} was written by another command: delete it, or name another "
-                "--output"
+                f"{self._partial} was written by a different command: delete it, or name "
+                "another --output"
             )
         return next(block for block in itertools.count() if _name(block) not in names)
 
     def add(self, block: int, lines: list[str]) -> None:
-        """Writes the lines of a block; they survive a kill."""
+        """Writes the lines of a block, which then survive a kill."""
         files.write_bytes(files.join(self._partial, _name(block)), "".join(lines).encode())
 
     def end(self, blocks: int) -> None:
@@ -131,7 +131,7 @@ def _name(block: int) -> str:
 def write_all(
     flags: TrainedFlags, decoding: Decoding, prompts_path: str, column: str, output_path: str
 ) -> None:
-    """Writes the results of a file of prompts, or continues a killed command's output."""
+    """Writes the results for a file of prompts, or continues a killed command's output."""
     with processes.failing_together():
         prompts = read_prompts(prompts_path, column)
     generator = generator_of(flags, decoding)

@@ -46,15 +46,15 @@ def examine(
     """Returns HTML sections by name, from the newest checkpoint of each run.
 
     `count` is the number of rows with the highest and with the lowest loss, `samples` the number of
-    rows to complete; None leaves out the section. `cache_dir` is a folder of caches by task, if
-    moved. Raises UserError if a run has no checkpoint, or caches are missing.
+    rows to complete; None leaves out the section. `cache_dir` is the folder of the tasks' caches,
+    if moved. Raises UserError if a run has no checkpoint or its caches are missing.
     """
     lines, written = list[str](), list[str]()
     for number, history in enumerate(runs):
         run = trained_run.open_run(history.folder, cache_dir)
         heading = f"<h3>{html_page.text(history.name)}</h3>" if len(runs) > 1 else ""
         if not isinstance(run.data, CachedData):
-            note = html_page.note(f"{history.name}: its data are not a cache of pipeline.build.")
+            note = html_page.note(f"{history.name}: its data is not from a pipeline.build cache.")
             lines, written = [*lines, note], [*written, note]
             continue
         if count:
@@ -88,7 +88,7 @@ def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
         pairs = zip(indices_W.tolist(), losses_W.tolist(), strict=True)
         found += [_Row(task, maker, window, loss) for window, loss in pairs if np.isfinite(loss)]
     if not found:
-        return html_page.note("No row of validation has a finite loss.")
+        return html_page.note("No validation row has a finite loss.")
     found.sort(key=lambda row: row.loss)
     shown = min(count, (len(found) + 1) // 2)
     parts = [("highest", found[::-1][:shown]), ("lowest", found[:shown])]
@@ -131,7 +131,7 @@ def _losses(program: Program) -> Any:
 
 
 def _lineage(row: _Row) -> tuple[Any, Any, str]:
-    """Returns the places of a row in its cache, its documents, and the word for them."""
+    """Returns a row's places in its cache, its documents, and what a document is called."""
     lineage = Lineage(row.task.cache, row.task.manifest, _SPLIT)
     places = row.maker.windows.where(row.window)
     return places, lineage.parts(places), lineage.unit
@@ -239,7 +239,7 @@ def _filled(ids: TokenIds, prompt: np.ndarray, answer: np.ndarray) -> str:
         add(answer[answer < ids.size].tolist(), 0)
     out = []
     said = [
-        # A gap missing in the answer keeps its sentinel.
+        # A gap that the answer does not fill keeps its sentinel.
         one if text.sentinel_number(ids, token) is None else decode.piece(token, ids)
         for token, one in zip(tokens, decode.texts(tokens, ids), strict=True)
     ]

@@ -17,10 +17,10 @@ def encode(vocabulary: Vocabulary, text: str) -> np.ndarray:
     """Returns the ids of a text, int32 [tokens], without EOS; <extra_id_k> becomes a sentinel.
 
     Drops the space before a sentinel, which belongs to the span's first token. Text after a
-    sentinel without a space continues the word, if the vocabulary has the piece. Raises UserError
+    sentinel without a space continues the word if the vocabulary has such a piece. Raises UserError
     if the vocabulary lacks the sentinel.
     """
-    # Texts at even places, sentinel numbers at odd ones.
+    # Texts are at even places, sentinel numbers at odd ones.
     parts = _SENTINEL.split(text)
     ids: list[int] = []
     for place, part in enumerate(parts):
@@ -64,12 +64,12 @@ def sentinels(text: str) -> list[int]:
 
 
 def sentinel_number(ids: TokenIds, token: int) -> int | None:
-    """Returns k for the sentinel <extra_id_k>, else None."""
+    """Returns k for the sentinel <extra_id_k>; None for other tokens."""
     return ids.size - 1 - token if ids.first_sentinel <= token < ids.size else None
 
 
 def span_ids(ids: TokenIds, answer: np.ndarray) -> dict[int, list[int]]:
-    """Returns the tokens after each sentinel, by its number; a sentinel's first span counts."""
+    """Returns the tokens after each sentinel, by number; only a sentinel's first span counts."""
     found: dict[int, list[int]] = {}
     current: list[int] = []
     for token in map(int, answer):
@@ -91,7 +91,7 @@ def spans(vocabulary: Vocabulary, answer: np.ndarray) -> dict[int, str]:
 
 
 def filled(text: str, span_of: Mapping[int, str]) -> str:
-    """Replaces sentinels in a text by their spans in brackets; keeps those without a span."""
+    """Replaces a text's sentinels with their spans in brackets; keeps those without a span."""
 
     def span(match: re.Match[str]) -> str:
         number = int(match[1])

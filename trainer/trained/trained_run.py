@@ -1,4 +1,4 @@
-"""A trained run, opened for use: its parameters on this machine, and its vocabulary."""
+"""Opens a trained run: restores its parameters on this machine and loads its vocabulary."""
 
 import dataclasses
 from typing import Any, cast
@@ -36,7 +36,7 @@ def without_data(config: Config) -> Run:
 
 
 def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
-    """Returns a run, prepared for this machine, with `NoData` if it has no task."""
+    """Returns a run that is prepared for this machine; its data is `NoData` if it has no task."""
     config, origins = load_config(model_dir)
     config = fields.replace(config, "model_dir", model_dir)
     if not config.task:
@@ -49,7 +49,7 @@ def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
 
 
 def restore(run: Run, step: int | None, trained_with: Vocabulary) -> tuple[int, Any]:
-    """Returns step and parameters of a checkpoint, by default the newest, with LoRA's products."""
+    """Returns a checkpoint's step and its parameters with LoRA merged; by default the newest's."""
     folder = run.config.model_dir
     checkpoints = Checkpoints(folder, writable=False)
     (chosen,) = chosen_steps("latest" if step is None else str(step), checkpoints.steps(), folder)
@@ -61,14 +61,14 @@ def restore(run: Run, step: int | None, trained_with: Vocabulary) -> tuple[int, 
 
 
 def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
-    """Returns the vocabulary at `path`, the cache's, or the file next to a run without data."""
+    """Returns the vocabulary at `path`, else the cache's or the one next to a run without data."""
     if isinstance(run.data, NoData):
         return _converted_vocabulary(run, path)
     if path is None and isinstance(run.data, CachedData):
         return run.data.tasks[0].vocabulary
     if path is None:
         raise UserError(
-            f"{run.config.task}: give --vocabulary; only caches of pipeline.build contain the "
+            f"{run.config.task}: set --vocabulary; only caches of pipeline.build contain a "
             "vocabulary"
         )
     extra_ids = getattr(run.data, "extra_ids", 0)
@@ -91,9 +91,9 @@ def _converted_vocabulary(run: Run, path: str | None) -> Vocabulary:
         path = next(filter(files.exists, beside), None)
     if path is None:
         raise UserError(
-            f"{config.model_dir} was converted without a vocabulary: name it by --vocabulary; if "
-            "it has fewer pieces than the model has ids, as T5's, convert again with --vocabulary "
-            "and --extra_ids"
+            f"{config.model_dir} was converted without a vocabulary: set --vocabulary; if the "
+            "vocabulary has fewer pieces than the model has ids, like T5's, convert again with "
+            "--vocabulary and --extra_ids"
         )
     loaded = vocabulary.load(path, config.vocabulary.extra_ids or 0)
     if loaded.size > config.model.vocab_size:
@@ -108,6 +108,6 @@ def _check_vocabulary(checkpoint: str, loaded: Vocabulary) -> None:
     trained_on = metadata.read(checkpoint).get("vocabulary_sha256")
     if trained_on not in (None, loaded.record.sha256):
         raise UserError(
-            f"{checkpoint} was trained with another vocabulary than this one: name the right one "
-            "by --vocabulary"
+            f"{checkpoint} was trained with a different vocabulary: name the right one with "
+            "--vocabulary"
         )

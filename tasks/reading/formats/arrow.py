@@ -1,4 +1,4 @@
-"""Arrow's own files: IPC files (Feather), and the IPC streams that `datasets` writes.
+"""Arrow files: IPC files (Feather), and the IPC streams that `datasets` writes.
 
 Files are cut between record batches. An IPC file's footer locates them; in a stream, each message
 header leads to the next. Listing reads only these headers, a few hundred bytes per record batch.
@@ -26,7 +26,7 @@ _CONTINUED = 0xFFFFFFFF  # precedes the length of a message's header; missing be
 _RECORD_BATCH = 3  # in the union MessageHeader
 _PADDING = 64  # most bytes that may follow the end
 _LONGEST_HEADER_BYTES = 256 << 20
-# Bytes per remote request: one header, and the next ones if record batches are small.
+# Bytes per remote request: enough for one header, or for several of small record batches.
 _AHEAD_BYTES = 64 << 10
 # Least distance between two cuts.
 _CUT_BYTES = 256 << 10
@@ -35,7 +35,7 @@ _CUT_BYTES = 256 << 10
 class Arrow:
     """The format `arrow`; a document without an id gets its row number.
 
-    Ranges are bytes of whole record batches. One record batch is held in memory.
+    Ranges are bytes of whole record batches. Only one batch at a time is held in memory.
     """
 
     options = COLUMN_OPTIONS
@@ -123,13 +123,13 @@ def _is_file(handle: IO[bytes]) -> bool:
 
 
 def _messages(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
-    """Yields a file's messages by offset, without the schema of an IPC file."""
+    """Yields a file's messages in order of offset, without the schema of an IPC file."""
     handle.seek(0)
     head = handle.read(len(_MAGIC))
     if head.startswith(_PARQUET):
         raise UserError(f"{file.path} is Parquet: read it as parquet:")
     if head.startswith(_FEATHER_1):
-        raise UserError(f"{file.path} is Feather in version 1: write it again in version 2")
+        raise UserError(f"{file.path} is Feather version 1: rewrite it as version 2")
     yield from (_in_file if head == _MAGIC else _in_stream)(handle, file)
 
 
@@ -144,7 +144,7 @@ def _in_file(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
         except (struct.error, IndexError):
             raise ValueError(f"it is corrupt at byte {block.begin:,}") from None
         if block.begin + block.head + body != block.end:
-            raise ValueError(f"it is corrupt at byte {block.begin:,}: its footer says otherwise")
+            raise ValueError(f"it is corrupt at byte {block.begin:,}, which contradicts its footer")
         yield _Message(block.begin, block.end, rows)
 
 
@@ -156,11 +156,11 @@ def _footer(handle: IO[bytes], file: SourceFile) -> tuple[list[_Block], list[_Bl
     handle.seek(max(len(_MAGIC), end))
     trailer = handle.read()
     if not trailer.endswith(_MAGIC) or len(trailer) < len(_MAGIC) + 4:
-        raise ValueError("it is cut short, as its footer is missing")
+        raise ValueError("it is cut short: its footer is missing")
     (size,) = struct.unpack_from("<I", trailer)
     begin = end - size
     if begin < len(_MAGIC):
-        raise ValueError("it is cut short, or its footer corrupt")
+        raise ValueError("it is cut short, or its footer is corrupt")
     pa.ipc.open_file(handle)  # checks the flatbuffer
     handle.seek(begin)
     data = handle.read(size)
@@ -171,10 +171,10 @@ def _footer(handle: IO[bytes], file: SourceFile) -> tuple[list[_Block], list[_Bl
         raise ValueError("its footer is corrupt") from None
     for block in dictionaries + batches:
         if not len(_MAGIC) <= block.begin < block.begin + block.head <= block.end <= begin:
-            raise ValueError("its footer is corrupt: a message lies elsewhere")
+            raise ValueError("its footer is corrupt: it misplaces a message")
     last = max((block.end for block in dictionaries + batches), default=begin)
     if last + 8 + _PADDING < begin:  # two joined files: the footer belongs to the second
-        raise ValueError(f"it goes on after its end at byte {last:,}")
+        raise ValueError(f"it continues after its end at byte {last:,}")
     return dictionaries, batches
 
 
@@ -202,7 +202,7 @@ def _in_stream(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
             break
         if not size:
             if begin + skip + _PADDING < stop:
-                raise ValueError(f"it goes on after its end at byte {begin + skip:,}")
+                raise ValueError(f"it continues after its end at byte {begin + skip:,}")
             return
         if size > min(stop - begin - skip, _LONGEST_HEADER_BYTES):
             break
@@ -210,13 +210,13 @@ def _in_stream(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
         try:
             rows, body = _header(handle.read(size))
         except (struct.error, IndexError):
-            raise ValueError(f"it is no Arrow file, or corrupt at byte {begin:,}") from None
+            raise ValueError(f"it is not an Arrow file, or is corrupt at byte {begin:,}") from None
         end = begin + skip + size + body
         if body < 0 or end > stop:
             break
         yield _Message(begin, end, rows)
         begin = end
-    raise ValueError("it is cut short: a message, or the mark of its end, is missing")
+    raise ValueError("it is cut short: a message or the end marker is missing")
 
 
 def _header(data: bytes) -> tuple[int | None, int]:
@@ -248,19 +248,19 @@ def _schema(handle: IO[bytes], stop: int) -> "pa.Schema":
 
 
 def _validate(rows: "pa.RecordBatch") -> None:
-    """Checks that all offsets lie in their buffers, which Arrow does not check on reading."""
+    """Checks that all offsets lie in their buffers, which Arrow does not check when it reads."""
     import pyarrow as pa
 
     for column in rows.columns:
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
-            if "UTF8" not in str(error):  # only one row's problem
+            if "UTF8" not in str(error):  # that affects single rows only
                 raise
 
 
 class _Spliced(io.RawIOBase):
-    """The stretches (begin, end) of a file as one file."""
+    """Presents stretches (begin, end) of a file as one file."""
 
     def __init__(self, handle: IO[bytes], stretches: Sequence[tuple[int, int]]):
         self._handle, self._left = handle, list(stretches)

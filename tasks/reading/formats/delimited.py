@@ -1,6 +1,6 @@
-"""CSV and TSV: one document per row of delimited fields, named by a header.
+"""CSV and TSV: one document per row of delimited fields, which a header names.
 
-A row that cannot be parsed, or has a wrong number of fields, is one bad document. Without quotes
+A row that cannot be parsed, or has a wrong number of fields, is one bad document. Without quotes,
 every line is a row. Quoted fields may contain line ends, so row starts are known only by reading
 from the file's start: one worker reads such a file.
 """
@@ -87,7 +87,7 @@ def _missing(spec: CorpusSpec, path: str, column: str, names: list[str]) -> User
             )
     shown = [name if len(name) < 40 else f"{name[:40]}…" for name in names]
     error = missing_column(path, column, shown, spec)
-    return UserError(f"{error}, or ?columns=A,B,… if its first line is no header")
+    return UserError(f"{error}, or ?columns=A,B,… if its first line is not a header")
 
 
 def _header(spec: CorpusSpec, head: bytes) -> tuple[int, list[str]]:
@@ -131,10 +131,10 @@ class _TooLong(Exception):
 
 
 class _Quoted:
-    """Rows of lines with quoted fields, parsed by Python's `csv` in strict mode.
+    """Parses lines with quoted fields into rows, with Python's `csv` in strict mode.
 
     A row that is not CSV ends with its first line, and the next row begins after it, so an unclosed
-    quote costs one row.
+    quote spoils only one row.
     """
 
     def __init__(self, spec: CorpusSpec, found: lines.Lines):

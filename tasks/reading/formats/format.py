@@ -25,7 +25,7 @@ class Format(Protocol):
         """True if ranges count rows; the bytes of a part are then an estimate."""
 
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
-        """Checks a file and returns the ranges that can be read by themselves, in order.
+        """Checks a file and returns, in order, the ranges that can be read on their own.
 
         Ranges are cut evenly into parts of the wanted size, and small ones are joined, so `read`
         must accept any start and stop within them. A file without documents has no ranges. Raises
@@ -35,7 +35,7 @@ class Format(Protocol):
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         """Yields batches of at most `batch_documents` documents; see `sources.read`.
 
-        `batches.collect` batches single documents.
+        `batches.collect` makes batches of single documents.
         """
 
 
@@ -44,14 +44,14 @@ def missing_column(path: str, column: str, known: list[str], spec: CorpusSpec) -
     outer = column.partition(".")[0]
     if outer != column and outer in known:
         return UserError(
-            f"{path}: {column} is inside the column {outer}, and only columns of their own can be "
-            "read: write the text into one of its own"
+            f"{path}: {column} is nested in the column {outer}, and only top-level columns can be "
+            "read: write the text into one"
         )
     advice = "add ?column=NAME"
     if column == spec.id:
         advice = "give another ?id=NAME, or none"
     elif spec.unit is Unit.PAIR:
-        advice = "name others in ?inputs=…&targets=…"
+        advice = "name other columns in ?inputs=…&targets=…"
     return UserError(
         f"{path} has no column {column}{nearest(column, known)}; it has {', '.join(known)}: "
         f"{advice}"

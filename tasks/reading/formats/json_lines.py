@@ -40,7 +40,7 @@ class JsonLines:
 
 
 def _check_columns(spec: CorpusSpec, file: SourceFile) -> None:
-    """Checks that a file's first lines have the columns, and that they hold text."""
+    """Checks that a file's first lines have the columns, and that these hold text."""
     head, is_all = lines.peek(file)
     found = head.removeprefix(lines.MARK).split(b"\n")
     found = [line for line in (found if is_all else found[:-1]) if line.strip()]

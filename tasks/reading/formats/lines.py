@@ -1,4 +1,4 @@
-"""Reading byte ranges of files with one document per line."""
+"""Reads byte ranges of files with one document per line."""
 
 import codecs
 import contextlib
@@ -27,7 +27,7 @@ def ranges(file: SourceFile, whole: bool = False) -> list[FileRange]:
 
 
 def peek(file: SourceFile) -> tuple[bytes, bool]:
-    """Returns a file's first bytes, to check its columns, and whether they are all of it."""
+    """Returns a file's first bytes, to check its columns, and True if they are the whole file."""
     with (
         opening.open_file(file, _PEEK_BYTES) as handle,
         opening.decompress(handle, file.path) as stream,
@@ -39,17 +39,17 @@ def peek(file: SourceFile) -> tuple[bytes, bool]:
 def check_encoding(head: bytes) -> None:
     """Raises ValueError if a file that begins with `head` is UTF-16."""
     if head.startswith(_UTF_16):
-        raise ValueError("it is UTF-16: convert it to UTF-8, as by iconv -f utf-16 -t utf-8")
+        raise ValueError("it is UTF-16: convert it to UTF-8, e.g. with iconv -f utf-16 -t utf-8")
 
 
 class LongLine:
-    """A long line as chunks of bytes without its newline. Iterate once, to the end."""
+    """A long line in chunks of bytes, without its newline. Iterate once, to the end."""
 
     def __init__(self, file: IO[bytes], head: bytes, mark: int):
         self._file, self._head = file, head[mark:]
         self.size = mark  # includes the newline; complete after the iteration
-        self.ended = False  # whether it has a newline
-        self.after = b""  # bytes already read of the following lines
+        self.ended = False  # True if it ends with a newline
+        self.after = b""  # bytes of the following lines, already read
 
     def __iter__(self) -> Iterator[bytes]:
         block, self._head = self._head, b""
@@ -87,13 +87,13 @@ def open_part(part: FilePart, to_the_end: bool = False) -> Iterator[Lines]:
 
 
 def _lines(file: IO[bytes], start: int, stop: int | None) -> Iterator[tuple[int, bytes | LongLine]]:
-    """Yields (offset, data) of the lines that begin in [start, stop).
+    """Yields (offset, data) for the lines that begin in [start, stop).
 
     `data` is either whole lines (only the file's last line may lack its newline) or one long line.
     The byte order mark is left out.
     """
     position, pending = 0, b""
-    if start:  # one byte earlier: a line that begins at `start` itself belongs to this range
+    if start:  # begin a byte earlier: a line that begins at `start` itself belongs to this range
         file.seek(start - 1)
         position = start - 1
         newline = b""

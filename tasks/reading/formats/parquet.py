@@ -10,7 +10,7 @@ from tasks.reading.corpus import COLUMN_OPTIONS, Corpus, CorpusSpec, FilePart, F
 from tasks.reading.formats import tables
 from tasks.storage import files, store
 
-# Read-ahead per column of a local file.
+# Bytes to read ahead per column of a local file.
 _COLUMN_BYTES = 1 << 20
 
 
@@ -50,7 +50,7 @@ class Parquet:
                 row, following = following, following + group.num_rows
                 if not group.num_rows or following <= part.start or row >= stop:
                     continue
-                # Arrow decodes this many rows at once: about one batch if rows are alike.
+                # Arrow decodes this many rows at once: about one batch if rows have similar sizes.
                 average = _column_bytes(group, texts) / group.num_rows
                 rows = int(min(batch_documents, max(1, batches.BATCH_BYTES / max(average, 1))))
                 for batch in parquet.iter_batches(rows, [index], wanted, use_threads=False):

@@ -1,4 +1,4 @@
-"""File formats by the kind in a SPEC; data sets of the Hub use the builder's name in `datasets`."""
+"""File formats by the kind in a SPEC; Hub data sets use the name of their `datasets` builder."""
 
 import importlib
 

@@ -1,4 +1,4 @@
-"""Arrow tables as documents, for Parquet and Arrow files."""
+"""Reads Arrow tables as documents, for Parquet and Arrow files."""
 
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ def _id_column(spec: CorpusSpec, schema: "pa.Schema") -> str:
 
 
 def check(spec: CorpusSpec, path: str, schema: "pa.Schema") -> None:
-    """Raises UserError if a file lacks a corpus's columns, or they do not hold text."""
+    """Raises UserError if a file lacks the corpus's columns or they do not hold text."""
     import pyarrow as pa
 
     columns = Columns(spec)
@@ -53,7 +53,7 @@ def documents(
 ) -> Batches:
     """Yields the documents of rows with the `wanted` columns, at most `count` per batch.
 
-    `first_row` is the number of the first row in the file.
+    `first_row` is the first row's number in the file.
     """
     import numpy as np
 
@@ -94,7 +94,7 @@ def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.
 
 
 def _split_long(batch: "pa.RecordBatch", count: int, longest: int) -> Batches:
-    """Yields bounded batches of a batch; splits texts of more than `longest` bytes."""
+    """Divides a batch into bounded batches; splits texts of more than `longest` bytes."""
     import numpy as np
     import pyarrow.compute as pc
 

@@ -60,7 +60,7 @@ class Text:
 
 
 def _batches(data: bytes, offset: int, file: str, count: int, longest: int) -> Batches:
-    """Yields the documents of whole lines; the first line begins at `offset` in the file."""
+    """Yields the documents in whole lines; the first line begins at `offset` in the file."""
     import numpy as np
 
     data = data if data.endswith(b"\n") else data + b"\n"
@@ -104,7 +104,7 @@ def _chunks(found: lines.Lines) -> Iterator[bytes]:
 
 
 def _without_end(chunks: Iterable[bytes], strip: Callable[[bytes], bytes]) -> Iterator[bytes]:
-    """Yields what `strip` would leave of the joined chunks; it removes bytes from an end."""
+    """Yields the joined chunks without the trailing bytes that `strip` removes."""
     held = b""
     for chunk in chunks:
         chunk = held + chunk
@@ -114,7 +114,7 @@ def _without_end(chunks: Iterable[bytes], strip: Callable[[bytes], bytes]) -> It
 
 
 def _single_lines(found: lines.Lines) -> Iterator[tuple[bool, int, Iterable[bytes]]]:
-    """Yields (whether it is blank, offset, chunks with the newline) per line."""
+    """Yields (True if blank, offset, chunks with the newline) for each line."""
     for offset, data in found:
         if isinstance(data, bytes):
             for line in io.BytesIO(data):
@@ -125,7 +125,7 @@ def _single_lines(found: lines.Lines) -> Iterator[tuple[bool, int, Iterable[byte
 
 
 def _blocks(found: lines.Lines, part: FilePart) -> Iterator[tuple[int, Iterable[bytes]]]:
-    """Yields (offset, chunks) of a part's blocks; read each one before the next.
+    """Yields (offset, chunks) for each block of a part; read each one before the next.
 
     A block belongs to the part that contains the start of the last blank line before it.
     """

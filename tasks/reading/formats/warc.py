@@ -1,10 +1,10 @@
-"""WARC and WET: one document per text record, such as the WET files of Common Crawl.
+"""WARC files and WET files, such as Common Crawl's: one document per text record.
 
-The columns are `text`, the record's block, and the names of its headers. `conversion` records, and
-`resource` records of plain text, are documents.
+The columns are `text` (the record's block) and the record's headers, by name. The documents are
+`conversion` records and `resource` records of plain text.
 
-FastWARC parses the records and stops at damage. This module finds where the damage begins and where
-the next record does; the bytes in between are one bad document. In a .gz file reading resumes at
+FastWARC parses the records and stops at damage. This module finds where the damage and the next
+record begin; the bytes in between are one bad document. In a .gz file reading resumes at
 the next gzip member that begins a record; in other files at the next line that begins with `WARC/`.
 A .gz file compressed as a whole cannot be read beyond its first fault, which is an error.
 
@@ -93,8 +93,8 @@ def _check(spec: CorpusSpec, file: SourceFile) -> None:
         raise ValueError("it does not begin with WARC records")
     if _CONVERSION not in kinds and set(kinds) & set(_RESPONSES):
         raise UserError(
-            f"{file.path} holds the responses of servers, not text: name the WET files of the same "
-            "crawl, or extract their text first"
+            f"{file.path} holds server responses, not text: name the WET files of the same "
+            "crawl, or extract the text first"
         )
     for name in Columns(spec).checked:
         if headers and name.lower() not in (TEXT, *headers):
@@ -189,13 +189,13 @@ def _parsed(file: IO[bytes], begin: int) -> Iterator[_Record]:
 
 
 class _Lines:
-    """An uncompressed stream: a record begins a line."""
+    """An uncompressed stream, in which each record begins on a new line."""
 
     def __init__(self, file: IO[bytes]):
         self.file = file
 
     def end(self, offset: int) -> float | None:
-        """Returns the end of a record and the blank lines after it.
+        """Returns the offset at which a record and the blank lines after it end.
 
         Returns None if something else follows the block, infinity if the file ends inside it.
         """
@@ -238,7 +238,7 @@ class _Lines:
 
 
 class _Members(_Lines):
-    """A .gz file: a record is a gzip member."""
+    """A .gz file, in which each record is a gzip member."""
 
     def end(self, offset: int) -> float | None:
         self.file.seek(offset)

@@ -37,7 +37,7 @@ def test_a_missing_column_names_those_that_are_there(corpora, form):
     spec = corpora[form]
     options = [with_option(spec, "column=txet"), with_option(spec, "id=identity")]
     options.append(with_option(spec, "inputs={question} </s> {text}&targets=text"))
-    advices = ("add ?column=NAME", "give another ?id=NAME", "name others in ?inputs=…&targets=…")
+    advices = ("add ?column=NAME", "give another ?id=NAME", "name other columns in ?inputs=…")
     names = ("txet", "identity", "question")
     for wanted, option, advice in zip(names, options, advices, strict=True):
         line = refused(option)

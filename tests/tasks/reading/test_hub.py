@@ -122,7 +122,7 @@ def test_a_readme_says_how_csv_is_read(hub):
 def test_a_readme_whose_settings_cannot_be_followed_is_one_line(hub, tmp_path):
     write_readme(hub, "skiprows: 1")
     line = refused(hub(*train(tmp_path, "hf:an/owner"), token=TOKEN))
-    assert "sets skiprows for its CSV files, which cannot be followed" in line
+    assert "sets skiprows for its CSV files, which is not supported" in line
 
 
 # --- a network that fails
@@ -214,7 +214,7 @@ def test_a_gated_data_set_says_whether_a_token_or_access_is_missing(hub, tmp_pat
     line = refused(hub(*train(tmp_path, "hf:an/owner")))
     assert "is gated: request access on its page, then set HF_TOKEN" in line
     line = refused(hub(*train(tmp_path, "hf:an/owner"), token="hf_other"))
-    assert "is gated and the account of your token has no access" in line
+    assert "is gated and your token's account has no access" in line
 
 
 def test_a_worker_without_the_token_says_so(hub):

@@ -48,9 +48,9 @@ def test_languages_are_named(folders):
         (["text:a"], "ro", "has no {language}"),
         (["text:a", "text:b"], None, "--corpus=text:a has no name"),
         (["ro=text:a", "en=text:b"], "ro,en", "goes with one --corpus"),
-        (["text:d/{language}"], "r/o", "'r/o' is no name"),
-        (["text:d/{language}"], "ro,,en", "'' is no name"),
-        (["hf:allenai/c4:{language}"], None, "name its languages, as --languages=ro,en"),
+        (["text:d/{language}"], "r/o", "'r/o' is not a valid name"),
+        (["text:d/{language}"], "ro,,en", "'' is not a valid name"),
+        (["hf:allenai/c4:{language}"], None, "name its languages, for example --languages=ro,en"),
         (["text:no/such/{language}/*"], None, "there is no folder no/such"),
     ],
 )
@@ -67,7 +67,7 @@ def test_an_empty_folder_is_named(folders):
     (folders / "fi" / "1.txt").write_text("")
     with pytest.raises(UserError, match=r"language fi: corpus .* is empty"):
         languages.check(found)
-    with pytest.raises(UserError, match="has no folders of languages"):
+    with pytest.raises(UserError, match="has no folders named after languages"):
         languages.specs([f"text:{folders}/ro/{{language}}/*.txt"], None)
 
 

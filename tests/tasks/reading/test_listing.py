@@ -44,7 +44,7 @@ def test_links_to_folders_are_followed_and_no_folder_is_read_twice(tmp_path):
     (tmp_path / "corpus/z-real/up").symlink_to("..")
     names, notes = listed(f"text:{tmp_path}/corpus/**/*.txt")
     assert names == ["linked/x.txt", "z-real/y.txt"]
-    assert notes == ["not read: links to folders with another name here, 2"]
+    assert notes == ["not read: links to folders also matched by another name, 2"]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_words_in_paths_leave_nothing_out(tmp_path):
     found, notes = listed(f"text:{tmp_path}/**/*.txt")
     assert sorted(found) == sorted(f"{name}.txt" for name in names)
     assert notes == [
-        "read as all others: 5 files with test or validation in their paths; "
+        "read like all others: 5 files with test or validation in their paths; "
         "?split=train would set them apart"
     ]
     found, notes = listed(f"text:{tmp_path}/**/*.txt?split=train")

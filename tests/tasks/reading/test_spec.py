@@ -61,14 +61,14 @@ def test_a_bad_spec_says_what_is_wrong_and_shows_the_forms(text, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("text:a?document=page", "document=page is none of line, file, block"),
+        ("text:a?document=page", "document is one of line, file, block, not page"),
         ("json:a?document=file", "only text has ?document="),
-        ("csv:a?delimiter=%0A", r"delimiter='\n' is not one ASCII"),
-        ("csv:a?delimiter=;;", "delimiter=';;' is not one ASCII character, or tab"),
+        ("csv:a?delimiter=%0A", "delimiter must be one ASCII character"),
+        ("csv:a?delimiter=;;", "delimiter must be one ASCII character, or tab, not ';;'"),
         ('csv:a?delimiter="', "are the same"),
         ("csv:a?delimiter='&quote='", "delimiter and quote are the same"),
-        ("csv:a?quote=double", "quote='double' is not one ASCII character, or none"),
-        ("csv:a?columns=a,,b", "columns=a,,b has an empty name, or one twice"),
+        ("csv:a?quote=double", "quote must be one ASCII character, or none, not 'double'"),
+        ("csv:a?columns=a,,b", "columns=a,,b has an empty or repeated name"),
         ("tsv:a?delimiter=;", "only csv, hf have ?delimiter="),
         ("json:a?columns=a", "only csv, tsv, hf have ?columns="),
         ("json:x?inputs=q", "pairs need targets as well as inputs: add &targets=COLUMN"),
@@ -77,7 +77,7 @@ def test_a_bad_spec_says_what_is_wrong_and_shows_the_forms(text, says):
         ("json:x?inputs={q&targets=a", "inputs={q: expected '}'"),
         ("json:x?inputs={}&targets=a", "{} names no column"),
         ("json:x?inputs={{q}}&targets=a", "a template needs a {column}"),
-        ("json:x?inputs={q:>3}&targets=a", "which templates do not have"),
+        ("json:x?inputs={q:>3}&targets=a", "which templates cannot have"),
     ],
 )
 def test_a_wrong_option_is_one_line(text, says):

@@ -79,7 +79,7 @@ def test_a_chain_that_is_not_supported_is_refused(tmp_path):
     for binding, says in (
         (f"{chain} = [@optax.clip(), @optax.clip(), @optax.adamw()]", "must be an optimizer, or"),
         (f"{chain} = [@optax.adamw(), @optax.clip()]", "must be @clip or @clip_by_global_norm"),
-        (f"{schedule}.decay_steps = 400", "decay_steps = 400 must not be below the 5000 updates"),
+        (f"{schedule}.decay_steps = 400", "decay_steps = 400 must be at least the run's 5000"),
         (f"{schedule}.warmup_steps = 6000", "more decay_steps than warmup_steps"),
     ):
         text = CHAIN.format(name="adamw", clip="clip") + binding + "\n"
@@ -114,7 +114,7 @@ def test_microbatches_with_a_normalizer_have_the_law_of_t5x(normalizer, tmp_path
     config, origins, notes = load(tmp_path, both)
     assert (config.microbatches, config.loss.normalize_over) == (4, "microbatch")
     assert "run.gin:12" in origins["loss.normalize_over"]
-    assert "normalized by itself, as in T5X; --loss.normalize_over=batch" in str(notes)
+    assert "normalized separately, as in T5X; with --loss.normalize_over=batch" in str(notes)
     for either in both.splitlines():
         assert load(tmp_path, either + "\n").config.loss.normalize_over == "batch"
     constant = both.replace(normalizer, "233.5")

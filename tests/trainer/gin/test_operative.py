@@ -146,10 +146,10 @@ OTHER_STEPS = "unsupervised.preprocessors = [@preprocessors.select_random_chunk,
 WRONG = {
     "shared stacks": (SHARED, "encoder and decoder have parameters of their own"),
     "adapters": ("run.variable_filter = 'task_adapter'", "all parameters are trained"),
-    "part of a corpus": (OTHER_STEPS.format("take"), "take cannot be done"),
+    "part of a corpus": (OTHER_STEPS.format("take"), "take is not supported"),
     "random lengths": (
         OTHER_STEPS.format("split_tokens_to_random_length"),
-        "split_tokens_to_random_length cannot be done",
+        "split_tokens_to_random_length is not supported",
     ),
     "a prefix that is dropped": (
         "denoise.noise_mask_fn = @preprocessors.random_prefix_noise_mask\n"
@@ -161,7 +161,7 @@ WRONG = {
         "denoise.inputs_fn = @preprocessors.random_prefix_noise_mask",
         "random_prefix_noise_mask must be @noise_token_to_sentinel or",
     ),
-    "a decoder": ("run.model_type = 'lm'", "a decoder alone has the objective of language"),
+    "a decoder": ("run.model_type = 'lm'", "a decoder-only model needs the language"),
     "two numbers of heads": (
         "decoder/SelfAttention.num_heads = 8\nencoder/SelfAttention.num_heads = 12",
         "decoder/SelfAttention.num_heads = 8 differs from encoder's 12",
@@ -203,4 +203,4 @@ def test_parts_of_c4_and_other_corpora_are_named(tmp_path):
     assert "build its cache with --corpus=hf:allenai/c4:realnewslike" in str(notes)
     config, _, notes = load(tmp_path, operative(IID, *UNIQUE, 0.15, 192, task="wikipedia_books"))
     assert config.task == "seqio:wikipedia_books_unsupervised"
-    assert "has no effect: the preprocessors of wikipedia_books_unsupervised" in str(notes)
+    assert "has no effect: wikipedia_books_unsupervised has its own" in str(notes)

@@ -152,7 +152,7 @@ def test_a_risky_recipe_loads_with_warnings():
         "use_cached = True (ro_pretrain.gin:",
         "initial parameters and dropout have no seed (ro_pretrain.gin:",
         "the order of the data and its noise have no seed (ro_pretrain.gin:",
-        "fills 114 of them, 44.5%; the rest is padding, which --lengths.targets=114 avoids",
+        "fills 114 positions, 44.5%; the rest is padding, which --lengths.targets=114 avoids",
         "extra_ids of gs://bucket/ro.model is 0 (ro_t5x_base.gin:",
     ):
         assert text in warnings
@@ -385,6 +385,6 @@ def test_any_value_of_any_argument(files, flags, known):
                 refused += 1
                 message = str(error)
                 assert "\n" not in message
-                assert binding in message or "these files name no model" in message, message
+                assert binding in message or "these files do not name a model" in message, message
     assert refused > 50
     assert taken > 50

@@ -80,7 +80,7 @@ BROKEN = {
     "an open bracket": ("TASK_FEATURE_LENGTHS = {'inputs': 64,", ["EOF"]),
     "another data set to evaluate": (
         "train_eval/utils.DatasetConfig.mixture_or_task_name = 'c4_span_corruption'",
-        ["c4_span_corruption", "rlm_span_corruption", "both are the same"],
+        ["c4_span_corruption", "rlm_span_corruption", "must be the same"],
     ),
     "other wiring": (
         "train.partitioner = @utils.SaveCheckpointConfig()",
@@ -121,7 +121,7 @@ def test_a_good_file_is_read_and_a_name_set_twice_reported(folder):
     assert found.config.train_steps == 6
     assert (
         "warning",
-        "TRAIN_STEPS is set twice in run.gin, to 5 (run.gin:7) and 6 (run.gin:10): the last holds",
+        "TRAIN_STEPS is set twice in run.gin, to 5 (run.gin:7) and 6 (run.gin:10): the last wins",
     ) in found.notes
 
 
@@ -147,7 +147,7 @@ def test_a_broken_file_is_refused_by_file_and_line(case, folder, monkeypatch):
 def test_files_without_a_model_are_refused():
     bindings = ["MODEL_DIR='x'", "MIXTURE_OR_TASK_NAME='a'", "TRAIN_STEPS=1", "MODEL=None"]
     bindings.append("TASK_FEATURE_LENGTHS={'targets': 8}")
-    with pytest.raises(UserError, match="these files name no model"):
+    with pytest.raises(UserError, match="these files do not name a model"):
         recipe.load(["t5x/configs/runs/pretrain.gin"], [], bindings, None, [])
 
 

@@ -71,11 +71,11 @@ def test_the_table_has_a_row_for_each_step():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--steps=fast"], "unknown step fast; there are scanned"),
+        (["--steps=fast"], "unknown step fast; the steps are scanned"),
         (["--depths=2"], "two numbers"),
         (["--depths=4,2"], "must rise"),
         (["--depths=1,9"], "at most 8"),
-        (["--depths=1,2", "--model.num_decoder_layers=2"], "equally many layers"),
+        (["--depths=1,2", "--model.num_decoder_layers=2"], "the same number of layers"),
         (["--topology=v9:2x2"], "is unknown; it must be GENERATION:SHAPE"),
     ],
 )

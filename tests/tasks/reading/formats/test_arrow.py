@@ -141,7 +141,7 @@ def test_a_footer_that_contradicts_the_messages_is_an_error(tmp_path):
     path = tmp_path / "a.arrow"
     write(path, pa.table({"text": ["one", "two"]}), "file")
     data = bytearray(path.read_bytes())
-    for change, says in ((8, "its footer says otherwise"), (1 << 40, "a message lies elsewhere")):
+    for change, says in ((8, "which contradicts its footer"), (1 << 40, "it misplaces a message")):
         footer = bytearray(data)
         (size,) = struct.unpack_from("<I", data, len(data) - 10)
         base = len(data) - 10 - size
@@ -166,7 +166,7 @@ def test_feather_is_read_and_others_are_named(tmp_path):
     (tmp_path / "e.arrow").write_bytes(b"")
     (tmp_path / "f.arrow").write_bytes((tmp_path / "a.feather").read_bytes()[:8])
     for name, says in {
-        "b.feather": "is Feather in version 1: write it again in version 2",
+        "b.feather": "is Feather version 1: rewrite it as version 2",
         "c.arrow": "is Parquet: read it as parquet:",
         "d.arrow": "cannot be read",
         "e.arrow": "cannot be read: it is empty",
@@ -187,7 +187,7 @@ def test_a_file_cut_anywhere_is_named(tmp_path, kind):
         with pytest.raises(UserError, match=r"a\.arrow cannot be read"):
             read(f"arrow:{path}")
     path.write_bytes(data + data)
-    with pytest.raises(UserError, match="it goes on after its end"):
+    with pytest.raises(UserError, match="it continues after its end"):
         read(f"arrow:{path}")
 
 
@@ -242,7 +242,7 @@ def test_files_left_from_another_save_are_not_read(saved):
     (saved / "train" / name).write_bytes((saved / "test/data-00000-of-00001.arrow").read_bytes())
     corpus = sources.resolve(sources.parse(f"arrow:{saved}"))
     assert len(corpus.record["files"]) == 4
-    assert any("not the data set's, 1" in note for note in corpus.notes)
+    assert any("not part of the data set, 1" in note for note in corpus.notes)
 
 
 def state(**members):
