@@ -33,8 +33,8 @@ class CachedTask:
         """Bytes of the vocabulary's model; raises a UserError if the vocabulary is unknown."""
         if not self.ids.model:
             raise UserError(
-                f"the vocabulary of {self.cache} is unknown because it was adopted without one: run "
-                "pipeline.adopt again with --vocabulary"
+                f"the vocabulary of {self.cache} is unknown because it was adopted without one: "
+                "run pipeline.adopt again with --vocabulary"
             )
         return self.ids.model
 

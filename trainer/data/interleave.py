@@ -27,7 +27,7 @@ class Interleave:
         return counts_S + np.bincount(sources_W, minlength=len(counts_S))
 
     def places(self, first: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (source, its rank: earlier windows), int64, of `number` positions from `first`."""
+        """Returns (source, its earlier windows), int64, for `number` positions from `first` on."""
         counts_S, surplus = self._just_before(first)
         sources_W, ranks_W = self._merge(counts_S, surplus + number)
         return sources_W[surplus:], ranks_W[surplus:]

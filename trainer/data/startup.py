@@ -57,7 +57,7 @@ def task_lines(
     if wanted := subset.of_task(amounts, source.task):
         yield (
             "take",
-            f"{wanted}: every epoch reads the first {count:,} windows, {windows.taken_share:.2%} of "
+            f"{wanted}: each epoch reads the first {count:,} windows, {windows.taken_share:.2%} of "
             f"the cache, {round(count * windows.mean_tokens):,} tokens",
         )
     if unread := windows.unread_tokens:

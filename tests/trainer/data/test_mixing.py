@@ -346,7 +346,7 @@ def test_a_share_is_repeated_in_a_new_order(caches):
         assert sorted(read[epochs == epoch]) == list(range(count))
     assert not np.array_equal(read[:count], read[count : 2 * count])
     said = dict(run.data.consequences())
-    assert said["take"].startswith(f"2,048 tokens: the first {count} windows")
+    assert said["take"].startswith(f"2,048 tokens: each epoch reads the first {count} windows")
     assert f"{80_000 / count:,.2f} epochs in all" in said["batch"]
     # Validation is whole.
     whole = run_of(caches, task)
