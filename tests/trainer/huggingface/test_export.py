@@ -99,7 +99,7 @@ def test_a_finished_export_is_uploaded_as_it_is(folder, run, monkeypatch, capsys
     with HubUploadServer() as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         assert export.main(flags) == 0
-        with pytest.raises(UserError, match="is another conversion, with step 2: name another"):
+        with pytest.raises(UserError, match="is a conversion with step 2: name another"):
             export.main([*flags, "--step=1"])
     printed = capsys.readouterr().out
     assert f"{folder}: step 2 is there already" in printed
