@@ -6,8 +6,8 @@
 `steps` fits L(t) = a t^-b + c to the losses of one run over its updates; `sizes` fits L(N, D) to
 the last losses of several runs over parameters and tokens: E + A / N^alpha + B / D^beta, or
 Kaplan's form. A RUN is the folder of a run, or a CSV file with the columns step and loss, or
-parameters, tokens and loss. A window or a set of runs that does not identify the exponents is refused, with
-exit code 2. Intervals hold 95% of a bootstrap over blocks of consecutive losses, or over runs.
+parameters, tokens and loss. A window or a set of runs that does not identify the exponents is
+refused, with exit code 2. Intervals hold 95% of a bootstrap over blocks of losses, or over runs.
 """
 
 import contextlib

@@ -122,7 +122,7 @@ def fit(
                 )
     n, d, y = (np.log(np.asarray(each, float)) for each in columns.values())
     if len(y) < _LEAST_RUNS:
-        raise UserError(f"{len(y)} runs do not identify a law of N and D: give {_LEAST_RUNS} or more")
+        raise UserError(f"{len(y)} runs cannot identify a law of N and D: give {_LEAST_RUNS}")
     for name, column in (("parameters", n), ("tokens", d)):
         if len(np.unique(column)) < 3:
             raise UserError(

@@ -20,7 +20,7 @@ class Curve:
         return self.values[-1]
 
     def steps_to(self, value: float) -> float:
-        """Returns the interpolated updates until the metric first falls to `value`; inf if never."""
+        """Returns interpolated updates until the metric first falls to `value`; inf if never."""
         if self.values[0] <= value:
             return float(self.steps[0])
         points = list(zip(self.steps, self.values, strict=True))
@@ -73,7 +73,7 @@ class Spread:
         return cls(mean, deviation, (mean - half, mean + half))
 
     def shown(self, digits: int = 4, sign: bool = False) -> str:
-        """Returns mean and deviation as text, "-" if there are none; `sign` also shows plus signs."""
+        """Returns mean and deviation as text, "-" if there are none; `sign` also shows +."""
         if not math.isfinite(self.mean):
             return "-"
         mean = f"{self.mean:{'+' if sign else ''}.{digits}f}"
