@@ -48,14 +48,14 @@ class _Side(NamedTuple):
 
     # (tokens_WN, mask_WN, lengths_W, keys_W, ids) -> (tokens, lengths).
     make: Callable[..., tuple[Array, Array]]
-    # (tokens of the window, bounds of its mask) -> maximum tokens of the side.
+    # (tokens of the window, bounds of its mask) -> maximum number of tokens in the side.
     tokens: Callable[[int, Bounds], int] = lambda raw, bounds: raw
-    # Bounds of the mask -> maximum sentinels of the side.
+    # Bounds of the mask -> maximum number of sentinels in the side.
     sentinels: Callable[[Bounds], int] = lambda bounds: 0
 
 
 def _replaced(*shares: float) -> _Side:
-    """Replaces noise tokens; `shares` are the random and the kept ones."""
+    """Replaces noise tokens; `shares`: how many become random, how many stay."""
 
     def make(tokens_WN: Any, mask_WN: Any, lengths_W: Any, keys_W: Any, ids: TokenIds) -> Any:
         sentinel, pieces = ids.size - 1, ids.random_ids
@@ -66,7 +66,7 @@ def _replaced(*shares: float) -> _Side:
 
 
 def _substituted(of_noise: bool, unique: bool) -> _Side:
-    """Replaces each span of noise, or each other span, by a sentinel."""
+    """Replaces each noise span, or each span between them, with a sentinel."""
 
     def make(tokens_WN: Any, mask_WN: Any, lengths_W: Any, keys_W: Any, ids: TokenIds) -> Any:
         spans_WN = mask_WN if of_noise else ~mask_WN
@@ -152,12 +152,12 @@ class Denoising(Objective):
         if needed > lengths.targets:
             raise UserError(
                 f"denoising of inputs length {lengths.inputs} makes targets of up to {needed} "
-                f"tokens, and the targets length is {lengths.targets}: set it to {needed} or more"
+                f"tokens, but the targets length is {lengths.targets}: set it to {needed} or more"
             )
         return raw
 
     def _needed(self, inputs_length: int) -> tuple[int, int]:
-        """Returns the tokens of a window, and the shortest sufficient targets length."""
+        """Returns a window's number of tokens, and the shortest sufficient targets length."""
         raw = self._raw(inputs_length)
         if inputs_length < 4 or raw < 2:
             raise UserError(f"inputs length {inputs_length} is too short for denoising")
@@ -178,7 +178,7 @@ class Denoising(Objective):
         return raw
 
     def fitting(self, inputs_length: int) -> Lengths:
-        """Returns `inputs_length` with its shortest sufficient targets length."""
+        """Returns `inputs_length` and the shortest targets length that suffices for it."""
         return Lengths(inputs_length, self._needed(inputs_length)[1])
 
     def sentinels(self, lengths: Lengths) -> int:

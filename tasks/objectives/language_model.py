@@ -19,8 +19,8 @@ class AutoregressiveLM(Objective):
     """Autoregressive language modelling: the window is the targets, without inputs.
 
     If `eos` is "window", an EOS ends every window (T5's `lm`). If it is "document", the cache has
-    an EOS after every document and none is added (T5's `full_lm`). The losses are not comparable:
-    the position of a window's EOS is constant.
+    an EOS after every document and none is added (T5's `full_lm`). Their losses are not comparable:
+    the EOS of a window is always at the same position.
 
     Source: T5 `data/preprocessors.py`, lm and full_lm.
     """
@@ -31,7 +31,7 @@ class AutoregressiveLM(Objective):
 
     def __post_init__(self) -> None:
         if self.eos not in ("window", "document"):
-            raise ValueError(f"AutoregressiveLM.eos is {self.eos!r}; it is 'window' or 'document'")
+            raise ValueError(f"AutoregressiveLM.eos is {self.eos!r}, not 'window' or 'document'")
 
     @property
     def separator(self) -> str | None:

@@ -1,4 +1,4 @@
-"""BERT's objective: masked words, and the relation of two segments.
+"""BERT's objective: masked words, and the relation between two segments.
 
 Dimensions: W windows, N tokens per window, L positions per example.
 """
@@ -24,7 +24,7 @@ ORDER, NEXT = "order", "next"
 
 
 class _Sample(NamedTuple):
-    """Tokens of A and B in text order, word starts, number of tokens, and A's number."""
+    """Tokens of A and B in text order, word starts, number of tokens, and number of A's."""
 
     tokens_WN: Array
     starts_WN: Array
@@ -45,11 +45,11 @@ class _Sample(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MaskedLM(Objective):
-    """BERT's two tasks: predict masked whole words, and classify the relation of two segments.
+    """BERT's two tasks: predict masked whole words, and classify the relation between two segments.
 
     A window, or a shorter prefix of it, is split into A and B; inputs are `classify` A EOS B EOS,
     so a window is 3 tokens shorter. With `pairs` "order", B comes first with probability one half.
-    With "next", with probability one half B is not the text after A but text after the next end of
+    With "next", B is with probability one half not the text after A but text after the next end of
     a document; a window is then twice as long. If no document ends in the rest of the window, B is
     the text after A.
 
@@ -59,7 +59,7 @@ class MaskedLM(Objective):
 
     A share `noise_density` of the tokens is chosen, in runs of up to `longest` words: a run has n
     words with probability proportional to 1 / n, and runs are drawn at random positions until no
-    further word fits. Of the chosen tokens 8 in 10 become `mask`, 1 becomes a random piece, and 1
+    further word fits. Of 10 chosen tokens, 8 become `mask`, 1 becomes a random piece, and 1
     stays.
 
     Features are int32 [W, L] except the last: "inputs"; "targets", the inputs before masking;
@@ -67,10 +67,10 @@ class MaskedLM(Objective):
     second; "order", int32 [W, 1], 1 if B comes first or is from another document.
 
     Source: Devlin et al. 2019, section 3.1 and appendix A.2; Lan et al. 2020 (arXiv:1909.11942),
-    sections 3.1 and 4.1, n-grams and sentence order; Megatron-LM, create_masked_lm_predictions,
-    when to stop, and `BertDataset`, short samples.
-    Differences: windows begin and end within sentences and may span documents; samples of
-    Megatron-LM begin with a sentence and end with a document.
+    sections 3.1 and 4.1 (n-grams and sentence order); Megatron-LM, create_masked_lm_predictions
+    (when to stop) and `BertDataset` (short samples).
+    Differences: windows begin and end within sentences and may span documents; Megatron-LM's
+    samples begin with a sentence and end with a document.
     """
 
     noise_density: float = 0.15
@@ -82,12 +82,12 @@ class MaskedLM(Objective):
     )
     pairs: str = field(
         ORDER,
-        "what is told of A and B: their order (order), or whether B is the text after A (next)",
+        "what to predict of A and B: their order (order), or whether B is the text after A (next)",
         choices=(ORDER, NEXT),
     )
     short_share: float = field(
         0.0,
-        "share of windows that are cut to fewer sentences; only with split sentences",
+        "share of windows to cut to fewer sentences; only if split is sentences",
         rule=Rule("at least 0 and at most 1", lambda value: 0 <= value <= 1),
     )
     features = ("inputs", "targets", "weights", "segments", "order")
@@ -111,7 +111,7 @@ class MaskedLM(Objective):
             raise UserError("masked LM needs inputs of at least 5 positions")
         if lengths.targets != lengths.inputs:
             raise UserError(
-                "masked LM predicts in place: set the targets length to that of the inputs, "
+                "masked LM predicts in place: set the targets length to the inputs length, "
                 f"{lengths.inputs}"
             )
         return (lengths.inputs - 3) * (2 if self.pairs == NEXT else 1)
@@ -172,7 +172,7 @@ class MaskedLM(Objective):
         longest: int,
         ids: TokenIds,
     ) -> tuple[_Sample, Array]:
-        """Returns each window's sample, and whether B comes first or from elsewhere."""
+        """Returns each window's sample, and whether B comes first or is from elsewhere."""
         told_W = noise.uniforms(noise.fold_in(keys_W, _SWAP), 1)[:, 0] < 0.5
         split_keys_W = noise.fold_in(keys_W, _SPLIT)
         if self.split == WORDS and self.pairs == ORDER:
@@ -193,7 +193,7 @@ class MaskedLM(Objective):
         whole = _Sample(tokens_WN, starts_WN, sizes_W, split_W)
         if self.pairs == ORDER:
             return whole.joined(split_W, sizes_W, longest), told_W
-        # B from elsewhere begins after the end of a document that A does not reach.
+        # If B is from elsewhere, it begins after the end of a document that A does not reach.
         place_N = np.arange(width)
         others_WN = np.zeros_like(ends_WN)
         ends_WN &= place_N >= split_W[:, None]
@@ -212,8 +212,8 @@ class MaskedLM(Objective):
     ) -> Array:
         """Returns window lengths after some windows are cut, int64 [W].
 
-        A cut window keeps the sentences that reach a length drawn from 2 to `longest` + 3, at least
-        two.
+        A cut window keeps as many sentences, at least two, as reach a length drawn from 2 to
+        `longest` + 3.
         """
         short_W = noise.uniforms(noise.fold_in(keys_W, _SHORT), 1)[:, 0] < self.short_share
         target_W = noise.integers(noise.fold_in(keys_W, _LENGTH), 2, longest + 3)
@@ -263,7 +263,7 @@ class MaskedLM(Objective):
             word = order_WV[open_windows, turn]
             gram = np.minimum(grams_WV[open_windows, turn], counts_W[open_windows] - word)
             size = np.zeros(len(word), np.int64)
-            # A run that exceeds the tokens left is tried with fewer words.
+            # If a run exceeds the tokens left, try it with fewer words.
             for fewer in range(self.longest):
                 tried = np.maximum(gram - fewer, 1)
                 tokens = begin_WV[open_windows, word + tried] - begin_WV[open_windows, word]
@@ -280,7 +280,7 @@ class MaskedLM(Objective):
         return chosen_WN & noise.within(lengths_W, width)
 
     def _grams(self, keys_W: Array, words: int) -> Array:
-        """Returns the number of words of the run that may begin at each word, int64 [W, words]."""
+        """Returns the number of words in the run that may begin at each word, int64 [W, words]."""
         shares = np.cumsum(1 / np.arange(1, self.longest + 1))
         draws_WV = noise.uniforms(noise.fold_in(keys_W, _GRAM), words)
         return 1 + np.searchsorted(shares[:-1] / shares[-1], draws_WV, "right")

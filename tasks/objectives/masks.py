@@ -1,4 +1,4 @@
-"""Noise masks as plain data: which tokens of a window are noise, and bounds of their number.
+"""Noise masks as plain data: which tokens of a window are noise, and bounds on their number.
 
 Dimensions: W windows, N tokens per window.
 """
@@ -15,7 +15,7 @@ from tasks.terminal.fields import Rule, above, at_least, check, field, require
 
 
 class Bounds(NamedTuple):
-    """Bounds of a mask in one window: of noise tokens, noise spans, and their sum."""
+    """Bounds on the numbers of noise tokens, noise spans, and both in one window."""
 
     fewest: int
     tokens: int
@@ -54,7 +54,7 @@ class RandomSpans(_Checked):
     """Spans of random lengths; see `noise.span_mask` and `noise.span_counts`."""
 
     noise_density: float = field(0.15, "share of noise", rule=_SHARE)
-    mean_noise_span_length: float = field(3.0, "mean tokens of a span", rule=above(0))
+    mean_noise_span_length: float = field(3.0, "mean tokens per span", rule=above(0))
     certain = True
 
     def draw(self, keys_W: Array, lengths_W: Array, width: int) -> Array:
@@ -73,8 +73,8 @@ class RegularSpans:
     """Equally long, equally spaced spans; see `noise.regular_mask`."""
 
     noise_density: float = field(0.15, "share of noise", rule=_SHARE)
-    shortest: int = field(3, "fewest tokens of a span", rule=at_least(1))
-    longest: int = field(3, "most tokens of a span", rule=at_least(1))
+    shortest: int = field(3, "minimum tokens per span", rule=at_least(1))
+    longest: int = field(3, "maximum tokens per span", rule=at_least(1))
     certain = True
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class IidTokens(_Checked):
 
     def bounds(self, raw: int) -> Bounds:
         # Let x be 1 on a noise token, and x' the x of the previous token, 0 for the first token.
-        # Tokens are the sum of x, spans the sum of x (1 - x'), both together of x (2 - x').
+        # Tokens number the sum of x, spans that of x (1 - x'), both together that of x (2 - x').
         d = self.noise_density
         start = d * (1 - d)
         tokens = _most(raw * d, raw * start, raw)

@@ -45,7 +45,7 @@ def fold_in(key: Array | int, value: Array | int) -> Array:
 
 
 def task_seed(seed: int, task: str) -> int:
-    """Returns the seed of a task's order and noise, independent of a mixture's other tasks."""
+    """Returns the seed for a task's order and noise, independent of a mixture's other tasks."""
     digest = hashlib.sha256(task.encode()).digest()
     return int(fold_in(seed, int.from_bytes(digest[:8], "little")))
 
@@ -117,7 +117,7 @@ def compositions(keys_W: Array, totals_W: Array, parts_W: Array) -> Array:
 
 
 def alternate(clean_WS: Array, noise_WS: Array, lengths_W: Array, width: int) -> Array:
-    """Returns the mask of alternating spans, non-noise first: bool [W, width], cut at the lengths.
+    """Returns alternating spans, non-noise first, truncated to the lengths: bool [W, width].
 
     Span lengths are int64 [W, S], 0 after the last span.
     """
@@ -186,8 +186,8 @@ def prefix_mask(
     """Returns a prefix of random length: bool [W, width].
 
     In a window of L tokens, the length is uniform from `shortest_prefix` to L - 1. Where
-    `mirrored_W` is True, it is the sum of both bounds minus the draw, so a window and its mirrored
-    twin (same key) have prefixes of constant total length.
+    `mirrored_W` is True, the length is the sum of both bounds minus the draw, so a window and its
+    mirrored twin (same key) have prefixes of constant total length.
 
     Source: T5 `data/preprocessors.py`, random_prefix_noise_mask.
     """
@@ -226,7 +226,7 @@ def limit_noise(mask_WN: Array, per_span: int, limit: int, spans: int) -> Array:
 def substitute_spans(
     tokens_WN: Array, mask_WN: Array, lengths_W: Array, first_sentinel: int, unique: bool = True
 ) -> tuple[Array, Array]:
-    """Replaces each run of True in `mask_WN` by one sentinel, descending if `unique`.
+    """Replaces each run of True in `mask_WN` with one sentinel, descending if `unique`.
 
     Returns (tokens int32 [W, any], left-aligned and padded with 0, their number int64 [W]).
 
@@ -275,7 +275,7 @@ def replace_tokens(
 
     Source: Devlin et al. 2019, section 3.1; T5 `data/preprocessors.py`,
       noise_token_to_random_token_or_sentinel.
-    Differences: T5 draws random tokens among all ids from 3 on, sentinels included.
+    Differences: T5 draws random tokens from all ids above 2, including sentinels.
     """
     out_WN = np.where(mask_WN, np.int32(mask_token), tokens_WN).astype(np.int32)
     if random_share or kept_share:

@@ -17,10 +17,10 @@ def _mix(x: np.uint64) -> np.uint64:
 
 @compiled(nogil=True)
 def _choose(key: np.uint64, total: int, size: int, chosen: Array) -> None:
-    """Marks a uniform subset of `size` numbers below `total` in `chosen`, uint8, all zeros.
+    """Marks a uniform subset of `size` numbers below `total` in `chosen`, uint8, initially 0.
 
     Takes the first `size` distinct numbers of a stream of draws, or the complement for more than
-    half of the numbers. So draws are about as many as spans; a shuffle needs one per token.
+    half of the numbers. So it makes about one draw per span; a shuffle needs one per token.
     """
     inverted = 2 * size > total
     left = total - size if inverted else size

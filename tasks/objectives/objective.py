@@ -21,7 +21,7 @@ Examples = dict[str, tuple[Array, Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-    """Lengths of an example's features in tokens, EOS included; `inputs` is 0 without inputs."""
+    """Lengths of an example's features in tokens, EOS included; `inputs` is 0 if there are none."""
 
     inputs: int
     targets: int
@@ -59,8 +59,8 @@ class Objective(abc.ABC):
         """Names of an example's features.
 
         "inputs" and "targets" are ids. "weights" (0 or 1 per target) marks targets that count in
-        the loss; without it all do. "prefix" is 1 where a decoder attends in both directions. For
-        "segments" and "order" see `MaskedLM`.
+        the loss; without it, all do. "prefix" is 1 where a decoder attends in both directions. For
+        "segments" and "order", see `MaskedLM`.
         """
 
     @abc.abstractmethod
@@ -75,7 +75,7 @@ class Objective(abc.ABC):
     def examples(
         self, tokens_WN: Array, lengths_W: Array, keys_W: Array, lengths: Lengths, ids: TokenIds
     ) -> Examples:
-        """Returns the examples of windows.
+        """Returns the examples made from windows.
 
         `tokens_WN`, int32 [W, N], are windows of at most `window_tokens` tokens, padded with 0, and
         `lengths_W`, int64 [W], their lengths; `keys_W`, uint64 [W], are noise keys. Sentinels are
@@ -85,7 +85,7 @@ class Objective(abc.ABC):
     def kinds(self, lengths: Lengths) -> tuple[Kind, ...]:
         """Returns the kinds of examples; raises UserError if their lengths depend on tokens."""
         raise UserError(
-            f"examples of {words(self)} cannot be packed, as their lengths are not known before "
+            f"examples of {words(self)} cannot be packed because their lengths are unknown before "
             "they are made: leave out --data.pack_examples"
         )
 
@@ -113,7 +113,7 @@ class Objective(abc.ABC):
 
     @property
     def unit(self) -> Unit:
-        """The source of windows; the window of a pair is inputs, PAIR_BORDER, targets."""
+        """What windows are made from; a pair's window is inputs, PAIR_BORDER, targets."""
         return Unit.TEXT
 
     @property
@@ -126,12 +126,12 @@ class Objective(abc.ABC):
         return self
 
     def sides(self, lengths: Lengths) -> tuple[int, int]:
-        """Returns the maximum ids of a pair's inputs and targets; raises UserError if one is 0."""
+        """Returns the maximum ids of a pair's (inputs, targets); raises UserError if one is 0."""
         raise NotImplementedError(f"{type(self).__name__} reads no pairs")
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Usable architectures ("encoder_decoder", "decoder", "encoder"), the most usual first."""
+        """Usable architectures ("encoder_decoder", "decoder", "encoder"), the most common first."""
         return ("encoder_decoder", "decoder") if "inputs" in self.features else ("decoder",)
 
     @property

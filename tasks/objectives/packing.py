@@ -4,7 +4,7 @@ The lengths of examples are known before tokens are read. A deck is a group of c
 with kinds of examples in the objective's proportions, and a plan that puts them into a fixed number
 of rows. So rows need no index, and every window is read once.
 
-Dimensions: G windows of a deck, R rows of a deck.
+Dimensions: G windows per deck, R rows per deck.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from tasks.objectives.objective import Examples, Kind, Lengths, Objective, Slots
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.token_ids import TokenIds
 
-# Maximum windows of a deck; shares of kinds are rounded to 1 / _MOST if none has them exactly.
+# Maximum windows per deck; shares of kinds that no deck has exactly are rounded to 1 / _MOST.
 _MOST = 400
 
 
@@ -53,9 +53,9 @@ class Deck:
     """The plan of a group of windows."""
 
     choices_G: Array  # int64 [G], the kind of each slot's example; slots are in row order
-    mirrored_G: Array  # bool [G], True if the example mirrors the slot before
+    mirrored_G: Array  # bool [G], True if the example mirrors the previous slot's
     firsts_R1: Array  # int64 [R + 1], the first slot of each row, then G
-    filled: tuple[float, float]  # shares of positions that hold tokens, of inputs and of targets
+    filled: tuple[float, float]  # shares of positions that hold tokens, in inputs and in targets
 
     @property
     def windows(self) -> int:
@@ -76,11 +76,11 @@ def deck(kinds: tuple[Kind, ...], rows: Lengths, together: bool) -> Deck:
     kinds = tuple(kind for kind in kinds if kind.share)
     for kind in kinds:
         if not _fits(kind, rows.inputs, rows.targets, together):
-            words = "examples have" if kind.members == 1 else "two examples of a row have"
+            words = "examples have" if kind.members == 1 else "two examples per row have"
             raise UserError(
                 f"rows of {rows.inputs} inputs and {rows.targets} targets are too short to pack: "
                 f"{words} {kind.inputs} and {kind.targets}; make --lengths longer, or examples "
-                "shorter by --data.example_inputs and --data.example_targets"
+                "shorter with --data.example_inputs and --data.example_targets"
             )
     step = _exact_size(kinds)
     sizes = range(step, _MOST + 1, step) if step else [_MOST]
@@ -113,7 +113,7 @@ def _exact_size(kinds: Sequence[Kind]) -> int:
 
 
 def _deck(kinds: Sequence[Kind], size: int, rows: Lengths, together: bool) -> Deck:
-    """Returns a deck of about `size` windows, filled row by row; integers make it portable."""
+    """Returns a deck of about `size` windows; integer arithmetic makes it the same everywhere."""
     members = np.array([kind.members for kind in kinds])
     left = np.maximum(np.rint(_counts(kinds, size) / members).astype(np.int64), 1).tolist()
     choices, mirrored, firsts = [], [], [0]
@@ -152,7 +152,7 @@ def _merit(
 ) -> int:
     """Scores how well a kind suits the room left in a row.
 
-    Large kinds score high, and kinds that leave room in proportion to the remaining `need`.
+    Large kinds score high, and so do kinds that leave room in proportion to the remaining `need`.
     """
     if together:
         return kind.inputs + kind.targets

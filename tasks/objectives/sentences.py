@@ -1,8 +1,8 @@
 """Finds sentence starts in windows of tokens, by rules for English and Romanian.
 
 A sentence ends with a word that ends in a full stop, question mark, exclamation mark or ellipsis,
-before a word that begins with a capital or a digit. Abbreviations such as titles, initials and
-letters with full stops ("U.S.", "S.U.A.") end none. The rules read a vocabulary's pieces, so a
+if the next word begins with a capital or a digit. Abbreviations such as titles, initials and
+letters with full stops ("U.S.", "S.U.A.") do not. The rules read a vocabulary's pieces, so a
 cache need not mark sentences; in a vocabulary without capitals, all letters count as capitals.
 
 Dimensions: W windows, N tokens per window, C candidates, P pieces.
@@ -26,10 +26,10 @@ _TITLES = """mr mrs ms messrs mx dr prof rev hon st mt ft gen col lt sgt capt cm
 # Abbreviations before a number.
 _NUMBERED = """no nos nr art alin lit pag pg pp cap ch chap vol fig figs tab eq sec bl sc ap et str
     bd pct op ed jan feb mar apr jun jul aug sep sept oct nov dec ian iun iul noi mil mld"""
-# Whether the last word ends a sentence, and the first character of the next.
+# Classes of a last word, by whether it ends a sentence, and of the next word's first character.
 _NO_END, _END, _END_UNLESS_NUMBER = 0, 1, 2
 _NOTHING, _CAPITAL, _DIGIT, _SMALL = 0, 1, 2, 3
-# Pieces read from a word's end, and tokens read after it.
+# Number of pieces read from a word's end, and of tokens read after it.
 _WORD_PIECES, _NEXT_PIECES = 8, 4
 
 
@@ -124,7 +124,7 @@ def sentence_starts(tokens_WN: Array, lengths_W: Array, ids: TokenIds) -> Array:
     candidate_WN[:, :-1] &= tokens_WN[:, 1:] != ids.special.eos
     row_C, place_C = np.nonzero(candidate_WN)
 
-    # The first of the next pieces that is not only quotes and dashes.
+    # The first of the next pieces that does not consist of quotes and dashes.
     next_CP = place_C[:, None] + 1 + np.arange(_NEXT_PIECES)
     there_CP = next_CP < width
     begins_CP = marks.begins[tokens_WN[row_C[:, None], np.minimum(next_CP, width - 1)]] * there_CP

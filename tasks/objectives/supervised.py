@@ -23,13 +23,13 @@ class Supervised(Objective):
     A decoder-only model gets both in one row, with the loss on the targets.
 
     Source: T5's supervised tasks, `append_eos_after_trim` of seqio `preprocessors.py`.
-    Differences: T5 always cuts overlong sides; here only on request.
+    Differences: T5 always cuts overlong sides; here this is done only on request.
     """
 
     too_long: str = field(
         REFUSE,
-        "what becomes of pairs with a side longer than its feature: refuse = the run does not "
-        "begin, cut = the beginning of the side is used",
+        "what to do with pairs with a side longer than its feature: refuse = do not start the run, "
+        "cut = use the beginning of the side",
         choices=(REFUSE, CUT),
     )
     inputs_eos: bool = field(True, "end the inputs with an EOS")

@@ -54,8 +54,8 @@ def ul2_denoisers(
 class MixtureOfDenoisers(Objective):
     """A window's noise key chooses its denoiser; inputs begin with the denoiser's mode.
 
-    A window is as long as the longest denoiser needs. A denoiser that needs less reads a part from
-    a random position, new in each epoch, so that no token is always left out.
+    A window is as long as the longest denoiser needs. A denoiser that needs less reads a part that
+    starts at a random position, different in each epoch, so that no token is always left out.
 
     Source: Tay et al. 2022 (arXiv:2205.05131).
     Differences: UL2's code for T5 gives every denoiser its own share of the documents, cut to its
@@ -70,7 +70,7 @@ class MixtureOfDenoisers(Objective):
     def __post_init__(self) -> None:
         rates = [denoiser.rate for denoiser in self.denoisers]
         if min(rates, default=0) < 0 or sum(rates) <= 0:
-            raise ValueError(f"rates of denoisers are {rates}: none negative, not all 0")
+            raise ValueError(f"rates of denoisers must not be negative or all 0, but are {rates}")
 
     @property
     def pieces(self) -> tuple[str, ...]:
@@ -81,13 +81,13 @@ class MixtureOfDenoisers(Objective):
         return max(each.objective.window_tokens(inner) for each in self.denoisers)
 
     def sentinels(self, lengths: Lengths) -> int:
-        """Returns the maximum over denoisers; raises UserError if it includes a mode token."""
+        """Returns the maximum over denoisers; raises UserError if those include a mode token."""
         inner = _without_mode(lengths)
         spans = max(each.objective.sentinels(inner) for each in self.denoisers)
         for number in range(spans):
             if sentinel_piece(number) in self.pieces:
                 raise UserError(
-                    f"at inputs length {lengths.inputs} a denoiser needs {spans} sentinels, and "
+                    f"at inputs length {lengths.inputs} a denoiser needs {spans} sentinels, but "
                     f"{sentinel_piece(number)} is a mode token: use shorter inputs, or a "
                     f"vocabulary with {spans + len(self.pieces)} sentinels and modes from "
                     f"{sentinel_piece(spans)} on"

@@ -1,1 +1,1 @@
-"""Kinds of vocabularies, a file each: how their pieces are read, and which library encodes text."""
+"""Kinds of vocabularies: each module reads the pieces of one kind, and encodes its text."""

@@ -12,7 +12,7 @@ _SPECIAL = ("<pad>", "</s>", "<unk>")
 def alphabet() -> dict[str, int]:
     """Returns character -> byte of GPT-2's alphabet.
 
-    Printable Latin-1 characters stand for themselves, other bytes are numbered from U+0100.
+    Printable Latin-1 characters stand for themselves; other bytes are numbered from U+0100.
     Source: openai/gpt-2, `encoder.py`, bytes_to_unicode.
     """
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -24,7 +24,7 @@ def alphabet() -> dict[str, int]:
 
 
 def raw(piece: str) -> bytes:
-    """Returns the bytes of a piece; characters outside the alphabet are UTF-8."""
+    """Returns the bytes of a piece; characters outside the alphabet are encoded in UTF-8."""
     known = alphabet()
     return b"".join(
         bytes([known[char]]) if char in known else char.encode("utf-8", "replace") for char in piece

@@ -42,8 +42,8 @@ class SpecialIds:
     def pads(self, begins_texts: bool) -> int:
         """Returns the id that pads rows for transformers.
 
-        It is EOS if there is no padding id, or if that is a `start` that `begins_texts`, which must
-        not be masked.
+        It is EOS if there is no padding id, or if the padding id is a `start` that `begins_texts`,
+        which must not be masked.
         """
         if self.pad is None or (begins_texts and self.pad == self.start):
             return self.eos
@@ -51,7 +51,7 @@ class SpecialIds:
 
     @property
     def zero_pads(self) -> bool:
-        """True if id 0 is padding, so that no token of a row has it."""
+        """True if id 0 is padding, which no token in a row has."""
         return self.pad == 0
 
 

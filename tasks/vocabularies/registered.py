@@ -1,4 +1,4 @@
-"""A user's class as a vocabulary, registered under a name by a module of --task_module.
+"""A user's class as a vocabulary, registered under a name by the module in --task_module.
 
     from tasks import vocabulary
 
@@ -28,7 +28,7 @@ from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, T5_IDS, UNKNOWN, Pieces, SpecialIds
 
 FILE = "vocabulary.json"
-# The file's first bytes; no tokenizer.json begins so.
+# The file's first bytes; no tokenizer.json begins like this.
 _BEGIN = b'{"class": '
 # Texts whose ids enter a class's checksum, besides its pieces.
 _TEXTS = (
@@ -45,8 +45,8 @@ class OwnVocabulary(Protocol):
     """The interface of a registered class; `pieces`, `encode` and `decode` are required.
 
     Attributes:
-      pieces: text that each id adds: str, or bytes if it may hold part of a character; special
-        pieces have their names. The last `sentinels` may have any text.
+      pieces: text that each id adds: str, or bytes if it may hold part of a character; for special
+        pieces, their names. The last `sentinels` may have any text.
       special: ids with a role; by default T5's: padding 0, EOS 1, unknown 2. If EOS is None, one is
         added after the pieces.
       control: further ids without text, such as [MASK].
@@ -61,7 +61,7 @@ class OwnVocabulary(Protocol):
     version: str = ""
 
     def encode(self, text: str) -> Sequence[int]:
-        """Returns the ids of a text without BOS and EOS, deterministically.
+        """Returns the ids of a text, without BOS and EOS; must be deterministic.
 
         An exception means that the text cannot be encoded: a build skips and counts it.
         """
@@ -119,17 +119,17 @@ def _described(name: str, made: OwnVocabulary) -> bytes:
         raise wrong("has pieces that are not a sequence of str or bytes, one for each id")
     special = getattr(made, "special", T5_IDS)
     if not isinstance(special, SpecialIds):
-        raise wrong("has a `special` that is no tasks.vocabulary.SpecialIds")
+        raise wrong("has a `special` that is not a tasks.vocabulary.SpecialIds")
     roles = {role: getattr(special, role) for role in _ROLES}
     sentinels, control = getattr(made, "sentinels", 0), sorted(getattr(made, "control", ()))
     if not _is_id(sentinels, len(pieces) + 1):
-        raise wrong(f"has {len(pieces)} pieces, and its number of sentinels is {sentinels!r}")
+        raise wrong(f"has {len(pieces)} pieces, but its number of sentinels is {sentinels!r}")
     plain = len(pieces) - sentinels
     for role, number in [*roles.items(), *(("control", number) for number in control)]:
         if not (_is_id(number, plain) or (number is None and role != "control")):
             raise wrong(
-                f"has {role} as id {number!r}, and ids 0 to {plain - 1} for pieces besides "
-                "sentinels: give its `special` ids"
+                f"has {role} as id {number!r}, but ids 0 to {plain - 1} for pieces other "
+                "than sentinels: set its `special` ids"
             )
     value = {
         "class": name,
@@ -174,12 +174,12 @@ def _encoded(name: str, made: OwnVocabulary, text: str, size: int) -> np.ndarray
     if not is_ids:
         raise UserError(
             f"the vocabulary {name}: encode returned {type(found).__name__} for the text "
-            f"{start!r}, and must return a sequence of ids"
+            f"{start!r}, but must return a sequence of ids"
         )
     if len(ids) and not (ids.min() >= 0 and ids.max() < size):
         beyond = int(ids.max()) if ids.max() >= size else int(ids.min())
         raise UserError(
-            f"the vocabulary {name}: encode returned the id {beyond} for the text {start!r}, and "
+            f"the vocabulary {name}: encode returned the id {beyond} for the text {start!r}, but "
             f"ids of text are 0 to {size - 1}"
         )
     return ids.astype(np.int32)
@@ -249,7 +249,7 @@ class RegisteredCodec:
             near = nearest(self.name, names())
             raise UserError(
                 f"{name} is the vocabulary {self.name}{near}, a class that no module registered: "
-                "name the module that does by --task_module"
+                "name the module that does with --task_module"
             )
         self._own = _made(self.name)
         self.library = f"the class {type(self._own).__name__} of {self.name}"
@@ -257,8 +257,8 @@ class RegisteredCodec:
             before, after = parsed(model), parsed(now)
             parts = ", ".join(key for key in before if before[key] != after.get(key))
             raise UserError(
-                f"the registered vocabulary {self.name} is not the one of {name}: other {parts}; "
-                "register the earlier one, or build again in another folder"
+                f"the registered vocabulary {self.name} is not the one in {name}: they differ in "
+                f"{parts}; register the earlier one, or build again in another folder"
             )
 
     def another(self) -> OwnVocabulary:

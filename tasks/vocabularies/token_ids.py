@@ -72,7 +72,7 @@ class TokenIds:
 
     @functools.cached_property
     def word_starts(self) -> np.ndarray:
-        """Ids that begin a word, bool [size]: pieces that begin with a space, ids without text."""
+        """Ids that begin a word, bool [size]: pieces that begin with a space, or lack text."""
         starts = np.ones(self.size, bool)
         first = _UNK_END if self.special == T5_IDS else 0
         texts = self.texts[first : self.first_sentinel]
@@ -85,7 +85,7 @@ class TokenIds:
 
     @functools.cached_property
     def random_ids(self) -> np.ndarray:
-        """Ids that may replace any token, int64: no special ids or sentinels."""
+        """Ids that may replace any token, int64: all but special ids and sentinels."""
         if self.special == T5_IDS:  # without reading the pieces
             return np.arange(_UNK_END, self.first_sentinel)
         kinds = np.array(self.kinds[: self.first_sentinel])
@@ -93,7 +93,7 @@ class TokenIds:
 
     @functools.cached_property
     def text_ids(self) -> np.ndarray:
-        """For each id, the id with its text: itself. Inspection marks tokens with other ids."""
+        """For each id, the id with its text: itself, unless inspection gives tokens marker ids."""
         return np.arange(self.size)
 
     def find(self, piece: str) -> int | None:
@@ -109,7 +109,7 @@ class TokenIds:
                 f"<extra_id_0> to {sentinel_piece(self.sentinels - 1)}"
                 if self.sentinels
                 else f"the vocabulary has neither a piece {piece} nor sentinels: make one with "
-                "vocab.train, or add sentinels by --extra_ids=100"
+                "vocab.train, or add sentinels with --extra_ids=100"
             )
         return self._ids[piece]
 

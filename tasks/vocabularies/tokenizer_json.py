@@ -33,7 +33,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[SEP]", "[EOS]"),
     "bos": ("<s>", "<bos>", "<|begin_of_text|>", "[CLS]", "[BOS]"),
 }
-# Their keys in transformers files: BERT's sequences begin with CLS and end with SEP.
+# Keys of these tokens in transformers files: BERT's sequences begin with CLS and end with SEP.
 _KEYS = {
     "pad": ("pad_token",),
     "eos": ("eos_token", "sep_token"),
@@ -64,8 +64,8 @@ def parsed(model: bytes, name: str = FILE) -> dict[str, Any]:
         ) from error
     if max(ids) > LARGEST_ID:
         raise UserError(
-            f"{name} has the id {max(ids):,}, and a table would have as many rows: number its ids "
-            f"without gaps, up to {LARGEST_ID:,}"
+            f"{name} has the id {max(ids):,}, and a table would need that many rows: number its "
+            f"ids without gaps, up to {LARGEST_ID:,}"
         )
     return value
 
@@ -80,7 +80,7 @@ def _kind(model: Mapping[str, Any]) -> str:
 
 
 def _by_piece(vocab: Iterable[tuple[str, float]]) -> dict[str, int]:
-    # A piece may occur twice; ids count.
+    # A piece may occur twice; each of its ids counts.
     found: dict[str, int] = {}
     for number, (piece, _) in enumerate(vocab):
         found[piece if piece not in found else f"{piece}\0{number}"] = number
@@ -115,7 +115,7 @@ def pieces(model: bytes) -> Pieces:
 
 
 def _text_rule(value: Mapping[str, Any]) -> Callable[[str], str | bytes]:
-    """Returns a function piece -> the text it adds."""
+    """Returns a function that maps a piece to the text it adds."""
     if is_byte_level(value):
         return byte_level.raw
     mark = value["model"].get("continuing_subword_prefix", "##")
@@ -168,13 +168,13 @@ def special(
 
     `configs` are the contents of the files CONFIGS beside `model`; without them, the usual names
     are looked up. Raises UserError if the tokenizer lacks an unknown token that it needs, or draws
-    ids at random, or a file names a token that it lacks; messages call it `name`.
+    ids at random, or a file names a token it lacks; messages call it `name`.
     """
     value = parsed(model, name)
     if rate := value["model"].get("dropout"):
         raise UserError(
-            f"{name} has BPE-dropout ({rate}), so a text has other ids every time: set dropout to "
-            "null in it"
+            f"{name} uses BPE-dropout ({rate}), so a text is encoded differently each time: set "
+            "dropout to null in that file"
         )
     ids, unknown = _ids(value), _unknown(value)
     complete = is_byte_level(value) and all(char in ids for char in byte_level.alphabet())
@@ -194,7 +194,7 @@ def special(
     if unknown is None and not complete:
         raise UserError(
             f"{name} has neither an unknown token nor all 256 bytes, so it cannot encode every "
-            "text: train it again with an unknown token (as [UNK]) or with the byte alphabet"
+            "text: train it again with an unknown token (such as [UNK]) or with the byte alphabet"
         )
     found: dict[str, int | None] = {"pad": None, "eos": None, "bos": None, "unk": unknown}
     for role, keys in _KEYS.items():
@@ -222,7 +222,7 @@ class TokenizersCodec:
     library = "Hugging Face's tokenizers"
 
     def __init__(self, model: bytes, name: str):
-        # Processes and threads divide the work already, and its own threads do not survive a fork.
+        # Processes and threads divide the work, and the library's threads do not survive a fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         try:
             import tokenizers
@@ -249,7 +249,7 @@ class TokenizersCodec:
             given, found = each["id"], self.tokenizer.token_to_id(each["content"])
             if given != found:
                 raise UserError(
-                    f"{self._name}: the added token {each['content']} has the id {given}, and "
+                    f"{self._name}: the added token {each['content']} has the id {given}, but "
                     f"tokenizers gives it {found}: number added_tokens in their order, without "
                     "gaps, from the size of the model's vocabulary on"
                 )
@@ -268,7 +268,7 @@ class TokenizersCodec:
             return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + 3 for text in texts]
         try:
             found = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        except BaseException as error:  # some errors of `tokenizers` are not an Exception
+        except BaseException as error:  # some errors of `tokenizers` are not Exceptions
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             if len(texts) > 1:  # to name the text

@@ -235,7 +235,7 @@ def test_an_id_far_beyond_the_others_is_refused(folders, tmp_path):
     def far(value):
         value["model"]["vocab"]["far"] = 2**31
 
-    with pytest.raises(UserError, match=r"has the id 2,147,483,648, and a table would have as"):
+    with pytest.raises(UserError, match=r"has the id 2,147,483,648, and a table would need that"):
         vocabulary.load(changed(folders, tmp_path, "bert", far))
 
 
@@ -256,7 +256,7 @@ def test_ids_that_are_drawn_are_refused(folders, tmp_path):
     def drawn(value):
         value["model"]["dropout"] = 0.1
 
-    with pytest.raises(UserError, match=r"has BPE-dropout \(0.1\), .*: set dropout to null in it"):
+    with pytest.raises(UserError, match=r"uses BPE-dropout \(0.1\), .*: set dropout to null in"):
         vocabulary.load(changed(folders, tmp_path, "gpt2", drawn))
 
 

@@ -162,7 +162,7 @@ def test_trains_generates_fills_and_exports(cache, folder, capsys):
     registered._factories.clear()
     assert export.main([f"--model_dir={run}", f"--output={folder}/exported"]) == 0
     said = capsys.readouterr().out
-    assert "tokenizer  none, as the vocabulary is a class of --task_module" in said
+    assert "tokenizer  none: the vocabulary is a class in --task_module" in said
     names = files.list_names(f"{folder}/exported")
     assert "vocabulary.json" in names
     assert "tokenizer.json" not in names
@@ -190,7 +190,7 @@ def own(**changes):
 def test_a_changed_class_is_noticed(cache, folder, changes, what):
     own(**changes)
     record = CacheManifest.load(cache).plan.vocabulary
-    with pytest.raises(UserError, match=f"is not the one of .*: other {what}"):
+    with pytest.raises(UserError, match=f"is not the one in .*: they differ in {what}"):
         vocabulary.of_cache(cache, record).encode(["A"])
     with pytest.raises(UserError, match=r"different plan .*vocabulary"):
         build.main(flags(folder, shard_bytes=2000))
@@ -225,8 +225,8 @@ def refusing(**changes):
         (refusing(encode=lambda self, text: "ab"), "encode returned str for the text"),
         (refusing(encode=lambda self, text: None), "encode returned NoneType for the text"),
         (refusing(sentinels=99), "its number of sentinels is 99"),
-        (refusing(special=SpecialIds(pad=0, eos=77)), "has eos as id 77, and ids 0 to 52"),
-        (refusing(special=(0, 1)), "that is no tasks.vocabulary.SpecialIds"),
+        (refusing(special=SpecialIds(pad=0, eos=77)), "has eos as id 77, but ids 0 to 52"),
+        (refusing(special=(0, 1)), "that is not a tasks.vocabulary.SpecialIds"),
         (type("Bare", (), {"pieces": ["a"]}), "has no encode: it needs pieces"),
         (lambda: 1 / 0, "protein cannot be made: ZeroDivisionError: division by zero"),
     ],

@@ -116,7 +116,7 @@ def test_impossible_mixtures_are_rejected():
     mixture = MixtureOfDenoisers()
     with pytest.raises(UserError, match="makes targets of up to"):
         mixture.window_tokens(Lengths(384, 300))
-    with pytest.raises(UserError, match="needs 127 sentinels, and <extra_id_97> is a mode"):
+    with pytest.raises(UserError, match="needs 127 sentinels, but <extra_id_97> is a mode"):
         mixture.sentinels(Lengths(512, 512))
     named = MixtureOfDenoisers(ul2_denoisers("[R]", "[X]", "[S]"))
     assert named.sentinels(Lengths(512, 512)) == 127

@@ -191,10 +191,10 @@ def test_best_fit_keeps_the_limits_of_both_sides():
 
 
 def test_mistakes(caches):
-    with pytest.raises(UserError, match="too short to pack: two examples of a row have 71 and 27"):
+    with pytest.raises(UserError, match="too short to pack: two examples per row have 71 and 27"):
         packed_run(caches, UL2, "--lengths.inputs=50").data.batches()
     flags = "--data.pack_examples=true", "--data.example_inputs=32"
-    with pytest.raises(UserError, match="cannot be packed, as their lengths are not known"):
+    with pytest.raises(UserError, match="cannot be packed because their lengths are unknown"):
         run_of(caches, UNKNOWN, *flags).data.batches()
 
 
