@@ -1,1 +1,1 @@
-"""Benchmarks, as ratios measured in one run on one machine. See benchmarks/README.md."""
+"""Benchmarks; results are ratios measured in one run on one machine (benchmarks/README.md)."""

@@ -34,7 +34,7 @@ from tasks.terminal.fields import at_least, field
 from tasks.terminal.table import table
 
 SHINGLE = 5
-PASSAGE = 150  # words of a passage
+PASSAGE = 150  # words in a passage
 LEVELS = tuple(level / 100 for level in range(50, 100, 5))
 
 _DATATROVE = """
@@ -69,12 +69,12 @@ def words_of(text: str) -> list[str]:
 
 
 def shingles(words: list[str]) -> set[tuple[str, ...]]:
-    """Returns all shingles of some words."""
+    """Returns all shingles of a list of words."""
     return {tuple(words[at : at + SHINGLE]) for at in range(len(words) - SHINGLE + 1)}
 
 
 def documents(corpus: str) -> Iterator[tuple[str, str]]:
-    """Yields (id, text) of a corpus."""
+    """Yields the (id, text) of each document in a corpus."""
     resolved = sources.resolve(sources.parse(corpus))
     for piece in resolved.pieces:
         for _, batch in sources.read(resolved, piece):
@@ -101,7 +101,7 @@ def passages(corpus: str, wanted: int) -> list[list[str]]:
 
 
 def plant(found: list[list[str]], per_level: int) -> tuple[dict[str, str], dict[str, float]]:
-    """Returns (texts by id, the true similarity of each planted copy to its original)."""
+    """Returns id -> text, and id of a planted copy -> its true similarity to the original."""
     texts: dict[str, str] = {}
     true: dict[str, float] = {}
     generator = random.Random(0)
@@ -124,7 +124,7 @@ def plant(found: list[list[str]], per_level: int) -> tuple[dict[str, str], dict[
 
 
 def measure_finding(corpus: str, per_level: int, min_similarity: float) -> str:
-    """Returns a table of the planted duplicates that were found."""
+    """Returns a table with the share of planted duplicates that were found."""
     texts, true = plant(passages(corpus, 2 * per_level * len(LEVELS)), per_level)
     rules = Options(corpus="", output="", min_similarity=min_similarity).rules
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Registers the benchmark's task; the `--module_import` of seqio_cache_tasks."""
+"""Registers the benchmark's task; seqio_cache_tasks imports it with `--module_import`."""
 
 import os
 

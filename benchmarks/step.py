@@ -4,7 +4,7 @@
         --dtype=float32 [--rounds=5] [--steps=1] [--model.remat=dots] [--field.path=value] \\
         [--t5x=T5X_CHECKOUT[:AIRIO:JESTIMATOR]] [--t5x_python=VENV/bin/python]
 
-The step is the trainer's, on full rows of random tokens. A sample is the time per step of
+It runs the trainer's step on full rows of random tokens. A sample is the time per step of
 a round of `--steps` steps, dispatched one after the other as in a run; more steps hide more of the
 dispatch overhead on an accelerator. Any field of the configuration is a flag: with
 `--deterministic=false`, XLA may use kernels on GPUs whose results differ from run to run, so the
@@ -60,8 +60,8 @@ from trainer.model.spec import model_spec
 from trainer.model.transformer import build_model, init_params, run_model
 from trainer.optim.optimizer import optimizer_of
 
-# Memory bandwidth in bytes per second, by a part of JAX's `device_kind`. Sources: those of
-# `trainer.engine.hardware`. A100 is the one with 80 GB.
+# Memory bandwidth in bytes per second, by a part of JAX's `device_kind`. Sources: as in
+# `trainer.engine.hardware`. A100 means the one with 80 GB.
 _BANDWIDTH = {
     "TPU v4": 1.228e12,
     "TPU v5 lite": 0.819e12,
@@ -295,7 +295,7 @@ class T5X:
             if line.startswith("seconds "):
                 _, wall, core = line.split()
                 return float(wall), float(core)
-        raise UserError("--t5x: T5X's process failed, see its output above")
+        raise UserError("--t5x: T5X's process failed; see its output above")
 
 
 def t5x_sizes(config: Config, inputs: int, targets: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Estimates a training step on a TPU slice without the slice, with layers scanned and unrolled.
+"""Estimates a step on a TPU slice without having the slice, with layers scanned and unrolled.
 
     python -m benchmarks.tpu_step --preset=t5_1_1_base --topology=v5e:2x2 --batch_size=64 \\
         --inputs=512 --targets=114 [--steps=scanned,unrolled] [--depths=1,2] [--field.path=value]
@@ -66,7 +66,7 @@ class Flags:
     dtype: str = field("bfloat16", "dtype of the computation: float32 or bfloat16")
     steps: tuple[str, ...] = field(tuple(_STEPS), "steps to compile")
     depths: str | None = field(
-        None, "layers of the unrolled steps to extrapolate from", metavar="LOW,HIGH"
+        None, "numbers of layers from which to extrapolate unrolled steps", metavar="LOW,HIGH"
     )
     json: bool = field(False, "print JSON: seconds and bytes")
     config: tuple[str, ...] = field(
@@ -132,7 +132,7 @@ def run(flags: Flags) -> None:
 
 
 def _estimate(trained: "Subject", target: "Target", scan: bool) -> Estimate:
-    """Compiles a step, with its layers scanned or not."""
+    """Compiles a step, scanning its layers if `scan`, and returns its estimate."""
     from trainer.planning.compiled import compile_plan
 
     chosen = trained.with_values({"model.scan_layers": scan})
@@ -194,7 +194,7 @@ def _depths(text: str | None, config: Config) -> tuple[int, int] | None:
         raise UserError(f"--depths={text}: give two numbers of layers, such as 1,2")
     low, high = int(found[0]), int(found[1])
     if not 0 < low < high <= layers:
-        raise UserError(f"--depths={text}: the numbers must rise, from 1 to at most {layers}")
+        raise UserError(f"--depths={text}: the numbers must rise and be between 1 and {layers}")
     return low, high
 
 

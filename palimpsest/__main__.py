@@ -1,4 +1,4 @@
-"""`palimpsest COMMAND …`: any command of this project by a short name."""
+"""`palimpsest COMMAND …` runs any command of this project by a short name."""
 
 import sys
 from collections.abc import Collection, Sequence

@@ -1,4 +1,4 @@
-"""The commands by the names that `palimpsest` gives them: name -> module, in groups."""
+"""The commands under the names that `palimpsest` gives them: name -> module, in groups."""
 
 import importlib
 import importlib.util

@@ -10,7 +10,7 @@ _OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(?P<path>[^)]+)\)")
 
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
-    """Returns the page's text with its outward links replaced."""
+    """Returns the page's text with links to outside of docs/ replaced."""
     folder = os.path.dirname(page.file.src_uri)
 
     def replaced(match: re.Match) -> str:

@@ -2,10 +2,10 @@
 
     python -m trainer.convert --from=PATH --to=FOLDER --format=huggingface|t5x|palimpsest
 
-Formats are those of T5X, Hugging Face transformers, Mesh TensorFlow (read only) and this trainer.
+Formats: T5X, Hugging Face transformers, Mesh TensorFlow (read only) and this trainer's own format.
 PATH is one checkpoint or a folder of them. Each is written under a temporary name, read back, and
 compared bit for bit; if transformers can load one side, its logits are compared with ours. Only
-then does it get its name, so the same command continues after a kill.
+then does it get its final name, so the same command continues after a kill.
 """
 
 import dataclasses
@@ -103,8 +103,8 @@ class Flags:
     )
     push_to: str | None = field(
         None,
-        "huggingface: upload each step as a branch step_N of this repository of the Hub, and the "
-        "last one also as main, with the token in HF_TOKEN",
+        "huggingface: upload each step to branch step_N of this repository on the Hub, and the "
+        "last one also to main, with the token in HF_TOKEN",
         metavar="OWNER/NAME",
         read_if=_only("huggingface"),
     )
@@ -146,7 +146,7 @@ def run(flags: Flags) -> int:
     from trainer.conversion.verify import NotEqual
 
     if bool(flags.task) != bool(flags.cache_dir):
-        raise UserError("--task and --cache_dir need one another")
+        raise UserError("--task and --cache_dir need each other")
     found = flags.vocabulary and vocabulary.load(flags.vocabulary, flags.extra_ids or 0)
     size = weights.size(flags.max_shard_size or "5GB")
     form = flags.format, flags.dtype, flags.scan_layers, flags.custom_code, size

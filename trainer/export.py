@@ -17,7 +17,7 @@ _EXIT_NOT_EQUAL = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Card:
-    """Facts, known only to the user, for the model card."""
+    """What only the user can supply for the model card."""
 
     license: str = field("", "licence of the weights, such as apache-2.0")
     language: tuple[str, ...] = field((), "languages of the corpus, such as en,ro")
@@ -42,7 +42,7 @@ class Flags:
     )
     push_to: str | None = field(
         None,
-        "upload the folder to this repository on the Hub, as main and as a branch step_N, with the "
+        "upload the folder to this repository on the Hub, to main and to branch step_N, with the "
         "token in HF_TOKEN; an existing export is uploaded as it is",
         metavar="OWNER/NAME",
     )

@@ -18,7 +18,7 @@ class Flags:
 
     model_dir: str = field(REQUIRED, "folder of the run, local or remote")
     step: int | None = field(None, "step of the checkpoint; None: the newest")
-    output: str = field(REQUIRED, "folder to write checkpoint_STEP into, local or remote")
+    output: str = field(REQUIRED, "folder in which to write checkpoint_STEP, local or remote")
     scan_layers: bool = field(
         False, "write the layout of T5X's examples/scalable_t5, which joins the layers of a stack"
     )

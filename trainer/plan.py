@@ -44,11 +44,11 @@ class Flags(GinRunFlags):
     )
     search: int | None = field(
         None,
-        "compile up to N meshes, microbatches and ways to keep activations "
-        f"({_COMPILATIONS} if N is left out), and print the best that fit, as flags",
+        "compile up to N combinations of mesh, microbatches and rematerialisation "
+        f"({_COMPILATIONS} if N is left out), and print them ranked, as flags",
         rule=at_least(1),
         alone=str(_COMPILATIONS),
-        often="compile N variants, and rank them",
+        often="compile N variants and rank them",
     )
     json: bool = field(False, "print JSON", often="print JSON")
     price: float | None = field(
@@ -104,7 +104,7 @@ def run(flags: Flags) -> int:
         if not outcome.missing:
             return 0
         missing = f"{outcome.missing / 1e9:,.1f} GB a device too much"
-    print(f"it does not fit, {missing}: looking for what does", file=sys.stderr, flush=True)
+    print(f"it does not fit, {missing}; looking for what does", file=sys.stderr, flush=True)
     remedy, tried = search.first_that_fits(planned, target, outcome, _COMPILATIONS)
     if remedy is None or remedy.missing:
         raise UserError(

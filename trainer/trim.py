@@ -2,8 +2,8 @@
 
     python -m trainer.trim --from=mt5-small --corpus='parquet:ro/*.parquet' --to=mt5-small-ro
 
-Rows of kept pieces stay, in the embedding and in the logits, as do all other parameters, so the
-logits of kept pieces are the source's. The result is checked as in trainer.convert.
+The rows of kept pieces stay unchanged in the embedding and the logits, as do all other parameters,
+so kept pieces have the source's logits. The result is checked as in trainer.convert.
 """
 
 import dataclasses

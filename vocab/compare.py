@@ -3,9 +3,9 @@
     python -m vocab.compare --vocabulary=DIR --vocabulary=tokenizer.json --vocabulary=bytes \\
         --corpus='json:data/{language}/*.jsonl' --output=page.html
 
-Each corpus is sampled once. The report has tokens and bytes a token, by corpus and by the script of
-words, unknown and byte-fallback tokens, the share of texts that decode exactly, and the speed of
-the library on one thread. A word is encoded with the space before it, and includes its byte.
+Each corpus is sampled once. The report shows, by corpus and by the script of words, tokens and
+bytes per token; also unknown and byte-fallback tokens, the share of texts that decode exactly, and
+the library's speed on one thread. A word is encoded, and its bytes counted, with the space before.
 """
 
 import dataclasses
@@ -27,10 +27,10 @@ from tasks.terminal.table import table
 from tasks.vocabularies import byte_level, tokenizer_json
 from vocab import extend, fit, weighting
 
-# Scripts with less than this share of a corpus's words, by bytes, are left out of tables.
+# Tables leave out scripts with less than this share of a corpus's words, by bytes.
 _LEAST_SHARE = 0.001
 _CONTEXT = 24  # characters shown on either side of a difference
-# First bytes of the output files, by flag.
+# How output files begin, by flag.
 _BEGINS = {"json": rb'\{\s*"measured": ', "output": rb"<!DOCTYPE html>"}
 _SUBJECT_HEADER = ("vocabulary", "kind", "ids", "sentinels", "sha256")
 _HEADER = (
@@ -41,16 +41,16 @@ _HEADER = (
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """A vocabulary on a corpus."""
+    """Measurements of a vocabulary on a corpus."""
 
     vocabulary: str
     report: fit.Report
-    # documents, lines: shares restored exactly by encoding and decoding, of documents and of
-    # distinct lines encoded by themselves.
+    # documents, lines: shares of documents, and of distinct lines encoded separately, that
+    # encoding and decoding restore exactly.
     documents: float
     lines: float
     example: tuple[str, str] | None  # (text, decoded text) around the first difference, or None
-    speed: float  # of the library, in MB of text per second
+    speed: float  # the library's, in MB of text per second
 
     def row(self) -> tuple[str, ...]:
         found = self.report
@@ -64,7 +64,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Vocabularies, each with the cells under _SUBJECT_HEADER, and measurements by corpus."""
+    """Vocabularies, each with its cells under _SUBJECT_HEADER, and measurements by corpus."""
 
     subjects: Sequence[Sequence[Any]]
     measured: Mapping[str, Sequence[Measured]]
@@ -147,7 +147,7 @@ def _measured(name: str, loaded: vocabulary.Vocabulary, split: str, texts: list[
 
 
 def difference(text: str, back: str) -> tuple[str, str]:
-    """Returns the surroundings of the first difference between a text and its round trip."""
+    """Returns the context of the first difference between a text and its round trip, in both."""
     pairs = enumerate(zip(text, back, strict=False))
     shorter = min(len(text), len(back))
     at = next((place for place, (a, b) in pairs if a != b), shorter)
@@ -169,7 +169,7 @@ def _kind(loaded: vocabulary.Vocabulary) -> str:
 
 
 def _by_script(measured: Sequence[Measured]) -> tuple[list[str], list[list[str]]]:
-    """Returns the header and the rows of bytes per token by script; the first has the shares."""
+    """Returns a table of bytes per token by script: its header, and rows, the first with shares."""
     of_words = measured[0].report.by_script
     total = sum(tally.bytes for tally in of_words.values())
     shown = [
@@ -228,16 +228,16 @@ class Flags(weighting.CorpusFlags):
 
     vocabulary: tuple[str, ...] = field(
         REQUIRED,
-        f"vocabulary to compare, to be repeated: {vocabulary.FORMS}",
+        f"vocabulary to compare; repeat the flag for each one: {vocabulary.FORMS}",
         metavar="PATH",
         repeated=True,
     )
     output: str | None = field(None, "HTML page to write", metavar="FILE")
-    json: str | None = field(None, "file to write all numbers to", metavar="FILE")
+    json: str | None = field(None, "JSON file to which all numbers are written", metavar="FILE")
 
 
 def _check_file(flag: str, path: str | None) -> None:
-    """Checks that a file can be written, before anything is measured."""
+    """Checks that a file can be written before anything is measured."""
     if path is None:
         return
     if not files.is_remote(path):
@@ -246,7 +246,7 @@ def _check_file(flag: str, path: str | None) -> None:
             raise UserError(f"--{flag}={path} is a folder: name a file")
         if not os.path.isdir(os.path.dirname(place) or "."):
             raise UserError(f"--{flag}={path}: there is no folder {os.path.dirname(path)}")
-    # It may be the corpus itself.
+    # The file may be the corpus itself.
     if files.exists(path) and not re.match(_BEGINS[flag], files.read_bytes(path)):
         raise UserError(f"--{flag}={path} holds something else: name another file")
 

@@ -1,8 +1,8 @@
 """Counts the words of a corpus of any size, in bounded memory, with any number of workers.
 
 One file of (word, count) per piece of the corpus is written atomically, by Beam or this process, so
-a killed run resumes. If the words do not fit in memory, a sample is kept; it does not depend on the
-workers, the runner or the order of the pieces.
+a killed run can resume. If the words do not fit in memory, a sample is kept, which does not depend
+on the workers, the runner or the order of the pieces.
 """
 
 import dataclasses
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PREFIX = "counts-"
-# Our files' names. Other files in a folder may have the same prefix.
+# Names of our files. Other files in a folder may have the same prefix.
 _OURS = re.compile(PREFIX + r"([0-9a-f]{16})-\d{6,}\.parquet")
 
-# Each file is divided into this many parts by the hash of the word, so that one part of every file
-# can be added up at a time.
+# Each file is divided into this many parts by the words' hashes, so that one part of all files can
+# be added up at a time.
 _PARTS = 64
 _STATISTICS = b"statistics"
 
@@ -41,11 +41,11 @@ _STATISTICS = b"statistics"
 class Job:
     """Everything a worker needs to count."""
 
-    folder: str  # of the count files
+    folder: str  # for the count files
     key: str  # hash of everything that the counts depend on, 16 hex digits; part of their names
     corpus: sources.Corpus
     splitter: Splitter
-    batch_bytes: int  # of text, after which a worker writes its counts
+    batch_bytes: int  # a worker writes its counts after this many bytes of text
 
     def path(self, number: int) -> str:
         return files.join(self.folder, f"{PREFIX}{self.key}-{number:06}.parquet")
@@ -56,7 +56,7 @@ class Counts:
     """The words to train on, most frequent first, with their counts.
 
     With a `threshold` above 1, a word with count c was kept with probability min(1, c / threshold)
-    and its count is max(c, threshold). For any set of words, as those of one language, the expected
+    and its count is max(c, threshold). For any set of words, such as one language's, the expected
     sum of these counts is the true sum.
     """
 
@@ -67,7 +67,7 @@ class Counts:
 
 
 def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
-    """Writes the missing files, in this process if `beam_arguments` is None."""
+    """Writes the missing count files, in this process if `beam_arguments` is None."""
     pieces = [(number, job.corpus.pieces[number]) for number in _train_pieces(job)]
     names = [job.path(number).rpartition("/")[2] for number, _ in pieces]
     finished = set(files.list_names(job.folder))
@@ -84,7 +84,7 @@ def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
                 _count_piece(job, (number, piece), show)
                 done += piece.bytes
     elif missing:
-        # Importing Beam takes seconds, which a small corpus does not need to spend.
+        # Importing Beam takes seconds, which a small corpus need not spend.
         from pipeline.runners import beam_job
 
         slim = dataclasses.replace(job, corpus=beam_job.without_pieces(job.corpus))
@@ -94,7 +94,7 @@ def run(job: Job, beam_arguments: list[str] | None, verbose: bool) -> None:
 
 
 def clean(folder: str, *keys: str) -> None:
-    """Deletes the count files in `folder`, except those with one of `keys`."""
+    """Deletes the count files in `folder`, except files with one of `keys`."""
     for name in files.list_names(folder):
         ours = _OURS.fullmatch(name)
         if ours and ours[1] not in keys:
@@ -109,7 +109,7 @@ def _train_pieces(job: Job) -> list[int]:
 def _count_piece(
     job: Job, numbered: tuple[int, sources.Piece], on_read: Any = lambda inside: None
 ) -> Mapping[str, int]:
-    """Writes the counts of a piece; returns its document and byte totals as job counters."""
+    """Writes a piece's counts; returns its numbers of documents and bytes as job counters."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -178,7 +178,7 @@ def _hash(word: str) -> int:
 
 
 def sizes(jobs: Mapping[str, Job]) -> dict[str, int]:
-    """Returns the bytes of text of each job."""
+    """Returns how many bytes of text each job counted."""
     return {name: _statistics([job])[0]["bytes"] for name, job in jobs.items()}
 
 
@@ -190,7 +190,7 @@ def add_up(
 ) -> Counts:
     """Adds up the counts of all pieces; keeps at most `limit_words` words and `limit_bytes` bytes.
 
-    A job's counts are multiplied by its factor, and rounded. Raises UserError if train has no text.
+    A job's counts are multiplied by its factor and rounded. Raises UserError if train has no text.
     """
     jobs = [jobs] if isinstance(jobs, Job) else jobs
     totals, left_out, rows = _statistics(jobs)
@@ -220,7 +220,7 @@ def add_up(
 
 
 def _statistics(jobs: Sequence[Job]) -> tuple[Counter[str], Counter[str], int]:
-    """Returns the totals of all pieces, documents left out by reason, and rows of all files."""
+    """Returns totals over pieces, documents left out by reason, and the number of rows in files."""
     import pyarrow.parquet as pq
 
     totals, left_out, rows = Counter[str](), Counter[str](), 0
@@ -237,7 +237,7 @@ def _statistics(jobs: Sequence[Job]) -> tuple[Counter[str], Counter[str], int]:
 def _words(
     jobs: Sequence[Job], factors: Sequence[float], rows: int, limit_words: int
 ) -> Iterator["pa.Table"]:
-    """Yields tables of distinct words with total counts, reading as many parts as fit in memory."""
+    """Yields tables of distinct words with total counts; reads as many parts as fit in memory."""
     passes = min(_PARTS, max(1, math.ceil(rows / (2 * limit_words))))
     for number_of_pass in range(passes):
         tables = []
@@ -266,7 +266,7 @@ def _words_of(job: Job, passes: int, number_of_pass: int, limit_words: int) -> "
             ]
             tables.append(parquet.read_row_groups(groups, use_threads=False))
         waiting += tables[-1].num_rows
-        # Words that occur in every piece are added up early to save memory.
+        # Add up early, to save memory: some words occur in every piece.
         if waiting > 2 * limit_words:
             tables, waiting = [_grouped(tables)], 0
     return _grouped(tables)
@@ -287,7 +287,7 @@ def _weighted(table: "pa.Table", threshold: float) -> tuple["pa.Array", np.ndarr
 
 
 def _rounded(threshold: float, hashes: np.ndarray) -> np.ndarray:
-    """Returns `threshold` rounded up or down at each hash, so that the mean is `threshold`.
+    """Returns `threshold` rounded up or down for each hash, so that the mean is `threshold`.
 
     The lowest 16 bits of the hash decide; they do not affect which words are kept.
     """
@@ -296,7 +296,7 @@ def _rounded(threshold: float, hashes: np.ndarray) -> np.ndarray:
 
 
 class _Kept:
-    """Keeps the words of highest priority: count / u, where u in (0, 1] is the word's hash.
+    """Keeps the words of highest priority, count / u, where u in (0, 1] is the word's hash.
 
     Source: priority sampling, Duffield, Lund and Thorup, "Priority sampling for estimation of
     arbitrary subset sums", JACM 54 (2007).

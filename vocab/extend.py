@@ -3,10 +3,10 @@
     old   pieces 0 … P-1 | sentinels
     new   pieces 0 … P-1 | new pieces | sentinels
 
-Only sentinels move, as T5 counts them from the end. A new piece's score comes from a unigram model
-of the new corpus, shifted by the median difference between both models' scores of shared pieces, so
-text without it is segmented as before. BPE is not supported: merges learned on other text start
-from pieces that the old merges never produce.
+Only sentinels move, because T5 counts them from the end. A new piece's score comes from a unigram
+model of the new corpus, shifted by the median difference between the two models' scores for shared
+pieces, so text without new pieces is segmented as before. BPE is not supported: merges learned on
+other text start from pieces that the old merges never produce.
 """
 
 import statistics
@@ -18,7 +18,7 @@ from tasks.terminal.command_line import UserError
 
 
 def settings(base: vocabulary.Vocabulary) -> dict[str, object]:
-    """Returns the options that an extended vocabulary inherits, a unigram model with T5's ids."""
+    """Returns the options that an extended vocabulary inherits; a unigram model with T5's ids."""
     if not (base.is_sentencepiece and base.special == vocabulary.T5_IDS):
         raise UserError(
             f"--extend={base.name}: only SentencePiece models with T5's ids can be extended "
@@ -50,7 +50,7 @@ def with_symbols(model: bytes, more: tuple[str, ...]) -> bytes:
 
 
 def add(proto: Any, symbols: Iterable[str], refusal: str) -> None:
-    """Appends user-defined pieces to a model; raises UserError if one is already a piece."""
+    """Appends user-defined pieces to a model; raises UserError if one of them already exists."""
     present = {piece.piece for piece in proto.pieces}
     for symbol in symbols:
         if symbol in present:
@@ -78,7 +78,7 @@ def extend(
         proto.pieces.add(piece=symbol, score=0.0, type=proto.SentencePiece.USER_DEFINED)
     wanted = size - len(proto.pieces)
     new = [piece for piece in candidates if piece.piece not in known]
-    # Single characters come first: a longer piece is of little use if its characters have none.
+    # Single characters come first: a longer piece is of little use if its characters lack pieces.
     new.sort(key=lambda piece: len(piece.piece) > 1)
     characters = sum(len(piece.piece) == 1 for piece in new)
     if wanted < max(characters, 1):
@@ -90,7 +90,7 @@ def extend(
     if wanted > len(new):
         raise UserError(
             f"--vocab_size={size} is too large: the vocabulary to extend has {old_count:,} pieces, "
-            f"and the corpus gives {len(new):,} new ones"
+            f"and the corpus yields {len(new):,} new ones"
         )
     for piece in sorted(new[:wanted], key=lambda piece: -piece.score):
         proto.pieces.add(piece=piece.piece, score=piece.score + shift)
@@ -103,9 +103,9 @@ def own_sentinels(base: vocabulary.Vocabulary) -> int:
 
 
 def id_map(base: vocabulary.Vocabulary, size: int, sentinels: int) -> list[int]:
-    """Returns the new id of each id of `base`, for `size` ids that end with `sentinels` sentinels.
+    """Returns the new id of each old id, for `size` ids that end with `sentinels` sentinels.
 
-    If the model of `base` has no sentinels, the map covers those that T5 adds after its last piece.
+    If the model of `base` has no sentinels, the map covers those T5 adds after its last piece.
     """
     own = own_sentinels(base)
     pieces = base.record.pieces - own

@@ -1,4 +1,4 @@
-"""How well a vocabulary fits text: the counts, the sample of a corpus, and their tables.
+"""Measures how well a vocabulary fits text: samples a corpus, counts, and makes tables.
 
 White space separates words; a word belongs to the script of its first letter.
 """
@@ -48,7 +48,7 @@ SCRIPTS = (*dict.fromkeys(_BY_NAME.values()), DIGITS, SIGNS, OTHER)
 
 @functools.lru_cache(maxsize=1 << 16)
 def _of_character(character: str) -> str:
-    """Returns one of `SCRIPTS`; digits and punctuation of all scripts are `DIGITS` and `SIGNS`."""
+    """Returns one of `SCRIPTS`; digits and punctuation of any script are `DIGITS` and `SIGNS`."""
     category = unicodedata.category(character)
     if category in ("Nd", "No"):
         return DIGITS
@@ -71,7 +71,7 @@ def script_of(word: str) -> str:
 class Tally:
     """Counts over some text, and the rates computed from them.
 
-    `characters` counts the normalised text without spaces; `covered`, those with their own piece.
+    `characters` counts normalised characters except spaces, `covered` those with a piece.
     """
 
     bytes: int = 0
@@ -121,9 +121,9 @@ _RATES = (
 
 @dataclasses.dataclass
 class Report(Tally):
-    """Counts of a whole sample of text, and of its words by script.
+    """Counts over a whole sample of text, and over its words by script.
 
-    The bytes and tokens of a script count its words without white space, except for the space that
+    A script's bytes and tokens cover its words without white space, except for the space that
     SentencePiece puts before a word.
     """
 
@@ -161,14 +161,14 @@ class Report(Tally):
 
 
 def as_json(reports: dict[str, Report]) -> dict[str, Any]:
-    """Returns {corpus: stored report}; "" names a single corpus."""
+    """Returns {corpus: report as JSON}; "" names a single corpus."""
     if list(reports) == [""]:
         return reports[""].as_dict()
     return {"corpora": {name: report.as_dict() for name, report in reports.items()}}
 
 
 def from_json(value: dict[str, Any]) -> dict[str, Report]:
-    """Restores the reports from `as_json`."""
+    """Restores reports from the result of `as_json`."""
     found = value.get("corpora", {"": value})
     return {name: Report.from_dict(each) for name, each in found.items()}
 
@@ -210,8 +210,8 @@ def measure(loaded: Vocabulary, corpus: sources.Corpus) -> Report:
 def sample(corpus: sources.Corpus) -> tuple[str, list[str]]:
     """Returns (split, texts): about `_SAMPLE_BYTES` of validation, or of train if there is none.
 
-    Pieces are read in the order of a hash of their names, so the sample is from all over the corpus
-    and the same in every run.
+    Pieces are read in the order of a hash of their names, so the sample comes from all over the
+    corpus and is the same in every run.
     """
     for split in (sources.VALIDATION, sources.TRAIN):
         if texts := _texts(corpus, split):
@@ -222,7 +222,7 @@ def sample(corpus: sources.Corpus) -> tuple[str, list[str]]:
 def of_texts(loaded: Vocabulary, split: str, texts: list[str], space: str = "") -> Report:
     """Reports on texts, with `space` before each word that is counted by script.
 
-    Without one, a tokenizer that adds none, such as GPT-2's, cuts a word as at a text's beginning.
+    Without `space`, tokenizers that add none, such as GPT-2's, cut words as at a text's start.
     """
     kinds = dict(enumerate(loaded.ids.kinds[: loaded.first_sentinel]))
     unknown = {token for token, kind in kinds.items() if kind == vocabulary.UNKNOWN}
@@ -255,7 +255,7 @@ def of_texts(loaded: Vocabulary, split: str, texts: list[str], space: str = "") 
         words.update(text.split())
     by_script: dict[str, Tally] = defaultdict(Tally)
     spaced = [space + word for word in words]
-    # A vocabulary that adds a space itself, such as Llama's, would have two.
+    # With a vocabulary that itself adds a space, such as Llama's, there would be two.
     (of_a,) = loaded.encode(["a"])
     adds_space = len(of_a) > 0 and loaded.ids.texts[of_a[0]][:1] in (" ", b" ")
     encoded = loaded.encode(list(words) if space and adds_space else spaced)

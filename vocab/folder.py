@@ -1,4 +1,4 @@
-"""Output folders of vocabularies: one writer at a time, also after a killed one."""
+"""Output folders of vocabularies: one writer at a time, even after one was killed."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ def held(output: str) -> Iterator[lock.Lock]:
 def finished(
     output: str, options: Mapping[str, Any], corpus: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Returns a finished vocabulary's manifest or None; raises a UserError if it is another one."""
+    """Returns a finished vocabulary's manifest or None; raises UserError if its settings differ."""
     path = files.join(output, MANIFEST)
     if not files.exists(path):
         return None
@@ -51,7 +51,7 @@ def finished(
         key = differing[0]
         values = f"was {theirs.get(key)}, now {ours.get(key)}"
         raise UserError(
-            f"{output} holds a vocabulary made with another {', '.join(differing)}"
+            f"{output} holds a vocabulary made with a different {', '.join(differing)}"
             f"{f' ({values})' if len(values) < 100 else ''}: choose another --output"
         )
     models = [files.join(output, name) for name in VOCABULARY_FILES]
@@ -65,9 +65,9 @@ def finished(
 
 @contextlib.contextmanager
 def claimed(output: str, names: Sequence[str]) -> Iterator[lock.Lock]:
-    """Locks a folder as `held` does; it must be empty, or left by a killed command.
+    """Locks a folder as `held` does; it must be empty or left over from a killed command.
 
-    The command writes the files `names`, the first before the others, which thus marks its folder.
+    The command writes the files `names`; the first is written first and so marks its folder.
     """
     with held(output) as taken:
         found = {name for name in files.list_names(output) if not name.startswith(files.PARTIAL)}

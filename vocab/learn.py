@@ -20,7 +20,7 @@ from vocab.word_splitter import LONGEST_WORD
 # enough for a workstation.
 _THREADS = 16
 
-# Upper bounds on the memory of SentencePiece and of making seeds. Measured on 1.7 to 5 MB of words
+# Upper bounds on memory for SentencePiece and for making seeds. Measured on 1.7 to 5 MB of words
 # (Latin syllables, Han, and strings of 4 letters): 230 MB for interpreter, seeds and threads, 70
 # bytes per byte of words and 400 per word; rounded up.
 _FIXED_BYTES = 500_000_000
@@ -36,7 +36,7 @@ def limits(memory_bytes: int) -> tuple[int, int]:
 def learn(settings: Mapping[str, Any], counts: Counts, symbols: int = 0) -> bytes:
     """Returns a SentencePiece model with T5's ids, learned from `counts`, without a normaliser.
 
-    `symbols` is what the user's vocab_size has more than `settings`. A child process trains,
+    `symbols` is the user's vocab_size minus the one in `settings`. A child process trains,
     because SentencePiece holds the interpreter lock, writes to stderr, and exits on unexpected
     input.
     """
@@ -68,22 +68,22 @@ def learn(settings: Mapping[str, Any], counts: Counts, symbols: int = 0) -> byte
 
 def _advice(reason: str, symbols: int) -> str:
     """Returns SentencePiece's reason, and a possible size if the size was wrong."""
-    # Its own advice, to lower character_coverage, mostly needs values that no vocabulary should
-    # have. It neither counts the symbols nor knows our flags.
+    # SentencePiece's own advice, a lower character_coverage, mostly needs values that no vocabulary
+    # should have. It neither counts the symbols nor knows our flags.
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", reason):
         least = int(found[1]) + symbols
         return (
-            f"the characters of the corpus and the special pieces are {least:,} pieces: give "
+            f"the characters of the corpus and the special pieces take {least:,} pieces: give "
             f"--vocab_size={least} or more"
         )
     if found := re.search(r"Vocabulary size too high .* value <= (\d+)", reason):
         most = int(found[1]) + symbols
-        return f"the corpus has at most {most:,} pieces: give --vocab_size={most} or less"
+        return f"the corpus yields at most {most:,} pieces: give --vocab_size={most} or less"
     return reason
 
 
 def _learn_in_child(sender: Any, path: str, settings: Mapping[str, Any]) -> None:
-    """Sends (model, reason for failure), one of them empty, through `sender`."""
+    """Sends (model, reason for failure) through `sender`; one of the two is empty."""
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
 
@@ -94,7 +94,7 @@ def _learn_in_child(sender: Any, path: str, settings: Mapping[str, Any]) -> None
         longest = settings["max_sentencepiece_length"]
         own = {
             "seed_sentencepieces_file": _write_seeds(path, longest),
-            # Room for all of these and for the single characters, which SentencePiece adds itself.
+            # Room for all seeds and for the single characters, which SentencePiece adds itself.
             "seed_sentencepiece_size": 2 * unigram_seeds.SEEDS,
         }
     model = io.BytesIO()
@@ -118,13 +118,13 @@ def _learn_in_child(sender: Any, path: str, settings: Mapping[str, Any]) -> None
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:
-        # The format is "Internal: src/file.cc(1) [condition] message for a person".
+        # The format is "Internal: src/file.cc(1) [condition] readable message".
         reason = re.sub(r"^.*?\.cc\(\d+\) \[.*?\] (?=\S)", "", str(error)) or "no reason given"
         sender.send((b"", reason))
         return
     proto = sentencepiece_model_pb2.ModelProto.FromString(model.getvalue())
-    # Removes the paths of this run's temporary files. The path of the seeds is an unknown field to
-    # the Python package of SentencePiece 0.2.1.
+    # Removes the paths of this run's temporary files; SentencePiece 0.2.1's Python package does not
+    # know the field that holds the seeds' path.
     proto.trainer_spec.DiscardUnknownFields()
     for name in ("input", "input_format"):
         proto.trainer_spec.ClearField(name)

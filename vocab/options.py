@@ -17,7 +17,7 @@ _STANDARD_PIECES = ("<pad>", "</s>", "<unk>")
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The settings that, with the corpus, determine a vocabulary; raises Rejected for bad ones."""
+    """The settings that, with the corpus, determine a vocabulary; raises Rejected if invalid."""
 
     vocab_size: int = field(32000, "number of pieces, not counting the sentinels")
     extra_ids: int = field(100, "number of sentinels, which get the last ids")
@@ -36,10 +36,10 @@ class Options:
     )
     keep_whitespace: bool = field(
         False,
-        "keep runs of spaces, tabs and line ends, as in code; with --byte_fallback, decoding "
+        "keep runs of spaces, tabs and line ends, as code needs; with --byte_fallback, decoding "
         "restores the text exactly, except U+2581, SentencePiece's sign for a space",
     )
-    split_digits: bool = field(False, "make every digit a piece of its own")
+    split_digits: bool = field(False, "make every digit a separate piece")
     max_piece_length: int = field(16, "maximum length of a piece in characters, from 1 to 512")
     user_defined_symbols: tuple[str, ...] = field(
         (),
@@ -56,7 +56,7 @@ class Options:
 
     def __post_init__(self) -> None:
         check(self)
-        # SentencePiece would reject some of these too, but only after the corpus has been read.
+        # SentencePiece would also reject some of these, but only after the corpus has been read.
         require(self.vocab_size > 0, "vocab_size", self.vocab_size, "more than 0")
         require(self.extra_ids >= 0, "extra_ids", self.extra_ids, "0 or more")
         coverage, length = self.character_coverage, self.max_piece_length
@@ -87,7 +87,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptionFlags:
-    """Flags of `Options` as typed, of more symbols, and of a vocabulary to extend."""
+    """Flags for `Options` as typed, for more symbols, and for a vocabulary to extend."""
 
     options: Given = field(REQUIRED, "the vocabulary", flat=True, partial=Options)
     user_defined_symbols_file: str | None = field(
@@ -95,7 +95,7 @@ class OptionFlags:
     )
     extend: str | None = field(
         None,
-        "vocabulary to extend: it keeps its ids and scores, and gets pieces of the corpus up to "
+        "vocabulary to extend: it keeps its ids and scores and gains pieces from the corpus, up to "
         "--vocab_size; id_map.json maps old ids to new ids",
         metavar="DIR",
     )

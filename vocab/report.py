@@ -21,7 +21,7 @@ class Flags:
     vocabulary: str = field(REQUIRED, f"vocabulary to measure: {vocabulary.FORMS}", metavar="PATH")
     corpus: tuple[str, ...] = field(
         REQUIRED,
-        f"corpus to measure on; may be repeated to compare: {sources.forms()}",
+        f"corpus to measure on; repeat the flag to compare several: {sources.forms()}",
         metavar="SPEC",
         repeated=True,
     )

@@ -41,7 +41,7 @@ _FORMAT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """How words are counted: here, or by Beam with `beam_arguments`, with equal results."""
+    """How words are counted: here, or by Beam with `beam_arguments`; the results are equal."""
 
     beam_arguments: list[str] | None = None
     verbose: bool = False
@@ -56,8 +56,8 @@ def train(
 ) -> vocabulary.Vocabulary:
     """Writes the vocabulary to the folder `output` and returns it; keeps a finished one.
 
-    `base` is the vocabulary to extend; `options.extends` is its checksum. Word counts are kept on
-    errors, for the next run, even with other options.
+    `base` is the vocabulary to extend; `options.extends` is its checksum. After an error,
+    word counts are kept for the next run, even if its options differ.
     """
     corpora = as_corpora(corpus)
     if before := folder.finished(output, options.as_dict(), corpora.record):
@@ -105,7 +105,7 @@ def _write(
     base: vocabulary.Vocabulary | None,
 ) -> None:
     measured = {name: fit.measure(loaded, each) for name, each in corpora.parts.items()}
-    # Written first, it marks an unfinished folder as this command's (see `_claimed`).
+    # Because it is written first, it marks an unfinished folder as ours (see `_claimed`).
     files.write_json(files.join(output, _REPORT), fit.as_json(measured))
     files.write_bytes(files.join(output, VOCABULARY), loaded.model)
     of = loaded.processor
@@ -138,7 +138,7 @@ def _job(options: Options, splitter: Splitter, corpus: sources.Corpus, output: s
 def _model(
     options: Options, counts: count.Counts, splitter: Splitter, base: vocabulary.Vocabulary | None
 ) -> bytes:
-    # SentencePiece never sees the symbols, because text was split at them.
+    # SentencePiece never sees the symbols, because the text was split at them.
     symbols = 0 if base else len(options.symbols)
     same = ("model_type", "character_coverage", "split_digits")
     settings = {
@@ -171,7 +171,7 @@ def _counted(counts: count.Counts) -> str:
 
 @contextlib.contextmanager
 def _claimed(output: str, *keys: str) -> Iterator[lock.Lock]:
-    """Locks the folder and removes files of killed runs, except counts of the jobs `keys`."""
+    """Locks the folder and removes killed runs' files, except the counts of the jobs `keys`."""
     with folder.held(output) as held:
         names = files.list_names(output)
         if VOCABULARY in names and _REPORT not in names:
@@ -204,11 +204,11 @@ def finish(learned: bytes, normaliser: bytes, symbols: tuple[str, ...]) -> bytes
 def add_sentinels(model: bytes, count: int) -> bytes:
     """Returns the model with <extra_id_{count-1}> … <extra_id_0> as its last pieces.
 
-    As user-defined pieces they are never split or merged with the text around them.
+    As user-defined pieces, they are never split, or merged with surrounding text.
     """
     proto = extend.proto_of(model)
     sentinels = map(vocabulary.sentinel_piece, reversed(range(count)))
-    extend.add(proto, sentinels, "the corpus contains {} as text, which became a piece")
+    extend.add(proto, sentinels, "the corpus contains {} as text, and it became a piece")
     proto.trainer_spec.vocab_size = len(proto.pieces)
     return proto.SerializeToString(deterministic=True)
 
@@ -225,7 +225,7 @@ def _verify(loaded: vocabulary.Vocabulary, options: Options) -> None:
 
 
 def _corpus_flags(texts: Sequence[str], corpora: weighting.Corpora) -> list[str]:
-    """Returns pipeline.build's flags for corpora; several corpora need names."""
+    """Returns pipeline.build's flags for corpora, which need names if there are several."""
     unnamed = len(texts) > 1 and list(corpora.parts) == list(texts)
     names = [f"part{number}=" if unnamed else "" for number in range(1, len(texts) + 1)]
     return [f"--corpus={name}{text}" for name, text in zip(names, texts, strict=True)]
@@ -239,7 +239,7 @@ class Flags(CorporaFlags, OptionFlags):
         REQUIRED, "folder for the vocabulary, local or any fsspec URL", metavar="DIR"
     )
     workers: int = field(1, "processes on this machine that count words", rule=at_least(1))
-    runner: str | None = field(None, "Beam runner, as DataflowRunner")
+    runner: str | None = field(None, "Beam runner, such as DataflowRunner")
     verbose: bool = field(False, "show Beam's log")
     beam: tuple[str, ...] = field((), "Beam's flags", rest=beam_options.refuse_unknown)
 
@@ -256,7 +256,7 @@ def run(flags: Flags) -> None:
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
     if base:
         kept = base.record.pieces - extend.own_sentinels(base)
-        print(f"  the first {kept:,} ids are those of {flags.extend}; {_ID_MAP} maps the rest")
+        print(f"  the first {kept:,} ids come from {flags.extend}; {_ID_MAP} maps the rest")
     print(fit.table(list(measured.items())))
     command = ["python", "-m", "pipeline.build", "--task=span_corruption", "--name=mine"]
     command += _corpus_flags(flags.corpus, corpora)

@@ -2,8 +2,8 @@
 
     python -m vocab.train_tokenizer --kind=byte_bpe --corpus=SPEC --vocab_size=32000 --output=DIR
 
-The folder is one of transformers: `AutoTokenizer.from_pretrained(FOLDER)` loads it. Words are
-counted in memory, by one process; `python -m vocab.train` makes SentencePiece models of any corpus.
+The folder suits transformers: `AutoTokenizer.from_pretrained(FOLDER)` loads it. One process counts
+words in memory; `python -m vocab.train` makes SentencePiece models from corpora of any size.
 Byte-level BPE has the same bytes every time. Among equally frequent WordPieces, `tokenizers` may
 choose differently in each run.
 """
@@ -28,14 +28,14 @@ from vocab import fit, folder, weighting
 from vocab.weighting import Corpora, CorporaFlags, as_corpora
 
 BYTE_BPE, WORDPIECE = "byte_bpe", "wordpiece"
-# Special tokens by role, in the order of their ids: T5's ids, and BERT's.
+# Special tokens by role, in id order: T5's ids for byte-level BPE, BERT's for WordPiece.
 SPECIAL = {
     BYTE_BPE: {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
     WORDPIECE: {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
 }
 _CONFIG = tokenizer_json.CONFIGS[0]
 _REPORT = "report.json"
-# In writing order, before the manifest.
+# In the order written; the manifest comes last.
 _FILES = (_REPORT, tokenizer_json.FILE, _CONFIG)
 
 
@@ -94,7 +94,7 @@ def _trained(options: Options, corpora: Corpora) -> Any:
     }
     trainer: Any
     if options.kind == BYTE_BPE:
-        # GPT-2's words; without a space before the first, so that decoding restores the text.
+        # Split into words as GPT-2, but add no space before the first: decoding restores the text.
         tokenizer = Tokenizer(models.BPE(unk_token=special["unk"]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -120,7 +120,7 @@ def _trained(options: Options, corpora: Corpora) -> Any:
     size = tokenizer.get_vocab_size()
     if size != options.vocab_size:
         raise UserError(
-            f"--vocab_size={options.vocab_size}: the corpus makes {size:,} pieces; "
+            f"--vocab_size={options.vocab_size}: the corpus yields {size:,} pieces; "
             + ("use more text" if size < options.vocab_size else f"give {size:,} or more")
         )
     sentinels = map(vocabulary.sentinel_piece, reversed(range(options.extra_ids)))
@@ -129,9 +129,9 @@ def _trained(options: Options, corpora: Corpora) -> Any:
 
 
 def _texts(corpus: sources.Corpus, times: float = 1.0) -> Iterator[str]:
-    """Yields the texts of the training split, each `times` times, as `tokenizers` takes no counts.
+    """Yields the training split's texts, each `times` times, because `tokenizers` takes no counts.
 
-    The fraction is the share of documents, by a hash of their ids, that are yielded once more.
+    The fraction of `times` is the share of documents, by hash of their ids, yielded once more.
     """
     columns = corpus.spec.unit.columns
     whole, rest = int(times), times % 1
@@ -152,7 +152,7 @@ def _texts(corpus: sources.Corpus, times: float = 1.0) -> Iterator[str]:
 class Flags(CorporaFlags):
     """Flags of the command."""
 
-    kind: str = field(REQUIRED, "GPT-2's kind, or BERT's", choices=tuple(SPECIAL))
+    kind: str = field(REQUIRED, "kind of tokenizer: GPT-2's or BERT's", choices=tuple(SPECIAL))
     output: str = field(REQUIRED, "folder to write, local or remote", metavar="DIR")
     vocab_size: int = field(32000, "number of pieces without sentinels", rule=at_least(1))
     extra_ids: int = field(100, "number of sentinels, which get the last ids", rule=at_least(0))

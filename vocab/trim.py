@@ -22,7 +22,7 @@ from tasks.vocabulary_changes import trimming, usage
 from vocab import fit, folder
 
 _ID_MAP, _REPORT = "id_map.json", "report.json"
-# The first is written first.
+# The first file is written first.
 _FILES = (_ID_MAP, _REPORT, *vocabulary.VOCABULARY_FILES, tokenizer_json.CONFIGS[0])
 
 
@@ -36,15 +36,15 @@ def trim(
 ) -> vocabulary.Vocabulary:
     """Writes the trimmed `base` to the folder `output` and returns it; keeps a finished one.
 
-    A piece is kept if `corpus` has it `min_count` times; `vocab_size` limits them, without
-    sentinels.
+    A piece is kept if it occurs `min_count` times in `corpus`; `vocab_size` limits the number of
+    pieces, without sentinels.
     """
     options = {"base": base.record.sha256, "min_count": min_count, "vocab_size": vocab_size}
     made: dict[str, Any] = {"options": options, "corpus": corpus.record}
     if before := folder.finished(output, options, corpus.record):
         if before["model"]["extra_ids"] != base.record.extra_ids:
             raise UserError(
-                f"--output={output} holds a vocabulary made with another --extra_ids: choose "
+                f"--output={output} holds a vocabulary with a different --extra_ids: choose "
                 "another folder"
             )
         print(f"the vocabulary is already finished: {output}")
@@ -57,7 +57,7 @@ def trim(
         files.write_json(files.join(output, _ID_MAP), found.id_map)
         files.write_json(files.join(output, _REPORT), fit.measure(left, corpus).as_dict())
         if not left.is_sentencepiece:
-            # An EOS without a piece has no name in the file.
+            # An EOS that has no piece is not named in the file.
             named = {
                 f"{role}_token": piece
                 for role, piece in left.special_pieces().items()
@@ -76,14 +76,14 @@ class Flags:
     """Flags of the command."""
 
     vocabulary: str = field(REQUIRED, f"vocabulary to cut: {vocabulary.FORMS}", metavar="PATH")
-    extra_ids: int = field(0, "sentinels to add to a vocabulary that has none; T5: 100")
-    corpus: str = field(REQUIRED, f"text to keep: {sources.forms()}", metavar="SPEC")
+    extra_ids: int = field(0, "sentinels to add to a vocabulary that has none; 100 for T5")
+    corpus: str = field(REQUIRED, f"text whose pieces are kept: {sources.forms()}", metavar="SPEC")
     output: str = field(REQUIRED, "folder to write, local or remote", metavar="DIR")
-    min_count: int = field(1, "least occurrences of a kept piece", rule=at_least(1))
+    min_count: int = field(1, "minimum occurrences of a kept piece", rule=at_least(1))
     vocab_size: int | None = field(
-        None, "maximum number of pieces, without sentinels; None: no limit", rule=at_least(1)
+        None, "maximum number of pieces, without sentinels; None sets no limit", rule=at_least(1)
     )
-    workers: int = field(1, "processes that count pieces", rule=at_least(1))
+    workers: int = field(1, "number of processes that count pieces", rule=at_least(1))
 
 
 def run(flags: Flags) -> None:

@@ -1,8 +1,8 @@
 """Makes the seed pieces of a unigram model: frequent substrings of words.
 
 Given words with counts, SentencePiece ignores the counts and does not count whole words
-(MakeSeedSentencePiecesInternal, unigram_model_trainer.cc), which was measured to cost 8 % in bytes
-per token. So seeds are computed here and passed as `seed_sentencepieces_file`.
+(MakeSeedSentencePiecesInternal, unigram_model_trainer.cc), which cost 8% of the bytes per token
+when measured. So seeds are computed here and passed as `seed_sentencepieces_file`.
 """
 
 import numpy as np
@@ -13,9 +13,9 @@ _Found = tuple[np.ndarray, np.ndarray, np.ndarray]  # starts, counts, kept, for 
 
 
 def seed_pieces(words: list[str], counts: np.ndarray, longest: int) -> list[tuple[str, int]]:
-    """Returns (piece, count) for substrings of 2 to `longest` characters, by count times length.
+    """Returns (piece, count) of substrings of 2 to `longest` characters, best count * length first.
 
-    Omits substrings that occur once, or that the same character follows everywhere. `counts` is
+    Omits substrings that occur once, or are followed by the same character everywhere. `counts` is
     int64[words]; `words` are distinct, and take about 100 bytes of memory per character.
     """
     lengths = np.fromiter(map(len, words), np.int64, len(words))
@@ -23,7 +23,7 @@ def seed_pieces(words: list[str], counts: np.ndarray, longest: int) -> list[tupl
     ends = np.repeat(np.cumsum(lengths), lengths)
     weights = np.repeat(counts, lengths)
     # For each length in turn: the start of every substring, its hash, and the index in `found` of
-    # its prefix one character shorter. Equal hashes count as equal substrings.
+    # its prefix one character shorter. Substrings with equal hashes count as equal.
     starts = np.arange(len(text))
     hashes = text.astype(np.uint64)
     shorter = np.zeros(len(text), np.int64)
@@ -57,7 +57,7 @@ def seed_pieces(words: list[str], counts: np.ndarray, longest: int) -> list[tupl
 
 
 def _best(text: np.ndarray, found: list[_Found]) -> list[tuple[str, int]]:
-    """Returns the `SEEDS` best substrings."""
+    """Returns the best `SEEDS` substrings."""
     if not found:
         return []
     lengths = np.concatenate([np.full(kept.sum(), 2 + i) for i, (_, _, kept) in enumerate(found)])

@@ -1,7 +1,7 @@
-"""Several corpora of one vocabulary, and their weights.
+"""Several corpora for one vocabulary, and their weights.
 
-A corpus's share of the training text follows its weight, or its size to the power of alpha. Its
-words count as if its text were repeated by a factor, 1 for the least repeated corpus.
+A corpus's share of the training text is proportional to its weight, or to its size to the power of
+alpha. Its words count as if its text were repeated by a factor: 1 for the least repeated corpus.
 """
 
 import dataclasses
@@ -32,9 +32,9 @@ class Corpora:
         return {"corpora": records, "weights": weights, "alpha": self.alpha}
 
     def factors(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        """Returns the factor of each corpus's text, given its bytes; the least is 1."""
+        """Returns by which factor each corpus's text counts, given its bytes; the least is 1."""
         if list(sizes) == [""]:
-            return {"": 1.0}  # a single corpus without text is reported with the reasons
+            return {"": 1.0}  # a single corpus without text is reported with reasons elsewhere
         for name, size in sizes.items():
             if not size:
                 raise UserError(f"{name} has no text in train: leave it out")
@@ -45,7 +45,7 @@ class Corpora:
         least = min(repeated.values())
         if not least or sum(weights.values()) / least >= 2**63:
             raise UserError(
-                "--weights are too far apart: words of the corpus that counts most would occur "
+                "--weights are too far apart: words of the corpus that counts most would count "
                 "more than 2^63 times"
             )
         return {name: times / least for name, times in repeated.items()}
@@ -85,7 +85,7 @@ class CorpusFlags:
     )
 
     def specs(self) -> dict[str, sources.CorpusSpec]:
-        """Loads the module and returns the corpora by name, in order."""
+        """Loads the module and returns the corpora by name, in the order given."""
         if self.task_module:
             registry.load(self.task_module)
         return languages.specs(self.corpus, self.languages, unnamed=True)
@@ -106,13 +106,13 @@ class CorporaFlags(CorpusFlags):
 
     weights: str | None = field(
         None,
-        "weight of each corpus, in their order or as NAME=W: its share of the training text",
+        "weights of the corpora, in order or as NAME=W: each one's share of the training text",
         metavar="W,W",
     )
     alpha: float | None = field(
         None,
-        "power of its bytes to which the share of each corpus is proportional, from 0 (equal "
-        "shares) to 1, the default; mT5's is 0.3",
+        "exponent: each corpus's share is proportional to its bytes ** alpha, from 0 (equal "
+        "shares) to 1, the default; mT5 uses 0.3",
         rule=SHARE,
     )
 
@@ -147,7 +147,7 @@ def _weights(text: str, names: Sequence[str]) -> dict[str, float]:
         try:
             found[key or name] = float(value)
         except ValueError:
-            raise UserError(f"--weights={text}: {value} is no number") from None
+            raise UserError(f"--weights={text}: {value} is not a number") from None
     for name, weight in found.items():
         if not 0 < weight < float("inf"):
             raise UserError(f"--weights={text}: the weight of {name} must be above 0")

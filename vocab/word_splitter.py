@@ -1,9 +1,9 @@
 """Splits text into the words that SentencePiece's trainers count.
 
 No piece crosses a space, or a border between a letter and an ASCII sign or digit
-(`split_by_unicode_script`), so text is split there, and sentences in scripts without spaces at
-their punctuation. The trained model is the same, up to the rounding of sums, with a third of the
-distinct words.
+(`split_by_unicode_script`), so text is split there; sentences in scripts without spaces are split
+at their punctuation. The trained model is the same, up to the rounding of sums, but needs only a
+third of the distinct words.
 
 Source: SplitIntoWords, TrainerInterface::IsValidSentencePiece, unicode_script.cc of SentencePiece.
 """
@@ -20,8 +20,8 @@ SPACE = "▁"
 KEPT_SYMBOLS = ("\n", "\t")
 NORMALIZATIONS = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity")
 
-# A longer word, such as a line of base64 or a paragraph of Thai, is cut. At worst a piece that
-# would cross the cut is missed, once in 256 characters.
+# A longer word, such as a line of base64 or a paragraph of Thai, is cut. At worst, one piece that
+# would cross the cut is missed per 256 characters.
 LONGEST_WORD = 256
 
 # Documents are normalised one passage at a time: SentencePiece uses 24 bytes of memory per byte.
@@ -36,7 +36,7 @@ _LETTERS = (
     "ؠ-ؿف-ي"  # Arabic
     "ऄ-ह"  # Devanagari
     "ก-ะ"  # Thai
-    "ぁ-ゖァ-ヺ㐀-䶿一-鿿"  # Hiragana, Katakana and Han: one script to SentencePiece
+    "ぁ-ゖァ-ヺ㐀-䶿一-鿿"  # Hiragana, Katakana and Han, which SentencePiece treats as one script
     "가-힣"  # Hangul
 )
 _SIGNS = "!-@[-`{-~"
@@ -50,8 +50,8 @@ _RUNS = re.compile(f"{SPACE}*[^{SPACE}]+|{SPACE}+")
 class Splitter:
     """Splits text into words; plain data that can be sent to any worker.
 
-    `model` is used only for its normaliser; text is split at user-defined pieces, the `symbols`,
-    first. With `space_runs`, a run of spaces belongs to the word after it.
+    `model` is used only for its normaliser; text is first split at `symbols`, the user-defined
+    pieces. With `space_runs`, a run of spaces belongs to the word after it.
     """
 
     model: bytes
@@ -91,13 +91,13 @@ def _processor(model: bytes) -> Any:
 def normaliser(name: str, keep_whitespace: bool, symbols: Iterable[str]) -> bytes:
     r"""Returns a SentencePiece model that normalises like a vocabulary with these settings.
 
-    With `keep_whitespace`, no space is added, removed or merged. None is added before the first
-    word either, because the first word of a line follows "\n", not a space.
+    With `keep_whitespace`, no space is added, removed or merged. Nor is one added before the first
+    word, because the first word of a line follows "\n", not a space.
     """
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
 
-    # A model of one letter. SentencePieceNormalizer.serialized_model_proto() does not work from
+    # A model with one letter. SentencePieceNormalizer.serialized_model_proto() does not work from
     # Python: 0.2.1 decodes it as UTF-8 and fails.
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -117,7 +117,7 @@ def normaliser(name: str, keep_whitespace: bool, symbols: Iterable[str]) -> byte
 
 
 def passages(text: str) -> Iterator[str]:
-    """Yields a document in passages, cut at line ends, else sentence ends, else spaces."""
+    """Yields a document in passages, cut at line ends, failing that at sentence ends or spaces."""
     start = 0
     while start < len(text):
         end = start + PASSAGE_CHARACTERS

@@ -58,7 +58,7 @@ def adopt(options: Options) -> tuple[Found, CacheManifest]:
     if vocabulary and found.is_pairs and vocabulary.special.eos != EOS_ID:
         raise UserError(
             f"the EOS of {options.vocabulary} is id {vocabulary.special.eos}: pairs of other "
-            f"programs are read with EOS {EOS_ID} alone; build them with pipeline.build"
+            f"programs can have only EOS {EOS_ID}; build them with pipeline.build"
         )
     try:
         files.make_folder(target)
@@ -75,7 +75,7 @@ def adopt(options: Options) -> tuple[Found, CacheManifest]:
         if options.index_dir or error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise
         raise UserError(
-            f"{folder} cannot be written to: give a folder for index and manifest by --index_dir"
+            f"{folder} cannot be written to: give a folder for index and manifest with --index_dir"
         ) from error
     return found, manifest
 
@@ -86,15 +86,15 @@ def survey(options: Options) -> Found:
     names = files.list_names(folder)
     if seqio_cache.is_one(names):
         if options.validation:
-            raise UserError("--validation has no effect on a cache of seqio, which has splits")
+            raise UserError("--validation has no effect on a seqio cache, which has splits")
         found = seqio_cache.survey(folder, names, options.read)
     elif megatron.is_one(names):
         if options.read == PAIRS:
-            raise UserError(f"--read={PAIRS}: data sets of Megatron have no inputs")
+            raise UserError(f"--read={PAIRS}: Megatron data sets have no inputs")
         found = megatron.survey(folder, names, options.validation)
     elif names:
         raise UserError(
-            f"{folder} holds neither info.SPLIT.json of a cache of seqio nor .idx files of "
+            f"{folder} holds neither info.SPLIT.json of a seqio cache nor .idx files of "
             f"Megatron, but {', '.join(names[:3])}: name the folder of one task"
         )
     else:
@@ -120,9 +120,9 @@ def _check_target(target: str, vocabulary: Vocabulary | None) -> None:
         if adopted is None:
             raise UserError(f"{target} is a cache of pipeline.build and needs no adoption")
     elif files.exists(files.join(target, PLAN)):
-        raise UserError(f"{target} is a build of pipeline.build that is not finished: run it again")
+        raise UserError(f"{target} is an unfinished build of pipeline.build: run that again")
     elif vocabulary and files.exists(model) and files.sha256(model) != vocabulary.record.sha256:
-        raise UserError(f"{model} is another vocabulary: give it, or give an --index_dir")
+        raise UserError(f"{model} is a different vocabulary: give that one, or an --index_dir")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,7 +147,7 @@ class _Job:
 def _adopted(
     options: Options, target: str, found: Found, vocabulary: Vocabulary | None
 ) -> dict[str, tuple[Shard, ...]]:
-    """Returns the shards by split; scans files without receipt or with changed content."""
+    """Returns the shards by split; scans files without a receipt or with changed content."""
     source, ids = options.cache_dir, vocabulary.size if vocabulary else MOST_IDS
     eos = vocabulary.special.eos if vocabulary else EOS_ID
     sizes = files.list_sizes(source)
@@ -159,7 +159,7 @@ def _adopted(
         for number, name in enumerate(names):
             if name not in sizes:
                 raise UserError(
-                    f"{files.join(source, name)} is no file, but a folder or a link to nothing: "
+                    f"{files.join(source, name)} is not a file, but a folder or a dangling link: "
                     "restore it from a copy"
                 )
             of = functools.partial(shard_file, split, index=number, count=len(names))
@@ -182,7 +182,7 @@ def _shard(job: _Job) -> Shard:
         return kept
     scan = job.scan(job.name, job.ids, job.eos)
     shard = shard_of(job.name, job.index, scan)
-    for name in (MANIFEST, job.receipt):  # of other content
+    for name in (MANIFEST, job.receipt):  # they describe different content
         files.remove(files.join(job.target, name))
     files.write_bytes(files.join(job.target, job.index), index_bytes(scan.index))
     receipt = {**as_json(shard), **({} if job.eos == EOS_ID else {_EOS: job.eos})}
@@ -200,7 +200,7 @@ def _finished(job: _Job) -> Shard | None:
         shard = shard_from_dict(receipt)
     except UserError:
         return None
-    if eos != job.eos:  # row ends were counted with another id
+    if eos != job.eos:  # row ends were counted with a different id
         return None
     index, entry = (shard.files.get(name) for name in (job.index, job.name))
     if not index or not entry or not shard.adopted or (shard.pairs is None) == job.is_pairs:
@@ -246,7 +246,7 @@ def check_examples(folder: str, found: Found, shards: Mapping[str, Sequence[Shar
         rows = sum(shard.rows for shard in shards.get(split, ()))
         if rows != wanted:
             raise UserError(
-                f"{folder} has {rows:,} rows of {split}, and stats.{split}.json says {wanted:,}: "
+                f"{folder} has {rows:,} rows of {split}, but stats.{split}.json says {wanted:,}: "
                 "files were cut short or exchanged; restore them from a copy"
             )
     if not any(shard.tokens for each in shards.values() for shard in each):
@@ -291,14 +291,14 @@ def _manifest(
 
 
 def summary(found: Found, manifest: CacheManifest) -> list[str]:
-    """Returns lines on what was adopted, unknown and unread."""
+    """Returns lines that say what was adopted, what is unknown and what was not read."""
     plan = manifest.plan
     counts = [shard.adopted for each in manifest.splits.values() for shard in each if shard.adopted]
     rows = sum(manifest.total(split, "rows") for split in manifest.splits)
     kinds = {
         PAIRS: "each row is a pair of inputs and targets",
         ROWS: "each row is a window",
-        CONCAT: "rows are joined to one stream of tokens",
+        CONCAT: "rows are joined into one stream of tokens",
     }
     lines = [f"read: {kinds[plan.packing]}"]
     if found.unread:

@@ -29,7 +29,7 @@ def is_one(names: list[str]) -> bool:
 
 
 def survey(folder: str, names: list[str], validation: str | None) -> Found:
-    """Returns the data sets in a folder; names that fit `validation` are validation sets."""
+    """Returns the data sets in a folder; names that match `validation` are validation sets."""
     splits: dict[str, list[str]] = {"train": [], "validation": []}
     kinds: dict[str, str] = {}
     for name in names:
@@ -39,8 +39,8 @@ def survey(folder: str, names: list[str], validation: str | None) -> Found:
         other = f"{stem}.{'bin' if kind == 'idx' else 'idx'}"
         if other not in names:
             raise UserError(
-                f"{files.join(folder, other)} is missing, and there is {name}: restore it from a "
-                "copy, or move the other away"
+                f"{files.join(folder, other)} is missing, but {name} exists: restore the former "
+                "from a copy, or move the latter away"
             )
         if kind == "idx":
             kinds[stem] = _kind(files.join(folder, name))
@@ -53,7 +53,7 @@ def survey(folder: str, names: list[str], validation: str | None) -> Found:
         first, second = sorted(kinds.items(), key=lambda item: item[1])[:: len(kinds) - 1]
         raise UserError(
             f"{folder} has tokens of two types, {first[1]} in {first[0]} and {second[1]} in "
-            f"{second[0]}: adopt them from folders of their own"
+            f"{second[0]}: adopt them from separate folders"
         )
     return Found(
         program=MEGATRON,
@@ -70,17 +70,17 @@ def _kind(path: str) -> str:
     with files.open_read(path) as file:
         head = file.read(_HEADER.size)
     if len(head) < _HEADER.size or not head.startswith(_MAGIC):
-        raise UserError(f"{path} is not an index of Megatron's: it does not begin with MMIDIDX")
+        raise UserError(f"{path} is not a Megatron index: it does not begin with MMIDIDX")
     _, version, code, _, _ = _HEADER.unpack(head)
     if version != _VERSION:
-        raise UserError(f"{path} has version {version} of Megatron's index, and {_VERSION} is read")
+        raise UserError(f"{path} has version {version} of Megatron's index, not {_VERSION}")
     if code not in _TYPES:
-        raise UserError(f"{path} has values of type {code}, which are no token ids")
+        raise UserError(f"{path} has values of type {code}, which are not token ids")
     return _TYPES[code]
 
 
 def scan(folder: str, name: str, ids: int, eos: int) -> Scan:
-    """Scans the data set with token file `name`, see `scan_tokens`; checks its index, too."""
+    """Scans the data set with token file `name`, see `scan_tokens`; also checks its index."""
     path = files.join(folder, name.removesuffix(".bin") + ".idx")
     data = files.read_bytes(path)
     _, _, code, sequences, borders = _HEADER.unpack_from(data)
@@ -91,7 +91,7 @@ def scan(folder: str, name: str, ids: int, eos: int) -> Scan:
     begins = np.frombuffer(data, "<i8", sequences, at + 4 * sequences)
     if (lengths < 0).any() or (begins != (np.cumsum(lengths) - lengths) * kind.itemsize).any():
         raise UserError(
-            f"{path} has sequences that do not follow each other without gaps, which is not read: "
+            f"{path} has gaps or overlaps between its sequences, which is not supported: "
             "merge the data set again with Megatron's tools/merge_datasets.py"
         )
     return scan_tokens(files.join(folder, name), ids, kind, lengths, max(0, borders - 1), eos)

@@ -35,18 +35,18 @@ class Options:
     )
     packing: str | None = field(
         None,
-        "concat, the default: rows of targets are joined to one stream, from which windows of any "
-        "length are cut; rows: each row is a window of its own",
+        "concat, the default: rows of targets are joined into one stream, from which windows of "
+        "any length are cut; rows: each row is a window of its own",
         choices=(CONCAT, ROWS),
     )
     validation: str | None = field(
         None,
-        "pattern of names of Megatron's data sets that are for validation, as *_valid*; all "
+        "pattern for the names of Megatron data sets to use for validation, such as *_valid*; all "
         "others are for training",
     )
     index_dir: str | None = field(
         None,
-        "folder to write index and manifest to, which is then given to --cache_dir of the trainer; "
+        "folder to write index and manifest to, then to be passed as the trainer's --cache_dir; "
         "by default they are written beside the cache's files",
     )
-    workers: int = field(os.cpu_count() or 1, "most worker processes", rule=at_least(1))
+    workers: int = field(os.cpu_count() or 1, "maximum worker processes", rule=at_least(1))

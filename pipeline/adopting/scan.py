@@ -70,14 +70,14 @@ class Collector:
             if wrong:
                 raise self.refused(
                     row,
-                    f"it has the id {token}, and the vocabulary has ids 0 to {self._size - 1}: "
+                    f"it has the id {token}, but the vocabulary has ids 0 to {self._size - 1}: "
                     "give the --vocabulary and --extra_ids that the cache was made with",
                 )
         self._ids = max(self._ids, highest + 1)
         self._zeros += zeros
 
     def side(self, name: str, lengths: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Counts a side of int64 [rows] ids that may end in EOS; returns the ids to read."""
+        """Counts a side, given int64 [rows] lengths and EOS counts; returns the lengths to read."""
         read = lengths - ends if self.is_pairs else lengths
         self._ends[name] += int(ends.sum())
         self._longest[name] = max(self._longest[name], int(read.max(initial=0)))
@@ -131,7 +131,7 @@ class Hashed:
 def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos: int) -> Scan:
     """Scans TFRecords of tf.train.Examples with `targets` and, for pairs, `inputs`.
 
-    A UserError names the row of a bad record, an id beyond `size`, or inputs where none may be.
+    A UserError names the row of a bad record, an id beyond `size`, or forbidden inputs.
     """
     rows = Collector(path, size, is_pairs)
     left, start = b"", 0
@@ -159,7 +159,7 @@ def _bounds(data: bytes) -> np.ndarray:
         if crc != records.length_crc(length):
             reason = "the checksum of the record's length does not match"
             if len(bounds) == 1:
-                reason += ", so it may be no file of TFRecords"
+                reason += ", so the file may not hold TFRecords"
             raise CorruptRecord(reason, len(bounds) - 1)
         at += length + records.FRAMING_BYTES
         if at > size:
@@ -192,7 +192,7 @@ def _scan_block(
         for row in np.flatnonzero(counts).tolist():
             raise rows.refused(
                 row,
-                "it has inputs, and the first row has none: give --read=pairs, or --read=targets "
+                "it has inputs, but the first row has none: give --read=pairs, or --read=targets "
                 "to leave all inputs out",
             )
     rows.add(offsets, side("targets"), side("inputs") if rows.is_pairs else None)
@@ -203,8 +203,8 @@ def scan_tokens(
 ) -> Scan:
     """Scans a file of tokens of type `kind`, which `lengths`, int64 [rows], must fill.
 
-    Raises a UserError that names the row for another size or for ids outside the vocabulary's
-    `size`.
+    Raises a UserError for a file of a different size, and for ids outside the vocabulary's `size`,
+    whose row it names.
     """
     rows = Collector(path, size, is_pairs=False)
     ends = np.cumsum(lengths)
@@ -230,7 +230,7 @@ def scan_tokens(
             at += whole
     if at != total or left:
         raise UserError(
-            f"{path} has {hashed.bytes:,} bytes, and its index says {total * kind.itemsize:,}: it "
+            f"{path} has {hashed.bytes:,} bytes, but its index says {total * kind.itemsize:,}: it "
             f"was cut short or changed; {_RESTORE}"
         )
     lengths = rows.side("targets", lengths, last & (lengths > 0))

@@ -26,12 +26,12 @@ def is_one(names: list[str]) -> bool:
 
 
 def survey(folder: str, names: list[str], read: str | None) -> Found:
-    """Returns a cache's files; the first row decides what to `read`, PAIRS or TARGETS, if None."""
+    """Returns a cache's files, to `read` as PAIRS or TARGETS; if None, the first row decides."""
     shards = _shards(folder, names)
     infos = {found[1] for name in names if (found := _INFO.fullmatch(name))}
     for split in sorted(set(shards) - infos):
         raise UserError(
-            f"{files.join(folder, f'info.{split}.json')} is missing, and there are files of the "
+            f"{files.join(folder, f'info.{split}.json')} is missing, but there are files of the "
             f"split {split}: restore it from a copy, or cache the task again"
         )
     if _COMPLETED not in names:
@@ -47,14 +47,14 @@ def survey(folder: str, names: list[str], read: str | None) -> Found:
         features = _features(files.join(folder, f"info.{split}.json"), info)
         if split not in shards or len(shards[split]) != info.get("num_shards"):
             raise UserError(
-                f"{folder} has {len(shards.get(split, ())):,} files of {split}, and info.{split}"
+                f"{folder} has {len(shards.get(split, ())):,} files of {split}, but info.{split}"
                 f".json says {info.get('num_shards')}: restore the others from a copy"
             )
         has_inputs |= "inputs" in features
         unread |= features - {"inputs", "targets"}
         version = str(info.get("seqio_version", ""))
     if not shards:
-        raise UserError(f"{folder} has no files of records: cache the task again")
+        raise UserError(f"{folder} has no record files: cache the task again")
     is_pairs = read == PAIRS or (read is None and has_inputs and _first_has_inputs(folder, shards))
     if read == PAIRS and not has_inputs:
         raise UserError(f"--read={PAIRS}: the rows of {folder} have no inputs")
@@ -88,13 +88,13 @@ def _shards(folder: str, names: list[str]) -> dict[str, tuple[str, ...]]:
         split, kind = parts[1], parts[2]
         if kind != "tfrecord":
             raise UserError(
-                f"{files.join(folder, name)} is a file of {kind}, and only tfrecord is read: cache "
+                f"{files.join(folder, name)} is a file of {kind}, but only tfrecord is read: cache "
                 "the task with --output_format=tfrecord"
             )
         if counts.setdefault(split, int(parts[4])) != int(parts[4]):
             raise UserError(
-                f"{folder} has files of {split} of two caches, of {counts[split]} and of "
-                f"{int(parts[4])} shards: delete those of the older"
+                f"{folder} has files of {split} from two caches, with {counts[split]} and "
+                f"{int(parts[4])} shards: delete those of the older one"
             )
         found.setdefault(split, {})[int(parts[3])] = name
     for split, named in found.items():
@@ -118,7 +118,7 @@ def _json(folder: str, name: str, names: list[str]) -> dict[str, Any]:
 
 def _table(path: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise UserError(f"{path} is not of seqio's form: restore it from a copy")
+        raise UserError(f"{path} does not have seqio's form: restore it from a copy")
     return value
 
 
@@ -127,7 +127,7 @@ def _features(path: str, info: dict[str, Any]) -> set[str]:
     features = _table(path, info.get("features"))
     if "targets" not in features:
         raise UserError(
-            f"{path} has the features {', '.join(sorted(features)) or 'none'} and no targets, "
+            f"{path} has the features {', '.join(sorted(features)) or 'none'} but no targets, "
             "whose ids are read: rename the feature in the task and cache it again"
         )
     for name in (each for each in ("inputs", "targets") if each in features):
@@ -135,7 +135,7 @@ def _features(path: str, info: dict[str, Any]) -> set[str]:
         dtype, shape = kind.get("dtype"), kind.get("shape")
         if not str(dtype).startswith("int") or not isinstance(shape, list) or len(shape) != 1:
             raise UserError(
-                f"{path}: {name} is {dtype} of the shape {shape}, and must be a list of integers: "
+                f"{path}: {name} is {dtype} of the shape {shape}, but must be a list of integers: "
                 "cache a task that tokenizes it"
             )
     return set(features)

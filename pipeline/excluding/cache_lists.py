@@ -14,7 +14,7 @@ from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
 
 _Shard = tuple[str, int]
-_NAMED = 5  # ids named in a message
+_NAMED = 5  # maximum number of ids named in a message
 
 
 def records(
@@ -26,25 +26,25 @@ def records(
 ) -> tuple[ExcludeRecord, ...] | None:
     """Returns the records of a plan: the cache's, which stay in force, then the new ones.
 
-    Raises a UserError if a list does not fit the corpus, or two may leave out both of two twins.
+    Raises a UserError if a list does not fit the corpus, or if two may leave out both twins.
     """
     before = (existing.exclude or ()) if existing else ()
     added = [each for each in new if each.record not in before]
     for each in added:
         if each.record.paragraphs and unit is Unit.PAIR:
             raise UserError(
-                f"--exclude={each.named} has paragraphs, and the corpus has pairs: give a list of "
+                f"--exclude={each.named} has paragraphs, but the corpus has pairs: give a list of "
                 "documents"
             )
         made_for = each.header.get("max_document_bytes", max_document_bytes)
         if each.record.paragraphs and made_for != max_document_bytes:
             raise UserError(
                 f"an exclude list has paragraphs of documents split at {made_for:,} bytes: give "
-                f"--max_document_bytes={made_for}, or make the list again with yours"
+                f"--max_document_bytes={made_for}, or make the list again with your value"
             )
         if existing and each.header["counts"].get("places"):
             raise UserError(
-                f"{folder}: an exclude list tells documents of equal ids apart by their place, "
+                f"{folder}: an exclude list distinguishes documents of equal ids by place, "
                 "which a cache does not record: build into another --cache_dir"
             )
     found = (*before, *(each.record for each in added))
@@ -55,8 +55,8 @@ def records(
         if len(of_duplicates) > 1:
             other = " and build into another --cache_dir" if before else ""
             raise UserError(
-                f"{folder}: two lists of duplicate {entries} may leave out both of two twins: use "
-                f"one list{other}"
+                f"{folder}: two lists of duplicate {entries} may leave out both twins: use one list"
+                f"{other}"
             )
     _check_units(before, added, folder)
     return found or None
@@ -65,7 +65,7 @@ def records(
 def _check_units(
     before: Sequence[ExcludeRecord], added: Sequence[lists.Given], folder: str
 ) -> None:
-    """Refuses duplicate paragraphs whose kept twin may be in an omitted document."""
+    """Refuses lists of duplicate paragraphs whose kept twins may be in omitted documents."""
     of_documents = [
         each.sha256
         for each in (*before, *(each.record for each in added))
@@ -80,7 +80,7 @@ def _check_units(
     earlier = any(each.kind == lists.DUPLICATES and each.paragraphs for each in before)
     if any(set(of_documents) - set(each) for each in known) or (earlier and late):
         raise UserError(
-            f"{folder}: a list of duplicate paragraphs may keep them in documents that a list of "
+            f"{folder}: a list of duplicate paragraphs may keep one in a document that a list of "
             "duplicate documents leaves out: make it with pipeline.dedup --unit=paragraph "
             "--exclude=LIST_OF_DOCUMENTS"
         )
@@ -94,7 +94,7 @@ def copies(folder: str, plan: Plan, new: Sequence[lists.Given]) -> dict[str, str
 
 
 def copy(folder: str, plan: Plan, new: Sequence[lists.Given]) -> None:
-    """Copies lists into the cache; raises a UserError if one is neither there nor given."""
+    """Copies lists into the cache; raises a UserError if one is neither in it nor given."""
     for record in plan.exclude or ():
         name = lists.copy_name(record.sha256)
         path = files.join(folder, name)
@@ -109,20 +109,20 @@ def copy(folder: str, plan: Plan, new: Sequence[lists.Given]) -> None:
 
 
 def remove_others(folder: str, plan: Plan) -> None:
-    """Deletes lists missing from the plan, left by a takedown killed before writing it."""
+    """Deletes lists that the plan lacks, left by a takedown killed before it wrote its plan."""
     wanted = {lists.copy_name(each.sha256) for each in plan.exclude or ()}
     for name in files.list_sizes(folder, lists.COPY).keys() - wanted:
         files.remove(files.join(folder, name))
 
 
 def notes(plan: Plan, new: Sequence[lists.Given]) -> Iterator[str]:
-    """Yields lines about lists of other corpora, and lists not given again."""
+    """Yields lines about lists made from other corpora, and about lists not given again."""
     data = json.dumps(plan.corpus.get("files", []), sort_keys=True).encode()
     for each in new:
         if each.header.get("files", "") not in ("", hashlib.sha256(data).hexdigest()):
             yield (
                 f"{lists.copy_name(each.record.sha256)} was made from the files of another corpus, "
-                f"{each.header['corpus']}: documents are told by their ids alone"
+                f"{each.header['corpus']}: documents are found by their ids alone"
                 + (", paragraphs by their number" if each.record.paragraphs else "")
             )
     for record in plan.exclude or ():
@@ -167,7 +167,7 @@ def _touches(of: Filter, folder: str, split: str, index: int, count: int, shard:
 def unfound(
     folder: str, plan: Plan, shards: Mapping[_Shard, Shard], new: Sequence[lists.Given]
 ) -> Iterator[str]:
-    """Yields a line for each text file with ids of no document in the corpus."""
+    """Yields a line for each text file with ids that no document of the corpus has."""
     of_ids = [each for each in new if each.is_text]
     if not of_ids:
         return

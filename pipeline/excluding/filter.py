@@ -11,7 +11,7 @@ import pyarrow as pa
 from pipeline.excluding.lists import WHOLE, Entry, ExcludeList, base_id, copy_name, id_digests
 from tasks.storage import files
 
-# Follows the reason if every paragraph of a document is listed.
+# Added to the reason if every paragraph of a document is listed.
 NOTHING_LEFT = ", every paragraph"
 
 
@@ -116,10 +116,10 @@ class Filter:
         return found
 
     def listed(self, names: Sequence[str], left_out: Iterable[str]) -> list[int]:
-        """Returns indices in a shard's `names` of ids listed as whole documents of any place.
+        """Returns indices in a shard's `names` of ids listed as whole documents, at any place.
 
         "ID#part2" counts as listed with ID if ID is in `names` or `left_out`, as all parts of a
-        document are in one shard. Otherwise it is a document with that name.
+        document are in one shard. If ID is in neither, "ID#part2" is a document of that name.
         """
         there = {*names, *left_out}
         bases = {row: base(name) for row, name in enumerate(names) if "#part" in name}
@@ -129,7 +129,7 @@ class Filter:
         return sorted(found)
 
     def reasons(self, names: Sequence[str]) -> dict[int, str]:
-        """Returns index in `names` -> reason, for ids listed as whole documents anywhere."""
+        """Returns index in `names` -> reason, for ids listed as whole documents at any place."""
         digests = id_digests(names)
         found: dict[int, str] = {}
         for each in self._lists:
@@ -142,8 +142,8 @@ class Filter:
     def paragraphs(self, names: Sequence[str], every_place: bool) -> dict[int, set[int]]:
         """Returns the listed paragraphs of documents, by index in `names`.
 
-        `every_place` counts entries for one of several documents with this id. An id ending in
-        #partN, of a part or of a document so named, has only the entries of exactly this id.
+        `every_place` includes entries for just one of several documents with the same id. An id
+        that ends in #partN, whether of a part or of a document, has only entries with that very id.
         """
         lists = [each for each in self._lists if each.has_paragraphs]
         digests = id_digests(names if lists else [])
@@ -157,7 +157,7 @@ class Filter:
         return found
 
     def touches(self, names: Sequence[str], has_parts: bool) -> bool:
-        """Returns whether any entry is for one of the ids, or, if `has_parts`, their documents."""
+        """Returns whether an entry is for one of the ids or, if `has_parts`, for its document."""
         bases = {base(name) for name in names} if has_parts else set()
         digests = id_digests([*names, *sorted(bases)])
         return any(

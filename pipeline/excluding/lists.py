@@ -4,8 +4,8 @@ A list is an Arrow IPC file, so it is memory-mapped and a lookup reads a few pag
 by (high, low, place, paragraph):
 
     high, low    uint64, halves of the 128-bit BLAKE2b of the document's id
-    place        uint64, 0 for every document with this id, else a hash of one document's place
-                 "file:row", as ids may repeat in a corpus
+    place        uint64, 0 for every document with this id, else a hash of one document's place,
+                 "file:row": ids may repeat in a corpus
     paragraph    int32, -1 for the whole document, else the number of the line to cut, from 0
     reason       uint8, index into the header's `reasons`
     twin         string, id of the document kept instead, or of the example found in it
@@ -52,7 +52,7 @@ _SCHEMA = pa.schema(
     ]
 )  # fmt: skip
 COPY = "exclude-"  # prefix of the names of copies in caches
-WHOLE = -1  # the paragraph of an entry for a whole document
+WHOLE = -1  # `paragraph` of an entry for a whole document
 _BATCH = 1 << 20  # rows written at a time for a list of ids
 
 
@@ -131,14 +131,14 @@ class ExcludeList:
             raise
         except Exception as error:  # Arrow and JSON raise many kinds of errors for damage
             raise UserError(
-                f"{self._name} is no exclude list, or a damaged one: make one with pipeline.dedup, "
-                "or give a text file of ids, one a line"
+                f"{self._name} is not an exclude list, or is damaged: make one with pipeline.dedup "
+                "or give a text file with one id per line"
             ) from error
         if version != FORMAT:
-            raise UserError(f"{self._name} has format {version}, this version reads {FORMAT}")
+            raise UserError(f"{self._name} has format {version}; this version reads {FORMAT}")
 
     def check(self) -> None:
-        """Raises a UserError if the list, read whole, does not match its seal."""
+        """Reads the whole list; raises a UserError if it does not match its seal."""
         if not self.header.get("sealed"):
             raise UserError(f"{self._name} is from a version before 0.2.0: make it again")
         digest = hashlib.sha256(self._text)
@@ -171,7 +171,7 @@ class ExcludeList:
         return bool(self.header["counts"]["paragraphs"])
 
     def hits(self, digests: np.ndarray) -> np.ndarray:
-        """Returns int64, rows of `digests` (see `id_digests`) that the list may have."""
+        """Returns int64, rows of `digests` (see `id_digests`) that the list may contain."""
         if not self._batches:
             return np.zeros(0, np.int64)
         high = digests[:, 0]
@@ -207,10 +207,10 @@ class Given:
     """A list given to a command."""
 
     record: ExcludeRecord
-    path: str  # of a local copy
+    path: str  # path of a local copy
     header: dict[str, Any]
     named: str
-    is_text: bool = False  # of ids
+    is_text: bool = False  # true for a text file of ids
 
 
 def given(text: str | None, scratch: str) -> list[Given]:
@@ -219,7 +219,7 @@ def given(text: str | None, scratch: str) -> list[Given]:
 
 
 def given_at(path: str, scratch: str) -> Given:
-    """Returns the list at `path`; the local folder `scratch` takes a list to make or fetch."""
+    """Returns the list at `path`; a list that is made or fetched goes to the folder `scratch`."""
     try:
         with files.open_read(path) as file:
             is_list = file.read(len(_MAGIC)) == _MAGIC
@@ -251,7 +251,7 @@ def ids_in(path: str) -> list[str]:
 def _of_ids(path: str) -> bytes:
     names = ids_in(path)
     if not names:
-        raise UserError(f"--exclude={path} names no document: give the ids, one a line")
+        raise UserError(f"--exclude={path} names no document: give one id per line")
     digests = id_digests(names)
     digests = np.unique(digests, axis=0)  # sorted by high, then low
     same = {"place": 0, "paragraph": WHOLE, "reason": 0, "twin": "", "similarity": np.nan}

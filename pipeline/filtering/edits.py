@@ -26,7 +26,7 @@ _IP = re.compile(r"(?<![\w.])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?!\w|\.[0-9])", re.AS
 def _chosen(
     texts: Texts, holds: pa.BooleanArray, change: Callable[[Texts], tuple[Texts, int]]
 ) -> tuple[Texts, int]:
-    """Applies `change` to texts selected by `holds`; returns all texts and its count."""
+    """Applies `change` to the texts that `holds` selects; returns all texts and its count."""
     if not pc.any(holds).as_py():
         return texts, 0
     changed, count = change(texts.filter(holds))
@@ -41,7 +41,7 @@ def _substituted(texts: Texts, pattern: str, replacement: str) -> tuple[Texts, i
 def c4(texts: Texts, settings: dict[str, Any]) -> Edited:
     """Removes citation marks, then lines that are too short or do not end like a sentence.
 
-    Lines with an overlong word or a listed phrase go, too. Other lines lose trailing white space.
+    Lines with an overlong word or a listed phrase go as well. Others lose trailing white space.
     """
     counts: Counter[str] = Counter()
     if settings["remove_citations"]:

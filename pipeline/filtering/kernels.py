@@ -1,4 +1,4 @@
-"""Compiled code of filters: characters, words, lines and repeated n-grams of texts.
+"""Compiled code for filters: characters, words, lines and repeated n-grams of texts.
 
 One file, because Numba's cache checks only the function's own file.
 """
@@ -190,7 +190,7 @@ def words_of(data, bounds, bits, lower, exact, folded, sizes, word_bounds, count
 
 @compiled(nogil=True)
 def distinct(folded, word_bounds, wanted, out):
-    """Fills in int64[texts], how many of the `wanted` hashes (at most 64) are among the words."""
+    """Fills in int64[texts], the number of `wanted` hashes (at most 64) among the words."""
     for text in range(len(word_bounds) - 1):
         found = np.uint64(0)
         for at in range(word_bounds[text], word_bounds[text + 1]):
@@ -220,8 +220,8 @@ def lines_of(data, bounds, bits):
     """Returns all non-blank lines, without outer white space.
 
     Fields: `text`, its index; `begin` and `end`, in bytes; `characters`; `hash`; `paragraph`,
-    number over all texts of the run of lines between blank ones; `first` and `last`, character
-    codes; `ellipsis`, whether it ends with "..." or "…".
+    number of the run of lines between blank ones, across all texts; `first` and `last`, character
+    codes; `ellipsis`, true if the line ends with "..." or "…".
     """
     count = len(bounds) - 1
     for at in range(bounds[0], bounds[-1]):
@@ -297,7 +297,7 @@ def repeats(keys, groups):
 def repeated_grams(exact, sizes, word_bounds, out):
     """Fills in int64[texts, 9], non-space characters in repeated n-grams of 2 to 10 words.
 
-    For 2 to 4 words: characters of the most frequent n-gram, the longest among equals, times its
+    For 2 to 4 words: characters of the most frequent n-gram, the longest in a tie, times its
     occurrences; 0 if it occurs once. For 5 to 10 words: characters of words in any repeated
     occurrence except the first, each word once.
     """
@@ -406,7 +406,7 @@ def _begins_phrase(data, at, end, phrases, phrase_ends):
 
 @compiled(nogil=True)
 def joined_lines(data, texts, begins, ends, kept, count):
-    """Returns (uint8, int64[count + 1] bounds), `count` texts of kept lines with line breaks."""
+    """Returns `count` texts of kept lines with line breaks: (uint8, int64[count + 1] bounds)."""
     size = 0
     for line in range(len(texts)):
         if kept[line]:

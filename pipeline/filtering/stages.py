@@ -28,7 +28,7 @@ from tasks.unit import SIDES
 JUDGED, ALONE, FIRST = "judged", "alone", "first"
 # Words per pattern: RE2 cannot compile tens of thousands.
 _WORDS = 1000
-# Longest reason from a user's function, and characters shown of a dropped text.
+# Maximum characters of a reason from a user's function, and of a dropped text's excerpt.
 _LONGEST_REASON, _EXCERPT = 80, 200
 # Separates the sides of a pair in an excerpt, as in Moses files.
 _BETWEEN = " ||| "
@@ -148,15 +148,15 @@ def _of_function(
     texts = len(columns[0])
     if wrong or len(reasons) != texts or isinstance(returned, str):
         raise UserError(
-            f"{module}.{name} must return, for each text, None or a reason to drop it: of "
+            f"{module}.{name} must return, for each text, None or a reason to drop it: for "
             f"{texts} texts it returned {len(reasons)} values"
             + (f", such as {wrong[0]!r}" if wrong else "")
         )
     for reason in sorted({each for each in reasons if each}):
         if len(reason) > _LONGEST_REASON or "\n" in reason:
             raise UserError(
-                f"{module}.{name} gives the reason {reason[:_LONGEST_REASON]!r}: reasons are one "
-                f"line of at most {_LONGEST_REASON} characters, and few, as they are counted"
+                f"{module}.{name} gives the reason {reason[:_LONGEST_REASON]!r}: each must be one "
+                f"line of at most {_LONGEST_REASON} characters, and there must be few of them"
             )
         yield Verdict(reason, np.array([each == reason for each in reasons], bool))
 
@@ -177,7 +177,7 @@ class Filters:
     def __call__(
         self, batch: pa.RecordBatch, quarantine: Callable[..., None], edits: Counter[str]
     ) -> pa.RecordBatch:
-        """Filters a batch; `quarantine` takes id, place, reason, value and text of omissions."""
+        """Filters a batch; `quarantine` takes id, place, reason, value and text of a drop."""
         names = [name for name in (*SIDES, "text") if name in batch.schema.names]
         columns = {name: batch.column(name).cast(pa.large_string()) for name in names}
         usable = functools.reduce(pc.and_, (column.is_valid() for column in columns.values()))
@@ -245,12 +245,12 @@ class Filters:
 def _check(record: FilterRecord) -> None:
     if record.name not in sets.SETS or record.version != sets.VERSION:
         raise UserError(
-            f"the cache has filters of another version ({record.name} {record.version}, here "
+            f"the cache has filters of a different version ({record.name} {record.version}, here "
             f"{sets.VERSION}): build into another folder, or with the version that began it"
         )
     if record.unicode != unicodedata.unidata_version:
         raise UserError(
-            f"the cache's filters use Unicode {record.unicode}, and this Python has "
+            f"the cache's filters use Unicode {record.unicode}, but this Python has "
             f"{unicodedata.unidata_version}: use the Python that began it"
         )
     if record.name == "function":
@@ -266,6 +266,6 @@ def _check(record: FilterRecord) -> None:
         here = languages.state(record.settings["languages"])["identifier"]
         if here != record.settings["identifier"]:
             raise UserError(
-                f"the cache's languages were told by {record.settings['identifier']}, and this "
+                f"the cache's languages were found by {record.settings['identifier']}, but this "
                 f"machine has {here}: install the former"
             )

@@ -151,7 +151,7 @@ class Statistics:
 
 
 def _coded(phrases: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    coded = [phrase.encode().lower() for phrase in phrases]  # of bytes, only ASCII letters
+    coded = [phrase.encode().lower() for phrase in phrases]  # changes only ASCII letters
     ends = np.cumsum([len(each) for each in coded], dtype=np.int64)
     return np.frombuffer(b"".join(coded), np.uint8), ends
 

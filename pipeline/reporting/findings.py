@@ -15,7 +15,7 @@ from tasks.vocabulary import Vocabulary
 
 _EXAMPLES = 3  # documents shown per quarantine reason, and rows shown in full
 _TOP_DUPLICATES = 8
-_START_TOKENS = 24  # tokens shown of a repeated document
+_START_TOKENS = 24  # tokens to show from a repeated document
 _WORD_TOKENS = 200_000  # tokens decoded to count words
 
 
@@ -43,9 +43,9 @@ class Findings:
     shards: tuple[int, int]  # shards read, shards in all
     lengths: np.ndarray  # int64[documents] tokens per document, including separators
     pieces: np.ndarray  # int64[vocabulary size] occurrences of each id
-    words: int = 0  # separated by white space
+    words: int = 0  # number of words separated by white space
     word_tokens: int = 0
-    # [documents, tokens] of each corpus file, if ids contain its name.
+    # Corpus file -> [documents, tokens], if ids contain file names.
     by_file: dict[str, list[int]] = dataclasses.field(default_factory=dict)
     duplicates: int = 0  # documents that repeat an earlier one
     groups: int = 0  # distinct repeated documents
@@ -187,7 +187,7 @@ def _find_duplicates(
     chosen: list[tuple[str, int]],
     hashes: list[np.ndarray],
 ) -> None:
-    """Counts documents with equal tokens, and rereads the examples shown."""
+    """Counts documents with equal tokens, and reads the examples to show again."""
     _, which, counts = np.unique(np.concatenate(hashes), return_inverse=True, return_counts=True)
     repeated = np.flatnonzero(counts > 1)
     found.groups = len(repeated)

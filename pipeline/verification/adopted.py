@@ -1,4 +1,4 @@
-"""Verifies another program's cache by scanning its files again, as in the adoption."""
+"""Verifies another program's cache by scanning its files again, as the adoption did."""
 
 import functools
 import hashlib
@@ -51,7 +51,7 @@ class AdoptedChecker:
         if seen.files[name] != shard.files[name]:
             checked.faults.append(Fault(name, "its bytes were changed since the adoption", advice))
         elif seen != shard:
-            checked.faults.append(Fault(MANIFEST, f"it has other counts of {name}", _AGAIN))
+            checked.faults.append(Fault(MANIFEST, f"it has different counts for {name}", _AGAIN))
         checked.rows, checked.tokens = seen.rows, seen.tokens
         checked.documents = seen.documents
         return checked

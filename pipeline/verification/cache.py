@@ -1,4 +1,4 @@
-"""Verifies a cache: its shards, the files beside them, and that no document repeats."""
+"""Verifies a cache: that its shards and other files are sound, and that no document repeats."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ from tasks.cache.manifest import (
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-# Document digests are sorted in parts of about this many bytes, which takes three times the memory.
+# Document digests are sorted in parts of about this many bytes, in three times as much memory.
 # 2**32 documents, a hundred web crawls, make 1,024 parts.
 _DIGEST_BYTES = 64 << 20
 # Shards per message to a worker process: checking a small one takes less time than a message.
@@ -55,7 +55,7 @@ def verify(
     else:
         faults = _check_shared_files(folder, manifest, set(files.list_names(folder)))
     if manifest.plan.pairs and any(ExcludeList(path).has_paragraphs for path in exclude):
-        raise UserError(f"{folder} has pairs: give exclude lists of documents, not of paragraphs")
+        raise UserError(f"{folder} has pairs: give exclude lists of documents, not paragraphs")
     own, of_lists = _own_lists(folder, manifest.plan)
     faults += of_lists
     known = {each.sha256 for each in manifest.plan.exclude or ()}
@@ -85,7 +85,7 @@ def verify(
 
 
 _Job = tuple[str, int, Shard]
-# Paths of a cache's own exclude lists, and of others.
+# Paths of a cache's own exclude lists, and of other lists.
 _Lists = tuple[Sequence[str], Sequence[str]]
 
 
@@ -95,7 +95,7 @@ def _checker(folder: str, plan: Plan, lists: _Lists) -> Callable[[_Job], Checked
 
 
 def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -> list[Fault]:
-    """Checks the files outside shards, and that the folder has no others."""
+    """Checks the files outside shards, and that the folder has no unknown files."""
     from pipeline.building import lifecycle
 
     plan = manifest.plan
@@ -164,7 +164,7 @@ class _Digests:
             begin += count
 
     def faults(self) -> Iterable[Fault]:
-        """Returns a fault if ids made by Palimpsest repeat; those from the corpus may."""
+        """Returns a fault if ids made by Palimpsest repeat; ids from the corpus may repeat."""
         twice = 0
         for path in filter(os.path.exists, self._paths):
             values = np.fromfile(path, "u8").reshape(-1, 2)

@@ -1,8 +1,8 @@
 """Compiled decoding of a shard's R rows for verification, a megabyte of records at a time.
 
 Records are decoded, re-encoded and compared byte by byte, which checks lengths, checksums and form
-together. Where bytes differ, records are read one at a time to find the fault, if the form is not
-merely another writer's.
+together. Where bytes differ, records are read one at a time to find the fault; there is none if a
+different writer merely encoded them in its own form.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ class Rows:
     offsets: np.ndarray  # [R], offset of each record's framing in the file
     lengths: np.ndarray  # [R], number of tokens
     starts: np.ndarray  # [R], number of documents that begin in the row
-    positions: np.ndarray  # [sum of starts], positions in rows where documents begin
+    positions: np.ndarray  # [sum of starts], positions in their rows at which documents begin
     text: np.ndarray  # [R], number of tokens without separators
     ends: np.ndarray  # [separators], positions of EOS tokens in the stream of all rows of text
     least: int  # lowest id
     most: int  # highest id
-    inputs: np.ndarray  # [R], number of input tokens of pairs
+    inputs: np.ndarray  # [R], number of input tokens; 0 for texts
     inputs_text: int  # number of tokens of all inputs, without EOS
 
 
@@ -58,7 +58,7 @@ def blocks(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes, np.ndarra
     """Yields (offset in the file, bytes of whole records, record bounds).
 
     In a file that ends within a record or has a damaged length, the last record is the remainder.
-    `read` returns as many bytes as asked for, fewer only at the end.
+    `read` returns as many bytes as asked for; fewer only at the end.
     """
     data, offset = b"", 0
     while more := read(max(_BLOCK_BYTES, len(data))):
@@ -105,7 +105,7 @@ def decoded(data: bytes, bounds: np.ndarray, plan: Plan) -> Rows:
     )  # fmt: skip
 
 
-# Target ids, targets per row, ids of the other feature, their number per row.
+# Target ids, number of targets per row, ids of the other feature, number of these per row.
 _Lists = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
@@ -138,7 +138,7 @@ def _one_by_one(data: bytes, bounds: np.ndarray, plan: Plan) -> _Lists:
         if (row.inputs is None) == (plan.pairs is not None):
             kinds = ("text", "a pair")
             found, wanted = kinds if plan.pairs else reversed(kinds)
-            raise records.CorruptRecord(f"it is {found}, and the plan has {wanted}", record)
+            raise records.CorruptRecord(f"it is {found}, but the plan has {wanted}", record)
         targets.append(row.targets)
         others.append(row.document_starts if row.inputs is None else row.inputs)
     lengths, counts = (

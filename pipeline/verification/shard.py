@@ -27,11 +27,11 @@ from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
 _REDO = "run pipeline.build again with the same flags to redo this shard alone"
-# In a bucket, builds only compare sizes.
+# For a bucket, builds compare sizes only.
 _DELETE = "delete it, then " + _REDO
 FINISH = "run pipeline.build again with the same flags to rewrite it"
 _WRITTEN_WRONG = (
-    "its checksum is right, so it was written like this: delete the shard's receipt, run "
+    "its checksum is right, so it was written this way: delete the shard's receipt, run "
     "pipeline.build again with the same flags, and report a bug if the fault reappears"
 )
 _EXCLUDE = "run pipeline.build with --exclude and that list"
@@ -64,7 +64,7 @@ class Checked:
 
 
 class ShardChecker:
-    """Checks shards of one cache, with paths of its `own` exclude lists and of others, `given`."""
+    """Checks shards of one cache, with paths of its `own` exclude lists and of `given` ones."""
 
     def __init__(self, folder: str, plan: Plan, own: Sequence[str] = (), given: Sequence[str] = ()):
         self._folder, self._plan = folder, plan
@@ -86,7 +86,7 @@ class ShardChecker:
         _check_receipt(folder, named["receipt"], shard, faults)
         if set(shard.files) != manifest.shard_files(split, index, count, bool(shard.dropped)):
             faults.append(
-                Fault(MANIFEST, f"it lists other files than {named['receipt']} should", FINISH)
+                Fault(MANIFEST, f"it lists the wrong files for {named['receipt']}", FINISH)
             )
             return checked
         content = {
@@ -127,7 +127,7 @@ class ShardChecker:
         for record, values in [*held_by, (shard, {**counts, "dropped": dict(dropped)})]:
             for field, held in values.items():
                 recorded = getattr(record, field)
-                what = f"it records {recorded} {field}, the files hold {held}"
+                what = f"it records {recorded} {field}, but the files hold {held}"
                 require("receipt", what, recorded == held)
         checked.rows, checked.tokens = counts["rows"], counts["tokens"]
         checked.documents = documents
@@ -172,7 +172,7 @@ class ShardChecker:
         most = sum(map(len, self._own.paragraphs(read, every_place=True).values()))
         cut = shard.cut_paragraphs or 0
         if not least <= cut <= most:
-            what = f"{cut:,} paragraphs were cut from its documents, exclude lists have {least:,}"
+            what = f"{cut:,} paragraphs were cut from its documents; exclude lists have {least:,}"
             faults.append(Fault(file, what, _WRITTEN_WRONG))
 
 
@@ -182,7 +182,7 @@ def _was_cut(reason: str) -> bool:
 
 
 def _may_be_cut(reason: str) -> bool:
-    """Returns whether paragraphs may have been cut, unlike from an unreadable text."""
+    """Returns whether paragraphs may have been cut, which needs a readable text."""
     return not _was_cut(reason) and not reason.startswith(EXCLUDED)
 
 
@@ -213,7 +213,7 @@ def _fault(file: Hashed, name: str, entry: FileEntry, inside: str = "") -> Fault
     if read.bytes != entry.bytes:
         what = f"it has {read.bytes:,} bytes, not {entry.bytes:,}{where}"
     elif read.sha256 != entry.sha256:
-        what = f"its bytes were changed, as the sha256 shows{where}"
+        what = f"its bytes were changed: the SHA-256 differs{where}"
     else:
         return Fault(name, inside, _WRITTEN_WRONG) if inside else None
     return Fault(name, what, _DELETE)
@@ -232,7 +232,7 @@ def _read(folder: str, name: str, entry: FileEntry, faults: list[Fault]) -> byte
 
 
 def _read_rows(folder: str, name: str, entry: FileEntry, plan: Plan, faults: list[Fault]) -> Rows:
-    """Reads every record; appends a fault, with its first row, to `faults`."""
+    """Reads every record; appends a fault that names the first bad row to `faults`."""
     parts: list[Rows] = []
     inside = ""
     try:
@@ -329,10 +329,10 @@ def _check_lineage(lineage: pa.Table, rows: Rows, plan: Plan, require: _Require)
     if plan.rows_are_windows:
         whole = (position + tokens <= rows.lengths[row]).all()
         require(
-            "documents", f"a part runs over the end of its row, as {plan.packing} never does", whole
+            "documents", f"a part runs past the end of its row, which {plan.packing} forbids", whole
         )
     else:
-        require("documents", "a document is cut into parts, as concat never does", not offset.any())
+        require("documents", "a document is cut into parts, which concat forbids", not offset.any())
     # Rows have no padding, so in the stream of all rows, parts follow each other without gaps or
     # overlaps, whatever the packing.
     begins = (np.cumsum(rows.lengths) - rows.lengths)[row] + position

@@ -96,12 +96,12 @@ def test_a_valid_cache_passes(cache, documents, capsys, workers, in_processes):
 @pytest.mark.parametrize(
     ("name", "damage", "file", "what"),
     [
-        (FIRST.format("tfrecord"), flip, None, r"as the sha256 shows \(row \d+: .*checksum"),
+        (FIRST.format("tfrecord"), flip, None, r"the SHA-256 differs \(row \d+: .*checksum"),
         (FIRST.format("tfrecord"), truncate, None, r"bytes, not [\d,]+ \(row \d+: "),
         (FIRST.format("tfrecord"), append, None, r"bytes, not [\d,]+ \(row \d+: the record is cut"),
         (FIRST.format("tfrecord"), os.unlink, None, "missing; run pipeline.build"),
         (FIRST.format("tfrecord"), swap, None, "bytes, not"),
-        (FIRST.format("rows") + ".npy", flip, None, "as the sha256 shows"),
+        (FIRST.format("rows") + ".npy", flip, None, "the SHA-256 differs"),
         (FIRST.format("rows") + ".npy", os.unlink, None, "missing"),
         (FIRST.format("documents") + ".parquet", truncate, None, "bytes, not"),
         (FIRST.format("receipt") + ".json", edit, None, "manifest.json differ in documents"),
@@ -252,7 +252,7 @@ def other_packing(copy):
         if value.pop("sha256", None):
             value = sealed(value)
         (copy / name).write_bytes(files.json_bytes(value))
-    return "a part runs over the end of its row, as best_fit never does"
+    return "a part runs past the end of its row, which best_fit forbids"
 
 
 @pytest.mark.parametrize(

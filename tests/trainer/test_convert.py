@@ -27,6 +27,8 @@ from trainer.setup import prepare
 from trainer.starting import init_from
 from trainer.t5x import layout, read
 
+pytestmark = pytest.mark.processes  # whole runs
+
 STEPS = (1000, 2000, 3000)
 # The presets' name of the model in t5x_files.
 PRESET = "--preset=t5_1_1_tiny"
@@ -111,7 +113,7 @@ def test_a_rerun_makes_what_is_missing_only(t5x, tmp_path, capsys):
     assert f"{target}/checkpoint_1000: is there already" in printed
     assert (target / "checkpoint_1000" / "state" / "_METADATA").stat().st_mtime_ns == before
     assert sorted(path.name for path in target.iterdir()) == [f"checkpoint_{s}" for s in STEPS]
-    with pytest.raises(UserError, match="checkpoint_1000 is another conversion, with dtype float3"):
+    with pytest.raises(UserError, match="checkpoint_1000 is a conversion with dtype float3"):
         run(t5x, target, "t5x", PRESET, "--dtype=bfloat16")
     (target / "checkpoint_1000" / "conversion.json").unlink()
     with pytest.raises(UserError, match="checkpoint_1000 exists: name another folder"):
@@ -207,7 +209,7 @@ def test_a_run_starts_from_what_was_converted(text_cache, tmp_path, capsys):
     with pytest.raises(UserError, match="trained with a different vocabulary"):
         generate.main([ours, "--prompt=a", f"--vocabulary={other}"])
     for form in ("huggingface", "palimpsest"):
-        with pytest.raises(UserError, match=r"trained with another vocabulary than .*other\.model"):
+        with pytest.raises(UserError, match=r"trained with a vocabulary other than .*other\.model"):
             run(tmp_path / "ours", tmp_path / "x", form, f"--vocabulary={other}")
     flags = (PRESET, f"--vocabulary={other}", "--extra_ids=100")
     assert run(folder, tmp_path / "sentinels", "palimpsest", *flags) == 0
@@ -255,14 +257,14 @@ def test_another_function_is_noticed(transformers_folders, tmp_path):
         verify.logits(str(folder), wrong, sound(0))
     other = {**sound(0), "token_embedder/embedding": sound(1)["token_embedder/embedding"]}
     path = t5x_files.write(tmp_path / "one", "orbax", sound(0))
-    with pytest.raises(verify.NotEqual, match="token_embedder/embedding is not what was read"):
+    with pytest.raises(verify.NotEqual, match="token_embedder/embedding differs from its source"):
         verify.checkpoint_arrays(str(path), wrong, other)
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "does not say which model it is of .*name it by --preset"),
+        ([], "does not say which model it has .*name the model with --preset"),
         (["--preset=t5_1_0_tiny"], "lacks decoder/layers_0/mlp/wi/kernel .*did you mean"),
         (["--preset=t5_1_1_mini"], "has shape .*, but .* in the model"),
         ([PRESET, "--gin_file=x.gin"], "--preset and --gin_file both name the model"),
@@ -286,7 +288,7 @@ def test_other_mistakes(t5x, tmp_path):
             run(source, tmp_path / "x", "t5x", PRESET)
     (tmp_path / "folders" / "checkpoint_2").mkdir(parents=True)
     (tmp_path / "folders" / "checkpoint_2" / "model.safetensors").touch()
-    with pytest.raises(UserError, match=r"checkpoint_2 has model.safetensors and no config.json"):
+    with pytest.raises(UserError, match=r"checkpoint_2 has model.safetensors but no config.json"):
         run(tmp_path / "folders", tmp_path / "x", "t5x", PRESET)
     with pytest.raises(UserError, match="--to=gs://a/b: give a local folder"):
         run(t5x, "gs://a/b", "t5x", PRESET)

@@ -20,6 +20,8 @@ from tests.support import runs
 from tests.support.processes import started
 from trainer import export, fill, generate, pretrain
 
+pytestmark = pytest.mark.processes  # whole runs
+
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 MODULE = '''
 from tasks import vocabulary
@@ -162,7 +164,7 @@ def test_trains_generates_fills_and_exports(cache, folder, capsys):
     registered._factories.clear()
     assert export.main([f"--model_dir={run}", f"--output={folder}/exported"]) == 0
     said = capsys.readouterr().out
-    assert "tokenizer  none, as the vocabulary is a class of --task_module" in said
+    assert "tokenizer  none: the vocabulary is a class in --task_module" in said
     names = files.list_names(f"{folder}/exported")
     assert "vocabulary.json" in names
     assert "tokenizer.json" not in names

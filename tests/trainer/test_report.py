@@ -148,7 +148,7 @@ def test_values_that_are_not_finite_are_gaps_and_counted(tmp_path):
              (3, "validation", {"loss": math.inf, "unigram_entropy": 5.0})]  # fmt: skip
     found = parsed(made(tmp_path / "a", lines))
     assert found.charts["charts"][0]["series"][0]["y"] == [7.0, None]
-    assert "2 values are not finite and leave gaps" in found.text
+    assert "2 values are not finite, which leaves gaps" in found.text
 
 
 def test_evaluations_of_checkpoints_are_drawn_too(tmp_path):

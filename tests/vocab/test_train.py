@@ -347,8 +347,8 @@ def refused(*arguments, module="vocab.train"):
         (["--extends=abc"], "unknown flag --extends (did you mean --extend?)"),
         (["--memory_bytes=1e6"], "must be at least 1,000,000,000"),
         (["--extra_ids=-1"], "--extra_ids=-1: it must be 0 or more"),
-        (["--vocab_size=50000"], "the corpus has at most "),
-        (["--vocab_size=20"], "the characters of the corpus and the special pieces are "),
+        (["--vocab_size=50000"], "the corpus yields at most "),
+        (["--vocab_size=20"], "the characters of the corpus and the special pieces take "),
         (["--vocab_size=500", "--character_coverage=7"], "must be between 0.98 and 1"),
         (["--max_piece_length=0"], "must be from 1 to 512"),
         (["--memory_bytes=1000000"], "must be at least 1,000,000,000"),
@@ -415,7 +415,7 @@ def test_an_unusable_output_is_one_line(trained, corpus, tmp_path):
     assert "cannot be written" in line(tmp_path / "file")
     assert "no folder can be made here" in line("/proc/vocabulary")
     text = line(trained[0], "--max_piece_length=5")
-    assert "another max_piece_length (was 16, now 5): choose another --output" in text
+    assert "a different max_piece_length (was 16, now 5): choose another --output" in text
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "sentencepiece.model").write_bytes(b"somebody's")

@@ -75,7 +75,7 @@ def test_a_finished_one_is_kept_and_others_are_not_touched(corpus, tmp_path):
     made(corpus, tmp_path / "made", "byte_bpe")
     assert path.stat().st_mtime_ns == before
     for flags, says in (
-        (("--extra_ids=3",), "made with another extra_ids"),
+        (("--extra_ids=3",), "made with a different extra_ids"),
         (("--extra_ids=-1",), "must be 0 or more"),
         (("--cased",), "has no effect with --kind=byte_bpe"),
     ):
@@ -85,10 +85,10 @@ def test_a_finished_one_is_kept_and_others_are_not_touched(corpus, tmp_path):
     (tmp_path / "other" / "file").write_text("mine")
     with pytest.raises(UserError, match="holds other files"):
         made(corpus, tmp_path / "other", "byte_bpe")
-    with pytest.raises(UserError, match=r"the corpus makes .* pieces; use more text"):
+    with pytest.raises(UserError, match=r"the corpus yields .* pieces; use more text"):
         made(corpus, tmp_path / "large", "wordpiece", "--vocab_size=90000")
     assert not (tmp_path / "large").exists()
-    with pytest.raises(UserError, match="the corpus makes 259 pieces; give 259 or more"):
+    with pytest.raises(UserError, match="the corpus yields 259 pieces; give 259 or more"):
         made(corpus, tmp_path / "small", "byte_bpe", "--vocab_size=100")
 
 

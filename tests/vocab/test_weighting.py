@@ -49,7 +49,7 @@ def test_a_weighted_corpus_is_a_repeated_one(corpora, tmp_path, model_type):
     assert manifest["factors"] == {"a": 3.0, "b": 1.0}
     assert manifest["corpus"]["weights"] == {"a": 3.0 * size(A), "b": 1.0 * size(B)}
     assert train.train(options, weighted, str(tmp_path / "weighted")).model == ours.model
-    with pytest.raises(UserError, match="made with another weights"):
+    with pytest.raises(UserError, match="made with a different weights"):
         train.train(options, Corpora(parts, {"a": 1.0, "b": 1.0}), str(tmp_path / "weighted"))
 
 
@@ -103,7 +103,7 @@ def test_tokenizers_are_trained_on_repeated_texts(corpora, tmp_path):
         (["--corpus=a={}", "--weights=1"], "weights has no effect: there is one"),
         (["--corpus={}", "--alpha=0.3"], "alpha has no effect: there is one"),
         (["--corpus=a={}", "--corpus=b={}", "--weights=1"], "has 1 weights, and there are 2"),
-        (["--corpus=a={}", "--corpus=b={}", "--weights=1,x"], "x is no number"),
+        (["--corpus=a={}", "--corpus=b={}", "--weights=1,x"], "x is not a number"),
         (["--corpus=a={}", "--corpus=b={}", "--weights=1,0"], "weight of b must be above 0"),
         (["--corpus=a={}", "--corpus=b={}", "--weights=a=1,c=1"], "must name each corpus once"),
         (["--corpus=a={}", "--corpus=b={}", "--alpha=2"], "must be from 0 to 1"),

@@ -1,1 +1,1 @@
-"""The first difference between two runs: configuration, data, step, tensor."""
+"""Finds the first difference between two runs: in configuration, data, steps or tensors."""

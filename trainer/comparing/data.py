@@ -1,4 +1,4 @@
-"""The first token that differs between the batches of two runs, and the records that explain it.
+"""Finds the first token that differs between two runs' batches, and records that explain it.
 
 Recorded tasks and caches are compared first. Batches are then made again from the configuration
 and caches, which determine them.
@@ -80,7 +80,7 @@ def records(one: History, other: History, last: int) -> Compared:
 
 
 class Batches:
-    """The batches of two runs, made again; `cache_dirs` are folders of their caches, if moved."""
+    """The batches of two runs, made again; `cache_dirs` are their caches' folders, if moved."""
 
     def __init__(self, one: History, other: History, cache_dirs: tuple[str | None, str | None]):
         self._runs, self._cache_dirs = (one, other), cache_dirs
@@ -91,7 +91,7 @@ class Batches:
         self._batches = [each.batches() for each in self._data]
 
     def shards(self) -> list[str]:
-        """Returns a line per shard whose checksum differs between caches of one task."""
+        """Returns a line about each shard whose checksum differs between a task's two caches."""
         sides = [{each.task.name: each.manifest for each in data.tasks} for data in self._data]
         return [
             line

@@ -23,7 +23,7 @@ from trainer.reporting.metrics import read_metrics
 from trainer.setup import prepare
 
 _PART = "#part"
-_NAMED = 5  # documents named on a line
+_NAMED = 5  # most documents named on a line
 _DOCUMENT_PART = re.compile(rf"{_PART}\d+$")
 
 
@@ -46,7 +46,7 @@ class Sighting:
 
 
 class Sightings:
-    """The documents that a run has seen; `cache_dir` is a folder of its caches, if moved."""
+    """The documents that a run has seen; `cache_dir` is its caches' folder, if moved."""
 
     def __init__(self, model_dir: str, cache_dir: str | None = None):
         run, data = prepared(*load_config(model_dir), cache_dir)

@@ -36,7 +36,7 @@ class Row:
 
 
 class Explanation:
-    """The batch of a run's step, from 1; `cache_dir` is a folder of its caches, if moved."""
+    """The batch of a run's step (from 1); `cache_dir` is its caches' folder, if moved."""
 
     def __init__(self, model_dir: str, step: int, cache_dir: str | None = None):
         config, origins = load_config(model_dir)
@@ -135,7 +135,7 @@ class Explanation:
         return f", example {example + 1}" if self._data.sources[0].packed else ""
 
     def line(self, row: int, example: int = 0) -> str:
-        """Returns a line that names the documents of an example."""
+        """Returns a line that names the documents in an example."""
         found = self.row(row, example)
         documents = ", ".join(
             f"{part.id} [{part.first}:{part.first + part.tokens}]" for part in found.parts

@@ -1,4 +1,4 @@
-"""The first report whose metrics differ between two runs, bit for bit."""
+"""Finds the first report whose metrics are not bit for bit the same in two runs."""
 
 import math
 import struct
@@ -17,7 +17,7 @@ class Report(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """The first differing line or None, the number of common lines, and the newest common step."""
+    """The first differing line or None, the number of common lines, and the last common step."""
 
     first: Report | None
     lines: int
@@ -25,7 +25,7 @@ class Compared(NamedTuple):
 
 
 def compare(one: History, other: History) -> Compared:
-    """Compares the lines of metrics that both runs have, without speed."""
+    """Compares the lines of metrics that both runs have, ignoring speed."""
     sides = [
         {(line["step"], line["split"]): line["metrics"] for line in each.lines}
         for each in (one, other)

@@ -1,4 +1,4 @@
-"""The first checkpoint whose arrays differ between two runs, and the differences."""
+"""Finds the first checkpoint whose arrays differ between two runs, and describes how."""
 
 import dataclasses
 import re
@@ -66,8 +66,8 @@ class Compared:
 def compare(folders: tuple[str, str], verify: str = "newest") -> Compared:
     """Compares the checkpoints that both runs have, oldest first.
 
-    Arrays with equal recorded checksums count as equal unread, except in the checkpoints chosen by
-    `verify` ("none", "newest" or "all"). T5X's checkpoints have no checksums, so they are read.
+    Arrays with equal recorded checksums count as equal without being read, except in checkpoints
+    chosen by `verify` ("none", "newest" or "all"). T5X's have no checksums, so they are read.
     """
     steps = [read.steps(folder) for folder in folders]
     common = sorted(set(steps[0]) & set(steps[1]))

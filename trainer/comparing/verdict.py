@@ -1,4 +1,4 @@
-"""The comparison of two runs, layer by layer."""
+"""Compares two runs layer by layer."""
 
 import dataclasses
 from typing import Any
@@ -47,7 +47,7 @@ def compare(
     batches: int = 0,
     verify: str = "newest",
 ) -> Verdict:
-    """Compares two runs as far as both have come.
+    """Compares two runs up to the last update that both have reached.
 
     `batches` is the number of updates whose batches are compared even without a suspected
     difference (-1: all), `verify` is as in `tensors.compare`, and `cache_dirs` are the runs'

@@ -1,4 +1,4 @@
-"""The comparison of two runs in words, for a terminal."""
+"""Describes the comparison of two runs in words, for a terminal."""
 
 from collections.abc import Iterator
 from typing import Any

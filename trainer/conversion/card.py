@@ -22,7 +22,7 @@ from trainer.huggingface.tokenizer import Match
 from trainer.model.config import ModelConfig
 from trainer.reporting.metrics import EVALUATION_FILE, NORMS, read_metrics
 
-# Metrics of the data, not of the model.
+# Metrics that describe the data, not the model.
 _OF_THE_DATA = ("mean_label", "max_targets_length")
 # The Hub's pipeline tags.
 _PIPELINES = {
@@ -63,10 +63,10 @@ def model_card(
     custom_code: bool,
     facts: Mapping[str, Any],
 ) -> str:
-    """Returns the README.md of an exported model; `folder` is its name in the example.
+    """Returns an exported model's README.md, whose example calls the model `folder`.
 
-    `match` is None if the vocabulary is a class of --task_module. `custom_code` says whether
-    loading the model runs code from its folder. `facts` are the user's, by the Hub's names.
+    `match` is None if the vocabulary is a class in --task_module. `custom_code` is True if loading
+    the model runs code from its folder. `facts` come from the user, under the Hub's names.
     """
     config, rows = run.config, _evaluation(run.config.model_dir, step)
     facts = {**facts, "datasets": facts.get("datasets") or _hub_data_sets(run.data)}
@@ -84,7 +84,7 @@ def model_card(
         "",
         "## Evaluation",
         "",
-        table(("metric", "value"), rows, markdown=True) if rows else "None was made.",
+        table(("metric", "value"), rows, markdown=True) if rows else "Not evaluated.",
         "",
         "## Checked on export",
         "",
@@ -98,13 +98,13 @@ def model_card(
 def _ids_compared(match: Match | None) -> str:
     if match is None:
         return (
-            "- There is no tokenizer: the vocabulary is code of the model's author. "
+            "- There is no tokenizer: the vocabulary is the model author's own code. "
             "`vocabulary.json` has its pieces and special ids."
         )
     is_model = match.library == Match._field_defaults["library"]
     of_model = "`spiece.model` is the SentencePiece model used in training." * is_model
     return (
-        f"- Ids of `tokenizer.json` compared with the ids of {match.library}, used in training: "
+        f"- Ids of `tokenizer.json` compared with ids of {match.library}, as used in training: "
         f"equal for {match.texts - len(match.different)} of {match.texts} texts. " + of_model
     )
 
@@ -112,7 +112,7 @@ def _ids_compared(match: Match | None) -> str:
 def converted_card(
     model: ModelConfig, folder: str, source: str, step: int, checks: Sequence[str], tokenizer: bool
 ) -> str:
-    """Returns the README.md of a converted model; `folder` is its name in the example."""
+    """Returns a converted model's README.md, whose example calls the model `folder`."""
     lines = [
         *_head(model, {}),
         f"# {folder}",
@@ -182,7 +182,7 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
 
 
 def _tokens_seen(data: CachedData, config: Config, step: int) -> int:
-    """Returns the corpus tokens of all updates; a mixture's are exact to one window per task."""
+    """Returns the number of corpus tokens in all updates; for mixtures, to one window per task."""
     windows = [each.task.objective.window_tokens(data.lengths) for each in data.tasks]
     total = 0.0
     for (first, shares), (last, _) in itertools.pairwise([*data.rates, (step, [])]):
@@ -216,7 +216,7 @@ def _revision(corpus: dict[str, Any]) -> str:
 
 
 def _evaluation(model_dir: str, step: int) -> list[tuple[str, str]]:
-    """Returns this checkpoint's metrics; trainer.evaluate's override the run's own."""
+    """Returns this checkpoint's metrics; those from trainer.evaluate override the run's own."""
     lines = [line for line in read_metrics(model_dir) if line["step"] == step]
     training = ("train", NORMS)
     found = {line["split"]: line["metrics"] for line in lines if line["split"] not in training}

@@ -16,7 +16,7 @@ from trainer.huggingface import hub
 
 
 class Converted(NamedTuple):
-    """A converted checkpoint: its path, its step and the results of its checks."""
+    """A converted checkpoint's path, step and check results."""
 
     path: str
     step: int
@@ -33,8 +33,8 @@ def convert(
 ) -> list[Converted]:
     """Converts the checkpoints at `source`, oldest first, and prints a line for each.
 
-    Names and shapes of all checkpoints are checked before the first is written. Raises NotEqual if
-    a written checkpoint differs from its source; it is deleted.
+    Names and shapes of all checkpoints are checked before the first is written. If a written
+    checkpoint differs from its source, it is deleted and NotEqual is raised.
     """
     if files.is_remote(target):
         raise UserError(f"--to={target}: give a local folder")
@@ -60,7 +60,7 @@ def _push(made: Converted, repository: str, source: str, last: bool) -> None:
 
 
 def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> Converted:
-    """Writes and checks an opened checkpoint and prints a line; keeps a finished one.
+    """Writes and checks an opened checkpoint and prints a line; keeps a finished conversion.
 
     `in_folder` writes `target/checkpoint_STEP` rather than `target` itself.
     """
@@ -77,7 +77,7 @@ def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> C
         "positions": opened.model.positions,
         "vocabulary_sha256": vocabulary.record.sha256 if vocabulary else None,
     }
-    made = json.loads(files.json_bytes(conversion))  # as it is read back
+    made = json.loads(files.json_bytes(conversion))  # the values that a reader gets
     run = None
     if settings.format == targets.OURS:
         run = targets.run_of(target, opened, settings)
@@ -126,5 +126,5 @@ def _write(
 
 
 def _checks(count: int, logits: str) -> tuple[str, ...]:
-    arrays = f"{count} parameters are bit for bit those of the source in the stored precision"
+    arrays = f"{count} parameters equal the source's bit for bit, in the stored precision"
     return (arrays, f"logits: {logits}") if logits else (arrays,)

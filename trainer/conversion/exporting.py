@@ -28,11 +28,11 @@ from trainer.model.paths import named as named_arrays
 from trainer.t5x import read
 from trainer.trained import trained_run
 
-# Compared rows, and rows per batch. Batches are small because the logits of 16 rows of 512
+# Number of rows to compare, and rows per batch. Batches are small because logits of 16 rows of 512
 # positions and 250,112 ids take 8 GB.
 _ROWS, _BATCH_ROWS = 16, 2
-# Number of validation texts that both tokenizers encode, and maximum tokens per text. A single tie
-# makes a text differ, so most windows of thousands of tokens would differ.
+# Number of validation texts that both tokenizers encode, and maximum tokens per text. One tie makes
+# a whole text differ, so most windows of thousands of tokens would differ.
 _TEXTS, _TEXT_TOKENS = 200, 128
 # Largest allowed share of texts with different ids. SentencePiece and Hugging Face's tokenizers
 # legitimately break ties between segmentations differently; a larger share means that the
@@ -54,8 +54,8 @@ def export(
     """Exports a checkpoint, the newest if `step` is None, to a new transformers folder.
 
     Returns (step, comparison of logits, comparison of tokenizers). The last is None if the
-    vocabulary is a class of --task_module; only its pieces are written. Raises NotEqual, and writes
-    nothing, if transformers computes different logits or ids.
+    vocabulary is a class in --task_module; then only its pieces are written. If transformers
+    computes different logits or ids, nothing is written and NotEqual is raised.
     """
     check_packages()
     shard_bytes = weights.size(max_shard_size)
@@ -101,7 +101,7 @@ def check_packages() -> None:
 
 def _target(output: str) -> str:
     if files.is_remote(output):
-        raise UserError(f"--output={output}: give a local folder, from which transformers can load")
+        raise UserError(f"--output={output}: give a local folder, so that transformers can load it")
     target = os.path.abspath(files.local_path(output))
     if os.path.lexists(target):
         raise UserError(f"--output={output} exists: name another folder, or delete it")
@@ -183,13 +183,13 @@ def _texts(run: Run, vocabulary: Vocabulary) -> list[str]:
 
 
 def check_push(repository: str) -> None:
-    """Rejects an export or upload that cannot succeed, before any work is done."""
+    """Raises UserError, before any work is done, for an export or upload that cannot succeed."""
     check_packages()
     hub.check(repository)
 
 
 def push(repository: str, model_dir: str, step: int, output: str) -> None:
-    """Uploads an exported folder, with facts about the run in the commit message."""
+    """Uploads an exported folder; the commit message has facts about the run."""
     config, _ = load_config(model_dir)
     facts = {
         "preset": config.preset,
@@ -205,7 +205,7 @@ def push(repository: str, model_dir: str, step: int, output: str) -> None:
 
 
 def is_made(model_dir: str, output: str, step: int | None, vocabulary: str | None) -> int | None:
-    """Returns the step that an earlier command exported to `output`, or None."""
+    """Returns the step if an earlier command exported it to `output`, else None."""
     found = read.steps(model_dir)
     step = step if step is not None else found[-1] if found else 0
     made = record.of_export(model_dir, step, vocabulary)
@@ -215,7 +215,7 @@ def is_made(model_dir: str, output: str, step: int | None, vocabulary: str | Non
 def compared(match: Match | None) -> str:
     """Describes the comparison of the tokenizers."""
     if match is None:
-        return "none, as the vocabulary is a class of --task_module: vocabulary.json has its pieces"
-    ties = f", {match.ties} others ids of the same score" if match.ties else ""
+        return "none: the vocabulary is a class in --task_module; vocabulary.json has its pieces"
+    ties = f", {match.ties} others have ids of equal score" if match.ties else ""
     equal = match.texts - len(match.different)
     return f"{equal} of {match.texts} texts have equal ids{ties}"

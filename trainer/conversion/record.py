@@ -1,4 +1,4 @@
-"""The record of a conversion, a file in each converted folder."""
+"""The record of a conversion: a file in each converted folder."""
 
 import os
 from typing import Any
@@ -43,11 +43,11 @@ def is_finished(path: str, record: dict[str, Any], flag: str = "--to") -> bool:
         return False
     found = recorded(path)
     if found is None:
-        raise UserError(f"{path} exists: name another folder by {flag}, or delete it")
+        raise UserError(f"{path} exists: name another folder with {flag}, or delete it")
     for key, value in record.items():
         if key not in _OF_THE_FILES and found.get(key) != value:
             what = "of another model" if key == "model" else f"with {key} {found.get(key)}"
             raise UserError(
-                f"{path} is another conversion, {what}: name another folder by {flag}, or delete it"
+                f"{path} is a conversion {what}: name another folder with {flag}, or delete it"
             )
     return True

@@ -1,4 +1,4 @@
-"""Checkpoints to convert: their places, models and parameters."""
+"""Finds checkpoints to convert, their models and their parameters."""
 
 import dataclasses
 import os
@@ -23,7 +23,7 @@ from trainer.t5x.tensors import held
 FLAG = "--from"
 # The gin files that T5X and Mesh TensorFlow leave beside checkpoints.
 _GIN_FILES = ("config.gin", "operative_config.gin")
-# Settings that a run requires and model-only gin files lack; models do not depend on them.
+# Settings that a run requires but model-only gin files lack; models do not depend on them.
 _OF_A_RUN = ("--task=none", "--model_dir=none", "--train_steps=10000")
 _T5X_RUN = "t5x/configs/runs/pretrain.gin"
 _T5X_BINDINGS = ("DROPOUT_RATE=0.0", "TASK_FEATURE_LENGTHS={'inputs': 512, 'targets': 114}")
@@ -31,7 +31,7 @@ _EMBEDDING = "token_embedder/embedding"
 
 
 class Source(NamedTuple):
-    """A checkpoint: its folder or Mesh TensorFlow's prefix, and the step in its name, else 0."""
+    """A checkpoint: its folder or Mesh TensorFlow's prefix, and the step in its name, or 0."""
 
     path: str
     step: int
@@ -40,7 +40,7 @@ class Source(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Given:
-    """The model as named on the command line; `overrides` are `--model.FIELD=value` flags."""
+    """The command line's choice of model; `overrides` are `--model.FIELD=value` flags."""
 
     preset: str | None = None
     gin_files: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class Opened(NamedTuple):
 
 
 def find(path: str) -> tuple[list[Source], bool]:
-    """Returns the checkpoints at `path` by ascending step; True if `path` is a folder of them."""
+    """Returns (the checkpoints at `path` by ascending step, whether it is a folder of them)."""
     if _is_of_transformers(path):
         return [Source(path, _step_in(path) or 0, True)], False
     if read.is_checkpoint(path):
@@ -82,21 +82,21 @@ def find(path: str) -> tuple[list[Source], bool]:
         if not _is_of_transformers(folder):
             if step is not None and files.exists(files.join(folder, weights.WEIGHTS)):
                 raise UserError(
-                    f"{folder} has {weights.WEIGHTS} and no {huggingface.CONFIG} that names a model"
+                    f"{folder} has {weights.WEIGHTS} but no {huggingface.CONFIG} that names a model"
                 )
             continue
         if step is None:
             raise UserError(
-                f"{FLAG}={path}: the name of {folder} does not end with a step, as checkpoint_1000 "
-                "does: convert it alone, or rename it"
+                f"{FLAG}={path}: the name of {folder} does not end with a step (checkpoint_1000); "
+                "convert it alone, or rename it"
             )
         if step in found:
-            raise UserError(f"{FLAG}={path}: {found[step].path} and {folder} are of one step")
+            raise UserError(f"{FLAG}={path}: {found[step].path} and {folder} have the same step")
         found[step] = Source(folder, step, True)
     if not found:
         raise UserError(
-            f"{FLAG}={path} holds no checkpoint: it is no folder of transformers (config.json), of "
-            "T5X or this trainer (checkpoint_STEP), or of Mesh TensorFlow (model.ckpt-STEP.index)"
+            f"{FLAG}={path} holds no checkpoint of transformers (config.json), of T5X or this "
+            "trainer (checkpoint_STEP), or of Mesh TensorFlow (model.ckpt-STEP.index)"
         )
     return [found[step] for step in sorted(found)], True
 
@@ -113,14 +113,14 @@ def _is_of_transformers(path: str) -> bool:
 
 
 def _step_in(path: str) -> int | None:
-    # Other trailing digits belong to the model's name, as in mt5 and bert-2.
+    # Other trailing digits belong to the model's name: mt5, bert-2.
     pattern = r"(?:.*(?:checkpoint|ckpt|step)[-_]?|.*_)?(\d+)"
     found = re.fullmatch(pattern, path.rstrip("/").rpartition("/")[2])
     return int(found[1]) if found else None
 
 
 def opened(source: Source, given: Given) -> Opened:
-    """Opens a checkpoint and checks it against its model; reads arrays only of transformers."""
+    """Opens a checkpoint and checks it against its model; only transformers' arrays are read."""
     flag = f"{FLAG}={source.path}"
     if source.transformers:
         _refuse_given(flag, given, "its config.json describes the model")
@@ -172,23 +172,23 @@ def _model_of(
     ).model
     rows = {parts["value"].shape[0] for name, parts in found.items() if name.endswith(_EMBEDDING)}
     if len(rows) == 1:
-        # The run's vocabulary determines the number of ids, not the model's files.
+        # The number of ids depends on the run's vocabulary, not on the model's files.
         config = dataclasses.replace(config, vocab_size=rows.pop())
     return model._replace(config=_unscanned(config))
 
 
 def _given_model(source: Source, given: Given) -> Model:
     if given.preset and given.gin_files:
-        raise UserError("--preset and --gin_file both name the model: leave out one")
+        raise UserError("--preset and --gin_file both name the model: omit one of them")
     if given.preset:
         config = model_preset(given.preset)
         return Model(config, given.preset, config.max_positions)
     gin_files = list(given.gin_files) or _gin_beside(source.path)
     if not gin_files:
         raise UserError(
-            f"{FLAG}={source.path} does not say which model it is of (there is neither "
-            f"{' nor '.join(_GIN_FILES)} beside it): name it by --preset, as "
-            "--preset=t5_1_1_base, or by --gin_file"
+            f"{FLAG}={source.path} does not say which model it has (there is neither "
+            f"{' nor '.join(_GIN_FILES)} beside it): name the model with --preset, such as "
+            "--preset=t5_1_1_base, or with --gin_file"
         )
     config = _from_gin(gin_files, given)
     return Model(config, "+".join(map(os.path.basename, gin_files)), config.max_positions)
@@ -201,7 +201,7 @@ def _gin_beside(path: str) -> list[str]:
 
 
 def _from_gin(gin_files: list[str], given: Given) -> ModelConfig:
-    """Returns the model of gin files; they may describe only the model."""
+    """Returns the model of gin files, which need not describe a run."""
     from trainer.gin import recipe
 
     def model(names: list[str], bindings: tuple[str, ...]) -> ModelConfig:
@@ -222,7 +222,7 @@ def _unscanned(config: ModelConfig) -> ModelConfig:
 
 
 def tree_of(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Converts arrays by path to a tree."""
+    """Converts path -> array to a tree."""
     from flax import traverse_util
 
     return traverse_util.unflatten_dict(arrays, sep="/")

@@ -47,7 +47,7 @@ class Settings:
     """The format and precision of written checkpoints.
 
     `scanned` stacks layers, as T5X's `scalable_t5` does; `custom_code` allows a modelling file for
-    a model that transformers lacks; `roles` defaults to the architecture's.
+    a model that transformers lacks; None for `roles` means the architecture's roles.
     """
 
     format: str
@@ -62,7 +62,7 @@ class Settings:
 
 
 def refuse(opened: Opened, settings: Settings) -> None:
-    """Raises UserError if the format lacks the model, or the vocabulary does not fit it."""
+    """Raises UserError if the format lacks the model, or the vocabulary does not fit the model."""
     model, source, problems = opened.model.config, opened.source.path, []
     if settings.format == HUGGING_FACE:
         problems = [configs.refusal(model, settings.custom_code) or ""]
@@ -80,14 +80,14 @@ def refuse(opened: Opened, settings: Settings) -> None:
     trained_on = run.get("vocabulary_sha256") if run else None
     if vocabulary and trained_on not in (None, vocabulary.record.sha256):
         raise UserError(
-            f"{source} was trained with another vocabulary than {vocabulary.name}: name the one in "
+            f"{source} was trained with a vocabulary other than {vocabulary.name}: name the one in "
             "the folder of its cache"
         )
     of_encoder = model.architecture == "encoder" and settings.format == HUGGING_FACE
     if vocabulary and of_encoder and not settings.roles:
         raise UserError(
-            "--vocabulary: which piece masks words is known to the run of an encoder-only model "
-            "alone; convert it with trainer.export"
+            "--vocabulary: only the run of an encoder-only model records which piece masks words; "
+            "convert the run with trainer.export"
         )
 
 
@@ -138,7 +138,7 @@ def to_transformers(
 
 
 def to_t5x(folder: str, opened: Opened, arrays: Arrays, settings: Settings) -> str:
-    """Writes `checkpoint_STEP` into a folder; returns a message about Adafactor's moments."""
+    """Writes `checkpoint_STEP` to a folder; returns a message about Adafactor's moments."""
     model = dataclasses.replace(opened.model.config, dtype="float32")
     parameters = {
         name: {**parts, "value": held(arrays[name])} for name, parts in opened.parameters.items()
@@ -167,9 +167,9 @@ def _moments(reset: object) -> str:
 
 
 def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Settings) -> str:
-    """Writes a run's `checkpoint_STEP` into a folder; returns a message about Adafactor's moments.
+    """Writes a run's `checkpoint_STEP` to a folder; returns a message about Adafactor's moments.
 
-    They are the source's, or 0; other settings of Adafactor are this trainer's defaults.
+    Moments are the source's, or 0; Adafactor's other settings are this trainer's defaults.
     """
     config = run.config
     spec = model_spec(config.model)
@@ -195,7 +195,7 @@ def to_ours(folder: str, run: Run, opened: Opened, arrays: Arrays, settings: Set
 
 
 def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
-    """Returns a converted model's run, with data if a task was named."""
+    """Returns a converted model's run, with data if `settings` name a task."""
     model = dataclasses.replace(opened.model.config, dtype="float32", attention="auto")
     config = Config(
         preset=opened.model.name,
@@ -205,7 +205,7 @@ def run_of(folder: str, opened: Opened, settings: Settings) -> Run:
         cache_dir=settings.cache_dir,
         train_steps=max(Config.train_steps, opened.step),
     )
-    if settings.task:  # which has lengths of its own
+    if settings.task:  # the task sets the lengths
         return prepare(config, dict(_ORIGINS))
     positions = opened.model.positions
     lengths = dataclasses.replace(
@@ -233,7 +233,7 @@ def write_run_files(run: Run, vocabulary: Vocabulary | None) -> None:
     if files.exists(os.path.join(folder, CONFIG_FILE)):
         before, origins = load_config(folder)
         if origins != _ORIGINS or (before.model, before.task) != (config.model, config.task):
-            raise UserError(f"{folder} holds another run: name another folder by --to")
+            raise UserError(f"{folder} holds another run: name another folder with --to")
         if before.train_steps >= config.train_steps:
             return
     save_config(config, _ORIGINS, run.data.record if config.task else None)

@@ -22,23 +22,23 @@ _MULTIPLE = 128
 
 
 def vocabulary_of(opened: Opened, path: str | None, extra_ids: int | None) -> Vocabulary:
-    """Returns the vocabulary at `path` or, without one, an opened checkpoint's."""
+    """Returns the vocabulary at `path` or, if that is None, the opened checkpoint's."""
     flag, source = f"--from={opened.source.path}", opened.source
-    problem = "it is not recorded in such a checkpoint"
+    problem = "such a checkpoint does not record it"
     found: Vocabulary | None = None
     if path:
         found = vocabulary.load(path, extra_ids or 0)
     elif source.transformers:
         found = vocabulary_change.of_folder(source.path, opened.model.config)
-        problem = "there is no tokenizer in the folder that can be read"
+        problem = "there is no readable tokenizer in the folder"
     elif opened.checkpoint and opened.checkpoint.run:
         found, problem = vocabulary_change.of_run(opened.checkpoint)
     if found is None:
-        raise UserError(f"{flag}: its vocabulary is not known, as {problem}: give --vocabulary")
+        raise UserError(f"{flag}: its vocabulary is unknown because {problem}; pass --vocabulary")
     if found.size > opened.model.config.vocab_size:
         raise UserError(
-            f"{flag} has {opened.model.config.vocab_size:,} rows, and its vocabulary {found.name} "
-            f"{found.size:,} ids: give the one that it was trained with by --vocabulary"
+            f"{flag} has {opened.model.config.vocab_size:,} rows, but the vocabulary {found.name} "
+            f"{found.size:,} ids: use --vocabulary to name the one that it was trained with"
         )
     return found
 
@@ -46,7 +46,7 @@ def vocabulary_of(opened: Opened, path: str | None, extra_ids: int | None) -> Vo
 def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vocabulary) -> Opened:
     """Returns a checkpoint with only the rows of `left`, padded to a multiple of 128.
 
-    `id_map` has the new id of each id of its vocabulary `base`; None for removed pieces.
+    `id_map` has the new id for each id in its vocabulary `base`; None for removed pieces.
     """
     model, flag = opened.model.config, f"--from={opened.source.path}"
     size = -(-left.size // _MULTIPLE) * _MULTIPLE
@@ -63,7 +63,7 @@ def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vo
         written = files.read_json(files.join(opened.source.path, "config.json"))
         name = "mt5" if written["model_type"] == "mt5" else name
     return opened._replace(
-        # It differs from what transformers loads from this folder.
+        # The model differs from what transformers loads from this folder.
         source=opened.source._replace(transformers=False),
         model=opened.model._replace(config=dataclasses.replace(model, vocab_size=size), name=name),
         parameters=vocabulary_change.changed(flag, opened.parameters, axes, made),
@@ -82,7 +82,7 @@ def _roles(opened: Opened) -> Any:
 
 
 def cut(flags: Any, opened: Opened, settings: Settings) -> tuple[Opened, Settings]:
-    """Returns the trimmed model and its settings after checking its logits."""
+    """Trims a model and checks its logits; returns the model and its settings."""
     base = vocabulary_of(opened, flags.vocabulary, flags.extra_ids)
     corpus = sources.resolve(sources.parse(flags.corpus))
     for note in corpus.notes:

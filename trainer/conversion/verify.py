@@ -1,4 +1,4 @@
-"""Verifies a conversion: arrays bit for bit, and logits against transformers."""
+"""Verifies a conversion: compares arrays bit for bit, and logits with transformers."""
 
 import dataclasses
 import importlib.util
@@ -13,14 +13,14 @@ from trainer.huggingface import names, parity, weights
 from trainer.model.config import ModelConfig
 from trainer.t5x import layout, read
 
-# Rows, input positions and target positions of the compared batch; long enough that several
+# Rows, input positions and target positions of the compared batch: enough positions that several
 # distances share a bucket of relative positions.
 _ROWS, _INPUTS, _TARGETS = 4, 160, 60
 # Lower ids are padding, EOS and the unknown piece.
 _FIRST_ID = 3
-# Largest allowed difference, as a multiple of transformers' own float32 to float64 difference.
+# Largest allowed difference, as a multiple of transformers' own difference of float32 and float64.
 _ROUNDINGS = 20
-# Classes that compute the logits of all our heads.
+# Classes that compute logits for all our heads.
 _COMPARABLE = (
     *("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
     *("LlamaForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel", "PalimpsestForCausalLM"),
@@ -35,26 +35,26 @@ class NotEqual(Exception):
 def transformers_arrays(
     folder: str, model: ModelConfig, kind: str, arrays: dict[str, np.ndarray]
 ) -> int:
-    """Returns the number of parameters of a transformers folder; raises NotEqual if one differs."""
+    """Returns a transformers folder's number of parameters; raises NotEqual if one differs."""
     stored = weights.read(folder)
     wanted = names.to_tensors(tree_of(arrays), model, kind)
     if stored.keys() != wanted.keys():
-        raise NotEqual(f"{folder} has other tensors: {sorted(stored.keys() ^ wanted.keys())[:3]}")
+        raise NotEqual(f"tensors of {folder} differ: {sorted(stored.keys() ^ wanted.keys())[:3]}")
     for name, array in wanted.items():
         _require_equal(name, stored[name], array)
     return len(arrays)
 
 
 def checkpoint_arrays(path: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> int:
-    """Returns the number of parameters of a T5X or Palimpsest checkpoint, in the stored dtype.
+    """Returns the number of parameters in a T5X or Palimpsest checkpoint.
 
-    Raises NotEqual if one differs.
+    Raises NotEqual if one differs from `arrays`, which have the stored dtype.
     """
     found = layout.read_parts(read.load(path))
     if not layout.have_positions_per_layer(arrays):
         found = layout.with_shared_positions(path, found)
     if found.keys() != arrays.keys():
-        raise NotEqual(f"{path} has other parameters: {sorted(found.keys() ^ arrays.keys())[:3]}")
+        raise NotEqual(f"parameters of {path} differ: {sorted(found.keys() ^ arrays.keys())[:3]}")
     for name, array in arrays.items():
         _require_equal(name, found[name]["value"].whole(), array)
     return len(arrays)
@@ -63,13 +63,13 @@ def checkpoint_arrays(path: str, model: ModelConfig, arrays: dict[str, np.ndarra
 def _require_equal(name: str, stored: np.ndarray, wanted: np.ndarray) -> None:
     same = stored.dtype == wanted.dtype and stored.shape == wanted.shape
     if not same or stored.tobytes() != np.ascontiguousarray(wanted).tobytes():
-        raise NotEqual(f"{name} is not what was read; nothing was written")
+        raise NotEqual(f"{name} differs from its source; nothing was written")
 
 
 def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> str:
-    """Compares the logits of a transformers folder with ours on rows of random ids.
+    """Compares a transformers folder's logits with ours on rows of random ids.
 
-    Returns the result, or why there was no comparison; raises NotEqual if the logits differ.
+    Returns the result, or the reason for making no comparison; raises NotEqual if logits differ.
     """
     for name in ("torch", "transformers"):
         if importlib.util.find_spec(name) is None:
@@ -77,7 +77,7 @@ def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> st
     written = files.read_json(os.path.join(folder, "config.json"))
     kind = next(iter(written.get("architectures") or ["an unnamed class"]))
     if kind not in _COMPARABLE:
-        return f"logits were not compared: {folder} is of {kind}"
+        return f"logits were not compared: the model in {folder} is a {kind}"
     params = tree_of({name: array.astype(np.float32) for name, array in arrays.items()})
     batch, theirs = _batch(model), parity.their_model(folder, written)
     single = parity.their_logits(theirs)(batch)
@@ -85,7 +85,7 @@ def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> st
     found = parity.compare(lambda _: ours, lambda _: single, [batch])
     if found.holds:
         return str(found)
-    # Large weights amplify rounding; transformers in float64 shows how much.
+    # Large weights amplify rounding; running transformers in float64 shows by how much.
     double = parity.their_logits(theirs.double())(batch)
     rounding = parity.compare(lambda _: single, lambda _: double, [batch]).difference
     if found.agreement < 1.0 or not found.difference <= _ROUNDINGS * rounding:
@@ -103,12 +103,12 @@ def kept_logits(
 ) -> float:
     """Returns the largest difference between two models' logits over their common ids.
 
-    `old_of_new` is the id in `before` of each id in `after`, int [kept]. Raises NotEqual if the
+    `old_of_new`, int [kept], has the id in `before` for each id in `after`. Raises NotEqual if the
     difference exceeds float32 rounding.
     """
     model, arrays = after
     batch = _batch(dataclasses.replace(model, vocab_size=len(old_of_new)))
-    # Rows without padding, because 0 may be a piece.
+    # Avoid padding, because 0 may be a piece.
     tokens = {name: np.maximum(ids, 1) for name, ids in batch.items() if name.endswith("tokens")}
     batch |= tokens
     old = batch | {name: old_of_new[ids] for name, ids in tokens.items()}

@@ -1,4 +1,4 @@
-"""Greedy decoding and sampling, with independent rows.
+"""Greedy decoding and sampling, in which rows are independent.
 
 Dimensions: B batch, N new tokens, V vocabulary.
 """
@@ -17,7 +17,7 @@ NEVER = -1e30
 
 
 class Found(NamedTuple):
-    """Results: new tokens, int32, EOS included, 0 after it; and scores, float32."""
+    """Results: new tokens, int32, including EOS and then 0s; and scores, float32."""
 
     token_BN: jax.Array
     score_B: jax.Array

@@ -1,4 +1,4 @@
-"""Prompts -> generated ids, in batches, compiled once per length.
+"""Decodes prompts to generated ids, in batches, with one compilation per length.
 
 Dimensions: B batch, S encoder length, P prompt length, N new tokens.
 """
@@ -47,7 +47,7 @@ _SHORTEST = 8
 
 
 class Decoded(NamedTuple):
-    """A result."""
+    """A generated text and its score."""
 
     ids: np.ndarray  # int32 [tokens], without prompt and EOS
     score: float  # log probability, EOS included; for beam search, divided by the length penalty
@@ -103,7 +103,7 @@ class Decoder:
 
     @property
     def longest_prompt(self) -> int | None:
-        """The longest prompt in tokens; None if unbounded."""
+        """Length in tokens of the longest possible prompt; None if unbounded."""
         if not self._config.counts_positions:
             return None
         if self._spec.encoder is not None:
@@ -225,7 +225,7 @@ class Decoder:
 
 
 def keys_of(seed: int, id_B2: jax.Array, count: int) -> jax.Array:
-    """Returns keys [B * count] for `count` draws per example, from seed and example id alone."""
+    """Returns keys [B * count] for `count` draws per example, which depend only on seed and id."""
 
     def of_draw(id_2: jax.Array, number: jax.Array) -> jax.Array:
         key = jax.random.key(seed)

@@ -1,6 +1,6 @@
-"""The next token's logits, with a cache of earlier tokens or by recomputing the whole row.
+"""Computes the next token's logits, from a cache of earlier tokens or from the whole row.
 
-Dimensions: B batch, S encoder length, P prompt length, T places of a row, V vocabulary.
+Dimensions: B batch, S encoder length, P prompt length, T places in a row, V vocabulary.
 """
 
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class NextToken:
     changes with every token.
 
     Attributes:
-      width: places of a prompt, P.
+      width: number of places in a prompt, P.
       new_tokens: the largest number of new tokens.
       prefix: True if the tokens of a prompt attend to one another in both directions.
     """

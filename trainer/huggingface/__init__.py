@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers. `load` and `model_config` need only safetensors."""
+"""Hugging Face transformers models. `load` and `model_config` need only safetensors."""
 
 import importlib.util
 import os
@@ -17,14 +17,14 @@ EXTRA = "pip install 'palimpsest[huggingface]'"
 
 
 def require_packages(names: Iterable[str], work: str) -> None:
-    """Raises UserError if a package that the work needs is not installed."""
+    """Raises UserError if a package that `work` needs is not installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise UserError(f"{work} needs the package {name}: {EXTRA}")
 
 
 def model_config(path: str) -> ModelConfig:
-    """Returns the configuration of a folder of T5, mT5, umT5, BERT, Llama, Gemma, GPT-2 or ours."""
+    """Returns a model folder's configuration: T5, mT5, umT5, BERT, Llama, Gemma, GPT-2 or ours."""
     return _read(path)[0]
 
 
@@ -38,10 +38,10 @@ def _read(path: str) -> tuple[ModelConfig, str]:
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and not os.path.exists(folder):
             name = path.rpartition("/")[2]
             advice = (
-                "; hf: names a folder here, so download a model of the Hub first: "
+                "; hf: takes a local folder, so download a Hub model first: "
                 f"hf download {path} --local-dir={name}, then --init_from=hf:{name}"
             )
-        raise UserError(f"{path} is no model folder of transformers: it has no {CONFIG}{advice}")
+        raise UserError(f"{path} is not a transformers model folder: it has no {CONFIG}{advice}")
     try:
         written = files.read_json(where)
     except ValueError as error:
@@ -53,7 +53,7 @@ def load(path: str, config: ModelConfig) -> dict[str, Any]:
     """Returns the float32 parameters of a model folder as an unscanned model's tree.
 
     Its model may differ from `config` in dropout, dtype, scan and remat. A UserError names other
-    fields, and tensors that are missing, unknown or misshapen.
+    fields that differ, and tensors that are missing, unknown or misshapen.
     """
     from trainer.huggingface import configs, names, t5_experiments
 

@@ -1,4 +1,4 @@
-"""Finds the transformers model that equals ours, or the reason why there is none."""
+"""Finds the transformers model that equals one of ours, or the reason why there is none."""
 
 import contextlib
 import dataclasses
@@ -16,7 +16,7 @@ from trainer.model.spec import EncoderSpec, ModelSpec, model_spec
 # Families that modeling_palimpsest.py supports.
 OF_CUSTOM_CODE = ("lm", "primer")
 
-# Family -> candidate model_types; the first equivalent one is written.
+# Family -> candidate model_types; the first one that is equivalent is written.
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "t5_1_0": ("t5", "umt5"),
     "t5_1_1": ("t5", "umt5"),
@@ -39,16 +39,16 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
             "modelling file for it"
         )
     if config.family == "bert_pre_ln":
-        return "BertForMaskedLM has its norms after the sublayers, family bert_pre_ln before them"
+        return "BertForMaskedLM has norms after the sublayers, but family bert_pre_ln before them"
     if config.family not in _KINDS:
         return f"transformers has no model of family {config.family}"
     if config.family == "bert" and config.position_scheme != "absolute":
-        return f"BertForMaskedLM has learned positions, this model has {config.position} ones"
+        return f"BertForMaskedLM has learned positions, but this model has {config.position} ones"
     if model_type(config) is not None:
         return None
     if config.family in ("llama", "bert", "gpt2") and config.emb_dim % config.num_heads:
         return f"emb_dim {config.emb_dim} does not divide by {config.num_heads} heads"
-    # The cause is the activations, head sizes or another change of the family.
+    # The cause is the activations, head sizes or another change to the family.
     found = _plain(config)
     with contextlib.suppress(KeyError, UserError):
         found = _there_and_back(config, _KINDS[config.family][0])
@@ -65,7 +65,7 @@ def model_type(config: ModelConfig) -> str | None:
 
 
 def exportable(config: ModelConfig) -> tuple[ModelConfig, str | None]:
-    """Returns the model as written, multipliers folded if necessary, and its model_type or None."""
+    """Returns the model to write (multipliers folded if needed) and its model_type or None."""
     for each in dict.fromkeys((config, folded(config))):
         for kind in _KINDS.get(config.family, ()):
             with contextlib.suppress(KeyError, UserError):
@@ -109,7 +109,7 @@ def _without_start(spec: ModelSpec | EncoderSpec) -> ModelSpec | EncoderSpec:
 
 
 def different_fields(one: ModelConfig, other: ModelConfig) -> list[str]:
-    """Returns the fields that differ, with the values of `other`, such as "emb_dim 512"."""
+    """Returns the fields that differ, with their values in `other`, such as "emb_dim 512"."""
     one, other = _explicit(one), _explicit(other)
     return [
         f"{field.name} {getattr(other, field.name)}"
@@ -119,7 +119,7 @@ def different_fields(one: ModelConfig, other: ModelConfig) -> list[str]:
 
 
 def _explicit(config: ModelConfig) -> ModelConfig:
-    """Returns the model with exactly the fields set that it reads."""
+    """Returns the model with all fields that it reads set, and no others."""
     explicit = _inference(config).explicit()
     # Initial values are not compared; the parametrisation's multipliers become explicit fields.
     start = model_spec(config).shared.parametrisation
@@ -153,7 +153,7 @@ def _inference(config: ModelConfig) -> ModelConfig:
 
 
 def _plain(config: ModelConfig) -> ModelConfig:
-    """Returns the model with its family's own parts; heads of BERT and GPT-2 fill the width."""
+    """Returns the model with its family's default parts; heads of BERT and GPT-2 fill the width."""
     names = ["family", "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "tied_logits"]
     names += ["num_encoder_layers", "num_decoder_layers"]
     fills = config.family in ("bert", "gpt2")
@@ -183,7 +183,7 @@ def _written(
     config: ModelConfig, kind: str, positions: int, special: SpecialIds = T5_IDS
 ) -> dict[str, Any]:
     written = KINDS[kind].write(config, positions)
-    # A decoder's first input in training.
+    # A decoder's first input during training.
     for name in ("bos_token_id", "decoder_start_token_id"):
         if name in written:
             written[name] = special.start

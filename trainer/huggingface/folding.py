@@ -17,7 +17,7 @@ Tree = dict[str, Any]
 
 
 def folded(config: ModelConfig) -> ModelConfig:
-    """Returns the model of `fold`'s parameters; `config` itself if there is nothing to fold."""
+    """Returns the model for `fold`'s parameters; `config` itself if there is nothing to fold."""
     norm = config.part("norm")
     changed: dict[str, Any] = {}
     if getattr(norm.options, "gain", "vector") in ("none", "scalar"):
@@ -66,7 +66,7 @@ def fold(params: Tree, config: ModelConfig) -> Tree:
 
 
 def _with_norms(params: Tree, config: ModelConfig) -> Tree:
-    """Adds an empty dict for the gains of each norm without parameters."""
+    """Adds an empty dict for each norm without parameters, to hold its gains."""
     norms: dict[str, tuple[str, ...]] = {
         "encoder": ("pre_attention_layer_norm", "pre_mlp_layer_norm"),
         "decoder": ("pre_self_attention_layer_norm", "pre_mlp_layer_norm"),

@@ -1,4 +1,4 @@
-"""transformers' config.json, read and written for each model_type: a row of KINDS."""
+"""Reads and writes transformers' config.json; each model_type is a row of KINDS."""
 
 import dataclasses
 import re
@@ -17,7 +17,7 @@ from trainer.model.slots import Choice
 
 # The model_type of modeling_palimpsest.py.
 CUSTOM = "palimpsest"
-# Fixed in our modelling file; a folder with other values holds another model.
+# Fixed in our modelling file; a folder with other values holds a different model.
 OUR_BUCKETS, OUR_DISTANCE = 32, 128
 
 # Our activations -> transformers' names.
@@ -40,7 +40,7 @@ T5_PROJECTIONS = {
 }
 
 
-# transformers' fields of sizes -> ours.
+# transformers' size fields -> ours.
 _T5 = {
     "d_model": "emb_dim",
     "d_kv": "head_dim",
@@ -67,7 +67,7 @@ _GPT2 = {
 }
 
 
-# Kinds of rotary positions -> transformers' fields -> ours.
+# Kind of rotary positions -> {transformers' field: ours}.
 _SCALINGS: Mapping[str, Mapping[str, str]] = {
     "default": {},
     "linear": {"factor": "factor"},
@@ -84,21 +84,21 @@ def _sizes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
     return {theirs: getattr(config, ours) for theirs, ours in names.items()}
 
 
-# transformers' synonyms.
+# transformers' synonyms for activations.
 _SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 
 
 def from_config(
     written: Mapping[str, Any], where: str, tensors: Collection[str] = ()
 ) -> ModelConfig:
-    """Returns the model of a config.json at `where`, with its sizes and dropout and our defaults.
+    """Returns the model of a config.json at `where`: its sizes and dropout, otherwise our defaults.
 
     `tensors` are the folder's tensor names, if known: transformers 5 records every T5's logits as
-    tied, but stores the kernel of untied ones. A UserError names the unsupported field.
+    tied, but stores the kernel of untied logits. A UserError names an unsupported field.
     """
     kind = str(written.get("model_type"))
     if kind not in KINDS:
-        raise UserError(f"{where}: model_type is {kind}; this reads {', '.join(sorted(KINDS))}")
+        raise UserError(f"{where}: model_type is {kind}, not one of {', '.join(sorted(KINDS))}")
     fields = {name: value for name, value in written.items() if value is not None}
     try:
         return KINDS[kind].read(_Fields(fields, where, tensors))
@@ -108,11 +108,11 @@ def from_config(
         texts = [f"{name} is {value!r}" for name, value in fields.items() if _is_number(value)]
         if not texts:
             raise
-        raise UserError(f"{where}: {', '.join(texts)}: write a number without quotes") from error
+        raise UserError(f"{where}: {', '.join(texts)}: write numbers without quotes") from error
 
 
 def _is_number(value: Any) -> bool:
-    """Returns whether a value is a number in quotes, which no transformers field is."""
+    """Returns whether a value is a quoted number, which transformers never writes."""
     return isinstance(value, str) and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", value) is not None
 
 
@@ -128,7 +128,7 @@ class _Fields:
         return self._fields[name]
 
     def sizes(self, names: Mapping[str, str]) -> dict[str, Any]:
-        """Returns our fields of the vocabulary's and these sizes."""
+        """Returns the named sizes and the vocabulary's, under our names."""
         names = {**names, "vocab_size": "vocab_size"}
         return {ours: self[theirs] for theirs, ours in names.items()}
 
@@ -136,7 +136,7 @@ class _Fields:
         return self._fields.get(name, default)
 
     def require(self, name: str, expected: Any, default: Any = None) -> None:
-        """Refuses a value other than `expected`; `default` is transformers', if different."""
+        """Refuses a value other than `expected`; `default` is transformers', if it differs."""
         found = self._fields.get(name, expected if default is None else default)
         if found != expected:
             raise UserError(f"{self._where}: {name} is {found}; our models have {expected}")
@@ -147,7 +147,7 @@ class _Fields:
         for ours, theirs in known.items():
             if theirs == _SYNONYMS.get(str(found), found):
                 return ours
-        raise UserError(f"{self._where}: {name} is {found}; this knows {', '.join(known.values())}")
+        raise UserError(f"{self._where}: {name} is {found}, not one of {', '.join(known.values())}")
 
 
 def _norm(kind: str, epsilon: float, **others: Any) -> str:
@@ -170,7 +170,7 @@ def _from_t5(fields: _Fields) -> ModelConfig:
     fields.require("dense_act_fn", activation)
     fields.require("is_gated_act", len(projection) == 2)
     # transformers 5 records all logits as tied, but stores the kernel of untied ones. mT5's logits
-    # are never scaled. Without `scale_decoder_outputs`, a field of T5 only, tied logits are scaled.
+    # are never scaled. Without T5's field `scale_decoder_outputs`, tied logits are scaled.
     tied = bool(fields.get("tie_word_embeddings", kind == "t5"))
     scaled = bool(fields.get("scale_decoder_outputs", tied)) and kind != "mt5"
     if kind != "t5" or not scaled:
@@ -192,7 +192,7 @@ def _from_t5(fields: _Fields) -> ModelConfig:
 def _from_decoder(
     fields: _Fields, family: str, gated: bool = True, activation: str = "silu", **pieces: Any
 ) -> ModelConfig:
-    """Returns a decoder; `activation` is transformers' default for a missing field."""
+    """Returns a decoder; `activation` is transformers' default if the field is missing."""
     heads = fields["num_attention_heads"]
     kv_heads = fields.get("num_key_value_heads", heads)
     activation = fields.named("hidden_act", ACTIVATIONS, activation)
@@ -211,7 +211,7 @@ def _rotary(fields: _Fields) -> str:
     rope = {**fields.get("rope_scaling", {}), **fields.get("rope_parameters", {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _SCALINGS:
-        raise ValueError(f"rotary positions of kind {kind}; ours are {', '.join(_SCALINGS)}")
+        raise ValueError(f"rotary positions of kind {kind}, not one of {', '.join(_SCALINGS)}")
     base = float(rope.get("rope_theta", fields.get("rope_theta", 10_000.0)))
     values: dict[str, Any] = {"base": base, **({} if kind == "default" else {"scaling": kind})}
     for theirs, ours in _SCALINGS[kind].items():
@@ -239,7 +239,7 @@ def _from_llama(fields: _Fields) -> ModelConfig:
 def _from_gemma(fields: _Fields) -> ModelConfig:
     fields.require("use_bidirectional_attention", None)
     for name in ("head_dim", "num_key_value_heads"):
-        fields[name]  # transformers has defaults of its own for them
+        fields[name]  # required, because transformers' defaults differ from ours
     config = _from_decoder(
         fields,
         "gemma",
@@ -277,7 +277,7 @@ def _from_gpt2(fields: _Fields) -> ModelConfig:
 
 
 def _from_custom(fields: _Fields) -> ModelConfig:
-    # Folders written before Primer was added lack these; ModelConfig's None then applies.
+    # Folders written before Primer was added lack these; they are then None, as in ModelConfig.
     names = ("mixer", "norm", "norm_placement", "mlp_bias")
     pieces = {name: fields.get(name, None) for name in names}
     fields.require("num_key_value_heads", fields["num_attention_heads"])
@@ -377,7 +377,7 @@ def _to_llama(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 def _to_gemma(config: ModelConfig, positions: int) -> dict[str, Any]:
     written = _to_llama(config, positions) | {"architectures": ["GemmaForCausalLM"]}
-    # Gemma has no such field, and calls its activation by torch's name.
+    # Gemma has no such field, and uses torch's name for its activation.
     del written["mlp_bias"]
     return {**written, "hidden_act": "gelu_pytorch_tanh"}
 
@@ -420,7 +420,7 @@ def _to_custom(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 def _to_bert(config: ModelConfig, positions: int) -> dict[str, Any]:
     return {
-        # The weights include both heads; BertForMaskedLM loads only its own.
+        # The weights include both heads; BertForMaskedLM would load only one.
         "architectures": ["BertForPreTraining"],
         **_sizes(config, _BERT),
         "hidden_act": ACTIVATIONS[activations(config)[0]],
@@ -434,8 +434,8 @@ def _to_bert(config: ModelConfig, positions: int) -> dict[str, Any]:
 class Kind(NamedTuple):
     """How to read and write a model_type.
 
-    A writer gets the length of the longest training row. It raises KeyError if its type cannot
-    express the model; `configs.model_type` compares the rest with what is read back.
+    `write` takes the length of the longest training row. It raises KeyError if its type cannot
+    express the model; `configs.model_type` finds other differences by reading the result back.
     """
 
     read: Callable[[_Fields], ModelConfig]

@@ -1,4 +1,4 @@
-"""Uploads exported folders to the Hugging Face Hub: a branch `step_N` each, the last as `main`."""
+"""Uploads exported folders to the Hugging Face Hub, each as branch `step_N`, the last as `main`."""
 
 import contextlib
 import logging
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tasks.terminal.command_line import UserError
 
-_AGAIN = "run the same command again to go on; what was uploaded is kept"
+_AGAIN = "run the same command again to continue; uploaded files are kept"
 _DENIED = {401: "the token is not valid", 403: "the token has no permission to write there"}
 
 
@@ -21,9 +21,9 @@ def check(repository: str) -> None:
         validate_repo_id(repository)
         valid = all(repository.partition("/"))
     if not valid:
-        raise UserError(f"{flag} is not the name of a repository: give OWNER/NAME")
+        raise UserError(f"{flag} is not a repository name: use OWNER/NAME")
     if huggingface_hub.get_token() is None:
-        raise UserError(f"{flag} needs a token to write: set HF_TOKEN, or run hf auth login")
+        raise UserError(f"{flag} needs a write token: set HF_TOKEN, or run hf auth login")
 
 
 def push(
@@ -67,10 +67,10 @@ def _in_one_line(repository: str) -> Iterator[None]:
         if status in _DENIED:
             raise UserError(f"{flag}: {_DENIED[status]} ({status})") from error
         said = " ".join(str(error).split())[:200]
-        raise UserError(f"{flag}: the Hub refused it ({said}); {_AGAIN}") from error
+        raise UserError(f"{flag}: the Hub refused the upload ({said}); {_AGAIN}") from error
     except (httpx.HTTPError, OSError, RuntimeError) as error:
         said = " ".join(str(error.__cause__ or error).split())[:200] or type(error).__name__
         raise UserError(f"{flag}: the connection to the Hub was lost ({said}); {_AGAIN}") from error
     except ValueError as error:
         said = " ".join(str(error).split())[:200]
-        raise UserError(f"{flag}: the Hub refused it ({said})") from error
+        raise UserError(f"{flag}: the Hub refused the upload ({said})") from error

@@ -23,7 +23,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
 class PalimpsestConfig(PretrainedConfig):
-    """Configuration with Llama's names for sizes and T5's for relative positions.
+    """Configuration that uses Llama's names for sizes and T5's for relative positions.
 
     `mixer` is "attention", "mdha" or "mdha_shared_qk"; `norm` is "rms_norm", "layer_norm" or
     "primer_norm"; `norm_placement` is "pre" or "primer_alternating".
@@ -104,7 +104,7 @@ class Convolution(nn.Module):
     """Causal depthwise convolution over the current position and the two before it.
 
     Maps [B, L, C] and the preceding inputs, [B, 2, C] or None for zeros, to [B, L, C] and the last
-    two inputs. Padding, which may precede a row, counts as 0.
+    two inputs. Padding, which may precede a row's tokens, counts as 0.
     Source: So et al. 2021 (arXiv:2109.08668), section 3.1.
     """
 
@@ -127,7 +127,7 @@ class Attention(nn.Module):
 
     def __init__(self, config, number):
         super().__init__()
-        self.number = number  # of the layer
+        self.number = number  # the layer's index
         inner = config.num_attention_heads * config.head_dim
         self.heads = config.num_attention_heads
         self.shared = config.mixer == "mdha_shared_qk"
@@ -164,7 +164,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Projection, activation, product with a second projection if gated, projection."""
+    """Projection and activation, times a second projection if gated, then an output projection."""
 
     def __init__(self, config):
         super().__init__()
@@ -202,7 +202,7 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Maps token ids [B, L] to normalised states [B, L, D].
 
-    With a cache, the ids follow its positions; masks cover all positions [B, S].
+    With a cache, the ids follow the cached positions; masks cover all positions [B, S].
     """
 
     def __init__(self, config):
@@ -237,7 +237,7 @@ class Decoder(nn.Module):
         return self.norm(x_BLD)
 
     def bucket(self, behind):
-        """Returns T5's bucket for a distance to a key, 0 for later keys (arXiv:1910.10683)."""
+        """Returns T5's bucket for the distance to a key; 0 for later keys (arXiv:1910.10683)."""
         buckets = self.config.relative_attention_num_buckets
         distance = self.config.relative_attention_max_distance
         behind, exact = behind.clamp(min=0), buckets // 2
@@ -252,7 +252,7 @@ class PalimpsestForCausalLM(PreTrainedModel, GenerationMixin):
 
     config_class = PalimpsestConfig
     base_model_prefix = "model"
-    _is_stateful = True  # inputs of convolutions cannot be taken back
+    _is_stateful = True  # inputs of convolutions cannot be rolled back
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config):
@@ -270,7 +270,7 @@ class PalimpsestForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids, attention_mask=None, prefix_mask=None, past_key_values=None, **kwargs
     ):
-        if prefix_mask is not None:  # generated tokens are no prefix
+        if prefix_mask is not None:  # generated tokens are not part of the prefix
             more = input_ids.shape[1] - prefix_mask.shape[1]
             prefix_mask = nn.functional.pad(prefix_mask, (0, more))
         if past_key_values is not None:
@@ -302,7 +302,7 @@ class PalimpsestForCausalLM(PreTrainedModel, GenerationMixin):
         """
         cache = past_key_values
         if use_cache and not isinstance(cache, PalimpsestCache):
-            cache = PalimpsestCache()  # instead of the empty one that `generate` begins with
+            cache = PalimpsestCache()  # replaces the empty cache that `generate` begins with
         states = self.model(input_ids, attention_mask, prefix_mask, cache)
         if self.config.tie_word_embeddings:
             states = states * self.config.hidden_size**-0.5

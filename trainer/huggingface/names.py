@@ -1,7 +1,7 @@
 """Names of our parameters in transformers, and conversion of parameters in both directions.
 
 Our kernels are [in, out]; torch's weights are [out, in], except GPT-2's. Our tables of relative
-positions are [heads, buckets], theirs [buckets, heads]. No other tensor is transposed.
+positions are [heads, buckets], theirs [buckets, heads]. No other tensors are transposed.
 
 Source: google-research/t5x and transformers' modeling_t5.py, modeling_umt5.py, modeling_bert.py,
 modeling_llama.py, modeling_gemma.py and modeling_gpt2.py.
@@ -30,17 +30,17 @@ Tensors = dict[str, np.ndarray]
 
 _TRANSPOSED = ("kernel", "rel_embedding")
 _GPT2 = "transformer."
-# Projections that GPT-2 joins.
+# Projections that GPT-2 stores as one tensor.
 _JOINED = ("query", "key", "value")
 
 
 def logits_are_tied(config: ModelConfig) -> bool:
-    """Returns whether the token embedding computes the logits."""
+    """Returns whether the logits are computed with the token embedding."""
     return model_spec(config).output.tied
 
 
 def activations(config: ModelConfig) -> tuple[str, ...]:
-    """Returns our names of the feed-forward activations; () for other kinds of sublayers."""
+    """Returns our names for the feed-forward activations; () for other kinds of sublayers."""
     last = [*model_spec(config).stacks.values()][-1]
     return last.layers[0].feed_forward.activations
 
@@ -69,7 +69,7 @@ def decoder_layer(config: ModelConfig) -> LayerSpec:
 
 
 class Place(NamedTuple):
-    """A parameter's place: a tensor, or the `part`-th of `parts` equal column blocks of it."""
+    """A parameter's place: a tensor, or the `part`-th of its `parts` equal column blocks."""
 
     tensor: str
     transposed: bool
@@ -78,7 +78,7 @@ class Place(NamedTuple):
 
 
 def places(config: ModelConfig, kind: str) -> dict[str, Place]:
-    """Returns each parameter's place by path ("encoder/encoder_norm/scale") in the unscanned tree.
+    """Returns path in the unscanned tree ("encoder/encoder_norm/scale") -> the parameter's place.
 
     `kind` is the model_type. Raises UserError if transformers lacks a part of the model.
     """
@@ -118,16 +118,16 @@ def to_tensors(params: Tree, config: ModelConfig, kind: str) -> Tensors:
         for name, parts in columns.items()
     }
     if kind == "bert" and not logits_are_tied(config):
-        # For untied logits, transformers reads the bias stored beside their kernel.
+        # For untied logits, transformers reads the bias stored beside the kernel.
         tensors["cls.predictions.decoder.bias"] = tensors["cls.predictions.bias"]
     return tensors
 
 
 # Prefix of tensor names -> description of a folder without such tensors, and a remedy.
 _MISSING = {
-    "decoder.": "an encoder alone, as T5EncoderModel saves it; name a folder of "
+    "decoder.": "an encoder alone, as saved by T5EncoderModel; name a folder saved by "
     "T5ForConditionalGeneration",
-    "lm_head.": "a model whose logits use the embedding, which its config.json does not say; "
+    "lm_head.": "a model whose logits use the embedding, but its config.json does not say so; "
     "make it with tie_word_embeddings=False",
 }
 
@@ -144,8 +144,8 @@ def from_tensors(
 ) -> Tree:
     """Returns float32 parameters in the unscanned tree; the inverse of `to_tensors`.
 
-    A missing head for the order of segments gets the initial values of key 0, with a line on
-    stderr. Raises UserError if another tensor is missing, unknown or misshapen.
+    If the head for the order of segments is missing, it gets initial values drawn with key 0, and
+    stderr says so. Raises UserError if any other tensor is missing, unknown or misshapen.
     """
     spec, found, rest = model_spec(config), places(config, kind), dict(tensors)
     flat: Tensors = {}
@@ -159,7 +159,7 @@ def from_tensors(
     if drawn:
         missing = ", ".join(sorted({found[path].tensor.rpartition(".")[0] for path in drawn}))
         print(
-            f"{where} has no {missing}, as BertForMaskedLM saves it: initial values are drawn",
+            f"{where}, as saved by BertForMaskedLM, has no {missing}: initial values are drawn",
             file=sys.stderr,
         )
         start = named(jax.jit(lambda key: init_params(spec, key)[_DRAWN])(jax.random.key(0)))
@@ -178,8 +178,8 @@ def from_tensors(
         array = (array.T if place.transposed else array).astype(np.float32)
         if array.shape != facts.shape:
             raise UserError(
-                f"{where}: {name} makes a parameter {path} of {list(array.shape)}, and "
-                f"the model has {list(facts.shape)}"
+                f"{where}: {name} gives parameter {path} the shape {list(array.shape)}, but "
+                f"the model's is {list(facts.shape)}"
             )
         flat[path] = np.ascontiguousarray(array)
     for name, array in rest.items():
@@ -257,9 +257,9 @@ def _t5(config: ModelConfig) -> dict[str, str]:
 
 
 def _decoder(config: ModelConfig) -> dict[str, str]:
-    """Returns names of LlamaForCausalLM, shared by Gemma and our modelling file."""
+    """Returns LlamaForCausalLM's names, which Gemma and our modelling file share."""
     layer = decoder_layer(config)
-    mixer = cast(DotProductAttention, layer.mixer)  # the only one that can be exported
+    mixer = cast(DotProductAttention, layer.mixer)  # the only kind that can be exported
     second = ("pre_mlp_layer_norm", "post_attention_layernorm")
     if layer.placements.feed_forward is not None:
         second = ("post_mlp_layer_norm", "post_feedforward_layernorm")

@@ -12,7 +12,7 @@ from trainer.data.features import Batch, target_side, token_places
 from trainer.huggingface.configs import CUSTOM
 from trainer.model.config import ModelConfig
 
-# The order of float32 sums causes differences of 1e-6 to 1e-5; even small mistakes cause 1e-3.
+# The order of float32 sums causes differences of 1e-6 to 1e-5; even small errors cause 1e-3.
 TOLERANCE = 1e-4
 
 Logits = list[np.ndarray]
@@ -21,7 +21,7 @@ Compute = Callable[[Batch], Logits]
 
 
 class Parity(NamedTuple):
-    """The largest absolute difference of logits over rows and their positions without padding.
+    """The largest absolute difference between logits, over all rows and positions but padding.
 
     `agreement` is the share of positions, 0 to 1, at which both models prefer the same token.
     """
@@ -39,12 +39,12 @@ class Parity(NamedTuple):
     def __str__(self) -> str:
         return (
             f"largest difference {self.difference:.1e} over {self.positions:,} positions of "
-            f"{self.rows} rows, same most likely token at {self.agreement:.4%} of them"
+            f"{self.rows} rows, same most likely token at {self.agreement:.4%} of positions"
         )
 
 
 def compare(ours: Compute, theirs: Compute, batches: Iterable[Batch]) -> Parity:
-    """Compares two models on the tokens of batches."""
+    """Compares two models on the non-padding tokens of batches."""
     rows = positions = equal = 0
     difference = 0.0
     for batch in map(_first_segments, batches):
@@ -61,7 +61,7 @@ def compare(ours: Compute, theirs: Compute, batches: Iterable[Batch]) -> Parity:
 
 
 def our_logits(config: ModelConfig, params: Any) -> Compute:
-    """Returns our model's computation in float32, regardless of its dtype and attention."""
+    """Returns a function that computes our model's logits in float32 with plain attention."""
     apply = _applied(dataclasses.replace(config, dtype="float32", attention="einsum"))
 
     def compute(batch: Batch) -> Logits:
@@ -89,7 +89,7 @@ def _applied(config: ModelConfig) -> Callable[[Any, Batch], Any]:
 
 
 def their_model(folder: str, written: Mapping[str, Any]) -> Any:
-    """Loads `folder` in float32 on the CPU, as the class named in `written`, its config.json."""
+    """Loads `folder` in float32 on the CPU, as the class that its config.json, `written`, names."""
     import transformers
 
     transformers.utils.logging.set_verbosity_error()
@@ -115,7 +115,7 @@ def their_model(folder: str, written: Mapping[str, Any]) -> Any:
 
 
 def their_logits(model: Any) -> Compute:
-    """Returns a transformers model's computation on our batches."""
+    """Returns a function that computes a transformers model's logits on our batches."""
     import torch
 
     encoder_decoder = model.config.is_encoder_decoder

@@ -1,7 +1,7 @@
-"""Reads folders of t5-experiments: T5 and BERT under transformers' model_type with extra fields.
+"""Reads t5-experiments' folders: T5 and BERT under transformers' model_type, with extra fields.
 
-Its T5 can have cdQ in the encoder and memory tokens; its BERT, norms before the sublayers and
-relative or rotary positions. transformers would read such a folder as a plain model.
+Its T5 can have cdQ in the encoder and memory tokens; its BERT can have norms before the sublayers
+and relative or rotary positions. transformers would read such a folder as a plain model.
 
 Source: t5-experiments, `modeling_t5.py`, `modeling_bert.py`, `t5configs` and `bert_configs`, for
 the names of fields and tensors and the defaults.
@@ -26,7 +26,7 @@ MIXERS = {"attention": _ATTENTION, "cdq": _CDQ}
 
 
 def t5_parts(fields: Fields) -> dict[str, Any]:
-    """Returns the fields of `ModelConfig` that such a T5 changes; none for a plain one."""
+    """Returns the fields of `ModelConfig` that such a T5 changes; none for a plain T5."""
     if fields["model_type"] != "t5":
         for name in ("encoder_self_attention_layer", "num_cdq_heads", "num_memory_tokens"):
             fields.require(name, None)
@@ -60,7 +60,7 @@ def warning(config: ModelConfig) -> str | None:
         return None
     return (
         "t5-experiments trained such models without adding relative_attention_bias to the logits: "
-        "its values are initial ones, and the weights were trained without positions"
+        "the bias still has its initial values, and the weights were trained without positions"
     )
 
 
@@ -97,7 +97,7 @@ _CONDITIONAL = {"pool": "T", "pool_hidden": "W_t", "condition": "cd_w", "conditi
 
 
 def encoder_projections(config: ModelConfig, plain: Mapping[str, str]) -> dict[str, str]:
-    """Maps our attention kernels of a T5 encoder to theirs; `plain` is the mapping of plain T5."""
+    """Maps a T5 encoder's attention kernels from our names to theirs; `plain` is T5's mapping."""
     mixer = model_spec(config).stacks["encoder"].layers[0].mixer
     if not isinstance(mixer, ConditionalQueryAttention):
         return dict(plain)

@@ -1,10 +1,10 @@
-"""Writes a vocabulary as the tokenizer.json of Hugging Face's `tokenizers`.
+"""Writes a vocabulary as a tokenizer.json for Hugging Face's `tokenizers`.
 
 An existing tokenizer.json is kept, plus EOS and sentinels. A SentencePiece model is converted.
 `compare` measures how many texts get equal ids, since `tokenizers` differs from SentencePiece:
 
 - It sums unigram scores in float64, without rounding to float32 after every piece, so it may choose
-  the other of two almost equal segmentations, most often in a run of one character.
+  the other of two segmentations with almost equal scores, most often in a run of one character.
 - It sorts combining marks into canonical order, and composes marks after a ligature, such as ﬁ,
   with the ligature's last letter.
 - It recognises the special tokens `</s>`, `<pad>` and `<extra_id_0>` anywhere in a text.
@@ -36,7 +36,7 @@ _TILDE, _KEPT_TILDE = "\uff5e", "\ufdd1"
 # Characters that extend a grapheme: marks, joiners, skin tone modifiers.
 _EXTENDS = r"[\p{M}\x{200C}\x{200D}\x{1F3FB}-\x{1F3FF}]"
 # Canonical order sorts the marks after a letter by class; SentencePiece does not. Only Arabic and
-# Hebrew marks are commonly written in another order.
+# Hebrew marks are commonly written in a different order.
 _UNSORTED_MARKS = r"[\u0591-\u05C7\u0610-\u061A\u064B-\u065F\u0670\u06D6-\u06ED]"
 
 # Scores closer than this count as equal, since SentencePiece rounds sums to float32.
@@ -44,9 +44,9 @@ _TIE = 1e-3
 
 
 class Match(NamedTuple):
-    """A comparison with the training's `library` on a number of `texts`.
+    """A comparison with the `library` used in training, on a number of `texts`.
 
-    `ties` are the `different` texts with two segmentations of equal score, both correct.
+    `ties` counts the `different` texts whose two segmentations have equal scores: both are correct.
     """
 
     texts: int
@@ -57,7 +57,7 @@ class Match(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Roles:
-    """The piece that begins every text, whether EOS `ends` it, and an encoder's mask piece."""
+    """The piece that `begins` texts, whether EOS `ends` them, and an encoder's `mask` piece."""
 
     begins: str = ""
     ends: bool = True
@@ -65,7 +65,7 @@ class Roles:
 
 
 def tokenizer_json(vocabulary: Vocabulary, roles: Roles = Roles()) -> str:
-    """Returns the contents of tokenizer.json; a sentinel absorbs preceding white space."""
+    """Returns the contents of tokenizer.json; sentinels absorb preceding white space."""
     from tokenizers import AddedToken, Tokenizer, processors
 
     if vocabulary.is_sentencepiece:
@@ -141,12 +141,12 @@ def _model(proto: Any, pieces: list[tuple[str, float, int]], vocabulary: Vocabul
         )
     raise UserError(
         "the vocabulary is neither a unigram nor a BPE model: Hugging Face's tokenizers support no "
-        "other kinds of SentencePiece models"
+        "other kind of SentencePiece model"
     )
 
 
 def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
-    """Returns every pair of pieces that forms a piece, best scores first."""
+    """Returns every pair of pieces that together form a piece, best scores first."""
     scores = {piece: score for piece, score, kind in pieces if kind == NORMAL}
     found = [
         (-score, cut, piece)
@@ -222,8 +222,8 @@ def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str
     """Returns the contents of tokenizer_config.json.
 
     `PreTrainedTokenizerFast` uses tokenizer.json unchanged; T5Tokenizer would replace its white
-    space rules. A decoder-only model, whose texts have no end, pads with EOS, since id 0 begins
-    every text and must not be masked, and on the left, so that generation continues the text.
+    space rules. A decoder-only model, whose texts do not end with EOS, pads with EOS, since id 0
+    begins every text and must not be masked; it pads on the left, so generation continues the text.
     """
     pieces = vocabulary.special_pieces()
     eos, pad = pieces["eos"], vocabulary.piece(vocabulary.special.pads(not roles.ends))
@@ -250,7 +250,7 @@ def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str
 def write(folder: str, vocabulary: Vocabulary, roles: Roles = Roles()) -> None:
     """Writes tokenizer.json, tokenizer_config.json and, if there is one, the SentencePiece model.
 
-    For a user's class, writes only vocabulary.json: transformers has no format for its encoding.
+    A user's class only gets a vocabulary.json: transformers has no format for its encoding.
     """
     if vocabulary.is_registered:
         with open(f"{folder}/{vocabulary.record.file_name}", "wb") as file:

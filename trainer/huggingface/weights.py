@@ -18,12 +18,12 @@ def size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT])B", text.strip(), re.IGNORECASE)
     size = int(float(found[1]) * 1000 ** ("KMGT".index(found[2].upper()) + 1)) if found else 0
     if not size:
-        raise UserError(f"--max_shard_size={text}: give a size such as 5GB or 300MB")
+        raise UserError(f"--max_shard_size={text}: use a size such as 5GB or 300MB")
     return size
 
 
 def write(folder: str, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> None:
-    """Writes tensors in order as files of at most `shard_bytes`; a larger tensor gets its own."""
+    """Writes tensors in order to files of at most `shard_bytes`; larger tensors get their own."""
     from huggingface_hub import split_state_dict_into_shards_factory
     from safetensors.numpy import save_file
 
@@ -37,7 +37,7 @@ def write(folder: str, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> N
         shard = {name: np.ascontiguousarray(tensors[name]) for name in names}
         path = os.path.join(folder, file)
         save_file(shard, path, metadata={"format": "pt"})
-        os.chmod(path, 0o644)  # safetensors lets only the owner read its files
+        os.chmod(path, 0o644)  # safetensors makes files readable only by their owner
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         with open(os.path.join(folder, INDEX), "w", encoding="utf-8") as out:
@@ -52,7 +52,7 @@ def tensor_names(folder: str) -> frozenset[str]:
             with open(index, encoding="utf-8") as file:
                 return frozenset(json.load(file)["weight_map"])
         with open(single, "rb") as file:
-            # Source: the safetensors format, an 8-byte size and a JSON header.
+            # Source: the safetensors format: an 8-byte size, then a JSON header.
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             return frozenset(header) - {"__metadata__"}
     except (OSError, ValueError, KeyError):

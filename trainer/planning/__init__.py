@@ -1,1 +1,1 @@
-"""Plans of a run: its programs, compiled ahead of time, and the compiler's estimates."""
+"""Plans runs: compiles their programs ahead of time and reads the compiler's estimates."""

@@ -59,7 +59,7 @@ _UNITS = MappingProxyType({"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40})
 
 
 class TooLarge(UserError):
-    """The compiler refuses a program that needs `needed` bytes per device for temporaries alone.
+    """The compiler refuses a program: its temporaries alone need `needed` bytes per device.
 
     `training` is the plan without evaluation, if only the evaluation step is refused.
     """

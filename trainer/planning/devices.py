@@ -142,7 +142,7 @@ class Topology:
 
     @classmethod
     def named(cls, name: str) -> Self:
-        """Parses the name of a topology; raises UserError if there is no such topology."""
+        """Parses the name of a topology; raises UserError if no topology has that name."""
         found = _TOPOLOGY.fullmatch(name)
         if not found or found[2] not in CHIPS:
             raise UserError(

@@ -82,7 +82,7 @@ class Instruction:
 
 
 def first_group(pattern: str | re.Pattern[str], text: str) -> str:
-    """Returns the first group of a pattern's first match; "" without a match."""
+    """Returns the first group of a pattern's first match; "" if nothing matches."""
     found = re.search(pattern, text)
     return found[1] if found else ""
 
@@ -98,7 +98,7 @@ class Module:
     def trip_count(self, loop: Instruction) -> int:
         """Returns how often a `while` runs its body; 1 if the number is not a constant.
 
-        The TPU's compiler does not write the number; the condition compares a counter that starts
+        The TPU's compiler does not record the number; the condition compares a counter that starts
         at 0 with a constant.
         """
         known = first_group(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes)

@@ -183,7 +183,7 @@ class Schedules:
         self._folder.cleanup()
 
     def read(self, module: Module) -> dict[str, Schedule]:
-        """Returns the schedules of the last compiled program, by name of the custom call.
+        """Returns the schedules of the last compiled program, by the custom call's name.
 
         libtpu writes one schedule for equal kernels, such as the same kernel in all layers. A
         kernel without a schedule gets the last equal kernel's, even from an earlier program.

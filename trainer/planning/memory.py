@@ -1,6 +1,6 @@
 """The bytes that a compiled step holds on a device, by part.
 
-The compiler gives totals: arguments, results and temporary memory, with the padding of tiles. The
+The compiler gives totals: arguments, results and temporary memory, including tile padding. The
 temporary memory is split by a walk through the instructions in order: at the moment of peak memory,
 each live array is attributed to the operation that made it. The shares are scaled to the compiler's
 total.
@@ -108,7 +108,7 @@ class Liveness:
         return max(peaks, key=lambda peak: sum(peak.values()), default={})
 
     def part(self, instruction: Instruction, dimensions: tuple[int, ...]) -> str:
-        """Returns the part that an instruction's result belongs to."""
+        """Returns the part to which an instruction's result belongs."""
         if len(dimensions) > 1 and self._vocab_sizes & {*dimensions}:
             return parts.LOGITS
         part = parts.part_of(instruction.op_name)

@@ -1,4 +1,4 @@
-"""The page of a plan, as text and as JSON."""
+"""Formats a plan as text and as JSON."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ _GB = 1e9
 
 
 def page(plan: Plan, price: float | None = None) -> str:
-    """Returns the plan as text; `price` in dollars per chip-hour replaces the table's."""
+    """Returns the plan as text; `price`, in dollars per chip-hour, replaces the table's price."""
     lines = [*_head(plan), ("fits", _fit(plan))]
     blocks = [_text(lines), _beside(*_tables(plan.train))]
     if plan.train.timing:

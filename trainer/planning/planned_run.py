@@ -1,4 +1,4 @@
-"""The subject of a plan: a configuration without data, completed from flags or from its task."""
+"""The subject of a plan: a configuration without data, completed from flags or its task."""
 
 import dataclasses
 from typing import Any, Self

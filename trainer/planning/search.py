@@ -121,7 +121,7 @@ def flags(plan: Plan, asked: Subject | None = None) -> str:
 
 
 def as_flags(values: Mapping[str, Any]) -> str:
-    """Returns values by field path as flags."""
+    """Formats values by field path as flags."""
     return " ".join(f"--{path}={as_flag(value)}" for path, value in values.items())
 
 
@@ -172,7 +172,7 @@ def _attempts(
 
 
 def _in_parts(attempt: Attempt, asked: Subject, parts: int) -> int:
-    """Estimates the bytes per device if the attempt's batch is split into more parts."""
+    """Estimates the bytes per device if the attempt's batch were split into `parts`."""
     more = parts // asked.config.microbatches
     plan = attempt.plan
     if plan is None:

@@ -76,7 +76,7 @@ class Timing:
         return sum(self.seconds.values())
 
     def traffic(self) -> dict[str, dict[str, float]]:
-        """Returns the bytes, seconds and exposed seconds of a step by kind of collective."""
+        """Returns the bytes, seconds and exposed seconds per step, by kind of collective."""
         kinds: dict[str, dict[str, float]] = {}
         for each in sorted(self.collectives, key=lambda each: each.kind):
             total = kinds.setdefault(each.kind, {"bytes": 0, "seconds": 0.0, "exposed": 0.0})

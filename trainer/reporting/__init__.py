@@ -1,1 +1,1 @@
-"""Reports of a run: metrics, speed, profile, start-up text, software versions."""
+"""What runs report: metrics, speed, profiles, start-up text, software versions."""

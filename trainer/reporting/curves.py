@@ -1,4 +1,4 @@
-"""The charts of a report on runs."""
+"""The charts in a report on runs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Matplotlib, imported only to draw a picture."""
+"""Draws figures with Matplotlib, which is imported only then."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ def load_pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise UserError("the picture needs matplotlib: pip install matplotlib") from error
+        raise UserError("the figure needs matplotlib: pip install matplotlib") from error
     matplotlib.use("agg")
     from matplotlib import pyplot
 
@@ -77,6 +77,6 @@ def _finish(pyplot: Any, figure: Any, panels: Iterable[Any], picture: str) -> No
         axes.grid(axis="y", alpha=0.3)
         axes.legend(frameon=False)
     with files.atomic_write(picture) as file:
-        # No metadata: equal curves give equal files.
+        # Without metadata, equal curves give equal files.
         figure.savefig(file, format="png", metadata={"Software": None})
     pyplot.close(figure)

@@ -115,7 +115,7 @@ class History:
         return known
 
     def blocked(self) -> tuple[float, float]:
-        """Returns for how many seconds checkpoints blocked training, and how many it took."""
+        """Returns how many seconds checkpoints blocked training and how many it took in all."""
         waits = self.points(TRAIN, "checkpoint_blocking_seconds", "speed").values
         return sum(waits), 3600 * self.hours([self.step])[0]
 
@@ -136,7 +136,7 @@ def load(folder: str, name: str) -> History:
         missing.append("no record of software and hardware")
     values = [value for line in lines for value in line["metrics"].values() if _is_number(value)]
     if bad := sum(not math.isfinite(value) for value in values):
-        missing.append(f"{bad:,} values are not finite and leave gaps")
+        missing.append(f"{bad:,} values are not finite, which leaves gaps")
     record = load_record(folder)
     return History(name, folder, config, origins, record, lines, evaluations, software, missing)
 

@@ -1,4 +1,4 @@
-"""Writers of metrics: JSON lines, TensorBoard and, if configured, Weights & Biases."""
+"""Writes metrics to JSON lines, TensorBoard and, if configured, Weights & Biases."""
 
 import dataclasses
 import json
@@ -88,7 +88,7 @@ class MetricsWriter:
             self._mirror.finish()
 
     def close(self) -> None:
-        """Closes the TensorBoard files and finishes the run of Weights & Biases."""
+        """Closes the TensorBoard files and finishes the Weights & Biases run."""
         for board in self._boards.values():
             board.close()
         self.flush()

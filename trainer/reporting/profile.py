@@ -18,7 +18,7 @@ from trainer.engine.step import TrainState
 
 
 class Profile:
-    """Traces the updates in `config.profile_steps` into `model_dir/profile`, local or remote.
+    """Writes traces of updates in `config.profile_steps` to `model_dir/profile`, even if remote.
 
     Each process writes `plugins/profile/TIME/HOST.xplane.pb` there; all share TIME, so that XProf
     shows one session. A failing trace only prints a warning.
@@ -61,7 +61,7 @@ class Profile:
             try:
                 jax.profiler.stop_trace()
             finally:
-                # If Perfetto's file, the last one, fails, the others are complete.
+                # Only Perfetto's file, which is written last, may be missing.
                 self._copy(local.name)
 
     def _copy(self, local: str) -> None:

@@ -69,7 +69,7 @@ class Reports:
             self._norms = jax.block_until_ready(self._program.norms(state, batch))
 
     def after(self, step: int, state: TrainState) -> TrainState:
-        """Reports earlier metrics and takes this step's if due; returns the state to continue with.
+        """Reports earlier metrics and takes this step's, if due; returns the state to go on with.
 
         The metrics taken are zero in that state. Raises UserError if the guard rejected an update,
         after saving the state before it.

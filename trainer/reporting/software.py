@@ -1,4 +1,4 @@
-"""A run's software and hardware, stored with it: besides the data, its results depend on them."""
+"""Records a run's software and hardware, on which its results depend besides the data."""
 
 import os
 import platform
@@ -53,7 +53,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def _commit() -> str | None:
-    """Returns the project's git commit; None outside a clone or without git."""
+    """Returns the project's git commit; None outside of a clone or without git."""
     root = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
     if not os.path.exists(os.path.join(root, ".git")):
         return None

@@ -1,4 +1,4 @@
-"""The speed of training: rates, MFU and the time that checkpoints block it."""
+"""The speed of training: rates, MFU and the time for which checkpoints block it."""
 
 import dataclasses
 import time
@@ -10,7 +10,7 @@ from trainer.data.interface import Run, Waiting
 from trainer.engine.cost import flops_per_step
 from trainer.engine.hardware import peak_flops
 
-# Shorter waits, in seconds, are ignored: checking for a batch takes time too.
+# Waits shorter than this, in seconds, are ignored: checking for a batch takes time too.
 _SHORTEST_WAIT = 0.05
 
 
@@ -19,7 +19,7 @@ class Speed:
     """Measures speed between reports, excluding compilation and evaluation.
 
     `tokens_per_step` counts encoder and decoder positions; `peak_flops` is per second over all
-    devices, None if unknown; `blocking` times waits for checkpoints, `waiting` waits for caches.
+    devices, None if unknown; `blocking` times the waits for checkpoints, `waiting` for caches.
     """
 
     tokens_per_step: int

@@ -1,4 +1,4 @@
-"""The text that a run prints before its first step: what its configuration means."""
+"""The text with which a run explains its configuration before its first step."""
 
 from trainer.config import CheckpointConfig, Config
 from trainer.data.interface import Run

@@ -1,1 +1,1 @@
-"""Trained runs, opened for use: as functions from text to text, and for reports."""
+"""Opens trained runs, as functions from text to text and for reports."""

@@ -21,7 +21,7 @@ class PromptForm(NamedTuple):
 
 
 def prompt_form(run: Run) -> PromptForm:
-    """Returns the form of a run's prompts; if its tasks have inputs, prompts are inputs."""
+    """Returns the form of a run's prompts, which are inputs if its tasks have inputs."""
     decoder_only = run.config.model.architecture == "decoder"
     if not decoder_only or run.lengths.inputs:
         return PromptForm(ends=True, prefix=decoder_only)

@@ -1,4 +1,4 @@
-"""Files of prompts, and files of results that a killed command continues."""
+"""Reads files of prompts, and writes files of results that a killed command can continue."""
 
 import dataclasses
 import hashlib
@@ -38,7 +38,7 @@ def generator_of(flags: TrainedFlags, decoding: Decoding) -> Generator:
 
 
 def read_prompts(path: str, column: str) -> list[str]:
-    """Returns the prompts in a file: its lines, or texts in `column` of JSON lines."""
+    """Returns the prompts in a file: its lines or, for JSON lines, the texts in `column`."""
     try:
         lines = list(files.read_lines(path))
     except FileNotFoundError as error:
@@ -131,7 +131,7 @@ def _name(block: int) -> str:
 def write_all(
     flags: TrainedFlags, decoding: Decoding, prompts_path: str, column: str, output_path: str
 ) -> None:
-    """Writes the results of a file of prompts, or continues a killed command's output."""
+    """Writes the results for a file of prompts, or continues a killed command's output."""
     with processes.failing_together():
         prompts = read_prompts(prompts_path, column)
     generator = generator_of(flags, decoding)

@@ -88,7 +88,7 @@ def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
         pairs = zip(indices_W.tolist(), losses_W.tolist(), strict=True)
         found += [_Row(task, maker, window, loss) for window, loss in pairs if np.isfinite(loss)]
     if not found:
-        return html_page.note("No row of validation has a finite loss.")
+        return html_page.note("No validation row has a finite loss.")
     found.sort(key=lambda row: row.loss)
     shown = min(count, (len(found) + 1) // 2)
     parts = [("highest", found[::-1][:shown]), ("lowest", found[:shown])]

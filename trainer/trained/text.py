@@ -20,7 +20,7 @@ def encode(vocabulary: Vocabulary, text: str) -> np.ndarray:
     sentinel without a space continues the word if the vocabulary has such a piece. Raises UserError
     if the vocabulary lacks the sentinel.
     """
-    # Texts at even places, sentinel numbers at odd ones.
+    # Texts are at even places, sentinel numbers at odd ones.
     parts = _SENTINEL.split(text)
     ids: list[int] = []
     for place, part in enumerate(parts):

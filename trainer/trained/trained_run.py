@@ -1,4 +1,4 @@
-"""A trained run, opened for use: its parameters on this machine, and its vocabulary."""
+"""Opens a trained run: restores its parameters on this machine and loads its vocabulary."""
 
 import dataclasses
 from typing import Any, cast

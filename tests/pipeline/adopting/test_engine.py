@@ -121,7 +121,7 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(folder))
 
     monkeypatch.setattr(files, "remove_partial", refuse)
-    with pytest.raises(UserError, match="give a folder for index and manifest by --index_dir"):
+    with pytest.raises(UserError, match="give a folder for index and manifest with --index_dir"):
         run(folder)
 
 
@@ -228,13 +228,13 @@ MISTAKES = {
     "cut": (cut, r"tfrecord-00001-of-00002 ends in row 19: it was cut short; restore it"),
     "rows gone": (cut_between_records, r"21 rows of train, and stats.train.json says 40"),
     "flipped": (flip, r"tfrecord-00001-of-00002, row 0: the checksum of the record's data"),
-    "no records": (not_records, r"00001-of-00002, row 0: .* it may be no file of TFRecords"),
-    "link": (link_to_nothing, r"tfrecord-00001-of-00002 is no file, but a folder or a link to"),
+    "no records": (not_records, r"00001-of-00002, row 0: .* the file may not hold TFRecords"),
+    "link": (link_to_nothing, r"00001-of-00002 is not a file, but a folder or a dangling link"),
     "no shard": (remove("train.tfrecord-00000-of-00002"), r"train.tfrecord-00000-of-00002 is miss"),
-    "no info": (remove("info.train.json"), r"info.train.json is missing, and there are files of"),
+    "no info": (remove("info.train.json"), r"info.train.json is missing, but there are files of"),
     "unfinished": (remove("COMPLETED"), r"unfinished, as it has no COMPLETED"),
-    "no targets": (say(inputs=IDS), r"has the features inputs and no targets"),
-    "floats": (say(targets=FLOATS), r"targets is float32 of the shape \[None\], and must be"),
+    "no targets": (say(inputs=IDS), r"has the features inputs but no targets"),
+    "floats": (say(targets=FLOATS), r"targets is float32 of the shape \[None\], but must be"),
     "matrix": (say(targets={**IDS, "shape": [None, None]}), r"must be a list of integers"),
     "mixed": (other_rows({"targets": [3]}), r"00001-of-00002, row 0: .* no feature 'inputs', and"),
     "mixed floats": (other_rows({"targets": 0.5, "inputs": [3]}), r"row 0: its feature 'targets' "),
@@ -258,7 +258,7 @@ def test_mistakes_are_named(tmp_path, name):
 
 def test_rows_with_inputs_after_a_row_without(tmp_path):
     folder = foreign_caches.write_seqio(tmp_path / "t", {"train": [pair([], [4]), *PAIRS]})
-    with pytest.raises(UserError, match=r"row 1: it has inputs, and the first row has none: give"):
+    with pytest.raises(UserError, match=r"row 1: it has inputs, but the first row has none: give"):
         run(folder)
     run(folder, "--read=pairs")
     assert Cache.open(str(folder)).manifest.total("train", "rows") == 41
@@ -272,7 +272,7 @@ def test_ids_beyond_the_vocabulary(tmp_path):
     with pytest.raises(UserError, match=message):
         run(folder, f"--vocabulary={vocabulary}", "--extra_ids=100")
     (folder / "sentencepiece.model").write_bytes(b"of others")
-    with pytest.raises(UserError, match=r"sentencepiece.model is another vocabulary: give it, or"):
+    with pytest.raises(UserError, match=r"piece.model is a different vocabulary: give that"):
         run(folder, f"--vocabulary={vocabulary}", "--extra_ids=200")
     (folder / "sentencepiece.model").unlink()
     run(folder, f"--vocabulary={vocabulary}", "--extra_ids=200")
@@ -285,7 +285,7 @@ def test_flags_without_effect_and_wrong_folders(tmp_path):
     folder = foreign_caches.write_seqio(tmp_path / "c" / "t", {"train": PAIRS})
     for flags, message in (
         (["--packing=rows"], "--packing=rows has no effect on pairs"),
-        (["--validation=x"], "--validation has no effect on a cache of seqio"),
+        (["--validation=x"], "--validation has no effect on a seqio cache"),
         (["--extra_ids=100"], "--extra_ids has no effect without --vocabulary"),
     ):
         with pytest.raises(UserError, match=message):
@@ -301,7 +301,7 @@ def test_flags_without_effect_and_wrong_folders(tmp_path):
     with pytest.raises(UserError, match=r"is a cache of pipeline.build and needs no adoption"):
         run(tmp_path / "ours")
     (tmp_path / "ours" / "manifest.json").rename(tmp_path / "ours" / "plan.json")
-    with pytest.raises(UserError, match=r"is a build of pipeline.build that is not finished"):
+    with pytest.raises(UserError, match=r"is an unfinished build of pipeline.build"):
         run(tmp_path / "ours")
     with pytest.raises(UserError, match=r"--read=pairs: the rows of .* have no inputs"):
         run(texts(tmp_path / "u"), "--read=pairs")

@@ -104,14 +104,14 @@ def header(at, value):
 
 
 MISTAKES = {
-    "cut": (cut, r"x.bin has 16 bytes, and its index says 18: it was cut short or changed"),
-    "no bin": (remove("x.bin"), r"x.bin is missing, and there is x.idx"),
-    "no idx": (remove("x.idx"), r"x.idx is missing, and there is x.bin"),
+    "cut": (cut, r"x.bin has 16 bytes, but its index says 18: it was cut short or changed"),
+    "no bin": (remove("x.bin"), r"x.bin is missing, but x.idx exists"),
+    "no idx": (remove("x.idx"), r"x.idx is missing, but x.bin exists"),
     "cut index": (cut_index, r"x.idx is cut short"),
-    "magic": (header(0, b"TNTIDX\0\0"), r"x.idx is not an index of Megatron's: it does not begin"),
-    "version": (header(9, b"\2"), r"x.idx has version 2 of Megatron's index, and 1 is read"),
-    "floats": (header(17, b"\7"), r"x.idx has values of type 7, which are no token ids"),
-    "gap": (header(34 + 4 * 4 + 8 * 2, struct.pack("<q", 8)), r"do not follow each other without"),
+    "magic": (header(0, b"TNTIDX\0\0"), r"x.idx is not a Megatron index: it does not begin"),
+    "version": (header(9, b"\2"), r"x.idx has version 2 of Megatron's index, not 1"),
+    "floats": (header(17, b"\7"), r"x.idx has values of type 7, which are not token ids"),
+    "gap": (header(34 + 4 * 4 + 8 * 2, struct.pack("<q", 8)), r"gaps or overlaps between its"),
     "two types": (lambda f: foreign_caches.write_megatron(f, "y", ROWS, "int32"),
                   r"tokens of two types, <i4 in y and <u2 in x"),
 }  # fmt: skip
@@ -135,7 +135,7 @@ def test_flags_and_later_changes(tmp_path):
         Cache.open(str(folder))
     with pytest.raises(UserError, match="--validation=y leaves no data set for validation"):
         run(folder, "--validation=y")
-    with pytest.raises(UserError, match="--read=pairs: data sets of Megatron have no inputs"):
+    with pytest.raises(UserError, match="--read=pairs: Megatron data sets have no inputs"):
         run(folder, "--read=pairs")
     cache = run(folder)
     data = (folder / "x.bin").read_bytes()

@@ -120,7 +120,7 @@ def test_a_list_of_paragraphs_is_refused(make, tmp_path):
     texts = write_json(tmp_path / "texts.jsonl", dict.fromkeys("ab", notice))
     dedup.main([f"--corpus={texts}", f"--output={tmp_path}/out", "--unit=paragraph"])
     cache = make()
-    with pytest.raises(UserError, match=r"exclude.arrow has paragraphs, and the corpus has pairs"):
+    with pytest.raises(UserError, match=r"exclude.arrow has paragraphs, but the corpus has pairs"):
         make(f"--exclude={tmp_path}/out/exclude.arrow")
     assert verify(str(cache))[1] == []
     with pytest.raises(UserError, match="has pairs: give exclude lists of documents"):

@@ -40,7 +40,7 @@ def test_a_list_of_paragraphs_for_a_changed_corpus(without_beam, tmp_path, build
     given = f"--exclude={tmp_path}/out/exclude.arrow"
     flags = (f"--corpus={changed}?validation=0", "--max_quarantined=1")
     cache = build(tmp_path / "a", *flags, given)
-    assert "told by their ids alone, paragraphs by their number" in capsys.readouterr().out
+    assert "found by their ids alone, paragraphs by their number" in capsys.readouterr().out
     receipt = json.loads(next(cache.glob("train.receipt*")).read_text())
     assert (receipt["cut_paragraphs"], receipt["dropped"]) == (7, {"null": 1})
     assert verify.main([f"--cache={cache}"]) == 0
@@ -139,7 +139,7 @@ def test_verification_counts_cut_paragraphs(without_beam, tmp_path, build, capsy
         assert text.count('"cut_paragraphs": 10') == 1
         path.write_text(text.replace('"cut_paragraphs": 10', '"cut_paragraphs": 9'))
     assert verify.main([f"--cache={cache}"]) == 1
-    what = "9 paragraphs were cut from its documents, exclude lists have 10"
+    what = "9 paragraphs were cut from its documents; exclude lists have 10"
     assert what in capsys.readouterr().out
 
 

@@ -332,7 +332,7 @@ def test_a_document_in_parts_is_left_out_whole(build, tmp_path, documents):
     ("content", "problem"),
     [
         (None, "there is no such file"),
-        (b"ARROW1\0\0 broken", "is no exclude list"),
+        (b"ARROW1\0\0 broken", "is not an exclude list"),
         (b"\n \n", "names no document"),
     ],
 )
@@ -351,7 +351,7 @@ def test_two_lists_of_duplicates_are_refused(whole):
     record = lists.ExcludeRecord("0" * 64, lists.DUPLICATES, 1, 0)
     header = {"counts": {"documents": 1, "paragraphs": 0, "places": 0}}
     other = lists.Given(dataclasses.replace(record, sha256="1" * 64), "path", header, "path")
-    with pytest.raises(UserError, match="may leave out both of two twins"):
+    with pytest.raises(UserError, match="may leave out both twins"):
         records(dataclasses.replace(plan, exclude=(record,)), [other], 1 << 18, "cache")
 
 

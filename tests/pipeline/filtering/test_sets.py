@@ -220,11 +220,11 @@ def test_filters_that_leave_nothing_are_named(pairs):
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ("pairs?drop_identical=false", "pairs drops nothing: give a rule, as pairs.max_character"),
-        ("pairs?max_word_ratio=0.5", "max_word_ratio=0.5 must be 1 or more"),
-        ("pairs?side=inputs", "side=inputs must be both"),
-        ("pii?side=input", "side=input must be inputs, targets or both"),
-        ("pii --filter=pii?side=inputs", "two are called pii"),
+        ("pairs?drop_identical=false", "drops nothing: give a rule, such as pairs.max_char"),
+        ("pairs?max_word_ratio=0.5", "max_word_ratio must be 1 or more, not 0.5"),
+        ("pairs?side=inputs", "side must be both, not inputs"),
+        ("pii?side=input", "side must be inputs, targets or both, not input"),
+        ("pii --filter=pii?side=inputs", "two sets are called pii"),
     ],
 )
 def test_wrong_filters_of_pairs(pairs, given, problem):
@@ -263,5 +263,5 @@ def test_a_changed_threshold_of_one_side_is_named(pairs):
 
 @pytest.mark.parametrize("given", ["pairs", "pii?side=inputs"])
 def test_texts_have_no_sides(build, tmp_path, given):
-    with pytest.raises(UserError, match="and the corpus has texts"):
+    with pytest.raises(UserError, match="but the corpus has texts"):
         build(tmp_path / "c", f"--filter={given}")

@@ -162,7 +162,7 @@ def test_all_edits_come_before_verdicts_and_the_first_rule_counts():
         ("gopher?min_words", "is not SETTING=VALUE"),
         ("gopher?min_words=1&min_words=2", "given twice"),
         ("gopher,c4?min_words=3", "settings belong to one set"),
-        ("gopher,gopher", "two are called gopher"),
+        ("gopher,gopher", "two sets are called gopher"),
         ("length", "length drops nothing"),
         ("script", "script needs scripts"),
         ("script?scripts=latn", r"no script latn \(did you mean latin\?\)"),

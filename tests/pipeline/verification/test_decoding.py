@@ -110,5 +110,5 @@ def test_any_changed_byte_is_found_in_its_row(monkeypatch, block):
 @pytest.mark.parametrize(("plan", "other"), [(TEXT, OF_PAIRS), (OF_PAIRS, TEXT)])
 def test_rows_of_the_other_kind_are_damage(plan, other):
     data, bounds = written(other, [[5], [6]], [[0], [0]])
-    with pytest.raises(records.CorruptRecord, match="and the plan has"):
+    with pytest.raises(records.CorruptRecord, match="but the plan has"):
         decoding.decoded(data, bounds, plan)

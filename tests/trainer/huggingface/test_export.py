@@ -99,7 +99,7 @@ def test_a_finished_export_is_uploaded_as_it_is(folder, run, monkeypatch, capsys
     with HubUploadServer() as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         assert export.main(flags) == 0
-        with pytest.raises(UserError, match="is another conversion, with step 2: name another"):
+        with pytest.raises(UserError, match="is a conversion with step 2: name another"):
             export.main([*flags, "--step=1"])
     printed = capsys.readouterr().out
     assert f"{folder}: step 2 is there already" in printed
@@ -219,7 +219,7 @@ def test_mistakes_are_named(run, folder, tmp_path):
     assert_rejected("holds no run", model_dir=str(tmp_path))
     assert_rejected("no checkpoint of step 7; it has 2", step=7)
     for size in ("much", "5", "-5GB", "0GB", "nanGB"):
-        assert_rejected(f"max_shard_size={size}: give a size", max_shard_size=size)
+        assert_rejected(f"max_shard_size={size}: use a size", max_shard_size=size)
     assert_rejected("no vocabulary at", vocabulary_path=str(tmp_path))
 
 

@@ -61,13 +61,13 @@ def test_steps_are_branches_and_main_is_the_last(server, tmp_path):
     assert branches["main"] == second
 
 
-NO_NAME = "is not the name of a repository: give OWNER/NAME"
+NO_NAME = "is not a repository name: use OWNER/NAME"
 
 
 @pytest.mark.parametrize(
     ("repository", "token", "message"),
     [
-        ("an/owner", None, "needs a token to write: set HF_TOKEN"),
+        ("an/owner", None, "needs a write token: set HF_TOKEN"),
         *((name, TOKEN, NO_NAME) for name in ("owner", "an/own er", "an/owner/x")),
     ],
 )

@@ -115,8 +115,8 @@ def renamed(tensors, name, other):
         ),
         (
             lambda t: t.update({"lm_head.weight": t["lm_head.weight"][:-1]}),
-            r"lm_head.weight makes a parameter decoder/logits_dense/kernel of \[32, 383\], and "
-            r"the model has \[32, 384\]",
+            r"lm_head.weight gives parameter decoder/logits_dense/kernel the shape \[32, 383\], "
+            r"but the model's is \[32, 384\]",
         ),
         (lambda t: t.update(adapter=np.zeros(3, np.float32)), "a tensor adapter that the model"),
         (
@@ -137,9 +137,9 @@ def test_a_wrong_tensor_is_named(exported, change, message):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("t5_1_1", {"model_type": "bart"}, "model_type is bart; this reads bert, gem"),
+        ("t5_1_1", {"model_type": "bart"}, "model_type is bart, not one of bert, gem"),
         ("t5_1_1", {"d_ff": None}, "has no field d_ff"),
-        ("t5_1_1", {"d_ff": "64"}, "d_ff is '64': write a number without quotes"),
+        ("t5_1_1", {"d_ff": "64"}, "d_ff is '64': write numbers without quotes"),
         ("umt5", {"num_memory_tokens": 10}, "num_memory_tokens is 10; our models have None"),
         ("t5_1_1", {"encoder_self_attention_layer": "cdQ"}, "self_attention_layer is cdQ; this"),
         (
@@ -152,7 +152,7 @@ def test_a_wrong_tensor_is_named(exported, change, message):
         ("t5_1_1", {"is_gated_act": False}, "is_gated_act is False; our models have True"),
         ("t5_1_1", {"num_heads": 0}, "num_heads is 0"),
         ("llama", {"num_key_value_heads": 3}, "num_kv_heads is 3; it must be a divisor of num_h"),
-        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "of kind yarn; ours are"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "of kind yarn, not one of"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx is True; our"),
         ("llama", {"rope_parameters": {"rope_type": "linear"}}, "of kind linear have no factor"),
         ("gemma", {"head_dim": None}, "has no field head_dim"),
@@ -169,7 +169,7 @@ def test_the_field_of_an_unsupported_model_is_named(exported, name, changes, mes
 
 
 def test_missing_folders_and_weights_are_named(tmp_path, exported):
-    with pytest.raises(UserError, match="is no model folder of transformers"):
+    with pytest.raises(UserError, match="is not a transformers model folder"):
         model_config(str(tmp_path / "nowhere"))
     model = exported("t5_1_1")
     (model.folder / weights.WEIGHTS).unlink()

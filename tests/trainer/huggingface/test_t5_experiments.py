@@ -165,7 +165,7 @@ def test_bert_with_other_norms_and_positions(tmp_path, capsys, pre, position):
         (T5 | CDQ | {"num_cdq_heads": 3}, "conditional_heads are num_heads, 4, or half"),
         (T5 | {"decoder_self_attention_layer": CDQ_LAYER}, "decoder_self_attention_layer is mod"),
         (T5 | {"decoder_cross_attention_layer": "mine:Attention"}, "decoder_cross_.* is mine:Att"),
-        (T5 | {"encoder_self_attention_layer": "mine:Attention"}, "encoder_.* this knows modelin"),
+        (T5 | {"encoder_self_attention_layer": "mine:Attention"}, "encoder_.* not one of modelin"),
         (BERT | {"position_embedding_type": "relative_key"}, "embedding_type is relative_key"),
         (BERT | RELATIVE | {"relative_last_bucket_distance": None}, "relative_last_bucket_dist"),
         (BERT | {"pre_layer_norm": True, "last_layer_norm": False}, "last_layer_norm is False"),
