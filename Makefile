@@ -77,10 +77,10 @@ ci: check docs test test-processes ## run what CI runs: checks, then tests
 # Each file's tests run in one process, the longest files first.
 PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=loadfile --no-loadscope-reorder --durations=15
 
-test: $(VENV)/.dev ## run all tests but the slow ones and those of whole processes
+test: $(VENV)/.dev ## run all tests but the slow ones and those of whole processes and runs
 	$(PYTEST) -m 'not slow and not processes'
 
-test-processes: $(VENV)/.dev ## run the tests of whole processes, faults, several hosts and stock seqio
+test-processes: $(VENV)/.dev ## run the tests of whole processes and runs, faults, several hosts, stock seqio
 	$(PYTEST) -m 'processes and not slow'
 
 test-slow: $(VENV)/.dev ## run the slow tests

@@ -94,7 +94,7 @@ def survey(options: Options) -> Found:
         found = megatron.survey(folder, names, options.validation)
     elif names:
         raise UserError(
-            f"{folder} holds neither info.SPLIT.json of a cache of seqio nor .idx files of "
+            f"{folder} holds neither info.SPLIT.json of a seqio cache nor .idx files of "
             f"Megatron, but {', '.join(names[:3])}: name the folder of one task"
         )
     else:
@@ -182,7 +182,7 @@ def _shard(job: _Job) -> Shard:
         return kept
     scan = job.scan(job.name, job.ids, job.eos)
     shard = shard_of(job.name, job.index, scan)
-    for name in (MANIFEST, job.receipt):  # they describe other content
+    for name in (MANIFEST, job.receipt):  # they describe different content
         files.remove(files.join(job.target, name))
     files.write_bytes(files.join(job.target, job.index), index_bytes(scan.index))
     receipt = {**as_json(shard), **({} if job.eos == EOS_ID else {_EOS: job.eos})}

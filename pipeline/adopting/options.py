@@ -46,7 +46,7 @@ class Options:
     )
     index_dir: str | None = field(
         None,
-        "folder to write index and manifest to, which is then given to --cache_dir of the trainer; "
+        "folder to write index and manifest to, then to be passed as the trainer's --cache_dir; "
         "by default they are written beside the cache's files",
     )
     workers: int = field(os.cpu_count() or 1, "maximum worker processes", rule=at_least(1))

@@ -77,7 +77,7 @@ class Collector:
         self._zeros += zeros
 
     def side(self, name: str, lengths: np.ndarray, ends: np.ndarray) -> np.ndarray:
-        """Counts a side of int64 [rows] ids that may end in EOS; returns the ids to read."""
+        """Counts a side, given int64 [rows] lengths and EOS counts; returns the lengths to read."""
         read = lengths - ends if self.is_pairs else lengths
         self._ends[name] += int(ends.sum())
         self._longest[name] = max(self._longest[name], int(read.max(initial=0)))
@@ -131,7 +131,7 @@ class Hashed:
 def scan_records(path: str, size: int, is_pairs: bool, inputs_refused: bool, eos: int) -> Scan:
     """Scans TFRecords of tf.train.Examples with `targets` and, for pairs, `inputs`.
 
-    A UserError names the row of a bad record, an id beyond `size`, or inputs where none may be.
+    A UserError names the row of a bad record, an id beyond `size`, or forbidden inputs.
     """
     rows = Collector(path, size, is_pairs)
     left, start = b"", 0

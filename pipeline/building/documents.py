@@ -24,7 +24,7 @@ from tasks.unit import SIDES, Unit
 from tasks.vocabulary import Vocabulary
 
 # Reasons to quarantine a document, other than problems with reading it.
-SENTINEL = "contains a sentinel such as <extra_id_0>"  # objectives could not tell it from their own
+SENTINEL = "contains a sentinel such as <extra_id_0>"  # objectives add such tokens themselves
 SPECIAL = "contains a special token such as {}"  # it would end or pad the text
 # Nothing remains after normalisation.
 EMPTY = {"text": "empty", **{side: f"empty {side}" for side in SIDES}}
@@ -39,7 +39,7 @@ def is_fault(reason: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits of the columns of a batch; 0 for none."""
+    """Limits on the columns of a batch; 0 means none."""
 
     tokens: dict[str, int]  # maximum tokens of each column, excluding EOS
     bytes: int = 0  # maximum UTF-8 bytes to tokenize
@@ -233,7 +233,7 @@ def _numbered(ids: pa.Array, split: np.ndarray) -> pa.Array:
 
 
 def _chosen(column: _Column, kept: np.ndarray, split: np.ndarray) -> _Tokens:
-    """Returns (tokens, lengths) of the kept documents, each repeated or divided into `split`."""
+    """Returns the kept documents' (tokens, lengths), each repeated or cut into `split` parts."""
     if (column.stretches == 1).all() and (split == 1).all():
         return _of_rows(column.tokens, column.lengths, kept)
     counts = column.stretches[kept]

@@ -49,8 +49,8 @@ def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None
     """Reads a piece and writes its shards; returns counts for the job's metrics.
 
     `filters` count what each rule drops; by default they are made from the plan. Raises a UserError
-    if the corpus cannot be read, the cache's vocabulary is not the plan's, or the audit found the
-    fast tokenizer to differ from the library.
+    if the corpus cannot be read, the cache's vocabulary is not the plan's, or the audit finds that
+    the fast tokenizer and the library differ.
     """
     secret.provide_hf_token(job.hf_token_secret)
     counts: Counter[str] = Counter()

@@ -80,7 +80,7 @@ def _marks(folder: str) -> set[str]:
 
 
 def check(folder: str, plan: Plan, extend: bool) -> Plan | None:
-    """Returns the existing plan, None for a new cache; raises a UserError if it conflicts."""
+    """Returns the existing plan, None for a new cache; raises a UserError if ours does not fit."""
     existing = planned(folder)
     ours = plan_from_dict(json.loads(json.dumps(as_json(plan))))
     if existing is None:

@@ -1,4 +1,4 @@
-"""Progress of a running build, read from its folder, so it works with every runner."""
+"""Shows a running build's progress, read from its folder, so every runner is supported."""
 
 import contextlib
 import re

@@ -1,10 +1,10 @@
 """N-grams of evaluation sets, and the units of a corpus with too many of them.
 
-Words are lower-case letters and digits without punctuation, as in both sources.
+Words are lower-case letters and digits without punctuation, as in the first two sources.
 
 Sources: Brown et al. 2020 (GPT-3, arXiv:2005.14165), appendix C: n-grams of 13 words, down to 8 for
 shorter examples; n-grams that collide with more than 10 training documents are ignored. Gao et al.
-2020 (The Pile, arXiv:2101.00027) use the same. Chowdhery et al. 2022 (PaLM, arXiv:2204.02311),
+2020 (The Pile, arXiv:2101.00027) do the same. Chowdhery et al. 2022 (PaLM, arXiv:2204.02311),
 section 8: 70 % of an example's 8-grams. GPT-3 cuts 200 characters around a collision, and drops
 documents cut into more than ten parts; here the whole unit is dropped, a document or a line.
 """
@@ -143,7 +143,7 @@ class Judge:
             self._counted = units <= job.rules.common
 
     def contaminated(self, piece: arrays.Arrays) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (int64 ordered units of a piece, the first example found in each)."""
+        """Returns (int64, a piece's contaminated units in order; the first example in each)."""
         units, grams = piece.read("grams").astype(np.int64).T
         kept = self._counted[grams]
         units, grams = units[kept], grams[kept]

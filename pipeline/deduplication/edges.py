@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.deduplication import arrays, kernels
 from pipeline.deduplication.plan import EDGES, NONE, PREFIXES, SIGNATURES, Job
 
-# Maximum leaders of a group of units with one key, all unlike each other.
+# Maximum number of leaders, all unlike each other, in a group of units with one key.
 _LEADERS = 64
 
 
@@ -114,7 +114,7 @@ def _groups(keys: Sequence[np.ndarray], units: np.ndarray) -> tuple[np.ndarray, 
 def _pairs(
     job: Job, pieces: Pieces, keys: Sequence[np.ndarray], units: np.ndarray, least: int
 ) -> tuple[np.ndarray, int, int]:
-    """Returns (int64[pairs, 2] units, the earlier one first; candidates; unlike ones)."""
+    """Returns (int64[pairs, 2] units, earlier first; number of candidates; of unlike ones)."""
     members, bounds = _groups(keys, units)
     found = units[members]
     signatures, rows = np.zeros((0, 0), np.uint8), np.zeros(len(found), np.int64)

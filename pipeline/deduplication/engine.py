@@ -41,7 +41,7 @@ def search(options: Options, beam_arguments: list[str]) -> None:
     """Writes the exclude list of a corpus into `options.output` and prints a report."""
     spec = sources.parse(options.corpus)
     if options.unit == plan.PARAGRAPH and spec.unit is Unit.PAIR:
-        raise UserError(f"--unit={plan.PARAGRAPH} is for texts, and corpus {spec} has pairs")
+        raise UserError(f"--unit={plan.PARAGRAPH} is for texts, but corpus {spec} has pairs")
     if options.duplicates == NONE and not options.against:
         raise UserError(f"--duplicates={NONE} without --against looks for nothing")
     if options.bands * options.rows > _MOST_VALUES:
@@ -158,7 +158,7 @@ def _begin(job: Job, record: dict[str, Any]) -> None:
     if differ:
         raise UserError(
             f"{job.folder} holds a search with other settings ({'; '.join(differ)}): choose "
-            "another --output, or use the flags that it was begun with"
+            "another --output, or use the flags that it was started with"
         )
 
 

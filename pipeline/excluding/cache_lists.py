@@ -14,7 +14,7 @@ from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
 
 _Shard = tuple[str, int]
-_NAMED = 5  # ids named in a message
+_NAMED = 5  # maximum number of ids named in a message
 
 
 def records(
@@ -40,7 +40,7 @@ def records(
         if each.record.paragraphs and made_for != max_document_bytes:
             raise UserError(
                 f"an exclude list has paragraphs of documents split at {made_for:,} bytes: give "
-                f"--max_document_bytes={made_for}, or make the list again with yours"
+                f"--max_document_bytes={made_for}, or make the list again with your value"
             )
         if existing and each.header["counts"].get("places"):
             raise UserError(
@@ -80,7 +80,7 @@ def _check_units(
     earlier = any(each.kind == lists.DUPLICATES and each.paragraphs for each in before)
     if any(set(of_documents) - set(each) for each in known) or (earlier and late):
         raise UserError(
-            f"{folder}: a list of duplicate paragraphs may keep them in documents that a list of "
+            f"{folder}: a list of duplicate paragraphs may keep one in a document that a list of "
             "duplicate documents leaves out: make it with pipeline.dedup --unit=paragraph "
             "--exclude=LIST_OF_DOCUMENTS"
         )
@@ -94,7 +94,7 @@ def copies(folder: str, plan: Plan, new: Sequence[lists.Given]) -> dict[str, str
 
 
 def copy(folder: str, plan: Plan, new: Sequence[lists.Given]) -> None:
-    """Copies lists into the cache; raises a UserError if one is neither there nor given."""
+    """Copies lists into the cache; raises a UserError if one is neither in it nor given."""
     for record in plan.exclude or ():
         name = lists.copy_name(record.sha256)
         path = files.join(folder, name)

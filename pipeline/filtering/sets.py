@@ -364,7 +364,7 @@ def _texts(value: Any) -> tuple[str, ...]:
     elif isinstance(value, str):
         value = value.split(",")
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise ValueError("it must be texts")
+        raise ValueError("it must be a text or a list of texts")
     return tuple(dict.fromkeys(each.strip() for each in value if each.strip()))
 
 
@@ -380,7 +380,7 @@ def _check(name: str, settings: dict[str, Any]) -> None:
     if name == "pii" and not (settings["emails"] or settings["ips"]):
         raise ValueError("pii masks nothing")
     if settings.get("min_score", 0) > 1:
-        raise ValueError("min_score must be from 0 to 1, as probabilities are")
+        raise ValueError("min_score must be from 0 to 1, like a probability")
     if name in ("regex", "replace"):
         nothing, pattern = pa.array([""]), settings["pattern"]
         try:

@@ -15,7 +15,7 @@ from tasks.vocabulary import Vocabulary
 
 _EXAMPLES = 3  # documents shown per quarantine reason, and rows shown in full
 _TOP_DUPLICATES = 8
-_START_TOKENS = 24  # tokens shown of a repeated document
+_START_TOKENS = 24  # tokens to show from a repeated document
 _WORD_TOKENS = 200_000  # tokens decoded to count words
 
 

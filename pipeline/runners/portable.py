@@ -46,8 +46,8 @@ def check(arguments: list[str], corpus: object, folder: str) -> None:
         socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
     except (OSError, ValueError) as error:
         raise UserError(
-            f"no job service answers at --job_endpoint={endpoint} ({error}): start one, "
-            "python -m pipeline.job_service --port=PORT, or correct the address"
+            f"no job service answers at --job_endpoint={endpoint} ({error}): start one "
+            "with python -m pipeline.job_service --port=PORT, or correct the address"
         ) from error
 
 

@@ -30,7 +30,7 @@ def in_order(
 ) -> Iterator[Any]:
     """Yields the results of the function `make(*arguments)`, made once in each process.
 
-    One worker means this process; several are sent `chunk` elements at a time each. They
+    A single worker is this process; several workers are sent `chunk` elements at a time. They
     ignore Ctrl-C; their parent ends them. Progress is shown in `sizes`, bytes of the elements, with
     a `note`. Raises a UserError if a worker dies.
     """

@@ -26,7 +26,7 @@ from tasks.cache.manifest import (
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 
-# Document digests are sorted in parts of about this many bytes, which takes three times the memory.
+# Document digests are sorted in parts of about this many bytes, in three times as much memory.
 # 2**32 documents, a hundred web crawls, make 1,024 parts.
 _DIGEST_BYTES = 64 << 20
 # Shards per message to a worker process: checking a small one takes less time than a message.
@@ -36,7 +36,7 @@ _CHUNK = 16
 def verify(
     folder: str, workers: int = 1, exclude: Sequence[str] = ()
 ) -> tuple[dict[str, Checked], list[Fault]]:
-    """Returns (contents by split, ordered faults); a valid cache has none of the latter.
+    """Returns (contents by split, ordered faults); a valid cache has no faults.
 
     `exclude`: local lists, besides the cache's own, whose documents must be absent.
     """
@@ -95,7 +95,7 @@ def _checker(folder: str, plan: Plan, lists: _Lists) -> Callable[[_Job], Checked
 
 
 def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -> list[Fault]:
-    """Checks the files outside shards, and that the folder has no files of other origin."""
+    """Checks the files outside shards, and that the folder has no unknown files."""
     from pipeline.building import lifecycle
 
     plan = manifest.plan

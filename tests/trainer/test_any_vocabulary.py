@@ -26,6 +26,8 @@ from trainer.data.task_record import plain
 from trainer.engine.loss import model_loss
 from trainer.model.transformer import run_model
 
+pytestmark = pytest.mark.processes  # whole runs
+
 ODD = [
     "!",
     "ünï çödé — 日本 🇷🇴",

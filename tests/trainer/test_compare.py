@@ -23,6 +23,8 @@ from trainer.comparing import settings, steps, tensors
 from trainer.engine import checksums
 from trainer.model.paths import named
 
+pytestmark = pytest.mark.processes  # whole runs
+
 STEPS = 12
 
 

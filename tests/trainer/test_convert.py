@@ -27,6 +27,8 @@ from trainer.setup import prepare
 from trainer.starting import init_from
 from trainer.t5x import layout, read
 
+pytestmark = pytest.mark.processes  # whole runs
+
 STEPS = (1000, 2000, 3000)
 # The presets' name of the model in t5x_files.
 PRESET = "--preset=t5_1_1_tiny"

@@ -17,6 +17,8 @@ from trainer.trained import prompts as prompts_module
 from trainer.trained import text
 from trainer.trained.generator import Generator
 
+pytestmark = pytest.mark.processes  # whole runs
+
 CHOICES = ["--max_new_tokens=6", "--method=sample", "--batch_size=1"]
 
 

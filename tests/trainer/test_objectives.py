@@ -16,6 +16,8 @@ from trainer.engine.metrics import means
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 
+pytestmark = pytest.mark.processes  # whole runs
+
 TASKS = [name for name in registry.tasks() if name.startswith("python_docs_")]
 # Other rates and lengths of spans are the same code.
 REPEATED = re.compile(r"_iid_(10|25|50)_|_span_(2|5|10)_|_regular_1_5_|_r10s90_")
@@ -149,7 +151,7 @@ def test_tasks_with_and_without_inputs_do_not_mix_in_a_decoder(text_cache):
     def prepared(task):
         return runs.run_of(text_cache.parent, task=task, lengths=(64, 64), preset="lm_tiny")
 
-    says = "python_docs_decoder_prefix_lm has no inputs, and python_docs_span_corruption has"
+    says = "python_docs_decoder_prefix_lm has no inputs, but python_docs_span_corruption has"
     with pytest.raises(UserError, match=says):
         prepared(names)
     with pytest.raises(UserError, match=r"--lengths.inputs=64 has no effect"):

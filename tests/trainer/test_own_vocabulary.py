@@ -20,6 +20,8 @@ from tests.support import runs
 from tests.support.processes import started
 from trainer import export, fill, generate, pretrain
 
+pytestmark = pytest.mark.processes  # whole runs
+
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 MODULE = '''
 from tasks import vocabulary

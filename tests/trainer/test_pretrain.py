@@ -23,6 +23,8 @@ from tests.trainer.conftest import assert_one_line, ended
 from trainer import evaluate
 from trainer.reporting.metrics import read_metrics
 
+pytestmark = pytest.mark.processes  # whole runs
+
 STEPS = 60
 
 

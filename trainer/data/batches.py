@@ -33,7 +33,7 @@ from trainer.data.order import BlockOrder, Order
 class BatchMaker:
     """Makes features from windows, given their indices and noise keys.
 
-    `lengths` are an example's in packed rows; None means the converter's. If `by_document`, a
+    `lengths` are those of examples in packed rows; None means the converter's. If `by_document`, a
     window's documents are segments (`trainer.data.segments`).
     """
 
@@ -97,7 +97,7 @@ class BatchMaker:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A task of a run: how its rows are made, and in what order; `packed` lays out packed rows."""
+    """A task of a run, with the maker and order of its rows; `packed` lays out packed rows."""
 
     task: str
     maker: BatchMaker
@@ -115,7 +115,7 @@ class Source:
 
     @functools.cached_property
     def layout(self) -> Layout:
-        """The windows of each row."""
+        """The layout of windows in rows."""
         return self.packed or OneByOne(reading(self.order, len(self.maker.windows)))
 
     @property
@@ -145,7 +145,7 @@ class Source:
 
 
 class Places(NamedTuple):
-    """Origins of a batch's examples in row order, int64 [E] each.
+    """Origins of a batch's examples in row order; all are int64 [E].
 
     `sources` indexes the run's sources, `windows` the source's `Windows`; `epochs` counts earlier
     passes over the source, `ranks` windows read earlier in the same epoch.
@@ -158,7 +158,7 @@ class Places(NamedTuple):
 
 
 class TrainingBatches:
-    """Training batches: `batches[k]` has step k's rows that host `host` of `hosts` makes."""
+    """Training batches: `batches[k]` holds the rows of step k that host `host` of `hosts` makes."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class TrainingBatches:
         return self.examples(step)[1]
 
     def examples(self, step: int) -> tuple[np.ndarray, Places, list[tuple[Members, int]]]:
-        """Returns (row of each example, int64 [E]; origins; its members and index among them)."""
+        """Returns (each example's row, int64 [E]; origins; its members and index among them)."""
         columns, members_of = [], []
         for number, rows, members in self._members(step):
             count = len(members.rows_E)

@@ -9,8 +9,8 @@ from tasks.numba_cache import compiled
 def best_fit(inputs_P: np.ndarray, targets_P: np.ndarray, inputs: int, targets: int) -> np.ndarray:
     """Returns the row of each pair, int64 [P], given the lengths of its sides, int64 [P].
 
-    In order, each pair goes into the row that it leaves with the least room, the oldest among
-    equals, or into a new row. Room is an integer: (share of `inputs` + share of `targets`) times
+    In order, each pair goes into the row that it leaves with the least room, the oldest such
+    row, or into a new row. Room is an integer: (share of `inputs` + share of `targets`) times
     both lengths. `targets` is 0 if there is one side.
     """
     row_P = np.empty(len(inputs_P), np.int64)

@@ -31,7 +31,7 @@ from trainer.data.interleave import MixingSchedule
 from trainer.data.order import BlockOrder, CacheOrder, GlobalOrder, Order
 
 _TRAIN = "train"
-# Rows per batch for examples.
+# Rows per batch when reading examples.
 _EXAMPLE_ROWS = 64
 
 
@@ -50,7 +50,7 @@ def _amounts(config: Config, tasks: list[str]) -> dict[str, Take]:
 
 
 class CachedData:
-    """Batches from the caches of a run's tasks; `training` is whether a run trains on them."""
+    """Batches from the caches of a run's tasks; `training` is True if a run trains on them."""
 
     def __init__(
         self, config: Config, tasks: list[CachedTask], converter: Converter, training: bool = False
@@ -88,7 +88,7 @@ class CachedData:
             segments.check(objective, lengths, self._converter_of(each))
             if each.manifest.plan.adopted:
                 raise UserError(
-                    f"{each.cache} was adopted, and does not say where documents begin: leave out "
+                    f"{each.cache} was adopted and does not say where documents begin: leave out "
                     "--data.segment_documents"
                 )
         if config.data.follow:
@@ -110,9 +110,9 @@ class CachedData:
         if others:
             names = ", ".join(each.name for each in others)
             raise UserError(
-                f"{task.name} has no inputs, and {names} has: in a decoder-only model the rows of "
-                f"a run have inputs in all of its tasks or in none: replace {task.name} by one "
-                "with inputs, such as NAME_prefix_lm, or leave one of the two out"
+                f"{task.name} has no inputs, but {names} has; in a decoder-only run, either all "
+                f"tasks have inputs or none does: replace {task.name} with one that has "
+                "inputs, such as NAME_prefix_lm, or leave one of the two out"
             )
         raise UserError(
             f"--lengths.inputs={lengths.inputs} has no effect on {task.name}, whose examples have "
@@ -187,7 +187,7 @@ class CachedData:
         open_as = functools.partial(self.maker, each, _TRAIN, keep_tails=False, packed=self._packs)
         if self._config.data.follow:
             if each.manifest.plan.adopted:
-                open_as()  # which checks that no file of the other program has changed
+                open_as()  # this checks that no file of the other program has changed
             # The order adds shards in its own blocks, even for a finished cache.
             maker = open_as(manifest=followed.without_shards(each.manifest, _TRAIN))
             order = FollowedOrder(
@@ -232,7 +232,7 @@ class CachedData:
         if reading.shuffle == "block" and copied and 2 * reading.block_bytes > reading.local_bytes:
             raise UserError(
                 f"two blocks of --data.block_bytes={reading.block_bytes} are on the disk at a "
-                f"time, and --data.local_bytes is {reading.local_bytes}"
+                f"time, but --data.local_bytes is {reading.local_bytes}"
             )
 
     def _order(self, windows: Windows, seed: int) -> Order:
@@ -291,7 +291,7 @@ class CachedData:
                 each.following.close()
 
     def evaluated(self, each: CachedTask, split: str) -> CacheManifest:
-        """Returns the manifest of the shards that evaluations read; waits for them if need be."""
+        """Returns the manifest of the shards that evaluations read; waits for them if necessary."""
         plan, reading = each.manifest.plan, self._config.data
         if not reading.follow or split not in plan.shards:
             return each.manifest
@@ -324,13 +324,13 @@ class CachedData:
                 )
             raise UserError(
                 f"{empty[0].cache} has no text in split {split}: build with a larger share held "
-                "out, as --corpus='…?validation=0.1', pretrain with --evaluation.every_steps=0, or "
+                "out (--corpus='…?validation=0.1'), pretrain with --evaluation.every_steps=0, or "
                 "give trainer.evaluate another --split"
             )
         where = f"its first {first:,} shards" if first else "it"
         for each in empty:
             print(
-                f"{split}: {each.cache} has no text in {where}, {each.task.name} is not evaluated"
+                f"{split}: {each.cache} has no text in {where}; {each.task.name} is not evaluated"
             )
         return sets
 

@@ -18,7 +18,7 @@ from trainer.config import Config, fields
 class CachedTask:
     """A task of a run and its cache.
 
-    `task` has the run's settings of its objective; `cache` is the cache's folder. `following` is
+    `task` has the run's settings for its objective; `cache` is the cache's folder. `following` is
     the cache while it is being built, with a growing manifest; None once it is finished.
     """
 
@@ -33,8 +33,8 @@ class CachedTask:
         """Bytes of the vocabulary's model; raises a UserError if the vocabulary is unknown."""
         if not self.ids.model:
             raise UserError(
-                f"the vocabulary of {self.cache} is not known, as it was adopted without one: run "
-                "pipeline.adopt again with --vocabulary"
+                f"the vocabulary of {self.cache} is unknown because it was adopted without one: "
+                "run pipeline.adopt again with --vocabulary"
             )
         return self.ids.model
 
@@ -45,7 +45,7 @@ class CachedTask:
 
 
 def open_cache(config: Config, name: str, patient: bool = False) -> CachedTask:
-    """Opens a task's cache, maybe a relative's; `patient` waits for one that is being built."""
+    """Opens a task's cache, or a relative's; if `patient`, waits for one being built."""
     task = _task(config, name)
     objective = fields.with_settings(
         task.objective, config.objective, "objective", f"the objective of {task.name}"
@@ -74,6 +74,5 @@ def _task(config: Config, name: str) -> TaskSpec:
         if not meant:
             raise
         raise UserError(
-            f"--task={name}: there is no such task; {config.cache_dir} has caches of "
-            f"{', '.join(meant)}"
+            f"--task={name}: no such task; {config.cache_dir} has caches of {', '.join(meant)}"
         ) from error

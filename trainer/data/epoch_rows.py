@@ -1,6 +1,6 @@
-"""Layouts: the windows of each row of a task, as pure functions of the row's rank.
+"""Layouts: which windows each row of a task holds, as pure functions of the row's rank.
 
-Dimensions: W requested rows, E examples of these rows.
+Dimensions: W requested rows, E examples in these rows.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from trainer.data.order import BlockOrder, Order, Reading
 
 _SHUFFLE = 0xDEC4  # separates the order of a deck's windows from other draws
 # Pairs packed together, largest first. With exponential lengths (means 60 and 15, rows of 512 and
-# 128), groups of 1,024 leave 8 and 5 % empty, groups of 4,096 leave 10 and 7 %; one group in cache
-# order with 64 open rows leaves 17 and 15 %.
+# 128), groups of 1,024 leave 8% and 5% empty; groups of 4,096 leave 10% and 7%; one group in cache
+# order with 64 open rows leaves 17% and 15%.
 _GROUP = 1024
 _INDEX_ROWS = 1 << 20
 
@@ -29,9 +29,9 @@ class Members(NamedTuple):
 
     Attributes:
       rows_E: index of each example's row among the requested rows, ascending.
-      epochs_E: earlier complete passes over the windows.
-      ranks_E: windows read earlier in the same epoch.
-      partners_E: the example whose key each uses: itself unless it mirrors another.
+      epochs_E: number of complete passes over the windows before.
+      ranks_E: number of windows read earlier in the same epoch.
+      partners_E: the example whose key each one uses, itself unless it mirrors another.
       slots: how the windows become examples; None means the objective's own draws.
     """
 
@@ -44,7 +44,7 @@ class Members(NamedTuple):
 
 
 class Layout(Protocol):
-    """A layout of rows; `rows_per_epoch` is the mean number that reads every window once."""
+    """A layout of rows; `rows_per_epoch` is the mean number that read every window once."""
 
     @property
     def rows_per_epoch(self) -> float: ...
@@ -116,7 +116,7 @@ class PackedPairs:
     packed together, best fit decreasing. This takes about a microsecond and 12 bytes of memory per
     pair. Raises a UserError if a pair does not fit into a row.
 
-    `ends` are tokens that each side adds to the cache's, its EOS; both sides share one sequence if
+    `ends` are each side's tokens that the cache lacks: its EOS; both sides share one sequence if
     `together`; no row spans two of `blocks`, int64 [B + 1], from `Windows.blocks`.
     """
 
@@ -144,7 +144,7 @@ class PackedPairs:
             inputs_P, targets_P = inputs_P + targets_P, np.zeros_like(targets_P)
         if count and (inputs_P.max() > limits[0] or targets_P.max() > limits[1]):
             raise UserError(
-                f"a pair has {inputs_P.max():,} and {targets_P.max():,} tokens, and rows "
+                f"pairs have up to {inputs_P.max():,} and {targets_P.max():,} tokens, rows "
                 f"{limits[0]:,} and {limits[1]:,}: make --lengths longer"
             )
         larger_P = np.maximum(inputs_P * max(limits[1], 1), targets_P * limits[0])
@@ -158,7 +158,7 @@ class PackedPairs:
                 row_P[group] = rows_before + found
                 rows_before += int(found.max()) + 1
             opened.append(rows_before)
-        self.blocks_B1 = np.array(opened)  # the first row of each block, then their number
+        self.blocks_B1 = np.array(opened)  # the first row of each block, then the number of rows
         self.pairs_P = np.argsort(row_P, kind="stable")
         self.firsts_R1 = np.searchsorted(row_P[self.pairs_P], np.arange(row_P.max(initial=-1) + 2))
         self.filled = tuple(
@@ -175,7 +175,7 @@ class PackedPairs:
 
 @dataclasses.dataclass(frozen=True)
 class PairRows:
-    """Rows of packed pairs, in an order of rows."""
+    """Rows of packed pairs, read in `order`."""
 
     plan: PackedPairs
     order: Order
@@ -185,7 +185,7 @@ class PairRows:
         return float(self.plan.rows)
 
     def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
-        """Returns pairs [first, last) of a rank's block and of the next."""
+        """Returns ranges [first, last) of pairs: a rank's block and the next one."""
         assert isinstance(self.order, BlockOrder)
         firsts_R1 = self.plan.firsts_R1
         return [
@@ -208,6 +208,6 @@ class PairRows:
 
 
 def _ranges(firsts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Returns first, first + 1, … of each range, `counts` numbers each, concatenated."""
+    """Returns `counts` consecutive numbers from each of `firsts` on, concatenated."""
     begins = np.cumsum(counts) - counts
     return np.arange(int(counts.sum())) + np.repeat(firsts - begins, counts)

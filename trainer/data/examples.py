@@ -1,4 +1,4 @@
-"""Examples for evaluation by generated text: a prompt, its answer, and how to compare them.
+"""Examples for evaluating generated text: prompts, answers and their comparison.
 
 Dimensions: W examples, N positions of an example, B rows of a batch, L positions of a row.
 """
@@ -24,7 +24,7 @@ from trainer.data.features import Batch, Converter, token_places
 class Example(NamedTuple):
     """A prompt and its answer: ids, int32 [tokens] as in training, and texts.
 
-    `target` is what metrics compare with: the text, or what the task makes of it. `row` is the
+    `target` is what metrics compare with: the text, or the task's value for it. `row` is the
     task's own row, for its postprocessing of predictions.
     """
 
@@ -59,10 +59,10 @@ class OutputMetric(NamedTuple):
 class ExampleSet:
     """The examples of a task's split, and its metrics.
 
-    `read` returns at most the given number of examples; `postprocess` makes a text the prediction
-    that metrics compare. Metrics are `predicted`, of (targets, predictions); `scored`, of (targets,
-    log likelihoods of the answers); `with_scores`, of (targets, predictions, {"scores": log
-    likelihoods of predictions}); and `of_outputs`.
+    `read` returns at most the given number of examples; `postprocess` turns a text into the
+    prediction that metrics compare. Metrics are `predicted`, of (targets, predictions);
+    `scored`, of (targets, log likelihoods of the answers); `with_scores`, of (targets, predictions,
+    {"scores": log likelihoods of predictions}); and `of_outputs`.
     """
 
     name: str
@@ -115,7 +115,7 @@ def of_batches(
         return decode.decode([int(token) for token in tokens], ids)
 
     def target_of(tokens: np.ndarray) -> str:
-        # An unknown piece of a prediction must not equal the target's.
+        # An unknown piece in a prediction must not equal one in the target.
         parts = zip(tokens.tolist(), decode.texts(tokens.tolist(), ids), strict=True)
         unknown = ids.special.unk
         found = [decode.REPLACEMENT if token == unknown else text for token, text in parts]
@@ -155,8 +155,8 @@ def _judged(judge: Supervised | None, text: str, targets: str, is_target: bool) 
         return judge.postprocess(text, {"targets": targets}, is_target)
     except KeyError as error:
         raise UserError(
-            f"--evaluation.supervised={judge.name} reads {error} of examples, which caches do not "
-            "hold: register its seqio Task by tasks.seqio_supervised"
+            f"--evaluation.supervised={judge.name} reads {error} of examples, but caches do not "
+            "hold it: register its seqio Task with tasks.seqio_supervised"
         ) from error
 
 
@@ -166,7 +166,7 @@ def _before_eos(tokens: np.ndarray, eos: int) -> np.ndarray:
 
 
 def rows_of(pairs: Sequence[tuple[np.ndarray, np.ndarray]], converter: Converter) -> Batch:
-    """Returns the features of (inputs, targets), one example per row; longer sides are cut."""
+    """Returns the features of (inputs, targets), one example per row; truncates longer sides."""
     lengths = converter.lengths
     examples: Examples = {"targets": _padded([pair[1][: lengths.targets] for pair in pairs])}
     if lengths.inputs:

@@ -1,4 +1,4 @@
-"""Converts examples to a model's features, with T5X's names; one converter per architecture.
+"""Converts examples to a model's features, under T5X's names; one converter per architecture.
 
 Dimensions: W windows (rows of a batch), N positions of an example, L positions of a feature.
 """
@@ -47,7 +47,7 @@ def convertible(model: ModelConfig, objective: Objective) -> bool:
     return model.architecture in objective.architectures and {*objective.features} <= known.features
 
 
-# Metric -> (side whose share of positions without padding it is, its tokens).
+# Metric, a side's share of positions without padding -> (the side, its tokens).
 FILLING = MappingProxyType(
     {
         "inputs_full": ("encoder", "encoder_input_tokens"),

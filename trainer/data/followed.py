@@ -52,10 +52,10 @@ class FollowedOrder:
         self._following, self._wanted, self._later = task.following, wanted, later
         self._block_shards, self._seed = reading.follow_shards, seed
         self._shuffled = reading.shuffle != "none"
-        # (first window of each known block, then the number of their windows; the order of later
+        # (first window of each known block, then the number of windows; the order of later
         # epochs, once all windows are known). One value, because threads read both.
         self._state: tuple[np.ndarray, Order | None] = np.zeros(1, np.int64), None
-        self._shards, self._held = 0, 0  # of these blocks: shards, and what `wanted` counts
+        self._shards, self._held = 0, 0  # in these blocks: shards, units of `wanted`
         self._growing = threading.Lock()
         self.advance()
 
@@ -119,12 +119,12 @@ class FollowedOrder:
         if last and not ends[-1]:
             raise no_window(self._folder, self._windows)
         self._shards = borders[-1]
-        # A block without wanted windows does not count.
+        # Blocks without wanted windows do not count.
         firsts = np.maximum.accumulate(np.concatenate([firsts, ends]))
         self._state = firsts, self._later() if last else None
 
     def knows(self, rank: int) -> bool:
-        """Returns whether the window at a rank is known, or can be without waiting."""
+        """Returns whether the window at a rank is known, or can become known without waiting."""
         if not self.complete and rank >= self._state[0][-1]:
             self.advance()
         firsts, later = self._state
@@ -180,7 +180,7 @@ class FollowedOrder:
         return windows_W
 
     def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
-        """Returns windows [first, last) of a rank's block and of the next one, if known."""
+        """Returns ranges [first, last) of windows: a rank's block and the next one, if known."""
         firsts, later = self._state
         if epoch:
             return later.following(epoch, rank) if isinstance(later, BlockOrder) else []
@@ -190,10 +190,10 @@ class FollowedOrder:
 
 
 def no_window(name: str, windows: Windows) -> UserError:
-    """Returns the error of a task or cache whose training split is too small."""
+    """Returns the error for a task or cache whose training split is too small."""
     return UserError(
-        f"the training split of {name} has fewer than {windows.window_tokens} tokens, not one "
-        "window: use more text or shorter lengths"
+        f"the training split of {name} has fewer than {windows.window_tokens} tokens, too few "
+        "for one window: use more text or shorter lengths"
     )
 
 
@@ -212,14 +212,14 @@ def check(config: Config, mixtures: list[MixtureSpec]) -> None:
     """Raises a UserError for a setting that needs a finished cache, even if it is finished."""
     follow = "with --data.follow=true"
     if config.engine != "palimpsest":
-        raise UserError(f"--engine={config.engine} {follow}: it does not wait; leave out one")
+        raise UserError(f"--engine={config.engine} {follow}: the engine never waits; leave out one")
     if config.mixing.max_epochs is not None or any(each.max_epochs for each in mixtures):
         raise UserError(f"--mixing.max_epochs {follow}: sizes are not known yet; leave out one")
     for each in mixtures:
         if len(each.tasks) > 1 and (free := [name for name, rate in each.tasks if rate is None]):
             raise UserError(
                 f"--task {follow}: the rate of {free[0]} follows from its size, which is not known "
-                "yet: give every task a rate, as a=0.7,b=0.3"
+                "yet; give every task a rate, such as a=0.7,b=0.3"
             )
 
 
@@ -229,14 +229,14 @@ def check_task(task: CachedTask, lengths: Lengths, packs: bool, wanted: Take | N
     follow = "with --data.follow=true"
     if wanted and wanted.unit == subset.SHARE:
         raise UserError(
-            f"--data.take={wanted} {follow}: a share of what is not known yet; give an amount, as "
+            f"--data.take={wanted} {follow}: the total is not known yet; give an amount, such as "
             "'2^29 tokens' or '1000 documents'"
         )
     if objective.unit is Unit.TEXT:
         return
     if packs:
         raise UserError(
-            f"--data.pack_examples=true {follow}: rows of pairs are packed when all lengths are "
+            f"--data.pack_examples=true {follow}: rows of pairs are packed once all lengths are "
             "known; leave out one of the two"
         )
     limits = task.manifest.plan.pairs
@@ -252,5 +252,5 @@ def check_task(task: CachedTask, lengths: Lengths, packs: bool, wanted: Take | N
             built = f"up to {limit:,} tokens" if limit else "any number of tokens"
             raise UserError(
                 f"{task.cache} may get {side} of {built} {follow}: build it with --max_{side}="
-                f"{most + 1} or less, or cut longer ones by --objective=too_long=cut"
+                f"{most + 1} or less, or use --objective=too_long=cut"
             )

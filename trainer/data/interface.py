@@ -22,14 +22,14 @@ class EvaluationSet(NamedTuple):
 
 @dataclasses.dataclass
 class Waiting:
-    """A wait for unfinished data: `stopping()` ends it, `seconds` is the time spent."""
+    """A wait for unfinished data: if `stopping()`, it ends; `seconds` is the time spent."""
 
     stopping: Callable[[], bool] = lambda: False
     seconds: float = 0.0
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Counts the time inside as spent waiting."""
+        """Counts the time inside the block as time spent waiting."""
         begin = time.monotonic()
         yield
         self.seconds += time.monotonic() - begin
@@ -58,7 +58,7 @@ class Data(Protocol):
 
     @property
     def record(self) -> dict[str, Any]:
-        """`tasks_record` as "tasks"; "rates" has [updates made before, [[task, share], …]] each."""
+        """`tasks_record` as "tasks", and [updates made before, [[task, share], …]] as "rates"."""
 
     def training(
         self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
@@ -85,7 +85,7 @@ class Data(Protocol):
     def consequences(
         self, first_step: int = 0, host: int = 0, hosts: int = 1
     ) -> list[tuple[str, str]]:
-        """Returns (subject, text) lines on the data; reads this host's rows of the first batch."""
+        """Returns (subject, text) lines for the data; reads this host's rows of the first batch."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ class Interleave:
 
     Window j of source s is due at time (j + 1/2) / rate_s. Positions are in order of due times,
     ties in order of sources. So the position alone determines the source and how many of its
-    windows precede: n · rate_s at position n, within (S + 1) / 2.
+    windows precede it: n · rate_s at position n, within (S + 1) / 2.
     """
 
     def __init__(self, rates: Sequence[float]):
@@ -27,13 +27,13 @@ class Interleave:
         return counts_S + np.bincount(sources_W, minlength=len(counts_S))
 
     def places(self, first: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (source, its earlier windows), int64, of `number` positions from `first`."""
+        """Returns (source, its earlier windows), int64, for `number` positions from `first` on."""
         counts_S, surplus = self._just_before(first)
         sources_W, ranks_W = self._merge(counts_S, surplus + number)
         return sources_W[surplus:], ranks_W[surplus:]
 
     def _just_before(self, position: int) -> tuple[np.ndarray, int]:
-        """Returns (windows due of each source [S], how many fewer than `position` they are)."""
+        """Returns (number of windows due per source [S], `position` minus their sum)."""
         # Counts are rounded due shares, so S sources together are at most S / 2 ahead.
         time = max(0.0, float(position - len(self._rates_S)))
         counts_S = np.ceil(time * self._rates_S - 0.5).astype(np.int64)
@@ -61,7 +61,7 @@ def _due(ranks: np.ndarray, rates: np.ndarray) -> np.ndarray:
 
 
 class MixingSchedule:
-    """Rates that change at positions, by ascending (position, rates); no window repeats."""
+    """Rates that change at positions, from ascending (position, rates); no window repeats."""
 
     def __init__(self, changes: Sequence[tuple[int, Sequence[float]]]):
         self._first = np.array([position for position, _ in changes], np.int64)

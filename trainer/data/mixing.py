@@ -36,8 +36,8 @@ def mixtures_of(config: Config) -> list[tuple[int, MixtureSpec]]:
     ]
     if len(found) > 1 and any(each.max_epochs for _, each in found):
         raise UserError(
-            "--mixing.max_epochs shares out the rows of the whole run, and --mixing.schedule "
-            "changes rates within it: leave one of them out"
+            "--mixing.max_epochs distributes the rows of the whole run, but --mixing.schedule "
+            "changes rates within it: leave out one of them"
         )
     return found
 

@@ -24,7 +24,7 @@ class Order(Protocol):
     """Maps ranks in an epoch (first window read, second, …) to windows."""
 
     def __call__(self, epochs_W: np.ndarray, ranks_W: np.ndarray) -> np.ndarray:
-        """Returns window indices, int64 [W], at ranks (0 to windows - 1) in epochs."""
+        """Returns the window, int64 [W], at each rank (0 to windows - 1) in its epoch."""
 
 
 class Reading(Protocol):
@@ -34,7 +34,7 @@ class Reading(Protocol):
     def windows(self) -> int: ...
 
     def __call__(self, ranks_W: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns (epochs, ranks in them, indices of windows) at ranks, int64 [W] each."""
+        """Returns (epoch, rank in it, window index) for each of `ranks_W`, each int64 [W]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ class BlockOrder:
         return windows_W
 
     def following(self, epoch: int, rank: int) -> list[tuple[int, int]]:
-        """Returns windows [first, last) of a rank's block and of the next, to be prefetched."""
+        """Returns ranges [first, last) of windows to prefetch: a rank's block and the next."""
         blocks_B, begins_B = self._blocks(epoch)
         turn = int(np.searchsorted(begins_B, rank, side="right")) - 1
         last = turn + 1 == len(blocks_B)

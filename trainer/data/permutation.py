@@ -1,4 +1,4 @@
-"""Random access into a permutation of any size, equal to grain's, in numpy.
+"""Random access into a permutation of any size, identical to grain's, in NumPy.
 
 grain's own function permutes one number per call. Dimensions: W requested ranks.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 # Ranks permuted together: 128 batches of 128 rows.
 _STRETCH = 1 << 14
-# The cipher's fewest bits. Ranges this small are encrypted at once.
+# The cipher's minimum number of bits. Ranges this small are encrypted all at once.
 _LEAST_BITS = 16
 
 
@@ -34,7 +34,7 @@ def permuted(ranks_W: np.ndarray, count: int, seed: int, rounds: int) -> np.ndar
     return numbers_W
 
 
-# 128 kB each; 256 serve a mixture of many tasks, in all threads.
+# 128 kB each; 256 suffice for a mixture of many tasks, in all threads.
 @functools.lru_cache(maxsize=256)
 def _stretch(number: int, count: int, seed: int, rounds: int) -> np.ndarray:
     """Returns the numbers at ranks from `number * _STRETCH` on, int64 [up to _STRETCH]."""

@@ -28,13 +28,13 @@ Make = Callable[[np.ndarray], Examples]
 def check(objective: Objective, lengths: Lengths, converter: Converter) -> None:
     """Raises a UserError if rows of an objective's examples cannot have segments by document."""
     if not isinstance(converter, FeatureConverter) or objective.unit is Unit.PAIR:
-        why = "it is for texts, and for models with a decoder"
+        why = "it is only for texts, and for models with a decoder"
     elif "inputs" not in objective.features:
         return
     elif not converter.encoder_decoder:
         why = "inputs and targets of a decoder-only model share one sequence"
     elif not objective.sentinels(lengths):
-        why = "this objective's targets may be of documents without inputs"
+        why = "this objective's targets may come from documents without inputs"
     else:
         return
     raise UserError(f"--data.segment_documents=true: {why}; leave it out")
@@ -43,7 +43,7 @@ def check(objective: Objective, lengths: Lengths, converter: Converter) -> None:
 def documents_of(
     make: Make, examples: Examples, documents_WN: np.ndarray, lengths_W: np.ndarray, ids: TokenIds
 ) -> dict[str, np.ndarray]:
-    """Returns the document of each position of "inputs" and "targets", from 1; 0 at padding.
+    """Returns the document, from 1, at each position of "inputs" and "targets"; 0 at padding.
 
     `examples` is the result of `make` for the windows' tokens. `documents_WN`, int32 [W, N], holds
     each token's document number, from 0; `lengths_W`, int64 [W], the windows' lengths.

@@ -1,7 +1,7 @@
 """A run's data from any task or mixture registered with seqio, read by TensorFlow.
 
 T5X users' own Tasks train here unchanged, with seqio's reading, shuffling, packing and feature
-converters. They lack the guarantees of pipeline.build's caches; `consequences` warns of that.
+converters. They lack the guarantees of pipeline.build's caches; `consequences` warns about that.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ _LIMITS = (
 
 
 def _record(task: Any) -> dict[str, Any]:
-    """Returns what seqio exposes of a task, as JSON values: names and settings, not code."""
+    """Returns the names and settings, not code, that seqio exposes for a task, as JSON values."""
     return {
         "source": type(task.source).__qualname__,
         "preprocessors": [_preprocessor(step) for step in task.preprocessors],
@@ -81,7 +81,7 @@ class SeqioData:
         if name not in known:
             raise UserError(
                 f"seqio has no task or mixture {name}{nearest(name, known)}: give the module that "
-                "registers it as --task_module, or name a task of ours by --task"
+                "registers it as --task_module, or name one of our tasks in --task"
             )
         self._config, self.name, self._seqio = config, name, seqio
         self._mixture = seqio.get_mixture_or_task(name)
@@ -124,7 +124,7 @@ class SeqioData:
     def training(
         self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None
     ) -> Iterator[Batch]:
-        # Every host reads whole batches; only then do they equal a single host's.
+        # Every host reads whole batches, so that they equal a single host's.
         shuffle = self._config.data.shuffle != "none"
         dataset = self._dataset("train", shuffle=shuffle, num_epochs=None)
         batches = dataset.batch(self._config.batch_size, drop_remainder=True).skip(first_step)
@@ -154,7 +154,7 @@ class SeqioData:
         source = "its cache" if self._cached else "not cached: tokenized by this process"
         packed = "packed" if self._config.data.pack else "one example a row"
         if not self.special.zero_pads:
-            packed += ", padding told by lengths, as id 0 is a piece"
+            packed += ", padding identified by lengths, because id 0 is a piece"
         warnings = [_LIMITS, *self._uncached(), *self._colliding(), *self._unmeasured()]
         lengths = f"inputs {self.lengths.inputs}, targets {self.lengths.targets}"
         return [
@@ -190,7 +190,7 @@ class SeqioData:
         names = {name for task in self._tasks() for name in unmeasured(task)}
         warning = (
             f"metric_objs of the task ({', '.join(sorted(names))}) are not computed: they read "
-            "other outputs of a model than generated ids and scores"
+            "model outputs other than generated ids and scores"
         )
         return [warning] if names else []
 

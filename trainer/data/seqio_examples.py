@@ -26,7 +26,7 @@ def unmeasured(task: Any) -> list[str]:
 
 
 def _own_objects(task: Any) -> list[Any]:
-    """Returns a task's metric objects; seqio appends those of its metric functions."""
+    """Returns a task's metric objects without those that seqio makes of its metric functions."""
     objects = list(task.metric_objs)
     return objects[: len(objects) - len(task.metric_fns)]
 
@@ -55,7 +55,7 @@ def _object_metric(task: Any, metric: Any) -> OutputMetric:
 
 
 def _model_output(kind: str, outputs: Outputs) -> Any:
-    """Returns outputs as seqio's metrics read them: ids are padded with 0."""
+    """Returns outputs in the form that seqio's metrics read: ids are padded with 0."""
     if kind == _SCORE:
         return np.asarray(outputs.target_scores)
     assert outputs.ids is not None
@@ -70,7 +70,7 @@ def _model_output(kind: str, outputs: Outputs) -> Any:
 def examples_of(
     task: Any, split: str, lengths: Mapping[str, int], cached: bool, config: Config
 ) -> ExampleSet:
-    """Returns the examples of a seqio Task's split, features cut to `lengths` as in training.
+    """Returns the examples of a seqio Task's split, truncated to `lengths` as in training.
 
     Source: seqio 0.0.20, `Evaluator` and `PassthroughLegacyMetric`, for the arguments of
     postprocessors and metrics.

@@ -32,7 +32,7 @@ def task_lines(
     reading: DataConfig,
     amounts: Mapping[str, Take],
 ) -> Iterator[Line]:
-    """Yields lines on a task's examples (of `lengths`, in `rows`) and cache, and warnings."""
+    """Yields lines about a task's examples (of `lengths`, in `rows`) and cache, and warnings."""
     plan, objective, windows = task.manifest.plan, source.maker.objective, source.maker.windows
     read = "a pair" if objective.unit is Unit.PAIR else f"{windows.window_tokens} corpus tokens"
     yield "task", f"{source.task}: {read} -> inputs {lengths.inputs}, targets {lengths.targets}"
@@ -43,8 +43,8 @@ def task_lines(
         yield (
             "follow",
             f"{task.cache}: the first epoch reads its {plan.shards['train']:,} shards in the order "
-            f"of the plan, {reading.follow_shards:,} at a time, of which {done} are read in; it "
-            "waits where it overtakes the build; evaluations read the first "
+            f"of the plan, {reading.follow_shards:,} at a time; {done} are read in so far; it "
+            "waits if it overtakes the build; evaluations read the first "
             f"{reading.follow_shards:,} shards of their split",
         )
     if not source.whole:
@@ -57,8 +57,8 @@ def task_lines(
     if wanted := subset.of_task(amounts, source.task):
         yield (
             "take",
-            f"{wanted}: the first {count:,} windows, {round(count * windows.mean_tokens):,} "
-            f"tokens, {windows.taken_share:.2%} of the cache, are what every epoch reads",
+            f"{wanted}: each epoch reads the first {count:,} windows, {windows.taken_share:.2%} of "
+            f"the cache, {round(count * windows.mean_tokens):,} tokens",
         )
     if unread := windows.unread_tokens:
         many = unread / tokens >= _MANY_UNREAD
@@ -78,8 +78,8 @@ def task_lines(
     if copied and windows.bytes > reading.local_bytes:
         yield (
             "warning",
-            f"{windows.bytes:,} bytes are read in global order, and local copies may take "
-            f"{reading.local_bytes:,}, so shards are copied again and again: set "
+            f"{windows.bytes:,} bytes are read in global order, but local copies may take "
+            f"only {reading.local_bytes:,}, so shards are copied again and again: set "
             "--data.local_bytes, or --data.shuffle=block",
         )
 
@@ -101,7 +101,7 @@ def mixture_lines(
 
 
 def change_line(step: int, shares: dict[str, float]) -> Line:
-    """Describes the mixture after a change of its rates at `step` updates."""
+    """Describes the mixture after its rates change at `step` updates."""
     listed = ", ".join(f"{task} {share:.4%}" for task, share in shares.items())
     return "", f"from update {step + 1:,} on: {listed}"
 
@@ -111,7 +111,7 @@ def batch_line(
 ) -> Line:
     """Describes the batch and, for a single task, how often its corpus is read."""
     if not all(source.whole for source in sources):
-        return "batch", f"{batch_size} rows; epochs are known when the caches are finished"
+        return "batch", f"{batch_size} rows; epochs are unknown until the caches are finished"
     tokens = sum(
         source.maker.windows.mean_tokens
         * (len(source.maker.windows) / source.layout.rows_per_epoch)

@@ -27,10 +27,10 @@ _PROBES, _PROBE_SEED = 16, 0x9E0B
 def task_record(
     task: CachedTask, lengths: Lengths, rows: Lengths | None = None, by_document: bool = False
 ) -> dict[str, Any]:
-    """Returns what determines the examples of a task, of `lengths`, as JSON values.
+    """Returns the settings that determine a task's examples of `lengths`, as JSON values.
 
-    `rows` are lengths of packed rows, None for one example per row; `by_document` is whether a
-    row's documents are segments.
+    `rows` are lengths of packed rows, None for one example per row; `by_document` is True if
+    a row's documents are segments.
     """
     objective = task.task.objective
     segments = {"segments": {"by": "document", "version": 1}} if by_document else {}
@@ -103,7 +103,7 @@ def _task_changes(task: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
         name = f"{subject} of {task}" + (f": {rest}" if rest else "")
         yield f"{name} was {old.get(path)}, is {new.get(path)}"
     if differ and not settings:
-        yield f"the objective of {task} makes other examples, as its code has changed"
+        yield f"the objective of {task} makes different examples because its code has changed"
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

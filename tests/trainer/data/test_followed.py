@@ -158,7 +158,7 @@ def test_pairs_whose_length_nothing_limits_are_refused(text_cache, tmp_path):
     folder = published_caches.make(tmp_path / task, text_cache, SIZES, "pairs")
     for flags, says in (
         (("--lengths.inputs=39",), "may get inputs of up to 40 tokens with --data.follow=true"),
-        (("--data.pack_examples=true",), "rows of pairs are packed when all lengths are known"),
+        (("--data.pack_examples=true",), "rows of pairs are packed once all lengths are known"),
     ):
         with pytest.raises(UserError, match=says):
             run_of(folder, *flags, task=task)
@@ -369,10 +369,10 @@ BOTH = f"--task={SPANS},{PREFIX}"
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--data.take=0.5",), "--data.take=0.5 with --data.follow=true: a share of what is not"),
-        (("--engine=t5x",), "--engine=t5x with --data.follow=true: it does not wait"),
+        (("--data.take=0.5",), "--data.take=0.5 with --data.follow=true: the total is not known"),
+        (("--engine=t5x",), "--engine=t5x with --data.follow=true: the engine never waits"),
         (("--data.take=99999999 tokens",), "tokens in train, not this many"),
-        ((f"--task={PREFIX}", *WIDE), "not one window: use more text"),
+        ((f"--task={PREFIX}", *WIDE), "too few for one window: use more text"),
         ((BOTH,), "the rate of python_docs_span_corruption follows from its size"),
         ((BOTH, "--mixing.max_epochs=2"), "--mixing.max_epochs with --data.follow=true"),
     ],
@@ -393,10 +393,10 @@ def test_follow_stands_alone_on_the_command_line():
 def test_the_start_says_how_the_build_is_followed(published, whole_cache):
     published.shards("train", *range(BLOCK))
     lines = dict(run_of(published.folder.parent).data.consequences())
-    assert f"{BLOCK} at a time, of which {BLOCK} are read in" in lines["follow"]
-    assert lines["batch"] == "4 rows; epochs are known when the caches are finished"
+    assert f"{BLOCK} at a time; {BLOCK} are read in" in lines["follow"]
+    assert lines["batch"] == "4 rows; epochs are unknown until the caches are finished"
     lines = dict(run_of(whole_cache).data.consequences())
-    assert f"{BLOCK} at a time, of which all are read in" in lines["follow"]
+    assert f"{BLOCK} at a time; all are read in" in lines["follow"]
     assert "steps an epoch" in lines["batch"]
 
 

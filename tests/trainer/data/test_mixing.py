@@ -323,7 +323,7 @@ def test_no_language_is_read_more_often_than_allowed(caches):
     assert np.ptp(shares[below] / weights[below]) < 1e-12
     with pytest.raises(UserError, match=r"leaves nothing to read after update \d+: the limits"):
         run_of(caches, WIKI, *flags, "--mixing.max_epochs=0.1").data.rates  # noqa: B018
-    with pytest.raises(UserError, match="leave one of them out"):
+    with pytest.raises(UserError, match="leave out one of them"):
         run_of(caches, WIKI, "--mixing.max_epochs=1", f"--mixing.schedule=3: {LANGUAGES[0]}=1")
 
 
@@ -346,7 +346,7 @@ def test_a_share_is_repeated_in_a_new_order(caches):
         assert sorted(read[epochs == epoch]) == list(range(count))
     assert not np.array_equal(read[:count], read[count : 2 * count])
     said = dict(run.data.consequences())
-    assert said["take"].startswith(f"2,048 tokens: the first {count} windows")
+    assert said["take"].startswith(f"2,048 tokens: each epoch reads the first {count} windows")
     assert f"{80_000 / count:,.2f} epochs in all" in said["batch"]
     # Validation is whole.
     whole = run_of(caches, task)

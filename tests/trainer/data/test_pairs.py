@@ -121,7 +121,7 @@ def test_predictions_are_judged_as_a_supervised_task_does(pairs_and_text):
     assert examples.postprocess("3.4", first) == 3.4
     flags = ("--evaluation.supervised=super_glue_multirc",)
     (examples,) = run_of(pairs_and_text, PAIRS, *flags).data.examples("validation")
-    with pytest.raises(UserError, match="multirc reads 'group' of examples, which caches do not"):
+    with pytest.raises(UserError, match="multirc reads 'group' of examples, but caches do not"):
         examples.read(1)
     with pytest.raises(UserError, match="unknown supervised task glue_sts "):
         run_of(pairs_and_text, PAIRS, "--evaluation.supervised=glue_sts").data.examples(

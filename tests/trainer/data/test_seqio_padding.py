@@ -115,7 +115,7 @@ def test_packed_rows_lose_no_token(task, preset):
 
 def test_the_run_says_so_and_records_it(task, tmp_path):
     _, made, (config, origins) = data("lm_tiny", "odd_lm", f"--model_dir={tmp_path}")
-    assert "padding told by lengths" in dict(made.consequences())["task"]
+    assert "padding identified by lengths" in dict(made.consequences())["task"]
     assert made.tasks_record["odd_lm"]["padding"] == "lengths"
     run = prepare(config, origins)
     assert run.converter.special == SPECIAL

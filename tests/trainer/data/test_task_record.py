@@ -90,7 +90,7 @@ def test_changed_code_of_an_objective_is_noticed(run_of):
     tokens = [{"tokens": f"np.where(tokens_WN == {id}, 7, tokens_WN)"} for id in (EOS_ID, UNK_ID)]
     for contents in (weights, *tokens):
         assert changed(run_of("my_lm"), run_of("my_lm", **contents)) == [
-            "the objective of my_lm makes other examples, as its code has changed"
+            "the objective of my_lm makes different examples because its code has changed"
         ]
 
 
