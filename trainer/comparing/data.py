@@ -69,7 +69,7 @@ def records(one: History, other: History, last: int) -> Compared:
     stored = [newest(each.folder)[1] for each in (one, other)]
     hashes = [str(each.get("vocabulary_sha256") or "") for each in stored]
     if all(hashes) and hashes[0] != hashes[1]:
-        found.records.append(f"the vocabulary is {hashes[0][:12]} in A, {hashes[1][:12]} in B (SHA-256)")
+        found.records.append(f"vocabulary SHA-256: {hashes[0][:12]} in A, {hashes[1][:12]} in B")
     prints = [each.get("cache_fingerprints", {}) for each in stored]
     found.records += [
         f"the caches of {task} differ in plan: {prints[0][task][:12]} and {prints[1][task][:12]}"
