@@ -86,7 +86,7 @@ def _list(spec: CorpusSpec) -> tuple[str, Any, dict[str, list[str]], dict[str, A
 def _with_dialect(spec: CorpusSpec, builder: Any) -> CorpusSpec:
     """Fills in the delimiter, quote and columns of CSV files.
 
-    Options missing from the spec come from the data set's README, else are the `datasets` defaults.
+    Options missing from the spec come from the data set's README, or are the `datasets` defaults.
     """
     given = [name for name in DIALECT_OPTIONS if getattr(spec, name)]
     if builder.name != CSV:

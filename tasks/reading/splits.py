@@ -79,7 +79,7 @@ def generations(
     before = _choose(spec, [file for file in found if file.name in known])
     if before != [each for each in chosen if each.file.name in known]:
         raise UserError(
-            f"corpus {spec} would, with the new files, move documents of the old ones between "
+            f"corpus {spec}: with the new files, documents of the old ones would move between "
             "train and validation: build a new cache in another --cache_dir"
         )
     found_in: list[list[ChosenFile]] = [[] for _ in range(len(earlier) + 1)]
