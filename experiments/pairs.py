@@ -1,4 +1,4 @@
-"""Writes pairs of phrases, without and with their diacritics or capitals, to train on.
+"""Writes pairs of phrases to train on: without and with their diacritics or capitals.
 
     python -m experiments.pairs --corpus='parquet:DATA/ro_*.parquet' --undo=diacritics --output=DIR
 
@@ -16,7 +16,7 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 
-# Words per example. At least one of them has something to lose.
+# Words per example, at least one of which has something to lose.
 _WORDS = 2
 
 

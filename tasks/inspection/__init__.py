@@ -1,1 +1,1 @@
-"""Windows and examples for people: decoded, traced to their documents, shown."""
+"""Windows and examples for human readers: decoded, traced to their documents and displayed."""

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 from tasks.vocabulary import CONTROL, PAIR_BORDER, TokenIds, sentinel_piece
 
-# Text of a byte that is not part of a character.
+# Stands for a byte that is not part of a character.
 REPLACEMENT = "\ufffd"
 # Separates the sides of a pair.
 PAIR_BORDER_SIGN = "\u2192"
 
 
 def piece(token: int, ids: TokenIds) -> str:
-    """Returns a piece's text as in the model, or the text of a sentinel outside the model."""
+    """Returns a token's piece in the vocabulary, or its sentinel's name if it lies outside."""
     if token == PAIR_BORDER:
         return PAIR_BORDER_SIGN
     if token < len(ids.pieces):
@@ -32,11 +32,11 @@ def is_text(token: int, ids: TokenIds) -> bool:
 
 
 def texts(tokens: Sequence[int], ids: TokenIds) -> list[str]:
-    """Returns the text of each token; joined, they equal the library's decoded text.
+    """Returns the text of each token; joined, the texts equal what the library decodes.
 
     A character spelled by several tokens belongs to the token with its first byte; a byte outside
     any character becomes U+FFFD. Padding, EOS, sentinels and other control pieces have no text.
-    Unlike SentencePiece and WordPiece, a leading space is kept.
+    Unlike in SentencePiece and WordPiece, a leading space is kept.
     """
     out: list[str] = []
     run: list[bytes] = []

@@ -1,7 +1,7 @@
 """Shows windows, and the examples that objectives make from them, in a terminal or an HTML page.
 
 A span has the same colour in the window, in the inputs (its sentinel) and in the targets (sentinel
-and text). The page needs neither network nor script.
+and text). The page needs neither a network nor scripts.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ class Sample:
     """A window to show."""
 
     title: str
-    facts: tuple[tuple[str, str], ...]  # names and values, shown as they are
+    facts: tuple[tuple[str, str], ...]  # names and values, shown unchanged
     places: tuple[Place, ...]  # the window's places in the cache, one per shard
     parts: tuple[Part, ...]  # parts of documents that form the window
     corpus: str
     tokens: np.ndarray  # int32[N] tokens of the window
     trace: Trace | None  # the objective's example; None shows the window alone
     lengths: Lengths
-    unit: str = "document"  # the word for the owner of a part
+    unit: str = "document"  # the word for what a part belongs to
 
     def text(self, part: Part, ids: TokenIds) -> str:
         return decode(self.tokens[part.position : part.position + part.tokens].tolist(), ids)
@@ -51,7 +51,7 @@ class Token:
     # id, piece: as in the vocabulary.
     id: int
     piece: str
-    text: str  # its printable share of the text
+    text: str  # its share of the text, made printable
     mark: bool  # it is a special token: EOS, a sentinel or a mode token
     own: bool  # the objective added it
     # span, place: its span and its position in the window; -1 for none.
@@ -154,7 +154,7 @@ def _window_note(sample: Sample) -> str:
     if not trace:
         return note
     if not trace.exact:
-        return f"{note}; the origin of the example's tokens is not known for this objective"
+        return f"{note}; the origin of the example's tokens is unknown for this objective"
     if trace.shuffled:
         return f"{note}; the inputs are shuffled, and each colour is one of {SHUFFLED_PARTS} parts"
     unused = int((~trace.used_N).sum())
@@ -213,7 +213,7 @@ _PICTURES = {**html_page.CONTROL_PICTURES, ord("\n"): "\u21b5\n"}
 
 
 def _runs(made: Sequence[Token]) -> Iterator[tuple[int, list[Token]]]:
-    """Yields (span, tokens) of adjacent tokens shown alike; a special token is yielded alone."""
+    """Yields (span, tokens) for adjacent tokens shown alike; a special token is yielded alone."""
 
     def kind(numbered: tuple[int, Token]) -> tuple[int, bool, bool, int]:
         number, token = numbered
@@ -314,7 +314,7 @@ LEGEND = (
 
 
 def article(key: str, sample: Sample, ids: TokenIds) -> str:
-    """Returns a sample as HTML; a page of several needs LEGEND before them, and `tokens=True`."""
+    """Returns a sample as HTML; its page needs LEGEND before it, and `tokens=True`."""
     found = strips(sample, ids)
     shown = "".join(map(_strip, found))
     lengths = [sum(len(made) for _, made in strip.blocks) for strip in found[1:]]

@@ -15,17 +15,17 @@ import numpy as np
 from tasks.objectives import Lengths, Objective
 from tasks.vocabulary import PAIR_BORDER, TokenIds
 
-# Number of colours for a window whose tokens are all in the inputs, in another order.
+# Number of colours for a window whose tokens are all in the inputs, in a different order.
 SHUFFLED_PARTS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One feature of an example: int32 ids without padding, and per token two int64 numbers."""
+    """One feature of an example: int32 ids without padding, and two int64 numbers per token."""
 
     tokens_L: np.ndarray
     places_L: np.ndarray  # position in the window, -1 for tokens added by the objective
-    spans_L: np.ndarray  # the span that contains the token or that it replaces, -1 for none
+    spans_L: np.ndarray  # the span that the token belongs to or replaces, -1 for none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,17 +33,17 @@ class Trace:
     """The example that an objective makes from a window.
 
     A span is a run of tokens to predict: tokens missing from the inputs or, if there are weights,
-    those with a weight in the loss. If the inputs are the window in another order, spans are
+    tokens with a weight in the loss. If the inputs are the reordered window, spans are
     eighths of the window.
     """
 
     window: Side
     inputs: Side | None
     targets: Side
-    weights_L: np.ndarray | None  # int64 weights of the targets, None if all targets have a loss
+    weights_L: np.ndarray | None  # int64 weights of the targets, None if all are in the loss
     more: dict[str, np.ndarray]  # further features, as the objective returns them, without padding
     used_N: np.ndarray  # bool, True for tokens of the window that are in the example
-    shuffled: bool  # True if the inputs are the window in another order
+    shuffled: bool  # True if the inputs are the window in a different order
     exact: bool  # False if the objective does not accept markers; then all places are -1
 
 
@@ -54,7 +54,7 @@ def trace(
     lengths: Lengths,
     ids: TokenIds,
 ) -> Trace:
-    """Returns the example of an unpadded window, int32 [N], and a key."""
+    """Traces the example made from an unpadded window, int32 [N], and a key."""
     made = _example(objective, window_N, key, lengths, ids)
     places = _places(objective, window_N, key, lengths, ids, made)
     exact = places is not None
@@ -121,7 +121,7 @@ def _places(
     """Returns feature -> int64 [L] places, or None if the objective treats markers differently."""
     markers_N = ids.size + np.arange(len(window_N), dtype=np.int32)
     markers_N[window_N == PAIR_BORDER] = PAIR_BORDER
-    # Objectives may ask which tokens begin a word: markers do where the window's tokens do.
+    # Objectives may ask which tokens begin a word: a marker does if the window's token does.
     words_N = ids.word_starts[window_N]
     words_N[1:] |= window_N[:-1] == ids.special.eos
     with_markers = copy.copy(ids)

@@ -1,4 +1,4 @@
-"""Counts the words in rows of ids, separated by white space, without decoding the rows.
+"""Counts words, separated by white space, in rows of ids without decoding the rows.
 
 Dimensions: B rows, L positions, N ids.
 """
@@ -15,7 +15,7 @@ class WordCounter:
     """Counts the words that begin in rows of ids.
 
     A word begins at a character other than white space that follows white space or an EOS. A word
-    cut by the end of a row counts once, in the row with the space before it.
+    cut by the end of a row counts once, in the row with the space before the word.
     """
 
     def __init__(self, ids: TokenIds):

@@ -1,1 +1,1 @@
-"""Metrics of predictions: functions of (targets, predictions), by well-kept libraries."""
+"""Metrics of predictions: functions of (targets, predictions) that use established libraries."""

@@ -8,19 +8,19 @@ from tasks.metrics.text import references
 
 
 def character_error_rate(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the Levenshtein distance in percent of all targets' characters."""
+    """Returns the Levenshtein distance as a percentage of all targets' characters."""
     return {"character_error_rate": _rate(targets, predictions, list)}
 
 
 def word_error_rate(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns the Levenshtein distance in percent of all targets' words."""
+    """Returns the Levenshtein distance as a percentage of all targets' words."""
     return {"word_error_rate": _rate(targets, predictions, str.split)}
 
 
 def _rate(
     targets: Sequence[Any], predictions: Sequence[str], parts_of: Callable[[str], list[str]]
 ) -> float:
-    """Returns edits in percent of the targets' parts, with the nearest of several targets."""
+    """Returns edits as a percentage of the targets' parts; uses the nearest of several targets."""
     distance = load_library("editdistance", "editdistance").eval
     edits = parts = 0
     for target, prediction in zip(targets, predictions, strict=True):

@@ -1,4 +1,4 @@
-"""Metrics of labels and numbers: by scikit-learn and scipy."""
+"""Metrics of labels and numbers, computed by scikit-learn and scipy."""
 
 import math
 from collections import defaultdict
@@ -19,15 +19,15 @@ def f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Returns the F1 of the positive class, label 1 or true, in percent.
 
     A prediction other than 1, true, 0 and false counts as the opposite of its target. A label may
-    be in a dict with "value", as for `grouped_exact_match`.
+    be the "value" of a dict, as for `grouped_exact_match`.
 
     Source: T5, `metrics.f1_score_with_invalid`.
     """
     metrics = load_library("sklearn.metrics", "scikit-learn")
     if all(_positive(each) is None for each in targets):
         raise UserError(
-            f"f1 needs labels 1 and 0 or true and false, and a target is {targets[0]!r}: use "
-            "macro_f1, or name the task that makes labels of texts by --evaluation.supervised"
+            f"f1 needs labels 1 and 0 or true and false, but a target is {targets[0]!r}: use "
+            "macro_f1, or set --evaluation.supervised to the task that makes labels from texts"
         )
     right = [_positive(each) or False for each in targets]
     given = [_positive(each) for each in predictions]
@@ -38,13 +38,13 @@ def f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
 
 
 def _positive(label: Any) -> bool | None:
-    """Returns whether a label is positive; None if it is neither positive nor negative."""
+    """Returns True for a positive label, False for a negative one, None for any other value."""
     value = label["value"] if isinstance(label, dict) else label
     return {"1": True, "true": True, "0": False, "false": False}.get(str(value).lower())
 
 
 def macro_f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Returns the mean F1 over the targets' classes, in percent, as for CB."""
+    """Returns the mean F1 over the targets' classes, in percent, as used for CB."""
     metrics = load_library("sklearn.metrics", "scikit-learn")
     texts = [[str(each) for each in of] for of in (targets, predictions)]
     labels = sorted({*texts[0]})
@@ -53,7 +53,7 @@ def macro_f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, fl
 
 
 def matthews(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Returns Matthews's correlation of labels times 100; 0 if one side is constant."""
+    """Returns the Matthews correlation of labels times 100; 0 if one side is constant."""
     metrics = load_library("sklearn.metrics", "scikit-learn")
     texts = [[str(each) for each in of] for of in (targets, predictions)]
     if any(len(set(side)) == 1 for side in texts):
@@ -80,7 +80,7 @@ def _correlation(name: str, targets: Sequence[float], predictions: Sequence[floa
 
 
 def _number(value: Any) -> float:
-    """Parses a finite number; returns -1 for all else, as T5 for STS-B."""
+    """Parses a finite number; returns -1 for anything else, as T5 does for STS-B."""
     try:
         number = float(value)
     except ValueError:
@@ -96,8 +96,8 @@ def grouped_exact_match(targets: Sequence[Any], predictions: Sequence[Any]) -> d
     """
     if not all(isinstance(each, dict) for each in targets):
         raise UserError(
-            "grouped_exact_match needs targets with a group and a value: name the task that makes "
-            "them by --evaluation.supervised"
+            "grouped_exact_match needs targets with a group and a value: set "
+            "--evaluation.supervised to the task that makes them"
         )
     right: dict[Any, bool] = defaultdict(lambda: True)
     for target, prediction in zip(targets, predictions, strict=True):

@@ -1,4 +1,4 @@
-"""Metrics by name, for flags, and how users add theirs."""
+"""Looks up metrics by name, for flags, including metrics from a user's module."""
 
 import dataclasses
 import importlib
@@ -11,7 +11,7 @@ from tasks.terminal.command_line import UserError, nearest
 
 __all__ = ["Metric"]
 
-# Prefix of a generated-text metric that shares the name of a token metric.
+# Prefix for a generated-text metric that shares the name of a token metric.
 TEXT = "text_"
 # (targets, predictions), one of each per example, in order -> values by name.
 Compute = Callable[[Sequence[Any], Sequence[Any]], Mapping[str, float]]
@@ -27,9 +27,9 @@ class Metric:
     Attributes:
       name: name for flags.
       compute: the function of targets and predictions, or "module:function", imported when used.
-      lower_is_better: whether lower values are better. A run watches a metric that sets it, or one
+      lower_is_better: True if lower values are better. A run watches a metric that sets it, or one
         written as min:NAME or max:NAME.
-      values: names of the values of `compute`; by default the metric's own name.
+      values: names of the values that `compute` returns; by default the metric's own name.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Metric:
     def __call__(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
         """Returns values by name; percentages and correlations are times 100.
 
-        Raises ValueError without predictions or with another number of targets, and UserError if
+        Raises ValueError if there are no predictions or not as many as targets, UserError if
         the library is missing, targets are not of the metric's kind, or values are not numbers by
         name.
         """
@@ -59,7 +59,7 @@ class Metric:
             return {name: float(value) for name, value in values.items()}
         except (AttributeError, TypeError, ValueError) as error:
             raise UserError(
-                f"the metric {self.name} returns {values!r}, which is no dict of numbers by name"
+                f"the metric {self.name} returns {values!r}, which is not a dict of numbers by name"
             ) from error
 
 
@@ -90,12 +90,12 @@ def known(module: str | None = None) -> dict[str, Metric]:
 
 
 def values_of(name: str) -> tuple[str, ...]:
-    """Returns the names of a metric's values in results, if METRICS has it; else its own name."""
+    """Returns the names of a known metric's values in results; (name,) for an unknown one."""
     return (name in METRICS and METRICS[name].values) or (name,)
 
 
 def lower_is_better(value: str, module: str | None = None) -> bool | None:
-    """Returns whether lower is better for a value in results; None if no metric says so."""
+    """Returns True if lower is better for a value in results; None if no metric says."""
     for metric in reversed(known(module).values()):
         if value in (metric.values or (metric.name,)):
             return metric.lower_is_better
@@ -109,7 +109,7 @@ def chosen(names: Sequence[str], module: str | None = None) -> list[Metric]:
         if name not in table:
             raise UserError(
                 f"unknown metric {name}{nearest(name, table)}; known: {', '.join(table)}; a module "
-                "given by --task_module may have more in its tuple METRICS"
+                "given by --task_module may define more in its tuple METRICS"
             )
     return [table[name] for name in names]
 

@@ -9,7 +9,7 @@ from tasks.metrics.text import references
 
 
 def bleu(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
-    """Returns corpus BLEU with sacrebleu's "13a" tokens, 0 to 100, as for WMT.
+    """Returns corpus BLEU with sacrebleu's "13a" tokens, 0 to 100, as used for WMT.
 
     Source: Post 2018 (arXiv:1804.08771).
     """
@@ -50,7 +50,7 @@ def rouge(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float
 
     Source: Lin 2004, "ROUGE: A Package for Automatic Evaluation of Summaries"; rouge-score; T5,
     `metrics.rouge_mean`.
-    Differences: T5's tasks report the middle of a bootstrap, here it is the mean.
+    Differences: T5's tasks report the middle of a bootstrap; this is the mean.
     """
     kinds = ("rouge1", "rouge2", "rougeLsum")
     scorer = load_library("rouge_score.rouge_scorer", "rouge-score").RougeScorer(kinds)

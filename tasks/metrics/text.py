@@ -16,7 +16,7 @@ def references(target: Any) -> list[str]:
 
 
 def exact_match(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """Returns the percentage of predictions that equal a target, ignoring outer spaces of texts."""
+    """Returns the percentage of predictions that equal a target, ignoring outer white space."""
     right = 0
     for target, prediction in zip(targets, predictions, strict=True):
         if isinstance(prediction, str):
@@ -32,7 +32,7 @@ def squad(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float
     Case, punctuation, articles and spaces are ignored.
 
     Source: Rajpurkar et al. 2016 (arXiv:1606.05250), section 6.1.
-    Differences: two answers without words agree, as in SQuAD 2, where their F1 is 0 in T5.
+    Differences: two answers without words agree, as in SQuAD 2; in T5 their F1 is 0.
     """
     matches = overlap = 0.0
     for target, prediction in zip(targets, predictions, strict=True):

@@ -1,1 +1,1 @@
-"""HTML pages of the project: one style, escaped text, charts, and no need for a network."""
+"""HTML pages that share one style, escape text, draw charts and need no network."""

@@ -1,6 +1,6 @@
-"""Charts of a page, drawn by uPlot (decision 019) from data in the page.
+"""Charts on a page, drawn by uPlot (decision 019) from data in the page.
 
-A reader chooses among a series' columns of x values, such as steps or hours.
+A reader can choose among a series' columns of x values, such as steps or hours.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ class Series:
     """A line of a chart.
 
     `x` has alternative x values by name, ascending and as long as `y`; None and non-finite values
-    of `y` are gaps. A `faint` line is behind the others, such as training behind evaluation; with
+    of `y` are gaps. A `faint` line lies behind the others, as training does behind evaluation; with
     `dots`, each value is a dot; with `smooth`, the reader may smooth the line.
     """
 
@@ -87,7 +87,7 @@ def figures(charts: Iterable[Chart], axes: Mapping[str, str]) -> str:
 
 
 def data(charts: Iterable[Chart], axes: Mapping[str, str]) -> str:
-    """Returns the data of all charts of a page as JSON that can stand in a <script> element.
+    """Returns the data of all charts on a page as JSON that is safe in a <script> element.
 
     Series of more than MOST_POINTS values are thinned evenly; the last value stays.
     """
@@ -121,7 +121,7 @@ def data(charts: Iterable[Chart], axes: Mapping[str, str]) -> str:
         for chart in charts
     ]
     value = {"axes": dict(axes), "columns": columns, "charts": made}
-    # Without "<" nothing in it can end the element, or begin a comment in it.
+    # Without "<", nothing in the JSON can end the element or begin a comment.
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 

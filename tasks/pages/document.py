@@ -1,7 +1,7 @@
 """Self-contained HTML pages in one style, with escaped text.
 
-Style, scripts and data are in the file. Its policy, enforced by the browser, allows no request and
-only the scripts that `document` adds.
+Style, scripts and data are in the file. The file's policy, which browsers enforce, allows no
+requests and only the scripts that `document` adds.
 """
 
 import base64
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
 
-# HTML forbids most control characters, and terminals may obey them: they are replaced by pictures.
+# HTML forbids most control characters, and terminals may obey them, so pictures replace them.
 CONTROL_PICTURES = {
     **{code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"},
     0x7F: "\u2421",
@@ -27,7 +27,7 @@ def document(
 ) -> str:
     """Returns a page as HTML.
 
-    `links` has the text of each link under the heading, by target id; `head` is HTML between them,
+    `links` maps target ids to texts of links under the heading; `head` is HTML before the links,
     `body` HTML after them. `tokens` includes the script that explains the token under the pointer.
     `charts` is `tasks.pages.chart.data` of the charts in `body`.
     """
@@ -46,7 +46,7 @@ def document(
         "<!DOCTYPE html><html lang=en><head><meta charset=utf-8>"
         f'<meta http-equiv=Content-Security-Policy content="{policy}">'
         "<meta name=viewport content='width=device-width, initial-scale=1'>"
-        # Otherwise browsers ask the server of the page for an icon.
+        # Without this, browsers ask the page's server for an icon.
         "<link rel=icon href='data:,'>"
         f"<title>{text(title)}</title>"
         f"<style>{''.join(map(_asset, styles))}</style></head><body>"
@@ -75,7 +75,7 @@ def sections(parts: Iterable[tuple[str, str]]) -> tuple[str, dict[str, str]]:
     links: dict[str, str] = {}
     for number, (name, _) in enumerate(parts, 1):
         key = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-        # A name may be any text, and occur twice.
+        # A name may be any text, and may occur twice.
         links[f"part-{number}" if not key or key in links else key] = name
     made = "".join(
         f"<article id={key}><h2>{text(name)}</h2>{content}</article>"

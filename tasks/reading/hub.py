@@ -32,8 +32,8 @@ def list_files(
 ) -> tuple[CorpusSpec, str, list[SourceFile]]:
     """Returns the spec with its revision pinned to a commit, the files' format, and the files.
 
-    Raises UserError if the Hub cannot be reached, the data set cannot be accessed (a private one
-    without a token), its revision or configuration does not exist, or its files have none of the
+    Raises UserError if the Hub cannot be reached, the data set cannot be accessed (private, and
+    no token is set), its revision or configuration does not exist, or its files have none of the
     `formats`.
     """
     name = spec.location
@@ -86,7 +86,7 @@ def _list(spec: CorpusSpec) -> tuple[str, Any, dict[str, list[str]], dict[str, A
 def _with_dialect(spec: CorpusSpec, builder: Any) -> CorpusSpec:
     """Fills in the delimiter, quote and columns of CSV files.
 
-    Options missing from the spec come from the data set's README, else are the `datasets` defaults.
+    Options missing from the spec come from the data set's README, or are the `datasets` defaults.
     """
     given = [name for name in DIALECT_OPTIONS if getattr(spec, name)]
     if builder.name != CSV:

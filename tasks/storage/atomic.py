@@ -1,4 +1,4 @@
-"""Writing files complete or not at all, and reporting a full disk."""
+"""Writes files completely or not at all, and reports a full disk."""
 
 import contextlib
 import errno
@@ -33,12 +33,12 @@ def naming_full_disk(path: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def atomic_write(path: str) -> Iterator[IO[bytes]]:
-    """Yields a file whose content appears at `path` complete, on success, or not at all.
+    """Yields a file whose complete content appears at `path` on success, and nothing on failure.
 
     Locally the bytes are written beside `path`, flushed to disk and renamed. For a remote path they
     are collected in a temporary file and uploaded as one object, since closing a half-written
     fsspec file would publish half of it. Raises UserError if the folder is missing or not writable,
-    `path` is a folder, or the store refuses it.
+    `path` is a folder, or the store refuses the upload.
     """
     if is_remote(path):
         with tempfile.NamedTemporaryFile() as spool:
@@ -81,7 +81,7 @@ def _created(aside: str, path: str) -> IO[bytes]:
 
 
 def remove_partial(folder: str) -> None:
-    """Deletes partial files of killed writers from a local `folder`."""
+    """Deletes partial files that killed writers left in a local `folder`."""
     if is_remote(folder) or not os.path.isdir(local_path(folder)):
         return
     for name in os.listdir(local_path(folder)):

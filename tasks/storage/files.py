@@ -85,12 +85,12 @@ def list_sizes(folder: str, prefix: str = "") -> dict[str, int]:
 
 
 def threads(folder: str) -> int:
-    """Returns the number of threads to use on a folder's files; those on a store mostly wait."""
+    """Returns the number of threads to use for a folder's files; on a store, they mostly wait."""
     return 64 if is_remote(folder) else os.cpu_count() or 1
 
 
 def make_folder(path: str) -> None:
-    """Makes the folder and its parents; raises UserError where none can be made, as in /proc."""
+    """Makes the folder and its parents; raises UserError if none can be made, such as in /proc."""
     if is_remote(path):
         return
     try:
@@ -144,7 +144,7 @@ def read_bytes(path: str) -> bytes:
 
 
 def read_lines(path: str) -> Iterator[str]:
-    r"""Yields the lines of a UTF-8 file, one in memory at a time, without "\n" or "\r\n".
+    r"""Yields a UTF-8 file's lines without "\n" or "\r\n"; holds one in memory at a time.
 
     A leading byte-order mark is dropped. Unicode's other line ends, such as U+2028, are text: JSON
     does not escape them. Raises FileNotFoundError, or UserError for a folder or text that is not
@@ -162,7 +162,7 @@ def read_lines(path: str) -> Iterator[str]:
 
 
 def write_bytes(path: str, data: bytes) -> None:
-    """Writes a file, complete or not at all."""
+    """Writes a file completely or not at all."""
     with atomic_write(path) as file:
         file.write(data)
 
@@ -177,7 +177,7 @@ def read_json(path: str) -> Any:
 
 def json_bytes(value: Any) -> bytes:
     """Returns indented JSON with sorted keys and a final newline; equal for equal values."""
-    # Chunk by chunk: a plan of a million files would be a gigabyte of small strings at once.
+    # Chunk by chunk: a plan for a million files would be a gigabyte of small strings at once.
     data = bytearray()
     for chunk in json.JSONEncoder(indent=2, sort_keys=True, ensure_ascii=False).iterencode(value):
         data += chunk.encode()
@@ -185,7 +185,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def write_json(path: str, value: Any) -> None:
-    """Writes `json_bytes(value)`, complete or not at all."""
+    """Writes `json_bytes(value)` completely or not at all."""
     write_bytes(path, json_bytes(value))
 
 
@@ -196,6 +196,6 @@ def sha256(path: str) -> str:
 
 
 def copy(source: str, target: str) -> None:
-    """Copies a file, complete or not at all."""
+    """Copies a file completely or not at all."""
     with open_read(source) as reader, atomic_write(target) as writer:
         shutil.copyfileobj(reader, writer)

@@ -2,7 +2,7 @@
 
 A local lock is `flock` on a file, which the kernel releases however the holder ends. In a Cloud
 Storage bucket it is an object that its holder rewrites every few seconds and nobody else may
-change. Other stores lack such an operation, and their folders are not locked.
+change. Other stores lack such an operation, so their folders are not locked.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from tasks.terminal.command_line import UserError
 
 LOCK = ".lock"
 # Seconds between rewrites of a lock in a bucket, and seconds without a rewrite until its holder
-# counts as dead. A holder may lose its network for the difference.
+# counts as dead. A holder may be offline for the difference.
 _BEAT_SECONDS = 5.0
 _PATIENCE_SECONDS = 30.0
 _NOT_SUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -38,14 +38,14 @@ class Lock:
         self.folder = folder
 
     def check(self) -> None:
-        """Raises UserError if another writer has taken the lock over; only possible in a bucket."""
+        """Raises UserError if another writer took over the lock, which happens only in a bucket."""
 
 
 @contextlib.contextmanager
 def held(folder: str, what: str, flag: str) -> Iterator[Lock]:
     """Locks an existing folder for the duration of the block.
 
-    `what` names the writer in messages, "build" or "run", and `flag` the folder's flag. Raises
+    `what` is the word for the writer ("build" or "run"), `flag` the folder's flag. Raises
     UserError if another writer holds the lock, OSError if the folder cannot be written.
     """
     if not files.is_remote(folder):
@@ -55,7 +55,7 @@ def held(folder: str, what: str, flag: str) -> Iterator[Lock]:
         with _InBucket(folder, what, flag) as lock:
             yield lock
     else:
-        _warn(f"{folder}: this store has no locks; start one {what} only")
+        _warn(f"{folder}: this store has no locks; start only one {what}")
         yield Lock(folder)
 
 
@@ -65,7 +65,7 @@ def _warn(line: str) -> None:
 
 @contextlib.contextmanager
 def claimed(folder: str, what: str, flag: str) -> Iterator[None]:
-    """Creates and locks a folder, and deletes partial files of killed writers.
+    """Creates and locks a folder, and deletes partial files that killed writers left.
 
     A remote folder is not locked: its writers write equal bytes atomically, so at worst two do the
     same work. Raises as `held` does.
@@ -88,7 +88,7 @@ def _local(folder: str, what: str, flag: str) -> Iterator[None]:
         os.write(descriptor, json.dumps(_holder()).encode())
         yield
     finally:
-        # Deleted while locked: a waiting process notices, and makes a new one.
+        # Deleted while locked: a waiting process notices, and makes a new file.
         with contextlib.suppress(OSError):
             os.unlink(path)
         os.close(descriptor)
@@ -105,7 +105,7 @@ def _open_current(path: str, folder: str, what: str, flag: str) -> int:
             except OSError as error:
                 if error.errno not in _NOT_SUPPORTED:
                     raise
-                _warn(f"{folder}: this file system has no locks; start one {what} only")
+                _warn(f"{folder}: this file system has no locks; start only one {what}")
                 return descriptor
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), os.stat(path)):
@@ -117,10 +117,10 @@ def _open_current(path: str, folder: str, what: str, flag: str) -> int:
 
 
 class _InBucket(Lock):
-    """A lock in a Cloud Storage bucket: an object, changed on condition of its generation.
+    """A lock in a Cloud Storage bucket: an object that is written only at a known generation.
 
     A second writer takes over a lock that did not change while it watched, or whose holder was a
-    process of this machine and has ended. The first writer notices at its next `check`.
+    process on this machine that has ended. The first writer notices at its next `check`.
     """
 
     def __init__(self, folder: str, what: str, flag: str):
@@ -135,8 +135,8 @@ class _InBucket(Lock):
     def check(self) -> None:
         if self._lost:
             raise UserError(
-                f"{self.folder}: {self._lost} has taken over, since this {self._what} could not "
-                "reach the bucket for a while: let it go on"
+                f"{self.folder}: {self._lost} has taken over because this {self._what} could not "
+                "reach the bucket for a while: let it continue"
             )
 
     def __enter__(self) -> Lock:
@@ -159,7 +159,7 @@ class _InBucket(Lock):
 
     def _wait_for_end(self, generation: str, found: bytes) -> str:
         """Returns the generation of a lock whose holder has ended, "" for a released lock."""
-        watching = f"watching for {_PATIENCE_SECONDS:.0f} s whether it is alive"
+        watching = f"checking for {_PATIENCE_SECONDS:.0f} s whether it is alive"
         _warn(f"{self.folder} is locked by {_named(found)}: {watching}")
         end = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < end:
@@ -182,7 +182,7 @@ class _InBucket(Lock):
                 self._generation = written
 
     def _read(self) -> tuple[str, bytes]:
-        """Returns the lock's (generation, content); ("", b"") without a lock."""
+        """Returns the lock's (generation, content); ("", b"") if there is no lock."""
         with contextlib.suppress(FileNotFoundError):
             info = Store(self._path).info()
             return str(info["generation"]), files.read_bytes(self._path)
@@ -192,7 +192,7 @@ class _InBucket(Lock):
         """Writes the lock if it still has this generation; returns the new one, or "".
 
         The generation "" means no lock exists. If the answer to a write is lost, the lock has
-        another generation but is ours.
+        a different generation but is ours.
         """
         data = json.dumps({**self._content, "beat": time.time()}).encode()
 
@@ -209,13 +209,13 @@ class _InBucket(Lock):
 
 
 class Observer:
-    """Tells whether the lock on a folder has a live holder, without taking it."""
+    """Checks whether a folder's lock has a live holder, without taking the lock."""
 
     def __init__(self, folder: str):
         self._folder, self._seen, self._since = folder, b"", time.monotonic()
 
     def alive(self) -> bool | None:
-        """Returns whether the holder is alive; None if unknown.
+        """Returns True if the holder is alive, False if it is not, None if unknown.
 
         A holder on another machine can be seen only in a bucket, where it rewrites the lock.
         """
@@ -250,7 +250,7 @@ def _holder() -> dict[str, Any]:
 def _machine() -> str:
     """Returns an id of this machine's boot and process namespace; "" if unknown.
 
-    Containers may share a host name and number their processes alike.
+    Containers may share a host name and process numbers.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -274,16 +274,16 @@ def _ended_here(content: bytes) -> bool:
                 os.kill(holder["pid"], 0)
             except ProcessLookupError:
                 return True
-            # A zombie keeps its number, and another process may get it later.
+            # A zombie keeps its number, which another process may get later.
             began = _began(holder["pid"])
             return not began or began != holder.get("began", began)
     return False
 
 
 def _began(pid: int) -> str:
-    """Returns the start of a local process, in clock ticks since the boot; "" if it ended.
+    """Returns the start time of a local process, in clock ticks since the boot; "" if it ended.
 
-    Source: proc_pid_stat(5), fields 3 and 22, after the name, which may have any characters.
+    Source: proc_pid_stat(5), fields 3 and 22, after the name, which may contain any characters.
     """
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         state, *fields = file.read().rpartition(")")[2].split()

@@ -43,12 +43,12 @@ def read_varint(message: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def tag(number: int) -> bytes:
-    """Returns the tag before the length of a field of bytes."""
+    """Returns the tag that precedes the length of a bytes field."""
     return varint(number << 3 | BYTES)
 
 
 def field(number: int, payload: bytes) -> bytes:
-    """Encodes a field of bytes: a string, a message or packed integers."""
+    """Encodes a bytes field: a string, a message or packed integers."""
     return tag(number) + varint(len(payload)) + payload
 
 

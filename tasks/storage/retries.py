@@ -1,4 +1,4 @@
-"""Retries of network requests.
+"""Retries network requests.
 
 Transient errors (connections reset or timed out, HTTP 408, 425, 429 and 5xx, truncated responses)
 are retried with exponential backoff and jitter, from the last byte received. A server's Retry-After
@@ -42,7 +42,7 @@ class HttpError(OSError):
 
 
 class Truncated(OSError):
-    """A response with fewer bytes than were requested and exist."""
+    """A response with fewer bytes than requested, although they exist."""
 
 
 def with_retries(
@@ -51,7 +51,7 @@ def with_retries(
     progress: Callable[[], object] = lambda: None,
     seconds: Callable[[], float] = lambda: math.inf,
 ) -> Result:
-    """Returns `action()`, called again after every transient error.
+    """Returns the result of `action()`, which is called again after every transient error.
 
     `what` names the file or service in messages. `action` tracks its own progress. A change of
     `progress()` resets the time limit and the delay. `seconds()` is the time limit without
@@ -71,13 +71,13 @@ def with_retries(
             reason, least = transient
             if progress() != before:
                 before, delay, began = progress(), first, time.monotonic()
-            # Half of the delay is random, so that workers that failed together retry apart.
+            # Half of the delay is random, so workers that failed together do not retry together.
             limit = min(most, seconds())
             pause = max(least, delay * random.uniform(0.5, 1))
             if time.monotonic() + pause - began > limit:
                 raise UserError(
-                    f"{what} cannot be reached: no data for {limit:.0f} s, the last error was "
-                    f"{reason}; finished work is kept, run the same command again to resume"
+                    f"{what} cannot be reached: no data for {limit:.0f} s; the last error was "
+                    f"{reason}; finished work is kept: run the same command again to resume"
                 ) from error
         logging.getLogger(__name__).warning("%s: %s, retrying in %.1f s", what, reason, pause)
         time.sleep(pause)
@@ -87,8 +87,8 @@ def with_retries(
 def causes(error: BaseException, contexts: bool = False) -> list[BaseException]:
     """Returns an error and the chain of its causes.
 
-    With `contexts`, includes errors being handled when another was raised, perhaps by an unrelated
-    request.
+    With `contexts`, includes errors that were being handled when another was raised, perhaps by
+    an unrelated request.
     """
     chain = [error]
     while following := chain[-1].__cause__ or (contexts and chain[-1].__context__):
@@ -107,7 +107,7 @@ def is_retried(status: int) -> bool:
 
 
 def _transient(error: Exception) -> tuple[str, float] | None:
-    """Returns (reason, least seconds to wait) of a transient error, else None."""
+    """Returns (reason, least seconds to wait) for a transient error, else None."""
     chain = causes(error)
     names = class_names(chain)
     if class_names([error]) & _PERMANENT or "SSLCertVerificationError" in names:
@@ -142,7 +142,7 @@ def http_status(error: BaseException) -> tuple[int, Mapping[str, str]]:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Returns the seconds of Retry-After (a number or a date) or of the Hub's RateLimit, else 0."""
+    """Returns the seconds in Retry-After (a number or a date) or in the Hub's RateLimit, else 0."""
     import email.utils
 
     given = headers.get("Retry-After") or headers.get("retry-after") or ""

@@ -12,7 +12,7 @@ from tasks.storage import retries
 from tasks.storage.paths import is_on_gcs, is_remote, local_path
 from tasks.terminal.command_line import UserError
 
-# Fewest bytes per request: at 100 MB/s, latency of 50 ms is a third of its time.
+# Fewest bytes per request: at 100 MB/s, a latency of 50 ms is a third of its time.
 REQUEST_BYTES = 8 << 20
 # Smaller files are uploaded in one request, which is repeated whole after a failure.
 _SMALL_BYTES = 5 << 20
@@ -31,12 +31,12 @@ def filesystem(path: str) -> tuple[Any, str]:
 
     if not is_remote(path):
         return fsspec.core.url_to_fs(local_path(path))
-    # gcsfs queries the bucket's type by gRPC, before every operation if the query is not permitted.
+    # gcsfs queries the bucket's type over gRPC, before every operation if the query is forbidden.
     # Set this to true for the bucket types that need it. On an emulator the query takes 35 to 96 s.
     os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
-    # gcsfs logs a traceback of every error that it raises.
+    # gcsfs logs a traceback for every error that it raises.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-    # Other processes write there too, so cached listings are stale.
+    # Other processes write there too, so cached listings may be stale.
     fresh = {"use_listings_cache": False}
     fsspec.config.conf.setdefault("gcs", {}).update(fresh)  # for Orbax's own file system
     try:
@@ -78,7 +78,7 @@ class Store:
     def open(self, listed: tuple[int, str] | None = None, ahead: int = REQUEST_BYTES) -> IO[bytes]:
         """Opens a file for reading and seeking; ranges are requested on demand.
 
-        `listed` is the size and etag when listed, None accepts the current file. A request has at
+        `listed` is the listing's (size, etag); None accepts the current file. A request has at
         least `ahead` bytes; 0 requests exactly the bytes read. Opening and reading raise UserError
         if the file has changed.
         """
@@ -134,8 +134,8 @@ def _advice(path: str, error: Exception) -> str:
     if status == 401:
         return (
             f"{path}: no credentials, or expired ones: run `gcloud auth application-default "
-            "login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file, or use a machine with a "
-            "service account"
+            "login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file's path, or use a machine "
+            "with a service account"
         )
     if status == 403:
         return (
@@ -203,9 +203,9 @@ def check_same(path: str, listed: tuple[int, str], found: tuple[int, str]) -> No
     """Raises UserError if a store's (size, etag) differs from the listing's; "" equals any etag."""
     sizes, tags = zip(listed, found, strict=True)
     if sizes[0] != sizes[1]:
-        difference = f"it had {sizes[0]:,} bytes and has {sizes[1]:,}"
+        difference = f"it had {sizes[0]:,} bytes and now has {sizes[1]:,}"
     elif all(tags) and tags[0] != tags[1]:
-        difference = f"its etag was {tags[0]} and is {tags[1]}"
+        difference = f"its etag was {tags[0]} and is now {tags[1]}"
     else:
         return
     raise UserError(
@@ -224,7 +224,7 @@ def open_ranges(path: str, size: int, fetch: Fetch, ahead: int = REQUEST_BYTES) 
 
 
 class _Ranges(io.RawIOBase):
-    """A remote file for reading and seeking; a read is only short at the end of the file."""
+    """A remote file for reading and seeking; reads are short only at the end of the file."""
 
     _position = 0
 

@@ -1,4 +1,4 @@
-"""Local folders that appear under their name complete or not at all."""
+"""Local folders that appear under their names only once they are complete."""
 
 import contextlib
 import fcntl
@@ -17,10 +17,10 @@ _PREFIX = ".unfinished-"
 
 @contextlib.contextmanager
 def written(path: str) -> Iterator[str]:
-    """Yields a new folder beside the local `path`, which gets that name on success.
+    """Yields a new folder beside the local `path`, and renames it to `path` on success.
 
     The folder is deleted if the block fails or a signal ends the process, as are folders of killed
-    processes, whose locks are free. Raises UserError if `path` exists or has no room beside it.
+    processes, whose locks are free. Raises UserError if `path` exists or no folder can be made.
     """
     parent, name = os.path.split(path)
     files.make_folder(parent)
@@ -54,7 +54,7 @@ def _locked(path: str, parent: str, prefix: str) -> tuple[str, int]:
         except OSError as error:
             error.filename = path
             raise
-        # Before it is locked, another process may delete it as abandoned.
+        # Until it is locked, another process may delete it as abandoned.
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(folder, os.O_RDONLY)
             if _lock(descriptor) is not False and os.path.isdir(folder):

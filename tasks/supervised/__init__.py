@@ -1,1 +1,1 @@
-"""Supervised tasks in T5's format: rows of a data set as text to text."""
+"""Supervised tasks in T5's format: pairs of texts made from a data set's rows."""

@@ -29,7 +29,7 @@ def _squad(row: Row) -> Iterator[TextPair]:
 
 
 def answers(text: str, pair: TextPair, is_target: bool) -> Any:
-    """Returns a predicted text, or the correct answers of a pair."""
+    """Returns a predicted text, or a pair's correct answers."""
     return pair.get("answers", [text]) if is_target else text
 
 

@@ -2,7 +2,7 @@
 
 Source: Raffel et al. 2020 (arXiv:1910.10683), appendix D; T5, `glue_utils`; Wang et al. 2019
 (arXiv:1804.07461) for each task's metrics.
-Differences: T5 also evaluates WNLI in the form of WSC, and has the diagnostic set AX, whose labels
+Differences: T5 also evaluates WNLI in the form of WSC and has the diagnostic set AX, whose labels
 are not public.
 """
 
@@ -18,12 +18,12 @@ _ENTAILED = ("entailment", "not_entailment")
 _ACCEPTABLE = ("unacceptable", "acceptable")
 _EQUIVALENT = ("not_equivalent", "equivalent")
 _NLI = ("entailment", "neutral", "contradiction")
-# Similarities are rounded to multiples of 1 / _STEPS, which makes 26 texts.
+# Similarities are rounded to multiples of 1 / _STEPS, which gives 26 texts.
 _STEPS = np.float32(5)
 
 
 def _similarity(row: Row) -> Iterator[TextPair]:
-    # In float32, as in T5: this decides 0.3, 0.7, and others midway between two multiples.
+    # In float32, as in T5: this decides how 0.3, 0.7 and other midway values are rounded.
     score = np.round(np.float32(row["label"]) * _STEPS) / _STEPS
     yield {"inputs": joined("stsb", row, _SENTENCES), "targets": f"{score:.1f}"}
 

@@ -12,8 +12,8 @@ from tasks.terminal.command_line import UserError
 def write_pairs(task: Supervised, source: str, output: str, evaluating: bool) -> int:
     """Writes the pairs of a file's rows as JSON lines; returns their number.
 
-    `source` is a Parquet file or JSON lines, with the columns of the Hub. When `evaluating`, every
-    row makes one pair, even if not trained on. Raises UserError if there are no such rows.
+    `source` is a Parquet file or JSON lines, with the columns used on the Hub. When `evaluating`,
+    every row makes one pair, even if it is not trained on. Raises UserError if no row makes a pair.
     """
     count = 0
     try:

@@ -2,9 +2,9 @@
 
 Source: Raffel et al. 2020 (arXiv:1910.10683), section 2.4 and appendix D; T5, `glue_utils` and
 `preprocessors`; Wang et al. 2019 (arXiv:1905.00537) for each task's metrics.
-Differences: the paper's WiC also names the part of speech, its code does not. T5 also has the
-diagnostic sets AX-b and AX-g, whose labels are not public, and DPR. Its macro F1 of CB is over
-three classes, here over those among the targets.
+Differences: the paper's WiC also names the part of speech; its code does not. T5 also has the
+diagnostic sets AX-b and AX-g, whose labels are not public, and DPR. Its macro F1 for CB covers
+three classes; this one covers the classes among the targets.
 """
 
 import re
@@ -22,7 +22,7 @@ def _multirc(row: Row) -> Iterator[TextPair]:
     index = row["idx"]
     text = joined("multirc", row, ("question", "answer", "paragraph"))
     yield {
-        # Without its HTML.
+        # Remove the HTML.
         "inputs": re.sub("</?b>", "", text.replace("<br>", " ")),
         "targets": _FALSE_TRUE[label] if label >= 0 else UNKNOWN,
         "group": f"{index['paragraph']}-{index['question']}",
@@ -46,7 +46,7 @@ def _record(row: Row) -> Iterator[TextPair]:
 
 
 def _wsc(row: Row) -> Iterator[TextPair]:
-    """Yields a text with a marked pronoun, and the noun that it may refer to."""
+    """Yields a text with a marked pronoun, and the noun that the pronoun may refer to."""
     words, pronoun = row["text"].split(" "), row["span2_text"]
     index = int(row["span2_index"])
     # One row has the index of the word before; in another, punctuation is part of the word.
@@ -59,14 +59,14 @@ def _wsc(row: Row) -> Iterator[TextPair]:
 
 
 def _true_referent(row: Row) -> bool:
-    # Otherwise the answer is unknown. Source: Raffel et al. 2020, section 2.4.
+    # If the noun is not the referent, no answer is known. Source: Raffel et al. 2020, section 2.4.
     return int(row["label"]) == 1
 
 
 def _refers(text: str, pair: TextPair, is_target: bool) -> Any:
-    """Returns whether a predicted noun matches the noun in question; -1 for none.
+    """Returns 1 if a predicted noun matches the noun in question, 0 if not, -1 if there is none.
 
-    Case and determiners are ignored, and one noun may have more words. Nouns differ if only one
+    Case, determiners and further words in one of the nouns are ignored. Nouns differ if only one
     has an apostrophe: "Bob" is not "Bob's hat".
 
     Source: T5, `postprocessors.wsc_simple`.

@@ -1,4 +1,4 @@
-"""The form of a supervised task: how rows become texts, and how predictions are judged."""
+"""Supervised tasks, which make texts from rows and judge predictions."""
 
 import dataclasses
 import itertools
@@ -16,11 +16,11 @@ TextPair = dict[str, Any]
 class Supervised:
     """A supervised task, independent of where its rows are stored."""
 
-    name: str  # T5's if T5 has it
+    name: str  # T5's name if T5 has the task
     source: str  # the rows' data set and configuration on the Hugging Face Hub
     pairs: Callable[[Row], Iterable[TextPair]]  # a row -> its examples; most rows have one
     metrics: tuple[str, ...]  # names in `tasks.metrics.metric.METRICS`
-    # (text, pair, is_target) -> value for metrics; None takes the text.
+    # (text, pair, is_target) -> value for metrics; None uses the text.
     postprocess: Callable[[str, TextPair, bool], Any] | None = None
     trains_on: Callable[[Row], bool] | None = None  # None trains on all rows
 
@@ -33,7 +33,7 @@ class Supervised:
                 yield from self.pairs(row)
 
     def evaluate(self, pairs: Sequence[TextPair], predictions: Sequence[str]) -> dict[str, float]:
-        """Returns the metrics of predicted texts, one per example."""
+        """Returns the metrics of `predictions`, one text per example."""
         judged = self.postprocess or (lambda text, _pair, _is_target: text)
         targets = [judged(pair["targets"], pair, True) for pair in pairs]
         given = [judged(text, pair, False) for text, pair in zip(predictions, pairs, strict=True)]
@@ -61,9 +61,9 @@ UNKNOWN = "<unk>"
 def classification(
     name: str, source: str, keys: Sequence[str], labels: Sequence[str], metrics: tuple[str, ...]
 ) -> Supervised:
-    """Returns a task whose target is the name of `label`; metrics read its number.
+    """Returns a task whose target is the name of `label`; metrics use its number.
 
-    A prediction that is no label is -1, which is always wrong.
+    A prediction that is not a label becomes -1, which is always wrong.
     """
 
     def pairs(row: Row) -> Iterator[TextPair]:

@@ -11,10 +11,10 @@ from tasks.terminal.flags import made, parse
 
 
 class Command:
-    """A command, called with its words.
+    """A command, called with the words of its command line.
 
-    With `at_once`, advice such as "run the same command again", Ctrl-C prints it and ends the
-    process at once; without it, Ctrl-C raises KeyboardInterrupt.
+    `at_once` is advice such as "run the same command again": Ctrl-C prints it and ends the process
+    at once. Without it, Ctrl-C raises KeyboardInterrupt.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Command:
         return help.page(self.flags, program, text, topic)
 
     def start(self, words: Sequence[str] | None = None, program: str | None = None) -> NoReturn:
-        """Runs the command as a process of its own, and exits."""
+        """Runs the command as the whole process, and exits."""
         program = program or f"python -m {command_line.module_name(self)}"
         if self._at_once is not None:
             interrupt.end_at_once(program, self._at_once, self._terminated)

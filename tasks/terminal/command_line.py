@@ -1,6 +1,6 @@
 """Errors and exit codes, shared by all commands.
 
-A user's mistake is one line on stderr, which names the cause and what to do, and exit code 2. A
+A user's mistake ends in exit code 2 and one line on stderr that names the cause and what to do. A
 traceback means a bug in this project.
 """
 
@@ -45,7 +45,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 class _Interrupts:
     """Handles SIGINT: the first raises KeyboardInterrupt, a later one ends the process at once.
 
-    A second KeyboardInterrupt would arrive while the first is reported, as a traceback.
+    A second KeyboardInterrupt would arrive while the first is reported, and print a traceback.
     """
 
     def __init__(self, program: str):
@@ -69,7 +69,7 @@ def run(
     argv: Sequence[str] | None = None,
     program: str | None = None,
 ) -> NoReturn:
-    """Runs a command's `main(argv)` and exits with its code; a user's mistake is one line."""
+    """Exits with the code of a command's `main(argv)`; prints a user's mistake as one line."""
     program = program or f"python -m {module_name(main)}"
     interrupts = _Interrupts(program)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

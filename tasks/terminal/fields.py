@@ -1,4 +1,4 @@
-"""Fields of configuration dataclasses: help, rules, and rejection of values."""
+"""Fields of configuration dataclasses: help, rules, and the rejection of values."""
 
 import dataclasses
 import re
@@ -14,7 +14,7 @@ NONE = ("None", "none", "null")
 
 
 class Rule(NamedTuple):
-    """A condition on the value of a field; `words` completes "it must be …", as in "0 or more"."""
+    """A condition on a field's value; `words` completes "it must be …", such as "0 or more"."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -23,9 +23,9 @@ class Rule(NamedTuple):
 class ReadIf(NamedTuple):
     """The condition under which a field has an effect.
 
-    `holds` takes the dataclass that has the field or, with `whole`, the whole configuration. Then
-    `check` accepts any value, since a preset may set fields its model does not use; only a typed
-    flag is refused.
+    `holds` takes the dataclass that has the field or, with `whole`, the whole configuration.
+    If `whole`, `check` accepts any value, since a preset may set fields that its model does not
+    use; only a typed flag is refused.
     """
 
     holds: Callable[[Any], bool]
@@ -52,11 +52,11 @@ def field(
     read_if: ReadIf | None = None,  # when the field has an effect
     # Field -> why, for fields of a nested dataclass that never have an effect here.
     unread: Mapping[str, str] = MappingProxyType({}),
-    changes: Changes | None = None,  # of another value; None inherits from the enclosing dataclass
-    often: str = "",  # few words for a short list; without them only --help=all shows the flag
+    changes: Changes | None = None,  # what a change affects; None inherits the outer dataclass's
+    often: str = "",  # a few words for a short list; if "", only --help=all shows the flag
     name: str = "",  # the flag's name, if it is not the field's
     metavar: str = "",  # the value's name in help; by default it follows from the type
-    alone: str | None = None,  # the text that the flag stands for without a value
+    alone: str | None = None,  # the text that the flag means if it is given without a value
     repeated: bool = False,  # each use of the flag adds an element to the tuple
     positional: bool = False,  # the value is given without a flag's name; a tuple takes several
     flat: bool = False,  # the flags of a nested dataclass have no prefix
@@ -68,8 +68,8 @@ def field(
     A class or a function as `default` is called for each instance. `aliases` are former names,
     still accepted in flags and stored configurations: "--name" is a name without the prefix of the
     dataclass; "name.*" takes every flag that begins with "name.". `rest` makes the field take all
-    words that are not flags; the function gets unknown words and the known names and refuses the
-    former, before another mistake is reported.
+    words that are not flags; the function gets the unknown words and the known names, and
+    refuses the unknown words before any other mistake is reported.
     """
     metadata = {**locals(), "aliases": tuple(aliases)}
     if callable(default):
@@ -89,7 +89,7 @@ class Rejected(ValueError):
 
 
 class Unread(Rejected):
-    """A field is set that has no effect; `why` completes "it has no effect"."""
+    """A field without an effect is set; `why` completes "it has no effect"."""
 
     def __init__(self, field: str, value: object, default: object, why: str):
         unset = "unset" if default is None else repr(default)
@@ -106,8 +106,8 @@ def require(holds: bool, field: str, value: object, rule: str) -> None:
 def check(config: Any) -> None:
     """Checks every field of a dataclass against its own rule, choices and `read_if`.
 
-    None always passes. A dataclass may have a method `unread` that returns further fields without
-    an effect: name -> why. `Rejected` names the class and the field.
+    None always passes. A dataclass may have a method `unread` that returns {name: why} for further
+    fields without an effect. Raises `Rejected`, which names the class and the field.
     """
     owner = type(config).__name__
     for each in dataclasses.fields(config):
@@ -130,19 +130,19 @@ def check(config: Any) -> None:
 
 
 class Checked:
-    """A base of dataclasses that `check` themselves."""
+    """A base class for dataclasses that `check` themselves."""
 
     def __post_init__(self) -> None:
         check(self)
 
 
 def at_least(least: float) -> Rule:
-    """Returns the rule of numbers with a lower bound."""
+    """Returns the rule for numbers with a lower bound."""
     return Rule(f"{least} or more", lambda value: value >= least)
 
 
 def above(bound: float) -> Rule:
-    """Returns the rule of numbers greater than `bound`."""
+    """Returns the rule for numbers greater than `bound`."""
     return Rule(f"above {bound}", lambda value: value > bound)
 
 
@@ -157,7 +157,7 @@ def one_of(names: Iterable[str]) -> str:
 
 
 def parse_value(text: str, declared: Any, choices: Collection[Any] = ()) -> Any:
-    """Reads `text` as a value of a declared field type; raises ValueError if it has another type.
+    """Reads `text` as a value of a declared field type; raises ValueError if it has the wrong type.
 
     One of the field's `choices` is taken literally, even "none", which otherwise means None.
     """

@@ -1,8 +1,8 @@
-"""Command-line flags of dataclasses whose fields are made by `fields.field`.
+"""Command-line flags for dataclasses whose fields are made by `fields.field`.
 
 A nested dataclass gives its flags a prefix, as in --optimizer.learning_rate. A value follows "=" or
-is the next word; "-" in a name is read as "_". A bool without a value is true. A tuple is separated
-by commas and the last use of a flag wins, unless the field is `repeated`.
+is the next word; "-" in a name is read as "_". A bool without a value is true. A tuple's values are
+separated by commas, and the last use of a flag wins, unless the field is `repeated`.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class Flag(NamedTuple):
     """The flag of a field.
 
     `path` is the field's path within the dataclass of all flags, `name` the text after "--",
-    `group` the nested dataclass that has the field, or "", and `title` describes the group.
+    `group` the nested dataclass that contains the field, or "", and `title` describes the group.
     """
 
     path: str
@@ -55,7 +55,7 @@ class Flag(NamedTuple):
         return [self.name, *(each[2:] if each[:2] == "--" else prefix + each for each in former)]
 
     def parsed(self, name: str, text: str) -> Any:
-        """Parses the text given with `name`; raises UserError if it is of another type."""
+        """Parses the text given with `name`; raises UserError if it has the wrong type."""
         declared = self.declared
         if self.field.metadata["repeated"] or (self.is_tuple and self.field.metadata["positional"]):
             declared = typing.get_args(declared)[0]
@@ -66,13 +66,13 @@ class Flag(NamedTuple):
 
 
 class Given(NamedTuple):
-    """The values of a command line and its texts as typed ("--name=text"), by path of the field."""
+    """The values of a command line, and the flags as typed ("--name=text"), by field path."""
 
     values: dict[str, Any]
     typed: dict[str, str]
 
     def give(self, flag: Flag, name: str, text: str, grows: bool) -> None:
-        """Sets the value of a flag given as `name`, or adds to it if it `grows`."""
+        """Sets the value of a flag given as `name`, or adds to the value if it `grows`."""
         value = flag.parsed(name, text)
         if grows:
             value = (*self.values.get(flag.path, ()), value)
@@ -95,7 +95,7 @@ def flags_of(kind: type) -> tuple[Flag, ...]:
 
 
 def names_of(flags: object) -> list[str]:
-    """Returns all names of all flags of a dataclass's instance."""
+    """Returns all names of all flags of a dataclass instance."""
     kind: type = type(flags)
     return [name for flag in flags_of(kind) for name in flag.names]
 
@@ -105,7 +105,7 @@ def _walk(
 ) -> Iterator[Flag]:
     hints = typing.get_type_hints(kind)
     for each in dataclasses.fields(kind):
-        if not each.metadata:  # set by code alone
+        if not each.metadata:  # set only by code
             continue
         declared = each.metadata["partial"] or hints[each.name]
         if not dataclasses.is_dataclass(declared):
@@ -120,9 +120,9 @@ def _walk(
 
 
 def parse(kind: type, words: Sequence[str]) -> Given:
-    """Returns the values of a command line; the last of several wins.
+    """Returns the values of a command line; the last value of a flag wins.
 
-    Raises UserError for a flag that is unknown, missing, without a value or with another type.
+    Raises UserError for a flag that is unknown, missing, or without a value of the right type.
     """
     flags = flags_of(kind)
     known = {name: flag for flag in flags for name in flag.names}
@@ -223,9 +223,9 @@ def refuse_unknown(words: Sequence[str], known: Collection[str]) -> None:
 
 
 def made(kind: type[_Kind], given: Given, prefix: str = "") -> _Kind:
-    """Returns the dataclass of the given flags; raises UserError if it rejects a value.
+    """Makes the dataclass from the given flags; raises UserError if it rejects a value.
 
-    `prefix` begins the names of its flags.
+    The names of its flags begin with `prefix`.
     """
     hints, values = typing.get_type_hints(kind), {}
     for each in dataclasses.fields(typing.cast(Any, kind)):

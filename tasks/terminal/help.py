@@ -12,12 +12,12 @@ from tasks.terminal.fields import REQUIRED, as_flag
 from tasks.terminal.flags import Flag, flags_of, spelled
 
 ALL = "all"
-# With more flags than this, --help shows the frequent ones.
+# With more flags than this, --help shows only the frequent ones.
 _MANY = 60
 _INDENT = 26
 # Width of the names in the short list.
 _BRIEF = 32
-# Longer lists of choices would not fit beside their flag; their words name them.
+# Longer lists of choices would not fit beside their flag; its help text names them.
 _LONGEST_METAVAR = 50
 _METAVARS = {bool: "true|false", int: "N", float: "X", str: "TEXT", tuple: "A,B"}
 
@@ -25,8 +25,8 @@ _METAVARS = {bool: "true|false", int: "N", float: "X", str: "TEXT", tuple: "A,B"
 def page(kind: Any, program: str, description: str, topic: str = "") -> str:
     """Returns the help of a command.
 
-    The dataclass `kind` may add topics, `help_topics()` (name -> function), and defaults to show,
-    `help_defaults()` (path -> value). `topic` is "", `ALL`, a group of flags, or a further topic;
+    The dataclass `kind` may add topics with `help_topics()` (name -> function) and defaults to show
+    with `help_defaults()` (path -> value). `topic` is "", `ALL`, a group of flags, or a topic;
     an unknown one raises UserError.
     """
     topics = kind.help_topics() if hasattr(kind, "help_topics") else {}
@@ -40,7 +40,7 @@ def page(kind: Any, program: str, description: str, topic: str = "") -> str:
     if topic not in ("", ALL):
         known = [ALL, *topics, *titles]
         raise UserError(
-            f"--help={topic}: no such group{nearest(topic, known)}; there are {', '.join(known)}"
+            f"--help={topic}: no such group{nearest(topic, known)}; use one of {', '.join(known)}"
         )
     lines = [f"usage: {program} {_usage(flags)}", "", _filled(description), ""]
     if not topic and len(flags) > _MANY:
@@ -97,7 +97,7 @@ def metavar(flag: Flag) -> str:
 
 
 def _plain(declared: Any) -> type:
-    """Returns the plain type: int of `int | None`, tuple of `tuple[str, ...]`."""
+    """Returns the plain type: int for `int | None`, tuple for `tuple[str, ...]`."""
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
         return _plain(next(each for each in typing.get_args(declared) if each is not type(None)))
     return typing.get_origin(declared) or declared

@@ -1,4 +1,4 @@
-"""Signals in commands that may end at once, because their work can be resumed or repeated."""
+"""Handles signals in commands that may end at once because their work can be resumed or redone."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ _actions: list[Callable[[], None]] = []
 
 @contextlib.contextmanager
 def on_end(action: Callable[[], None]) -> Iterator[None]:
-    """Calls `action` if a signal ends the process within the block, see `end_at_once`."""
+    """Calls `action` if a signal ends the process within the block; see `end_at_once`."""
     _actions.append(action)
     try:
         yield
@@ -25,10 +25,10 @@ def on_end(action: Callable[[], None]) -> Iterator[None]:
 def end_at_once(
     program: str, advice: str = "run the same command to resume", terminated: bool = False
 ) -> None:
-    """Makes Ctrl-C print one line and end this process, unless it ignores interrupts.
+    """Makes Ctrl-C print one line and end this process, unless the process ignores interrupts.
 
-    KeyboardInterrupt could be raised in library callbacks, which print it and continue, and the
-    threads of Orbax would outlive it. With `terminated`, SIGTERM does the same.
+    KeyboardInterrupt could be raised in library callbacks, which print it and continue, and
+    Orbax's threads would outlive it. With `terminated`, SIGTERM does the same.
     """
 
     def end(number: int, _: Any) -> None:
@@ -37,7 +37,7 @@ def end_at_once(
             with contextlib.suppress(Exception):
                 action()
         for stream in (sys.stdout, sys.stderr):
-            # A stream may be in the middle of a write, which cannot be entered again.
+            # A stream may be in the middle of a write, which is not reentrant.
             with contextlib.suppress(Exception):
                 stream.flush()
         word = "interrupted" if number == signal.SIGINT else "terminated"

@@ -1,4 +1,4 @@
-"""Following work done elsewhere by polling its files."""
+"""Polls files to follow work that is done elsewhere."""
 
 import contextlib
 import threading
@@ -14,7 +14,7 @@ _PAUSES = 20
 
 @contextlib.contextmanager
 def polling(look: Callable[[], bool | None], remote: bool) -> Iterator[None]:
-    """Calls `look` on a thread until the block ends or it returns True; slow looks are rarer."""
+    """Calls `look` on a thread until the block ends or it returns True; less often if slow."""
     over = threading.Event()
     seconds = _REMOTE_SECONDS if remote else _LOCAL_SECONDS
 

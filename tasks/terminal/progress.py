@@ -10,7 +10,7 @@ _LINE_SECONDS = 10.0
 
 
 class Progress:
-    """Shows progress towards `total` (None if unknown). Use `shown`, which stops it.
+    """Shows progress towards `total` (None if unknown). Use `shown`, which closes it.
 
     `unit` is "" for counts, "B" for bytes.
     """

@@ -181,7 +181,7 @@ def test_the_language_models_of_primer_have_our_parameters(preset, mixer, inside
 def test_damage_and_foreign_variables_are_named(tmp_path):
     one = {"shared/embedding": np.arange(8, dtype="f4").reshape(4, 2)}
     prefix = save(tmp_path / "a", {**one, "decoder/experts/wi": np.zeros(3, "f4")})
-    with pytest.raises(UserError, match="no counterpart of the variable decoder/experts/wi"):
+    with pytest.raises(UserError, match="no counterpart for the variable decoder/experts/wi"):
         read.load(prefix)
     prefix = save(tmp_path / "b", one)
     data = tmp_path / "b" / f"model.ckpt-{STEP}.data-00000-of-00001"

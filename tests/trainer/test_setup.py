@@ -80,7 +80,7 @@ MISTAKES = [
     (
         "pipeline.build",
         [*BUILD, "--corpus=json:{folder}/nested.jsonl?column=doc.text"],
-        "is inside the column doc",
+        "is nested in the column doc",
     ),
     ("pipeline.build", [*BUILD, "--corpus=json:{folder}/nested.jsonl"], "add ?column=NAME"),
     # The vocabulary and the folders of a build.

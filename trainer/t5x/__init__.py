@@ -1,1 +1,1 @@
-"""T5X's checkpoint formats: reading and writing."""
+"""Reads and writes T5X's checkpoint formats, and trains with T5X."""

@@ -37,14 +37,14 @@ from trainer.t5x.tensors import held
 
 TESTED_COMMIT = "cc342d419ec3"
 _MISSING = (
-    "--engine=t5x cannot import T5X ({error}): T5X is on no package registry. Put github.com/"
+    "--engine=t5x cannot import T5X ({error}); T5X is not on a package registry. Put github.com/"
     f"google-research/t5x (tested at commit {TESTED_COMMIT}) and github.com/google/airio on "
     "PYTHONPATH, and install their requirements: cached_property clu fiddle jaxtyping jestimator "
     "seqio tensorboard (docs/t5x_checkpoints.md)"
 )
 
-# Fields, or their prefixes, that are passed on to T5X or concern only the data, which this project
-# reads. Every other field must have its default.
+# Fields, or prefixes of fields, that are passed on to T5X or concern only the data, which this
+# project reads. All other fields must have their defaults.
 _SUPPORTED = (
     *("preset", "task", "objective", "cache_dir", "model_dir", "lengths.", "mixing.", "data."),
     *("train_steps", "batch_size", "microbatches", "seed", "engine", "init_from", "deterministic"),
@@ -64,7 +64,7 @@ _REASONS = {
     "metrics.tensorboard": "T5X writes no other files",
     "processes.coordinator": "this engine has only been tested in one process",
 }
-# Fields that T5X's networks call by the same names.
+# Fields with the same names in T5X's networks.
 _SIZES = ("vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "dropout_rate", "dtype")
 _FACTORS = (
     *("constant", "linear_warmup", "linear_decay", "rsqrt_decay", "rsqrt_normalized_decay"),
@@ -75,15 +75,15 @@ _FACTORS = (
 def train(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> int:
     """Trains to `config.train_steps` with T5X and returns the exit code, 0.
 
-    Resumes from T5X's newest checkpoint in model_dir, or starts from the default engine's initial
-    state. `start` is `beginning.start`. A UserError names all unsupported settings.
+    Resumes from T5X's newest checkpoint in model_dir, or starts from the initial state that the
+    default engine makes. `start` is `beginning.start`. A UserError names all unsupported settings.
     """
     config = run.config
     if problems := unsupported(config):
         raise UserError("--engine=t5x: " + "; ".join(problems))
     if run.converter.special != T5_IDS:
         raise UserError(
-            f"--engine=t5x: T5X takes id 0 for padding and the first input, and {config.task} has "
+            f"--engine=t5x: T5X uses id 0 for padding and the first input, but {config.task} has "
             "a vocabulary with other special ids; use --engine=palimpsest"
         )
     try:
@@ -133,7 +133,7 @@ def _machinery(config: Config) -> dict[str, Any]:
 
 
 class _Datasets:
-    """A run's batches, after `first` updates, as the dataset functions that T5X calls."""
+    """The dataset functions that T5X calls, for a run's batches after `first` updates."""
 
     def __init__(self, run: Run, first: int):
         self._run, self._first = run, first
@@ -153,7 +153,7 @@ class _Datasets:
         )
 
     def have_prefixes(self) -> bool:
-        """Returns whether batches mark prefixes with bidirectional attention."""
+        """Returns whether batches mark prefixes to be attended to in both directions."""
         return "decoder_causal_attention" in next(self._run.data.training(self._first))
 
     def training(self, _: Any, shard: int, shards: int, *__: Any) -> Any:
@@ -195,7 +195,7 @@ def unsupported(config: Config) -> list[str]:
     if config.microbatches > 1 and loss.normalizer != "sum" and loss.normalize_over == "batch":
         problems.append(
             f"--microbatches={config.microbatches}, --loss.normalizer={loss.normalizer}: T5X "
-            "normalizes every microbatch by itself: set --loss.normalize_over=microbatch"
+            "normalizes each microbatch separately; set --loss.normalize_over=microbatch"
         )
     if model.attention not in ("auto", "einsum"):
         problems.append(f"--model.attention={model.attention}: T5X has its own attention")
@@ -238,7 +238,7 @@ def _begin(run: Run, origins: dict[str, str], start: Callable[[Run], Any]) -> in
         if differences:
             raise UserError(
                 f"{config.model_dir} holds a run with other settings ({'; '.join(differences)}): "
-                "use the same ones, or another --model_dir"
+                "use the same settings, or another --model_dir"
             )
         if steps:
             return steps[-1]
@@ -298,7 +298,7 @@ def _model(config: Config, ids: int, prefix: bool) -> Any:
         "label_smoothing": config.loss.label_smoothing,
         "loss_normalizing_factor": normalizer,
     }
-    # Only decoding needs more than the vocabulary's size.
+    # Decoding alone would need more than the vocabulary's size.
     vocabulary = seqio.PassThroughVocabulary(ids, eos_id=1)
     if model.architecture == "decoder":
         from t5x.examples.decoder_only import network as decoder_only

@@ -1,14 +1,14 @@
 """Converts parameters and Adafactor's moments between checkpoint layouts.
 
-A parameter is a dict of parts: its "value", Adafactor's momentum "m", and its second moments. The
+A parameter is a dict of parts: its "value", and Adafactor's momentum "m" and second moments. The
 latter are either "v", with the parameter's shape, or "over 0" and "over 1", each averaged over one
 of the two axes. In the common form, layers are unstacked and have the names of an unscanned model:
 "encoder/layers_0/mlp/wo/kernel".
 
 Scanned models stack all layers in one array along axis 1: "encoder/encoder/mlp/wo/kernel". T5X's
 `scalable_t5` also has separate axes for heads and channels, [embed, layers, heads, kv], and a table
-of relative positions per layer, like our models with `position` "relative_per_layer"; others have
-one table per stack.
+of relative positions per layer, like our models with `position` "relative_per_layer"; other models
+have one table per stack.
 
 Source: google-research/t5x, `examples/scalable_t5` and `adafactor.py`.
 """
@@ -24,20 +24,20 @@ from trainer.t5x.read import Checkpoint
 from trainer.t5x.tensors import Tensor, divided, held, mean, reshaped, stacked
 
 Parts = dict[str, Tensor]
-# The axes over which v_row and v_col are averaged; None if not factored.
+# The axes over which v_row and v_col are averaged; None if moments are not factored.
 FactoredOver = tuple[int, int] | None
 
 _POSITIONS = "relpos_bias/rel_embedding"
 _SCANNED = re.compile(r"(encoder|decoder)/\1/(.+)")
 _LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/(.+)")
 _HAS_HEADS = re.compile(r".*attention/(query|key|value|out)/kernel")
-# Kernels whose last axis is "embed", T5X's rows; in other kernels "embed" is the first axis.
+# Kernels whose last axis is "embed" (T5X's rows); in other kernels, "embed" is the first axis.
 _ENDS_WITH_EMBED = re.compile(r".*(out|wo)/kernel")
 # Leaves of our optimizer's state: POSITION_IN_OPTAX_CHAIN/MOMENT/PARAMETER.
 _OUR_MOMENT = re.compile(r"\d+/(v_row|v_col|v|ema)/(.+)")
 # Shape of T5X's placeholder for a moment that a parameter lacks.
 _UNUSED = (1,)
-# T5X's default of `min_dim_size_to_factor`.
+# T5X's default for `min_dim_size_to_factor`.
 MIN_DIM_SIZE = 128
 
 
@@ -90,7 +90,7 @@ def with_shared_positions(path: str, parameters: Mapping[str, Parts]) -> dict[st
         if not np.array_equal(shared["value"].whole(), parts["value"].whole()):
             raise UserError(
                 f"{path}: layers 0 and {found[2]} of the {found[1]} have different tables of "
-                f"relative positions ({found[1]}/{found[1]}/{_POSITIONS}), as in T5X's "
+                f"relative positions ({found[1]}/{found[1]}/{_POSITIONS}), like T5X's "
                 "scalable_t5: set --model.position=relative_per_layer"
             )
     return out
@@ -104,7 +104,7 @@ def have_positions_per_layer(names: Iterable[str]) -> bool:
 def adafactor_parts(
     name: str, parts: Parts, factors: FactoredOver, momentum: bool
 ) -> tuple[Parts, str | None]:
-    """Returns a parameter's value with exactly the moments that an Adafactor needs.
+    """Returns a parameter's value with exactly the moments that the given Adafactor needs.
 
     Returns (parts, None), or (incomplete parts, a message) if a moment is missing or superfluous.
     """
@@ -126,7 +126,7 @@ def adafactor_parts(
 
 
 def stack(parameters: Mapping[str, Parts], num_heads: int | None = None) -> dict[str, Parts]:
-    """Stacks layers as in our scanned models or, given `num_heads`, as in T5X's."""
+    """Stacks layers as in our scanned models or, if `num_heads` is given, as in T5X's."""
     out: dict[str, Parts] = {}
     layers: dict[str, dict[int, Parts]] = {}
     if num_heads:
@@ -166,7 +166,7 @@ def by_size(shape: tuple[int, ...], min_dim_size: int = 0) -> FactoredOver:
 
 
 def by_name(name: str) -> FactoredOver:
-    """Returns the factoring in T5X's `scalable_t5`: kernels of any size, by their "embed" axis."""
+    """Returns T5X's factoring in `scalable_t5`: by the "embed" axis for kernels of any size."""
     if not name.endswith("/kernel"):
         return None
     return (0, 1) if _ENDS_WITH_EMBED.fullmatch(name) else (1, 0)

@@ -1,8 +1,8 @@
 """Reads checkpoints of Mesh TensorFlow, the T5 library before T5X, and of Primer.
 
-A folder holds `model.ckpt-STEP.index` and `model.ckpt-STEP.data-…`. Variables are named by the
-scopes of Mesh's layers; layers are unstacked, since Mesh saves variables that it stacks for its
-devices one by one. NAME_slot_vr and the like are Adafactor's slots of a variable NAME.
+A folder holds `model.ckpt-STEP.index` and `model.ckpt-STEP.data-…`. Variables are named after the
+scopes of Mesh's layers; layers are unstacked, since Mesh saves variables one by one even if it
+stacks them on devices. NAME_slot_vr and the like are Adafactor's slots for a variable NAME.
 
 Source: tensorflow/mesh, `transformer/` and `optimize.AdafactorOptimizer`; T5X,
 `checkpoint_importer.py`; Primer, `t5_models.py`.
@@ -23,7 +23,7 @@ _TOWERS = {"encoder": "encoder", "decoder": "decoder", "transformer": "decoder"}
 _TOWER = "(encoder|decoder|transformer)"
 _SLOT = re.compile(r"(.+)_slot_(vr|vc|v|m)")
 _MOMENTS = {"vr": "v_row", "vc": "v_col", "v": "v", "m": "m"}
-# State of Mesh's other optimizers, which is ignored.
+# Mesh's other optimizers, whose state is ignored.
 _OF_OTHER_OPTIMIZERS = ("/adam_m", "/adam_v", "_momentum_v")
 # Names of norms; "layer_norm" is the older name of "rms_norm".
 _NORM = (
@@ -37,7 +37,7 @@ _TABLE = "relpos_bias/rel_embedding"
 
 
 class Found(NamedTuple):
-    """A Mesh TensorFlow checkpoint as `read.Checkpoint`; `step` is None if it is not recorded."""
+    """A Mesh TensorFlow checkpoint, like `read.Checkpoint`; `step` is None if not recorded."""
 
     step: int | None
     parameters: dict[str, Tensor]
@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 
 def prefix_of(path: str) -> str | None:
-    """Returns the prefix of the checkpoint at `path`, which may end with ".index"; None if none."""
+    """Returns the prefix of the checkpoint at `path` (with or without ".index"), or None."""
     prefix = path.removesuffix(tensor_bundle.SUFFIX)
     is_one = not path.endswith("/") and files.exists(prefix + tensor_bundle.SUFFIX)
     return prefix if is_one else None
@@ -79,11 +79,11 @@ def load(prefix: str) -> Found:
             parameters[ours] = variables[name]
     if unknown:
         more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
-        raise UserError(f"{prefix}: no counterpart of the variable {sorted(unknown)[0]}{more}")
+        raise UserError(f"{prefix}: no counterpart for the variable {sorted(unknown)[0]}{more}")
     for name, kept in moments.items():
         shape = parameters[name].shape if name in parameters else ()
         if len(shape) == 2 and shape[0] == shape[1] and {"v_row", "v_col"} <= kept.keys():
-            # Of two equal axes, Mesh treats the first as the larger, T5X the second.
+            # If both axes are equal, Mesh treats the first as the larger, T5X the second.
             kept["v_row"], kept["v_col"] = kept["v_col"], kept["v_row"]
     step = int(stored.whole()) if stored else None
     shared = _shared_tables(parameters)
@@ -146,7 +146,7 @@ def _in_block(tower: str, layer: int, layers: int, name: str) -> str | None:
 
 
 def _shared_tables(names: Iterable[str]) -> dict[str, str]:
-    """Renames tables that layer 0 holds for its whole stack."""
+    """Returns name -> new name for tables that layer 0 holds for its whole stack."""
     own = [name for name in names if name.endswith(_TABLE)]
     stacks = [name.partition("/")[0] for name in own]
     return {

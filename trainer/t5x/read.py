@@ -1,4 +1,4 @@
-"""Reads checkpoints lazily as named tensors: every T5X layout, Mesh TensorFlow's, ours.
+"""Reads checkpoints lazily as named tensors: T5X's in all layouts, Mesh TensorFlow's and ours.
 
     checkpoint_N/state/_METADATA                        Orbax: current T5X, and ours
     checkpoint_N/state/checkpoint, .../NAME/.zarray     Orbax before _METADATA
@@ -35,11 +35,11 @@ _METADATA, _TREE, _STATE = "_METADATA", "checkpoint", "state"
 # Source: T5X, `checkpoints.VERSION`.
 _FIRST_VERSION_WITH_BFLOAT16 = 3
 _OLDEST_VERSION = 2
-# Reading part of a chunk decodes all of it; the cache lets the layers of a stack share chunks.
+# Reading part of a chunk decodes the whole chunk; with a cache, a stack's layers share chunks.
 _CACHE_BYTES = 1 << 30
-# Bytes per read when a tensor is only compared with its checksum.
+# Bytes per read if a tensor is only compared with its checksum.
 _PIECE_BYTES = 256 << 20
-# Where chunks of zeros are stored, a missing chunk is data loss, not zeros.
+# If chunks of zeros are stored, a missing chunk means data loss, not zeros.
 _NO_GAPS: Mapping[str, Any] = {"fill_missing_data_reads": False}
 # Step of a checkpoint that does not record its number of updates.
 NO_STEP = -1
@@ -48,19 +48,19 @@ _ARRAYS = ("jax.Array", "np.ndarray", "scalar")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint's lazily read tensors, by names such as "decoder/decoder_norm/scale"."""
+    """A checkpoint's tensors, read lazily, under names such as "decoder/decoder_norm/scale"."""
 
     path: str
-    step: int  # number of updates; NO_STEP if T5X's state has none or a negative one
-    parameters: dict[str, Tensor]  # layers stacked or not
-    # T5X's Adafactor state, parameter -> "m", "v", "v_row" or "v_col" -> tensor; or our state.
+    step: int  # number of updates; NO_STEP if T5X's state has no step or a negative one
+    parameters: dict[str, Tensor]  # layers may be stacked
+    # T5X's Adafactor state: parameter -> {"m", "v", "v_row" or "v_col": tensor}; ours is `state`.
     moments: dict[str, dict[str, Tensor]] = field(default_factory=dict)
     state: dict[str, Tensor] = field(default_factory=dict)
-    run: dict[str, Any] | None = None  # our checkpoints' record of their run
+    run: dict[str, Any] | None = None  # the record of the run, in our checkpoints
 
 
 def find(path: str) -> str:
-    """Returns the checkpoint at `path` or the newest in it; for Mesh TensorFlow, its prefix."""
+    """Returns the checkpoint at `path`, or the newest in that folder; Mesh TensorFlow's prefix."""
     if is_checkpoint(path):
         return mesh.prefix_of(path) or path
     if found := steps(path):
@@ -69,10 +69,10 @@ def find(path: str) -> str:
         name.endswith((".safetensors", ".bin", ".safetensors.index.json"))
         for name in files.list_names(path)
     ):
-        raise UserError(f"{path} is a folder of transformers: name it as --init_from=hf:{path}")
+        raise UserError(f"{path} is a transformers folder: name it as --init_from=hf:{path}")
     raise UserError(
-        f"{path} is no checkpoint and holds none: there is neither {_STATE}/{_METADATA} (Orbax) "
-        f"nor {_TREE} (T5X) nor a folder checkpoint_STEP with one of them, nor "
+        f"{path} neither is nor holds a checkpoint: there is neither {_STATE}/{_METADATA} (Orbax) "
+        f"nor {_TREE} (T5X) nor a folder checkpoint_STEP with one of these, nor "
         "model.ckpt-STEP.index (Mesh TensorFlow)"
     )
 
@@ -97,7 +97,7 @@ def of_step(folder: str, step: int) -> str:
 
 
 def load(path: str) -> Checkpoint:
-    """Opens the checkpoint at `path` or the newest in it; reads names, shapes and dtypes.
+    """Opens the checkpoint at `path`, or the newest in that folder; reads names, shapes and dtypes.
 
     LoRA's products are merged into their kernels.
     """
@@ -167,7 +167,7 @@ def raw_tensors(path: str) -> dict[str, Tensor]:
     folder = _tree_folder(path)
     with _readable(path):
         if folder is None or not files.exists(files.join(folder, _METADATA)):
-            raise ValueError(f"there is no {_STATE}/{_METADATA}")
+            raise ValueError(f"it has no {_STATE}/{_METADATA}")
         return _orbax_tensors(folder)
 
 
@@ -180,7 +180,7 @@ def _readable(path: str) -> Iterator[None]:
 
 
 def _checked(path: str, name: str, stored: dict[str, str], tensor: Tensor) -> Tensor:
-    """Returns a tensor whose first read compares all of it with its stored checksum, if any."""
+    """Returns a tensor whose first read checks the whole tensor against its checksum, if stored."""
     if name not in stored:
         return tensor
     sound = False
@@ -208,7 +208,7 @@ def _pieces(tensor: Tensor) -> Iterator[np.ndarray]:
 
 
 def _tree_folder(path: str) -> str | None:
-    """Returns the folder of a checkpoint's tree; None if `path` is no checkpoint."""
+    """Returns the folder of a checkpoint's tree; None if `path` is not a checkpoint."""
     for folder in (files.join(path, _STATE), path):
         if any(files.exists(files.join(folder, name)) for name in (_METADATA, _TREE)):
             return folder

@@ -83,7 +83,7 @@ def _tensor(name: str, entry: _Entry, dtype: np.dtype, path: str) -> Tensor:
             raise UserError(f"{name} in {path} cannot be read: {error}") from error
         expected = math.prod(entry.shape) * dtype.itemsize
         if len(data) != expected or masked_crc(data) != entry.crc:
-            raise UserError(f"{name} in {path} is damaged: it is not what was saved")
+            raise UserError(f"{name} in {path} is damaged: its size or checksum does not match")
         return np.frombuffer(data, dtype).reshape(entry.shape)[index]
 
     return Tensor(entry.shape, dtype, read)
@@ -91,7 +91,7 @@ def _tensor(name: str, entry: _Entry, dtype: np.dtype, path: str) -> Tensor:
 
 def _table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(data) < _FOOTER_BYTES or struct.unpack("<Q", data[-8:])[0] != _MAGIC:
-        raise ValueError("it does not end as one")
+        raise ValueError("its footer is missing")
     _, position = _handle(data, len(data) - _FOOTER_BYTES)
     (offset, size), _ = _handle(data, position)
     for _, handle in _block(data, offset, size):
@@ -110,7 +110,7 @@ def _block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]
     if masked_crc(data[offset : offset + size + 1]) != crc:
         raise ValueError("the checksum of a block does not match")
     if compression != _UNCOMPRESSED:
-        raise ValueError("it is compressed, as TensorFlow 1.0 wrote it")
+        raise ValueError("it is compressed, as in files written by TensorFlow 1.0")
     block = data[offset : offset + size]
     (restarts,) = struct.unpack("<I", block[-4:])
     end = size - 4 * (restarts + 1)

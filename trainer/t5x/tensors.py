@@ -28,7 +28,7 @@ def held(array: np.ndarray | np.generic) -> Tensor:
 
 
 def stacked(tensors: Sequence[Tensor], axis: int) -> Tensor:
-    """Stacks tensors of one shape and dtype along a new axis."""
+    """Stacks tensors with equal shapes and dtypes along a new axis."""
     shape, dtype = tensors[0].shape, tensors[0].dtype
 
     def read(index: Index) -> np.ndarray:
@@ -52,7 +52,7 @@ def divided(tensor: Tensor, axis: int) -> list[Tensor]:
 
 
 def mean(tensor: Tensor, axis: int) -> Tensor:
-    """Averages over one axis and removes it."""
+    """Averages over one axis, which disappears."""
 
     def read(index: Index) -> np.ndarray:
         return tensor.read((*index[:axis], slice(None), *index[axis:])).mean(axis)

@@ -1,4 +1,4 @@
-"""Writes checkpoints that T5X can restore: Orbax's layout with T5X's tree.
+"""Writes checkpoints that T5X can restore, in Orbax's layout with T5X's tree.
 
 Source: google-research/t5x, `checkpoints.OrbaxCheckpointManagerInterface` and `train_state.py`.
 """
@@ -35,19 +35,19 @@ _FIELDS = (
 
 
 class OtherMoments(UserError):
-    """T5X's Adafactor needs moments other than the checkpoint's."""
+    """T5X's Adafactor needs moments that the checkpoint does not have."""
 
 
 def write(checkpoint: Checkpoint, config: Config, output: str, scanned: bool = False) -> str:
     """Writes one of our checkpoints atomically to `output/checkpoint_STEP` and returns that path.
 
-    Adafactor's moments are 0 if another optimizer trained the model. `scanned` chooses the layout
+    Adafactor's moments are 0 if another optimizer trained the model. `scanned` selects the layout
     of T5X's `scalable_t5`, which stacks all layers in one array and repeats the table of relative
-    positions in every layer.
+    positions in each layer.
     """
     path = files.join(output, f"checkpoint_{checkpoint.step}")
     if files.exists(path):
-        raise UserError(f"{path} exists: delete it, or choose another --output")
+        raise UserError(f"{path} exists: delete it, or use a different --output")
     least = config.optimizer.value("min_dim_size_to_factor") or layout.MIN_DIM_SIZE
     parameters = layout.read_parts(checkpoint)
     return write_parts(parameters, checkpoint.step, config.model, output, scanned, least)
@@ -74,10 +74,10 @@ def write_parts(
     if problems := unsupported(model):
         raise UserError("; ".join(problems))
     if scanned and model.architecture == "decoder":
-        raise UserError("T5X scans no decoder-only models: leave out --scan_layers")
+        raise UserError("T5X does not scan decoder-only models: leave out --scan_layers")
     if not scanned and model.position == PER_LAYER:
         raise UserError(
-            "T5X has a table of relative positions per layer in scalable_t5 only, which joins "
+            "T5X has a table of relative positions per layer only in scalable_t5, which stacks "
             "layers: add --scan_layers"
         )
 
@@ -118,7 +118,7 @@ def unsupported(model: ModelConfig) -> list[str]:
         if name not in _ACTIVATIONS
     ]
     if model.family not in _FAMILIES:
-        problems.append(f"T5X has no models of family {model.family}, only {', '.join(_FAMILIES)}")
+        problems.append(f"T5X has no {model.family} models, only {', '.join(_FAMILIES)}")
     return problems
 
 

@@ -229,7 +229,7 @@ def test_an_objective_that_cannot_be_traced_has_no_colours(window, loaded):
     assert made.used_N.all()
     strips = show.strips(sample(made, lengths), loaded.ids)
     assert [strip.name for strip in strips] == ["window", "inputs", "targets"]
-    assert "not known for this objective" in strips[0].note
+    assert "unknown for this objective" in strips[0].note
 
 
 def sample(made, lengths, names=("one<script>alert(1)</script>", "two&co:17")):

@@ -115,7 +115,7 @@ def test_a_users_metric_and_an_unknown_one(monkeypatch):
     with pytest.raises(ValueError, match="2 targets and 1 predictions"):
         own(["a", "b"], ["b"])
     for returned in (1.0, {"same": "text"}, None):
-        with pytest.raises(UserError, match=r"metric odd returns .*, which is no dict"):
+        with pytest.raises(UserError, match=r"metric odd returns .*, which is not a dict"):
             Metric("odd", lambda _t, _p, returned=returned: returned)(["a"], ["b"])
     with pytest.raises(ZeroDivisionError) as raised:
         Metric("odd", lambda _t, _p: 1 / 0)(["a"], ["b"])

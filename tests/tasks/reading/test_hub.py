@@ -172,7 +172,7 @@ run(main, [])
 """
     line = refused(hub("-c", change.replace("{change}", ' + "more"'), token=TOKEN))
     assert "data/train.jsonl has changed" in line
-    assert "it had 70 bytes and has 74" in line
+    assert "it had 70 bytes and now has 74" in line
     (hub.folder / "data/train.jsonl").write_text(lines)
     line = refused(hub("-c", change.replace("{change}", '.replace("x", "y")'), token=TOKEN))
     assert "data/train.jsonl has changed" in line

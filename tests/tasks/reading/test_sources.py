@@ -297,7 +297,7 @@ def test_documents_are_held_out_by_a_hash_of_their_id(tmp_path):
     assert {row[1] for row in fine if row[0] == "validation"} == held
     alone = rows(f"{spec}&split=validation")
     assert {row[:2] for row in alone} == {("validation", id) for id in held}
-    with pytest.raises(UserError, match="validation=0 holds none out"):
+    with pytest.raises(UserError, match="validation=0 holds nothing out"):
         resolve(f"parquet:{tmp_path}/a.parquet?validation=0&split=validation")
 
 

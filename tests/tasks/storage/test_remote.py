@@ -146,7 +146,7 @@ def test_any_store_is_retried_and_its_files_checked(monkeypatch):
         ((_, batch),) = sources.read(corpus, corpus.pieces[0])
         assert batch.column("text").to_pylist() == ["one", "two"]
         fs.pipe("/flaky/a.txt", b"one\nthree\n")
-        with pytest.raises(UserError, match=r"a\.txt has changed .*it had 8 bytes and has 10"):
+        with pytest.raises(UserError, match=r"a\.txt has changed .*it had 8 bytes and now has 10"):
             list(sources.read(corpus, corpus.pieces[0]))
     finally:
         fs.rm("/flaky", recursive=True)

@@ -283,7 +283,7 @@ def test_mismatches_are_named(tmp_path):
     with pytest.raises(UserError, match=r"has no table of relative positions per layer: leave out"):
         init_from.start(run_of(path, PER_LAYER))
     for nothing in (tmp_path / "nothing", tmp_path / "small" / "checkpoint_10" / "state" / "d"):
-        with pytest.raises(UserError, match="is no checkpoint and holds none"):
+        with pytest.raises(UserError, match="neither is nor holds a checkpoint"):
             init_from.start(run_of(nothing))
 
 

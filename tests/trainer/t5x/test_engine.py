@@ -142,7 +142,7 @@ def test_export_t5x_reports_what_it_wrote(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("preset", "scanned", "message"),
-    [("bert_tiny", False, "no models of family bert"), ("lm_tiny", True, "scans no decoder-only")],
+    [("bert_tiny", False, "no bert models"), ("lm_tiny", True, "not scan decoder-only")],
 )
 def test_unsupported_models_are_rejected(preset, scanned, message, tmp_path):
     config = config_of(preset=preset)
@@ -157,8 +157,8 @@ def test_every_unsupported_setting_is_named():
         "--on_nan=skip": "T5X makes every update",
         "--model.scan_layers=True": "table of relative positions in every layer",
         "--model.remat=dots": "table of relative positions in every layer",
-        "--microbatches=2": "normalizes every microbatch",
-        "--loss.normalizer=num_real_target_tokens": "normalizes every microbatch",
+        "--microbatches=2": "normalizes each microbatch",
+        "--loss.normalizer=num_real_target_tokens": "normalizes each microbatch",
         "--model.mlp_activations=gelu_erf,linear": "T5X has no gelu_erf",
         "--model.position=absolute": "T5X has no such setting",
         "--model.max_positions=600": "T5X has no such setting",
@@ -177,7 +177,7 @@ def test_every_unsupported_setting_is_named():
         config_of("--optimizer.name=adamw", "--optimizer.learning_rate=1", preset="bert_tiny")
     )
     assert [problem[:30] for problem in named] == [
-        "T5X has no models of family bert, only"[:30],
+        "T5X has no bert models, only t5_1_0"[:30],
         "--optimizer.name=adamw: this engine"[:30],
     ]
 
@@ -195,7 +195,7 @@ def test_missing_t5x_is_an_error_that_says_where_to_get_it():
     run = types.SimpleNamespace(config=config_of(), converter=converter)
     with pytest.raises(UserError) as error:
         engine.train(run, {}, start)
-    for word in ("no package registry", "google-research/t5x", engine.TESTED_COMMIT, "airio"):
+    for word in ("not on a package registry", "google-research/t5x", engine.TESTED_COMMIT, "airio"):
         assert word in str(error.value)
 
 

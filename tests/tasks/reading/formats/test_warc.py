@@ -195,7 +195,7 @@ def test_a_record_that_is_too_long_is_left_out(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "options", "says"),
     [
-        (members(INFO, record("response", b"HTTP/1.1")), "", "responses of servers, not text"),
+        (members(INFO, record("response", b"HTTP/1.1")), "", "server responses, not text"),
         (members(INFO, conversion(1)), "?id=WARC-Uri", "no column WARC-Uri; it has text"),
         (gzip.compress(b"text\n" * 100, mtime=0), "", "it does not begin with WARC records"),
         (b"text", "", "cannot be read: it does not begin with WARC records"),
