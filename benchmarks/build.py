@@ -81,7 +81,7 @@ class Flags:
     extra_ids: int = field(0, "sentinels to add to the vocabulary; see pipeline.build")
     copies: int = field(1, "copies of the text to build, for a longer run", rule=at_least(1))
     shard_bytes: int = field(16_000_000, "approximate bytes of text per shard")
-    seqio_documents: int = field(500, "documents for stock seqio; 0 omits it")
+    seqio_documents: int = field(500, "number of documents for stock seqio; 0: skip it")
 
 
 def run(flags: Flags) -> None:

@@ -207,9 +207,9 @@ class Flags:
     """Flags of the command."""
 
     corpus: str = field("python_docs", "corpus SPEC")
-    pairs: int = field(200, "planted pairs at each similarity", rule=at_least(1))
+    pairs: int = field(200, "number of planted pairs at each similarity", rule=at_least(1))
     datatrove_python: str | None = field(None, "interpreter of an environment with datatrove")
-    their_bytes: int = field(2 << 20, "bytes of text for datatrove", rule=at_least(1))
+    their_bytes: int = field(2 << 20, "size of datatrove's text in bytes", rule=at_least(1))
     only: str | None = field(None, "measure only this", choices=("finding", "speed"))
 
 

@@ -281,7 +281,7 @@ class Flags:
     cores: tuple[int, ...] = field((0, 1), "numbers of the CPU cores to use")
     seconds: float = field(2.0, "length of an interval in seconds")
     repeats: int = field(5, "intervals per process", rule=at_least(1))
-    rounds: int = field(3, "processes of each kind", rule=at_least(1))
+    rounds: int = field(3, "number of processes of each kind", rule=at_least(1))
 
 
 def run(flags: Flags) -> None:

@@ -1,4 +1,4 @@
-"""Writes pairs of phrases, without and with their diacritics or capitals, to train on.
+"""Writes pairs of phrases to train on: without and with their diacritics or capitals.
 
     python -m experiments.pairs --corpus='parquet:DATA/ro_*.parquet' --undo=diacritics --output=DIR
 
@@ -16,7 +16,7 @@ from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, field
 
-# Words per example. At least one of them has something to lose.
+# Words per example, at least one of which has something to lose.
 _WORDS = 2
 
 
@@ -34,12 +34,12 @@ class Flags:
     """Flags of the command."""
 
     corpus: str = field(REQUIRED, "texts, as in pipeline.build", metavar="SPEC")
-    undo: str = field("diacritics", "what the inputs lack", choices=tuple(LOSSES))
+    undo: str = field("diacritics", "what to remove from the inputs", choices=tuple(LOSSES))
     output: str = field(REQUIRED, "folder for the pairs", metavar="DIR")
 
 
 def run(flags: Flags) -> None:
-    """Writes the pairs of both splits of a corpus, unless they exist."""
+    """Writes the pairs for both splits of a corpus unless they already exist."""
     if files.exists(files.join(flags.output, "train.jsonl")):
         return
     from tasks.reading import sources

@@ -4,10 +4,10 @@
     python -m experiments.scaling sizes RUN RUN … [--form=chinchilla] [--predict=1e9:2e10]
 
 `steps` fits L(t) = a t^-b + c to the losses of one run over its updates; `sizes` fits L(N, D) to
-the last losses of several runs by parameters and tokens, E + A / N^alpha + B / D^beta or Kaplan's
-form. A RUN is the folder of a run, or a CSV file with the columns step and loss, or parameters,
-tokens and loss. A window or a set of runs that does not identify the exponents is refused, with
-exit code 2. Intervals are 95 % of a bootstrap, over blocks of consecutive losses or over runs.
+the last losses of several runs over parameters and tokens: E + A / N^alpha + B / D^beta, or
+Kaplan's form. A RUN is the folder of a run, or a CSV file with the columns step and loss, or
+parameters, tokens and loss. A window or a set of runs that does not identify the exponents is
+refused, with exit code 2. Intervals hold 95% of a bootstrap over blocks of losses, or over runs.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class Flags:
 
     law: str = field(
         REQUIRED,
-        "steps: the loss over steps; sizes: the loss by parameters and tokens",
+        "steps: fit the loss over steps; sizes: fit the loss over parameters and tokens",
         choices=("steps", "sizes"),
         positional=True,
     )
@@ -47,32 +47,32 @@ class Flags:
         REQUIRED, "folder of a run, or CSV file", positional=True, metavar="RUN"
     )
     split: str | None = field(
-        None, "losses to fit; None: train for steps, validation for sizes",
+        None, "losses to fit; None means train for steps, validation for sizes",
         choices=("train", "validation"),
     )  # fmt: skip
     window: str | None = field(
-        None, "with steps: updates to fit, as 1000: or 1000:15000", metavar="FIRST:LAST"
+        None, "with steps: updates to fit, such as 1000: or 1000:15000", metavar="FIRST:LAST"
     )
-    form: str | None = field(None, "with sizes: the law; None: chinchilla", choices=_FORMS)
+    form: str | None = field(None, "with sizes: the law; None means chinchilla", choices=_FORMS)
     predict: str | None = field(
         None,
-        "steps, as 100000,1000000, or parameters and tokens, as 1e9:2e10, to predict the loss of",
+        "steps (100000,1000000), or parameters and tokens (1e9:2e10), at which to predict the loss",
         metavar="A,B",
     )
     draws: int = field(
         200,
-        "draws of the bootstrap",
+        "number of bootstrap draws",
         rule=Rule(
-            f"{_FEWEST_DRAWS} or more, for an interval of 95 %",
+            f"{_FEWEST_DRAWS} or more, for an interval of 95%",
             lambda draws: draws >= _FEWEST_DRAWS,
         ),
     )
-    picture: str | None = field(None, "PNG of losses and law to write", metavar="FILE")
+    picture: str | None = field(None, "PNG to write, with losses and law", metavar="FILE")
     json: bool = field(False, "print JSON")
 
 
 def run(flags: Flags) -> None:
-    """Prints the fit."""
+    """Fits a law and prints it."""
     if flags.split and all(run.endswith(".csv") for run in flags.runs):
         raise UserError("--split is for folders of runs: a CSV file has losses of one kind")
     if flags.law == "steps":
@@ -83,7 +83,7 @@ def run(flags: Flags) -> None:
 
 def _steps(flags: Flags) -> None:
     if len(flags.runs) > 1 or flags.form:
-        raise UserError("steps fits one run, and has no --form: sizes fits several")
+        raise UserError("steps fits one run and has no --form; use sizes for several runs")
     window = re.fullmatch(r"(\d*):(\d*)", flags.window or ":")
     if not window:
         raise UserError(f"--window={flags.window}: write it as 1000:15000 or 1000:")
@@ -184,12 +184,12 @@ def _losses(run: str, split: str) -> list[tuple[int, float]]:
 
     lines = [line for line in read_metrics(run) if line["split"] == split]
     if not lines:
-        raise UserError(f"{run} has no losses of {split}: there is no {METRICS_FILE} with them")
+        raise UserError(f"{run} has no losses of {split}: no {METRICS_FILE} contains them")
     return [(line["step"], line["metrics"]["loss"]) for line in lines]
 
 
 def _sized(run: str, split: str) -> list[tuple[float, float, float]]:
-    """Returns (parameters, target positions, padding included, loss) of a run, or of CSV lines."""
+    """Returns (parameters, target positions with padding, loss) of a run, or of CSV lines."""
     if run.endswith(".csv"):
         return [(n, d, loss) for n, d, loss in _csv(run, ("parameters", "tokens", "loss"))]
     from trainer.config import load_config
@@ -235,7 +235,7 @@ def _draw_sizes(rows: list[tuple[float, float, float]], found: "SizeFit", axes: 
 
 @contextlib.contextmanager
 def _drawn(picture: str, width: float) -> Iterator[Any]:
-    """Yields the axes of a picture, which is written after the block."""
+    """Yields the axes of a figure, which is saved when the block ends."""
     from trainer.reporting.drawing import load_pyplot
 
     pyplot = load_pyplot()

@@ -8,8 +8,8 @@
 FILE is a name in experiments/files or a .toml file (docs/experiments/README.md). Any field of the
 trainer's configuration and any parameter of FILE is a flag and applies to all cells. A cell is a
 run of trainer.pretrain in its own process, in OUTPUT/cells. Rerun the same command to resume:
-finished cells are kept, killed ones resume, and failed ones are run again with --retry. Seeds and
-values of axes may be added. The results are written to table.md, results.jsonl and curves.png in
+finished cells are kept, killed ones resume, and failed ones are run again with --retry. You may
+add seeds and values of axes. The results are written to table.md, results.jsonl and curves.png in
 OUTPUT.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from experiments.sweeps.cells import Cell
     from experiments.sweeps.results import Values
 
-    _Placed = tuple[Cell, str, str]  # with its key and folder
+    _Placed = tuple[Cell, str, str]  # a cell with its key and folder
 
 _SWEEP = "sweep.json"
 _TERMINATED = 75
@@ -48,7 +48,7 @@ class Flags:
     file: str | None = field(None, f"a .toml file, or one of {_FILES}", positional=True)
     output: str = field(REQUIRED, "folder for the cells and the results", metavar="DIR")
     seeds: str | None = field(
-        None, "seeds of each combination, as 0,1,2; None: those of FILE, or 0"
+        None, "seeds for each combination, such as 0,1,2; None means FILE's seeds, or 0"
     )
     axis: tuple[str, ...] = field(
         (),
@@ -57,7 +57,7 @@ class Flags:
         metavar="NAME=A,B",
         repeated=True,
     )
-    metric: str | None = field(None, "metric to compare; None: the metric of FILE, or loss")
+    metric: str | None = field(None, "metric to compare; None means FILE's metric, or loss")
     baseline: str | None = field(
         None, "value to compare with, or AXIS=VALUE,AXIS=VALUE", metavar="VALUE"
     )
@@ -65,20 +65,20 @@ class Flags:
     workers: int = field(
         1, "number of cells to run at the same time", rule=at_least(1), aliases=("processes",)
     )
-    retry: bool = field(False, "run failed cells again, from where they ended")
+    retry: bool = field(False, "run failed cells again from where they ended")
     no_prepare: bool = field(
         False,
-        "make no vocabularies and caches, because they exist already, as where Beam is not "
-        "installed",
+        "do not make vocabularies and caches, because they already exist, for instance where Beam "
+        "is not installed",
     )
     dry_run: bool = field(False, "print cells, steps, tokens and time, and exit")
     step_times: str | None = field(
         None,
-        "JSON of seconds per step by preset, as written by benchmarks.step --output, for the "
+        "JSON of seconds per step by preset, written by benchmarks.step --output; adds the "
         "column speed-up",
         metavar="FILE",
     )
-    # The sweep refuses unknown ones.
+    # The sweep rejects unknown fields.
     cells: tuple[str, ...] = field((), "fields of the cells", rest=lambda words, known: None)
 
 
@@ -95,7 +95,7 @@ def run(flags: Flags) -> int:
     from experiments.sweeps import cells, results, running
 
     planned = cells.plan(sweep, output)
-    # Cells see the devices. This process computes shapes only, and must not hold them.
+    # Cells use the devices. This process computes only shapes, and must not hold the devices.
     environment = dict(os.environ)
     os.environ["JAX_PLATFORMS"] = "cpu"
     times = _step_times(flags.step_times, sweep, planned)
@@ -121,7 +121,7 @@ def run(flags: Flags) -> int:
 
 
 def defined(words: Sequence[str]) -> Sweep:
-    """Returns the sweep of a command line; configurations of cells are not checked."""
+    """Returns the sweep that a command line defines; the cells' configurations are not checked."""
     return _sweep(made(Flags, parse(Flags, words)))
 
 
@@ -147,7 +147,7 @@ def _sweep(flags: Flags) -> Sweep:
 def _baseline(sweep: Sweep, text: str) -> dict[str, str]:
     if "=" not in text:
         if not sweep.axes:
-            raise UserError(f"--baseline={text}: there is no --axis to compare values of")
+            raise UserError(f"--baseline={text}: there is no --axis whose values can be compared")
         if len(sweep.axes) != 1:
             raise UserError(f"--baseline={text}: write AXIS=VALUE, since there are several axes")
         return {sweep.axes[0].name: text}
@@ -155,7 +155,7 @@ def _baseline(sweep: Sweep, text: str) -> dict[str, str]:
 
 
 def _same_sweep(sweep: Sweep, output: str) -> None:
-    """Records the settings that cells share, or refuses the folder of another sweep."""
+    """Records the settings that cells share, or rejects the folder of a different sweep."""
     path = files.join(output, _SWEEP)
     if not files.exists(path):
         files.write_json(path, sweep.shared())
@@ -172,7 +172,7 @@ def _same_sweep(sweep: Sweep, output: str) -> None:
             part = next(name for name in names if theirs.get(name) != ours.get(name))
             theirs, ours = theirs.get(part), ours.get(part)
         raise UserError(
-            f"{output} holds another sweep, whose {part} is {theirs or 'unset'} and not "
+            f"{output} holds a different sweep, whose {part} is {theirs or 'unset'}, not "
             f"{ours or 'unset'}: choose another --output"
         )
 
@@ -232,7 +232,7 @@ def _report(
         failed = sum(each.status == cells.FAILED for each in left)
         advice = "--retry runs failed cells again" if failed else "run the same command to resume"
         print(
-            f"{len(left)} of {len(outcomes)} cells have not finished, {failed} failed: {advice}",
+            f"{len(left)} of {len(outcomes)} cells have not finished; {failed} failed: {advice}",
             file=sys.stderr,
         )
     return int(bool(left))
@@ -262,7 +262,7 @@ def _print_plan(planned: "list[Cell]", output: str) -> None:
         print(f"before: python -m {shlex.join(command)}")
     print(
         f"{len(to_run)} of {len(planned)} cells to run: {sum(c.steps for c in to_run):,} steps, "
-        f"{sum(c.tokens for c in to_run):,} tokens, about {hours:,.1f} hours of one worker "
+        f"{sum(c.tokens for c in to_run):,} tokens, about {hours:,.1f} hours for one worker "
         f"({speed / 1e9:,.0f} GFLOP/s, {source})"
     )
 

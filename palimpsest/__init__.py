@@ -1,1 +1,1 @@
-"""The front door: one command line for all commands. It owns no logic."""
+"""One command line for all commands, without logic of its own."""

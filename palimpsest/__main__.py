@@ -23,7 +23,7 @@ def named(words: Sequence[str], known: Collection[str] = COMMANDS) -> tuple[str,
 
 
 def page(start: str = "") -> str:
-    """Returns the commands whose names begin with `start`, in groups, with a line each."""
+    """Returns the commands whose names begin with `start`, in groups, one per line."""
     lines = [f"usage: {_PROGRAM} COMMAND [--FLAG=VALUE …]"]
     for group, commands in {**GROUPS, "installed": installed()}.items():
         found = {name: module for name, module in commands.items() if name.startswith(start)}

@@ -33,7 +33,7 @@ def script(shell: str) -> str:
 
 
 def candidates(shell: str, line: str) -> list[str]:
-    """Returns what the last word of a command line may become.
+    """Returns the possible completions of a command line's last word.
 
     bash expects a value without its flag, because it splits words at "=".
     """

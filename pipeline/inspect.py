@@ -1,4 +1,4 @@
-"""Shows windows of a cache and the examples made of them.
+"""Shows windows of a cache and the examples made from them.
 
 python -m pipeline.inspect --cache=DIR [--task=NAME] [--windows=5 | --index=17,18]
 """
@@ -30,11 +30,11 @@ def samples(
     seed: int = 0,
     epoch: int = 0,
 ) -> list[show.Sample]:
-    """Returns windows of a split and the examples that `task` makes of them.
+    """Returns windows of a split and the examples that `task` makes from them.
 
-    Windows and noise are those of a run with these lengths and seed: of training epoch `epoch`
-    (from 0) on the training split, of evaluation on any other. Without a task, windows are the
-    cache's rows. `indices` are of windows, or how many to draw by `seed`.
+    Windows and noise are as in a run with these lengths and seed: in training epoch `epoch` (from
+    0) for the training split, in evaluation for any other. Without a task, windows are the cache's
+    rows. `indices` lists windows, or is the number of windows to draw with `seed`.
     """
     folder, manifest = cache.folder, cache.manifest
     if task:
@@ -100,7 +100,7 @@ class Flags:
 
     cache: str = field(REQUIRED, "folder of the cache, CACHE_DIR/TASK", metavar="DIR")
     task: str | None = field(
-        None, "task whose examples to show; None: the cache's own, or only rows if it is not known"
+        None, "task whose examples to show; None: the cache's own, or only rows if that is unknown"
     )
     task_module: str | None = field(
         None, "Python module with a tuple TASKS of further tasks", metavar="MODULE"

@@ -43,7 +43,7 @@ def run(flags: Flags) -> None:
     host, port = flags.host, flags.port
     if host in ("0.0.0.0", "::", "[::]"):
         raise UserError(
-            f"--host={host} is no address that builds and workers can connect to: give this "
+            f"--host={host} is not an address that builds and workers can connect to: give this "
             "machine's name or its address in the network"
         )
     logging.basicConfig(level=logging.INFO)

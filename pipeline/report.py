@@ -38,7 +38,7 @@ def run(flags: Flags) -> None:
     if manifest.plan.adopted:
         raise UserError(
             f"{flags.cache} was adopted from {manifest.plan.adopted.program} and has no table of "
-            "documents to report on: pipeline.verify counts its rows, pipeline.inspect shows them"
+            "documents: use pipeline.verify to count its rows, or pipeline.inspect to see them"
         )
     loaded = vocabulary.of_cache(flags.cache, manifest.plan.vocabulary)
     found = study(flags.cache, manifest, loaded, flags.sample_shards)

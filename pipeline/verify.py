@@ -22,11 +22,11 @@ class Flags:
     """Flags of the command."""
 
     cache: str = field(REQUIRED, "folder of the cache: CACHE_DIR/TASK", metavar="DIR")
-    workers: int = field(os.cpu_count() or 1, "most worker processes", rule=at_least(1))
+    workers: int = field(os.cpu_count() or 1, "maximum worker processes", rule=at_least(1))
     exclude: str | None = field(
         None,
-        "exclude lists or text files of ids, separated by commas; none of their documents may be "
-        "in the cache, and none of those on the cache's own lists",
+        "exclude lists or text files of ids, separated by commas; the cache may not contain a "
+        "document on any of these or of its own lists",
     )
 
 
@@ -48,7 +48,7 @@ def run(flags: Flags) -> int:
     print(table(("", *columns), rows))
     print(f"{flags.cache}: {len(faults)} faults" if faults else f"{flags.cache}: verified")
     if lists and not faults:
-        for unit, how in (("documents", ""), ("paragraphs", ", by the numbers that were cut")):
+        for unit, how in (("documents", ""), ("paragraphs", ", judging by the numbers cut")):
             some = [each for each in lists if getattr(each.record, unit)]
             listed = sum(getattr(each.record, unit) for each in some)
             places = sum(each.header["counts"]["places"] for each in some)

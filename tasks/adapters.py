@@ -1,7 +1,7 @@
 """Reads a cache from grain, torch and Hugging Face's datasets.
 
-`CacheSource` gives random access to a split, all that grain and torch need; the functions convert
-it to each library's dataset type. For seqio see tasks.seqio_tasks.
+`CacheSource` gives random access to a split, which is all that grain and torch need; the functions
+convert it to each library's dataset type. For seqio, see tasks.seqio_tasks.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from tasks.terminal.command_line import UserError
 
 __all__ = ["CacheSource", "grain_dataset", "iterable_dataset", "torch_dataset"]
 
-# Elements that an IterableDataset reads at a time.
+# Number of elements that an IterableDataset reads at a time.
 _READ_AHEAD = 64
 
 
@@ -40,7 +40,7 @@ class CacheSource:
       cache: folder of a cache, local or any fsspec URL.
       split: "train", "validation", ….
       task: name of a task; None for windows.
-      inputs, targets: lengths of the task's features; the task's own if None.
+      inputs, targets: lengths of the task's features; the task's defaults if None.
       window_tokens: tokens per window, without a task; the cache's `row_tokens` if None.
       keep_tails: whether to include the unfinished last window, as evaluation does.
       across_shards: whether windows cross shard borders; seqio's do not.

@@ -9,7 +9,7 @@ from tasks.terminal.command_line import UserError
 __all__ = ["MixtureSpec"]
 
 # Measures of a task's size: windows of its training split at this run's lengths, or the split's
-# documents, tokens or UTF-8 bytes by its manifest.
+# documents, tokens or UTF-8 bytes according to its manifest.
 SIZES = ("examples", "documents", "tokens", "bytes")
 
 
@@ -59,21 +59,21 @@ class MixtureSpec:
         ):
             if not holds:
                 raise ValueError(
-                    f"mixture {self.name}: {field} is {getattr(self, field)}, not {rule}"
+                    f"mixture {self.name}: {field} must be {rule}, not {getattr(self, field)}"
                 )
         if alpha is not None and self.temperature != 1.0:
             same = 1 / alpha if alpha else float("inf")
             raise ValueError(
-                f"mixture {self.name}: alpha={alpha:g} is a temperature of {same:g}, and "
-                f"temperature is {self.temperature:g}: set one of the two"
+                f"mixture {self.name}: alpha={alpha:g} implies a temperature of {same:g}, "
+                f"but temperature is {self.temperature:g}: set only one of them"
             )
         fixed = all(rate is not None for _, rate in self.tasks)
         unread = (self.maximum, self.temperature, alpha, self.size) != (None, 1.0, None, SIZES[0])
         if fixed and unread:
             raise ValueError(
                 f"mixture {self.name}: maximum, alpha, temperature and size apply to rates that "
-                "follow from the sizes of tasks, and every task has a rate of its own: leave the "
-                "rates out"
+                "follow from the sizes of tasks, but every task has its own rate: leave out "
+                "the rates"
             )
 
     @property
@@ -102,7 +102,7 @@ def limited_shares(
     """
     most = sum(limits[name] for name in weights)
     if most < rows:
-        raise ValueError(f"the limits allow {most:,.0f} rows, and the run reads {rows:,.0f}")
+        raise ValueError(f"the limits allow {most:,.0f} rows, but the run reads {rows:,.0f}")
     shares: dict[str, float] = {}
     left, weight = float(rows), sum(weights.values())
     # The task with the fewest rows per weight reaches its limit first.

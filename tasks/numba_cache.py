@@ -19,8 +19,8 @@ def compiled(**options: Any) -> Callable[[_Function], _Function]: ...
 def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Compiles a function at its first call; `options` are numba.njit's.
 
-    Code is cached beside the source or in the user's cache folder. If neither is writable, as in a
-    container without a home, every process compiles it.
+    Code is cached beside the source or in the user's cache folder. If neither is writable, such as
+    in a container without a home folder, every process compiles it.
     """
     if function is None:
         return lambda function: compiled(function, **options)

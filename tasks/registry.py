@@ -1,4 +1,4 @@
-"""Finds tasks and mixtures by name, in milliseconds: no heavy imports.
+"""Finds tasks and mixtures by name, in milliseconds, without heavy imports.
 
 `module` is a user's module; every function raises UserError if it cannot be imported.
 """
@@ -63,8 +63,8 @@ def get(name: str, module: str | None = None) -> TaskSpec:
         names = ", ".join(each for each in known if each.startswith(family))
         raise UserError(
             f"unknown task {name}{nearest(name, known)}; {f'known: {names}; ' if names else ''}a "
-            f"task on a corpus of your own is called NAME_OBJECTIVE, as in {OWN_EXAMPLE}, with one "
-            f"of the objectives {', '.join(OBJECTIVES)}"
+            f"task on your own corpus is called NAME_OBJECTIVE, such as {OWN_EXAMPLE}, with one of "
+            f"the objectives {', '.join(OBJECTIVES)}"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Registers supervised tasks, rows of a data set as text to text, as stock seqio Tasks.
+"""Registers supervised tasks, which turn rows of a data set into text pairs, as seqio Tasks.
 
 from tasks import seqio_supervised
 from tasks.supervised import table
@@ -17,7 +17,7 @@ import tensorflow as tf
 from tasks.metrics.metric import Metric
 from tasks.supervised.template import Row, Supervised
 
-# An example's further values for evaluation, as JSON.
+# Feature with the further values of an example for evaluation, as JSON.
 _PAIR = "pair"
 
 

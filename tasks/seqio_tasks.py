@@ -32,8 +32,8 @@ from tasks.unit import SIDES, Unit
 
 __all__ = ["register"]
 
-# Rows concatenated before windows are cut, as T5's reduce_concat_tokens does with documents. The
-# last window of each group may be shorter.
+# Number of rows to concatenate before windows are cut, as T5's reduce_concat_tokens does with
+# documents. The last window of each group may be shorter.
 _ROWS_PER_GROUP = 128
 
 
@@ -186,7 +186,7 @@ def pack_rows(
 def encode_pairs(
     dataset: tf.data.Dataset, vocabulary_path: str, extra_ids: int, task_module: str | None = None
 ) -> tf.data.Dataset:
-    """Tokenizes pairs like pipeline.build: {"inputs", "targets"}, int32 [None] each, without EOS.
+    """Tokenizes pairs like pipeline.build: {"inputs", "targets"}, each int32 [None], without EOS.
 
     Pairs with an empty side or with a sentinel are skipped.
     """
@@ -284,14 +284,14 @@ def register(
     """Registers tasks with seqio, replacing earlier ones, and returns them.
 
     Args:
-      vocabulary_path: like --vocabulary of pipeline.build.
+      vocabulary_path: as for pipeline.build's --vocabulary.
       corpus: SPEC that replaces each task's own corpus; read only without a cache.
-      names: tasks to register; by default all that the vocabulary and separator serve.
-      task_module: your own Python module with TASKS, or that registers the vocabulary.
-      extra_ids, packing, row_tokens, separator: like the flags of pipeline.build.
+      names: tasks to register; by default all that the vocabulary and separator support.
+      task_module: your own Python module that defines TASKS or registers the vocabulary.
+      extra_ids, packing, row_tokens, separator: as for pipeline.build's flags.
 
-    Raises UserError if a task or the vocabulary is unknown, or an objective needs other pieces or
-    another separator.
+    Raises UserError if a task or the vocabulary is unknown, or an objective needs different
+    pieces or a different separator.
     """
     loaded = _loaded(vocabulary_path, extra_ids, task_module)
     chosen = [registry.get(name, task_module) for name in names or registry.tasks(task_module)]

@@ -61,16 +61,16 @@ class TaskSpec:
         needed = self.objective.sentinels(lengths)
         if needed > ids.sentinels:
             raise UserError(
-                f"{self.name} needs up to {needed} sentinels at these lengths, and {where} has "
+                f"{self.name} needs up to {needed} sentinels at these lengths, but {where} has "
                 f"{ids.sentinels}: make one with vocab.train --extra_ids={max(needed, 100)}, add "
-                "sentinels to a model without any by --extra_ids, or use shorter inputs"
+                "sentinels to a model without any with --extra_ids, or use shorter inputs"
             )
         for piece in self.objective.pieces:
             ids.id_of(piece)
         if self.objective.separator not in (None, separator):
             raise UserError(
                 f"{self.name} needs a cache with separator {self.objective.separator} after "
-                f"documents, and this cache has {separator}: build one with "
+                f"documents, but this cache has {separator}: build one with "
                 f"--separator={self.objective.separator}"
             )
 
@@ -101,7 +101,7 @@ OBJECTIVES: dict[str, tuple[Objective, Lengths]] = {
 
 
 def own_task(name: str) -> TaskSpec | None:
-    """Returns the task NAME_OBJECTIVE on a user's corpus; None if `name` is none.
+    """Returns the task NAME_OBJECTIVE on a user's corpus; None if `name` has another form.
 
     pipeline.build takes its corpus from --corpus. OBJECTIVE alone is also a task, for a cache given
     by its own folder.

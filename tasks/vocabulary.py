@@ -146,12 +146,12 @@ class Vocabulary:
         """The sentencepiece.SentencePieceProcessor; raises UserError for other vocabularies."""
         if not isinstance(self.codec, SentencePieceCodec):
             kind = "a class of --task_module" if self.is_registered else "a tokenizer.json"
-            raise UserError(f"{self.name} is {kind}, and this needs a SentencePiece model")
+            raise UserError(f"{self.name} is {kind}, but this needs a SentencePiece model")
         return self.codec.processor
 
     @functools.cached_property
     def reserved(self) -> np.ndarray:
-        """Bool [size]: ids that text may not contain, sentinels and spellable control pieces."""
+        """Bool [size], True for ids not allowed in text: sentinels and spellable control pieces."""
         found = np.arange(self.size) >= self.first_sentinel
         if not self.is_sentencepiece:
             found[: len(self.ids.kinds)] |= np.array(self.ids.kinds) == CONTROL
@@ -212,7 +212,7 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
     negative, or the vocabulary already has sentinels.
     """
     if extra_ids < 0:
-        raise UserError(f"--extra_ids={extra_ids} must be 0 or more")
+        raise UserError(f"--extra_ids must be 0 or more, not {extra_ids}")
     if path == tokenizer_json.BYTES:
         return from_bytes(byte_level.byte_vocabulary(), extra_ids, path)
     if path in registered.names():
@@ -247,7 +247,7 @@ def _config(path: str) -> dict[str, Any]:
     try:
         value = json.loads(files.read_bytes(path))
     except ValueError as error:
-        raise UserError(f"{path} is not JSON: restore it, or remove it") from error
+        raise UserError(f"{path} is not JSON: restore it or remove it") from error
     return value if isinstance(value, dict) else {}
 
 
@@ -257,7 +257,7 @@ def from_bytes(model: bytes, extra_ids: int = 0, name: str = "the vocabulary") -
 
 
 def of_cache(folder: str, record: VocabularyRecord, command: str = "build") -> Vocabulary:
-    """Loads the vocabulary of a cache; raises UserError if the file is missing or does not match.
+    """Loads the vocabulary of a cache; raises UserError if its file is missing or differs.
 
     `command` is the one that made the cache, for messages.
     """
@@ -270,7 +270,7 @@ def of_cache(folder: str, record: VocabularyRecord, command: str = "build") -> V
     found = hashlib.sha256(model).hexdigest()
     if found != record.sha256:
         raise UserError(
-            f"{path} is damaged: its sha256 is {found}, and the cache was built with "
+            f"{path} is damaged: its sha256 is {found}, but the cache was built with "
             f"{record.sha256}: {again}"
         )
     return Vocabulary(model, record, path)
@@ -297,15 +297,15 @@ def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any
     if not own and sentinel_piece(0) in pieces:
         raise UserError(
             f"{name} has {sentinel_piece(0)} as id {pieces.index(sentinel_piece(0))}, and "
-            "sentinels must be the last ids, that one the very last: rename its sentinels, and add "
-            "others by --extra_ids"
+            "sentinels must be the last ids, and that one the very last: rename its sentinels, and "
+            "add others with --extra_ids"
         )
     if isinstance(codec, TokenizersCodec):
         codec.check_added()
     if not ends:
         if own:
             raise UserError(
-                f"{name} has sentinels but no EOS: train it again with one, as {ADDED_EOS}"
+                f"{name} has sentinels but no EOS: train it again with one, such as {ADDED_EOS}"
             )
         special = dataclasses.replace(special, eos=len(pieces))
     record = VocabularyRecord(

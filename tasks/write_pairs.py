@@ -24,7 +24,7 @@ class Flags:
     output: str = field(REQUIRED, "JSON lines of {inputs, targets} to write", metavar="FILE")
     evaluating: bool = field(
         False,
-        "the rows are for evaluation: write one example of each, also of those not trained on",
+        "the rows are for evaluation: write one example per row, even if it is not trained on",
     )
 
 

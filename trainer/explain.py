@@ -36,7 +36,7 @@ class Flags:
     cache_dir: str | None = field(None, "folder of the tasks' caches, if they have moved")
     output: str | None = field(
         None,
-        "HTML page to write instead of printing, local or remote",
+        "HTML file to write instead of printing, local or remote",
         metavar="FILE",
         aliases=("html",),
         read_if=ReadIf(lambda flags: flags.document is None, "with --document"),

@@ -2,8 +2,8 @@
 
     python -m trainer.finetune --init_from=DIR --task=TASK --model_dir=DIR [--field.path=value]
 
-It is trainer.pretrain with other defaults: T5's constant learning rate of 1e-3 and dropout of 0.1,
-parameters without the optimizer's state, and the model of --init_from.
+It is trainer.pretrain with different defaults: T5's constant learning rate of 1e-3, dropout of 0.1,
+and the model and parameters of --init_from, without the optimizer's state.
 """
 
 from typing import Any

@@ -108,7 +108,7 @@ def run(flags: Flags) -> int:
     remedy, tried = search.first_that_fits(planned, target, outcome, _COMPILATIONS)
     if remedy is None or remedy.missing:
         raise UserError(
-            f"the run does not fit {target.name} ({missing}), and nothing else of {tried} "
+            f"the run does not fit {target.name} ({missing}), and none of the {tried} "
             "configurations tried does: use a larger slice, or a smaller batch"
         )
     raise UserError(

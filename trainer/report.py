@@ -3,7 +3,7 @@
     python -m trainer.report RUN [RUN …] [--output=FILE.html] [--rows=N] [--samples=N]
 
 RUN is a model directory, local or remote. The page is one file that loads nothing else. It is made
-from what the runs recorded; --rows and --samples compute with the newest checkpoint of each run.
+from what the runs recorded; --rows and --samples also use each run's newest checkpoint.
 """
 
 import dataclasses

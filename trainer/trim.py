@@ -41,13 +41,13 @@ class Flags:
     vocab_size: int | None = field(
         None, "maximum number of pieces, without sentinels; None: no limit", rule=at_least(1)
     )
-    workers: int = field(1, "processes that count pieces", rule=at_least(1))
+    workers: int = field(1, "number of processes that count pieces", rule=at_least(1))
     vocabulary: str | None = field(
         None, "the vocabulary, if the source does not have it", metavar="PATH"
     )
     extra_ids: int | None = field(
         None,
-        "sentinels beyond the vocabulary's pieces; T5: 100",
+        "number of sentinels beyond the vocabulary's pieces; T5: 100",
         read_if=ReadIf(lambda flags: flags.vocabulary is not None, "without --vocabulary"),
     )
     preset: str | None = field(

@@ -1,4 +1,4 @@
-"""The loss of one run over its steps: L(t) = a t^-b + c."""
+"""Fits one run's loss over its steps: L(t) = a t^-b + c."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,13 @@ _BLOCKS = 50
 _LEAST_POINTS = 20
 # More than any loss, and small enough for sums of squares.
 _LARGEST = 1e100
-# A fit that takes more evaluations runs along a valley: its window identifies nothing.
+# A fit that needs more evaluations follows a valley, so its window identifies nothing.
 _EVALUATIONS = 200
 # A window with a wider interval of c, in nats, says nothing about the limit.
 WIDEST = 0.2
-# Parts of the window, of equal ratios of steps, whose mean residuals are compared with the fit.
+# Parts of the window, each with the same ratio of steps, whose mean residuals test the fit.
 _PARTS = 8
-# Largest root mean square of these means, as a share of the fall of the loss within the window.
+# Largest accepted root mean square of these means, relative to the loss's fall in the window.
 _MISFIT = 0.05
 
 
@@ -33,10 +33,10 @@ class CurveFit:
     b: float
     c: float
     draws: np.ndarray  # float64 [draws, 3], the constants of each draw of the bootstrap
-    first: int  # end steps of the window
+    first: int  # the window's first and last step
     last: int
-    # Root mean square of the parts' mean residuals, beyond what noise explains, as a share of the
-    # fall of the fit within the window.
+    # Root mean square of the parts' mean residuals, beyond what noise explains, relative to the
+    # fit's fall within the window.
     misfit: float
 
     def at(self, step: float) -> float:
@@ -44,7 +44,7 @@ class CurveFit:
         return self.a * step**-self.b + self.c
 
     def interval(self, values: np.ndarray) -> tuple[float, float]:
-        """Returns the 2.5th and 97.5th percentile of one value per draw."""
+        """Returns the 2.5th and 97.5th percentiles of `values`, one per draw."""
         low, high = np.percentile(values, (2.5, 97.5))
         return float(low), float(high)
 
@@ -59,16 +59,16 @@ class CurveFit:
         low, high = self.interval(self.draws[:, 2])
         window = f"the window of steps {self.first:,} to {self.last:,}"
         if self.a <= 0 or self.interval(self.draws[:, 1])[0] <= 0:
-            return f"{window} has no falling loss, or one that may as well rise: choose another"
+            return f"{window} has a loss that does not fall, or may even rise: choose a different"
         if self.misfit > _MISFIT:
             return (
                 f"{window} is not one power law: the means of its parts miss the best fit by "
-                f"{self.misfit:.0%} of the fall of the loss; begin later (--window)"
+                f"{self.misfit:.0%} of the loss's fall; begin later (--window)"
             )
         if high - low > WIDEST:
             return (
                 f"{window} does not identify the exponent: c is anywhere from {low:.2f} to "
-                f"{high:.2f} (95 %), an interval wider than {WIDEST}; begin earlier (--window) or "
+                f"{high:.2f} (95%), an interval wider than {WIDEST}; begin earlier (--window) or "
                 "train longer"
             )
         if self.c < 0 or low < 0:
@@ -87,12 +87,12 @@ def fit(steps: Sequence[int], losses: Sequence[float], draws: int = 200, seed: i
     t, y = np.asarray(steps, float), np.asarray(losses, float)
     if len(t) < _LEAST_POINTS:
         raise UserError(
-            f"the window has {len(t)} losses, and {_LEAST_POINTS} are needed: begin earlier "
+            f"the window has {len(t)} losses, but {_LEAST_POINTS} are needed: begin earlier "
             "(--window), or set --metrics.every_steps lower"
         )
     if not (np.abs(y) < _LARGEST).all():
         raise UserError(
-            f"the window has losses that are not finite, or above {_LARGEST:g}: choose another "
+            f"the window has losses that are not finite or above {_LARGEST:g}: choose a different "
             "--window"
         )
     best = _fitted(t, y, _START)
@@ -109,7 +109,7 @@ def fit(steps: Sequence[int], losses: Sequence[float], draws: int = 200, seed: i
 
 
 def _drawn(random: np.random.Generator, residuals: np.ndarray, block: int) -> np.ndarray:
-    """Returns as many residuals, in blocks from random places that wrap around."""
+    """Returns a resample of `residuals`, equally long, made of blocks that wrap around."""
     count = len(residuals)
     starts = random.integers(0, count, -(-count // block))
     return residuals[(starts[:, None] + np.arange(block)).ravel()[:count] % count]
@@ -117,7 +117,7 @@ def _drawn(random: np.random.Generator, residuals: np.ndarray, block: int) -> np
 
 def _fitted(t: np.ndarray, y: np.ndarray, start: Iterable[float]) -> np.ndarray:
     log = np.log(t)
-    # The scale of a depends on b by orders of magnitude, so it is fitted at the window's middle.
+    # The scale of `a` varies with `b` by orders of magnitude, so fit it at the window's middle.
     middle = float(log.mean())
 
     def residuals(p: np.ndarray) -> np.ndarray:
@@ -139,7 +139,7 @@ def _fitted(t: np.ndarray, y: np.ndarray, start: Iterable[float]) -> np.ndarray:
 def _misfit(t: np.ndarray, residuals: np.ndarray, fall: float) -> float:
     edges = np.geomspace(t[0], t[-1], _PARTS + 1)[1:-1]
     parts = [part for part in np.split(residuals, np.searchsorted(t, edges)) if len(part)]
-    # Neighbours differ by noise alone, whatever the law misses.
+    # Neighbours differ only by noise, whatever the law misses.
     noise = np.var(np.diff(residuals)) / 2
     beyond = np.mean([part.mean() ** 2 - noise / len(part) for part in parts])
     return float(np.sqrt(max(beyond, 0.0)) / max(abs(fall), 1e-12))

@@ -1,4 +1,4 @@
-"""The loss of several models by their parameters N and training tokens D.
+"""Fits the loss of several models as a function of parameters N and training tokens D.
 
 Chinchilla's form is E + A / N^α + B / D^β, Kaplan's ((Nc / N)^(αN / αD) + Dc / D)^αD. Both are
 fitted to logarithms of losses with Huber's loss, from several starts. Source: Hoffmann et al. 2022
@@ -18,7 +18,7 @@ from tasks.terminal.command_line import UserError
 # Source: Hoffmann et al. 2022, appendix D.2: delta of Huber's loss and the grid of starts.
 _DELTA = 1e-3
 _LEAST_RUNS = 8
-# The largest width of an interval of an exponent, as a share of the exponent.
+# The widest accepted interval of an exponent, as a share of the exponent.
 _WIDEST = 0.5
 
 
@@ -27,11 +27,11 @@ class Form:
     """A law of N and D."""
 
     names: tuple[str, ...]  # its constants
-    exponents: tuple[str, ...]  # those that describe the fall of the loss
+    exponents: tuple[str, ...]  # the constants that describe the loss's fall
     # (θ, ln N, ln D) -> ln L, with θ the fitted constants.
     log_loss: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
     constants: Callable[[np.ndarray], tuple[float, ...]]  # θ -> the constants in order
-    starts: tuple[tuple[float, ...], ...]  # of each θ, in all combinations
+    starts: tuple[tuple[float, ...], ...]  # values of each θ, tried in all combinations
 
 
 def _chinchilla(theta: np.ndarray, n: np.ndarray, d: np.ndarray) -> np.ndarray:
@@ -71,7 +71,7 @@ class SizeFit:
     draws: np.ndarray  # float64 [draws, constants], one fit per draw of the bootstrap over runs
 
     def constants(self) -> dict[str, tuple[float, float, float]]:
-        """Returns name -> (value, low, high) of the constants; 95 % intervals."""
+        """Returns constant -> (value, low, high), with 95% intervals."""
         law = FORMS[self.form]
         drawn = np.array([law.constants(each) for each in self.draws])
         low, high = np.percentile(drawn, (2.5, 97.5), axis=0)
@@ -97,7 +97,7 @@ class SizeFit:
             if low <= 0 or high - low > _WIDEST * value:
                 return (
                     f"the runs do not identify {name}: it is anywhere from {low:.3f} to "
-                    f"{high:.3f} (95 %); add runs with more different "
+                    f"{high:.3f} (95%); add runs with more different "
                     f"{'parameters' if name in ('alpha', 'alpha_N') else 'tokens'}, or more seeds"
                 )
         return ""
@@ -127,7 +127,7 @@ def fit(
         if len(np.unique(column)) < 3:
             raise UserError(
                 f"the runs have {len(np.unique(column))} different numbers of {name}, which do "
-                "not identify an exponent: give runs of 3 or more"
+                "not identify an exponent: give runs with 3 or more"
             )
     law = FORMS[form]
     starts = [np.array(start) for start in itertools.product(*law.starts)]
@@ -143,13 +143,13 @@ def fit(
 def _minimum(
     law: Form, start: np.ndarray, n: np.ndarray, d: np.ndarray, y: np.ndarray
 ) -> tuple[float, np.ndarray]:
-    """Returns (sum of Huber's losses, θ) of a local minimum."""
+    """Returns (sum of Huber's losses, θ) at a local minimum."""
 
     def residuals(theta: np.ndarray) -> np.ndarray:
         with np.errstate(all="ignore"):
             return np.nan_to_num(law.log_loss(theta, n, d) - y, nan=1e6, posinf=1e6, neginf=-1e6)
 
-    # Far from the minimum Huber's loss is nearly linear; least squares lead closer first.
+    # Huber's loss is nearly linear far from the minimum, so least squares first gets closer.
     near = optimize.least_squares(residuals, start, x_scale="jac", max_nfev=300)
     result = optimize.least_squares(
         residuals, near.x, loss="huber", f_scale=_DELTA, x_scale="jac", max_nfev=300

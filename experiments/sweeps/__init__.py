@@ -1,1 +1,1 @@
-"""Parts of the sweep runner: definition, cells, processes, results, pictures, estimates."""
+"""Parts of the sweep runner: definition, cells, processes, results, figures, estimates."""

@@ -19,12 +19,12 @@ from trainer.config.optimizer import recipe
 CELLS = "cells"
 RECORD = "cell.json"
 FINISHED, FAILED, INTERRUPTED = "finished", "failed", "interrupted"
-# Fields that say where a run is, not what it computes.
+# Fields that determine where a run is stored, not what it computes.
 _PLACES = ("model_dir", "cache_dir", "init_from", "data.local_dir")
 # Fields that the runner sets.
 _OWN = ("model_dir", "seed", "init_from")
 _EVALUATIONS = 10
-# The parameter for vocab.train's number of pieces, and the number of sentinels that it adds.
+# The parameter that sets vocab.train's number of pieces, and the number of sentinels it adds.
 _PIECES, _SENTINELS = "vocab_size", 100
 
 
@@ -50,21 +50,21 @@ class Cell:
     seed: int
     stages: tuple[Stage, ...]  # its runs in order
     prepare: tuple[tuple[str, ...], ...]  # commands to run first
-    vocab_size: int | None = None  # of the vocabulary that they make, for estimates
+    vocab_size: int | None = None  # of the vocabulary that `prepare` makes, for estimates
 
     @property
     def label(self) -> str:
-        """The cell in words."""
+        """A readable label for the cell."""
         return ", ".join([*(f"{axis}={label}" for axis, label in self.values.items()),
                           f"seed {self.seed}"])  # fmt: skip
 
     @property
     def config(self) -> Config:
-        """The configuration of its first run."""
+        """The configuration of the cell's first run."""
         return self.stages[0].config
 
     def commands(self, folder: str) -> list[tuple[str, ...]]:
-        """Returns the commands of the runs, as words, for a cell in `folder`."""
+        """Returns the commands, as words, of the runs of a cell in `folder`."""
         found = []
         for stage in self.stages:
             own = {"model_dir": files.join(folder, stage.folder)}
@@ -118,14 +118,14 @@ def _cell(
         for name, value in choice.settings.items():
             (given if name in sweep.parameters else base)[name] = value
     parameters = {OUTPUT: output}
-    for name, value in given.items():  # may name earlier parameters in braces
+    for name, value in given.items():  # a value may name earlier parameters in braces
         parameters[name] = filled(value, parameters)
     stages = [_stage("trainer.pretrain", base, parameters, seed, {})]
     if sweep.then:
         preset = {"preset": stages[0].config.preset}
         stages.append(_stage("trainer.finetune", sweep.then, parameters, seed, preset))
     if not stages[-1].config.evaluation.every_steps:
-        raise UserError("a sweep compares evaluations: set evaluation.every_steps above 0")
+        raise UserError("a sweep compares evaluations, so evaluation.every_steps must be above 0")
     commands = (_words(each, given, parameters) for each in sweep.prepare)
     prepare = tuple(tuple(command) for command in commands if command)
     pieces = parameters.get(_PIECES, "")
@@ -134,7 +134,7 @@ def _cell(
 
 
 def _words(text: str, given: Settings, parameters: Settings) -> list[str]:
-    """Returns the words of a command, which may be the value of a parameter {name}."""
+    """Returns the words of a command, or of the parameter {name} if that is all of `text`."""
     name = text.strip()[1:-1]
     if text.strip() == f"{{{name}}}" and name in given:
         return _words(given[name], given, parameters)
@@ -150,7 +150,7 @@ def _stage(
 ) -> Stage:
     for name in _OWN:
         if name in settings:
-            raise UserError(f"{name} is set by the sweep, from seeds and --output: leave it out")
+            raise UserError(f"{name} is set by the sweep from seeds and --output: leave it out")
     given = {name: filled(value, parameters) for name, value in settings.items()}
     steps = given.get("train_steps", str(Config.__dataclass_fields__["train_steps"].default))
     every = max(1, int(steps) // _EVALUATIONS) if steps.isdecimal() else 1
@@ -178,13 +178,13 @@ def _config(module: str, settings: Settings) -> Config:
 
 
 def folder_of(cell: Cell, key: str) -> str:
-    """Returns a cell's folder in the sweep's folder: legible, and unique by its key."""
+    """Returns a cell's folder in the sweep's folder: readable, and unique because of its key."""
     words = "_".join([*cell.values.values(), f"seed_{cell.seed}"])
     return f"{CELLS}/{re.sub(r'[^A-Za-z0-9.+_-]+', '-', words)[-80:]}-{key[:8]}"
 
 
 def load_record(folder: str, key: str) -> Mapping[str, Any]:
-    """Returns the outcome of a cell, {"status", "why"} and its settings; {} if it has not ended."""
+    """Returns a cell's outcome, {"status", "why"} and settings; {} if the cell has not ended."""
     path = files.join(folder, RECORD)
     if not files.exists(path):
         return {}

@@ -1,6 +1,6 @@
-"""A process that runs a program and ends with its parent.
+"""A process that runs a program and ends when its parent ends.
 
-A sweep that is killed leaves no runs behind, which would hold the locks of their folders.
+Thus a killed sweep leaves no runs behind, which would hold the locks of their folders.
 """
 
 import ctypes
@@ -12,11 +12,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Runs a command line of the parent's process id, a program and its arguments."""
+    """Runs the program in a command line of parent process id, program and arguments."""
     parent, *command = sys.argv[1:]
     if sys.platform == "linux":
-        # The setting outlives execv. Source: prctl(2), PR_SET_PDEATHSIG.
+        # This setting survives execv. Source: prctl(2), PR_SET_PDEATHSIG.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-        if os.getppid() != int(parent):  # it ended before the call
+        if os.getppid() != int(parent):  # the parent ended before the call
             sys.exit(1)
     os.execv(command[0], command)

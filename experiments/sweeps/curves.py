@@ -1,4 +1,4 @@
-"""Learning curves, and comparisons of the updates they need."""
+"""Learning curves, and comparisons of how many updates they need."""
 
 import dataclasses
 import itertools
@@ -20,7 +20,7 @@ class Curve:
         return self.values[-1]
 
     def steps_to(self, value: float) -> float:
-        """Returns the interpolated updates until the metric first falls to `value`, or infinity."""
+        """Returns interpolated updates until the metric first falls to `value`; inf if never."""
         if self.values[0] <= value:
             return float(self.steps[0])
         points = list(zip(self.steps, self.values, strict=True))
@@ -33,9 +33,9 @@ class Curve:
 def steps_ratio(baseline: Curve, variant: Curve) -> float:
     """Returns how many times fewer updates the variant needs to reach the baseline's final value.
 
-    Below 1, if it does not: the updates the baseline needs to reach the variant's final value,
-    divided by all of its updates. Times the ratio of seconds per update, it is Primer's speed-up
-    factor. It is NaN if a final value is not finite, and infinite if the variant needs no update.
+    If the variant never reaches it, the ratio is below 1: the updates in which the baseline reaches
+    the variant's final value, divided by all baseline updates. Multiplied by the ratio of seconds
+    per update, it is Primer's speed-up. NaN if a final value is not finite, inf for no updates.
     Source: So et al. 2021 (arXiv:2109.08668), section 4: the baseline's compute divided by the
     variant's at equal quality.
     """
@@ -49,7 +49,7 @@ def steps_ratio(baseline: Curve, variant: Curve) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation over seeds, and Student's 95 % interval of the mean.
+    """Mean and standard deviation over seeds, and Student's 95% interval for the mean.
 
     A single value has deviation 0 and no interval. All are NaN or None if a value is not finite.
     """

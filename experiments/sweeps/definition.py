@@ -1,4 +1,4 @@
-"""The definition of a sweep: a file of experiments/files, changed by flags."""
+"""The definition of a sweep: a file in experiments/files, modified by flags."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ Settings = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """A value of an axis and its settings; `tries` limits the tuned axis's values (() for all)."""
+    """An axis's value and its settings; `tries` limits the tuned axis's values (() for all)."""
 
     label: str
     settings: Settings
@@ -30,7 +30,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """An axis of a sweep: a field, a parameter, or a name for several set together."""
+    """An axis of a sweep: a field, a parameter, or a name for several that are set together."""
 
     name: str
     choices: tuple[Choice, ...]
@@ -58,16 +58,16 @@ class Sweep:
     axes: tuple[Axis, ...] = ()
     seeds: tuple[int, ...] = (0,)
     metric: str = "loss"  # the metric of the last evaluation to compare, as in metrics.jsonl
-    # Axis -> label of the cells to compare the others with; {} for no comparison.
+    # Axis -> label of the cells with which others are compared; {} for no comparison.
     baseline: Settings = dataclasses.field(default_factory=dict)
-    tune: str = ""  # axis whose best value each combination of the others takes; "" for none
+    tune: str = ""  # axis whose best value each combination of other axes takes; "" for none
 
     def axis(self, name: str) -> Axis:
         """Returns the axis of this name, which must exist."""
         return next(axis for axis in self.axes if axis.name == name)
 
     def combinations(self) -> Iterator[tuple[Choice, ...]]:
-        """Yields the combinations of the axes' values, the last axis changing fastest."""
+        """Yields the combinations of the axes' values; the last axis changes fastest."""
         for choices in itertools.product(*(axis.choices for axis in self.axes)):
             pairs = zip(self.axes, choices, strict=True)
             tried = {choice.label for axis, choice in pairs if axis.name == self.tune}
@@ -111,7 +111,7 @@ def _parsed(name: str, value: Mapping[str, Any]) -> Sweep:
     tables = {key: _table(value, key) for key in ("parameters", "base", "then", "axes", "choices")}
     tune = str(value.get("tune", ""))
     axes: list[Axis] = []
-    # In the order of the file.
+    # Follow the order of the file.
     for key in value:
         if key == "axes":
             for axis, values in _flat(tables[key]).items():
@@ -134,7 +134,7 @@ def _parsed(name: str, value: Mapping[str, Any]) -> Sweep:
     baseline = value.get("baseline", {})
     if not isinstance(baseline, dict):
         if not axes:
-            raise UserError("baseline is a value of an axis, and there is none")
+            raise UserError("baseline is a value of an axis, but there is no axis")
         if len(axes) != 1:
             raise UserError(
                 "baseline must be a table of axis = value, since there are several axes"
@@ -161,7 +161,7 @@ def _choices(name: str, labels: Any, tune: str) -> Axis:
     choices = []
     for label, table in labels.items():
         settings = _flat(table)
-        # A list of values of the tuned axis is tried one by one.
+        # The values in a list for the tuned axis are tried one by one.
         tries = settings.pop(tune) if isinstance(settings.get(tune), list) else []
         texts = {field: as_text(value) for field, value in settings.items()}
         choices.append(Choice(label, texts, tuple(map(as_text, tries))))
@@ -169,7 +169,7 @@ def _choices(name: str, labels: Any, tune: str) -> Axis:
 
 
 def _flat(table: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Returns dotted path -> value: to TOML, optimizer.name = … is a table within a table."""
+    """Returns dotted path -> value; TOML reads optimizer.name = … as a nested table."""
     found: dict[str, Any] = {}
     for name, value in table.items():
         inner = f"{path}.{name}" if path else name
@@ -182,7 +182,7 @@ def _texts(table: Mapping[str, Any]) -> dict[str, str]:
 
 
 def as_text(value: Any) -> str:
-    """Returns a TOML value as typed on a command line."""
+    """Returns a TOML value as it would be typed on a command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return ",".join(map(as_text, value)) if isinstance(value, list) else str(value)
@@ -200,7 +200,7 @@ def is_number(text: str) -> bool:
 def with_axis(sweep: Sweep, text: str) -> Sweep:
     """Returns the sweep with an axis set from NAME=A,B,…; values with commas are separated by ";".
 
-    For an axis of named choices, these are the ones to run.
+    For an axis of named choices, these are the choices to run.
     """
     name, _, listed = text.partition("=")
     values = [each.strip() for each in listed.split(";" if ";" in listed else ",")]
@@ -217,7 +217,7 @@ def with_axis(sweep: Sweep, text: str) -> Sweep:
         choices = tuple(known[value] for value in values)
     base = {field: value for field, value in sweep.base.items() if field != name}
     axes = list((before | {name: Axis(name, choices)}).values())
-    if name == sweep.tune:  # for every combination, not only those that would try them
+    if name == sweep.tune:  # for every combination, even if it lists its own
         axes = [
             Axis(axis.name, tuple(dataclasses.replace(each, tries=()) for each in axis.choices))
             for axis in axes
@@ -226,7 +226,7 @@ def with_axis(sweep: Sweep, text: str) -> Sweep:
 
 
 def with_flags(sweep: Sweep, flags: list[str]) -> Sweep:
-    """Returns the sweep with parameters and fields of all cells set from --name=value."""
+    """Returns the sweep with parameters, and fields of all cells, set from --name=value."""
     parameters, base, then = dict(sweep.parameters), dict(sweep.base), dict(sweep.then)
     for flag in flags:
         name, equals, value = flag.removeprefix("--").partition("=")
@@ -236,7 +236,7 @@ def with_flags(sweep: Sweep, flags: list[str]) -> Sweep:
             raise UserError(f"--{name} needs a value: write --{name}=…")
         for axis in sweep.axes:
             if name in axis.names:
-                raise UserError(f"--{name} is what the sweep varies: set --axis={axis.name}=A,B")
+                raise UserError(f"the sweep varies --{name}: set --axis={axis.name}=A,B")
         if name in parameters:
             parameters[name] = value
         elif name.startswith("then."):
@@ -251,16 +251,16 @@ def checked(sweep: Sweep) -> Sweep:
     if not sweep.seeds:
         raise UserError("the sweep has no cells: seeds is empty")
     if len(set(sweep.seeds)) < len(sweep.seeds):
-        raise UserError("a seed comes twice")
+        raise UserError("a seed occurs twice")
     names = [axis.name for axis in sweep.axes]
     for axis in sweep.axes:
         labels = [choice.label for choice in axis.choices]
         if not labels:
             raise UserError(f"the sweep has no cells: the axis {axis.name} has no values")
         if len(set(labels)) < len(labels):
-            raise UserError(f"a value of the axis {axis.name} comes twice")
+            raise UserError(f"a value of the axis {axis.name} occurs twice")
         if all(map(is_number, labels)) and len(set(map(float, labels))) < len(labels):
-            raise UserError(f"a value of the axis {axis.name} comes twice, written differently")
+            raise UserError(f"a value of the axis {axis.name} occurs twice, written differently")
         for other in sweep.axes:
             if other is not axis and (both := axis.names & other.names):
                 raise UserError(f"the axes {axis.name} and {other.name} both set {min(both)}")
@@ -281,7 +281,7 @@ def checked(sweep: Sweep) -> Sweep:
     if sweep.tune and sweep.tune not in names:
         raise UserError(f"tune: there is no axis {sweep.tune}; the axes are {', '.join(names)}")
     if sweep.tune in sweep.baseline:
-        raise UserError(f"tune: {sweep.tune} is part of the baseline: leave it out of one")
+        raise UserError(f"tune: {sweep.tune} is part of the baseline: remove it from one of them")
     return sweep
 
 
@@ -293,7 +293,7 @@ def placeholders(text: str) -> set[str]:
         raise UserError(f"{text}: {error}; write a literal brace twice") from error
     for name, form, conversion in fields:
         if form or conversion or not str(name).isidentifier():
-            raise UserError(f"{text}: braces hold the name of a parameter and nothing else")
+            raise UserError(f"{text}: braces may contain only a parameter name")
     return {str(name) for name, _, _ in fields}
 
 

@@ -14,8 +14,8 @@ def draw(sweep: Sweep, curves: Curves, picture: str) -> None:
     """Writes a PNG of a sweep; equal curves give equal files.
 
     Panels: the metric over steps; the difference from a baseline with the same seed; the last value
-    along each numeric axis. Lines are means over seeds, bands cover all. Of a tuned axis, only the
-    curves of its best values are drawn.
+    along each numeric axis. Lines are means over seeds; bands cover all seeds. For a tuned axis,
+    only the curves of its best values are drawn.
     """
     pyplot = load_pyplot()
     numeric = [axis.name for axis in sweep.axes if _numbers(sweep, axis.name)]
@@ -47,7 +47,7 @@ def _name(values: Values) -> str:
 
 
 def _numbers(sweep: Sweep, axis: str) -> dict[str, float] | None:
-    """Returns label -> number of an axis; None unless it has several labels, all numbers."""
+    """Returns label -> number for an axis, or None unless it has several labels, all numbers."""
     labels = [choice.label for choice in sweep.axis(axis).choices]
     several = len(labels) > 1 and all(map(is_number, labels))
     return {label: float(label) for label in labels} if several else None

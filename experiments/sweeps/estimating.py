@@ -1,4 +1,4 @@
-"""Estimates a sweep's cost before it runs: steps, tokens, operations, time."""
+"""Estimates a sweep's cost before it runs: steps, tokens, operations and time."""
 
 import dataclasses
 import statistics
@@ -21,9 +21,9 @@ from trainer.config.batch_of_tokens import batch_of_tokens
 from trainer.data.mixing import mixtures_of
 from trainer.reporting.metrics import read_metrics
 
-# Seconds of imports and compilation before the first update.
+# Seconds for imports and compilation before the first update.
 _STARTUP_SECONDS = 15.0
-# Small models' share of the speed of one large product: a guess, used until cells have finished.
+# Small models' speed relative to one large product: a guess, used until cells have finished.
 _UTILISATION = 0.3
 
 
@@ -38,7 +38,7 @@ class Cost:
     runs: int
 
     def seconds(self, speed: float) -> float:
-        """Returns its duration at `speed` operations per second."""
+        """Returns the duration at `speed` operations per second."""
         return self.runs * _STARTUP_SECONDS + self.operations / speed
 
 
@@ -105,7 +105,7 @@ def _manifest(config: Config) -> CacheManifest | None:
 
 
 def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tuple[float, str]:
-    """Returns operations per second, of finished cells or else of a product, and their source."""
+    """Returns operations per second, of finished cells or of a matrix product, and their source."""
     found = []
     for cell, folder in finished:
         rates = [
@@ -117,11 +117,11 @@ def speed(finished: Sequence[tuple[Cell, str]], costs: Mapping[str, Cost]) -> tu
         if known:
             found.append(statistics.median(known) * each.operations / each.steps)
     if found:
-        return statistics.median(found), f"by {len(found)} finished cells"
+        return statistics.median(found), f"measured on {len(found)} finished cells"
     matrix: Any = np.ones((1024, 1024), np.float32)
     seconds = min(timeit.repeat(lambda: matrix @ matrix, number=1))
     product = 2 * len(matrix) ** 3 / seconds
-    return _UTILISATION * product, "by a product of matrices on this machine's CPU"
+    return _UTILISATION * product, "measured by a matrix product on this machine's CPU"
 
 
 def finished(cell: Cell, output: str) -> str | None:

@@ -1,6 +1,6 @@
-"""Results of a sweep: finished cells, their table, and their JSON lines.
+"""Results of a sweep: finished cells, and their table and JSON lines.
 
-Except for times, equal configurations, caches and kinds of device give equal bytes.
+Apart from times, equal configurations, caches and kinds of device give equal bytes.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ class Outcome:
 
     cell: Cell
     key: str
-    status: str  # as recorded, "" before the end
+    status: str  # as recorded; "" until the cell has ended
     why: str = ""  # the cause of a failure
-    # Of a finished cell: metrics of the last evaluation, and the curve of the compared metric.
+    # For a finished cell: metrics of the last evaluation, and the curve of the compared metric.
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
     curve: Curve | None = None
 
@@ -44,7 +44,7 @@ def outcome(cell: Cell, key: str, folder: str, metric: str) -> Outcome:
         if line["split"] not in ("train", NORMS):
             by_step.setdefault(line["step"], {})[line["split"]] = line["metrics"]
     if not by_step:
-        raise UserError(f"{folder} has lost its evaluations: delete it, and run the same command")
+        raise UserError(f"{folder} has lost its evaluations: delete it and run the same command")
     flat = {step: flattened(results) for step, results in by_step.items()}
     values = tuple(value_of("metric", metric, each) for each in flat.values())
     known, curve = flat[max(flat)], Curve(tuple(flat), values)
@@ -52,7 +52,7 @@ def outcome(cell: Cell, key: str, folder: str, metric: str) -> Outcome:
 
 
 def json_lines(outcomes: Sequence[Outcome], metric: str) -> str:
-    """Returns a line of JSON per cell; numbers that are not finite are texts, "nan" or "inf"."""
+    """Returns a line of JSON per cell; numbers that are not finite become "nan" or "inf"."""
     lines = []
     for each in outcomes:
         line: dict[str, Any] = {"values": each.cell.values, "seed": each.cell.seed}
@@ -71,7 +71,7 @@ Curves = Mapping[Values, Mapping[int, Curve]]
 
 
 def curves_of(outcomes: Sequence[Outcome]) -> dict[Values, dict[int, Curve]]:
-    """Returns the curves of finished cells by combination of the axes' values, and by seed."""
+    """Returns finished cells' curves by combination of the axes' values, then by seed."""
     found: dict[Values, dict[int, Curve]] = {}
     for each in outcomes:
         by_seed = found.setdefault(tuple(each.cell.values.items()), {})
@@ -81,14 +81,14 @@ def curves_of(outcomes: Sequence[Outcome]) -> dict[Values, dict[int, Curve]]:
 
 
 def baseline_of(values: Values, baseline: Mapping[str, str]) -> Values:
-    """Returns the combination to compare with: equal except on the axes of the baseline."""
+    """Returns the combination to compare with: equal except on the baseline's axes."""
     return tuple((axis, baseline.get(axis, label)) for axis, label in values)
 
 
 def tuned(curves: Curves, sweep: Sweep) -> dict[Values, Values]:
-    """Returns combination of the other axes -> the combination with the best value of `tune`.
+    """Returns combination of the other axes -> combination with the best value of `tune`.
 
-    Means over seeds are compared, and combinations that lack a seed are left out.
+    Means over seeds are compared; combinations that lack a seed are left out.
     """
     best: dict[Values, tuple[float, Values]] = {}
     sign = 1 if lower_is_better("metric", sweep.metric) else -1
@@ -109,8 +109,8 @@ def table(
 ) -> str:
     """Returns a Markdown table with one line per combination of the axes' values.
 
-    Differences from the baseline are paired by seed. `parameters` are counts by combination;
-    `step_times` are seconds per update and add a column of speed-up.
+    Differences from the baseline are paired by seed. `parameters` holds counts by
+    combination; `step_times` holds seconds per update, and adds a speed-up column.
     """
     best = tuned(curves, sweep) if sweep.tune else {}
     header = [axis.name for axis in sweep.axes] + ["parameters", "seeds", sweep.metric]
@@ -140,7 +140,7 @@ def table(
 def _base(
     sweep: Sweep, curves: Curves, values: Values, best: Mapping[Values, Values]
 ) -> Mapping[int, Curve]:
-    """Returns the curves to compare with by seed: where an axis is tuned, the baseline's best."""
+    """Returns the curves to compare with, by seed; if an axis is tuned, the baseline's best."""
     theirs = baseline_of(values, sweep.baseline)
     if sweep.tune:
         others = tuple(pair for pair in theirs if pair[0] != sweep.tune)
@@ -151,7 +151,7 @@ def _base(
 def _measured(
     sweep: Sweep, curves: Curves, values: Values, best: Mapping[Values, Values]
 ) -> list[str]:
-    """Returns the cells of the metric, its difference from a baseline if any, and the interval."""
+    """Returns table cells: the metric, its difference from any baseline, and the interval."""
     by_seed, nothing = curves[values], ["-"] * (1 + bool(sweep.baseline))
     if not by_seed:
         return ["-", *nothing]
@@ -169,7 +169,7 @@ def _measured(
 
 
 def _edge(curves: Curves, tune: str, values: Values) -> str:
-    """Returns a note if a tuned value is at an end of its numeric range: others may be better."""
+    """Returns a note if a tuned value is at an end of its range, where others may be better."""
     others = [pair for pair in values if pair[0] != tune]
     tried = [
         dict(each)[tune] for each in curves if [pair for pair in each if pair[0] != tune] == others
@@ -181,7 +181,7 @@ def _edge(curves: Curves, tune: str, values: Values) -> str:
 
 
 def notes(sweep: Sweep, outcomes: Sequence[Outcome]) -> str:
-    """Returns the text below the table: its columns, and the failed cells."""
+    """Returns the text below the table, which explains its columns and lists failed cells."""
     lines = [
         f"{sweep.metric} of the last evaluation: mean ± standard deviation over seeds; intervals "
         f"are Student's, of the mean{' difference, paired by seed' if sweep.baseline else ''}."

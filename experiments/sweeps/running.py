@@ -22,17 +22,17 @@ _POLL_SECONDS = 0.1
 _PATIENCE_SECONDS = 120
 _EXIT_PREEMPTED = 75
 _CHILD = "from experiments.sweeps import child; child.main()"
-# Signals from outside; others, such as SIGSEGV, are faults of the run.
+# Signals from outside; others, such as SIGSEGV, mean that the run failed.
 _KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stopped(Exception):
-    """SIGTERM: the sweep ends, after its runs have saved their states."""
+    """Raised on SIGTERM: the sweep ends after its runs have saved their states."""
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Raises `Stopped` in the block when SIGTERM arrives."""
+    """Raises `Stopped` inside the block when SIGTERM arrives."""
 
     def stop(*_: object) -> None:
         raise Stopped
@@ -63,7 +63,7 @@ class _Process:
         return self.process.poll()
 
     def why(self, code: int) -> str:
-        """Returns the cause of a failure: the last line of the log, or the signal."""
+        """Returns the cause of a failure: the log's last line, or the signal."""
         if code < 0:
             return f"killed by {signal.Signals(-code).name}"
         lines = self._log.read_text(errors="replace").split("\n")
@@ -75,7 +75,7 @@ class _Process:
 
 
 def _end(processes: Sequence[_Process]) -> None:
-    """Waits until the processes have saved their states; kills them if that takes too long."""
+    """Waits until the processes have saved their states; kills those that take too long."""
     for each in processes:
         each.send(signal.SIGTERM)
     for each in processes:
@@ -87,7 +87,7 @@ def _end(processes: Sequence[_Process]) -> None:
 
 
 def prepare(planned: Sequence[Cell], output: str, environment: Mapping[str, str]) -> None:
-    """Runs the commands that the cells need first, each once per folder."""
+    """Runs the commands that the cells need beforehand, each once per folder."""
     path = files.join(output, PREPARED)
     done = files.read_json(path) if files.exists(path) else []
     for command in dict.fromkeys(each for cell in planned for each in cell.prepare):
@@ -131,7 +131,7 @@ class _Running:
                 return cells.FINISHED, ""
             self.process = self._begin(following)
             return None
-        # Killed or preempted, it is not at fault: the next call resumes it.
+        # A run that was killed or preempted is not at fault: the next call resumes it.
         stopped = -code in _KILLS or code in (_EXIT_PREEMPTED, EXIT_INTERRUPTED)
         return (cells.INTERRUPTED if stopped else cells.FAILED), self.process.why(code)
 
@@ -142,7 +142,7 @@ def run(
     environment: Mapping[str, str],
     check: Callable[[Cell, str, str], object],
 ) -> None:
-    """Runs cells, given with keys and folders; records outcomes; calls `check` with finished ones.
+    """Runs cells, each with its key and folder; records outcomes; calls `check` on finished cells.
 
     Raises Stopped or KeyboardInterrupt after the runs have saved their states.
     """

@@ -23,7 +23,7 @@ class Added(NamedTuple):
 
 
 def passes(tokenizer: Any) -> tuple[list[Added], list[str]]:
-    """Returns (successive searches, tokens that only the library finds) of a tokenizers.Tokenizer.
+    """Returns (successive searches, tokens that only the library finds) for a tokenizers.Tokenizer.
 
     The library may normalise before it searches for the latter.
     """

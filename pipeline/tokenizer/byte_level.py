@@ -29,7 +29,7 @@ class Words(NamedTuple):
     contractions: int  # 0 for none, 1 for lower case, 2 for any case
     before_letters: int  # 0 for none, 1 for a space, 2 for any character but numbers and line ends
     space_before_numbers: bool  # whether a number includes the space before it
-    numbers: int  # maximum digits of a word, 0 for no limit
+    numbers: int  # maximum digits in a word, 0 for no limit
     lines_after_others: bool  # whether other characters include the line ends after them
     lines: bool  # whether to cut white space after its last line end
     last_space: bool  # whether the last of several spaces belongs to the next word
@@ -59,7 +59,7 @@ _SYNONYMS = (
     ("'(?i:[sdmt]|ll|ve|re)|", "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"),
     ("(?:'s|'t|'re|'ve|'m|'ll|'d)|", "'s|'t|'re|'ve|'m|'ll|'d|"),
     ("'(?:[sdmt]|ll|ve|re)|", "'s|'t|'re|'ve|'m|'ll|'d|"),
-    # The possessive form returns no last space, so it matches only where `\s+` matches as much.
+    # The possessive form gives no space back, so it matches only where `\s+` matches as much.
     (r"\s++(?!\S)|\s+", r"\s+"),
     ("?+", "?"),
     ("++", "+"),
@@ -69,7 +69,7 @@ GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|
 
 
 def places(pattern: str) -> dict[str, int] | None:
-    """Returns the fields of Words for a regular expression, or None if unsupported."""
+    """Returns the fields of Words for a regular expression; None if it is unsupported."""
     for ours, theirs in _SYNONYMS:
         pattern = pattern.replace(ours, theirs)
     if pattern not in PATTERNS:

@@ -1,7 +1,7 @@
 """Unicode tables of Hugging Face's `tokenizers`, read from the library itself.
 
 The library, its parts and Python follow different Unicode versions. So each table is made by
-passing every character to the library, a second per table.
+passing every character to the library, which takes a second per table.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,10 +13,10 @@ from pipeline.tokenizer import word_kernels
 from pipeline.tokenizer.word_kernels import LETTER, NEWLINE, NUMBER, SPACE
 
 POINTS = 0x110000
-# Separates characters that are normalised together; neither changes nor combines.
+# Separates characters that are normalised together; it neither changes nor combines.
 _BORDER = "|"
 _PER_CALL = 1 << 16
-# Marks of the lowest and highest combining class, 1 and 240. Source: Unicode's
+# Marks with the lowest and highest combining class, 1 and 240. Source: Unicode's
 # DerivedCombiningClass.txt.
 _OVERLAY, _IOTA = "\u0334", "\u0345"
 
@@ -29,7 +29,7 @@ def _all() -> list[str]:
 
 
 def kinds() -> np.ndarray:
-    r"""Returns uint8[POINTS], kinds of characters in the library's regular expressions.
+    r"""Returns uint8[POINTS], the kinds of characters in the library's regular expressions.
 
     Letters are \p{L}, numbers \p{N}, spaces \s; NEWLINE is \r and \n.
     """
@@ -66,7 +66,7 @@ def normalised(rule: Callable[[str], str], texts: Iterable[str]) -> list[str]:
 
 
 def _marks() -> np.ndarray:
-    """Returns bool[POINTS], characters that the library's NFD may reorder."""
+    """Returns bool[POINTS], True for characters that the library's NFD may reorder."""
     from tokenizers import normalizers
 
     decompose = normalizers.NFD().normalize_str
@@ -82,9 +82,9 @@ def _marks() -> np.ndarray:
 
 
 def changed_by(normaliser: Any) -> np.ndarray:
-    """Returns bool[POINTS], characters whose texts NFC or NFKC may change.
+    """Returns bool[POINTS], True for characters whose texts NFC or NFKC may change.
 
-    All others never decompose permanently, reorder, or combine with the one before.
+    No other character decomposes permanently, is reordered, or combines with the one before it.
     Source: Unicode Standard Annex 15, section 9.
     """
     from tokenizers import normalizers
@@ -101,7 +101,7 @@ def changed_by(normaliser: Any) -> np.ndarray:
 
 
 class Actions(NamedTuple):
-    """Words of BERT's WordPiece: normalised text, cut at white space and punctuation.
+    """Rules for BERT's words: normalised text, cut at white space and punctuation.
 
     BERT's normaliser treats each character alone, except for the order of combining marks, which it
     then removes. The library encodes texts with the few exceptions.
@@ -120,7 +120,7 @@ def actions(normaliser: Any, decomposes: bool) -> dict[str, Any]:
     """Returns the normaliser's fields of `Actions`; `decomposes` if NFD or NFKD reorders marks."""
     found = np.full(POINTS, word_kernels.KEEP, np.int32)
     right_sides: dict[str, int] = {}
-    size = 1  # index 0 is no replacement
+    size = 1  # index 0 means no replacement
     for character, shown in _rendered(normaliser, decomposes).items():
         if shown is None:
             action = word_kernels.REFUSE

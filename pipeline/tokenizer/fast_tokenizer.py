@@ -3,8 +3,8 @@
 1. Text splits between two characters that no piece contains side by side, into segments with
    independent best paths. Most are words seen before, whose ids are memoised.
 2. SentencePiece sums scores over the whole document in float32, so rounding may change how a word
-   far into it is cut. The memo stores the largest preceding score for which it cannot (see
-   `kernels._certain_path`); beyond, the segment is encoded from the current float32 score.
+   far into it is cut. The memo stores the largest preceding score at which it cannot (see
+   `kernels._certain_path`); beyond it, the segment is encoded from the current float32 score.
 
 BPE merges within segments and adds no scores, so its memo is always valid.
 """
@@ -40,7 +40,7 @@ class Unsupported(Exception):
 
 @dataclasses.dataclass
 class FastTokenizer:
-    """Encoder with the ids of one SentencePiece model; `refused` counts documents left to it."""
+    """Encoder with the ids of a SentencePiece model; `refused` counts texts left to the library."""
 
     normaliser: Normaliser
     pieces: Pieces
@@ -120,7 +120,7 @@ def from_model(model: bytes, processor: Any) -> FastTokenizer:
     """Makes a tokenizer from a serialized ModelProto; `processor` encodes refused documents.
 
     Tables are kept in the user's cache folder: for 250,000 pieces, making them takes seconds,
-    loading milliseconds. Raises Unsupported for other models.
+    loading them milliseconds. Raises Unsupported for other models.
     """
 
     def make() -> dict[str, Any]:

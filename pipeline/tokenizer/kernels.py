@@ -1,9 +1,9 @@
-"""Compiled code of the fast tokenizer: normalises and encodes documents.
+"""Compiled code for the fast tokenizer: normalises and encodes documents.
 
 Results equal SentencePiece's bit for bit (see fast_tokenizer.py). In normalised text, byte 0x20
-represents the space symbol U+2581, as real spaces cannot occur there. All is in one file, because
-Numba's cache checks only the function's own. `_exact_path` and `_certain_path` walk the trie alike
-but stay separate: each branch costs speed.
+represents the space symbol U+2581, because real spaces cannot occur there. Everything is in one
+file, because Numba's cache checks only a function's own. `_exact_path` and `_certain_path` walk the
+trie alike but stay separate: each branch costs speed.
 """
 
 from typing import NamedTuple
@@ -19,13 +19,13 @@ from tasks.numba_cache import compiled
 DONE = 0
 GROW_TEXT = 1  # the normalised document exceeds `Work.text`
 GROW_SEGMENT = 2  # a segment exceeds its arrays
-GROW_TOKENS = 3  # `out` may not hold the document's ids
+GROW_TOKENS = 3  # `out` may be too short for the document's ids
 GIVE_UP = 4  # SentencePiece must encode the document
 
 UNIGRAM = 0
 BPE = 1
 
-# Longest segment, in characters, for the quadratic BPE here.
+# Longest segment, in characters, for the quadratic BPE code below.
 BPE_CHARACTERS = 512
 # Longest memoised segment, in bytes.
 MEMO_BYTES = 64
@@ -51,7 +51,7 @@ class Normaliser(NamedTuple):
     begins_symbol: np.ndarray  # bool[256] their first bytes
     longest: int  # longest right side, in bytes
     remove_extra: bool  # whether to remove leading, trailing and repeated spaces
-    # prefix, suffix: whether to add a space at the start, at the end.
+    # prefix, suffix: whether to add a space at the start or at the end, respectively.
     prefix: bool
     suffix: bool
 
@@ -83,8 +83,8 @@ class Work(NamedTuple):
     # segment short enough for the memo.
     best: np.ndarray
     rival: np.ndarray
-    # narrow, ids, starts: float32, int32, int32 [n + 1] at each position: best score rounded as in
-    # SentencePiece, last piece, and the piece's start.
+    # narrow, ids, starts: float32, int32 and int32 [n + 1], at each position the best score
+    # (rounded as in SentencePiece), the last piece, and that piece's start.
     narrow: np.ndarray
     ids: np.ndarray
     starts: np.ndarray
@@ -426,7 +426,7 @@ def _cut(pieces, text, size, cuts):
 def _key(text, at, length):
     """Returns (low, high), the key of a segment.
 
-    Up to 15 bytes: the bytes and their number. Longer: a hash in the low word and 0xFF as the
+    For up to 15 bytes, the bytes and their number; for more, a hash in the low word and 0xFF as the
     number. Reads up to 16 bytes from `at`.
     """
     low = _word(text, at)
@@ -553,7 +553,7 @@ def _certain_path(pieces, text, at, end, work):
         position = starts[position]
     if margin == np.inf:
         return np.inf
-    # 1 % and 1e-9 cover this computation's own rounding, about 1e-16 of the scores.
+    # 1% and 1e-9 cover this computation's own rounding, about 1e-16 of the scores.
     most = (margin - 1e-9) * 0.99 * 2.0**24 / (2 * characters + 2)
     return most - characters * pieces.cost
 
@@ -669,8 +669,8 @@ def _remember(pieces, text, at, end, work, slot, low, high, limit):
     """Stores a segment and its path in the memo, emptying a full memo first.
 
     A table entry is two words of key and a third: the limit as float32 in the upper half; in the
-    lower, 2 id for one known piece of up to 15 bytes, else 2 i + 1 for an index i of `store`. There
-    lie the segment's length, its number of ids, its bytes if more than 15, and its ids and scores.
+    lower, 2 id for one known piece of up to 15 bytes, else 2 i + 1: from i on, `store` then holds
+    the segment's length, number of ids, bytes if more than 15, and ids and scores.
     """
     table, store, fill = work.table, work.store, work.fill
     length = end - at

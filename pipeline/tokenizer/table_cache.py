@@ -16,7 +16,7 @@ from tasks.storage import files
 def load_or_make(
     key: bytes, modules: Iterable[str], names: Iterable[str], make: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Loads values by name, or makes and files them under `key` and the source files `modules`."""
+    """Loads values by name; makes and stores them if `key` or a source file in `modules` is new."""
     digest = hashlib.sha256(key)
     for module in modules:
         with open(module, "rb") as file:

@@ -20,8 +20,8 @@ ENGINES = (FAST, LIBRARY, SENTENCEPIECE)
 # Bytes of text per library call. SentencePiece returns about 36 bytes of Python objects per token;
 # larger chunks need more memory and are not faster.
 _CHUNK_BYTES = 1 << 16
-# One byte in 256 is also encoded by the library and compared. This costs 2 % of the time, as
-# SentencePiece has a sixth of the fast tokenizer's speed; 5 % with `tokenizers`.
+# One byte in 256 is also encoded by the library and compared. This costs 2% of the time,
+# because SentencePiece is a sixth as fast as the fast tokenizer; with `tokenizers` it costs 5%.
 _AUDIT_INTERVAL = 256
 # Only the beginning of a longer text is compared, to limit the library's memory.
 _AUDITED_BYTES = 64 << 10
@@ -45,7 +45,7 @@ class Tokenizer:
         self._seen = self._audited = 0
         if engine == SENTENCEPIECE and not vocabulary.is_sentencepiece:
             raise UserError(
-                f"--tokenizer={engine}: {vocabulary.name} is no SentencePiece model; use "
+                f"--tokenizer={engine}: {vocabulary.name} is not a SentencePiece model; use "
                 f"--tokenizer={LIBRARY}"
             )
         codec = vocabulary.codec
@@ -164,7 +164,7 @@ def refusal(vocabulary: Vocabulary) -> str:
 def without_sentinels(
     vocabulary: Vocabulary, tokens: np.ndarray, lengths: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Removes ids of texts with `Vocabulary.reserved`; returns (tokens, lengths, bool[texts])."""
+    """Empties texts with `reserved` ids; returns (tokens, lengths, bool[texts] of the emptied)."""
     spelt = np.zeros(len(lengths), bool)
     if vocabulary.is_sentencepiece:  # no text spells its control pieces, and comparing is faster
         places = np.flatnonzero(tokens >= vocabulary.first_sentinel)

@@ -23,7 +23,7 @@ _BY_CHARACTER = ("BertNormalizer", "Lowercase", "StripAccents", *_DECOMPOSES)
 class Rules(NamedTuple):
     """A supported tokenizer.json, as returned by `tokenizer_json.parsed`.
 
-    `steps` are those of its normaliser, with sequences flattened; `places` are fields of
+    `steps` are the normaliser's, with sequences flattened; `places` are fields of
     `byte_level.Words` for byte-level BPE, None for WordPiece.
     """
 
@@ -81,7 +81,7 @@ def _places(cutters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns "prefix" and, if words are cut, the pattern's fields of Words."""
     *before, last = cutters or [{"type": "none"}]
     if last["type"] != "ByteLevel":
-        raise Unsupported(f"its model is BPE, and its last pre-tokenizer {last['type']}")
+        raise Unsupported(f"its model is BPE, but its last pre-tokenizer {last['type']}")
     prefix = bool(last.get("add_prefix_space", True))
     cuts = last.get("use_regex", True)
     if not before:
@@ -103,14 +103,14 @@ def _places(cutters: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _pattern(regex: str) -> dict[str, Any]:
     found = byte_level.places(regex)
     if found is None:
-        raise Unsupported(f"its pre-tokenizer's regex is none of GPT-2's relatives: {regex}")
+        raise Unsupported(f"its pre-tokenizer's regex is not one of GPT-2's relatives: {regex}")
     return {"pattern": True, **found}
 
 
 def _check_bpe(model: Mapping[str, Any], normalisers: Sequence[Mapping[str, Any]]) -> None:
     names = [each["type"] for each in normalisers]
     if len(names) > 1 or any(name not in _COMPOSES for name in names):
-        raise Unsupported(f"its model is BPE, and its normalizer {', '.join(names)}")
+        raise Unsupported(f"its model is BPE, but its normalizer {', '.join(names)}")
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise Unsupported(f"its model has {key}")
@@ -126,11 +126,11 @@ def _check_word_piece(value: Mapping[str, Any], normalisers: _Steps, cutters: _S
     model = value["model"]
     for each in normalisers:
         if each["type"] not in _BY_CHARACTER:
-            raise Unsupported(f"its model is WordPiece, and its normalizer {each['type']}")
+            raise Unsupported(f"its model is WordPiece, but its normalizer {each['type']}")
     names = [each["type"] for each in cutters]
     if names != ["BertPreTokenizer"]:
         raise Unsupported(
-            f"its model is WordPiece, and its pre-tokenizer {', '.join(names) or 'none'}"
+            f"its model is WordPiece, but its pre-tokenizer {', '.join(names) or 'none'}"
         )
     for token in value.get("added_tokens") or ():
         if normalisers and token.get("normalized", True):

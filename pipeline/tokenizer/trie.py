@@ -1,9 +1,9 @@
 """Double-array trie of byte strings, built by compiled code.
 
 A node is one int64: bits 32-62 hold the offset of its children, bits 8-31 its value plus one (0 for
-none), bits 0-7 the byte leading to it. The child by byte b is at index offset ^ b if the node there
-carries b; one load suffices to check, as offsets are unique. A leaf has offset 0, so byte 0 leads
-to the root, which carries 0xFF. Source: the layout of Darts-clone
+none), bits 0-7 the byte leading to it. The child for byte b is at index offset ^ b if the node
+there carries b; one load suffices to check, as offsets are unique. A leaf has offset 0, so
+byte 0 leads to the root, which carries 0xFF. Source: the layout of Darts-clone
 (https://github.com/s-yata/darts-clone), with 64-bit nodes.
 """
 
@@ -18,7 +18,7 @@ _NO_BYTE = 0xFF  # never occurs in UTF-8
 
 
 def build(keys: Iterable[tuple[bytes, int]]) -> np.ndarray:
-    """Returns int64[nodes] of distinct non-empty keys without NUL bytes, and values below 2**24."""
+    """Returns int64[nodes] for distinct non-empty keys without NUL bytes, values below 2**24."""
     pairs = sorted(keys)
     data = np.frombuffer(b"".join(key for key, _ in pairs) or b"\0", np.uint8)
     ends = np.cumsum([0, *(len(key) for key, _ in pairs)], dtype=np.int64)
@@ -102,7 +102,7 @@ def _build(data: np.ndarray, ends: np.ndarray, values: np.ndarray) -> np.ndarray
     last = size - 1
     while not used[last]:
         last -= 1
-    # Whole blocks, so that offset ^ byte never leaves the array.
+    # Keep whole blocks, so that offset ^ byte never leaves the array.
     out = units[: (last // _BLOCK + 1) * _BLOCK].copy()
     for node in range(len(out)):
         if not used[node]:

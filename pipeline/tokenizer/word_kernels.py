@@ -1,6 +1,6 @@
-"""Compiled code of byte-level BPE and WordPiece: cuts texts into words, and encodes words.
+"""Compiled code for byte-level BPE and WordPiece: cuts texts into words, and encodes words.
 
-One file, as in kernels.py, because Numba's cache checks only the function's own file.
+One file, as in kernels.py, because Numba's cache checks only a function's own file.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ GROW = 2  # `text` is shorter than the document
 NORMALISE = 3  # the normaliser may change the document
 LIBRARY = 4  # an odd added token, or context-dependent normalisation
 
-# Instead of an added token's id: a part is text, or left to the library.
+# Instead of an added token's id, for a part that is text or is left to the library.
 TEXT, REFUSED = -1, -2
 
 # Kinds of characters, for byte-level BPE.
@@ -78,7 +78,7 @@ def parts(added, data, offsets, given, owners, of_ends, of_given, of_owners):
 
     Returns the number of parts, -1 if there is no room for them. `data`: uint8[bytes] UTF-8;
     `offsets`: int64[parts + 1]; `given`: int32[parts] TEXT, REFUSED or an id, where only texts are
-    cut; `owners`: int64[parts] document of each part; `of_…` receive those of the new parts.
+    cut; `owners`: int64[parts] document of each part; `of_…` receive the same for the new parts.
 
     Source: Hugging Face's tokenizers, `AddedVocabulary::find_matches`, MatchKind::LeftmostLongest.
     """
@@ -599,8 +599,8 @@ def _remember(text, at, length, count, work, slot, low, high):
     """Stores a word and its `count` ids in the memo, emptying a full memo first.
 
     A table entry is two words of key and a third: the number of ids in the two lowest bits, then
-    the ids. If that number is 0, an index of `store` follows; there lie the number of ids, the word
-    if it exceeds 15 bytes, and the ids.
+    the ids. If that number is 0, an index follows, from which `store` holds the number of ids, the
+    word if it exceeds 15 bytes, and the ids.
     """
     table, store, fill, ids = work.table, work.store, work.fill, work.ids
     spelt = (length + 7) // 8 if length > 15 else 0
@@ -676,7 +676,7 @@ def encode(model, work, text, ends, counts, first, stop, out, used, lengths):
                 if length <= MEMO_BYTES:
                     _remember(text, at, length, count, work, slot, low, high)
             elif value & 3:
-                # Writes all places; the next word overwrites the excess.
+                # Write all places; the next word overwrites the excess.
                 out[used] = value >> 2 & mask
                 out[used + 1] = value >> 2 + _ID_BITS & mask
                 out[used + 2] = value >> 2 + 2 * _ID_BITS & mask

@@ -23,7 +23,7 @@ _MEMO_WORDS = 1 << 20
 _TEXT_BYTES = 1 << 18
 _WORD_BYTES = 1 << 10
 _OUT_TOKENS = 1 << 20
-# Ids that `word_kernels.encode` may write beyond the last.
+# Number of ids that `word_kernels.encode` may write beyond the last.
 _EXCESS = 4
 
 
@@ -51,7 +51,7 @@ class ByteTokenizer:
 
 
 class WordTokenizer:
-    """Encoder with the ids of one tokenizer.json; `refused` counts documents left to it in part."""
+    """Encoder with a tokenizer.json's ids; `refused` counts texts left to the library in part."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class WordTokenizer:
         used: int,
         normal: bool,
     ) -> int:
-        """Appends ids of parts (`normal`: as they are); sets `lengths`; returns the new `used`."""
+        """Appends ids of parts (as is if `normal`); sets `lengths`; returns the new `used`."""
         offsets, given, owners = parts
         counts = np.empty(len(lengths), np.int64)
         cut = functools.partial(word_kernels.byte_level, self._words, normal)

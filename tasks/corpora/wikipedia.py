@@ -1,6 +1,6 @@
 """English Wikipedia of November 2023, cleaned, in Parquet, columns `id`, `url`, `title` and `text`.
 
-Validation is held out. For another language, give `--corpus` with its CONFIG.
+Validation is held out. For a different language, pass `--corpus` with its CONFIG.
 """
 
 from tasks.task import pretraining_tasks

@@ -1,1 +1,1 @@
-"""Changes of a vocabulary's pieces, and the table rows that they keep."""
+"""Changes to a vocabulary's pieces, and the table rows that they keep."""

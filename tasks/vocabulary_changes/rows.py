@@ -9,7 +9,7 @@ SentencePiece, `Ġthe` of byte-level BPE and `the` of WordPiece match, and so do
     all others         by text
     new pieces         mean of the fewest old pieces that spell them (ties: the longest first
                        piece); failing that, of those that spell them with their initial space
-                       removed or added, as WordPiece has ` ,` and others `,`
+                       removed or added: WordPiece has ` ,`, others have `,`
     the rest           mean of the rows of all old ids
 
 Source: the mean of the old pieces is Gee et al. 2022, "Fast Vocabulary Transfer for Language Model
@@ -28,17 +28,17 @@ from tasks.terminal.command_line import UserError
 from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED
 from tasks.vocabulary import TokenIds
 
-# Fills `Rows.sources`; a line of NONE alone is the mean of all old ids' rows.
+# Fills `Rows.sources`; a line of only NONE stands for the mean of all old ids' rows.
 NONE = -1
 _ROLES = ("pad", "eos", "bos", "unk")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The old rows whose mean is each new row."""
+    """The old rows that each new row averages."""
 
     sources: np.ndarray  # int32 [new rows, any], padded with NONE
-    old_ids: int  # number of old ids; old rows above are padding
+    old_ids: int  # number of old ids; old rows beyond these are padding
     old_rows: int  # number of rows of the old table
     carried: int  # number of new ids that take the row of one old id
     spelled: int  # number of new ids that take the mean of the old pieces that spell them
@@ -104,7 +104,7 @@ class _Pieces:
     def spelling(self, text: bytes) -> list[int] | None:
         """Returns the rows of the fewest pieces that spell a text; None if impossible."""
         size, never = len(text), len(text) + 1
-        # (Fewest pieces from each place on, the end of the first).
+        # For each place: (fewest pieces that spell the rest, end of the first of these).
         best = [(never, 0)] * size + [(0, 0)]
         for start in reversed(range(size)):
             for end in range(min(size, start + self._longest), start, -1):
@@ -124,7 +124,7 @@ class _Pieces:
 
 
 def by_piece(old: TokenIds, new: TokenIds, old_rows: int, new_rows: int) -> Rows:
-    """Returns the rows of `new` by the rules above; table rows beyond the ids are padding.
+    """Returns the rows of `new` under the rules above; table rows beyond the ids are padding.
 
     Raises UserError if a table has too few rows, or the vocabularies share no piece of text.
     """
@@ -154,7 +154,7 @@ def by_piece(old: TokenIds, new: TokenIds, old_rows: int, new_rows: int) -> Rows
 
 
 def by_map(id_map: Sequence[int | None], new: TokenIds, old_rows: int, new_rows: int) -> Rows:
-    """Returns the rows of `new` by the id_map.json of vocab.train --extend or vocab.trim.
+    """Returns the rows of `new` according to the id_map.json of vocab.train --extend or vocab.trim.
 
     `id_map` has the new id of each old id, None if dropped. Raises UserError if it does not fit the
     tables and the vocabulary.
@@ -185,8 +185,8 @@ def _same_roles(old: TokenIds, new: TokenIds) -> dict[int, int]:
         mine, theirs = getattr(new.special, role), getattr(old.special, role)
         if mine is not None and theirs is not None:
             found[mine] = theirs
-    # The decoder's start may have another role, as padding in T5 and BOS in Llama. Otherwise rows
-    # of padding are never read.
+    # The decoder's start may double as another token: padding in T5, BOS in Llama. A padding row
+    # can take the start's old row, because it is read for nothing else.
     start = new.special.start
     if start not in found or start not in (new.special.eos, new.special.bos, new.special.unk):
         found[start] = old.special.start
@@ -215,7 +215,7 @@ def _made(
     old_ids, old_rows = old
     for ids, rows, which in ((old_ids, old_rows, "old"), (new.size, new_rows, "new")):
         if ids > rows:
-            raise UserError(f"the {which} vocabulary has {ids:,} ids, its table {rows:,} rows")
+            raise UserError(f"the {which} vocabulary has {ids:,} ids, but its table {rows:,} rows")
     lines: list[list[int]] = []
     spelled = shared = 0
     for token, _, kind, text in _described(new):

@@ -1,7 +1,7 @@
 """Trims vocabularies to the pieces that a corpus needs.
 
-Kept are pieces that occur in the corpus, special, byte, sentinel and user-defined pieces, the
-single characters of kept pieces and of ASCII, and what those need:
+The result has all pieces that occur in the corpus, special, byte, sentinel and user-defined pieces,
+the single characters of kept pieces and of ASCII, and what those need:
 
     unigram     the piece with the lowest score, which sets the cost of an unknown character
     BPE         the pieces that merge into a kept one
@@ -59,7 +59,7 @@ def trim(
     if len(kept) > most:
         raise UserError(
             f"--vocab_size={vocab_size} is too small: {len(kept) - _own_sentinels(base):,} pieces "
-            "are always kept (special ones, bytes, characters of ASCII)"
+            "are always kept (special ones, bytes, ASCII characters)"
         )
     for token in wanted:
         more = {token, *rules.needs(token)} - kept
@@ -100,7 +100,7 @@ def _opened(base: Vocabulary, model: bytes, new_ids: dict[int, int]) -> Vocabula
 
 
 class _Rules(NamedTuple):
-    """Rules of a kind of vocabulary."""
+    """Rules for one kind of vocabulary."""
 
     always: set[int]  # ids kept whatever the corpus
     needs: Callable[[int], set[int]]  # id -> the ids required to find its piece in a text

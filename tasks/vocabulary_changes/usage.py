@@ -32,7 +32,7 @@ def count(loaded: Vocabulary, corpus: sources.Corpus, workers: int = 1) -> np.nd
             total += counts
             shown.update(done)
     if not total.any():
-        raise UserError(f"corpus {corpus.spec} has no text: name one of the language to keep")
+        raise UserError(f"corpus {corpus.spec} has no text: name one in the language to keep")
     return total
 
 
@@ -42,7 +42,7 @@ def _counted(loaded: Vocabulary, corpus: sources.Corpus, workers: int) -> Iterat
         _begin(loaded, corpus)
         yield from map(_count, numbers)
         return
-    # Sent without its library, which each process opens for itself.
+    # Send it without its library, which each process opens for itself.
     plain = Vocabulary(loaded.model, loaded.record, loaded.name)
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers, _begin, (plain, corpus)) as pool:

@@ -98,7 +98,7 @@ def test_flags_change_parameters_and_fields_but_no_axis(tmp_path):
     assert changed.parameters == {"size": "2"}
     assert changed.base["batch_size"] == "4"
     assert changed.then == {"task": "x"}
-    with pytest.raises(UserError, match=r"what the sweep varies: set --axis=model\.position=A,B"):
+    with pytest.raises(UserError, match=r"varies --model\.position: set --axis=model\.position=A"):
         definition.with_flags(sweep, ["--model.position=alibi"])
     fewer = definition.with_axis(sweep, "model.position=alibi")
     assert [each.label for each in fewer.axes[0].choices] == ["alibi"]
@@ -112,15 +112,15 @@ def test_flags_change_parameters_and_fields_but_no_axis(tmp_path):
         ("bsae = 1", r"unknown key bsae \(did you mean base\?\)"),
         ("a = ", "is not TOML"),
         ("seeds = []", "no cells: seeds is empty"),
-        ("seeds = [1, 1]", "a seed comes twice"),
+        ("seeds = [1, 1]", "a seed occurs twice"),
         ("[axes]\nbatch_size = []", "no cells: the axis batch_size has no values"),
-        ("[axes]\nbatch_size = [1, 1]", "a value of the axis batch_size comes twice"),
+        ("[axes]\nbatch_size = [1, 1]", "a value of the axis batch_size occurs twice"),
         ("[axes]\nbatch_size = 3", "axes.batch_size must be a list"),
         ("baseline = 'x'\n[axes]\nbatch_size = [1]", "axis batch_size has no value x; it has 1"),
         ("baseline = { bach_size = 1 }\n[axes]\nbatch_size = [1]", "there is no axis bach_size"),
         ("tune = 'x'\n[axes]\nbatch_size = [1]", "tune: there is no axis x"),
-        ("[axes]\nbatch_size = [1, 1.0]", "batch_size comes twice, written differently"),
-        ("baseline = 'x'", "baseline is a value of an axis, and there is none"),
+        ("[axes]\nbatch_size = [1, 1.0]", "batch_size occurs twice, written differently"),
+        ("baseline = 'x'", "baseline is a value of an axis, but there is no axis"),
         ("[choices]\nx = 1", "choices.x must have a table of fields for each label"),
         (
             "[choices.x.a]\nbatch_size = 1\n[choices.y.a]\nbatch_size = 2",
@@ -140,8 +140,8 @@ def test_a_mistake_in_a_file_is_named(tmp_path, text, says):
         ("batch_size = 'many'", "--batch_size=many: it must be"),
         ("cache_dir = '{fodler}'", "there is no parameter fodler"),
         ("cache_dir = '{'", "write a literal brace twice"),
-        ("cache_dir = '{output:d}'", "braces hold the name of a parameter and nothing else"),
-        ("cache_dir = '{}'", "braces hold the name of a parameter and nothing else"),
+        ("cache_dir = '{output:d}'", "braces may contain only a parameter name"),
+        ("cache_dir = '{}'", "braces may contain only a parameter name"),
         ("evaluation.every_steps = 0", r"set evaluation\.every_steps above 0"),
         ("seed = 3", "seed is set by the sweep"),
         ("model_dir = 'x'", "model_dir is set by the sweep"),

@@ -125,7 +125,7 @@ def test_sizes_that_identify_nothing_are_refused():
     [
         (["steps", MARCH, "--window=12000:", "--draws=50"], "does not identify the exponent"),
         (["steps", MARCH, "--window=14000:", "--draws=50"], "begin earlier (--window)"),
-        (["steps", MARCH, "--window=14990:"], "has 0 losses, and 20 are needed"),
+        (["steps", MARCH, "--window=14990:"], "has 0 losses, but 20 are needed"),
         (["steps", MARCH, "--window=x"], "--window=x: write it as 1000:15000"),
         (["steps", MARCH, "--predict=soon"], "--predict=soon: it must be a number"),
         (["steps", "nowhere.csv"], "nowhere.csv: no such file"),
@@ -154,7 +154,7 @@ RISING = b"".join(b"%d,%f\n" % (n, 2 + n**0.5 / 1000) for n in range(1, 999))
         ("step,loss\n1,2\n".encode("utf-16"), "is not UTF-8"),
         (b"\xef\xbb\xbfstep, loss\n1, 2\n", "the window has 1 losses"),
         (RISING, "no column step"),
-        (b"step,loss\n" + RISING, "no falling loss"),
+        (b"step,loss\n" + RISING, "a loss that does not fall"),
     ],
 )
 def test_a_file_that_no_law_fits_is_one_line(tmp_path, data, says):

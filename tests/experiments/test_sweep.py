@@ -126,7 +126,7 @@ def test_finished_cells_are_kept(folder, finished):
     assert "metric=acuracy: these tasks do not have this metric" in missing.stderr
     plan = here(folder, output, "--dry_run", "--seeds=3,4,5").stdout.splitlines()
     assert "4 of 6 cells to run: 800 steps, 102,400 tokens" in plan[-1]
-    assert "by 2 finished cells" in plan[-1]
+    assert "measured on 2 finished cells" in plan[-1]
 
 
 @pytest.mark.processes
@@ -134,7 +134,7 @@ def test_a_folder_of_another_sweep_is_refused(folder, finished):
     output = finished[0]
     refused = here(folder, output, "--train_steps=5")
     assert refused.returncode == 2
-    assert "holds another sweep, whose train_steps is 200 and not 5" in refused.stderr
+    assert "holds a different sweep, whose train_steps is 200, not 5" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
 
 
@@ -223,7 +223,7 @@ def test_a_sweep_that_is_killed_gives_the_same_bytes(folder):
         (["--seeds=one"], "--seeds=one: give whole numbers"),
         (["--axis=batch_size"], "--axis=batch_size: write it as"),
         (["--bach_size=3"], "unknown flag --bach_size (did you mean"),
-        (["--model.mlp_activations=relu"], "--model.mlp_activations is what the sweep varies"),
+        (["--model.mlp_activations=relu"], "the sweep varies --model.mlp_activations"),
         (["--step_times=TIMES"], "lacks tiny_transformer_vanilla: measure it with"),
         (["--step_times=TIMES.no"], "No such file"),
         (["--seeds="], "--seeds=: give whole numbers"),

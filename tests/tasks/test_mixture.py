@@ -64,7 +64,7 @@ def test_rates_of_their_own_allow_a_limit_of_epochs_alone():
     tasks = (("a", 1.0), ("b", 2.0))
     assert MixtureSpec("m", tasks, max_epochs=3).max_epochs == 3
     for settings in ({"alpha": 0.3}, {"temperature": 2.0}):
-        with pytest.raises(ValueError, match="leave the rates out"):
+        with pytest.raises(ValueError, match="leave out the rates"):
             MixtureSpec("m", tasks, **settings)
 
 
@@ -108,7 +108,7 @@ def test_no_share_exceeds_its_limit_and_the_others_keep_their_proportions():
     # All at their limits.
     full = limited_shares(weights, limits, 1550)
     assert {name: share * 1550 for name, share in full.items()} == pytest.approx(limits)
-    with pytest.raises(ValueError, match="allow 1,550 rows, and the run reads 1,551"):
+    with pytest.raises(ValueError, match="allow 1,550 rows, but the run reads 1,551"):
         limited_shares(weights, limits, 1551)
 
 
@@ -128,11 +128,11 @@ def test_equal_weights_with_limits_are_unimax():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"alpha": 1.5}, "alpha is 1.5, not from 0 to 1"),
-        ({"alpha": -0.1}, "alpha is -0.1, not from 0 to 1"),
-        ({"alpha": 0.3, "temperature": 2.0}, "set one of the two"),
-        ({"max_epochs": 0}, "max_epochs is 0, not above 0"),
-        ({"size": "words"}, "size is words, not one of examples, documents"),
+        ({"alpha": 1.5}, "alpha must be from 0 to 1, not 1.5"),
+        ({"alpha": -0.1}, "alpha must be from 0 to 1, not -0.1"),
+        ({"alpha": 0.3, "temperature": 2.0}, "set only one of them"),
+        ({"max_epochs": 0}, "max_epochs must be above 0, not 0"),
+        ({"size": "words"}, "size must be one of examples, documents"),
     ],
 )
 def test_settings_out_of_range_are_rejected(settings, says):

@@ -227,7 +227,7 @@ def test_mistakes_take_one_line(folders, tmp_path):
         assert "\n" not in str(found.value)
     with pytest.raises(UserError, match="has <extra_id_0> as id 0, and sentinels must be"):
         vocabulary.load(changed(folders, tmp_path, "gpt2", with_sentinel))
-    with pytest.raises(UserError, match="and this needs a SentencePiece model"):
+    with pytest.raises(UserError, match="but this needs a SentencePiece model"):
         _ = vocabulary.load("bytes").processor
 
 

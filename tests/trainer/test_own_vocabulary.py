@@ -272,7 +272,7 @@ def test_a_class_may_lack_eos_and_have_sentinels_and_bytes():
         vocabulary.load("own", 5)
     with pytest.raises(UserError, match="only SentencePiece models and"):
         usage.count(loaded, None)
-    with pytest.raises(UserError, match="is a class of --task_module, and this needs"):
+    with pytest.raises(UserError, match="is a class of --task_module, but this needs"):
         _ = loaded.processor
 
 

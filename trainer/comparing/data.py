@@ -63,13 +63,13 @@ def records(one: History, other: History, last: int) -> Compared:
     tasks = [each.record.get("tasks", {}).keys() for each in (one, other)]
     if all(tasks) and tasks[0] != tasks[1]:
         lists = [", ".join(sorted(each)) for each in tasks]
-        found.records.append(f"the tasks were {lists[0]}, are {lists[1]}")
+        found.records.append(f"the tasks are {lists[0]} in A, {lists[1]} in B")
     if not all(tasks):
         found.notes.append("a run has no record of its tasks")
     stored = [newest(each.folder)[1] for each in (one, other)]
     hashes = [str(each.get("vocabulary_sha256") or "") for each in stored]
     if all(hashes) and hashes[0] != hashes[1]:
-        found.records.append(f"the vocabulary was {hashes[0][:12]}, is {hashes[1][:12]} (SHA-256)")
+        found.records.append(f"vocabulary SHA-256: {hashes[0][:12]} in A, {hashes[1][:12]} in B")
     prints = [each.get("cache_fingerprints", {}) for each in stored]
     found.records += [
         f"the caches of {task} differ in plan: {prints[0][task][:12]} and {prints[1][task][:12]}"

@@ -15,7 +15,7 @@ CONFIGURATION, DATA, STEP, TENSOR = "configuration", "data", "step", "tensor"
 
 @dataclasses.dataclass
 class Verdict:
-    """The findings of a comparison; `software` lists differences as (name, value, value)."""
+    """The findings of a comparison; `software` lists each difference as (name, value, value)."""
 
     runs: tuple[History, History]
     settings: list[settings.Setting]

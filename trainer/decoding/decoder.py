@@ -57,7 +57,7 @@ class Decoded(NamedTuple):
 class Decoder:
     """Generates ids after prompts.
 
-    Up to rounding, results depend neither on the order of the prompts nor on the other prompts:
+    Except for rounding, a result does not depend on the other prompts or on their order:
     rows of a batch are independent, padding depends on the prompt's own length, and draws depend on
     the seed and the example's id. `mesh` divides rows and, following `rules`, parameters. The
     EOS of `special` replaces T5's in `decoding`.

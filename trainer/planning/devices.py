@@ -1,4 +1,4 @@
-"""TPU chips (clock, memory, links, price) and slices, and the devices that a run is planned for.
+"""TPU chips (clock, memory, links, price) and slices, and the devices for which a run is planned.
 
 Peak operations per second are in `trainer.engine.hardware`.
 """
@@ -51,7 +51,7 @@ class Chip:
 # Source and date of the prices below.
 PRICES = "cloud.google.com/tpu/pricing, on demand, cheapest US region, as of June 2025"
 
-# Clocks follow from peak operations: cores x MXUs x 2 x size^2 x clock. Usable memory is less than
+# Clocks follow from peak operations, cores x MXUs x 2 x size^2 x clock. Usable memory is less than
 # the chip's; compiler errors name it ("Used 33.07G of 31.25G hbm"), as in EasyDeL's issue 166 (v4)
 # and Enzyme-JAX's pull request 2422 (v6e).
 # Sources: docs.cloud.google.com/tpu/docs, system architecture of each version (bandwidth of memory,

@@ -256,7 +256,7 @@ class _Run:
             if not array.in_hbm or not array.size:
                 buffers.append(_FREE)
                 continue
-            # A result reuses the memory of an operand of its size that dies here.
+            # A result reuses the memory of an operand of the same size that dies here.
             reused = next((old for old in ended if self._sizes[old] == array.size), None)
             if reused is not None:
                 ended.remove(reused)

@@ -165,7 +165,7 @@ def _cost(plan: Plan, price: float | None) -> Iterator[tuple[str, str]]:
     elif plan.least:
         yield "speed", f"at least {plan.least * 1e3:,.1f} ms a step, at the peak"
     else:
-        yield "speed", f"{plan.flops / 1e9:,.1f} GFLOP a step; no estimate of time here"
+        yield "speed", f"{plan.flops / 1e9:,.1f} GFLOP a step; no time estimate here"
     seconds = plan.train.seconds
     if plan.evaluation:
         took, size = plan.evaluation.timing, plan.evaluation.memory.total

@@ -26,7 +26,7 @@ class Subject:
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """Encoder and decoder positions."""
+        """The numbers of encoder and decoder positions."""
         return self.converter.encoder_length, self.converter.decoder_length
 
     def with_values(self, values: dict[str, Any]) -> Self:

@@ -207,7 +207,7 @@ def _attempt(
 
 
 def _ways(asked: Subject, mesh: Values) -> Iterator[Values]:
-    """Yields ways to keep less for the backward pass, the fastest first."""
+    """Yields ways to keep fewer activations for the backward pass, the fastest first."""
     config = asked.config
     yield {"model.remat": config.model.remat}
     for remat in ("dots", "full"):

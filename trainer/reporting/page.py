@@ -10,7 +10,7 @@ from trainer.reporting import curves
 from trainer.reporting.history import TRAIN, VALIDATION, History, differences
 
 _GB = 1e9
-# Origins of fields that are not specific to this run.
+# How origins that are not specific to this run begin.
 _DEFAULT = ("default", "preset ")
 
 

@@ -1,4 +1,4 @@
-"""Reports during training: metrics are read one step late, and bad updates end the run."""
+"""Reports during training, which read metrics one step late and end a run at a bad update."""
 
 import dataclasses
 import textwrap

@@ -51,7 +51,7 @@ def _choices(model: ModelConfig, device_kind: str) -> list[tuple[str, str]]:
     softmax = Device(device_kind).softmax_dtype(model.softmax_dtype, model.dtype)
     fused = attention == "pallas"
     how = "fused kernels, softmax in float32" if fused else f"logits and softmax in {softmax}"
-    return [("attention", f"{attention}, as auto chooses here: {how}")]
+    return [("attention", f"{attention}, chosen by auto: {how}")]
 
 
 def _checkpoint_policy(policy: CheckpointConfig) -> str:

@@ -97,7 +97,7 @@ def test_a_job_service_at_an_address_of_the_network(build, cache, checksums, tmp
 @pytest.mark.parametrize(
     ("host", "says"),
     [
-        ("0.0.0.0", "--host=0.0.0.0 is no address that builds and workers can connect to"),
+        ("0.0.0.0", "--host=0.0.0.0 is not an address that builds and workers can connect to"),
         ("203.0.113.7", "cannot listen on 203.0.113.7:8099: --host must be this machine's"),
     ],
 )

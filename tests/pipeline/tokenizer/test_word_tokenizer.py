@@ -410,7 +410,7 @@ REFUSED = {
     "Digits, ByteLevel": lambda: bpe(
         pre_tokenizers.Sequence([pre_tokenizers.Digits(), gpt2_words()])
     ),
-    "none of GPT-2's relatives": lambda: bpe(split(r"\w+|\W+")),
+    "not one of GPT-2's relatives": lambda: bpe(split(r"\w+|\W+")),
     "does not isolate": lambda: bpe(split(LLAMA3, "merged_with_next")),
     "without use_regex": lambda: bpe(pre_tokenizers.ByteLevel(use_regex=False)),
     "has end_of_word_suffix": lambda: with_suffix(bpe(gpt2_words())),

@@ -137,7 +137,7 @@ def test_vocabularies_without_a_common_piece_are_refused(loaded, tmp_path):
     foreign = small_tokenizers.bert(tmp_path / "foreign", ["абв где жзи клм"] * 3)
     with pytest.raises(UserError, match="no piece of text in common"):
         by_piece(vocabulary.load(foreign).ids, loaded["bert"], 500, 500)
-    with pytest.raises(UserError, match=r"the old vocabulary has .* ids, its table 100 rows"):
+    with pytest.raises(UserError, match=r"the old vocabulary has .* ids, but its table 100 rows"):
         by_piece(loaded["bert"], loaded["bert"], 100, 500)
 
 

@@ -74,7 +74,7 @@ def test_the_table_has_a_row_for_each_step():
         (["--steps=fast"], "unknown step fast; the steps are scanned"),
         (["--depths=2"], "two numbers"),
         (["--depths=4,2"], "must rise"),
-        (["--depths=1,9"], "at most 8"),
+        (["--depths=1,9"], "between 1 and 8"),
         (["--depths=1,2", "--model.num_decoder_layers=2"], "the same number of layers"),
         (["--topology=v9:2x2"], "is unknown; it must be GENERATION:SHAPE"),
     ],
