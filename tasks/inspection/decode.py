@@ -12,7 +12,7 @@ PAIR_BORDER_SIGN = "\u2192"
 
 
 def piece(token: int, ids: TokenIds) -> str:
-    """Returns a token's piece in the vocabulary, or a sentinel's name if it is not in there."""
+    """Returns a token's piece in the vocabulary, or its sentinel's name if it lies outside."""
     if token == PAIR_BORDER:
         return PAIR_BORDER_SIGN
     if token < len(ids.pieces):

@@ -40,7 +40,7 @@ class Metric:
     def __call__(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
         """Returns values by name; percentages and correlations are times 100.
 
-        Raises ValueError if there are no predictions or fewer or more targets, and UserError if
+        Raises ValueError if there are no predictions or not as many as targets, UserError if
         the library is missing, targets are not of the metric's kind, or values are not numbers by
         name.
         """

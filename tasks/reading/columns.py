@@ -76,12 +76,12 @@ def parse(text: str) -> Template:
         parts.append((before, column or ""))
     template = Template(tuple(parts))
     if not template.columns:
-        raise ValueError("a template needs a {column}")
+        raise ValueError("a template must name a {column}")
     return template
 
 
 class Columns:
-    """Columns that a corpus reads: text and id."""
+    """The columns that a corpus reads for texts and ids."""
 
     def __init__(self, spec: "CorpusSpec"):
         self.unit = spec.unit

@@ -62,7 +62,7 @@ class CorpusSpec:
             return head
         if self.unit is Unit.TEXT:
             return f"{head}?{urllib.parse.urlencode(options)}"
-        # Templates stay readable: they contain spaces and braces.
+        # Keep templates readable: they contain spaces and braces.
         quote = urllib.parse.quote
         return f"{head}?{urllib.parse.urlencode(options, safe=_READABLE, quote_via=quote)}"
 

@@ -32,8 +32,8 @@ def list_files(
 ) -> tuple[CorpusSpec, str, list[SourceFile]]:
     """Returns the spec with its revision pinned to a commit, the files' format, and the files.
 
-    Raises UserError if the Hub cannot be reached, the data set cannot be accessed (a private one
-    without a token), its revision or configuration does not exist, or its files have none of the
+    Raises UserError if the Hub cannot be reached, the data set cannot be accessed (private, and
+    no token is set), its revision or configuration does not exist, or its files have none of the
     `formats`.
     """
     name = spec.location

@@ -19,8 +19,8 @@ from tasks.terminal.command_line import UserError
 PLACE = "{language}"
 _NAME = r"[A-Za-z0-9][\w.-]*"
 FORMS = (
-    f"several languages are one SPEC with {PLACE} in it and --languages=A,B, or --corpus=A=SPEC "
-    "--corpus=B=SPEC"
+    f"give several languages as one SPEC with {PLACE} in it and --languages=A,B, or as "
+    "--corpus=A=SPEC --corpus=B=SPEC"
 )
 
 

@@ -46,7 +46,7 @@ _DOCUMENTS = {
 _RULES = 2
 
 
-# The spec pinned to what it names now, the files' format, the files, and lines to print.
+# The pinned spec, the files' format, the files, and lines to print.
 _Listed = tuple[CorpusSpec, str, list[SourceFile], list[str]]
 
 
@@ -160,7 +160,7 @@ _LISTERS: dict[str, Lister] = {PYTHON_DOCS: PythonDocs(), HUB: HubFiles(), "arro
 
 
 def of_kind(kind: str) -> Lister:
-    """Returns the lister of a kind of corpus."""
+    """Returns the lister for a kind of corpus."""
     return _LISTERS.get(kind) or Files()
 
 

@@ -35,7 +35,7 @@ def list_files(spec: CorpusSpec, by_words: bool) -> tuple[CorpusSpec, list[Sourc
     """Lists the files that a pattern matches, sorted by path.
 
     With `by_words`, words in the paths name the splits; otherwise all files are train. Returns the
-    spec with its pattern relative to the fixed folder, the files, and notes on matches that are
+    spec with its pattern relative to its fixed folder, the files, and notes on matches that are
     not read. Raises UserError if none matches, a link is broken, or a file name is not UTF-8.
     """
     is_remote = files.is_remote(spec.location)

@@ -8,8 +8,8 @@
     wet:GLOB, warc:GLOB                       the text records of a crawl
     arrow:GLOB                                one document per row of Arrow IPC files or streams
     arrow:FOLDER                              a data set saved by `save_to_disk` of `datasets`
-    text:GLOB                                 one document per non-blank line; with ?document=file,
-                                              one per file, with ?document=block one per block
+    text:GLOB                                 one document per non-blank line, or per file
+                                              (?document=file) or block of lines (?document=block)
     hf:OWNER/NAME[:CONFIG][@REVISION]         a Hugging Face data set of such files, streamed
 
 GLOB is a local path or any fsspec URL, with *, ** and [..]. A "?" begins the options, as in a URL:
@@ -80,8 +80,8 @@ def resolve(
     """
     if max_document_bytes < _LEAST_DOCUMENT_BYTES:
         raise UserError(
-            f"max_document_bytes={max_document_bytes} is too little for one character: "
-            f"give at least {_LEAST_DOCUMENT_BYTES}"
+            f"max_document_bytes must be at least {_LEAST_DOCUMENT_BYTES}, the bytes of the "
+            f"longest character, not {max_document_bytes}"
         )
     lister = listers.of_kind(spec.kind)
     return lister.resolve(spec, piece_bytes, max_document_bytes, earlier)

@@ -106,7 +106,7 @@ def _options(text: str, query: str, quote: str) -> dict[str, Any]:
     _check_dialect(text, options, quote)
     document = options.get("document", corpus.LINE)
     if document not in corpus.DOCUMENTS:
-        raise _invalid(text, f"document is one of {', '.join(corpus.DOCUMENTS)}, not {document}")
+        raise _invalid(text, f"document must be {' or '.join(corpus.DOCUMENTS)}, not {document}")
     if "validation" in options:
         share = math.nan
         with contextlib.suppress(ValueError):
@@ -117,7 +117,7 @@ def _options(text: str, query: str, quote: str) -> dict[str, Any]:
 
 
 def _check_dialect(text: str, options: dict[str, Any], quote: str) -> None:
-    """Checks CSV and TSV options, replaces `tab` by the character; `quote` is the default quote."""
+    """Checks CSV and TSV options, and turns `tab` into the character; `quote` is the default."""
     if options.get("delimiter") in ("tab", r"\t"):
         options["delimiter"] = "\t"
     for name in ("delimiter", "quote"):

@@ -41,7 +41,7 @@ def split_of(name: str) -> str:
 
 
 def held_out_splits(spec: CorpusSpec) -> tuple[tuple[str, ...], bool]:
-    """Returns train files' splits, and True if a hash decides, if there are no validation files."""
+    """Returns (train files' splits, True if a hash decides) if there are no validation files."""
     if spec.split == VALIDATION:
         if not spec.validation:
             raise UserError(f"corpus {spec} has no validation, and validation=0 holds nothing out")
@@ -80,7 +80,7 @@ def generations(
     if before != [each for each in chosen if each.file.name in known]:
         raise UserError(
             f"corpus {spec}: with the new files, documents of the old ones would move between "
-            "train and validation: build a new cache in another --cache_dir"
+            "train and validation; build a new cache in another --cache_dir"
         )
     found_in: list[list[ChosenFile]] = [[] for _ in range(len(earlier) + 1)]
     for each in chosen:
@@ -136,7 +136,7 @@ def divide(
     if not piece.held_out:
         yield piece.splits[0], batch
         return
-    # A hash whose first eight bytes, as a number, are below this share holds a document out.
+    # A document is held out if the first eight bytes of its hash, as a number, are below this.
     share = int(validation * 2**64).to_bytes(8)
     held = [hashlib.sha256(id.encode()).digest() < share for id in _base_ids(batch)]
     for split in piece.splits:

@@ -85,7 +85,7 @@ def list_sizes(folder: str, prefix: str = "") -> dict[str, int]:
 
 
 def threads(folder: str) -> int:
-    """Returns the number of threads to use on a folder's files; in a store they mostly wait."""
+    """Returns the number of threads to use for a folder's files; on a store, they mostly wait."""
     return 64 if is_remote(folder) else os.cpu_count() or 1
 
 

@@ -76,8 +76,8 @@ def with_retries(
             pause = max(least, delay * random.uniform(0.5, 1))
             if time.monotonic() + pause - began > limit:
                 raise UserError(
-                    f"{what} cannot be reached: no data for {limit:.0f} s, the last error was "
-                    f"{reason}; finished work is kept, run the same command again to resume"
+                    f"{what} cannot be reached: no data for {limit:.0f} s; the last error was "
+                    f"{reason}; finished work is kept: run the same command again to resume"
                 ) from error
         logging.getLogger(__name__).warning("%s: %s, retrying in %.1f s", what, reason, pause)
         time.sleep(pause)
@@ -87,8 +87,8 @@ def with_retries(
 def causes(error: BaseException, contexts: bool = False) -> list[BaseException]:
     """Returns an error and the chain of its causes.
 
-    With `contexts`, includes errors that were being handled when another was raised, perhaps by an
-    unrelated request.
+    With `contexts`, includes errors that were being handled when another was raised, perhaps by
+    an unrelated request.
     """
     chain = [error]
     while following := chain[-1].__cause__ or (contexts and chain[-1].__context__):

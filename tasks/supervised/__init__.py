@@ -1,1 +1,1 @@
-"""Supervised tasks in T5's format, which makes pairs of texts from a data set's rows."""
+"""Supervised tasks in T5's format: pairs of texts made from a data set's rows."""

@@ -69,7 +69,7 @@ def run(
     argv: Sequence[str] | None = None,
     program: str | None = None,
 ) -> NoReturn:
-    """Runs a command's `main(argv)`, prints a user's mistake in one line, exits with the code."""
+    """Exits with the code of a command's `main(argv)`; prints a user's mistake as one line."""
     program = program or f"python -m {module_name(main)}"
     interrupts = _Interrupts(program)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

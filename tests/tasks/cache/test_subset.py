@@ -77,7 +77,7 @@ def test_rows_of_best_fit_are_taken_whole(tmp_path):
         expected = int(np.searchsorted(sizes, tokens, side="right"))
         if expected:
             assert len(taken(cache, Take(tokens, "tokens"), 40)) == expected
-    with pytest.raises(UserError, match="do not lie one after the other"):
+    with pytest.raises(UserError, match="are not stored in sequence"):
         taken(cache, Take(0, "documents"), 40)
 
 

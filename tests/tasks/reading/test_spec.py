@@ -61,7 +61,7 @@ def test_a_bad_spec_says_what_is_wrong_and_shows_the_forms(text, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("text:a?document=page", "document is one of line, file, block, not page"),
+        ("text:a?document=page", "document must be line or file or block, not page"),
         ("json:a?document=file", "only text has ?document="),
         ("csv:a?delimiter=%0A", "delimiter must be one ASCII character"),
         ("csv:a?delimiter=;;", "delimiter must be one ASCII character, or tab, not ';;'"),
@@ -76,7 +76,7 @@ def test_a_bad_spec_says_what_is_wrong_and_shows_the_forms(text, says):
         ("json:x?inputs=q&targets=a&column=x", "leave column out"),
         ("json:x?inputs={q&targets=a", "inputs={q: expected '}'"),
         ("json:x?inputs={}&targets=a", "{} names no column"),
-        ("json:x?inputs={{q}}&targets=a", "a template needs a {column}"),
+        ("json:x?inputs={{q}}&targets=a", "a template must name a {column}"),
         ("json:x?inputs={q:>3}&targets=a", "which templates cannot have"),
     ],
 )

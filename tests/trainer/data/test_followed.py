@@ -279,7 +279,7 @@ def test_receipts_of_a_plan_that_began_during_a_look_are_not_taken(
 
     monkeypatch.setattr(following, "read_receipt", read_receipt)
     for _ in range(2):
-        with pytest.raises(UserError, match=r"another plan .*\(a takedown: .*of 2 entries"):
+        with pytest.raises(UserError, match=r"different plan .*\(a takedown: .*with 2 entries"):
             batches[0]
     assert data.tasks[0].manifest.splits["train"] == []
 
@@ -328,7 +328,7 @@ def test_a_plan_that_cannot_be_used_is_named(published, part, becomes, why):
     text = path.read_text()
     path.write_text(text.replace(part, becomes))
     assert path.read_text() != text
-    says = rf"plan.json cannot be used \({why}.*the build restores it"
+    says = rf"plan.json cannot be used \({why}.*build's command again to restore it"
     with pytest.raises(UserError, match=says):
         run_of(published.folder.parent)
 

@@ -131,7 +131,7 @@ def test_explain_and_evaluate_notice_another_module(run_of, tmp_path, capsys):
     warn_of_changes(model_dir, run.data.tasks_record)
     assert not capsys.readouterr().err
     now = run_of("my_spans", density=0.3)
-    with pytest.raises(UserError, match=r"other examples \(objective of my_spans: mask\.noise"):
+    with pytest.raises(UserError, match=r"different examples \(objective of my_spans: mask\.noise"):
         Explanation(model_dir, 3)
     warn_of_changes(model_dir, now.data.tasks_record)
     lines = capsys.readouterr().err.splitlines()

@@ -170,7 +170,7 @@ def test_without_an_eos_and_with_a_template_of_its_own(tmp_path, corpus):
     )
     assert json.loads(left.model)["post_processor"]["sep"][1] == id_map[rare]
     vocab_trim.main([*flags, "--extra_ids=3"])
-    with pytest.raises(UserError, match="another --extra_ids"):
+    with pytest.raises(UserError, match="different --extra_ids"):
         vocab_trim.main([*flags, "--extra_ids=4"])
     with pytest.raises(UserError, match="--extra_ids must be 0 or more, not -3"):
         vocab_trim.main([*flags, "--extra_ids=-3"])

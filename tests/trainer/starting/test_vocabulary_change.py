@@ -186,7 +186,7 @@ def test_mistakes_are_named(folder, tmp_path, monkeypatch):
     assert "has no effect" in error_of(f"{flag}.path={folder}/old", own=lambda data: None)
     for flags, words in (
         ([f"{flag}.extra_ids=10"], "without init_from_vocabulary.path"),
-        ([f"{flag}.path=a", f"{flag}.id_map=b"], "left out beside init_from_vocabulary.path"),
+        ([f"{flag}.path=a", f"{flag}.id_map=b"], "left out if init_from_vocabulary.path"),
     ):
         with pytest.raises(UserError, match=words):
             run_of(folder, *flags)
