@@ -74,7 +74,7 @@ class Flags:
     dry_run: bool = field(False, "print cells, steps, tokens and time, and exit")
     step_times: str | None = field(
         None,
-        "JSON of seconds per step by preset, as written by benchmarks.step --output, for the "
+        "JSON of seconds per step by preset, written by benchmarks.step --output; adds the "
         "column speed-up",
         metavar="FILE",
     )

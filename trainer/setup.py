@@ -113,7 +113,7 @@ def _fit(
     if config.model.family_facts.skips_zero and not vocabulary.special.zero_pads:
         raise UserError(
             f"id 0 is a piece of {vocabulary.place}, and the convolutions of family "
-            f"{config.model.family} leave out id 0 as the beginning of a text: choose another "
+            f"{config.model.family} skip id 0 as the beginning of a text: choose another "
             "--preset, or a vocabulary whose padding is id 0"
         )
     converter = features.converter(config.model, lengths, vocabulary.special)
@@ -224,7 +224,7 @@ def _check_vocabulary(config: Config, vocabulary: _Vocabulary) -> None:
     if expected.extra_ids not in (None, vocabulary.extra_ids):
         raise UserError(
             f"--vocabulary.extra_ids={expected.extra_ids}: {vocabulary.place} has "
-            f"{vocabulary.extra_ids} on top of its pieces"
+            f"{vocabulary.extra_ids} besides its pieces"
         )
     path = expected.model_file
     if path is None or files.is_remote(path):

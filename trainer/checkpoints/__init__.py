@@ -1,1 +1,1 @@
-"""What a run leaves behind: checkpoints, their metadata, and the state of early stopping."""
+"""Checkpoints of a run, their metadata, and the state of early stopping."""

@@ -93,7 +93,7 @@ class Checkpoints:
         ]
 
     def save(self, step: int, state: TrainState, run: Run, evaluated: bool = True) -> None:
-        """Starts to write a checkpoint; returns as soon as the state may be changed.
+        """Starts writing a checkpoint; returns as soon as the state may be changed.
 
         `evaluated` is False if this step is still to be evaluated.
         """
@@ -168,8 +168,8 @@ class Checkpoints:
             differences.append("the vocabulary has changed")
         if differences:
             raise UserError(
-                f"{self._model_dir} holds a run with other settings ({'; '.join(differences)}): "
-                "use the same settings or another --model_dir"
+                f"{self._model_dir} holds a run with different settings ({'; '.join(differences)})"
+                ": use the same settings or another --model_dir"
             )
         self.evaluated = stored["evaluated"]
         self.watch.recall(stored)

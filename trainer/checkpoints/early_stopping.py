@@ -34,7 +34,7 @@ class Best(NamedTuple):
 
 @dataclasses.dataclass
 class _Patience:
-    """Counts the evaluations since a metric improved.
+    """Counts the evaluations since a metric last improved.
 
     `metric` is spelled as in the flag; None watches nothing. `stale` counts the evaluations since
     the best value, ignoring improvements below `min_delta`.

@@ -1,6 +1,6 @@
 """The description of a run in its checkpoints: `checkpoint_STEP/run/metadata`, a JSON file.
 
-It holds the checksums of the checkpoint's arrays and its own SHA-256. This module needs no JAX.
+It holds the arrays' checksums and its own SHA-256. This module needs neither JAX nor Orbax.
 """
 
 import hashlib

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from tasks.storage import files
 
-# Time between copies. Cloud Storage accepts at most one change of an object per second.
+# Time between copies. Cloud Storage accepts at most one change to an object per second.
 _COPY_SECONDS = 10.0
 
 

@@ -1,7 +1,7 @@
 """Batches as a pure function of the step: `batch k = f(seed, mixture, k)`.
 
 Position `k · batch_size + row` of a run's endless order determines the task and how many of its
-windows precede (`trainer/data/interleave.py`); that count determines epoch and window
+windows precede it (`trainer/data/interleave.py`); that count determines epoch and window
 (`trainer/data/order.py`); noise is keyed by (seed, task, epoch, window). A run's data state is
 therefore its step, for any number of hosts, workers or prefetched batches.
 
@@ -169,7 +169,7 @@ class TrainingBatches:
         hosts: int = 1,
     ):
         if batch_size % hosts:
-            raise UserError(f"batch_size {batch_size} does not divide among {hosts} hosts")
+            raise UserError(f"batch_size {batch_size} is not divisible by the {hosts} hosts")
         self._sources, self._batch_size = tuple(sources), batch_size
         self._schedule = schedule or MixingSchedule([(0, [1.0] * len(sources))])
         self._rows = batch_size // hosts

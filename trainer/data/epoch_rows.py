@@ -29,7 +29,7 @@ class Members(NamedTuple):
 
     Attributes:
       rows_E: index of each example's row among the requested rows, ascending.
-      epochs_E: number of complete passes over the windows before.
+      epochs_E: number of earlier complete passes over the windows.
       ranks_E: number of windows read earlier in the same epoch.
       partners_E: the example whose key each one uses, itself unless it mirrors another.
       slots: how the windows become examples; None means the objective's own draws.
@@ -116,8 +116,8 @@ class PackedPairs:
     packed together, best fit decreasing. This takes about a microsecond and 12 bytes of memory per
     pair. Raises a UserError if a pair does not fit into a row.
 
-    `ends` are each side's tokens that the cache lacks: its EOS; both sides share one sequence if
-    `together`; no row spans two of `blocks`, int64 [B + 1], from `Windows.blocks`.
+    `ends` are the numbers of tokens (EOS) that rows add to each side; both sides share one sequence
+    if `together`; no row spans two of `blocks`, int64 [B + 1], from `Windows.blocks`.
     """
 
     def __init__(

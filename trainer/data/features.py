@@ -63,7 +63,7 @@ def token_places(batch: Mapping[str, Any], side: str) -> Any:
 
 
 def filling(batch: Batch) -> dict[str, float]:
-    """Returns the shares of positions without padding, by the names in FILLING."""
+    """Returns the shares of positions without padding, under the names in FILLING."""
     return {
         name: float(np.count_nonzero(token_places(batch, side)) / batch[feature].size)
         for name, (side, feature) in FILLING.items()
@@ -85,8 +85,8 @@ class FeatureConverter:
     PrefixLMFeatureConverter. Examples without inputs use the objective's own "weights" and
     "prefix".
 
-    Padding is id 0. If id 0 is a piece, segment ids mark tokens: those of packed rows, or 1 on
-    every token. The decoder's first input is `special.start`.
+    Padding is id 0. If id 0 is a piece, segment ids mark tokens: packed rows have them, other
+    rows get 1 on every token. The decoder's first input is `special.start`.
     """
 
     lengths: Lengths

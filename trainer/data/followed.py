@@ -55,7 +55,7 @@ class FollowedOrder:
         # (first window of each known block, then the number of windows; the order of later
         # epochs, once all windows are known). One value, because threads read both.
         self._state: tuple[np.ndarray, Order | None] = np.zeros(1, np.int64), None
-        self._shards, self._held = 0, 0  # in these blocks: shards, units of `wanted`
+        self._shards, self._held = 0, 0  # in these blocks: shards, and units of `wanted`
         self._growing = threading.Lock()
         self.advance()
 

@@ -22,7 +22,7 @@ class EvaluationSet(NamedTuple):
 
 @dataclasses.dataclass
 class Waiting:
-    """A wait for unfinished data: if `stopping()`, it ends; `seconds` is the time spent."""
+    """A wait for unfinished data; `stopping()` ends it if True, `seconds` is the time spent."""
 
     stopping: Callable[[], bool] = lambda: False
     seconds: float = 0.0
@@ -66,8 +66,8 @@ class Data(Protocol):
         """Yields the batches of steps first_step, first_step + 1, …, endlessly.
 
         Each batch has the rows of host `host`, one of `hosts` equal parts. A run that follows the
-        build of its caches waits for them; batches end if `waiting.stopping()` meanwhile. Raises a
-        UserError if a batch is unreadable or the build has ended.
+        build of its caches waits for them; batches end if `waiting.stopping()` turns true. Raises
+        a UserError if a batch is unreadable or the build has ended.
         """
 
     def close(self) -> None:

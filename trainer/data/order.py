@@ -12,8 +12,8 @@ import numpy as np
 from tasks.objectives import noise
 from trainer.data.permutation import permuted
 
-# Keep the seeds of orders apart from those of noise, and the seed of the block order apart from
-# those of orders within blocks.
+# Keep the seeds of orders apart from noise seeds, and the seed of the block order apart from the
+# seeds of orders within blocks.
 _ORDER, _BLOCKS = 0x0DE2, 0xB10C
 # Rounds of the permutation's cipher. Four, grain's default, leave a pattern near powers of four
 # (docs/decisions/009-the-order-has-a-version.md).

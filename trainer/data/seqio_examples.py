@@ -26,7 +26,7 @@ def unmeasured(task: Any) -> list[str]:
 
 
 def _own_objects(task: Any) -> list[Any]:
-    """Returns a task's metric objects without those that seqio makes of its metric functions."""
+    """Returns a task's metric objects without those that seqio makes from metric functions."""
     objects = list(task.metric_objs)
     return objects[: len(objects) - len(task.metric_fns)]
 

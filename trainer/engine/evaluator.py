@@ -57,7 +57,7 @@ class Evaluator:
         parts = mesh.shape["data"] * mesh.shape["fsdp"]
         if batch_size % parts:
             raise UserError(
-                f"--evaluation.batch_size={batch_size} does not divide among the {parts} devices "
+                f"--evaluation.batch_size={batch_size} is not divisible by the {parts} devices "
                 "of data and fsdp"
             )
         self._sets = run.data.evaluation(split, batch_size)

@@ -32,7 +32,7 @@ class Guard:
       mean_loss: float32 scalar, mean loss of the applied updates in nats per token: a plain mean
         for the first `_MEMORY`, then an exponential moving average.
       updates: int32 scalar, number of updates in that mean; not the step, since a run started from
-        another's checkpoint has a new guard, and skipped updates count as steps.
+        another run's checkpoint has a new guard, and skipped updates count as steps.
     """
 
     cause: jax.Array

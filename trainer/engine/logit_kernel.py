@@ -38,7 +38,7 @@ class Statistics(NamedTuple):
 
 
 def rows_of_block(length: int, vocab_size: int, memory: int) -> int:
-    """Returns the rows of logits per block, or 0 if `memory`, in bytes, holds too few.
+    """Returns the number of rows per block, or 0 if `memory`, in bytes, holds too few.
 
     Memory holds two blocks, because the next one is prefetched.
     """

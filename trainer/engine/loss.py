@@ -60,7 +60,7 @@ def scale_of(batch: Batch, side: str, config: LossConfig) -> Scale:
 def decoder_loss(
     logits_BLV: jax.Array, batch: Batch, config: LossConfig, scale: Scale | None = None
 ) -> tuple[jax.Array, Metrics]:
-    """Returns `loss_and_metrics` of the decoder; `scale` defaults to the batch's own."""
+    """Returns `loss_and_metrics` for the decoder; `scale` defaults to the batch's own."""
     scale = scale or scale_of(batch, "decoder", config)
     return _side_loss(logits_BLV, batch, "decoder", config, scale)
 
@@ -90,7 +90,7 @@ def routed_loss(
 def encoder_loss(
     predictions: Predictions, batch: Batch, config: LossConfig, scale: Scale | None = None
 ) -> tuple[jax.Array, Metrics]:
-    """Returns `loss_and_metrics` of the encoder plus the sentence-order loss.
+    """Returns `loss_and_metrics` for the encoder plus the sentence-order loss.
 
     The sentence-order loss is the mean cross entropy over rows with tokens, scaled like the token
     loss (see `routed_loss`); with c = 1 this is BERT's sum of two means. It is 0 if the batch has
@@ -180,8 +180,8 @@ def loss_and_metrics(
     Source: google-research/t5x, `losses.py`.
     Differences: the `loss` metric uses unsmoothed targets, so that runs with and without label
     smoothing are comparable; T5X reports the smoothed loss. A target that ties for the highest
-    logit counts as wrong; T5X lets the lowest id win. On a TPU its argmax costs as much as the sum
-    of exponentials.
+    logit counts as wrong; T5X lets the lowest id win. T5X's argmax costs as much on a TPU as the
+    sum of exponentials.
     """
     logits_BLV = logits_BLV.astype(jnp.float32)
     weights_BL = weights_BL.astype(jnp.float32)
@@ -282,7 +282,7 @@ def _kernel_for(logits_BLV: jax.Array) -> Callable[..., Statistics] | None:
 
 
 def _target_and_rival(logits_BLV: jax.Array, targets_BL: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the target's logit and the highest other logit, [B, L] each.
+    """Returns the target's logit and the highest other logit, each [B, L].
 
     Selecting the target by comparison instead of a gather fuses with other passes and supports a
     vocabulary sharded over devices.

@@ -54,7 +54,7 @@ def stop_agreed(times: int, received: bool) -> bool:
 
     Every process must call this at the same points; `times` counts the calls, including this one.
     With several processes JAX handles SIGTERM and makes all stop at the same call, so none may
-    install its own handler; a single one has `received` the signal or not.
+    install its own handler; a single process stops if it has `received` the signal.
     """
     import jax
     from jax.experimental import multihost_utils
@@ -151,7 +151,7 @@ def joined(config: ProcessesConfig) -> Iterator[None]:
     if config.coordinator is None:
         yield
         return
-    # The other processes must hear of Ctrl-C first.
+    # The other processes must be told about Ctrl-C first.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _initialise(config)
@@ -284,7 +284,7 @@ class _Watch:
             else:
                 text = (
                     f"process {self._index} of {self._count} ends: {reason}; run the same command "
-                    "on every host again to go on"
+                    "on every host again to continue"
                 )
                 os.write(2, f"python -m {self._program}: error: {text}\n".encode())
             _exit(EXIT_LOST)

@@ -34,8 +34,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device] | None = None) -
     slices = len({getattr(device, "slice_index", 0) for device in devices if on_tpu}) or 1
     if sizes["data"] % slices:
         raise UserError(
-            f"--mesh.data={sizes['data']} does not divide among {slices} slices, which only data "
-            f"can span: use a multiple of {slices}"
+            f"--mesh.data={sizes['data']} is not divisible by the {slices} slices, which only "
+            f"data can span: use a multiple of {slices}"
         )
     # Allows half of a physical axis, for example for 8 of 4 x 4 x 4 chips, where no whole axes fit.
     split = {"allow_split_physical_axes": True}
@@ -66,7 +66,7 @@ def rows(mesh: Mesh) -> NamedSharding:
 
 
 def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree) -> Tree:
-    """Returns the sharding of each parameter; raises a UserError for one that does not divide."""
+    """Returns the sharding of each parameter; raises a UserError if one does not divide evenly."""
 
     def sharding_of(path: tuple, param: Any, names: PartitionSpec) -> NamedSharding:
         spec = nn.logical_to_mesh_axes(tuple(names), RULES[rules]) or PartitionSpec()
@@ -75,7 +75,7 @@ def parameter_shardings(mesh: Mesh, rules: str, params: Tree, logical_axes: Tree
             if axis and size % mesh.shape[axis]:
                 raise UserError(
                     f"--mesh.{axis}={mesh.shape[axis]}: {path_name(path)} of shape {param.shape} "
-                    f"has a dimension of {size}, which does not divide by {mesh.shape[axis]}"
+                    f"has a dimension of {size}, which is not divisible by {mesh.shape[axis]}"
                 )
         return sharding
 

@@ -142,7 +142,7 @@ class Tuning:
         what = f"{sum(self._learns.values())} arrays selected by --trainable"
         if self._kernels:
             what = f"LoRA of rank {self._lora.rank} on {len(self._kernels)} kernels"
-            what += " and those of --trainable" if self._config.trainable is not None else ""
+            what += " and arrays of --trainable" if self._config.trainable is not None else ""
         return [("learning", f"{what}: {learning:,} parameters beside {total:,} of the model")]
 
     def _masked(self, tree: Tree, kept: bool) -> Tree:

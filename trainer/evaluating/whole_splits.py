@@ -93,7 +93,7 @@ def _check_vocabulary(run: Run, checkpoint: str) -> None:
 
 
 def _on_another_task(config: Config, origins: dict[str, str], task: str) -> Config:
-    """Returns `config` with another task, which then implies lengths that the old task implied."""
+    """Returns `config` with another task, which implies the lengths that the old one implied."""
     paths = ("lengths.inputs", "lengths.targets")
     implied = [path for path in paths if origins.get(path, "").startswith("task ")]
     for path in implied:

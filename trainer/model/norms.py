@@ -1,4 +1,4 @@
-"""Norms, and their places in a layer.
+"""Norms and where a layer applies them.
 
 Dimensions: B batch, L length, D model.
 """

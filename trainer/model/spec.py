@@ -1,4 +1,4 @@
-"""Model specs: every slot of a model filled with frozen data.
+"""Model specs: frozen data that fills every slot of a model.
 
 `model_spec` makes a `ModelSpec` from a `ModelConfig`, which names a part for each slot. A new
 variant is a row of a slot (`parts`); the modules that run a spec do not change.

@@ -32,7 +32,7 @@ def _is_matrix(path: str, own_axes: int) -> bool:
 
 
 def rate_exponent(path: str, own_axes: int) -> float:
-    """Returns the power of muP's rate for Adam that a tensor needs: 1/2 for Muon's matrices.
+    """Returns the exponent of muP's Adam rate that a tensor needs: 1/2 for Muon's matrices.
 
     The spectral norm of an update must not grow with width. Adam's updates, with aligned
     elements, grow with width; orthogonalised ones of the same size, only with its square root.

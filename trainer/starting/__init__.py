@@ -1,1 +1,1 @@
-"""What a run starts from: its own newest checkpoint, another model, or nothing."""
+"""The start of a run: from its own newest checkpoint, another model, or nothing."""

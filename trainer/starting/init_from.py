@@ -63,7 +63,7 @@ class StartingPoint:
     rows: Rows | None = None
 
     def describe(self) -> str:
-        """Returns the run's starting point and optimizer state, as text."""
+        """Returns a description of the run's starting point and optimizer state."""
         state = f"a new optimizer state ({self.reset})" if self.reset else "the optimizer state"
         text = f"starts from {self.path}, after step {self.step}, with {state}"
         if self.other_fields:
@@ -227,7 +227,7 @@ def _check_shapes(
             rows = value.shape[0]
             advice = f"set --model.vocab_size={rows}: rows above the {ids} ids are padding"
             if rows < ids:
-                advice = f"it was trained with another vocabulary: this run's has {ids} ids"
+                advice = f"it was trained with a different vocabulary: this run's has {ids} ids"
             raise UserError(f"{flag}: {name} has {rows} rows, the model has {shape[0]}; {advice}")
         raise UserError(
             f"{flag}: {name} has shape {value.shape}, but {shape} in the model: choose the "

@@ -1,4 +1,4 @@
-"""How a run begins: initial parameters, its own newest checkpoint, or --init_from."""
+"""The beginning of a run: initial parameters, its own newest checkpoint, or --init_from."""
 
 import sys
 from dataclasses import dataclass

@@ -81,8 +81,8 @@ def rows_for(
         found = vocabulary_rows.by_piece(known, own, old_rows, new_rows)
     except UserError as error:
         raise UserError(
-            f"{flag}: {error}; name the vocabulary it was trained with using "
-            "--init_from_vocabulary.path, or an id_map.json using --init_from_vocabulary.id_map"
+            f"{flag}: {error}; use --init_from_vocabulary.path to name the "
+            "vocabulary it was trained with, or --init_from_vocabulary.id_map for an id_map.json"
         ) from error
     return (None if found.unchanged else found), True
 

@@ -1,4 +1,4 @@
-"""Parts of MARCH (2023), a zoo of variants of T5, and dynamic tanh. No JAX."""
+"""Parts of MARCH (2023), a zoo of T5 variants, and dynamic tanh. No JAX."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _check_merged(config: Any, options: Any) -> None:
     fits = position.name != "rotary" or position.options.cross
     rule = "with cross=true if rotary with cross_attention 'merged'"
     require_of(config, fits, "position", rule)
-    rule = "a different one with cross_attention 'merged', whose mask kernels lack"
+    rule = "a different one with cross_attention 'merged', whose mask kernels do not support"
     require_of(config, config.attention != "pallas", "attention", rule)
     rule = "'none' with cross_attention 'merged'"
     require_of(config, config.parallel_blocks == "none", "parallel_blocks", rule)

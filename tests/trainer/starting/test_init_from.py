@@ -264,7 +264,7 @@ def test_mismatches_are_named(tmp_path):
     )
     small = {**PARAMETERS, "token_embedder/embedding": np.zeros((V - 28, D), "f4")}
     other = t5x_files.write(tmp_path / "small", "orbax", small)
-    with pytest.raises(UserError, match="another vocabulary: this run's has 108 ids"):
+    with pytest.raises(UserError, match="a different vocabulary: this run's has 108 ids"):
         init_from.start(run_of(other))
     assert "wi_0/kernel has shape (8, 16), but (8, 32)" in error_of("--model.mlp_dim=32")
     assert "lacks decoder/layers_0/mlp/wi/kernel (did you mean" in error_of(preset="t5_1_0_tiny")
