@@ -1,1 +1,1 @@
-"""Comparisons of models; each is one command built from the project's own commands."""
+"""Comparisons of models, each of which is one command built from the project's own commands."""

@@ -34,12 +34,12 @@ class Flags:
     """Flags of the command."""
 
     corpus: str = field(REQUIRED, "texts, as in pipeline.build", metavar="SPEC")
-    undo: str = field("diacritics", "what the inputs lack", choices=tuple(LOSSES))
+    undo: str = field("diacritics", "what to remove from the inputs", choices=tuple(LOSSES))
     output: str = field(REQUIRED, "folder for the pairs", metavar="DIR")
 
 
 def run(flags: Flags) -> None:
-    """Writes the pairs of both splits of a corpus, unless they exist."""
+    """Writes the pairs for both splits of a corpus unless they already exist."""
     if files.exists(files.join(flags.output, "train.jsonl")):
         return
     from tasks.reading import sources

@@ -22,7 +22,7 @@ class Flags:
     cache: str = field(REQUIRED, "folder of the cache: CACHE_DIR/TASK", metavar="DIR")
     output: str = field("report.html", "HTML file to write", metavar="FILE", aliases=("html",))
     sample_shards: int = field(
-        32, "maximum number of shards of each split to read", rule=at_least(1)
+        32, "maximum number of shards to read from each split", rule=at_least(1)
     )
 
 

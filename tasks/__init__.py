@@ -1,4 +1,4 @@
-"""Shared by pipeline and trainer: corpora, vocabulary, tasks, noise, the cache format.
+"""Shared by pipeline and trainer: corpora, vocabularies, tasks, noise and the cache format.
 
 Imports no Beam, TensorFlow or JAX at module level; only `seqio_tasks` imports seqio.
 """

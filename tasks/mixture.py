@@ -18,8 +18,8 @@ class MixtureSpec:
     """Tasks with rates, as in seqio's Mixture.
 
     A rate is a weight. A rate of None means the task's size, capped at `maximum` (the T5 paper's
-    K), to the power of `alpha` or 1 / `temperature`: 1 samples in proportion to sizes, mT5's 0.3
-    favours small languages, 0 gives equal rates. `size` is one of SIZES.
+    K), to the power of `alpha` or 1 / `temperature`: 1 samples in proportion to size, mT5's 0.3
+    favours small languages, and 0 gives equal rates. `size` is one of SIZES.
 
     `max_epochs` limits how often a run may read a task; the excess goes to the other tasks in
     proportion to their rates. With `alpha=0` this is UniMax.

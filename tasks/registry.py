@@ -40,7 +40,7 @@ def names(module: str | None = None) -> set[str]:
 def load(module: str) -> types.ModuleType:
     """Imports a user's module by name, from the working directory or the path."""
     if not module:
-        raise UserError("--task_module is empty: give the name of a Python module")
+        raise UserError("--task_module is empty: pass the name of a Python module")
     sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(module)

@@ -88,7 +88,7 @@ _PRETRAINING: dict[str, tuple[Objective, Lengths]] = {
 }
 _SENTENCE_ORDER = MaskedLM(split="sentences", short_share=0.1)
 _NEXT_SENTENCE = MaskedLM(split="sentences", short_share=0.1, pairs="next")
-# Objectives for a user's own corpus, by the end of the task's name.
+# Objectives for a user's own corpus, keyed by the end of the task's name.
 OBJECTIVES: dict[str, tuple[Objective, Lengths]] = {
     **_PRETRAINING,
     "lm": _PRETRAINING["autoregressive_lm"],
@@ -101,7 +101,7 @@ OBJECTIVES: dict[str, tuple[Objective, Lengths]] = {
 
 
 def own_task(name: str) -> TaskSpec | None:
-    """Returns the task NAME_OBJECTIVE on a user's corpus; None if `name` has another form.
+    """Returns the task NAME_OBJECTIVE on a user's corpus; None if `name` is not of this form.
 
     pipeline.build takes its corpus from --corpus. OBJECTIVE alone is also a task, for a cache given
     by its own folder.

@@ -202,9 +202,9 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
     """Loads a vocabulary of any kind.
 
     Args:
-      path: folder or file, local or any fsspec URL: a SentencePiece .model file, a tokenizer.json,
-        a folder of vocab.train or transformers with either; "bytes" for ByT5's ids; or the name
-        of a registered class, which takes precedence over a folder.
+      path: a SentencePiece .model file, a tokenizer.json, or a folder written by vocab.train or
+        transformers, local or at any fsspec URL; "bytes" for ByT5's ids; or the name of a
+        registered class, which takes precedence over a folder.
       extra_ids: number of sentinels to add to a vocabulary without any (100 for the original T5
         vocabulary).
 

@@ -260,7 +260,7 @@ def run(flags: Flags) -> None:
     for flag in ("json", "output"):
         _check_file(flag, getattr(flags, flag))
     if flags.json and flags.json == flags.output:
-        raise UserError(f"--json={flags.json} is --output, too: name another file")
+        raise UserError(f"--json={flags.json} is also --output: name a different file")
     loaded = {path: vocabulary.load(path) for path in flags.vocabulary}
     parts = weighting.resolved(specs)
     corpora = {name or str(corpus.spec): corpus for name, corpus in parts.items()}

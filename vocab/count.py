@@ -159,7 +159,7 @@ def _passages(
 
 
 def _write(writer: Any, counts: Counter[str]) -> None:
-    """Writes the words as `_PARTS` row groups, divided by their hash."""
+    """Writes the words as `_PARTS` row groups, divided by hash."""
     import pyarrow as pa
 
     words = np.array(sorted(counts), object)

@@ -16,8 +16,8 @@ from vocab import unigram_seeds
 from vocab.count import Counts
 from vocab.word_splitter import LONGEST_WORD
 
-# SentencePiece's floating-point sums depend on the number of threads, so the number is fixed. It is
-# enough for a workstation.
+# SentencePiece's floating-point sums depend on the number of threads, so the number is fixed, and
+# large enough for a workstation.
 _THREADS = 16
 
 # Upper bounds on memory for SentencePiece and for making seeds. Measured on 1.7 to 5 MB of words

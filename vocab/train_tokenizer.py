@@ -4,7 +4,7 @@
 
 The folder suits transformers: `AutoTokenizer.from_pretrained(FOLDER)` loads it. One process counts
 words in memory; `python -m vocab.train` makes SentencePiece models from corpora of any size.
-Byte-level BPE has the same bytes every time. Among equally frequent WordPieces, `tokenizers` may
+Byte-level BPE gives the same bytes every time. Among equally frequent WordPieces, `tokenizers` may
 choose differently in each run.
 """
 

@@ -22,7 +22,7 @@ from tasks.vocabulary_changes import trimming, usage
 from vocab import fit, folder
 
 _ID_MAP, _REPORT = "id_map.json", "report.json"
-# The first file is written first.
+# In the order written; the first file marks the folder as this command's.
 _FILES = (_ID_MAP, _REPORT, *vocabulary.VOCABULARY_FILES, tokenizer_json.CONFIGS[0])
 
 

@@ -32,7 +32,7 @@ class Corpora:
         return {"corpora": records, "weights": weights, "alpha": self.alpha}
 
     def factors(self, sizes: Mapping[str, int]) -> dict[str, float]:
-        """Returns by which factor each corpus's text counts, given its bytes; the least is 1."""
+        """Returns the factor for each corpus's text, given its bytes; the smallest factor is 1."""
         if list(sizes) == [""]:
             return {"": 1.0}  # a single corpus without text is reported with reasons elsewhere
         for name, size in sizes.items():
@@ -92,7 +92,7 @@ class CorpusFlags:
 
 
 def resolved(specs: Mapping[str, sources.CorpusSpec]) -> dict[str, sources.Corpus]:
-    """Resolves corpora, and prints notes."""
+    """Resolves corpora and prints notes."""
     languages.check(specs)
     parts = {name: sources.resolve(spec) for name, spec in specs.items()}
     for note in (note for corpus in parts.values() for note in corpus.notes):
@@ -118,12 +118,12 @@ class CorporaFlags(CorpusFlags):
 
 
 def corpora_of(flags: CorporaFlags) -> Corpora:
-    """Resolves the corpora that flags name; prints notes."""
+    """Resolves the corpora that flags name, and prints notes."""
     specs = flags.specs()
     names = list(specs)
     given = [flag for flag in ("weights", "alpha") if getattr(flags, flag) is not None]
     if given and len(names) == 1:
-        raise UserError(f"--{given[0]} has no effect: there is one corpus")
+        raise UserError(f"--{given[0]} has no effect, because there is only one corpus")
     if len(given) > 1:
         raise UserError("--weights and --alpha are alternatives: set only one")
     alpha = 1.0 if flags.alpha is None else flags.alpha
@@ -139,7 +139,7 @@ def _weights(text: str, names: Sequence[str]) -> dict[str, float]:
         raise UserError(f"--weights={text} must name each corpus once: {', '.join(names)}")
     if len(values) != len(names):
         raise UserError(
-            f"--weights={text} has {len(values)} weights, and there are {len(names)} corpora: "
+            f"--weights={text} has {len(values)} weights, but there are {len(names)} corpora: "
             f"{', '.join(names)}"
         )
     found = {}

@@ -150,7 +150,7 @@ def _stage(
 ) -> Stage:
     for name in _OWN:
         if name in settings:
-            raise UserError(f"{name} is set by the sweep, from seeds and --output: leave it out")
+            raise UserError(f"{name} is set by the sweep from seeds and --output: leave it out")
     given = {name: filled(value, parameters) for name, value in settings.items()}
     steps = given.get("train_steps", str(Config.__dataclass_fields__["train_steps"].default))
     every = max(1, int(steps) // _EVALUATIONS) if steps.isdecimal() else 1

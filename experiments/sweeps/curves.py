@@ -1,4 +1,4 @@
-"""Learning curves, and how many updates one needs compared with another."""
+"""Learning curves, and comparisons of how many updates they need."""
 
 import dataclasses
 import itertools

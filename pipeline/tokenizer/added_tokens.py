@@ -15,7 +15,7 @@ from pipeline.tokenizer import trie, word_kernels
 class Added(NamedTuple):
     """Tokens found by one search."""
 
-    tokens: np.ndarray  # int64[nodes] trie token -> id
+    tokens: np.ndarray  # int64[nodes] trie from token to id
     begins: np.ndarray  # bool[256] their first bytes
     # odd, begins_odd: the same for odd tokens, whose texts the library encodes.
     odd: np.ndarray

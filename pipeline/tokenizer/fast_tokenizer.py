@@ -62,7 +62,7 @@ class FastTokenizer:
         )
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Returns int32 ids of all texts, valid until the next call, and their numbers, int64."""
+        """Returns int32 ids of all texts, valid until the next call, and ids per text, int64."""
         data, offsets = buffers(texts)
         lengths = np.zeros(len(texts), np.int64)
         document = used = 0

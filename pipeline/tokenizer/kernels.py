@@ -645,7 +645,7 @@ def _reverse(work, size):
 
 @compiled
 def _path_length(pieces, text, at, size, work):
-    """Returns the number of ids of a reversed path, counting unknown characters as bytes."""
+    """Returns the number of ids in a reversed path, counting unknown characters as bytes."""
     count = 0
     position = 0
     while position < size:

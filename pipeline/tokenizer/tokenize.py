@@ -59,7 +59,7 @@ class Tokenizer:
                 self.refusal = str(error)
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids of each).
+        """Returns (int32[sum of lengths] ids of all texts, int64[texts] number of ids in each).
 
         The next call may overwrite the ids. `texts` has no nulls. EOS is not added. Raises a
         UserError if the audit finds a difference, or a user's class returns something other than

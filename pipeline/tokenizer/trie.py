@@ -2,7 +2,7 @@
 
 A node is one int64: bits 32-62 hold the offset of its children, bits 8-31 its value plus one (0 for
 none), bits 0-7 the byte leading to it. The child for byte b is at index offset ^ b if the node
-there carries b; one load suffices to check, as offsets are unique. A leaf has offset 0, so
+there carries b; one load suffices to check, because offsets are unique. A leaf has offset 0, so
 byte 0 leads to the root, which carries 0xFF. Source: the layout of Darts-clone
 (https://github.com/s-yata/darts-clone), with 64-bit nodes.
 """

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-# Prefix of filters' reasons in receipts and reports: documents rejected so are not faulty.
+# Prefix of the reasons that filters give in receipts and reports; such documents are not faulty.
 FILTERED = "filtered: "
 
 

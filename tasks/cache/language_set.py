@@ -42,8 +42,8 @@ def write(cache_dir: str, task: str, found: Sequence[str]) -> None:
 def tasks_of(cache_dir: str, task: str, relatives: Collection[str]) -> list[str]:
     """Returns the tasks of the languages of `task`; [] if it has a cache itself.
 
-    If it has no languages, uses those of the only task in `relatives` (on the same corpus) that has
-    some, because a cache serves any objective; [] if there is no such task.
+    If it has no languages, uses the languages of the only task in `relatives` (on the same corpus)
+    that has some, because a cache serves any objective; [] if there is no such task.
     """
     if any(files.exists(files.join(cache_dir, *of, MANIFEST)) for of in ((), (task,))):
         return []

@@ -27,7 +27,7 @@ class Part:
     position: int  # start of the part in the window
     tokens: int  # length of the part, including the separator
     first: int  # number of the document's tokens before the part
-    whole: int | None  # number of tokens of the document; None if it may continue in another row
+    whole: int | None  # number of tokens in the document; None if it may continue in another row
 
 
 class Lineage:

@@ -102,7 +102,7 @@ def _list_of(raw: np.ndarray, place: _Int, end: _Int, name: np.ndarray) -> tuple
 def lists_of(
     raw: np.ndarray, begins_R: np.ndarray, ends_R: np.ndarray, name: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns (begin, end, number) of the ids of feature `name` in each Example, int64 [R] each.
+    """Returns (begin, end, number) of the ids of feature `name` in each Example, each int64 [R].
 
     `begin` is MISSING, NOT_IDS or MALFORMED if there are none.
     """

@@ -140,7 +140,7 @@ def _refuse_longer(
 
 
 def row_windows(folder: str, manifest: CacheManifest, split: str, **reading: Any) -> Windows:
-    """Returns the rows of a split as windows; arguments and errors are those of `Windows`."""
+    """Returns the rows of a split as windows; arguments and errors are as in `Windows`."""
     if manifest.plan.unit is Unit.TEXT:
         reading.setdefault("across_shards", False)  # each shard begins a new row
         return Windows(folder, manifest, split, manifest.plan.row_tokens, **reading)

@@ -201,7 +201,7 @@ class BareRows:
 
 
 class Records:
-    """Whole records read at once: verifies every checksum and decodes requested tokens.
+    """Whole records read at once; verifies every checksum and decodes requested tokens.
 
     Python verifies one checksum per record; compiled loops do the rest. A row written by
     pipeline.build ends with its tokens, so their number, known from the index, gives their start.

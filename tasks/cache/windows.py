@@ -285,7 +285,7 @@ class Windows:
         self._rows.shards.prefetch(numbers)
 
     def _extents(self, indices_W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (begins, ends) of windows in the stream of tokens or rows, int64 [W] each."""
+        """Returns (begins, ends) of windows in the stream of tokens or rows, each int64 [W]."""
         if self._across_shards:
             begins_W, limits = indices_W * self._width, self._borders[-1]
         else:

@@ -1,4 +1,4 @@
-"""Denoising, T5's matrix of objectives: a mask, and its effect on inputs and targets.
+"""Denoising, T5's matrix of objectives: a noise mask, and what it does to inputs and targets.
 
 `DENOISING` holds the objectives of the T5 paper by name.
 

@@ -118,7 +118,7 @@ class IidTokens(_Checked):
 
     def bounds(self, raw: int) -> Bounds:
         # Let x be 1 on a noise token, and x' the x of the previous token, 0 for the first token.
-        # Tokens number the sum of x, spans that of x (1 - x'), both together that of x (2 - x').
+        # Summed over a window, x counts tokens, x (1 - x') spans, and x (2 - x') both together.
         d = self.noise_density
         start = d * (1 - d)
         tokens = _most(raw * d, raw * start, raw)

@@ -89,7 +89,7 @@ def within(lengths_W: Array, width: int) -> Array:
 def span_counts(
     lengths_W: Array, noise_density: float, mean_noise_span_length: float
 ) -> tuple[Array, Array]:
-    """Returns (noise tokens, noise spans) per window, int64 [W] each.
+    """Returns (noise tokens, noise spans) per window, each int64 [W].
 
     Rounding is half to even in float32, as in T5; float64 differs on ties (190 x 0.15).
 

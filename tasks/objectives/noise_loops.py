@@ -1,4 +1,4 @@
-"""The compiled inner loops of `noise`: numpy would pass over all tokens for each operation."""
+"""The compiled inner loops of `noise`; in numpy, each operation would pass over all tokens."""
 
 import numpy as np
 

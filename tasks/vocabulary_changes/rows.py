@@ -39,7 +39,7 @@ class Rows:
 
     sources: np.ndarray  # int32 [new rows, any], padded with NONE
     old_ids: int  # number of old ids; old rows beyond these are padding
-    old_rows: int  # number of rows of the old table
+    old_rows: int  # number of rows in the old table
     carried: int  # number of new ids that take the row of one old id
     spelled: int  # number of new ids that take the mean of the old pieces that spell them
     others: int  # number of new ids that take the mean of all

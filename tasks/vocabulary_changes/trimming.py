@@ -1,7 +1,7 @@
 """Trims vocabularies to the pieces that a corpus needs.
 
-The result has all pieces that occur in the corpus, special, byte, sentinel and user-defined pieces,
-the single characters of kept pieces and of ASCII, and what those need:
+These are kept: pieces that occur in the corpus; special, byte, sentinel and user-defined pieces;
+the single characters of kept pieces and of ASCII; and what those need:
 
     unigram     the piece with the lowest score, which sets the cost of an unknown character
     BPE         the pieces that merge into a kept one

@@ -98,7 +98,7 @@ def test_flags_change_parameters_and_fields_but_no_axis(tmp_path):
     assert changed.parameters == {"size": "2"}
     assert changed.base["batch_size"] == "4"
     assert changed.then == {"task": "x"}
-    with pytest.raises(UserError, match=r"what the sweep varies: set --axis=model\.position=A,B"):
+    with pytest.raises(UserError, match=r"varies --model\.position: set --axis=model\.position=A"):
         definition.with_flags(sweep, ["--model.position=alibi"])
     fewer = definition.with_axis(sweep, "model.position=alibi")
     assert [each.label for each in fewer.axes[0].choices] == ["alibi"]

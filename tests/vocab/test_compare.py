@@ -120,7 +120,7 @@ def test_files_are_checked_before_anything_is_measured(folder):
         compare.main([*flags, f"--json={folder}"])
     with pytest.raises(UserError, match=r"there is no folder .*/none"):
         compare.main([*flags, f"--output={folder}/none/page.html"])
-    with pytest.raises(UserError, match="is --output, too"):
+    with pytest.raises(UserError, match="is also --output"):
         compare.main([*flags, f"--json={folder}/new", f"--output={folder}/new"])
 
 

@@ -100,9 +100,9 @@ def test_tokenizers_are_trained_on_repeated_texts(corpora, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--corpus=a={}", "--weights=1"], "weights has no effect: there is one"),
-        (["--corpus={}", "--alpha=0.3"], "alpha has no effect: there is one"),
-        (["--corpus=a={}", "--corpus=b={}", "--weights=1"], "has 1 weights, and there are 2"),
+        (["--corpus=a={}", "--weights=1"], "weights has no effect, because there is only one"),
+        (["--corpus={}", "--alpha=0.3"], "alpha has no effect, because there is only one"),
+        (["--corpus=a={}", "--corpus=b={}", "--weights=1"], "has 1 weights, but there are 2"),
         (["--corpus=a={}", "--corpus=b={}", "--weights=1,x"], "x is not a number"),
         (["--corpus=a={}", "--corpus=b={}", "--weights=1,0"], "weight of b must be above 0"),
         (["--corpus=a={}", "--corpus=b={}", "--weights=a=1,c=1"], "must name each corpus once"),

@@ -30,8 +30,8 @@ def batch_of_tokens(
         rows, rest = divmod(config.tokens_per_batch, length)
         if rest:
             raise UserError(
-                f"--tokens_per_batch={config.tokens_per_batch} does not divide into rows of "
-                f"{length}: {rows * length or length} does"
+                f"--tokens_per_batch={config.tokens_per_batch} is not a multiple of the row length "
+                f"{length}: use {rows * length or length}"
             )
         config = dataclasses.replace(config, batch_size=rows)
         origins["batch_size"] = "tokens_per_batch"

@@ -109,7 +109,7 @@ class MixingConfig(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig(Checked):
-    """Settings of reading the cache."""
+    """Settings for reading the cache."""
 
     shuffle: str = field(
         "global",

@@ -1,4 +1,4 @@
-"""Settings of decoding. Plain data, no JAX."""
+"""Settings for decoding. Plain data, no JAX."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tasks.vocabulary import EOS_ID
 
 GREEDY, BEAM, SAMPLE = "greedy", "beam", "sample"
 METHODS = (GREEDY, BEAM, SAMPLE)
-# Variants of beam search, named after the projects that they reproduce -> default alpha.
+# Variants of beam search, named after the projects that they reproduce, and their default alphas.
 T5X, TRANSFORMERS = "t5x", "transformers"
 _ALPHAS: Mapping[str, float] = {T5X: 0.6, TRANSFORMERS: 1.0}
 EARLY_STOPPING = ("false", "true", "never")
@@ -90,7 +90,7 @@ class Decoding:
     )
     early_stopping: str | None = field(
         None,
-        "when beam search with the length penalty of transformers stops: once the best unfinished "
+        "when beam search with transformers' length penalty stops: once the best unfinished "
         "sequence scores below all finished ones at its present length (false) or at any length "
         "(never), or once num_beams are finished (true); None: false",
         choices=EARLY_STOPPING,
@@ -114,11 +114,11 @@ class Decoding:
     seed: int = field(0, "seed for sampling; each prompt has its own key", rule=SEED)
     batch_size: int = field(32, "number of prompts to decode together", rule=above(0))
     eos_id: int = field(
-        EOS_ID, "id of the token that ends a text; 1: the vocabulary's EOS", rule=at_least(0)
+        EOS_ID, "id of the token that ends a text; 1 means the vocabulary's EOS", rule=at_least(0)
     )
     prefix: bool = field(
         False,
-        "let the prompt's tokens of a decoder-only model attend in both directions, as a task's "
+        "in decoder-only models, let the prompt's tokens attend in both directions, as a task's "
         "inputs do in training",
     )
     cache: str = field(

@@ -23,7 +23,7 @@ from trainer.config.decoding import Decoding
 from trainer.config.processes import SEVERAL_HOSTS, ProcessesConfig
 
 _ON_DAMAGE = ("stop", "fall_back")
-# Metrics that can rank checkpoints: all evaluations, or all those of language models, have them.
+# Metrics that can rank checkpoints and that every evaluation, or every language model's, computes.
 BEST_METRICS = ("loss", "perplexity", "accuracy", "bits_per_byte")
 # Evaluation values computed by the trainer itself -> whether lower is better.
 LOWER_IS_BETTER = {
@@ -126,7 +126,7 @@ class EvaluationConfig:
     )
     decoding: Decoding = field(
         Decoding,
-        "Generation of predictions; max_new_tokens defaults to lengths.targets",
+        "Generating predictions; max_new_tokens defaults to lengths.targets",
         unread={
             "batch_size": "on predictions, which use --evaluation.batch_size",
             "prefix": "on prompts, which are read like the task's inputs in training",
@@ -142,7 +142,7 @@ class EvaluationConfig:
         check(self)
         names = Counter(each for metric in self.metrics for each in values_of(metric))
         twice = ", ".join(name for name, count in names.items() if count > 1)
-        rule = f"metrics whose values have different names: {twice} comes twice"
+        rule = f"metrics whose values have different names, but {twice} occurs twice"
         require(not twice, "EvaluationConfig.metrics", ",".join(self.metrics), rule)
 
 
@@ -194,8 +194,8 @@ class EvaluateFlags:
     split: str = field("validation", "split of the cache to evaluate on")
     output: str | None = field(
         None,
-        "file for the metrics, JSON lines if its name ends in .jsonl, else JSON; None: add them "
-        "to MODEL_DIR/evaluation.json",
+        "file for the metrics, as JSON lines if its name ends in .jsonl, otherwise as JSON; None: "
+        "add them to MODEL_DIR/evaluation.json",
         metavar="FILE",
     )
     plot: str | None = field(None, "PNG file for a plot of the metrics by step", metavar="FILE")
@@ -214,8 +214,7 @@ class EvaluateFlags:
     cache_dir: str | None = field(None, "folder of the caches, if they have moved since training")
     batch_size: int | None = field(
         None,
-        "rows per batch; only models with Switch layers have metrics that depend on it; None: the "
-        "run's",
+        "rows per batch; metrics depend on it only with Switch layers; None: the run's",
         rule=at_least(1),
     )
     processes: ProcessesConfig = field(ProcessesConfig, SEVERAL_HOSTS)

@@ -36,14 +36,14 @@ class LoraConfig:
     rank: int | None = field(None, "rank of the additions; None: no LoRA", rule=at_least(1))
     alpha: float | None = field(
         None,
-        "the additions are multiplied by alpha / rank; None: the rank",
+        "numerator of the additions' factor alpha / rank; None: the rank",
         rule=above(0),
         read_if=_WITH_RANK,
     )
     kernels: str | None = field(
         None,
         "add to kernels whose path contains a match of this regular expression; None: "
-        f"attention's, {_ATTENTION}",
+        f"those of attention, {_ATTENTION}",
         read_if=_WITH_RANK,
     )
 

@@ -110,12 +110,12 @@ def check_dimensions(
         field, dimension = dimensions[{"joined_kv": "heads"}.get(name, name)]
         if axis and dimension % size[axis]:
             whole = f"the model's {field} {dimension}"
-            raise UserError(f"{flag[axis]}: {whole} does not divide by {size[axis]}")
+            raise UserError(f"{flag[axis]}: {whole} is not divisible by {size[axis]}")
     parts = size["data"] * size["fsdp"]
     if batch_size % (parts * microbatches):
         within = f" in each of {microbatches} microbatches" if microbatches > 1 else ""
         raise UserError(
-            f"--batch_size={batch_size} does not divide among {parts} parts of the mesh "
+            f"--batch_size={batch_size} cannot be divided among {parts} parts of the mesh "
             f"(data {size['data']} x fsdp {size['fsdp']}){within}: use a multiple of "
             f"{parts * microbatches}"
         )

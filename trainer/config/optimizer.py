@@ -366,8 +366,8 @@ OPTIMIZER_PRESETS: Mapping[str, OptimizerConfig] = {
     "primer": OptimizerConfig(schedule="rsqrt_no_ramp_down"),
 }
 
-# Presets' losses that differ from the default. nanoT5 clips the gradient of the mean loss; that
-# of a summed loss would be clipped at every update. Mesh TensorFlow divides by all positions.
+# Presets' losses that differ from the default. nanoT5 clips the gradient of the mean loss; with a
+# summed loss, every update would be clipped. Mesh TensorFlow divides by all positions.
 _LOSS_OF_PRESETS = {
     "nanot5": {"loss.normalizer": "num_real_target_tokens"},
     "primer": {"loss.normalizer": "num_total_target_tokens"},

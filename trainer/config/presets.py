@@ -60,8 +60,8 @@ _bert = partial(_model, "bert", BERT_VOCAB_SIZE)
 
 
 # Columns: emb_dim, num_heads, head_dim, mlp_dim, layers per stack.
-# Source: T5X, `examples/t5/t5_1_0/*.gin` and `examples/t5/t5_1_1/*.gin`; 1.0's tiny is 1.1's. mini
-# is ours: the smallest that learns something on a CPU in minutes.
+# Source: T5X, `examples/t5/t5_1_0/*.gin` and `examples/t5/t5_1_1/*.gin`; 1.0's tiny has
+# 1.1's sizes. mini is ours: the smallest that learns something on a CPU in minutes.
 _T5_1_0 = {
     "tiny": _t5_1_0(8, 4, 3, 16, 2),
     "small": _t5_1_0(512, 8, 64, 2048, 6),
@@ -122,7 +122,7 @@ _LLAMA3 = {
         ("8b", (4096, 32, 128, 14_336, 32), 8, False),
     )
 }
-# Source: the Gemma team 2024 (arXiv:2403.08295), table 1; mlp_dim is half of its number.
+# Source: the Gemma team 2024 (arXiv:2403.08295), table 1; mlp_dim is half of the paper's.
 _GEMMA = {
     "2b": replace(_model("gemma", 256_000, 2048, 8, 256, 16_384, 18), num_kv_heads=1),
     "7b": _model("gemma", 256_000, 3072, 16, 256, 24_576, 28),

@@ -73,15 +73,15 @@ class LossConfig(Checked):
     )
     normalizer: str = field(
         "sum",
-        "divisor of the sum over tokens; sum: 1 (T5X's loss_normalizing_factor = None), "
-        "num_real_target_tokens: the sum of weights, num_total_target_tokens: batch size times "
-        "length, average_per_sequence: the number of sequences, each with weights that sum to 1",
+        "divisor of the sum over tokens; sum: 1 (T5X's loss_normalizing_factor = None); "
+        "num_real_target_tokens: the sum of weights; num_total_target_tokens: batch size times "
+        "length; average_per_sequence: the number of sequences, each with weights that sum to 1",
         choices=NORMALIZERS,
     )
     normalize_over: str = field(
         "batch",
         "where the normalizer counts; batch: in the whole batch, so that the number of "
-        "microbatches does not matter, microbatch: in each microbatch, adding the quotients as "
+        "microbatches does not matter; microbatch: in each microbatch, adding the quotients as "
         "T5X does",
         choices=_NORMALIZED,
         read_if=ReadIf(
@@ -182,10 +182,10 @@ class Config:
     )
     batch_size: int = field(
         128,
-        "rows of the global batch; 1 or more",
+        "number of rows in the global batch; 1 or more",
         rule=at_least(1),
         changes="batches",
-        often="rows of the global batch",
+        often="rows in the global batch",
     )
     microbatches: int = field(
         1,
@@ -221,8 +221,8 @@ class Config:
     )
     init_from: str | None = field(
         None,
-        "checkpoint, or folder of them, to start from if model_dir has none, written by this "
-        "trainer or by T5X, or hf:DIR for Hugging Face transformers (docs/t5x_checkpoints.md)",
+        "checkpoint (or folder of checkpoints) of this trainer or T5X to start from if model_dir "
+        "has none; or hf:DIR, a Hugging Face transformers folder (docs/t5x_checkpoints.md)",
         often="checkpoint, run or hf:FOLDER to start from",
     )
     init_from_state: bool = field(

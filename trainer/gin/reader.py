@@ -171,8 +171,8 @@ class _Reader:
         """Reads the text of a file or, if `above` is empty, of a flag."""
         from gin import config_parser
 
-        # A file's own imports take precedence over those of earlier files. Files also see the
-        # imports of files that they include, as in gin; T5X's files of sizes rely on it.
+        # A file's own imports take precedence over earlier files' imports. As in gin, a file also
+        # sees the imports of files that it includes; T5X's size files rely on this.
         modules: dict[str, str] = {} if above else self._modules
         seen = ChainMap(modules, self._modules)
         library = len(above) > 1 and name.startswith(_LIBRARY)

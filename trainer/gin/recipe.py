@@ -88,10 +88,10 @@ def _given(bindings: Sequence[Binding], overrides: Sequence[str]) -> list[Bindin
 
 
 def _set_microbatch_law(reading: Reading) -> None:
-    """Normalizes each microbatch separately, as T5X does, if files set microbatches and divisor."""
+    """Normalizes each microbatch separately, as T5X does, if the files set both fields."""
     parts, normalizer = (reading.fields.get(name) for name in ("microbatches", "loss.normalizer"))
     if parts and normalizer and parts.value != 1 and normalizer.value != "sum":
-        origin = f"T5X's law for num_microbatches ({parts.origin})"
+        origin = f"T5X's rule for num_microbatches ({parts.origin})"
         reading.set("loss.normalize_over", "microbatch", origin)
         reading.warn(
             f"num_microbatches = {parts.value} ({parts.origin}) with loss_normalizing_factor "

@@ -86,7 +86,7 @@ def _restore_path(reading: m.Reading, found: Value) -> None:
 
 
 def _restore_mode(reading: m.Reading, found: Value) -> None:
-    # --init_from accepts a checkpoint, or a folder, of which it uses the newest checkpoint.
+    # --init_from accepts a checkpoint or a folder; it uses a folder's newest checkpoint.
     if found.value not in ("specific", "latest"):
         advice = "to evaluate all checkpoints of a folder, use trainer.evaluate --steps=all"
         raise found.must_be("mode", f"'specific' or 'latest': {advice}")

@@ -82,7 +82,7 @@ _ADAFACTOR = m.configurable(
     epsilon1=m.field("optimizer.epsilon"),
     epsilon2=m.field("optimizer.minimum_parameter_scale"),
     dtype_momentum=m.only("float32", "moments are always float32"),
-    factor_map=m.only(None, "a tensor's size decides if it is factored"),
+    factor_map=m.only(None, "tensors are factored according to their size"),
     logical_factor_rules=m.refers(_FACTOR_RULES, optional=True, default=None),
     weight_decay_rate_lr_exponent=m.field("optimizer.weight_decay_rate_exponent"),
     global_norm_clip_threshold=m.field("optimizer.clip_norm"),

@@ -47,7 +47,7 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
     if model_type(config) is not None:
         return None
     if config.family in ("llama", "bert", "gpt2") and config.emb_dim % config.num_heads:
-        return f"emb_dim {config.emb_dim} does not divide by {config.num_heads} heads"
+        return f"emb_dim {config.emb_dim} is not divisible by {config.num_heads} heads"
     # The cause is the activations, head sizes or another change to the family.
     found = _plain(config)
     with contextlib.suppress(KeyError, UserError):

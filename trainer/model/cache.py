@@ -27,7 +27,7 @@ class Cache(NamedTuple):
 
     A row has `slots` slots. The prompt ends at the same slot in every row, with padding before it.
     `slot` belongs to the first querying position; `seen_BS`, bool, marks the slots visible to the
-    next token, or is None while the prompt fills the cache. `fixed`: an encoder's keys and values.
+    next token (None while the prompt fills the cache); `fixed` marks an encoder's keys and values.
     """
 
     slots: int
@@ -60,7 +60,7 @@ class Cache(NamedTuple):
     def kept(self, module: nn.Module, name: str, x_BSGK: Array) -> Array:
         """Stores `x_BSGK` in `module` as `name`, and returns the array of all visible positions."""
         collection = FIXED if self.fixed else CACHE
-        # Heads before slots: a product for one query then reads keys in memory order.
+        # Put heads before slots, so that a product for one query reads keys in memory order.
         fresh_BGSK = x_BSGK.swapaxes(1, 2)
         if self.filling:
             missing = 0 if self.fixed else self.slots - fresh_BGSK.shape[2]

@@ -101,8 +101,8 @@ class ModelConfig:
     )
     num_kv_heads: int | None = field(
         None,
-        "number of heads of keys and values, each shared by num_heads / num_kv_heads heads of "
-        "queries: grouped-query attention, or multi-query if 1; None means num_heads",
+        "number of heads of keys and values, each shared by num_heads / num_kv_heads query "
+        "heads: grouped-query attention, or multi-query if 1; None means num_heads",
     )
     memory_tokens: int = field(
         0,
@@ -114,8 +114,8 @@ class ModelConfig:
     )
     attention_scale: float | None = field(
         None,
-        "factor of attention logits; the standard parametrisation folds the rest of head_dim ** "
-        "-0.5 into the initial queries; None uses the parametrisation's (1 in T5)",
+        "factor for attention logits; the standard parametrisation folds the rest of head_dim ** "
+        "-0.5 into the initial queries; None uses the parametrisation's own (1 in T5)",
     )
     attention_weights: str = field(
         "softmax",
@@ -136,7 +136,7 @@ class ModelConfig:
     )
     norm_placement: str | None = field(
         None,
-        "norms before every sublayer (pre), also without adding the mixer's input to its output "
+        "norms before every sublayer (pre), the same without a residual around the mixer "
         "(pre_without_mixer_residual); after every sum as in BERT (post); or before the mixer and "
         "after the feed-forward sublayer as in Primer (primer_alternating); None uses the family's",
         choices=SLOTS["norm_placement"],
@@ -164,7 +164,7 @@ class ModelConfig:
         ),
     )
     attention_bias: bool | None = field(
-        None, "use biases in the projections of attention; None follows the family"
+        None, "use biases in attention projections; None follows the family"
     )
     parametrisation: str | None = field(
         None,
@@ -221,7 +221,7 @@ class ModelConfig:
     )
     upstream_compat: bool = field(
         False,
-        "let convolutions and Synthesizers see across packed examples, as Primer's code does",
+        "let convolutions and Synthesizers see other packed examples, as in Primer's code",
     )
     scan_layers: bool = field(
         False,
@@ -329,7 +329,7 @@ class ModelConfig:
         if fraction is None:
             fraction = self.family_facts.rotary_fraction
         channels: float = self.head_dim * fraction
-        # Allows for fractions given as rounded decimals, such as 0.333.
+        # Allow for fractions given as rounded decimals, such as 0.333.
         return round(channels) if abs(channels - round(channels)) < 1e-3 else channels
 
     @property

@@ -13,8 +13,8 @@ JAX's splash attention takes no additive bias, and its flash attention takes one
 [B, H, L, S]. tokamax uses splash attention on TPUs and rejects a bias.
 
 Dimensions: B batch, L query length, S key length, H heads, K head size, J = H * K, N groups of
-heads, G heads of a group, R relative buckets, T tiles of the bias, W = 2 * block, I ids.
-Inside kernels: q queries and k keys of a block, P lanes of a group.
+heads, G heads in a group, R relative buckets, T tiles of the bias, W = 2 * block, I ids.
+Inside kernels: q queries and k keys in a block, P lanes in a group.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from trainer.model.fused_tiles import Plan, Visits, blocks_of
 from trainer.model.masks import Mask, Rows
 from trainer.model.positions import RelativeBias
 
-# Ids of queries and keys outside any example; they differ so that these do not see each other.
+# Ids of queries and keys outside any example; they differ, so these never see each other.
 _NO_QUERY, _NO_KEY = -1, -2
 
 # Name under which `jax.checkpoint` may keep what the backward pass reads.

@@ -331,7 +331,7 @@ def _ids_of_rows(at: Operands, first: Any, rows: int, plan: Plan) -> dict[tuple[
 
 
 def _key_ids(at: Operands, row: Any, j: Any, plan: Plan) -> list[Array]:
-    """Returns the ids of a key block as columns [k, 1]."""
+    """Returns a key block's ids as columns [k, 1]."""
     ids_Ik = at.key_BIS[row, :, pl.ds(j * plan.block_k, plan.block_k)]
     # Transposing needs whole registers.
     return [

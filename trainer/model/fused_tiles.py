@@ -25,7 +25,7 @@ SUBLANES = 8
 # A masked logit.
 MASKED = -1e30
 # Relative cost of a tile element by block length: smaller blocks leave the matrix unit waiting.
-# Powers of two, required for folding the gradients of the bias.
+# Blocks must be powers of two for the gradients of the bias to be folded.
 COST_OF_BLOCK = {512: 1.0, 256: 1.1, 128: 1.4}
 # Most tile elements per head that a kernel unrolls instead of looping over. Unrolling twice as
 # many gains 4% and doubles compile time.

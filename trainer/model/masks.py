@@ -14,13 +14,13 @@ from jax import Array
 
 
 class Rows(NamedTuple):
-    """A batch's rows on one side of an attention, as masks and positions see them.
+    """A batch's rows on one side of attention, as masks and positions see them.
 
     Attributes:
       segment_BL: int, number of the packed example; 0 where there is no token.
       prefix_BL: int, nonzero in a fully visible prefix; None if the batch marks none.
       position_BL: int, position within each packed example; None counts along the row.
-      type_BL: int, segment A or B of BERT to which a token belongs; None if there is only one.
+      type_BL: int, the part of its example (BERT's A or B) that holds a token; None if all is one.
       input_BL: int, input ids; None in an encoder.
     """
 

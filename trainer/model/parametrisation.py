@@ -26,7 +26,7 @@ class Rates(NamedTuple):
     size: float = 1.0
 
 
-# Rates of a tensor that learns at the same rate as in the base model.
+# Rates of a tensor that learns exactly as in the base model.
 UNCHANGED = Rates()
 
 

@@ -30,7 +30,7 @@ from trainer.model.slots import Part, Slot, constant, of_options, reject_changed
 __all__ = ["register"]
 
 ACTIVATION_NAMES = ("gelu", "gelu_erf", "linear", "relu", "silu", "squared_relu")
-# Functions from logits to attention weights.
+# Functions that map logits to attention weights.
 WEIGHT_NAMES = ("softmax", "elu", "squared_relu", "norm_elu", "norm_squared_relu")
 # Parts that can start at zero.
 ZERO_NAMES = ("logits", "query", "residual")
@@ -151,7 +151,7 @@ ATTENTION = MixerFacts(
 
 @dataclass(frozen=True)
 class Normal:
-    """Options of initial values from one normal distribution."""
+    """Options of initial values drawn from one normal distribution."""
 
     deviation: float = field(0.02, "standard deviation, before truncation at two", rule=above(0))
     scale_residual: bool = field(

@@ -26,12 +26,12 @@ def load(path: str) -> Any:
 
 
 def constant(path: str) -> Callable[..., Any]:
-    """Returns a builder of the object at "module:name", for every configuration."""
+    """Returns a builder that gives the object at "module:name" for every configuration."""
     return partial(lambda path, *arguments: load(path), path)
 
 
 def of_options(path: str) -> Callable[..., Any]:
-    """Returns a builder of the class at "module:name", whose fields are the part's options."""
+    """Returns a builder that makes the class at "module:name", whose fields are the options."""
     return partial(lambda path, _, options, *arguments: load(path)(**vars(options)), path)
 
 
@@ -115,7 +115,7 @@ def _parse(slot: str, text: str, name: str, rest: str, kind: type) -> Choice:
             rule = f"{name!r} alone"
             if declared:
                 listed = ", ".join(declared)
-                rule = f"{name!r} with options {listed}, as {name}:{next(iter(declared))}=…"
+                rule = f"{name!r} with options {listed}, such as {name}:{next(iter(declared))}=…"
             raise Rejected(slot, text, rule)
         if option in values:
             rule = f"{name!r} with each option once, and {option} is there twice"

@@ -1,4 +1,4 @@
-"""Model specs: every slot of a model filled with frozen data.
+"""Model specs: frozen data that fills every slot of a model.
 
 `model_spec` makes a `ModelSpec` from a `ModelConfig`, which names a part for each slot. A new
 variant is a row of a slot (`parts`); the modules that run a spec do not change.
@@ -66,7 +66,7 @@ class StackSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model with a decoder and perhaps an encoder. Hashable; equal specs give one program."""
+    """A model with a decoder and perhaps an encoder. Hashable: equal specs share one program."""
 
     shared: Shared
     decoder: StackSpec

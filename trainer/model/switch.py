@@ -182,6 +182,6 @@ def _placed(x_EGCD: Array, experts: str | None) -> Array:
 def routing_of(variables: Mapping[str, Any]) -> Routing:
     """Returns the sum of every `Routing` that a model's modules stored in ROUTING."""
     each = jax.tree.leaves(variables, is_leaf=lambda node: isinstance(node, Routing))
-    # A scan's layers are one array.
+    # A scan stores the values of its layers in one array.
     sums = [jax.tree.map(jnp.sum, routing) for routing in each]
     return jax.tree.map(lambda *parts: sum(parts), *sums)

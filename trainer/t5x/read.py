@@ -60,7 +60,7 @@ class Checkpoint:
 
 
 def find(path: str) -> str:
-    """Returns the checkpoint at `path`, or the newest in that folder; Mesh TensorFlow's prefix."""
+    """Returns the checkpoint at `path`, or the newest in it; for Mesh TensorFlow, the prefix."""
     if is_checkpoint(path):
         return mesh.prefix_of(path) or path
     if found := steps(path):

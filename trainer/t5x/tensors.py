@@ -52,7 +52,7 @@ def divided(tensor: Tensor, axis: int) -> list[Tensor]:
 
 
 def mean(tensor: Tensor, axis: int) -> Tensor:
-    """Averages over one axis, which disappears."""
+    """Averages over one axis and drops it."""
 
     def read(index: Index) -> np.ndarray:
         return tensor.read((*index[:axis], slice(None), *index[axis:])).mean(axis)

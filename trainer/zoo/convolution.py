@@ -1,4 +1,4 @@
-"""Causal depthwise convolutions, which sum each channel over the preceding positions.
+"""Causal depthwise convolutions: each channel is convolved separately, over earlier positions.
 
 Dimensions: B batch, L length, C channels, D model, W width.
 """
@@ -37,7 +37,7 @@ def depthwise(x_BLC: Array, kernel_WC: Array, segment_BL: Array | None) -> Array
 def _shifted(x_BLC: Array, width: int, segment_BL: Array | None, ahead: bool) -> Iterator[Array]:
     """Yields `x_BLC` shifted by 0 to `width` - 1 positions: later, or earlier with `ahead`."""
     length, margin = x_BLC.shape[1], (0, width - 1) if ahead else (width - 1, 0)
-    # Padded once: XLA's CPU compiler writes every pad to memory but reads slices in place.
+    # Pad only once: XLA's CPU compiler writes every pad to memory, but reads slices in place.
     padded_BPC = jnp.pad(x_BLC, ((0, 0), margin, (0, 0)))
     yield x_BLC
     for steps in range(1, width):
@@ -179,7 +179,7 @@ def with_shared_queries(config: Any, options: Any) -> DotProductAttention:
 def evolved_layers(config: Any, second: LayerSpec) -> tuple[LayerSpec, ...]:
     """Returns the Evolved Transformer's layers, two per block.
 
-    The first has convolutions and twice as many heads of half the size; `second` is given.
+    The first layer has convolutions, and twice as many heads of half the size; `second` is given.
     """
     first = replace(
         second,

@@ -175,7 +175,7 @@ class MixedMlp(FeedForward):
     `sigmoid_dropout` is the dropout rate of the sigmoids before the sum; `dropout` drops hidden
     units after the sum, as in `Mlp`.
 
-    Source: "mixed_act" of MARCH (2023), a zoo of T5's variants.
+    Source: "mixed_act" of MARCH (2023).
     """
 
     mlp_dim: int

@@ -6,7 +6,7 @@ figure 2; Child et al. 2019 (arXiv:1904.10509), section 4; options from
 Differences: DeepSpeed draws random blocks without a seed, from all blocks, even visited ones;
 here the draw is seeded and excludes visited blocks.
 
-Dimensions: P heads with their own layouts, N blocks of a row.
+Dimensions: P heads with their own layouts, N blocks in a row.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from trainer.model.slots import Part
 
 _ODD = Rule("odd and above 0", lambda value: value > 0 and value % 2 == 1)
 _NUMBERS = Rule(
-    "numbers joined by +, as 0+5", lambda text: all(each.isdecimal() for each in text.split("+"))
+    "numbers joined by +, like 0+5", lambda text: all(each.isdecimal() for each in text.split("+"))
 )
 _NONE_OR_BLOCKS = Rule(
-    "none, or different numbers joined by +, as 0+5",
+    "none, or different numbers joined by +, like 0+5",
     lambda text: text == "none" or (_NUMBERS.holds(text) and _differ(text)),
 )
 
@@ -53,7 +53,7 @@ class Local(_Blocks):
     )
     global_blocks: str = field(
         "none",
-        "numbers, from 0, of blocks that see all and are seen by all, joined by +, or none",
+        "blocks that see all blocks and are seen by all: indices from 0 joined by +, or none",
         rule=_NONE_OR_BLOCKS,
     )
 
@@ -156,7 +156,7 @@ class Variable(_Blocks):
         rule=_NUMBERS,
     )
     global_blocks: str = field(
-        "0", "numbers, from 0, of blocks that all see, joined by +, or none", rule=_NONE_OR_BLOCKS
+        "0", "blocks that all see: indices from 0 joined by +, or none", rule=_NONE_OR_BLOCKS
     )
     horizontal: bool = field(False, "let global blocks also see all blocks")
     random_blocks: int = field(0, "further blocks that each block sees", rule=at_least(0))
@@ -217,7 +217,7 @@ def _with_random(
     if causal:
         others_NN &= np.tri(len(layout_NN), dtype=bool)
     for head, layout in enumerate(layouts):
-        # Raw bits of a counter-based generator do not change between numpy versions.
+        # A counter-based generator's raw bits stay the same in all numpy versions.
         bits = np.random.Philox(key=np.array([options.seed, head], np.uint64)).random_raw(
             layout.size
         )

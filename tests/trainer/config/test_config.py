@@ -240,7 +240,7 @@ def test_batches_in_tokens(flags, rows, microbatches):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--tokens_per_batch=1000"], "does not divide into rows of 512: 512 does"),
+        (["--tokens_per_batch=1000"], "is not a multiple of the row length 512: use 512"),
         (["--tokens_per_batch=512", "--batch_size=1"], "--tokens_per_batch and --batch_size"),
         (
             ["--tokens_per_microbatch_per_replica=512", "--microbatches=2"],

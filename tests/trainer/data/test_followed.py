@@ -328,7 +328,7 @@ def test_a_plan_that_cannot_be_used_is_named(published, part, becomes, why):
     text = path.read_text()
     path.write_text(text.replace(part, becomes))
     assert path.read_text() != text
-    says = rf"plan.json cannot be used \({why}.*the build restores it"
+    says = rf"plan.json cannot be used \({why}.*build's command again to restore it"
     with pytest.raises(UserError, match=says):
         run_of(published.folder.parent)
 

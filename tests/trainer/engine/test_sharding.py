@@ -387,11 +387,11 @@ def test_sizes_fit_the_devices(mesh, devices, expected):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--mesh.tensor=4"], r"--mesh.tensor=4: .*num_heads 6 does not divide by 4"),
+        (["--mesh.tensor=4"], r"--mesh.tensor=4: .*num_heads 6 is not divisible by 4"),
         (["--mesh.num_partitions=4"], "num_heads 6"),
-        (["--mesh.data=2", "--model.num_experts=5"], "num_experts 5 does not divide by 2"),
-        (["--mesh.fsdp=3"], "emb_dim 512 does not divide by 3"),
-        (["--mesh.data=3"], r"--batch_size=128 does not divide among 3 parts"),
+        (["--mesh.data=2", "--model.num_experts=5"], "num_experts 5 is not divisible by 2"),
+        (["--mesh.fsdp=3"], "emb_dim 512 is not divisible by 3"),
+        (["--mesh.data=3"], r"--batch_size=128 cannot be divided among 3 parts"),
         (["--microbatches=3"], "microbatches"),
         (["--mesh.tensor=2", "--mesh.num_partitions=2"], "set one of them"),
         (["--mesh.rules=3d"], "'2d', 'standard'"),
@@ -433,7 +433,7 @@ def test_cudnn_without_a_gpu_is_refused():
 
 def test_conditional_heads_are_kept_whole():
     sizes, model = {"data": 1, "fsdp": 1, "tensor": 4}, model_preset("t5_1_0_base_cdq")
-    with pytest.raises(UserError, match="conditional_heads 6 does not divide by 4"):
+    with pytest.raises(UserError, match="conditional_heads 6 is not divisible by 4"):
         check_dimensions(sizes, "standard", model, 8, 1)
     check_dimensions(sizes, "standard", model_preset("t5_1_0_base_only_cdq"), 8, 1)
 
