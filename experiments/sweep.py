@@ -59,7 +59,7 @@ class Flags:
     )
     metric: str | None = field(None, "metric to compare; None means FILE's metric, or loss")
     baseline: str | None = field(
-        None, "value to compare with, or AXIS=VALUE,AXIS=VALUE", metavar="VALUE"
+        None, "value to compare others with, or AXIS=VALUE,AXIS=VALUE", metavar="VALUE"
     )
     tune: str | None = field(None, "axis whose best value each combination takes", metavar="AXIS")
     workers: int = field(

@@ -203,7 +203,7 @@ def table(reports: list[tuple[str, Report]]) -> str:
 
 
 def measure(loaded: Vocabulary, corpus: sources.Corpus) -> Report:
-    """Measures a vocabulary on the sample of a corpus; raises UserError if it has no documents."""
+    """Measures a vocabulary on a sample of a corpus; raises UserError if it has no documents."""
     return of_texts(loaded, *sample(corpus))
 
 

@@ -92,7 +92,7 @@ class CorpusFlags:
 
 
 def resolved(specs: Mapping[str, sources.CorpusSpec]) -> dict[str, sources.Corpus]:
-    """Resolves corpora, and prints notes."""
+    """Resolves corpora and prints notes."""
     languages.check(specs)
     parts = {name: sources.resolve(spec) for name, spec in specs.items()}
     for note in (note for corpus in parts.values() for note in corpus.notes):
@@ -118,7 +118,7 @@ class CorporaFlags(CorpusFlags):
 
 
 def corpora_of(flags: CorporaFlags) -> Corpora:
-    """Resolves the corpora that flags name; prints notes."""
+    """Resolves the corpora that flags name, and prints notes."""
     specs = flags.specs()
     names = list(specs)
     given = [flag for flag in ("weights", "alpha") if getattr(flags, flag) is not None]

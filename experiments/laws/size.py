@@ -97,7 +97,7 @@ class SizeFit:
             if low <= 0 or high - low > _WIDEST * value:
                 return (
                     f"the runs do not identify {name}: it is anywhere from {low:.3f} to "
-                    f"{high:.3f} (95%); add runs with more different "
+                    f"{high:.3f} (95%); add runs with a wider range of "
                     f"{'parameters' if name in ('alpha', 'alpha_N') else 'tokens'}, or more seeds"
                 )
         return ""

@@ -37,7 +37,7 @@ class Axis:
 
     @property
     def names(self) -> set[str]:
-        """Fields and parameters that the axis sets."""
+        """The fields and parameters that the axis sets."""
         return {name for choice in self.choices for name in choice.settings}
 
 
@@ -111,7 +111,7 @@ def _parsed(name: str, value: Mapping[str, Any]) -> Sweep:
     tables = {key: _table(value, key) for key in ("parameters", "base", "then", "axes", "choices")}
     tune = str(value.get("tune", ""))
     axes: list[Axis] = []
-    # Follow the order of the file.
+    # Keep the order of the file.
     for key in value:
         if key == "axes":
             for axis, values in _flat(tables[key]).items():

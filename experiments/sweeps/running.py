@@ -18,7 +18,7 @@ from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
 LOG = "log.txt"
 PREPARED = "prepared.json"
 _POLL_SECONDS = 0.1
-# Time for a stopped run to save its state before it is killed.
+# How long a stopped run may take to save its state before it is killed.
 _PATIENCE_SECONDS = 120
 _EXIT_PREEMPTED = 75
 _CHILD = "from experiments.sweeps import child; child.main()"

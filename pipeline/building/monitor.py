@@ -97,7 +97,7 @@ class Monitor:
 def monitored(
     monitor: Monitor, remote: bool, hopeless: Callable[[Monitor], bool]
 ) -> Iterator[None]:
-    """Shows progress during the block; interrupts it as Ctrl-C does once `hopeless` says so."""
+    """Shows progress during the block; interrupts it, like Ctrl-C, once `hopeless` returns True."""
     with progress.shown("building", monitor.total, monitor.before, "B") as bar:
 
         def look() -> bool:

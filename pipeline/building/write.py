@@ -102,7 +102,7 @@ class ShardWriter:
     def quarantine(
         self, name: str | None, location: str, reason: str, value: Any = None, text: str = ""
     ) -> None:
-        """Records a document left out of the cache; keeps the first texts of each reason."""
+        """Records a document left out of the cache; keeps the first few texts per reason."""
         if "quarantine" not in self._files:
             self._open("quarantine")
         entry = {"id": name, "location": location, "reason": reason}

@@ -30,7 +30,7 @@ class Pieces:
         return cls(opened, np.cumsum([0, *(each.shape("owner")[0] for each in opened)]))
 
     def grouped(self, units: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Yields (piece, indices in `units` of its units, their indices in the piece)."""
+        """Yields (piece, where its units are in `units`, their indices in the piece)."""
         if not len(units):
             return
         piece = np.searchsorted(self.starts, units, side="right") - 1

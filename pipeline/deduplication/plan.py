@@ -108,7 +108,7 @@ class Rules:
         return max(1, round(_equal(self.min_similarity) * self.hashes))
 
     def estimate(self, equal: Any) -> Any:
-        """Returns the estimated Jaccard similarity for numbers of equal 8-bit values.
+        """Returns the estimated Jaccard similarity, given numbers of equal 8-bit values.
 
         Source: Li and König 2010, "b-Bit Minwise Hashing" (arXiv:0910.3349), section 2.
         """

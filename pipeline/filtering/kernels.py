@@ -40,7 +40,7 @@ _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xFF51AFD7ED5
 def properties() -> tuple[np.ndarray, np.ndarray]:
     """Returns (uint8[1114112] bits of every character, uint32[1114112] its lower case).
 
-    Both are Python's; a character stays as it is if its lower case has several characters.
+    Both come from Python; a character stays as it is if its lower case has several characters.
     """
     bits = np.zeros(sys.maxunicode + 1, np.uint8)
     lower = np.arange(sys.maxunicode + 1, dtype=np.uint32)
@@ -67,7 +67,7 @@ def properties() -> tuple[np.ndarray, np.ndarray]:
 
 @functools.cache
 def scripts() -> dict[str, np.ndarray]:
-    """Returns codes of letters by the first word of their names, in lower case; CJK is "han"."""
+    """Returns letters' codes by script, the lower-case first word of their names; CJK is "han"."""
     found: dict[str, list[int]] = {}
     for code in np.flatnonzero(properties()[0] & ALPHA).tolist():
         name = unicodedata.name(chr(code), "").removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ")

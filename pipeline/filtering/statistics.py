@@ -67,7 +67,7 @@ class Statistics:
         return lines["text"][begins], sizes, hashes
 
     def _of_lines(self, chosen: np.ndarray | None = None, weights: bool = False) -> np.ndarray:
-        """Returns the number of each text's lines selected by `chosen`, or their characters."""
+        """Counts each text's lines that `chosen` selects or, with `weights`, their characters."""
         lines = self.lines if chosen is None else self.lines[chosen]
         return self._sum(lines["text"], lines["characters"] if weights else None)
 

@@ -40,7 +40,7 @@ class SampleRow:
 class Findings:
     """Results from the sampled shards."""
 
-    shards: tuple[int, int]  # shards read, shards in all
+    shards: tuple[int, int]  # number of shards read, and in all
     lengths: np.ndarray  # int64[documents] tokens per document, including separators
     pieces: np.ndarray  # int64[vocabulary size] occurrences of each id
     words: int = 0  # number of words separated by white space

@@ -97,7 +97,7 @@ def _service(arguments: list[str]) -> Any:
 
 
 def check(arguments: list[str], corpus: CorpusSpec, folder: str) -> None:
-    """Raises a UserError for a mistake that a service's runner would find only in the job."""
+    """Raises a UserError for a mistake that a service would report only from the running job."""
     if service := _service(arguments):
         service.check(arguments, corpus, folder)
 

@@ -124,7 +124,7 @@ def prepared(arguments: list[str], folder: str) -> Iterator[list[str]]:
 
 
 def job_name(folder: str) -> str:
-    """Returns the name of the job that writes to `folder`: its name and a hash of its path."""
+    """Returns the job's name for `folder`: the folder's name and a hash of its path."""
     name = re.sub("[^a-z0-9]+", "-", f"palimpsest-{folder.rstrip('/').rpartition('/')[2].lower()}")
     suffix = hashlib.sha256(folder.encode()).hexdigest()[:8]
     return f"{name[: _LONGEST_JOB_NAME - 9].rstrip('-')}-{suffix}"

@@ -99,7 +99,7 @@ def _extent(part: Part) -> str:
 
 
 def strips(sample: Sample, ids: TokenIds) -> list[Strip]:
-    """Returns the window, divided into documents, and its features."""
+    """Returns the window, divided into documents, and the example's inputs and targets."""
     trace, size = sample.trace, len(sample.tokens)
     plain = Side(sample.tokens, np.arange(size), np.full(size, -1))
     side = trace.window if trace else plain

@@ -33,8 +33,8 @@ class Trace:
     """The example that an objective makes from a window.
 
     A span is a run of tokens to predict: tokens missing from the inputs or, if there are weights,
-    tokens with a weight in the loss. If the inputs are the reordered window, spans are
-    eighths of the window.
+    tokens with a weight in the loss. If the inputs are the reordered window, spans are eighths of
+    the window.
     """
 
     window: Side
@@ -195,7 +195,7 @@ def _with_sentinels(
 ) -> np.ndarray:
     """Returns the targets' spans, including sentinels.
 
-    A token that replaces exactly one span in the inputs has that span in the targets too.
+    A token that replaces exactly one span in the inputs belongs to that span in the targets too.
     """
     replaced: dict[int, set[int]] = {}
     added_L = inputs.places_L < 0

@@ -40,9 +40,9 @@ class Metric:
     def __call__(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
         """Returns values by name; percentages and correlations are times 100.
 
-        Raises ValueError if there are no predictions or not as many as targets, UserError if
-        the library is missing, targets are not of the metric's kind, or values are not numbers by
-        name.
+        Raises ValueError if there are no targets or not as many predictions,
+        and UserError if the library is missing, targets are of the wrong kind, or `compute` does
+        not return numbers by name.
         """
         if not targets or len(targets) != len(predictions):
             raise ValueError(f"{len(targets)} targets and {len(predictions)} predictions")

@@ -122,7 +122,7 @@ def as_text(raw: "pa.LargeBinaryArray") -> tuple["pa.LargeStringArray", "pa.Stri
     nothing = pa.scalar(None, pa.string())
     problems = pc.if_else(pc.is_null(raw), "null", nothing)
     try:
-        return raw.cast(pa.large_string()), problems  # checks that it is UTF-8
+        return raw.cast(pa.large_string()), problems  # fails unless it is UTF-8
     except pa.ArrowInvalid:
         valid = pa.array(
             [not value.is_valid or long_documents.is_utf8(value.as_buffer()) for value in raw]

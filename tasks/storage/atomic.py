@@ -35,8 +35,8 @@ def naming_full_disk(path: str) -> Iterator[None]:
 def atomic_write(path: str) -> Iterator[IO[bytes]]:
     """Yields a file whose complete content appears at `path` on success, and nothing on failure.
 
-    Locally the bytes are written beside `path`, flushed to disk and renamed. For a remote path they
-    are collected in a temporary file and uploaded as one object, since closing a half-written
+    Locally, the bytes are written beside `path`, flushed to disk and renamed. For a remote path,
+    they are collected in a temporary file and uploaded as one object, since closing a half-written
     fsspec file would publish half of it. Raises UserError if the folder is missing or not writable,
     `path` is a folder, or the store refuses the upload.
     """

@@ -26,7 +26,7 @@ def write_pairs(task: Supervised, source: str, output: str, evaluating: bool) ->
     except (LookupError, TypeError) as error:
         raise UserError(
             f"--input={source}: {task.name} needs the columns of {task.source} on the Hub "
-            f"and its labels ({error!r} is missing or of another type)"
+            f"and its labels ({error!r} is missing or has the wrong type)"
         ) from error
     return count
 

@@ -35,7 +35,7 @@ def _multirc_judged(text: str, pair: TextPair, _is_target: bool) -> Any:
 
 
 def _record(row: Row) -> Iterator[TextPair]:
-    """Yields one example per correct answer; one example if there is no answer."""
+    """Yields one example per correct answer, or a single one if there is no answer."""
     passage = re.sub(r"(\.|\?|\!|\"|\')\n@highlight\n", r"\1 ", row["passage"])
     passage = re.sub(r"\n@highlight\n", ". ", passage)
     entities = ", ".join(row["entities"])

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 # Listing a remote folder takes long and costs money.
 _LOCAL_SECONDS, _REMOTE_SECONDS = 0.5, 10.0
-# Least pause between two looks, in durations of a look: listing 80,000 local files takes as long as
-# the interval.
+# Shortest pause between two looks, in durations of a look: listing 80,000 local files takes as long
+# as the interval.
 _PAUSES = 20
 
 

@@ -214,8 +214,7 @@ class EvaluateFlags:
     cache_dir: str | None = field(None, "folder of the caches, if they have moved since training")
     batch_size: int | None = field(
         None,
-        "rows per batch; only models with Switch layers have metrics that depend on it; None: the "
-        "run's",
+        "rows per batch; metrics depend on it only with Switch layers; None: the run's",
         rule=at_least(1),
     )
     processes: ProcessesConfig = field(ProcessesConfig, SEVERAL_HOSTS)

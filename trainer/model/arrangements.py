@@ -31,7 +31,7 @@ class Flow(NamedTuple):
 
 
 def take(x_BLD: Array, index_BM: Array) -> Array:
-    """Returns positions `index_BM` of [B, L, ...]; a batch of 1 stands for all rows."""
+    """Returns positions `index_BM` of [B, L, ...]; B is 1 if all rows are alike."""
     x_BLD = jnp.broadcast_to(x_BLD, (len(index_BM), *x_BLD.shape[1:]))
     return jax.vmap(lambda x_LD, index_M: x_LD[index_M])(x_BLD, index_BM)
 
@@ -93,7 +93,7 @@ Arrangement = Callable[[Flow, Rows, Sequence[Sublayer], Norms, Function], Flow]
 def sequential(
     flow: Flow, rows: Rows, sublayers: Sequence[Sublayer], norm: Norms, dropout: Function
 ) -> Flow:
-    """Lets each sublayer read the previous one's output, as in the first Transformer."""
+    """Lets each sublayer read the previous sublayer's output, as in the first Transformer."""
     for each in sublayers:
         run = partial(each.run, rows=rows)
         flow = flow._replace(x_BLD=each.placement.branch(flow.x_BLD, norm(each), run, dropout))

@@ -136,7 +136,7 @@ class ModelConfig:
     )
     norm_placement: str | None = field(
         None,
-        "norms before every sublayer (pre), or so but without a residual around the mixer "
+        "norms before every sublayer (pre), the same without a residual around the mixer "
         "(pre_without_mixer_residual); after every sum as in BERT (post); or before the mixer and "
         "after the feed-forward sublayer as in Primer (primer_alternating); None uses the family's",
         choices=SLOTS["norm_placement"],
@@ -164,7 +164,7 @@ class ModelConfig:
         ),
     )
     attention_bias: bool | None = field(
-        None, "use biases in the projections of attention; None follows the family"
+        None, "use biases in attention projections; None follows the family"
     )
     parametrisation: str | None = field(
         None,
@@ -221,7 +221,7 @@ class ModelConfig:
     )
     upstream_compat: bool = field(
         False,
-        "let convolutions and Synthesizers see other packed examples, as Primer's code does",
+        "let convolutions and Synthesizers see other packed examples, as in Primer's code",
     )
     scan_layers: bool = field(
         False,

@@ -185,7 +185,7 @@ def _check_attention(config: Any) -> None:
         return
     # If all queries drop the same weights, values are dropped instead, outside the kernels.
     if name != "pallas" or config.drops_by_query:
-        rule = f"0 with attention {name!r}, which drops no weights"
+        rule = f"0 with attention {name!r}, which cannot drop weights"
         require_of(config, config.dropout_rate == 0, "dropout_rate", rule)
     fitting = [mixer for mixer, part in MIXERS.items() if name in part.facts.attentions]
     rule = f"{one_of(fitting)} with attention {name!r}"
@@ -204,5 +204,5 @@ def _check_attention(config: Any) -> None:
 def _check_scan(config: Any) -> None:
     alike = config.family_facts.layers is None and config.facts("head_scaling").alike
     alike = alike and (not config.num_experts or config.switch_every == 1)
-    rule = "False where layers differ: a scan runs equal ones"
+    rule = "False where layers differ, because a scan runs equal layers"
     require_of(config, alike or not config.scan_layers, "scan_layers", rule)

@@ -99,7 +99,7 @@ def tables_of(
 
 
 def _parts(layout_PNN: np.ndarray, block: int, tile: int, length: int, skips: bool) -> np.ndarray:
-    """Returns the layout by parts of tiles, padded to whole tiles."""
+    """Returns the layout in units of parts of tiles, padded to whole tiles."""
     per = max(block // tile, 1)
     parts_PUU = layout_PNN.repeat(per, axis=1).repeat(per, axis=2)
     size = min(block, tile)

@@ -50,7 +50,7 @@ def rematerialised(run: _RunLayer, remat: str, scanned: bool) -> _RunLayer:
     """Returns `run`, which keeps for its backward pass only what `ModelConfig.remat` allows."""
     if remat not in _REMAT_POLICIES:
         return run
-    # Outside a loop the compiler would merge the repeated work with the original.
+    # Outside a loop, the compiler would merge the repeated work with the original.
     return nn.remat(run, policy=_REMAT_POLICIES[remat], prevent_cse=not scanned)
 
 
@@ -66,7 +66,7 @@ def scan(run: _RunLayer, layer: nn.Module, states: Any, length: int) -> Any:
 
 
 def stack_layers(tree: Tree) -> Tree:
-    """Stacks an unscanned model's parameters into a scanned model's parameters of equal values.
+    """Converts an unscanned model's parameters to a scanned model's, with the same values.
 
     `tree` has the leaves of `init_params` or leaves of their shapes (gradients, Adam's moments).
     Parameters outside layers are unchanged. Raises ValueError if a stack's layers differ.

@@ -150,7 +150,7 @@ POST_NORM = NormPlacement("post", _post)
 
 
 class Placements(NamedTuple):
-    """Placements of a layer's norms; None means the same placement as the other sublayers."""
+    """Placements of a layer's norms; a sublayer that is None has the other sublayers' placement."""
 
     sublayers: NormPlacement
     feed_forward: NormPlacement | None = None

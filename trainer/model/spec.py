@@ -66,7 +66,7 @@ class StackSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model with a decoder and perhaps an encoder. Hashable; equal specs give one program."""
+    """A model with a decoder and perhaps an encoder. Hashable: equal specs share one program."""
 
     shared: Shared
     decoder: StackSpec

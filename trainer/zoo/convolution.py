@@ -179,7 +179,7 @@ def with_shared_queries(config: Any, options: Any) -> DotProductAttention:
 def evolved_layers(config: Any, second: LayerSpec) -> tuple[LayerSpec, ...]:
     """Returns the Evolved Transformer's layers, two per block.
 
-    The first has convolutions and twice as many heads of half the size; `second` is given.
+    The first layer has convolutions, and twice as many heads of half the size; `second` is given.
     """
     first = replace(
         second,

@@ -1,4 +1,4 @@
-"""Alternative cross-attention (by layer, to an encoder's keys, or merged), and to a database.
+"""Alternative cross-attention (layerwise, to an encoder's keys, or merged), and databases.
 
 Dimensions: B batch, L query length, S key length, D model, H heads, K head size, J = H * K, N
 entries of a database.

@@ -91,17 +91,17 @@ _VARIANTS: dict[str, tuple[float, dict[str, Any]]] = {
     "tp_embeddings": (4, {"mixer": "role_attention:vectors=100"}),
     "sparse_seqlen": (4, {"norm_placement": "pre_without_mixer_residual"}),
 }
-# The second baseline's families of similar parameter counts: emb_dim and layers per stack,
+# The second baseline's families of similar parameter counts: by emb_dim and layers per stack;
 _DIMS_AND_LAYERS = (
     *((2304, 1), (1728, 2), (1408, 3), (1216, 4), (1152, 5), (1024, 6), (960, 7), (832, 9)),
     *((832, 10), (768, 11), (768, 12), (704, 13), (704, 14), (640, 15)),
 )
-# mlp_dim / emb_dim and layers,
+# by mlp_dim / emb_dim and layers per stack;
 _SCALES_AND_LAYERS = (
     *((38, 1), (18, 2), (11, 3), (8, 4), (6, 5), (4.5, 6), (3.5, 7), (3, 8), (2.5, 9), (2, 10)),
     *((1.5, 11), (1.25, 12), (1, 13), (0.75, 14), (0.5, 15)),
 )
-# and emb_dim and mlp_dim / emb_dim.
+# and by emb_dim and mlp_dim / emb_dim.
 _DIMS_AND_SCALES = ((1280, 0.25), (1216, 0.5), (1088, 1), (960, 2), (832, 4), (640, 8))
 # Models that also have a version for CPUs, such as `mini_march_v1`: a quarter as wide and a third
 # as deep. These are ours; they keep the models' proportions and order of parameter counts.

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 _MAGIC, _PARQUET, _FEATHER_1 = b"ARROW1", b"PAR1", b"FEA1"
 _CONTINUED = 0xFFFFFFFF  # precedes the length of a message's header; missing before Arrow 0.15
 _RECORD_BATCH = 3  # in the union MessageHeader
-_PADDING = 64  # most bytes that may follow the end
+_PADDING = 64  # largest number of bytes that may follow the end
 _LONGEST_HEADER_BYTES = 256 << 20
 # Bytes per remote request: enough for one header, or for several of small record batches.
 _AHEAD_BYTES = 64 << 10
-# Least distance between two cuts.
+# Smallest distance between two cuts.
 _CUT_BYTES = 256 << 10
 
 

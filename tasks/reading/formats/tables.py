@@ -83,7 +83,7 @@ def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.
     elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
         raw = given.cast(pa.large_binary())
         try:
-            ids = raw.cast(pa.large_string()).cast(pa.string())  # checks that it is UTF-8
+            ids = raw.cast(pa.large_string()).cast(pa.string())  # fails unless it is UTF-8
         except pa.ArrowInvalid:
             values = [value and value.decode(errors="replace") for value in raw.to_pylist()]
             ids = pa.array(values, pa.string())
@@ -100,7 +100,7 @@ def _split_long(batch: "pa.RecordBatch", count: int, longest: int) -> Batches:
 
     ids, texts, places = (batch.column(name) for name in ("id", "text", "place"))
     long = pc.fill_null(pc.greater(pc.binary_length(texts), longest), False)
-    _, offsets, data = texts.buffers()  # a view of a value; texts[row] would copy it
+    _, offsets, data = texts.buffers()  # for views of values; texts[row] would copy
     begin = 0
     for row in [*np.flatnonzero(long.to_numpy(zero_copy_only=False)).tolist(), len(texts)]:
         yield from batches.bounded(batch.slice(begin, row - begin), count)

@@ -39,7 +39,7 @@ class Text:
 
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         longest, document = corpus.max_document_bytes, corpus.spec.document
-        # A block that begins before the end of a part may continue after it.
+        # A block that begins before the end of a part may continue after that end.
         with lines.open_part(part, to_the_end=document == BLOCK) as found:
             if document != LINE:
                 texts = _blocks(found, part) if document == BLOCK else [(0, _chunks(found))]

@@ -4,8 +4,8 @@ The columns are `text` (the record's block) and the record's headers, by name. T
 `conversion` records and `resource` records of plain text.
 
 FastWARC parses the records and stops at damage. This module finds where the damage and the next
-record begin; the bytes in between are one bad document. In a .gz file reading resumes at
-the next gzip member that begins a record; in other files at the next line that begins with `WARC/`.
+record begin; the bytes in between are one bad document. In a .gz file, reading resumes at the next
+gzip member that begins a record; in other files, at the next line that begins with `WARC/`.
 A .gz file compressed as a whole cannot be read beyond its first fault, which is an error.
 
 Source: ISO 28500 (WARC 1.0 and 1.1); the WET files of Common Crawl.

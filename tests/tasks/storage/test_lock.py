@@ -79,7 +79,7 @@ def test_a_bucket_is_locked_too(gcs, quick, capsys, monkeypatch):
         mine.check()
         assert gcs.names("model/") == ["model/.lock"]
     assert gcs.names("model/") == []
-    assert capsys.readouterr().err.count("watching") == 1
+    assert capsys.readouterr().err.count("checking") == 1
 
 
 def test_a_lock_of_another_machine_is_taken_over_when_it_stands_still(gcs, quick, monkeypatch):
