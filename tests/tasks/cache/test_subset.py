@@ -87,7 +87,7 @@ def test_rows_of_best_fit_are_taken_whole(tmp_path):
         (Take(5506, "tokens"), "has 5,505 tokens in train, not this many"),
         (Take(10**6, "documents"), "documents in train, not this many"),
         (Take(63, "tokens"), "less than one window, which has 64 tokens"),
-        (Take(1e-6, ""), "less than a window"),
+        (Take(1e-6, ""), "less than one window"),
     ],
 )
 def test_more_than_there_is_and_less_than_a_window_are_refused(cache, wanted, says):

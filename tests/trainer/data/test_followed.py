@@ -310,7 +310,7 @@ def test_the_cache_of_another_objective_is_named_and_not_taken(whole_cache, tmp_
     short = "--data.follow_timeout_seconds=0.1"
     with pytest.raises(UserError, match=f"waited for the plan of {tmp_path / UL2}"):
         run_of(tmp_path, short, task=UL2, training=True)
-    assert f"to follow it, give --cache_dir={tmp_path / SPANS}" in capsys.readouterr().out
+    assert f"to follow it, pass --cache_dir={tmp_path / SPANS}" in capsys.readouterr().out
     data = run_of(tmp_path / SPANS, short, "--lengths.targets=200", task=UL2, training=True).data
     assert data.fingerprints == {UL2: run_of(whole_cache).data.fingerprints[SPANS]}
 
