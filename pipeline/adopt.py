@@ -3,7 +3,7 @@
     python -m pipeline.adopt --cache_dir=CACHES/TASK --vocabulary=DIR [--extra_ids=100]
 
 Every record is read once and checked. A row index of each file, 20 bytes per row, and a manifest
-with checksums are added to the folder or, with --index_dir, written to another one; no file of the
+with checksums are added to the folder or, with --index_dir, written there; no file of the
 cache is copied or changed. Rerun the same command to resume.
 """
 

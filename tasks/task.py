@@ -62,8 +62,8 @@ class TaskSpec:
         if needed > ids.sentinels:
             raise UserError(
                 f"{self.name} needs up to {needed} sentinels at these lengths, but {where} has "
-                f"{ids.sentinels}: make one with vocab.train --extra_ids={max(needed, 100)}, add "
-                "sentinels to a model without any with --extra_ids, or use shorter inputs"
+                f"{ids.sentinels}: make one with vocab.train --extra_ids={max(needed, 100)}, use "
+                "--extra_ids to add sentinels to a model without any, or use shorter inputs"
             )
         for piece in self.objective.pieces:
             ids.id_of(piece)

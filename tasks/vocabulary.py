@@ -63,7 +63,7 @@ FORMS = (
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyRecord:
-    """The vocabulary of a cache: ids below `pieces` are the file's, then come `extra_ids` more."""
+    """The vocabulary of a cache: ids below `pieces` are the file's; then come `extra_ids` more."""
 
     sha256: str  # of the vocabulary's file
     pieces: int  # number of ids in the file
@@ -179,7 +179,7 @@ class Vocabulary:
         return self.codec.encode([text])[0]
 
     def decode(self, ids: np.ndarray) -> str:
-        """Returns the text of `ids`; sentinels appear as <extra_id_k>, padding is omitted."""
+        """Returns the text of `ids`; sentinels appear as <extra_id_k>, and padding is omitted."""
         left_out = {self.special.pad, self.special.eos, self.special.bos}
         kept = [token for token in map(int, ids) if token not in left_out]
         text: list[str] = []

@@ -91,7 +91,7 @@ def _train(
 
     with stop, Profile(config) as profile, progress.shown("training", last, step) as bar:
         if evaluate.owed:
-            # SIGTERM ended the run after saving this step but before evaluating it.
+            # SIGTERM ended the run after it saved this step but before it evaluated it.
             state = evaluate(step, state)
             if not (evaluate.owed or stop.error):
                 checkpoints.record_evaluation(step)

@@ -1,1 +1,1 @@
-"""SentencePiece ids from compiled code."""
+"""Computes the ids of SentencePiece and `tokenizers` in compiled code."""

@@ -367,7 +367,7 @@ class Model(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Buffers; a word's arrays grow, the others have a fixed size."""
+    """Buffers; a word's arrays grow, and the others have a fixed size."""
 
     # ids, ends: int32[n] ids of a word, and ends of symbols, 0 if merged into another.
     ids: np.ndarray

@@ -27,7 +27,7 @@ class Adoption:
     program: str  # one of PROGRAMS
     folder: str  # folder of the records; "" for the folder of the manifest
     token: str  # numpy dtype name of a token in Megatron files; "" for seqio
-    sha256: str  # digest of names, sizes and checksums of all files of records
+    sha256: str  # digest of the names, sizes and checksums of all record files
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,7 +50,7 @@ def copy(url: str, entry: FileEntry, target: str, remedy: Remedy) -> None:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != entry.sha256:
             raise UserError(
-                f"{url} has the sha256 {digest} and the manifest says {entry.sha256}: {remedy.redo}"
+                f"{url} has the sha256 {digest} but the manifest says {entry.sha256}: {remedy.redo}"
             )
         os.replace(partial, target)
     except BaseException:
@@ -107,7 +107,7 @@ def _fetch_part(url: str, size: int, file: int, remedy: Remedy, start: int) -> N
             raise UserError(f"{url} is missing: {remedy.again}") from error
         if found != size:
             raise UserError(
-                f"{url} has {found:,} bytes and the manifest says {size:,}: {remedy.redo}"
+                f"{url} has {found:,} bytes but the manifest says {size:,}: {remedy.redo}"
             ) from None
         raise
     os.pwrite(file, data, start)

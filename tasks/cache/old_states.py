@@ -3,7 +3,7 @@
 A takedown rewrites the shards that hold a document and shifts later windows of the split. For every
 earlier state, the cache keeps the manifest and the lineage of rewritten shards, without tokens, in
 a folder named after the plan's fingerprint. The manifest of an unfinished state (a run may follow a
-build, a takedown may be killed) has the first shards of each split.
+build, and a takedown may be killed) has the first shards of each split.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Checks that a cache still has the plan with which a reader began.
 
-A takedown or an extension may change the plan during reading. The old plan's mark is removed before
+A takedown or an extension may change the plan during a read. The old plan's mark is removed before
 anything of the new plan is written, so a file opened while the mark existed belongs to the old
 plan.
 """

@@ -33,7 +33,7 @@ def read_row_index(path: str, rows: int, remedy: Remedy, name: str | None = None
         raise UserError(f"{name} is not a row index of this version: build the cache again")
     if index.shape != (rows,):
         raise UserError(
-            f"{name} has {len(index):,} rows and the manifest says {rows:,}: {remedy.redo}"
+            f"{name} has {len(index):,} rows but the manifest says {rows:,}: {remedy.redo}"
         )
     return index
 

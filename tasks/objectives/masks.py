@@ -41,7 +41,7 @@ class Mask(Protocol):
         """Returns bool [W, width], True on noise."""
 
     def bounds(self, raw: int) -> Bounds:
-        """Returns the bounds of the mask in a window of `raw` tokens."""
+        """Returns the bounds on the mask in a window of `raw` tokens."""
 
 
 class _Checked:

@@ -2,8 +2,8 @@
 
 A sentence ends with a word that ends in a full stop, question mark, exclamation mark or ellipsis,
 if the next word begins with a capital or a digit. Abbreviations such as titles, initials and
-letters with full stops ("U.S.", "S.U.A.") do not. The rules read a vocabulary's pieces, so a
-cache need not mark sentences; in a vocabulary without capitals, all letters count as capitals.
+letters with full stops ("U.S.", "S.U.A.") do not end one. The rules read a vocabulary's pieces, so
+a cache need not mark sentences; in a vocabulary without capitals, all letters count as capitals.
 
 Dimensions: W windows, N tokens per window, C candidates, P pieces.
 """

@@ -51,7 +51,7 @@ class Supervised(Objective):
         most = lengths.inputs - self.inputs_eos, lengths.targets - 1
         if min(most) < 1:
             raise UserError(
-                "pairs need inputs and targets of at least 2 positions each, the EOS included"
+                "pairs need inputs and targets of at least 2 positions each, including the EOS"
             )
         return most
 

@@ -31,7 +31,7 @@ _BYTE_SPACE = "\u0120"  # GPT-2's character for a space
 
 
 class Trimmed(NamedTuple):
-    """A trimmed vocabulary, and the new id of each old id, None if dropped."""
+    """A trimmed vocabulary, and the new id of each old id (None if dropped)."""
 
     vocabulary: Vocabulary
     id_map: list[int | None]

@@ -49,7 +49,7 @@ class Mirror:
             self._copying = self._pool.submit(self._copy)
 
     def finish(self) -> None:
-        """Waits until all files are copied; raises UserError like `begin`."""
+        """Waits until all files are copied; like `begin`, may raise a UserError."""
         self._wait()
         self._copy()
 

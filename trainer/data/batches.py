@@ -104,7 +104,7 @@ class Source:
     order: Order | FollowedOrder
     seed: int
     packed: Layout | None = None
-    # The last request, so that each block is prefetched once.
+    # The latest request, kept so that each block is prefetched once.
     _asked_for: list[list[tuple[int, int]]] = dataclasses.field(
         default_factory=list, init=False, compare=False
     )

@@ -36,7 +36,7 @@ _EXAMPLE_ROWS = 64
 
 
 def _amounts(config: Config, tasks: list[str]) -> dict[str, Take]:
-    """Returns the amount `data.take` takes of each task; key "" means all tasks."""
+    """Returns how much `data.take` takes of each task; key "" means all tasks."""
     if config.data.take is None:
         return {}
     try:
@@ -214,7 +214,7 @@ class CachedData:
             kinds = objective.kinds(maker.example_lengths)
             turns = followed.reading(order, len(windows))
             return Decks(turns, deck(kinds, self.lengths, together), seed)
-        assert not isinstance(order, FollowedOrder)  # refused
+        assert not isinstance(order, FollowedOrder)  # rejected earlier
         reading = self._config.data
         sides, lengths = objective.sides(maker.example_lengths), maker.example_lengths
         ends = (lengths.inputs - sides[0], lengths.targets - sides[1])

@@ -34,7 +34,7 @@ _SPLIT = "train"
 class FollowedOrder:
     """The order of a cache's windows in a run that may follow its build.
 
-    Only this object grows `windows`, the known ones. `reading` holds the shards per block and the
+    Only this object adds to `windows`. `reading` holds the number of shards per block and the
     shuffling within it; `wanted` is the amount taken, None means all; `later` makes the order of
     epochs after the first, once all windows are known.
     """

@@ -22,7 +22,7 @@ class EvaluationSet(NamedTuple):
 
 @dataclasses.dataclass
 class Waiting:
-    """A wait for unfinished data; `stopping()` ends it if True, `seconds` is the time spent."""
+    """A wait for unfinished data, which ends if `stopping()`; `seconds` is the time spent."""
 
     stopping: Callable[[], bool] = lambda: False
     seconds: float = 0.0

@@ -90,7 +90,7 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> lis
             [entry for entry in each["rates"] if entry[0] < max(step, 1)] for each in (before, now)
         ]
         if rates[0] != rates[1]:
-            found.append(f"the rates of the tasks were {_shown(rates[0])}, are {_shown(rates[1])}")
+            found.append(f"the rates of the tasks were {_shown(rates[0])}, now {_shown(rates[1])}")
     return found
 
 

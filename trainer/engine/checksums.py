@@ -27,8 +27,8 @@ def of_state(tree: Any) -> dict[str, str]:
         name: jax.random.key_data(leaf) if _is_key(leaf) else leaf
         for name, leaf in named(tree).items()
     }
-    # Start all before waiting for the first, except where programs that communicate between devices
-    # must not run concurrently: on CPUs each may hold threads that others need.
+    # Start all sums before waiting for the first, except where programs that communicate between
+    # devices must not run concurrently: on CPUs, each may hold threads that others need.
     one_by_one = jax.device_count() > 1 and jax.default_backend() == "cpu"
     sums = {}
     for name, leaf in leaves.items():

@@ -35,7 +35,7 @@ _REPORT_SECONDS = 10
 # Time for a file written by process 0 to appear on other hosts: network file systems cache folder
 # contents for up to a minute.
 _SHARED_SECONDS = 60
-# Bytes of an error sent to the other processes.
+# Maximum number of bytes of an error to send to the other processes.
 _TEXT_BYTES = 1024
 # Key prefix in the coordinator's store; a process is alive while its value changes.
 _FOLDER = "palimpsest/alive/"

@@ -58,7 +58,7 @@ def evaluate(flags: EvaluateFlags) -> None:
     program = Program(run)
     evaluation = Evaluation(run, flags.split, program, label)
     output = flags.output or files.join(flags.model_dir, EVALUATION_FILE)
-    # Read first, to report damage before the evaluation.
+    # Read this first, to report damage before the evaluation.
     add_to = not flags.output and files.exists(output)
     before = files.read_json(output).get(_CHECKPOINTS, {}) if add_to else {}
     results: dict[int, Results] = {}
@@ -68,7 +68,7 @@ def evaluate(flags: EvaluateFlags) -> None:
         results[step] = found
         if not processes.is_first():
             continue
-        # Written each time: a later checkpoint may be damaged.
+        # Write after each checkpoint: a later one may be damaged.
         if output.endswith(".jsonl"):
             files.write_bytes(output, _as_lines(results).encode())
         else:

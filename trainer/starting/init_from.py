@@ -269,7 +269,7 @@ def _adafactor_leaves(
     if all(set(parts) == {"value"} for parts in found.values()):
         return None, _NONE_STORED
     if config.optimizer.name != "adafactor":
-        return None, f"the stored one is Adafactor's, --optimizer.name={config.optimizer.name}"
+        return None, f"the stored one is Adafactor's, but --optimizer.name={config.optimizer.name}"
     momentum = bool(config.optimizer.value("beta1"))
     least = config.optimizer.value("min_dim_size_to_factor")
     kept: dict[str, Parts] = {}

@@ -41,7 +41,7 @@ def _resumed(step: int) -> Beginning:
 def begin(
     run: Run, checkpoints: Checkpoints, program: Program
 ) -> tuple[Beginning, TrainState | None]:
-    """Returns the run's beginning, and its state; None if training is finished.
+    """Returns the run's beginning, and its state or None if training is finished.
 
     A run with checkpoints resumes from its newest. If that is damaged, `checkpoint.on_damage` says
     whether to set it aside and use an older one. Training is not finished while the evaluation of
@@ -74,7 +74,7 @@ def _fall_back(
     said = f"checkpoint {damage.path} is damaged ({damage.reason})"
     if sound is None:
         raise UserError(
-            f"{said}, and there is no sound one before it: bring back a copy of a checkpoint, or "
+            f"{said}, and there is no sound one before it: restore a copy of a checkpoint, or "
             "start again in another --model_dir"
         ) from damage
     if run.config.checkpoint.on_damage == "stop":

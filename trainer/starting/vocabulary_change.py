@@ -289,7 +289,7 @@ def _rescaled(factor: Tensor, of_rows: Tensor, rows: Rows) -> Tensor:
 
 
 def along(tensor: Tensor, axis: int, rows: Rows) -> Tensor:
-    """Returns a tensor with new rows along an axis; a row with a single source keeps its bits.
+    """Returns a tensor with new rows along an axis; a row with a single source is an exact copy.
 
     Sums are float64 and in row order, so that a slice equals that part of the tensor bit for bit.
     """

@@ -195,7 +195,7 @@ def test_a_copy_matches_the_manifest_or_does_not_exist(remote, kind):
     wanted = hashlib.sha256(whole).hexdigest()
     refused(rf"{kind}-00000.*sha256 {hashlib.sha256(changed).hexdigest()}.*says {wanted}")
     remote.store.pipe(url, whole[:-1])
-    refused(rf"{kind}-00000.* has {len(whole) - 1:,} bytes and the manifest says {len(whole):,}")
+    refused(rf"{kind}-00000.* has {len(whole) - 1:,} bytes but the manifest says {len(whole):,}")
     remote.store.rm(url)
     refused(rf"{kind}-00000.* is missing")
     remote.store.pipe(url, whole)

@@ -165,7 +165,7 @@ def test_changed_files_are_named(cache):
         np.save(index_path, shifted)
         wrong(r"tfrecord-00000.* is corrupt in row 29")
     np.save(index_path, index[:-1])
-    wrong(r"rows-00000.* has 29 rows and the manifest says 30")
+    wrong(r"rows-00000.* has 29 rows but the manifest says 30")
     np.save(index_path, np.zeros(30))
     wrong(r"rows-00000.* is not a row index of this version")
     with open(index_path, "wb") as file:

@@ -96,7 +96,7 @@ def test_changed_code_of_an_objective_is_noticed(run_of):
 
 def test_changed_rates_of_a_named_mixture_are_named_unless_ahead(run_of):
     (text,) = changed(run_of("mine"), run_of("mine", rate=1.5))
-    assert "my_spans 50.0000%, my_others 50.0000%, are my_spans 75.0000%, my_others 25" in text
+    assert "my_spans 50.0000%, my_others 50.0000%, now my_spans 75.0000%, my_others 25" in text
     # Rows that are due at the same time come in the order of the tasks.
     before = run_of("mine").data.record
     now = {**before, "rates": [[0, before["rates"][0][1][::-1]]]}
