@@ -133,11 +133,9 @@ def run(flags: Flags) -> int:
     model = flags.model
     if model.gin_param and not model.gin_file:
         raise UserError(f"--gin.{model.gin_param[0]} needs a --gin_file")
-    from trainer.huggingface import hub, require_packages, weights
+    from trainer import conversion
 
-    wanted = ["safetensors", "huggingface_hub"] if flags.format == "huggingface" else []
-    wanted += ["sentencepiece", "tokenizers"] if flags.vocabulary else []
-    require_packages(wanted, f"converting to {flags.format}")
+    size = conversion.check(flags.format, flags.vocabulary, flags.max_shard_size, flags.push_to)
 
     from tasks import vocabulary
     from trainer.conversion import converting
@@ -148,11 +146,8 @@ def run(flags: Flags) -> int:
     if bool(flags.task) != bool(flags.cache_dir):
         raise UserError("--task and --cache_dir need each other")
     found = flags.vocabulary and vocabulary.load(flags.vocabulary, flags.extra_ids or 0)
-    size = weights.size(flags.max_shard_size or "5GB")
     form = flags.format, flags.dtype, flags.scan_layers, flags.custom_code, size
     settings = Settings(*form, found or None, flags.task, flags.cache_dir)
-    if flags.push_to:
-        hub.check(flags.push_to)
     search = tuple(path for paths in model.gin_search_paths for path in paths.split(","))
     fields = tuple(f"--model.{each}" for each in model.model)
     given = Given(model.preset, model.gin_file, search, model.gin_param, fields)

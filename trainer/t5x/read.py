@@ -24,6 +24,7 @@ import numpy as np
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
+from trainer.checkpoints.checkpoint import chosen_steps
 from trainer.config.lora import LORA, LoraConfig
 from trainer.engine import checksums
 from trainer.t5x import mesh
@@ -94,6 +95,12 @@ def of_step(folder: str, step: int) -> str:
     """Returns the path of a checkpoint found by `steps(folder)`."""
     path = files.join(folder, f"checkpoint_{step}")
     return path if _tree_folder(path) else mesh.prefixes(folder)[step]
+
+
+def chosen(folder: str, step: int) -> str:
+    """Returns the path of a folder's checkpoint; raises UserError if this step has none."""
+    chosen_steps(str(step), steps(folder), folder)
+    return of_step(folder, step)
 
 
 def load(path: str) -> Checkpoint:
