@@ -60,8 +60,8 @@ def samples(
     for index in indices:
         if not 0 <= index < count:
             raise UserError(
-                f"--index={index}: {split} has {count:,} windows of {width:,} tokens, 0 to "
-                f"{count - 1:,}"
+                f"--index={index}: {split} has {count:,} windows of {width:,} tokens, "
+                f"numbered 0 to {count - 1:,}"
             )
 
     def sample(index: int) -> show.Sample:

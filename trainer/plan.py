@@ -4,10 +4,10 @@
         --lengths.targets=114 --batch_size=256 --model.dtype=bfloat16
     python -m trainer.plan --topology=v5p:4x4x4 … --search
 
-It prints whether the programs fit in memory, the compiler's estimate of the time of a step, and
+It prints whether the programs fit in memory, the compiler's estimate of the step time, and
 what the run costs. Nothing is run, and no TPU, cache or task is needed; without --task, set
---lengths. Without --topology, the plan is for the devices of this machine. Flags of
-trainer.pretrain can be copied from one command line to the other.
+--lengths. Without --topology, the plan is for the devices of this machine. It takes
+the flags of trainer.pretrain, so they can be copied between the two command lines.
 """
 
 import dataclasses

@@ -98,7 +98,7 @@ def normaliser(name: str, keep_whitespace: bool, symbols: Iterable[str]) -> byte
     from sentencepiece import sentencepiece_model_pb2
 
     # A model with one letter. SentencePieceNormalizer.serialized_model_proto() does not work from
-    # Python: 0.2.1 decodes it as UTF-8 and fails.
+    # Python: version 0.2.1 decodes it as UTF-8 and fails.
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["a"]),

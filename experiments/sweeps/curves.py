@@ -73,7 +73,7 @@ class Spread:
         return cls(mean, deviation, (mean - half, mean + half))
 
     def shown(self, digits: int = 4, sign: bool = False) -> str:
-        """Returns mean and deviation as text, "-" if there are none; `sign` also shows +."""
+        """Returns the mean and deviation as text, or "-"; `sign` adds a plus sign."""
         if not math.isfinite(self.mean):
             return "-"
         mean = f"{self.mean:{'+' if sign else ''}.{digits}f}"

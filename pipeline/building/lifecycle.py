@@ -337,7 +337,7 @@ def _holds(path: str, data: bytes) -> bool:
 
 
 def _seqio_stats(shards: Sequence[Shard]) -> dict[str, int]:
-    """Returns stats.SPLIT.json, ignoring padding and EOS like seqio (`beam_utils.py`, GetStats)."""
+    """Returns stats.SPLIT.json, without padding and EOS, as seqio does (`beam_utils.GetStats`)."""
     found = {
         "examples": sum(shard.rows for shard in shards),
         "targets_max_tokens": max((shard.longest_row for shard in shards), default=0),

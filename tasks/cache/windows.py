@@ -241,9 +241,9 @@ class Windows:
     def blocks(self, block_bytes: int) -> np.ndarray:
         """Divides the windows into blocks: windows that begin in consecutive shards.
 
-        A block's shards, with those into which its last window runs, total at most `block_bytes`;
-        raises UserError if one shard's windows need more. Returns int64 [blocks + 1], the first
-        window of each block, then the number of windows; no block is empty.
+        The shards that a block's windows touch total at most `block_bytes`. Returns int64
+        [blocks + 1]: the first window of each block, then the number of windows. No block is empty.
+        Raises UserError if the windows of one shard need more.
         """
         if not len(self):
             return np.zeros(1, np.int64)

@@ -118,7 +118,7 @@ def _places(
     ids: TokenIds,
     made: dict[str, np.ndarray],
 ) -> dict[str, np.ndarray] | None:
-    """Returns feature -> int64 [L] places, or None if the objective treats markers differently."""
+    """Returns feature -> int64 [L] places; None if the objective treats markers unlike tokens."""
     markers_N = ids.size + np.arange(len(window_N), dtype=np.int32)
     markers_N[window_N == PAIR_BORDER] = PAIR_BORDER
     # Objectives may ask which tokens begin a word: a marker does if the window's token does.

@@ -82,7 +82,7 @@ class MaskedLM(Objective):
     )
     pairs: str = field(
         ORDER,
-        "what to predict of A and B: their order (order), or whether B is the text after A (next)",
+        "prediction about A and B: their order (order), or whether B is the text after A (next)",
         choices=(ORDER, NEXT),
     )
     short_share: float = field(

@@ -129,7 +129,7 @@ def describe(error: BaseException) -> str:
 def http_status(error: BaseException) -> tuple[int, Mapping[str, str]]:
     """Returns the HTTP status and headers of a library's error; status 0 if it has none."""
     if any(kind.__name__ == "BadHttpMessage" for kind in type(error).__mro__):
-        return 0, {}  # aiohttp's error for a truncated body: no server sent its status 400
+        return 0, {}  # aiohttp's error for a truncated body; its status 400 is not the server's
     holder: Any = getattr(error, "response", None) or error
     for name in ("status_code", "status", "code"):
         status = getattr(holder, name, None)

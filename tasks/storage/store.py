@@ -175,7 +175,7 @@ def _upload(fs: Any, source: str, target: str, on_gcs: bool) -> None:
                 fs.rm_file(target)
             raise
     else:
-        # put_file would send a multipart body and not check whether its boundary occurs in the
+        # put_file would send a multipart body without checking whether its boundary occurs in the
         # data.
         bucket, _, name = target.partition("/")
         with open(source, "rb") as file:

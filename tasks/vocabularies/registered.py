@@ -30,7 +30,7 @@ from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, T5_IDS, UNKNOWN, Pi
 FILE = "vocabulary.json"
 # The file's first bytes; no tokenizer.json begins like this.
 _BEGIN = b'{"class": '
-# Texts whose ids enter a class's checksum, besides its pieces.
+# Texts whose ids go into a class's checksum, along with its pieces.
 _TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
     "ACDEFGHIKLMNPQRSTVWY acgtn 0123456789 (CC(=O)O)",

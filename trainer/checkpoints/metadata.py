@@ -88,8 +88,8 @@ def compare(checkpoint: str, stored: dict[str, str], found: dict[str, str]) -> N
     """Compares checksums of arrays just read with the stored ones; raises Damaged if any differ."""
     wrong = [name for name, checksum in found.items() if stored.get(name) != checksum]
     if wrong:
-        more = f", and {len(wrong) - 1} more arrays" if len(wrong) > 1 else ""
-        raise Damaged(checkpoint, f"{wrong[0]} does not match its checksum{more}")
+        others = f"; nor do {len(wrong) - 1} others" if len(wrong) > 1 else ""
+        raise Damaged(checkpoint, f"{wrong[0]} does not match its checksum{others}")
 
 
 def _sha256(description: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ class Compared(NamedTuple):
 
 
 def compare(one: History, other: History) -> Compared:
-    """Compares the lines of metrics that both runs have, ignoring speed."""
+    """Compares the metrics lines common to both runs, ignoring speed."""
     sides = [
         {(line["step"], line["split"]): line["metrics"] for line in each.lines}
         for each in (one, other)

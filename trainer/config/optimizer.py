@@ -177,7 +177,7 @@ class OptimizerConfig:
         rule=at_least(0),
     )
     cooldown_steps: int | None = field(
-        None, "updates of linear_cooldown or sqrt_cooldown; 1 or more", rule=at_least(1)
+        None, "number of updates in linear_cooldown or sqrt_cooldown", rule=at_least(1)
     )
     final_fraction: float | None = field(
         None,

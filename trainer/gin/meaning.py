@@ -84,7 +84,7 @@ def refers(*known: Configurable, optional: bool = False, default: Any = MUST) ->
 
 
 def only(value: Any, why: str, *same: Any) -> Argument:
-    """Returns an argument with one supported value; `same` are its synonyms."""
+    """Returns an argument with one supported value; `same` lists its synonyms."""
     return Argument(only=value, same=same, why=why)
 
 

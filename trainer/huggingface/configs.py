@@ -43,7 +43,7 @@ def refusal(config: ModelConfig, custom_code: bool = False) -> str | None:
     if config.family not in _KINDS:
         return f"transformers has no model of family {config.family}"
     if config.family == "bert" and config.position_scheme != "absolute":
-        return f"BertForMaskedLM has learned positions, but this model has {config.position} ones"
+        return f"BertForMaskedLM uses learned positions, but this model uses {config.position}"
     if model_type(config) is not None:
         return None
     if config.family in ("llama", "bert", "gpt2") and config.emb_dim % config.num_heads:

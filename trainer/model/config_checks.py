@@ -61,7 +61,7 @@ def _check_sizes(config: Any) -> None:
         if config.architecture in architectures:
             require_of(config, layers > 0, name, "above 0")
         else:
-            rule = f"0 in a model that is {config.architecture} only"
+            rule = f"0 in a model that is {config.architecture}-only"
             require_of(config, layers == 0, name, rule)
     for name in STACK_PARTS:
         require_of(config, getattr(config, name) >= 0, name, "0 or more")

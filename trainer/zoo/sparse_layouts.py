@@ -66,7 +66,7 @@ class Local(_Blocks):
 
 @dataclass(frozen=True)
 class Dilated(_Blocks):
-    """Options of a window with gaps."""
+    """Options for a window with gaps."""
 
     window: int = field(
         3,
@@ -110,7 +110,9 @@ class Fixed(_Blocks):
 
     window: int = field(4, "number of blocks in each window", rule=above(0))
     global_blocks: int = field(
-        1, "blocks of each window that all see; its last ones in the first head", rule=above(0)
+        1,
+        "number of blocks in each window that all queries see; the last ones in the first head",
+        rule=above(0),
     )
     head_patterns: int = field(
         1,

@@ -52,7 +52,7 @@ def _check_columns(spec: CorpusSpec, file: SourceFile) -> None:
             value = json.loads(line)
             rows += [value] if isinstance(value, dict) else []
     if not rows:
-        raise UserError(f"{file.path} is not JSON lines: its first lines hold no JSON object")
+        raise UserError(f"{file.path} is not JSON lines: its first lines contain no JSON object")
     columns = Columns(spec)
     for column in columns.checked:
         if not any(column in row for row in rows):

@@ -186,7 +186,7 @@ def restored(model_dir, abstract=ABSTRACT):
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        ("state", "step does not match its checksum, and 2 more arrays"),
+        ("state", "step does not match its checksum; nor do 2 others"),
         (".", "is a copy of checkpoint_2"),
     ],
 )
