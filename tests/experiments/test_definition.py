@@ -142,7 +142,7 @@ def test_a_mistake_in_a_file_is_named(tmp_path, text, says):
         ("cache_dir = '{'", "write a literal brace twice"),
         ("cache_dir = '{output:d}'", "braces may contain only a parameter name"),
         ("cache_dir = '{}'", "braces may contain only a parameter name"),
-        ("evaluation.every_steps = 0", r"set evaluation\.every_steps above 0"),
+        ("evaluation.every_steps = 0", r"evaluation\.every_steps must be above 0"),
         ("seed = 3", "seed is set by the sweep"),
         ("model_dir = 'x'", "model_dir is set by the sweep"),
     ],

@@ -228,7 +228,7 @@ def test_a_sweep_that_is_killed_gives_the_same_bytes(folder):
         (["--step_times=TIMES.no"], "No such file"),
         (["--seeds="], "--seeds=: give whole numbers"),
         (["--output="], "--output is empty"),
-        (["--evaluation.every_steps=0"], "set evaluation.every_steps above 0"),
+        (["--evaluation.every_steps=0"], "evaluation.every_steps must be above 0"),
         (["--output=gs://bucket/x"], "the folder of a sweep must be local"),
     ],
 )

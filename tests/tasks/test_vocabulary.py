@@ -201,7 +201,7 @@ def test_added_tokens_that_the_library_numbers_otherwise(change, folders, tmp_pa
     path = changed(folders, tmp_path, "gpt2", change)
     for config in tmp_path.glob("*_config.json"):
         config.unlink()
-    with pytest.raises(UserError, match=r"the added token <.*> has the id 40., and") as found:
+    with pytest.raises(UserError, match=r"the added token <.*> has the id 40., but") as found:
         vocabulary.load(path)
     assert "\n" not in str(found.value)
 

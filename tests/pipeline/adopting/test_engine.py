@@ -226,7 +226,7 @@ def say(**features):
 IDS, FLOATS = {"dtype": "int32", "shape": [None]}, {"dtype": "float32", "shape": [None]}
 MISTAKES = {
     "cut": (cut, r"tfrecord-00001-of-00002 ends in row 19: it was cut short; restore it"),
-    "rows gone": (cut_between_records, r"21 rows of train, and stats.train.json says 40"),
+    "rows gone": (cut_between_records, r"21 rows of train, but stats.train.json says 40"),
     "flipped": (flip, r"tfrecord-00001-of-00002, row 0: the checksum of the record's data"),
     "no records": (not_records, r"00001-of-00002, row 0: .* the file may not hold TFRecords"),
     "link": (link_to_nothing, r"00001-of-00002 is not a file, but a folder or a dangling link"),
@@ -239,7 +239,7 @@ MISTAKES = {
     "mixed": (other_rows({"targets": [3]}), r"00001-of-00002, row 0: .* no feature 'inputs', and"),
     "mixed floats": (other_rows({"targets": 0.5, "inputs": [3]}), r"row 0: its feature 'targets' "),
     "other features": (other_rows({"inputs": [3]}), r"row 0: the record has no feature 'targets'"),
-    "negative": (other_rows(pair([3], [5]), pair([3], [-1])), r"row 1: it has the id -1, and"),
+    "negative": (other_rows(pair([3], [5]), pair([3], [-1])), r"row 1: it has the id -1, but"),
     "no form": (lambda f: shard(f).write_bytes(foreign_caches.plain_records.frame(b"\x08\x01")),
                 r"row 0: not a row of this format"),
 }  # fmt: skip

@@ -141,5 +141,5 @@ def test_mistakes_are_one_line(arguments, folders, built, tmp_path):
 def test_the_list_of_languages_is_no_cache(built):
     from tasks.cache.cache import Cache
 
-    with pytest.raises(UserError, match="lists languages, each with a cache of its own"):
+    with pytest.raises(UserError, match="lists languages, each with its own cache"):
         Cache.open(str(built / TASK))

@@ -122,7 +122,7 @@ def test_an_unexpected_number_of_tokens_is_detected(rows, change):
     whole, bounds, tokens = together(rows)
     tokens[2] += change
     with pytest.raises(
-        records.CorruptRecord, match=f"has 568 tokens, .* be {568 + change}"
+        records.CorruptRecord, match=f"has 568 tokens, .* have {568 + change}"
     ) as found:
         records.Records(whole, bounds, tokens)
     assert found.value.record == 2

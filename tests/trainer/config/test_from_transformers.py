@@ -60,7 +60,7 @@ def test_a_resumed_run_needs_no_folder(folder, tmp_path, preset):
 
 
 def test_folders_that_do_not_fit_are_refused(folder):
-    with pytest.raises(UserError, match="is a t5_1_1 model, but --preset=bert_tiny a bert"):
+    with pytest.raises(UserError, match="is a t5_1_1 model, but --preset=bert_tiny is a bert"):
         configuration(f"--init_from=hf:{folder}", "--preset=bert_tiny")
     with pytest.raises(UserError, match="hf download google/t5-v1_1-small --local-dir=t5-v1_1-s"):
         configuration("--init_from=hf:google/t5-v1_1-small")

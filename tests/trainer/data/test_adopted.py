@@ -106,7 +106,7 @@ def test_a_vocabulary_that_is_not_known(tmp_path):
     assert data.batches()[0]["decoder_target_tokens"].max() == 700
     with pytest.raises(UserError, match=r"of .*web_lm is unknown because it was adopted"):
         data.encode("text")
-    with pytest.raises(UserError, match=r"and the vocabulary of .*web_lm has 0"):
+    with pytest.raises(UserError, match=r"but the vocabulary of .*web_lm has 0"):
         data_of(tmp_path / "web_lm", "span_corruption")
 
 
