@@ -70,7 +70,7 @@ MISTAKES = [
     ),
     ("pipeline.build", [*BUILD, "--corpus=jsonl:a"], "did you mean json?"),
     ("pipeline.build", [*BUILD, "--corpus=json:a?colum=b"], "did you mean column?"),
-    ("pipeline.build", [*BUILD, "--corpus=text:a?document=page"], "must be line or file or block, not page"),
+    ("pipeline.build", [*BUILD, "--corpus=text:a?document=page"], "file or block, not page"),
     ("pipeline.build", [*BUILD, "--corpus=json:a?document=file"], "only text has ?document="),
     ("pipeline.build", [*BUILD, "--corpus=text:a?validation=2"], "validation must be at least 0"),
     ("pipeline.build", [*BUILD, "--corpus=text:{folder}/*.md"], "no file matches"),
