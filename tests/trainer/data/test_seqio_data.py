@@ -162,7 +162,7 @@ def test_rows_can_be_unpacked_and_unshuffled(data):
         ("backward", (), "did you mean backwards"),
         ("backwards", (), "needs --lengths.inputs"),
         ("backwards", ("--data.shuffle=block",), "--data.shuffle=block has no effect"),
-        ("backwards", ("--lengths.inputs=64", "--vocabulary.extra_ids=5"), "has 0 on top"),
+        ("backwards", ("--lengths.inputs=64", "--vocabulary.extra_ids=5"), "has 0 besides"),
         ("backwards", ("--task_module=my_tasks",), "my_tasks cannot be imported"),
     ],
 )

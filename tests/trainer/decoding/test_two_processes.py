@@ -66,5 +66,5 @@ def test_two_processes_evaluate_as_one_does(run, tmp_path):
 
 def test_processes_that_do_not_fit_are_refused(run):
     flags = ["--prompt=a", "--processes.coordinator=localhost:1", "--processes.count=2"]
-    with pytest.raises(UserError, match=r"--processes\.index: it must be set where"):
+    with pytest.raises(UserError, match=r"--processes\.index: it must be set if"):
         generate.main([f"--model_dir={run}", *flags])
