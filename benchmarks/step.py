@@ -16,11 +16,11 @@ the same shapes and dtypes) in a separate process whose interpreter has its depe
 alternating with ours round by round.
 
 MFU is `cost.flops_per_step`, forward and backward without recomputation, divided by the time of a
-step and by the peak: bfloat16's for hardware that `engine.hardware` lists, else that of a measured
-matrix product. The roofline is the higher of two bounds: those FLOPs at the peak, and the step's
-bytes at the memory bandwidth. The part "no layers" is forward and backward of embedding, logits and
-loss alone, which the first two contain. On a CPU, parts are processor seconds of all cores
-together, which other work on the machine hardly changes.
+step and by the peak: bfloat16's for hardware that `engine.hardware` lists, otherwise the speed of a
+matrix product measured here. The roofline is the higher of two bounds: FLOPs at the peak, and the
+step's bytes at the memory bandwidth. The part "no layers" is forward and backward of embedding,
+logits and loss alone, which the first two contain. On a CPU, parts are processor seconds of all
+cores together, which other work on the machine hardly changes.
 """
 
 import dataclasses
@@ -90,7 +90,7 @@ class Flags:
         None, "JSON file, preset -> seconds per step; adds this preset's minimum"
     )
     t5x: str | None = field(
-        None, "T5X's source folders, separated by colons; None: T5X is not measured"
+        None, "T5X's source folders, separated by colons; without them, T5X is not measured"
     )
     t5x_python: str = field(sys.executable, "interpreter with T5X's dependencies")
     config: tuple[str, ...] = field(

@@ -148,7 +148,9 @@ class Flags:
         (), "vocabulary to compare with, of any kind; may be repeated", repeated=True
     )
     megabytes: int | None = field(
-        None, "size of the text, repeated if too short; None: all", rule=at_least(1)
+        None,
+        "size of the text, which is repeated if shorter; None: all of it once",
+        rule=at_least(1),
     )
 
 

@@ -17,7 +17,7 @@ _EXIT_NOT_EQUAL = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Card:
-    """What only the user can supply for the model card."""
+    """Facts for the model card that only the user can supply."""
 
     license: str = field("", "licence of the weights, such as apache-2.0")
     language: tuple[str, ...] = field((), "languages of the corpus, such as en,ro")

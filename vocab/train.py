@@ -41,7 +41,7 @@ _FORMAT = 2
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """How words are counted: here, or by Beam with `beam_arguments`; the results are equal."""
+    """A way to count words: here, or by Beam with `beam_arguments`; the results are equal."""
 
     beam_arguments: list[str] | None = None
     verbose: bool = False

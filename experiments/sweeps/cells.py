@@ -184,7 +184,7 @@ def folder_of(cell: Cell, key: str) -> str:
 
 
 def load_record(folder: str, key: str) -> Mapping[str, Any]:
-    """Returns a cell's outcome, {"status", "why"} and settings; {} if the cell has not ended."""
+    """Returns a cell's outcome, {"status", "why"} and settings; {} for an unfinished cell."""
     path = files.join(folder, RECORD)
     if not files.exists(path):
         return {}

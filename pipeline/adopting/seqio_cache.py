@@ -94,7 +94,7 @@ def _shards(folder: str, names: list[str]) -> dict[str, tuple[str, ...]]:
         if counts.setdefault(split, int(parts[4])) != int(parts[4]):
             raise UserError(
                 f"{folder} has files of {split} from two caches, with {counts[split]} and "
-                f"{int(parts[4])} shards: delete those of the older one"
+                f"{int(parts[4])} shards: delete the older cache"
             )
         found.setdefault(split, {})[int(parts[3])] = name
     for split, named in found.items():

@@ -334,7 +334,7 @@ def _print_estimate(
     seconds = f" in {expected.seconds:.1f} s with --workers={options.workers}" if is_local else ""
     print(
         f"{job.folder}: {len(job.plan.corpus.get('files', [])):,} files, {size / 1e6:,.1f} MB in "
-        f"{len(assignments):,} pieces, of which {len(kept):,} are built; sampled "
+        f"{len(assignments):,} pieces, {len(kept):,} of them built; sampled "
         f"{expected.sampled / 1e6:,.1f} MB\nto do: {left / 1e6:,.1f} MB{seconds}"
     )
     if dataflow.is_runner(options.runner):

@@ -120,7 +120,7 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
         )
     raise UserError(
         f"{files.join(folder, PLAN)} is damaged, and these flags and this corpus make a "
-        "different plan from that of the shards: use the flags that built them; if the cache was "
+        "different plan from the shards': use the flags that built them; if the cache was "
         "extended, restore the file from a copy or build again in another --cache_dir"
     )
 

@@ -15,7 +15,7 @@ _ANY_LENGTH = 1 << 62
 class Statistics:
     """Statistics of each text of a batch, as int64[texts], by name.
 
-    Names are those of `kernels.COLUMNS` and `_OF_LINES`, and "top_2" to "top_4" and "repeated_5" to
+    The names are `kernels.COLUMNS`, `_OF_LINES`, and "top_2" to "top_4" and "repeated_5" to
     "repeated_10" from `kernels.repeated_grams`. Statistics with a parameter are public methods.
     """
 

@@ -27,6 +27,19 @@ def build(keys: Iterable[tuple[bytes, int]]) -> np.ndarray:
 
 
 @compiled
+def _whole_blocks(units: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """Returns `units` up to the last used block, so that offset ^ byte never leaves the array."""
+    last = len(units) - 1
+    while not used[last]:
+        last -= 1
+    out = units[: (last // _BLOCK + 1) * _BLOCK].copy()
+    for node in range(len(out)):
+        if not used[node]:
+            out[node] = -1  # carries _NO_BYTE
+    return out
+
+
+@compiled
 def _build(data: np.ndarray, ends: np.ndarray, values: np.ndarray) -> np.ndarray:
     # Breadth first over ranges of sorted keys: [low, high) share their first `depth` bytes.
     size = 2 * _BLOCK
@@ -99,12 +112,4 @@ def _build(data: np.ndarray, ends: np.ndarray, values: np.ndarray) -> np.ndarray
             queue[tail, 0], queue[tail, 1] = begins[child], begins[child + 1]
             queue[tail, 2], queue[tail, 3] = depth + 1, at
             tail += 1
-    last = size - 1
-    while not used[last]:
-        last -= 1
-    # Keep whole blocks, so that offset ^ byte never leaves the array.
-    out = units[: (last // _BLOCK + 1) * _BLOCK].copy()
-    for node in range(len(out)):
-        if not used[node]:
-            out[node] = -1  # carries _NO_BYTE
-    return out
+    return _whole_blocks(units, used)

@@ -113,7 +113,7 @@ class Objective(abc.ABC):
 
     @property
     def unit(self) -> Unit:
-        """What windows are made from; a pair's window is inputs, PAIR_BORDER, targets."""
+        """The unit of a window; a pair's window is inputs, PAIR_BORDER, targets."""
         return Unit.TEXT
 
     @property

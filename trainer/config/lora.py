@@ -43,7 +43,7 @@ class LoraConfig:
     kernels: str | None = field(
         None,
         "add to kernels whose path contains a match of this regular expression; None: "
-        f"those of attention, {_ATTENTION}",
+        f"attention's, {_ATTENTION}",
         read_if=_WITH_RANK,
     )
 

@@ -33,8 +33,8 @@ from trainer.data.order import BlockOrder, Order
 class BatchMaker:
     """Makes features from windows, given their indices and noise keys.
 
-    `lengths` are those of examples in packed rows; None means the converter's. If `by_document`, a
-    window's documents are segments (`trainer.data.segments`).
+    `lengths` apply to the examples of packed rows; None means the converter's. If
+    `by_document`, a window's documents are segments (`trainer.data.segments`).
     """
 
     windows: Windows

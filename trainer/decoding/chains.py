@@ -102,7 +102,7 @@ def _drawn(decoding: Decoding) -> Callable[[jax.Array, jax.Array, jax.Array], ja
 
 
 def limited(logits_BV: jax.Array, decoding: Decoding) -> jax.Array:
-    """Returns the logits to sample from; those of excluded tokens are NEVER.
+    """Returns the logits to sample from; excluded tokens get NEVER.
 
     The logits are divided by the temperature and limited to `top_k` tokens, then to the fewest
     tokens whose probabilities after the first limit sum to `top_p`.

@@ -432,7 +432,7 @@ def _to_bert(config: ModelConfig, positions: int) -> dict[str, Any]:
 
 
 class Kind(NamedTuple):
-    """How to read and write a model_type.
+    """The reader and writer of a model_type.
 
     `write` takes the length of the longest training row. It raises KeyError if its type cannot
     express the model; `configs.model_type` finds other differences by reading the result back.

@@ -23,7 +23,7 @@ CACHE, FIXED = "cache", "fixed"
 
 
 class Cache(NamedTuple):
-    """Where a call's positions lie in the rows being decoded.
+    """The place of a call's positions in the rows being decoded.
 
     A row has `slots` slots. The prompt ends at the same slot in every row, with padding before it.
     `slot` belongs to the first querying position; `seen_BS`, bool, marks the slots visible to the

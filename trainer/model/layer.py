@@ -26,7 +26,7 @@ CROSS_ATTENTION = "encoder_decoder_attention"
 
 
 class Surroundings(NamedTuple):
-    """What a layer reads besides its states.
+    """The inputs of a layer besides its states.
 
     `source` is the cross mixer's input, `view` the view of all the stack's positions, `cross_view`
     their view of the encoder; `sources` holds what the stack's parts provide, by name.

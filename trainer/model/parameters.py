@@ -21,7 +21,7 @@ POSITION, SOURCE, ROW = "position", "source", "row"
 
 
 class Use(NamedTuple):
-    """How the model uses a parameter.
+    """The role of a parameter in the model.
 
     For counting FLOPs, each element is multiplied once per `multiplied_per`: POSITION, SOURCE (a
     position that attention reads) or ROW; None if it is looked up or added. `exact` parameters are

@@ -27,7 +27,7 @@ class RelativeBias(NamedTuple):
 
 
 class Positions(NamedTuple):
-    """What a position scheme contributes to a stack; None means no contribution.
+    """The contributions of a position scheme to a stack; None means no contribution.
 
     Attributes:
       embedding_BLD: added to the embeddings.

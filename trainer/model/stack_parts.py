@@ -88,7 +88,7 @@ class StackPart:
 
 
 class CrossAttention(NamedTuple):
-    """How a decoder attends to an encoder: a sublayer of its layers, and hooks in both stacks."""
+    """A decoder's attention to an encoder: a sublayer of its layers, and hooks in both stacks."""
 
     mixer: Mixer | None
     encoder: LayerHook | None = None

@@ -192,8 +192,8 @@ def build_model(spec: ModelSpec | EncoderSpec) -> Transformer | Encoder:
 def init_params(spec: ModelSpec | EncoderSpec, key: Array) -> Tree:
     """Returns initial parameters: a nested dict of float32 arrays under T5X's names.
 
-    Pure and traceable (`jax.jit` with `out_shardings`). A scanned model's parameters are those of
-    the unscanned model, stacked.
+    Pure and traceable (`jax.jit` with `out_shardings`). A scanned model gets the unscanned
+    model's parameters, stacked.
     """
     params = nn.unbox(_init(_unscanned(spec), key))
     return stack_layers(params) if spec.shared.scan_layers else params

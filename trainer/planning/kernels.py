@@ -29,7 +29,7 @@ _OPERANDS = re.compile(r"operand_layout_constraints=\{((?:[^{}]|\{[^{}]*\})*)\}"
 
 
 class Schedule(NamedTuple):
-    """How many bundles a kernel runs.
+    """The numbers of bundles that a kernel runs.
 
     Attributes:
       step: bundles per grid step.

@@ -1,1 +1,1 @@
-"""What runs report: metrics, speed, profiles, start-up text, software versions."""
+"""Reports of runs: metrics, speed, profiles, start-up text, software versions."""

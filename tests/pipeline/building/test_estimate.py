@@ -31,7 +31,7 @@ def test_a_small_corpus_is_predicted_exactly(build, flags, cache, tmp_path, caps
     for field in ("documents", "tokens", "rows"):
         assert table[field] == [manifest.total(split, field) for split in manifest.plan.shards]
     assert table["shards"] == list(manifest.plan.shards.values())
-    assert "8 pieces, of which 0 are built" in out
+    assert "8 pieces, 0 of them built" in out
     assert float(re.search(r"in ([\d.]+) s with --workers=1", out)[1]) > 0
 
 
@@ -59,7 +59,7 @@ def test_finished_pieces_need_no_time(build, cache, tmp_path, capsys):
             (tmp_path / TASK / path.name).write_bytes(path.read_bytes())
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / TASK).iterdir()}
     build(tmp_path, "--dry_run")
-    assert "8 pieces, of which 7 are built" in capsys.readouterr().out
+    assert "8 pieces, 7 of them built" in capsys.readouterr().out
     assert before == {path.name: path.stat().st_mtime_ns for path in (tmp_path / TASK).iterdir()}
     with pytest.raises(UserError, match="row_tokens: 100, there: 568"):
         build(tmp_path, "--dry_run", "--row_tokens=100")

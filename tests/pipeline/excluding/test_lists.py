@@ -254,7 +254,7 @@ def test_a_dry_run_counts_without_listed_documents(whole, listed, build, tmp_pat
     assert sum(int(each.replace(",", "")) for each in line.split()[1:]) == len(kept)
     assert (cache / "COMPLETED").exists()
     assert not list(cache.glob("exclude-*"))
-    pieces, built = map(int, re.search(r"(\d+) pieces, of which (\d+) are built", shown).groups())
+    pieces, built = map(int, re.search(r"(\d+) pieces, (\d+) of them built", shown).groups())
     before = {path: path.stat().st_ino for path in cache.glob("train.tfrecord-*")}
     build(tmp_path, SMALL, f"--exclude={listed}")
     written = [path for path, inode in before.items() if path.stat().st_ino != inode]

@@ -1,4 +1,4 @@
-"""What a run does about signals and full memory, and how its processes agree on an error."""
+"""Signals and full memory stop a run, and its processes agree on an error."""
 
 import re
 import signal
