@@ -10,6 +10,7 @@ of the largest process. Ratios are to SentencePiece alone: one thread that makes
 """
 
 import dataclasses
+import json
 import os
 import pathlib
 import shutil
@@ -43,20 +44,26 @@ class Cost:
         return Cost(self.wall - other.wall, self.core - other.core, self.peak)
 
 
+# A child's largest memory begins at its parent's: a small process between starts the command.
+_MEASURE = """import json, resource, subprocess, sys
+code = subprocess.call(sys.argv[2:])
+usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+json.dump([usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10], open(sys.argv[1], "w"))
+sys.exit(code)"""
+
+
 def cost_of(command: list[str], **environment: str) -> Cost:
     """Runs a command; returns its cost, including processes that it has started and awaited."""
     started = time.monotonic()
-    with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            command, env={**os.environ, **environment}, stdout=output, stderr=subprocess.STDOUT
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            output.seek(0)
-            sys.exit(f"{' '.join(command)} failed:\n{output.read()}")
-    core = usage.ru_utime + usage.ru_stime
-    return Cost(time.monotonic() - started, core, usage.ru_maxrss << 10)
+    with tempfile.NamedTemporaryFile("r") as usage:
+        done = subprocess.run(
+            [sys.executable, "-c", _MEASURE, usage.name, *command],
+            env={**os.environ, **environment}, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        if done.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{done.stdout}")
+        return Cost(time.monotonic() - started, *json.load(usage))
 
 
 def bare(path: str, model: str) -> None:

@@ -98,7 +98,7 @@ def run(flags: Flags) -> int:
     # Cells use the devices. This process computes only shapes, and must not hold the devices.
     environment = dict(os.environ)
     os.environ["JAX_PLATFORMS"] = "cpu"
-    times = _step_times(flags.step_times, sweep, planned)
+    times = _step_times(flags.step_times, planned)
     if flags.dry_run:
         _print_plan(planned, output)
         return 0
@@ -188,9 +188,7 @@ def _to_run(placed: "list[_Placed]", retry: bool) -> "list[_Placed]":
     return [each for each, word in zip(placed, status, strict=True) if word not in kept]
 
 
-def _step_times(
-    path: str | None, sweep: Sweep, planned: "list[Cell]"
-) -> "dict[Values, float] | None":
+def _step_times(path: str | None, planned: "list[Cell]") -> "dict[Values, float] | None":
     if not path:
         return None
     try:

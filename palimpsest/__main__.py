@@ -54,8 +54,11 @@ def _run(words: list[str]) -> None:
 def main(words: Sequence[str] | None = None) -> NoReturn:
     """Runs a command line and exits."""
     given = [*(sys.argv[1:] if words is None else words)]
-    commands = COMMANDS if named(given, COMMANDS)[0] else installed()
-    name, rest = named(given, commands)
+    commands = COMMANDS
+    name, rest = named(given)
+    if not name:
+        commands = installed()
+        name, rest = named(given, commands)
     if name:
         command(commands[name]).start(rest, f"{_PROGRAM} {name}")
     command_line.run(_run, given, _PROGRAM)

@@ -55,7 +55,10 @@ def installed() -> dict[str, str]:
 
 def summary(module: str) -> str:
     """Returns the first line of a command's docstring; the module is not imported."""
-    found = importlib.util.find_spec(module)
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # nor its package
+        found = None
     if found is None or found.origin is None:
         return f"(no module {module})"
     with pathlib.Path(found.origin).open(encoding="utf-8") as file:

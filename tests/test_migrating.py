@@ -16,7 +16,7 @@ from trainer.config.presets import MODEL_PRESETS
 
 ROOT = pathlib.Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "migrating.md").read_text()
-TABLES, READMES = TEXT.split("\n## Commands of their READMEs\n")
+TABLES = TEXT.partition("\n## Commands of their READMEs\n")[0]
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TABLES, re.MULTILINE | re.DOTALL))
 OF_COMMANDS = ("pipeline.build", "trainer.evaluate", "trainer.export")
 

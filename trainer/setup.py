@@ -31,7 +31,7 @@ _FITTING = {
 
 
 def prepare(config: Config, origins: dict[str, str], training: bool = False) -> Run:
-    """Opens a run's data, fills in the fields that they imply, and checks all fields.
+    """Opens a run's data, fills in the fields that it implies, and checks all fields.
 
     Adds origins of implied fields to `origins`. If `training`, waits for caches being built.
     """

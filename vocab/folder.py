@@ -51,14 +51,14 @@ def finished(
         key = differing[0]
         values = f"was {theirs.get(key)}, now {ours.get(key)}"
         raise UserError(
-            f"{output} holds a vocabulary made with a different {', '.join(differing)}"
+            f"{output} holds a vocabulary made with other settings: {', '.join(differing)}"
             f"{f' ({values})' if len(values) < 100 else ''}: choose another --output"
         )
     models = [files.join(output, name) for name in VOCABULARY_FILES]
     if sha256 not in [files.sha256(model) for model in models if files.exists(model)]:
         raise UserError(
             f"the model in {output} does not match the {MANIFEST} beside it: choose another "
-            "--output, or delete the folder and train again"
+            "--output, or delete the folder and run again"
         )
     return manifest
 

@@ -56,7 +56,7 @@ def train(options: Options, corpus: sources.Corpus | Corpora, output: str) -> vo
     """Writes the vocabulary to the folder `output` and returns it; keeps a finished one."""
     corpora = as_corpora(corpus)
     manifest = {"options": dataclasses.asdict(options), "corpus": corpora.record}
-    if folder.finished(output, *manifest.values()):
+    if folder.finished(output, manifest["options"], corpora.record):
         return vocabulary.load(output)
     with folder.claimed(output, _FILES) as held:
         model = _trained(options, corpora).to_str(pretty=True).encode()

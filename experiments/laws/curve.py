@@ -59,7 +59,7 @@ class CurveFit:
         low, high = self.interval(self.draws[:, 2])
         window = f"the window of steps {self.first:,} to {self.last:,}"
         if self.a <= 0 or self.interval(self.draws[:, 1])[0] <= 0:
-            return f"{window} has a loss that does not fall, or may even rise: choose a different"
+            return f"{window} has a loss that does not fall, or may even rise: use another --window"
         if self.misfit > _MISFIT:
             return (
                 f"{window} is not one power law: the means of its parts miss the best fit by "

@@ -90,8 +90,9 @@ def _rows(columns: list[list[Shard]]) -> Iterator[tuple[str, ...]]:
         if any(split := totals("split_documents")):
             yield row("split pairs", split)
     for name, field in (("left out", "dropped"), ("edited", "edits")):
+        found = [counted(shards, field) for shards in columns]
         for what in sorted(counted(every, field)):
-            yield row(f"{name}: {what}", [counted(shards, field)[what] for shards in columns])
+            yield row(f"{name}: {what}", [counts[what] for counts in found])
 
 
 def counted(shards: list[Shard], field: str) -> Counter[str]:

@@ -58,11 +58,11 @@ def write_partition(job: Job, pieces: int, partitions: int, number: int) -> Coun
     candidates = unlike = 0
     if job.rules.duplicates != NONE:
         keys, units = _gathered(opened, "exact", 0, prefixes)
-        exact.append(_pairs(job, opened, keys, units, least=0)[0])
+        exact.append(_pairs(opened, keys, units, least=0)[0])
     if job.rules.near:
         for band in range(job.rules.bands):
             keys, units = _gathered(opened, "band", band, prefixes)
-            pairs, *counts = _pairs(job, opened, keys, units, job.rules.least_equal())
+            pairs, *counts = _pairs(opened, keys, units, job.rules.least_equal())
             near.append(pairs)
             candidates, unlike = candidates + counts[0], unlike + counts[1]
     found = {
@@ -112,7 +112,7 @@ def _groups(keys: Sequence[np.ndarray], units: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _pairs(
-    job: Job, pieces: Pieces, keys: Sequence[np.ndarray], units: np.ndarray, least: int
+    pieces: Pieces, keys: Sequence[np.ndarray], units: np.ndarray, least: int
 ) -> tuple[np.ndarray, int, int]:
     """Returns (int64[pairs, 2] units, earlier first; number of candidates; of unlike ones)."""
     members, bounds = _groups(keys, units)

@@ -337,7 +337,10 @@ def flatten(parents):
 
 @compiled
 def reroot(roots, out):
-    """Replaces each root that is `out` (bool) by its set's first member that is not, if any."""
+    """Replaces each root that is `out` (bool) by its set's first member that is not, if any.
+
+    Members that are out keep theirs.
+    """
     for number in range(len(roots)):
         root = roots[number]
         if root == number or out[number] or not out[root]:

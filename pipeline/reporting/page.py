@@ -28,7 +28,7 @@ def page(folder: str, manifest: CacheManifest, loaded: Vocabulary, found: Findin
     sections = [
         ("Splits", _splits(manifest)),
         ("Corpus", _corpus(manifest)),
-        ("Document lengths", note + _lengths(manifest, found)),
+        ("Document lengths", note + _lengths(found)),
         ("Vocabulary", note + _vocabulary(manifest, loaded, found)),
         ("Duplicates", note + _duplicates(found)),
         ("Left out", _left_out(manifest, found)),
@@ -125,7 +125,7 @@ def _files(manifest: CacheManifest, found: Findings, note: str) -> str:
     return f"{table}<p class=note>{own}</p>"
 
 
-def _lengths(manifest: CacheManifest, found: Findings) -> str:
+def _lengths(found: Findings) -> str:
     if not len(found.lengths):
         return "<p>The cache holds no documents.</p>"
     quantiles = np.quantile(found.lengths, _QUANTILES, method="lower").astype(int)

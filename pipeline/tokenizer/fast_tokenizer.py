@@ -62,7 +62,10 @@ class FastTokenizer:
         )
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Returns int32 ids of all texts, valid until the next call, and ids per text, int64."""
+        """Returns (int32[sum of lengths] ids, valid until the next call; int64[texts] lengths).
+
+        `texts`: string or large_string, without nulls.
+        """
         data, offsets = buffers(texts)
         lengths = np.zeros(len(texts), np.int64)
         document = used = 0

@@ -346,7 +346,6 @@ MEMO_BYTES = 64
 _INLINE = 3
 _ID_BITS = 20
 
-_BLANK = 0x20
 _FULL = np.uint64(0xFF) << np.uint64(56)
 
 

@@ -73,7 +73,10 @@ class WordTokenizer:
         )
 
     def encode(self, texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Returns int32 ids of all texts, valid until the next call, and ids per text, int64."""
+        """Returns (int32[sum of lengths] ids, valid until the next call; int64[texts] lengths).
+
+        `texts`: string or large_string, without nulls.
+        """
         data, offsets = buffers(texts)
         parts = added_tokens.cut(self._added, data, offsets)
         lengths = np.zeros(len(parts.given), np.int64)

@@ -11,7 +11,7 @@ import numpy as np
 
 from tasks.objectives import noise
 from tasks.objectives.noise import Array
-from tasks.terminal.fields import Rule, above, at_least, check, field, require
+from tasks.terminal.fields import Checked, Rule, above, at_least, check, field, require
 
 
 class Bounds(NamedTuple):
@@ -44,13 +44,8 @@ class Mask(Protocol):
         """Returns the bounds on the mask in a window of `raw` tokens."""
 
 
-class _Checked:
-    def __post_init__(self) -> None:
-        check(self)
-
-
 @dataclasses.dataclass(frozen=True)
-class RandomSpans(_Checked):
+class RandomSpans(Checked):
     """Spans of random lengths; see `noise.span_mask` and `noise.span_counts`."""
 
     noise_density: float = field(0.15, "share of noise", rule=_SHARE)
@@ -107,7 +102,7 @@ _DEVIATIONS = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class IidTokens(_Checked):
+class IidTokens(Checked):
     """Independent tokens; see `noise.iid_mask`."""
 
     noise_density: float = field(0.15, "share of noise", rule=_SHARE_OR_ALL)

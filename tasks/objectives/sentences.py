@@ -43,9 +43,8 @@ def word_ends_sentence(word: str) -> int:
     body = core[:-1].lstrip(_OPENERS)
     plain = body.lower()
     # Initials and letters with full stops between them; words of one letter end no sentence.
-    if all(len(part) == 1 and part.isalpha() for part in body.split(".")) or plain in _words(
-        _TITLES
-    ):
+    spelt = all(len(part) == 1 and part.isalpha() for part in body.split("."))
+    if spelt or plain in _words(_TITLES):
         return _NO_END
     return _END_UNLESS_NUMBER if plain in _words(_NUMBERED) else _END
 

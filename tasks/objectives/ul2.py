@@ -60,7 +60,7 @@ class MixtureOfDenoisers(Objective):
     Source: Tay et al. 2022 (arXiv:2205.05131).
     Differences: UL2's code for T5 gives every denoiser its own share of the documents, cut to its
     own lengths; here all denoisers read the same windows, so one cache and one order serve any
-    rates.
+    rates. Raises ValueError if a rate is negative or all are 0.
     """
 
     denoisers: tuple[Denoiser, ...] = ul2_denoisers()

@@ -49,7 +49,8 @@ def specs(texts: Sequence[str], names: str | None, unnamed: bool = False) -> dic
     for name in found:
         if not re.fullmatch(_NAME, name):
             raise UserError(
-                f"--languages={names}: {name!r} is not a valid name: use letters, digits, _ - and ."
+                f"--languages={names}: {name!r} is not a valid name: use letters, digits, "
+                "_, - and ."
             )
     _check_once(found, f"--languages={names}")
     return {name: parse(f"{head.replace(PLACE, name)}{mark}{options}") for name in found}

@@ -58,8 +58,10 @@ def atomic_write(path: str) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(aside, final)
         descriptor = os.open(folder, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(aside)

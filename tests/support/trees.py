@@ -18,6 +18,7 @@ def assert_close(found: Any, expected: Any, rtol=0.0, atol=0.0, scale=0.0) -> No
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for (path, mine), theirs in zip(named(found).items(), jax.tree.leaves(expected), strict=True):
         mine, theirs = np.asarray(mine), np.asarray(theirs)
+        assert mine.shape == theirs.shape, path
         if not (rtol or atol or scale):
             np.testing.assert_array_equal(mine, theirs, err_msg=path)
             continue
@@ -26,6 +27,8 @@ def assert_close(found: Any, expected: Any, rtol=0.0, atol=0.0, scale=0.0) -> No
 
 
 def same(one: Any, other: Any) -> bool:
-    """Returns whether all leaves are equal bit for bit; the leaves' order is the trees'."""
+    """Returns whether names and all leaves are equal, bit for bit."""
+    if named(one).keys() != named(other).keys():
+        return False
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
     return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)

@@ -258,7 +258,7 @@ def test_another_function_is_noticed(transformers_folders, tmp_path):
     other = {**sound(0), "token_embedder/embedding": sound(1)["token_embedder/embedding"]}
     path = t5x_files.write(tmp_path / "one", "orbax", sound(0))
     with pytest.raises(verify.NotEqual, match="token_embedder/embedding differs from its source"):
-        verify.checkpoint_arrays(str(path), wrong, other)
+        verify.checkpoint_arrays(str(path), other)
 
 
 @pytest.mark.parametrize(

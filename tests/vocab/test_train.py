@@ -415,7 +415,7 @@ def test_an_unusable_output_is_one_line(trained, corpus, tmp_path):
     assert "cannot be written" in line(tmp_path / "file")
     assert "no folder can be made here" in line("/proc/vocabulary")
     text = line(trained[0], "--max_piece_length=5")
-    assert "a different max_piece_length (was 16, now 5): choose another --output" in text
+    assert "settings: max_piece_length (was 16, now 5): choose another --output" in text
     foreign = tmp_path / "foreign"
     foreign.mkdir()
     (foreign / "sentencepiece.model").write_bytes(b"somebody's")

@@ -75,7 +75,7 @@ def test_a_finished_one_is_kept_and_others_are_not_touched(corpus, tmp_path):
     made(corpus, tmp_path / "made", "byte_bpe")
     assert path.stat().st_mtime_ns == before
     for flags, says in (
-        (("--extra_ids=3",), "made with a different extra_ids"),
+        (("--extra_ids=3",), "made with other settings: extra_ids"),
         (("--extra_ids=-1",), "must be 0 or more"),
         (("--cased",), "has no effect with --kind=byte_bpe"),
     ):

@@ -49,7 +49,7 @@ def test_a_weighted_corpus_is_a_repeated_one(corpora, tmp_path, model_type):
     assert manifest["factors"] == {"a": 3.0, "b": 1.0}
     assert manifest["corpus"]["weights"] == {"a": 3.0 * size(A), "b": 1.0 * size(B)}
     assert train.train(options, weighted, str(tmp_path / "weighted")).model == ours.model
-    with pytest.raises(UserError, match="made with a different weights"):
+    with pytest.raises(UserError, match="made with other settings: weights"):
         train.train(options, Corpora(parts, {"a": 1.0, "b": 1.0}), str(tmp_path / "weighted"))
 
 

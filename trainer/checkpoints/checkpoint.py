@@ -144,7 +144,7 @@ class Checkpoints:
         return state
 
     def check_resumable(self, step: int, run: Run) -> None:
-        """Restores the watch; raises a UserError that names differences from the earlier run."""
+        """Restores the watch; raises Damaged, or a UserError that names changes since that run."""
         path = self.path(step)
         with processes.failing_together():
             if _of_t5x(path):

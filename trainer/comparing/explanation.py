@@ -120,7 +120,7 @@ class Explanation:
             ("cache", task.cache),
         )
         return show.Sample(
-            f"Step {self.step:,}, row {row:,}{self._number(row, example)}",
+            f"Step {self.step:,}, row {row:,}{self._number(example)}",
             facts,
             found.places,
             found.parts,
@@ -131,7 +131,7 @@ class Explanation:
             self._lineages[number].unit,
         )
 
-    def _number(self, row: int, example: int) -> str:
+    def _number(self, example: int) -> str:
         return f", example {example + 1}" if self._data.sources[0].packed else ""
 
     def line(self, row: int, example: int = 0) -> str:
@@ -141,6 +141,6 @@ class Explanation:
             f"{part.id} [{part.first}:{part.first + part.tokens}]" for part in found.parts
         )
         return show.printable(
-            f"row {row}{self._number(row, example)}: {found.task}, epoch {found.epoch}, "
+            f"row {row}{self._number(example)}: {found.task}, epoch {found.epoch}, "
             f"window {found.window}: {documents}"
         )

@@ -1,6 +1,7 @@
 """A run's configuration and its file. Imports nothing heavy, because --help imports this."""
 
 import dataclasses
+import importlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -346,6 +347,8 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
     value = files.read_json(path)
     if not (isinstance(value, dict) and isinstance(value.get("config"), dict)):
         raise UserError(f"{path} has no configuration of a run: restore it from a copy")
-    if value["config"].get("task_module"):  # may register values that the configuration names
+    # Both may register values that the configuration names.
+    importlib.import_module("trainer.zoo")
+    if value["config"].get("task_module"):
         registry.load(value["config"]["task_module"])
     return fields.from_dict(Config, value["config"], path), value.get("origins", {})

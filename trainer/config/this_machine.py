@@ -12,7 +12,8 @@ from trainer.config.run import Config
 def on_this_machine(config: Config) -> Config:
     """Returns a run's configuration for this process alone.
 
-    Keeps the run's mesh if the local devices can form it, and keeps cuDNN's attention on GPUs.
+    Keeps the run's mesh if the local devices can form it, else all devices divide the rows; keeps
+    cuDNN's attention on GPUs only.
     """
     import jax
 

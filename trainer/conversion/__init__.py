@@ -7,7 +7,8 @@ def check(format: str, vocabulary: str | None, shard_size: str | None, push_to: 
     """Returns the largest size of a weights file in bytes.
 
     Raises:
-      UserError: a package is missing, the size cannot be read, or the Hub refuses an upload.
+      UserError: a package is missing, the size cannot be read, or `push_to` is invalid or lacks
+        a token.
     """
     wanted = ["safetensors", "huggingface_hub"] if format == "huggingface" else []
     wanted += ["sentencepiece", "tokenizers"] if vocabulary else []

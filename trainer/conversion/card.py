@@ -182,7 +182,7 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
 
 
 def _tokens_seen(data: CachedData, config: Config, step: int) -> int:
-    """Returns the number of corpus tokens in all updates; for mixtures, to one window per task."""
+    """Returns the number of corpus tokens in all updates; in mixtures, exact to a window a task."""
     windows = [each.task.objective.window_tokens(data.lengths) for each in data.tasks]
     total = 0.0
     for (first, shares), (last, _) in itertools.pairwise([*data.rates, (step, [])]):

@@ -118,7 +118,7 @@ def _write(
     else:
         moments = targets.to_t5x(partial, opened, arrays, settings)
     inside = os.path.join(partial, f"checkpoint_{opened.step}")
-    count = verify.checkpoint_arrays(inside, opened.model.config, arrays)
+    count = verify.checkpoint_arrays(inside, arrays)
     for entry in os.listdir(inside):
         os.rename(os.path.join(inside, entry), os.path.join(partial, entry))
     os.rmdir(inside)

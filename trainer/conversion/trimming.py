@@ -43,10 +43,10 @@ def vocabulary_of(opened: Opened, path: str | None, extra_ids: int | None) -> Vo
     return found
 
 
-def trimmed(opened: Opened, base: Vocabulary, id_map: list[int | None], left: Vocabulary) -> Opened:
+def trimmed(opened: Opened, id_map: list[int | None], left: Vocabulary) -> Opened:
     """Returns a checkpoint with only the rows of `left`, padded to a multiple of 128.
 
-    `id_map` has the new id for each id in its vocabulary `base`; None for removed pieces.
+    `id_map` has the new id for each id of its vocabulary; None for removed pieces.
     """
     model, flag = opened.model.config, f"--from={opened.source.path}"
     size = -(-left.size // _MULTIPLE) * _MULTIPLE
@@ -90,7 +90,7 @@ def cut(flags: Any, opened: Opened, settings: Settings) -> tuple[Opened, Setting
     counts = usage.count(base, corpus, flags.workers)
     found = trimming.trim(base, counts, flags.min_count, flags.vocab_size)
     print(f"vocabulary: {trimming.described(base, found, counts)}", flush=True)
-    made = trimmed(opened, base, found.id_map, found.vocabulary)
+    made = trimmed(opened, found.id_map, found.vocabulary)
     settings = dataclasses.replace(settings, vocabulary=found.vocabulary, roles=_roles(opened))
     targets.refuse(made, settings)
     old_of_new = np.array([old for old, new in enumerate(found.id_map) if new is not None])

@@ -45,7 +45,7 @@ def transformers_arrays(
     return len(arrays)
 
 
-def checkpoint_arrays(path: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> int:
+def checkpoint_arrays(path: str, arrays: dict[str, np.ndarray]) -> int:
     """Returns the number of parameters in a T5X or Palimpsest checkpoint.
 
     Raises NotEqual if one differs from `arrays`, which have the stored dtype.

@@ -148,17 +148,19 @@ class Places(NamedTuple):
     """Origins of a batch's examples in row order; all are int64 [E].
 
     `sources` indexes the run's sources, `windows` the source's `Windows`; `epochs` counts earlier
-    passes over the source, `ranks` windows read earlier in the same epoch.
+    passes over the source.
     """
 
     sources: np.ndarray
     epochs: np.ndarray
-    ranks: np.ndarray
     windows: np.ndarray
 
 
 class TrainingBatches:
-    """Training batches: `batches[k]` holds the rows of step k that host `host` of `hosts` makes."""
+    """Training batches: `batches[k]` holds the rows of step k that host `host` of `hosts` makes.
+
+    Endless. `batch_size` counts the rows of all hosts; raises UserError unless `hosts` divides it.
+    """
 
     def __init__(
         self,
@@ -192,7 +194,7 @@ class TrainingBatches:
         columns, members_of = [], []
         for number, rows, members in self._members(step):
             count = len(members.rows_E)
-            origins = (np.full(count, number), members.epochs_E, members.ranks_E, members.windows_E)
+            origins = (np.full(count, number), members.epochs_E, members.windows_E)
             columns.append(np.stack([rows[members.rows_E], *origins]))
             members_of += [(members, place) for place in range(count)]
         joined = np.concatenate(columns, axis=1)
@@ -238,7 +240,10 @@ class TrainingBatches:
 
 
 def evaluation_batches(maker: BatchMaker, batch_size: int, seed: int) -> Iterator[Batch]:
-    """Yields every window once, in order; padding rows without weight complete the last batch."""
+    """Yields every window once, in order; padding rows without weight complete the last batch.
+
+    Noise depends only on `seed` and the window, so that evaluations of all steps compare.
+    """
     count = len(maker.windows)
     for first in range(0, count, batch_size):
         indices_W = np.arange(first, min(first + batch_size, count))

@@ -104,7 +104,7 @@ class FollowedOrder:
         plan, wanted, firsts = self._manifest.plan, self._wanted, self._state[0]
         known = self._manifest.splits[_SPLIT][: borders[-1]]
         added = known[self._shards :]
-        # All at once, since each addition copies the data of all shards.
+        # All at once, since each addition copies the counts of all shards.
         self._windows.grow(added)
         ends = [self._windows.ending(border) for border in borders]
         last = borders[-1] == self._of

@@ -58,7 +58,7 @@ class Data(Protocol):
 
     @property
     def record(self) -> dict[str, Any]:
-        """`tasks_record` as "tasks", and [updates made before, [[task, share], …]] as "rates"."""
+        """`tasks_record` as "tasks"; "rates" lists [updates made before, [[task, share], …]]."""
 
     def training(
         self, first_step: int, host: int = 0, hosts: int = 1, waiting: Waiting | None = None

@@ -3,6 +3,7 @@
 Only `trainer.data.seqio_data` imports seqio and TensorFlow; it passes the tasks in.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -122,9 +123,8 @@ def _of_numbers(function: Callable[..., Mapping[str, Any]]) -> Callable[..., Map
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
     found = {}
     for name, value in values.items():
-        number = getattr(value, "value", value)  # seqio's Scalar
-        if np.ndim(number) == 0 and np.issubdtype(np.asarray(number).dtype, np.number):
-            found[name] = float(number)
+        with contextlib.suppress(TypeError, ValueError):  # a text, or an array
+            found[name] = float(getattr(value, "value", value))  # seqio's Scalar
     return found
 
 

@@ -37,7 +37,8 @@ def decode(
 ) -> Found:
     """Returns the most likely next tokens, or samples; the score is their log probability.
 
-    A prompt takes `decoding.rows` consecutive rows, each with its own sampling key in `key_B`.
+    Temperature, top_k and top_p do not change the score. A prompt takes `decoding.rows` consecutive
+    rows, each with its own sampling key in `key_B`.
     """
     choose = _drawn(decoding) if decoding.method == SAMPLE else _likeliest
     size = decoding.max_new_tokens

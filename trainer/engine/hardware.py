@@ -37,7 +37,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def peak_memory() -> dict[str, int]:
-    """Returns this process's peak bytes on the host and, if counted, on the fullest device."""
+    """Returns peak bytes: `host_memory_bytes`, and `device_memory_bytes` (fullest) if counted."""
     import jax
 
     counted = [device.memory_stats() or {} for device in jax.local_devices()]

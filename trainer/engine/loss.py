@@ -139,7 +139,7 @@ def _side_loss(
 
 
 def sequence_accuracy(output: jax.Array | RoutedLogits | Predictions, batch: Batch) -> Metrics:
-    """Returns the share of rows whose targets all have the highest logit; {} for encoders."""
+    """Returns the share of rows with targets whose targets all rank first; {} for encoders."""
     if isinstance(output, Predictions):
         return {}
     logits_BLV = output.logits_BLV if isinstance(output, RoutedLogits) else output

@@ -225,7 +225,7 @@ class _Watch:
         self._publish(_DONE)
 
     def ended(self, error: BaseException) -> None:
-        """Announces `error`, after a wait during which the watch may end this process."""
+        """Announces `error`; waits first if another process's loss may have caused it."""
         user_error = isinstance(error, UserError | OSError | KeyboardInterrupt | SystemExit)
         if not user_error:
             time.sleep(self._timeout + 2 * self._beat)

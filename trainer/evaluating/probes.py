@@ -53,7 +53,7 @@ class Probes:
         self._probes = [_probe(line, place, make) for place, line in _lines(path)]
 
     def __call__(self, params: Any) -> dict[str, dict[str, float]]:
-        """Returns the percentage of correct clozes and the texts' perplexity per token."""
+        """Returns {"probes": {`probe_accuracy` in percent, `probe_perplexity` per token}}."""
         params = self._program.merged(params)
         pairs = [pair for probe in self._probes for pair in probe.pairs]
         scores = iter(self._likelihood(params, pairs).tolist())

@@ -61,8 +61,7 @@ class Attending(NamedTuple):
         """The mask; it ignores prefixes if the batch marks none."""
         if self.view.predicate is None:
             raise ValueError("a pattern needs a mask that kernels support")
-        prefix = self.view.predicate.prefix and self.view.rows.prefix_BL is not None
-        return self.view.predicate._replace(prefix=prefix)
+        return self.view.predicate.on(self.view.rows)
 
     @property
     def angles(self) -> tuple[Array, Array] | None:
@@ -222,14 +221,13 @@ def _fused(at: Attending, q_BLJ: Array, k_BSJ: Array, v_BSJ: Array) -> Array:
         q_BLJ = rotate_joined(q_BLJ, at.angles[0], at.head_dim)
         k_BSJ = rotate_joined(k_BSJ, at.angles[1], at.head_dim)
     device, relative = tracing_device(), at.view.positions.relative
-    assert at.view.predicate is not None, "the table of cores chose a different core"
     visits, tables = None, None
     if at.pattern is not None:
         visits, tables = _tables(at, at.pattern, q_BLJ.shape[1])
     run = partial(
         fused_attention,
         head_dim=at.head_dim,
-        predicate=at.view.predicate,
+        predicate=at.predicate,
         scale=at.scale,
         vmem_bytes=device.kernel_bytes,
         interpret=not device.is_tpu,

@@ -75,7 +75,10 @@ class Cache(NamedTuple):
         return kept_BGSK.swapaxes(1, 2)
 
     def last_inputs(self, module: nn.Module, x_BLC: Array, width: int) -> Array:
-        """Prepends a convolution's W - 1 stored inputs, W = `width`, and stores the newest ones."""
+        """Prepends a convolution's W - 1 stored inputs, W = `width`, and stores the newest ones.
+
+        Returns [B, W - 1 + L, C]. `x_BLC` must be 0 where there is no token.
+        """
         if self.filling:
             before = jnp.zeros((len(x_BLC), width - 1, x_BLC.shape[-1]), x_BLC.dtype)
         else:

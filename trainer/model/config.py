@@ -329,7 +329,7 @@ class ModelConfig:
         if fraction is None:
             fraction = self.family_facts.rotary_fraction
         channels: float = self.head_dim * fraction
-        # Allow for fractions given as rounded decimals, such as 0.333.
+        # Allow for fractions given as rounded decimals, such as 0.33333 for a third.
         return round(channels) if abs(channels - round(channels)) < 1e-3 else channels
 
     @property

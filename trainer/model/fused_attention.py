@@ -90,7 +90,7 @@ def fused_attention(
         length,
         source_length,
         head_dim,
-        Mask(predicate.causal, predicate.prefix and query.prefix_BL is not None),
+        predicate.on(query),
         relative.spec if relative else None,
         scale,
         *blocks,

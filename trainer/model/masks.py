@@ -48,6 +48,10 @@ class Mask(NamedTuple):
         """True if no query sees a later key."""
         return self.causal and not self.prefix
 
+    def on(self, rows: Rows) -> Mask:
+        """Returns the mask without a prefix if the rows have none."""
+        return self._replace(prefix=self.prefix and rows.prefix_BL is not None)
+
     def __call__(self, query: Rows, key: Rows) -> Array:
         key_segment_B1S = key.segment_BL[:, None, :]
         same_BLS = (query.segment_BL[:, :, None] == key_segment_B1S) & (key_segment_B1S > 0)

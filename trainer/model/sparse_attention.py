@@ -56,8 +56,8 @@ def block_sparse_attention(
     is set if each query drops its own weights.
     """
     length, num_heads, num_sources = q_BLHK.shape[1], q_BLHK.shape[2], k_BLGK.shape[2]
-    prefix = predicate.prefix and rows.prefix_BL is not None
-    layout_PNN = visited(pattern, num_heads, length, predicate.causal, prefix)
+    predicate = predicate.on(rows)
+    layout_PNN = visited(pattern, num_heads, length, predicate.causal, predicate.prefix)
     if len(layout_PNN) > 1 and num_sources != num_heads:
         k_BLGK, v_BLGK = (jnp.repeat(x, num_heads // num_sources, 2) for x in (k_BLGK, v_BLGK))
     cut = partial(_cut, block=pattern.block)
@@ -67,7 +67,7 @@ def block_sparse_attention(
         return cut(x_BLHK).transpose(0, 3, 1, 2, 4)
 
     ids = [rows.segment_BL]
-    if prefix:
+    if predicate.prefix:
         assert rows.prefix_BL is not None
         # These ids are above 0 only in a prefix.
         ids.append(jnp.where(rows.prefix_BL > 0, rows.segment_BL, 0))

@@ -5,7 +5,6 @@ Reductions (root mean squares, factored moments, orthogonalisation) are per laye
 and unscanned models make the same updates.
 """
 
-import importlib
 import math
 import re
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from trainer.config.optimizer import OPTIMIZERS, OptimizerConfig
 from trainer.model.parameters import ParameterFacts
 from trainer.model.parametrisation import UNCHANGED
 from trainer.model.paths import path_name
+from trainer.model.slots import load
 from trainer.model.spec import EncoderSpec, ModelSpec
 from trainer.model.transformer import decayed, logical_axes, parameter_tree
 from trainer.optim.plateau import droppable
@@ -60,7 +60,7 @@ def make_optimizer(
     if config.value("scale_epsilon") and factors:
         # Adam with gradients / r and epsilon is Adam with gradients and epsilon * r.
         parts.append(_scale_tensors({path: 1.0 / factor.rate for path, factor in factors.items()}))
-    direction: Direction = _load(OPTIMIZERS[config.name].code)
+    direction: Direction = load(OPTIMIZERS[config.name].code)
     parts += direction(config, stacked)
 
     def by_schedule(make: Callable[[Schedule], optax.GradientTransformation]) -> None:
@@ -105,11 +105,6 @@ def optimizer_of(
     return make_optimizer(config, logical_axes(spec), decayed(spec), parameter_tree(spec))
 
 
-def _load(code: str) -> Any:
-    module, _, function = code.partition(":")
-    return getattr(importlib.import_module(module), function)
-
-
 class _Factor(NamedTuple):
     """Factors of a tensor's learning rate, and of its updates in the run's optimizer."""
 
@@ -127,7 +122,7 @@ def _factors(config: OptimizerConfig, facts: Tree | None, stacked: StackAxes) ->
 
     def factor(path: tuple, leaf: ParameterFacts) -> _Factor:
         own_axes = len(leaf.shape) - len(stacked(path))
-        exponent = 1.0 if code is None else _load(code)(path_name(path), own_axes)
+        exponent = 1.0 if code is None else load(code)(path_name(path), own_axes)
         rate, size = leaf.rates
         return _Factor(rate, rate**exponent / (size if scaled else 1.0))
 

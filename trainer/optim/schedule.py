@@ -81,8 +81,8 @@ def _polynomial_decay(config: OptimizerConfig, step: jax.Array) -> jax.Array:
 def _linear_cooldown(config: OptimizerConfig, step: jax.Array) -> jax.Array:
     """Stays 1 until `cooldown_start`, then falls linearly to `final_fraction` and stays there.
 
-    If it starts at the end of the warm-up, this is the linear schedule; if it starts later, this is
-    warm-up-stable-decay (Hu et al. 2024, arXiv:2404.06395).
+    After a linear warm-up, this is the linear schedule if it starts at once, and
+    warm-up-stable-decay (Hu et al. 2024, arXiv:2404.06395) if later.
     """
     return _towards(config, _cooldown_left(config, step))
 

@@ -112,8 +112,8 @@ class Kernel(NamedTuple):
     """A Pallas kernel in a traced program.
 
     `grid` is (groups, steps) if there are several axes, else (steps,); `shapes` are the operands',
-    then the results', on one device; `bytes` is their total size. `visited` is the share of tiles
-    that are visited under a causal mask, in layouts that skip tiles; else 1.
+    then the results', on one device; `bytes` is their total size. `visited` is the number of
+    visited tiles relative to a causal mask's, in layouts that skip tiles; else 1.
     """
 
     name: str

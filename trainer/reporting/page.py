@@ -194,9 +194,10 @@ def _software(runs: Sequence[History]) -> str:
     same = [(name, row[0]) for name, row in rows.items() if len(set(row)) == 1]
     if len(runs) == 1:
         return html_page.table("At the last start", header, same)
-    differing = html_page.table("What differs, at the last start", header, differ)
     rest = html_page.table("", ("", "every run"), same)
-    first = differing if differ else "<p>The same in all runs.</p>"
+    first = "<p>The same in all runs.</p>"
+    if differ:
+        first = html_page.table("What differs, at the last start", header, differ)
     return f"{first}<details><summary>The same in all</summary>{rest}</details>"
 
 

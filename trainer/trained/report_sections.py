@@ -112,7 +112,10 @@ def _by_loss(run: Run, data: CachedData, count: int, prefix: str) -> str:
 
 
 def _losses(program: Program) -> Any:
-    """Returns (params, maker, windows, seed) -> mean target loss of each window, float64 [W]."""
+    """Returns (params, maker, windows, seed) -> mean target loss of each window, float64 [W].
+
+    It is NaN for a window without targets.
+    """
     of_rows, mesh = likelihood.of_rows(program), program.mesh
     size = -(-_BATCH // mesh.size) * mesh.size
 

@@ -131,9 +131,9 @@ class Fixed(_Blocks):
             raise Rejected("head_patterns", self.head_patterns, rule)
 
     def layout(self, num_heads: int, blocks: int, causal: bool) -> np.ndarray:
-        layouts = []
+        layouts, windows_NN = [], _windows(blocks, [self.window])
         for head in range(min(self.head_patterns, num_heads)):
-            layout_NN = _windows(blocks, [self.window])
+            layout_NN = windows_NN.copy()
             first = self.window - (1 + head) * self.global_blocks
             for start in range(0, blocks, self.window):
                 # If the last window is short, use the blocks that it has.

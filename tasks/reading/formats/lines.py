@@ -64,12 +64,15 @@ class LongLine:
 
 
 def whole(line: bytes | LongLine) -> bytes | None:
-    """Returns a long line without its newline, or None if it exceeds LONGEST_BYTES."""
+    """Returns bytes unchanged; joins a long line, without its newline, or None if too long."""
     if isinstance(line, bytes):
         return line
     data = bytearray()
     for chunk in line:
-        data += chunk if line.size <= LONGEST_BYTES else b""
+        if line.size <= LONGEST_BYTES:
+            data += chunk
+        else:
+            data.clear()
     return bytes(data) if line.size <= LONGEST_BYTES else None
 
 

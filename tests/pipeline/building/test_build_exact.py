@@ -113,6 +113,8 @@ def fill(path):
         ("sentencepiece.model", flip),
         ("manifest.json", truncate),
         ("stats.train.json", fill),
+        ("plan.json", truncate),
+        ("plan.json", os.unlink),
     ],
 )
 def test_damage_is_found_and_repaired(

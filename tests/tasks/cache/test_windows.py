@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from tasks.cache import records, shards
 from tasks.cache.manifest import (
     LINEAGE_COLUMNS,
+    CacheManifest,
     shard_file,
 )
+from tasks.cache.windows import Windows
 from tasks.terminal.command_line import UserError
 from tests.support import plain_records
 from tests.support.window_caches import COUNT, SIZES, check, expected, make, read_from_threads
@@ -194,6 +196,24 @@ def test_a_row_with_a_wrong_number_of_tokens_is_rejected(cache):
     entry[name] = dataclasses.replace(entry[name], bytes=entry[name].bytes + change)
     with pytest.raises(UserError, match=r"00001-of.*row 2: it has 99 tokens, but should have 100"):
         cache.windows(100).read(np.array([32]))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda shards, plan: (shards[1:], plan), "lacks"),
+        (lambda shards, plan: (shards, dataclasses.replace(plan, packing="concot")), "unknown"),
+        (
+            lambda shards, plan: ((dataclasses.replace(shards[0], rows=3), *shards[1:]), plan),
+            "do not fill",
+        ),
+    ],
+)
+def test_an_edited_manifest_is_refused(caches, change, says):
+    cache = caches[100]
+    found, plan = change(cache.manifest.splits["train"], cache.manifest.plan)
+    with pytest.raises(UserError, match=rf"manifest\.json is damaged \(.*{says}"):
+        Windows(cache.folder, CacheManifest(plan, {"train": found}, {}), "train", 100)
 
 
 def open_files(folder):

@@ -96,7 +96,7 @@ def test_none_is_a_choice_where_it_is_listed(text, scheme):
 
 @pytest.mark.parametrize("metric", ["min:", "mid:nodir", "a/max:"])
 def test_a_watched_metric_has_a_name_and_a_known_prefix(metric):
-    with pytest.raises(UserError, match="best_metric"):
+    with pytest.raises(UserError, match="others need evaluation"):
         build("--task_module=json", f"--checkpoint.best_metric={metric}")
 
 

@@ -160,7 +160,7 @@ def test_only_the_first_example_of_packed_rows_is_compared():
     [
         ("lm_tiny", {}, "family lm .* --custom_code"),
         ("bert_tiny", {"family": "bert_pre_ln"}, "norms after the sublayers"),
-        ("bert_tiny", {"position": "relative"}, "learned positions, but this model has"),
+        ("bert_tiny", {"position": "relative"}, "learned positions, but this model uses"),
         ("bert_tiny", {"head_dim": 16}, "no bert model with head_dim 16"),
         ("bert_tiny", {"mlp_activations": ("gelu", "linear")}, "no bert model with mlp_activ"),
         ("t5_1_1_tiny", {"mlp_activations": ("gelu", "silu")}, "no t5_1_1 model with mlp_activ"),

@@ -3,8 +3,13 @@
 import ast
 import functools
 import pathlib
+from dataclasses import replace
 
 import trainer.zoo  # noqa: F401  (registers its parts)
+from tests.support.processes import started
+from trainer.config import Config
+from trainer.config.presets import MODEL_PRESETS
+from trainer.config.run import save_config
 from trainer.model.parts import FAMILIES, SLOTS
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -37,6 +42,24 @@ def _names():
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     }
     return parts, defined
+
+
+def test_runs_with_its_parts_open_in_a_new_process(tmp_path):
+    models = {
+        "primer": MODEL_PRESETS["tiny_primer"],
+        "evolved": MODEL_PRESETS["tiny_evolved_transformer"],
+        "synthesizer": MODEL_PRESETS["tiny_synthesizer"],
+        "march": MODEL_PRESETS["t5_1_0_base_cdq"],
+        "pattern": replace(
+            MODEL_PRESETS["lm_tiny"], attention_pattern="bigbird:window=3,random_blocks=1,block=8"
+        ),
+    }
+    for name, model in models.items():
+        save_config(Config(preset=name, model=model, model_dir=str(tmp_path / name)), {})
+    code = "import sys; from trainer.config import load_config\n"
+    code += "for each in sys.argv[1:]: load_config(each)"
+    done = started("-c", code, *(tmp_path / name for name in models))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_nothing_outside_of_the_zoo_names_its_tenants():
