@@ -55,6 +55,7 @@ def test_runs_with_its_parts_open_in_a_new_process(tmp_path):
         ),
     }
     for name, model in models.items():
+        (tmp_path / name).mkdir()
         save_config(Config(preset=name, model=model, model_dir=str(tmp_path / name)), {})
     code = "import sys; from trainer.config import load_config\n"
     code += "for each in sys.argv[1:]: load_config(each)"
