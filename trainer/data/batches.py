@@ -148,11 +148,12 @@ class Places(NamedTuple):
     """Origins of a batch's examples in row order; all are int64 [E].
 
     `sources` indexes the run's sources, `windows` the source's `Windows`; `epochs` counts earlier
-    passes over the source.
+    passes over the source, `ranks` windows read earlier in the same epoch.
     """
 
     sources: np.ndarray
     epochs: np.ndarray
+    ranks: np.ndarray
     windows: np.ndarray
 
 
@@ -194,7 +195,7 @@ class TrainingBatches:
         columns, members_of = [], []
         for number, rows, members in self._members(step):
             count = len(members.rows_E)
-            origins = (np.full(count, number), members.epochs_E, members.windows_E)
+            origins = (np.full(count, number), members.epochs_E, members.ranks_E, members.windows_E)
             columns.append(np.stack([rows[members.rows_E], *origins]))
             members_of += [(members, place) for place in range(count)]
         joined = np.concatenate(columns, axis=1)

@@ -62,7 +62,7 @@ REFUSED = [
     (
         "lm",
         {"parametrisation": "mup:readout=zero", "tied_logits": True},
-        "a different readout: logits",
+        "parametrisation .*readout: logits are",
     ),
     # Norms, blocks and experts.
     ("lm", {"norm": "post"}, "norm is 'post'; it must be one of 'dynamic_tanh'"),
