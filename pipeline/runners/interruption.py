@@ -59,8 +59,8 @@ def interruptible() -> Iterator[Interruptible]:
     """Makes SIGINT end the block within seconds; later ones, and nested blocks, have no effect.
 
     Works in the main thread, also of processes started with `&`, for which shells ignore SIGINT.
-    Raises KeyboardInterrupt if SIGINT has arrived, even if it made the block raise a different
-    error, such as that of an interrupted import, unless the error is a UserError.
+    Raises KeyboardInterrupt if SIGINT has arrived, even if a library swallowed it or the block
+    raised a different error, such as that of an interrupted import, unless it is a UserError.
     """
     global _active
     if _active or threading.current_thread() is not threading.main_thread():
@@ -73,6 +73,8 @@ def interruptible() -> Iterator[Interruptible]:
     signal.signal(signal.SIGINT, active.handle)
     try:
         yield active
+        if active.happened:
+            raise KeyboardInterrupt
     except (KeyboardInterrupt, UserError):
         raise
     except BaseException:

@@ -1,5 +1,6 @@
 """SIGINT ends a block once and promptly, even if a library swallows the exception."""
 
+import contextlib
 import signal
 
 import pytest
@@ -29,13 +30,18 @@ def test_only_the_first_signal_counts():
         interrupt()
         calls.append("cleaned")
 
-    with interruptible() as outer, interruptible() as inner:
+    with pytest.raises(KeyboardInterrupt), interruptible() as outer, interruptible() as inner:
         assert inner is outer
         outer.stops.append(lambda: calls.append("stopped"))
-        with pytest.raises(KeyboardInterrupt):
-            interrupted(clean_up)
+        interrupted(clean_up)
     assert calls == ["stopped", "cleaned"]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_library_that_swallows_it():
+    with pytest.raises(KeyboardInterrupt), interruptible(), contextlib.suppress(KeyboardInterrupt):
+        interrupt()
+        signal.pause()
 
 
 @pytest.mark.parametrize(
