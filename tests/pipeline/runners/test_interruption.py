@@ -30,18 +30,26 @@ def test_only_the_first_signal_counts():
         interrupt()
         calls.append("cleaned")
 
-    with pytest.raises(KeyboardInterrupt), interruptible() as outer, interruptible() as inner:
-        assert inner is outer
-        outer.stops.append(lambda: calls.append("stopped"))
-        interrupted(clean_up)
+    def nested():
+        with interruptible() as outer, interruptible() as inner:
+            assert inner is outer
+            outer.stops.append(lambda: calls.append("stopped"))
+            interrupted(clean_up)
+
+    with pytest.raises(KeyboardInterrupt):
+        nested()
     assert calls == ["stopped", "cleaned"]
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_library_that_swallows_it():
-    with pytest.raises(KeyboardInterrupt), interruptible(), contextlib.suppress(KeyboardInterrupt):
-        interrupt()
-        signal.pause()
+    def swallow():
+        with interruptible(), contextlib.suppress(KeyboardInterrupt):
+            interrupt()
+            signal.pause()
+
+    with pytest.raises(KeyboardInterrupt):
+        swallow()
 
 
 @pytest.mark.parametrize(
