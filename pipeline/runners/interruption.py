@@ -60,7 +60,7 @@ def interruptible() -> Iterator[Interruptible]:
 
     Works in the main thread, also of processes started with `&`, for which shells ignore SIGINT.
     Raises KeyboardInterrupt if SIGINT has arrived, even if a library swallowed it or the block
-    raised a different error, such as that of an interrupted import, unless it is a UserError.
+    raised another error because of it, as interrupted imports do. A UserError is raised as it is.
     """
     global _active
     if _active or threading.current_thread() is not threading.main_thread():
