@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.runners.child import end_at_once_with
+from pipeline.runners.interruption import shielded
 from tasks import vocabulary
 from tasks.terminal.command_line import UserError
 from vocab import unigram_seeds
@@ -51,8 +53,11 @@ def learn(settings: Mapping[str, Any], counts: Counts, symbols: int = 0) -> byte
                 )
         context = multiprocessing.get_context("spawn")
         receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_learn_in_child, args=(sender, path, settings), daemon=True)
-        child.start()
+        child = context.Process(
+            target=_learn_in_child, args=(os.getpid(), sender, path, settings), daemon=True
+        )
+        with shielded():
+            child.start()
         sender.close()
         try:
             model, reason = receiver.recv()
@@ -82,8 +87,9 @@ def _advice(reason: str, symbols: int) -> str:
     return reason
 
 
-def _learn_in_child(sender: Any, path: str, settings: Mapping[str, Any]) -> None:
+def _learn_in_child(parent: int, sender: Any, path: str, settings: Mapping[str, Any]) -> None:
     """Sends (model, reason for failure) through `sender`; one of the two is empty."""
+    end_at_once_with(parent)
     import sentencepiece
     from sentencepiece import sentencepiece_model_pb2
 

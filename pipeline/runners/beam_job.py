@@ -129,8 +129,7 @@ def run(
         stack.enter_context(quiet)
         interruption = stack.enter_context(interruptible())
         workers = local_workers.create(interrupt)
-        interruption.stops.append(workers.kill)
-        stack.callback(interruption.stops.remove, workers.kill)
+        stack.enter_context(interruption.stopping(workers.kill))
         stack.callback(workers.kill)
         if service:
             interruption.seconds = SERVICE_LIMIT_SECONDS

@@ -3,88 +3,118 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tasks.terminal.command_line import EXIT_INTERRUPTED, UserError
 
-# Maximum time from SIGINT to process end: libraries may swallow the exception or wait for a thread
-# that never ends.
+# Maximum time from SIGINT to process end: a library may wait for a thread that never ends.
 _LIMIT_SECONDS = 10.0
 # The same for a service's jobs, which the service must be asked to cancel.
 SERVICE_LIMIT_SECONDS = 60.0
+# Time after which an interrupt is repeated: a library's `except:` may have swallowed it.
+_REPEAT_SECONDS = 1.0
 
 
 class Interruptible:
-    """State of an interruptible block."""
+    """A block that SIGINT ends; see `interruptible`."""
 
     def __init__(self) -> None:
         self.happened = False
-        # Called in the signal handler; each ends something that the block may wait for.
-        self.stops: list[Callable[[], None]] = []
         self.seconds = _LIMIT_SECONDS
-        self.usual: Any = None  # the handler outside the block
+        self._stops: list[Callable[[], None]] = []
+        self._usual: Any = None  # the handler outside the block
         self._arrived, self._over = threading.Event(), threading.Event()
 
-    def handle(self, *arguments: Any) -> None:
-        if self.happened:
-            return  # another exception would break the clean-up
-        self.happened = True
-        for stop in self.stops:
-            stop()
-        self._arrived.set()
-        if callable(self.usual):  # it counts interrupts, see `command_line.run`
-            self.usual(*arguments)
-        raise KeyboardInterrupt
+    def __enter__(self) -> "Interruptible":
+        global _active
+        _active = self
+        # Keep the current standard error: it may be redirected by the time the process must end.
+        threading.Thread(target=self._watch, args=(os.dup(2),), daemon=True).start()
+        self._usual = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, self._handle)
+        return self
 
-    def watch(self, stderr: int) -> None:
-        """Ends the process if it outlives a SIGINT, with a line to `stderr`; run in a thread."""
-        self._arrived.wait()
-        if not self._over.wait(self.seconds):
-            os.write(stderr, b"interrupted; run the same command to resume\n")
-            os._exit(EXIT_INTERRUPTED)
-        os.close(stderr)
-
-    def end(self) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        global _active
+        signal.signal(signal.SIGINT, self._usual)
+        _active = None
         self._over.set()
         self._arrived.set()
+        if self.happened and not isinstance(error, KeyboardInterrupt | UserError):
+            raise KeyboardInterrupt from None
+
+    @contextlib.contextmanager
+    def stopping(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Calls `stop`, in the signal handler, if SIGINT arrives in this block or has arrived."""
+        self._stops.append(stop)
+        if self.happened:
+            stop()
+        try:
+            yield
+        finally:
+            self._stops.remove(stop)
+
+    def _handle(self, *arguments: Any) -> None:
+        if self.happened:
+            if _being_handled(KeyboardInterrupt):
+                return  # another exception would break the clean-up
+            raise KeyboardInterrupt  # a library has swallowed the one before
+        self.happened = True
+        for stop in self._stops:
+            stop()
+        self._arrived.set()
+        if callable(self._usual):  # it counts interrupts, see `command_line.run`
+            self._usual(*arguments)
+        raise KeyboardInterrupt
+
+    def _watch(self, stderr: int) -> None:
+        """Repeats SIGINT until the block ends; ends a process that outlives the limit."""
+        self._arrived.wait()
+        end = time.monotonic() + self.seconds
+        while not self._over.wait(_REPEAT_SECONDS):
+            if time.monotonic() > end:
+                line = getattr(self._usual, "line", "interrupted; run the same command to resume")
+                os.write(stderr, f"{line}\n".encode())
+                os._exit(EXIT_INTERRUPTED)
+            interrupt()
+        os.close(stderr)
+
+
+def _being_handled(kind: type[BaseException]) -> bool:
+    """Returns True in an `except`, `finally` or `__exit__` that follows from such an exception."""
+    error = sys.exception()
+    while error and not isinstance(error, kind):
+        error = error.__context__
+    return error is not None
 
 
 _active: Interruptible | None = None
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[Interruptible]:
-    """Makes SIGINT end the block within seconds; later ones, and nested blocks, have no effect.
+def interruptible() -> contextlib.AbstractContextManager[Interruptible]:
+    """Returns a block that SIGINT ends within seconds; inside another such block, it has no effect.
 
     Works in the main thread, also of processes started with `&`, for which shells ignore SIGINT.
     Raises KeyboardInterrupt if SIGINT has arrived, even if a library swallowed it or the block
     raised another error because of it, as interrupted imports do. A UserError is raised as it is.
     """
-    global _active
     if _active or threading.current_thread() is not threading.main_thread():
-        yield _active or Interruptible()
-        return
-    active = _active = Interruptible()
-    # Keep the current standard error: it may be redirected by the time the process must end.
-    threading.Thread(target=active.watch, args=(os.dup(2),), daemon=True).start()
-    active.usual = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, active.handle)
+        return contextlib.nullcontext(_active or Interruptible())
+    return Interruptible()
+
+
+@contextlib.contextmanager
+def shielded() -> Iterator[None]:
+    """Starts child processes that Ctrl-C, which reaches them too, does not end: the parent does."""
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
     try:
-        yield active
-        if active.happened:
-            raise KeyboardInterrupt
-    except (KeyboardInterrupt, UserError):
-        raise
-    except BaseException:
-        if active.happened:
-            raise KeyboardInterrupt from None
-        raise
+        yield
     finally:
-        signal.signal(signal.SIGINT, active.usual)
-        _active = None
-        active.end()
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
 
 
 def interrupt() -> None:

@@ -6,7 +6,6 @@ connected.
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +16,8 @@ from apache_beam.portability import python_urns
 from apache_beam.portability.api import endpoints_pb2
 from apache_beam.runners.portability.fn_api_runner import worker_handlers
 from google.protobuf import json_format, text_format
+
+from pipeline.runners.interruption import shielded
 
 # Time for a worker to end by itself after its job.
 _STOP_SECONDS = 5
@@ -35,12 +36,8 @@ class Workers:
 
     def start(self, environment: dict[str, str]) -> subprocess.Popen:
         command = [sys.executable, "-c", _CHILD, str(os.getpid()), _WORKER]
-        # The child inherits the mask: Ctrl-C reaches it too, but the parent decides.
-        usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with shielded():
             process = subprocess.Popen(command, env=environment)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, usual)
         self._running.append(process)
         threading.Thread(target=self._watch, args=(process,), daemon=True).start()
         if self._over:

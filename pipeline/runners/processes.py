@@ -3,12 +3,14 @@
 import collections
 import itertools
 import multiprocessing
-import signal
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
+from pipeline.runners.child import end_with
+from pipeline.runners.interruption import shielded
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
 
@@ -31,8 +33,8 @@ def in_order(
     """Yields the results of the function `make(*arguments)`, made once in each process.
 
     A single worker is this process; several workers are sent `chunk` elements at a time. They
-    ignore Ctrl-C; their parent ends them. Progress is shown in `sizes`, bytes of the elements, with
-    a `note`. Raises a UserError if a worker dies.
+    ignore Ctrl-C, and end with their parent. Progress is shown in `sizes`, bytes of the
+    elements, with a `note`. Raises a UserError if a worker dies.
     """
     if workers == 1:
         results: Iterator[Any] = map(make(*arguments), elements)
@@ -49,13 +51,20 @@ def _by_workers(
     make: Callable[..., Any], arguments: tuple[Any, ...], chunks: Iterator[Any], workers: int
 ) -> Iterator[Any]:
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, spawn, initializer=_start, initargs=(make, arguments))
+    began = (os.getpid(), make, arguments)
+    pool = ProcessPoolExecutor(workers, spawn, initializer=_start, initargs=began)
     running: collections.deque[Future[list[Any]]] = collections.deque()
+
+    def submit(count: int) -> None:
+        for some in itertools.islice(chunks, count):
+            with shielded():  # it may start a worker
+                running.append(pool.submit(_apply, some))
+
     try:
-        running.extend(pool.submit(_apply, some) for some in itertools.islice(chunks, 2 * workers))
+        submit(2 * workers)
         while running:
             yield from running.popleft().result()
-            running.extend(pool.submit(_apply, some) for some in itertools.islice(chunks, 1))
+            submit(1)
     except BrokenProcessPool as error:
         raise UserError(
             f"a worker process died: if memory ran out, use fewer --workers than {workers}"
@@ -64,9 +73,11 @@ def _by_workers(
         pool.shutdown(cancel_futures=True)
 
 
-def _start(make: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
+def _start(
+    parent: int, make: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]
+) -> None:
     global _function
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with(parent)
     _function = make(*arguments)
 
 

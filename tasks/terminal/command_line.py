@@ -49,19 +49,19 @@ class _Interrupts:
     """
 
     def __init__(self, program: str):
-        self._line = f"{program}: interrupted; run the same command to resume"
+        self.line = f"{program}: interrupted; run the same command to resume"
         self._happened = False
 
     def __call__(self, *_: Any) -> None:
         if not self._happened:
             self._happened = True
             raise KeyboardInterrupt
-        os.write(2, f"{self._line}\n".encode())
+        os.write(2, f"{self.line}\n".encode())
         os._exit(EXIT_INTERRUPTED)
 
     def report(self) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        print(self._line, file=sys.stderr)
+        print(self.line, file=sys.stderr)
 
 
 def run(

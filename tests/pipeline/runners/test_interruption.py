@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import time
 
 import pytest
 
@@ -33,8 +34,8 @@ def test_only_the_first_signal_counts():
     def nested():
         with interruptible() as outer, interruptible() as inner:
             assert inner is outer
-            outer.stops.append(lambda: calls.append("stopped"))
-            interrupted(clean_up)
+            with outer.stopping(lambda: calls.append("stopped")):
+                interrupted(clean_up)
 
     with pytest.raises(KeyboardInterrupt):
         nested()
@@ -42,14 +43,20 @@ def test_only_the_first_signal_counts():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_library_that_swallows_it():
+@pytest.mark.parametrize("then", [False, True], ids=["at the end", "before more work"])
+def test_a_library_that_swallows_it(then):
     def swallow():
-        with interruptible(), contextlib.suppress(KeyboardInterrupt):
-            interrupt()
-            signal.pause()
+        with interruptible():
+            with contextlib.suppress(KeyboardInterrupt):
+                interrupt()
+                signal.pause()
+            if then:
+                time.sleep(60)
 
+    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         swallow()
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize(
@@ -67,12 +74,13 @@ def test_a_block_that_does_not_end():
     program = (
         "import contextlib, time\n"
         "from pipeline.runners import interruption as i\n"
-        "i._LIMIT_SECONDS = 0.3\n"
+        "i._LIMIT_SECONDS = i._REPEAT_SECONDS = 0.3\n"
         "with i.interruptible():\n"
         "    with contextlib.suppress(KeyboardInterrupt):\n"
         "        i.interrupt()\n"
-        "        time.sleep(60)\n"
-        "    time.sleep(60)\n"
+        "    while True:\n"
+        "        with contextlib.suppress(KeyboardInterrupt):\n"
+        "            time.sleep(60)\n"
     )
     done = started("-c", program, timeout=30)
     assert done.returncode == 130

@@ -1,0 +1,69 @@
+"""Processes that divide work without Beam: Ctrl-C is one line, and none outlives its parent."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.support.child import beginning
+from tests.support.processes import completed, launched, wait_for
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """Returns a corpus that takes seconds: 12 MB, of 300,000 different words."""
+    path = tmp_path / "corpus.txt"
+    with path.open("w") as file:
+        for start in range(0, 300_000, 10):
+            words = (f"{number:x}".translate(LETTERS) for number in range(start, start + 10))
+            file.write(f"{' '.join(words)} " * 4 + "\n")
+    return path
+
+
+LETTERS = str.maketrans("0123456789", "ghijklmnop")
+
+
+@pytest.fixture(params=["workers of a dry run", "SentencePiece's trainer"])
+def parent(request, corpus, tmp_path):
+    """Returns a command that has just started its children, and that runs in a session."""
+    if "dry run" in request.param:
+        words = ["-m", "pipeline.build", "--task=lm", "--name=x", f"--corpus=text:{corpus}",
+                 "--vocabulary=bytes", f"--cache_dir={tmp_path}/cache", "--dry_run",
+                 "--workers=2"]  # fmt: skip
+    else:
+        words = ["-m", "vocab.train", f"--corpus=text:{corpus}", "--vocab_size=8000",
+                 f"--output={tmp_path}/vocabulary"]  # fmt: skip
+    process = launched(beginning([sys.executable, *words]))
+    assert wait_for(lambda: children(process), process), process.communicate()
+    yield process
+    if process.poll() is None or children(process):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def children(parent) -> list[str]:
+    command = ["pgrep", "-s", parent.pid, "-f", "spawn_main"]
+    return completed(command).stdout.split()
+
+
+@pytest.mark.parametrize("after", [0.1, 1.0])
+def test_ctrl_c_is_one_line(parent, after):
+    time.sleep(after)
+    os.killpg(parent.pid, signal.SIGINT)  # as a terminal does
+    _, err = parent.communicate(timeout=60)
+    assert err.endswith(": interrupted; run the same command to resume\n")
+    assert err.count("\n") == 1, err
+    assert parent.returncode == 130
+    wait_for(lambda: not children(parent), seconds=30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_children_end_with_their_parent(parent, number):
+    time.sleep(1)
+    parent.send_signal(number)
+    parent.wait()
+    wait_for(lambda: not children(parent), seconds=30)
