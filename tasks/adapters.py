@@ -19,6 +19,7 @@ from tasks.cache.pair_windows import open_windows, row_windows
 from tasks.cache.windows import Windows
 from tasks.objectives import noise
 from tasks.task import TaskSpec
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 
 __all__ = ["CacheSource", "grain_dataset", "iterable_dataset", "torch_dataset"]
@@ -170,10 +171,8 @@ def iterable_dataset(source: CacheSource, shards: int = 64) -> Any:
 
 
 def _package(name: str, extra: str) -> Any:
-    try:
+    with extras.needed("this adapter", extra):
         return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(f"this adapter needs {name}: pip install 'palimpsest[{extra}]'") from error
 
 
 def _elements(source: CacheSource, parts: list[tuple[int, int]]) -> Iterator[dict[str, np.ndarray]]:

@@ -8,6 +8,7 @@ import os
 import sys
 import types
 
+import palimpsest_home
 from tasks.corpora import c4, lm1b, pg19, python_docs, rlm, wikipedia
 from tasks.mixture import MixtureSpec
 from tasks.task import OBJECTIVES, TaskSpec, objective_of, own_task
@@ -38,16 +39,25 @@ def names(module: str | None = None) -> set[str]:
 
 
 def load(module: str) -> types.ModuleType:
-    """Imports a user's module by name, from the working directory or the path."""
+    """Imports a user's module: by name, from the working directory or the path, or a .py file.
+
+    A file may have the name of one of our packages, such as the `tasks.py` of a T5X project.
+    """
     if not module:
-        raise UserError("--task_module is empty: pass the name of a Python module")
+        raise UserError("--task_module is empty: pass the name of a Python module, or its file")
+    name = module
+    file = f"{module}.py" if module in palimpsest_home.PACKAGES else module
+    if file.endswith(".py"):
+        if not os.path.isfile(file):
+            raise UserError(f"--task_module={module}: there is no file {file}")
+        name = palimpsest_home.importable(file)
     sys.path.insert(0, os.getcwd())
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(name)
     except ImportError as error:
         raise UserError(f"--task_module={module} cannot be imported: {error}") from error
     finally:
-        sys.path.pop(0)
+        sys.path.remove(os.getcwd())
 
 
 def find(name: str, module: str | None = None) -> TaskSpec | None:

@@ -3,7 +3,6 @@
 docker/check.py executes their steps.
 """
 
-import fnmatch
 import importlib.util
 import json
 import pathlib
@@ -51,9 +50,12 @@ def test_an_image_has_every_package(image):
     assert ignored[0] == "*"
     assert all((ROOT / name).exists() and f"!{name}" in ignored for name in sources)
     packages = [path.parent.name for path in ROOT.glob("*/__init__.py")]
-    included = PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]
-    wanted = {name for name in packages if any(fnmatch.fnmatch(name, one) for one in included)}
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    wanted = {*wheel["only-include"], *wheel["force-include"]}
     assert {"tasks", "trainer"} <= wanted <= set(sources)
+    assert {
+        name for name in packages if name not in ("benchmarks", "experiments", "tests")
+    } <= wanted
     assert {PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]} <= set(sources)
 
 

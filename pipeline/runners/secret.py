@@ -4,6 +4,7 @@ import base64
 import os
 import re
 
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 
 _NAME = re.compile(r"projects/[^/]+/secrets/[^/]+(/versions/[^/]+)?")
@@ -20,12 +21,10 @@ def provide_hf_token(secret: str) -> None:
     if not _NAME.fullmatch(secret):
         raise UserError(f"--hf_token_secret={secret} is not projects/PROJECT/secrets/NAME")
     version = secret if "/versions/" in secret else f"{secret}/versions/latest"
-    try:
+    with extras.needed("--hf_token_secret", "gcp"):
         import google.auth
         from google.auth.exceptions import GoogleAuthError
         from google.auth.transport.requests import AuthorizedSession
-    except ImportError as error:
-        raise UserError("--hf_token_secret needs pip install 'palimpsest[gcp]'") from error
     address = os.environ.get(
         "CLOUDSDK_API_ENDPOINT_OVERRIDES_SECRETMANAGER", "https://secretmanager.googleapis.com/"
     )

@@ -13,6 +13,7 @@ from tasks.cache.manifest import LINEAGE_COLUMNS, CacheManifest, shard_file
 from tasks.cache.row_index import read_row_index
 from tasks.cache.windows import Place
 from tasks.storage import files
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 
 _OPEN_SHARDS = 16  # shards whose index or lineage is cached, for neighbouring windows
@@ -138,14 +139,9 @@ def _pieces(path: str, first: int, last: int | None) -> list[tuple[str, int, int
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[Any]:
-    try:
+    with extras.needed("the list of a window's documents, a Parquet file,", "pipeline"):
         import pyarrow as pa
         from pyarrow import parquet
-    except ImportError as error:
-        raise UserError(
-            "the documents of a window are listed in Parquet files, which need pyarrow: "
-            "pip install 'palimpsest[pipeline]'"
-        ) from error
     try:
         with files.open_read(path) as file:
             yield parquet.ParquetFile(file)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tasks.metrics.metric import load_library
 from tasks.metrics.text import references
 
 
@@ -21,7 +20,8 @@ def _rate(
     targets: Sequence[Any], predictions: Sequence[str], parts_of: Callable[[str], list[str]]
 ) -> float:
     """Returns edits as a percentage of the targets' parts; uses the nearest of several targets."""
-    distance = load_library("editdistance", "editdistance").eval
+    from editdistance import eval as distance
+
     edits = parts = 0
     for target, prediction in zip(targets, predictions, strict=True):
         given = parts_of(prediction)

@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.metrics.metric import load_library
 from tasks.terminal.command_line import UserError
 
 
@@ -23,7 +22,8 @@ def f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
 
     Source: T5, `metrics.f1_score_with_invalid`.
     """
-    metrics = load_library("sklearn.metrics", "scikit-learn")
+    from sklearn import metrics
+
     if all(_positive(each) is None for each in targets):
         raise UserError(
             f"f1 needs labels 1 and 0 or true and false, but a target is {targets[0]!r}: use "
@@ -45,7 +45,8 @@ def _positive(label: Any) -> bool | None:
 
 def macro_f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Returns the mean F1 over the targets' classes, in percent, as used for CB."""
-    metrics = load_library("sklearn.metrics", "scikit-learn")
+    from sklearn import metrics
+
     texts = [[str(each) for each in of] for of in (targets, predictions)]
     labels = sorted({*texts[0]})
     found = metrics.f1_score(*texts, labels=labels, average="macro", zero_division=0.0)
@@ -54,7 +55,8 @@ def macro_f1(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, fl
 
 def matthews(targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
     """Returns the Matthews correlation of labels times 100; 0 if one side is constant."""
-    metrics = load_library("sklearn.metrics", "scikit-learn")
+    from sklearn import metrics
+
     texts = [[str(each) for each in of] for of in (targets, predictions)]
     if any(len(set(side)) == 1 for side in texts):
         return {"matthews": 0.0}
@@ -75,7 +77,8 @@ def _correlation(name: str, targets: Sequence[float], predictions: Sequence[floa
     sides = [_number(each) for each in targets], [_number(each) for each in predictions]
     if any(len(set(side)) < 2 for side in sides):
         return 0.0
-    stats = load_library("scipy.stats", "scipy")
+    from scipy import stats
+
     return 100 * float(getattr(stats, name)(*sides).statistic)
 
 

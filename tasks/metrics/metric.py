@@ -2,11 +2,13 @@
 
 import dataclasses
 import importlib
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from tasks import registry
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError, nearest
 
 __all__ = ["Metric"]
@@ -30,19 +32,20 @@ class Metric:
       lower_is_better: True if lower values are better. A run watches a metric that sets it, or one
         written as min:NAME or max:NAME.
       values: names of the values that `compute` returns; by default the metric's own name.
+      package: the optional package that `compute` imports, as scipy; `chosen` looks for it.
     """
 
     name: str
     compute: Compute | str
     lower_is_better: bool | None = None
     values: tuple[str, ...] = ()
+    package: str = ""
 
     def __call__(self, targets: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
         """Returns values by name; percentages and correlations are times 100.
 
-        Raises ValueError if there are no targets or not as many predictions,
-        and UserError if the library is missing, targets are of the wrong kind, or `compute` does
-        not return numbers by name.
+        Raises ValueError if there are no targets or not as many predictions, and UserError if
+        targets are of the wrong kind or `compute` does not return numbers by name.
         """
         if not targets or len(targets) != len(predictions):
             raise ValueError(f"{len(targets)} targets and {len(predictions)} predictions")
@@ -70,13 +73,17 @@ _VALUES = {
 }
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
-        name: Metric(name, f"tasks.metrics.{module}:{name}", lower_is_better, _VALUES.get(name, ()))
-        for module, lower_is_better, names in (
-            ("text", False, ("exact_match", "squad", "token_f1")),
-            ("errors", True, ("character_error_rate", "word_error_rate")),
-            ("overlap", False, ("bleu", "bleu_intl", "chrf", "rouge")),
-            ("labels", False, ("accuracy", "f1", "macro_f1", "matthews", "pearson", "spearman")),
-            ("labels", False, ("grouped_exact_match",)),
+        name: Metric(
+            name, f"tasks.metrics.{module}:{name}", lower_is_better, _VALUES.get(name, ()), package
+        )
+        for module, package, lower_is_better, names in (
+            ("text", "", False, ("exact_match", "squad", "token_f1")),
+            ("errors", "editdistance", True, ("character_error_rate", "word_error_rate")),
+            ("overlap", "sacrebleu", False, ("bleu", "bleu_intl", "chrf")),
+            ("overlap", "rouge_score", False, ("rouge",)),
+            ("labels", "", False, ("accuracy", "grouped_exact_match")),
+            ("labels", "sklearn", False, ("f1", "macro_f1", "matthews")),
+            ("labels", "scipy", False, ("pearson", "spearman")),
         )
         for name in names
     }
@@ -103,7 +110,10 @@ def lower_is_better(value: str, module: str | None = None) -> bool | None:
 
 
 def chosen(names: Sequence[str], module: str | None = None) -> list[Metric]:
-    """Returns the metrics that a flag names; raises UserError for an unknown name."""
+    """Returns the metrics that a flag names.
+
+    Raises UserError for an unknown name, and for a package that is not installed.
+    """
     table = known(module)
     for name in names:
         if name not in table:
@@ -111,12 +121,8 @@ def chosen(names: Sequence[str], module: str | None = None) -> list[Metric]:
                 f"unknown metric {name}{nearest(name, table)}; known: {', '.join(table)}; a module "
                 "given by --task_module may define more in its tuple METRICS"
             )
-    return [table[name] for name in names]
-
-
-def load_library(name: str, package: str) -> Any:
-    """Imports an optional library; raises UserError if it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(f"this metric needs {package}: pip install 'palimpsest[eval]'") from error
+    found = [table[name] for name in names]
+    for metric in found:
+        if metric.package and importlib.util.find_spec(metric.package) is None:
+            raise extras.missing(f"the metric {metric.name}", metric.package, "eval")
+    return found

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.metrics.metric import load_library
 from tasks.metrics.text import references
 
 
@@ -25,7 +24,8 @@ def bleu_intl(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, f
 
 
 def _bleu(targets: Sequence[Any], predictions: Sequence[str], tokens: str) -> float:
-    sacrebleu = load_library("sacrebleu", "sacrebleu")
+    import sacrebleu
+
     return sacrebleu.corpus_bleu(list(predictions), _streams(targets), tokenize=tokens).score
 
 
@@ -34,11 +34,12 @@ def chrf(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]
 
     Source: Popović 2015, "chrF: character n-gram F-score for automatic MT evaluation".
     """
-    sacrebleu = load_library("sacrebleu", "sacrebleu")
+    import sacrebleu
+
     return {"chrf": sacrebleu.corpus_chrf(list(predictions), _streams(targets)).score}
 
 
-def _streams(targets: Sequence[Any]) -> list[list[str | None]]:
+def _streams(targets: Sequence[Any]) -> list[list[Any]]:
     """Returns the first references of all examples, then the second ones, None if missing."""
     return list(map(list, itertools.zip_longest(*map(references, targets))))
 
@@ -52,8 +53,10 @@ def rouge(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float
     `metrics.rouge_mean`.
     Differences: T5's tasks report the middle of a bootstrap; this is the mean.
     """
+    from rouge_score.rouge_scorer import RougeScorer
+
     kinds = ("rouge1", "rouge2", "rougeLsum")
-    scorer = load_library("rouge_score.rouge_scorer", "rouge-score").RougeScorer(kinds)
+    scorer = RougeScorer(kinds)
     sums = dict.fromkeys(kinds, 0.0)
     for target, prediction in zip(targets, predictions, strict=True):
         texts = [_sentences(each) for each in references(target)]

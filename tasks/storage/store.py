@@ -10,6 +10,7 @@ from typing import IO, Any, TypeVar, cast
 
 from tasks.storage import retries
 from tasks.storage.paths import is_on_gcs, is_remote, local_path
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 
 # Fewest bytes per request: at 100 MB/s, a latency of 50 ms is a third of its time.
@@ -42,7 +43,7 @@ def filesystem(path: str) -> tuple[Any, str]:
     try:
         return fsspec.core.url_to_fs(path, **fresh)
     except (ImportError, ValueError) as error:
-        hint = "; pip install 'palimpsest[gcp]'" if is_on_gcs(path) else ""
+        hint = f"; {extras.install('gcp')}" if is_on_gcs(path) else ""
         raise UserError(f"cannot open {path}: {error}{hint}") from error
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from tasks.terminal import command_line, help, interrupt
+from tasks.terminal import command_line, extras, help, interrupt
 from tasks.terminal.flags import made, parse
 
 
@@ -46,7 +46,8 @@ class Command:
                 topic = topic if equals or after.startswith("-") else after
                 print(self.help(topic, program))
                 return 0
-        return self._run(made(self.flags, parse(self.flags, words))) or 0
+        with extras.named():
+            return self._run(made(self.flags, parse(self.flags, words))) or 0
 
     def help(self, topic: str = "", program: str | None = None) -> str:
         program = program or f"python -m {self.__module__}"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tasks.storage import protobuf
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, Pieces, SpecialIds
 
@@ -52,10 +53,8 @@ class SentencePieceCodec:
     library = "SentencePiece"
 
     def __init__(self, model: bytes, name: str):
-        try:
+        with extras.needed(name, "pipeline"):
             import sentencepiece
-        except ImportError as error:
-            raise UserError(f"{name} needs sentencepiece: pip install sentencepiece") from error
         self.processor: Any = sentencepiece.SentencePieceProcessor()
         count = 0
         with contextlib.suppress(RuntimeError):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 from tasks.vocabularies import byte_level
 from tasks.vocabularies.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, Pieces, SpecialIds
@@ -224,10 +225,8 @@ class TokenizersCodec:
     def __init__(self, model: bytes, name: str):
         # Processes and threads divide the work, and the library's threads do not survive a fork.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        try:
+        with extras.needed(name, "pipeline"):
             import tokenizers
-        except ImportError as error:
-            raise UserError(f"{name} needs tokenizers: pip install tokenizers") from error
         try:
             self.tokenizer = tokenizers.Tokenizer.from_buffer(model)
         except Exception as error:  # `tokenizers` raises no narrower class

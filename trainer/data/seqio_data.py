@@ -15,6 +15,7 @@ import numpy as np
 
 from tasks import registry
 from tasks.objectives import Lengths
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import T5_IDS, SpecialIds
 from trainer.config import Config
@@ -67,13 +68,9 @@ class SeqioData:
 
     def __init__(self, config: Config, name: str):
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow only reads data here
-        try:
+        with extras.needed(f"--task=seqio:{name}", "seqio"):
             import seqio
             import tensorflow as tf
-        except ImportError as error:
-            raise UserError(
-                f"--task=seqio:{name} needs seqio and TensorFlow: pip install 'palimpsest[seqio]'"
-            ) from error
         tf.config.set_visible_devices([], "GPU")
         if config.task_module:
             registry.load(config.task_module)

@@ -1,6 +1,7 @@
 """Translates gin files and flags of a T5X command into a configuration, origins and notes."""
 
 import os
+import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -215,8 +216,13 @@ def _warn_of_vocabulary(reading: Reading) -> None:
 
 
 def _note_imports(reading: Reading, task_module: str | None) -> None:
+    given = pathlib.PurePath(task_module or "").name.removesuffix(".py")
     for module, place in reading.statements.imports:
-        known = module.partition(".")[0] in _LIBRARIES or module in (*_WITHOUT_TASKS, task_module)
+        known = module.partition(".")[0] in _LIBRARIES or module in (
+            *_WITHOUT_TASKS,
+            task_module,
+            given,
+        )
         if not known:
             text = f"{module} ({place}): --task_module={module} makes its tasks available"
             reading.notes.append(("not imported", text))

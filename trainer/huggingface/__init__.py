@@ -8,19 +8,20 @@ from collections.abc import Iterable
 from typing import Any
 
 from tasks.storage import files
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 from trainer.huggingface import weights
 from trainer.model.config import ModelConfig
 
 CONFIG = "config.json"
-EXTRA = "pip install 'palimpsest[huggingface]'"
+EXTRA = "huggingface"
 
 
 def require_packages(names: Iterable[str], work: str) -> None:
     """Raises UserError if a package that `work` needs is not installed."""
     for name in names:
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"{work} needs the package {name}: {EXTRA}")
+            raise extras.missing(work, name, EXTRA)
 
 
 def model_config(path: str) -> ModelConfig:
@@ -64,10 +65,8 @@ def load(path: str, config: ModelConfig) -> dict[str, Any]:
             f"{path} is not this run's model: it has {differences}; set these as "
             "--model.FIELD=VALUE"
         )
-    try:
+    with extras.needed(f"{path}: reading safetensors", EXTRA):
         tensors = weights.read(files.local_path(path))
-    except ImportError as error:
-        raise UserError(f"{path}: reading safetensors needs {error.name}: {EXTRA}") from error
     if text := t5_experiments.warning(found):
         print(f"{path}: {text}", file=sys.stderr)
     return names.from_tensors(tensors, found, kind, path)

@@ -4,16 +4,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tasks.storage import files
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 from trainer.reporting.history import TRAIN, VALIDATION, History
 
 
 def load_pyplot() -> Any:
     """Returns pyplot, set up to write files; raises UserError without matplotlib."""
-    try:
+    with extras.needed("the figure", "demo"):
         import matplotlib
-    except ImportError as error:
-        raise UserError("the figure needs matplotlib: pip install matplotlib") from error
     matplotlib.use("agg")
     from matplotlib import pyplot
 

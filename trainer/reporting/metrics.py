@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 from tasks.storage import files
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints.remote import Mirror
 from trainer.config import Config
@@ -107,13 +108,8 @@ class MetricsWriter:
 
 def _start_wandb(config: Config) -> Any:
     """Returns the model directory's Weights & Biases run; a resumed run continues it."""
-    try:
+    with extras.needed(f"--metrics.wandb={config.metrics.wandb}", "wandb"):
         import wandb
-    except ImportError as error:
-        raise UserError(
-            f"--metrics.wandb={config.metrics.wandb} needs Weights & Biases: "
-            "pip install 'palimpsest[wandb]'"
-        ) from error
     path = files.join(config.model_dir, WANDB_FILE)
     if not files.exists(path):
         files.write_json(path, {"id": uuid.uuid4().hex[:16]})

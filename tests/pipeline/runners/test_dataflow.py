@@ -30,6 +30,7 @@ from pipeline.tokenizer import tokenize
 from tasks.cache.manifest import CacheManifest
 from tasks.reading import sources
 from tasks.reading.corpus import FilePart, SourceFile
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 from tests.support.processes import wait_for
 from tests.support.servers import dataflow_worker
@@ -39,7 +40,7 @@ from tests.support.servers.gcs import GcsServer
 pytestmark = pytest.mark.processes
 
 ROOT = pathlib.Path(__file__).parents[3]
-VERSION = metadata.version("palimpsest")
+VERSION = metadata.version(extras.DISTRIBUTION)
 TASK = "python_docs_span_corruption"
 TOKEN = "hf_never_to_be_seen"
 CORPUS = "--corpus=json:gs://bucket/corpus/documents.jsonl?validation=0.1"
@@ -110,7 +111,7 @@ def test_request_and_staged_files(submit, gcs):
     assert not job.options.get("save_main_session")
 
     staged = {each.url.rpartition("/")[2] for each in dataflow_worker.artifacts(job, gcs)}
-    assert {"extra_packages.txt", f"palimpsest-{VERSION}-py3-none-any.whl"} <= staged
+    assert {"extra_packages.txt", f"palimpsest_lm-{VERSION}-py3-none-any.whl"} <= staged
     there = [name for name in gcs.names("temp/") if name.endswith(tuple(staged))]
     assert len(there) == len(staged)
     wheel = next(name for name in there if name.endswith(".whl"))
@@ -156,7 +157,7 @@ def check_wheel(data: bytes) -> None:
             archive.read("pipeline/building/graph.py")
             == (ROOT / "pipeline/building/graph.py").read_bytes()
         )
-        record = archive.read(f"palimpsest-{VERSION}.dist-info/RECORD").decode().splitlines()
+        record = archive.read(f"palimpsest_lm-{VERSION}.dist-info/RECORD").decode().splitlines()
         assert {line.split(",")[0] for line in record} == names
 
 
@@ -304,7 +305,7 @@ def test_beam_without_its_google_cloud_packages(monkeypatch):
 
     monkeypatch.delattr(google.cloud, "dataflow", raising=False)
     monkeypatch.setitem(sys.modules, "google.cloud.dataflow", None)
-    with pytest.raises(UserError, match=r"pip install 'palimpsest\[gcp\]'"):
+    with pytest.raises(UserError, match=r"pip install 'palimpsest-lm\[gcp\]'"):
         checked()
 
 

@@ -41,7 +41,7 @@ def run(url: str) -> dict[str, int]:
 
 
 def bare(folder: pathlib.Path) -> pathlib.Path:
-    """Makes a virtual environment with the dependencies of palimpsest[pipeline,gcp].
+    """Makes a virtual environment with the dependencies of palimpsest-lm[pipeline,gcp].
 
     Returns its Python.
     """

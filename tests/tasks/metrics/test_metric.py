@@ -1,5 +1,6 @@
 """Metrics on small examples with known values, each by hand or by the library itself."""
 
+import re
 import subprocess
 import sys
 import types
@@ -122,9 +123,12 @@ def test_a_users_metric_and_an_unknown_one(monkeypatch):
     assert raised.value.__notes__ == ["This is from the metric odd."]
 
 
-def test_a_missing_library_is_one_line():
-    with pytest.raises(UserError, match=r"needs nowhere: pip install 'palimpsest\[eval\]'"):
-        metric.load_library("nowhere_to_be_found", "nowhere")
+def test_a_missing_package_is_asked_for_before_the_work(monkeypatch):
+    missing = "needs the package sacrebleu: pip install 'palimpsest-lm[eval]'"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=re.escape(missing)):
+        metric.chosen(["bleu"])
+    assert metric.chosen(["exact_match"])
 
 
 def test_the_table_imports_no_library():

@@ -1,0 +1,55 @@
+"""Packages that only some commands need, and the extras that install them."""
+
+import contextlib
+from collections.abc import Iterator
+
+from tasks.terminal.command_line import UserError
+
+# The extra that installs an imported package.
+EXTRAS = {
+    package: extra
+    for extra, packages in {
+        "pipeline": "apache_beam datasets fastwarc numba pyarrow sentencepiece tokenizers "
+        "zstandard",
+        "trainer": "flax gin grain jax jaxlib optax orbax tensorboardX",
+        "huggingface": "safetensors torch transformers",
+        "seqio": "seqio tensorflow",
+        "gcp": "gcsfs google",
+        "demo": "matplotlib",
+    }.items()
+    for package in packages.split()
+}
+DISTRIBUTION = "palimpsest-lm"  # the package index has another project named palimpsest
+
+
+def install(extra: str) -> str:
+    """Returns the command that installs the packages of an extra."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def missing(work: str, package: str | None, extra: str) -> UserError:
+    """Returns the error for `work`, which needs a package that is not installed."""
+    return UserError(f"{work} needs the package {package}: {install(extra)}")
+
+
+@contextlib.contextmanager
+def needed(work: str, extra: str) -> Iterator[None]:
+    """Raises UserError if an import in the block fails; `work` is what needs the package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise missing(work, error.name, extra) from error
+    except ImportError as error:
+        raise UserError(f"{work} cannot import {error.name}: {error}; {install(extra)}") from error
+
+
+@contextlib.contextmanager
+def named() -> Iterator[None]:
+    """Raises UserError for a package of EXTRAS that is missing in the block."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        raise missing("this command", package, EXTRAS[package]) from error

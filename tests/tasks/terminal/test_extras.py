@@ -1,0 +1,47 @@
+"""A missing package is one line with the extra that installs it."""
+
+import re
+import sys
+import tomllib
+
+import pytest
+
+from tasks.terminal import extras
+from tasks.terminal.command_line import UserError
+from tests.support.processes import ROOT, completed
+
+
+def test_the_extras_are_those_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == extras.DISTRIBUTION
+    other_names = {"gin": "gin-config", "google": "apache-beam", "orbax": "orbax-checkpoint"}
+    for package, extra in extras.EXTRAS.items():
+        listed = [re.match(r"[\w-]+", each)[0] for each in project["optional-dependencies"][extra]]
+        name = other_names.get(package, package.replace("_", "-"))
+        assert name in listed or (name, extra) == ("jaxlib", "trainer")
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "package", "extra"),
+    [
+        ("trainer.evaluate", "--model_dir=none", "jax", "trainer"),
+        ("pipeline.verify", "--cache=none", "pyarrow", "pipeline"),
+        ("vocab.train", "--corpus=python_docs --output=v", "sentencepiece", "pipeline"),
+    ],
+)  # fmt: skip
+def test_a_command_without_its_packages(module, words, package, extra, tmp_path):
+    hidden = f"import sys; sys.modules[{package!r}] = None; import runpy; sys.argv[0] = 'x'; "
+    code = hidden + f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    done = completed([sys.executable, "-c", code, *words.split()], cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.endswith(
+        f"needs the package {package}: pip install 'palimpsest-lm[{extra}]'\n"
+    )
+    assert done.stderr.count("\n") == 1
+
+
+def test_other_missing_modules_are_bugs():
+    with pytest.raises(ModuleNotFoundError), extras.named():
+        import nowhere_to_be_found  # noqa: F401
+    with pytest.raises(UserError, match="work cannot import"), extras.needed("work", "gcp"):
+        raise ImportError("broken", name="library")
