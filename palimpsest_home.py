@@ -6,13 +6,17 @@ place of our package. `palimpsest_home.pth` calls `start` when Python starts whe
 installed; other programs see nothing of it, and their `import tasks` finds their own.
 """
 
-import importlib.machinery
-import importlib.util
+from __future__ import annotations
+
 import os
 import sys
-from collections.abc import Sequence
-from types import ModuleType
-from typing import NoReturn
+
+TYPE_CHECKING = False  # typing itself is not worth its time in every process
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import NoReturn
 
 PACKAGES = ("benchmarks", "experiments", "palimpsest", "pipeline", "tasks", "trainer", "vocab")
 # Tells child processes, such as Beam's workers, that their parent is one of our commands.
@@ -32,12 +36,16 @@ class _Finder:
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    ) -> ModuleSpec | None:
         if path is None and name in PACKAGES:
-            return importlib.machinery.PathFinder.find_spec(name, [self.root])
+            from importlib.machinery import PathFinder
+
+            return PathFinder.find_spec(name, [self.root])
         file = os.environ.get(_OWN_FILE, "")
         if file and name == OWN + os.path.basename(file).removesuffix(".py"):
-            return importlib.util.spec_from_file_location(name, file)
+            from importlib.util import spec_from_file_location
+
+            return spec_from_file_location(name, file)
         return None
 
 
