@@ -133,6 +133,6 @@ def test_the_commands_of_primers_readme(text_cache, tmp_path):
     assert [step for _, step in losses(tmp_path / "run")] == [1, 2, 3]
     evaluating = shlex.split(TO_EVALUATE.replace("\\\n", " "))
     refused = run(command("trainer.pretrain", *flags, *evaluating))
-    assert_one_line(refused.returncode, refused.stderr, "--checkpoints=all --split=validation")
-    flags = (f"--model_dir={tmp_path}/run", "--checkpoints=all", "--split=validation")
+    assert_one_line(refused.returncode, refused.stderr, "--steps=all --split=validation")
+    flags = (f"--model_dir={tmp_path}/run", "--steps=all", "--split=validation")
     assert "perplexity" in done(command("trainer.evaluate", *flags)).stdout

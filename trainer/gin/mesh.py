@@ -88,7 +88,7 @@ def refuse_evaluation(bindings: Iterable[Binding]) -> None:
         if name == "run.mode" and binding.value in ("eval", "perplexity_eval", "infer", "export"):
             raise UserError(
                 f"{binding.place}: run.mode = {binding.value!r}: this command trains; "
-                "evaluate with python -m trainer.evaluate --model_dir=DIR --checkpoints=all "
+                "evaluate with python -m trainer.evaluate --model_dir=DIR --steps=all "
                 "--split=validation, and export with python -m trainer.export"
             )
 

@@ -28,7 +28,7 @@ _PRECOMPILE = "compile a run ahead of time with python -m trainer.plan --topolog
 COMMANDS = {
     "evaluate": f"{_EVALUATE} --model_dir=DIR --split=SPLIT",
     "eval.gin": f"{_EVALUATE} --model_dir=DIR --split=SPLIT",
-    "perplexity_eval.gin": f"{_EVALUATE} --model_dir=DIR --checkpoints=all --split=validation",
+    "perplexity_eval.gin": f"{_EVALUATE} --model_dir=DIR --steps=all --split=validation",
     "infer": _INFER,
     "infer.gin": _INFER,
     "save": f"{_EXPORT}, or trainer.export_t5x for T5X",

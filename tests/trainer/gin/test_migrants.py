@@ -160,7 +160,7 @@ def test_a_mark_of_the_byte_order_is_no_text(tmp_path):
             "python -m trainer.export",
         ),
         ("include 't5x/configs/runs/precompile.gin'", "python -m trainer.plan"),
-        ("include 'perplexity_eval.gin'", "--checkpoints=all --split=validation"),
+        ("include 'perplexity_eval.gin'", "--steps=all --split=validation"),
         ("import __main__ as s\ns.evaluate.output_dir = 'x'", "python -m trainer.evaluate"),
         ("import __main__ as s\ns.infer.mode = 'predict'", "python -m trainer.export"),
         ("include 'flaxformer/t5x/configs/umt5/base.gin'", "--model.position=relative_per_layer"),
