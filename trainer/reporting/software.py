@@ -8,10 +8,11 @@ from typing import Any
 
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+from tasks.terminal.extras import DISTRIBUTION
 from trainer.engine import determinism
 
 _SOFTWARE_FILE = "software.json"
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "palimpsest")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 # Packages whose versions may change results.
 _COMPUTING = ("jax", "jaxlib", "flax", "optax", "palimpsest")
 
@@ -25,6 +26,7 @@ def save_software(model_dir: str) -> list[str]:
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in _PACKAGES},
+            "palimpsest": version(DISTRIBUTION),
         },
         "hardware": determinism.hardware(),
     }
