@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.runners.child import end_at_once_with
-from pipeline.runners.interruption import shielded
 from tasks import vocabulary
+from tasks.terminal.child import end_at_once_with
 from tasks.terminal.command_line import UserError
+from tasks.terminal.interrupt import shielded
 from vocab import unigram_seeds
 from vocab.count import Counts
 from vocab.word_splitter import LONGEST_WORD

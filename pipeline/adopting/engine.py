@@ -21,7 +21,6 @@ import numpy as np
 from pipeline.adopting import megatron, seqio_cache
 from pipeline.adopting.options import CONCAT, TARGETS, Options
 from pipeline.adopting.scan import MOST_IDS, Found, Scan
-from pipeline.runners import processes
 from tasks.cache.adopted import Adoption
 from tasks.cache.manifest import (
     MANIFEST,
@@ -38,6 +37,7 @@ from tasks.cache.manifest import (
     shard_from_dict,
 )
 from tasks.storage import files, lock
+from tasks.terminal import processes
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import EOS_ID, Vocabulary, VocabularyRecord, load
 

@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.building import graph
 from pipeline.filtering.stages import Filters
-from pipeline.runners import processes
 from tasks.cache.manifest import Shard
 from tasks.cache.receipts import finished
 from tasks.reading import cutting
@@ -29,6 +28,7 @@ from tasks.reading.corpus import FilePart, FileRange
 from tasks.reading.formats.registry import FORMATS
 from tasks.reading.sources import Piece
 from tasks.storage import files
+from tasks.terminal import processes
 from tasks.vocabulary import Vocabulary
 
 SAMPLE_BYTES = 16 << 20

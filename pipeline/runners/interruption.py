@@ -107,16 +107,6 @@ def interruptible() -> contextlib.AbstractContextManager[Interruptible]:
     return Interruptible()
 
 
-@contextlib.contextmanager
-def shielded() -> Iterator[None]:
-    """Starts child processes that Ctrl-C, which reaches them too, does not end: the parent does."""
-    usual = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
-
-
 def interrupt() -> None:
     """Interrupts the block from another thread, like Ctrl-C; wakes a waiting main thread."""
     main = threading.main_thread().ident

@@ -17,11 +17,11 @@ from apache_beam.portability.api import endpoints_pb2
 from apache_beam.runners.portability.fn_api_runner import worker_handlers
 from google.protobuf import json_format, text_format
 
-from pipeline.runners.interruption import shielded
+from tasks.terminal.interrupt import shielded
 
 # Time for a worker to end by itself after its job.
 _STOP_SECONDS = 5
-_CHILD = "from pipeline.runners import child; child.main()"
+_CHILD = "from tasks.terminal import child; child.main()"
 _WORKER = "apache_beam.runners.worker.sdk_worker_main"
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from pipeline.excluding.lists import ExcludeList, copy_name
-from pipeline.runners import processes
 from pipeline.verification.adopted import AdoptedChecker, check_shared_files
 from pipeline.verification.shard import FINISH, Checked, Fault, ShardChecker
 from tasks import vocabulary
@@ -24,6 +23,7 @@ from tasks.cache.manifest import (
     shard_file,
 )
 from tasks.storage import files
+from tasks.terminal import processes
 from tasks.terminal.command_line import UserError
 
 # Document digests are sorted in parts of about this many bytes, in three times as much memory.

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,3 +49,31 @@ def end_at_once(
         signal.signal(signal.SIGINT, end)
     if terminated:
         signal.signal(signal.SIGTERM, end)
+
+
+@contextlib.contextmanager
+def shielded() -> Iterator[None]:
+    """Starts child processes that Ctrl-C, which reaches them too, does not end: the parent does.
+
+    In the main thread, an interrupt waits for the end of the block: it would leave a pool of
+    processes half started.
+    """
+    from multiprocessing import resource_tracker
+
+    # `multiprocessing` starts this process with its first child, and then unblocks SIGINT.
+    resource_tracker.ensure_running()
+    arrived: list[Any] = []
+    handler = signal.getsignal(signal.SIGINT)
+    # Another thread may receive the signal, but the main thread handles it.
+    main = threading.current_thread() is threading.main_thread() and callable(handler)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
+    try:
+        if main:
+            signal.signal(signal.SIGINT, lambda *arguments: arrived.append(arguments))
+        yield
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if callable(handler) and arrived:
+            handler(*arrived[0])

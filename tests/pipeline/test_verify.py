@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.runners import processes
 from pipeline.verification import cache as verification
 from pipeline.verification.cache import verify
 from pipeline.verify import main
 from tasks.cache import records
 from tasks.cache.manifest import CacheManifest, FileEntry, as_json, sealed, shard_file
 from tasks.storage import files
+from tasks.terminal import processes
 from tasks.terminal.command_line import UserError
 from tests.support import plain_records
 from tests.support.damage import flip, replaced, truncate

@@ -10,11 +10,11 @@ import pytest
 
 from pipeline import adopt, inspect, report, verify
 from pipeline.building import lifecycle
-from pipeline.runners import processes
 from tasks.cache.cache import Cache
 from tasks.cache.pair_windows import row_windows
 from tasks.cache.windows import Windows
 from tasks.storage import files
+from tasks.terminal import processes
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import load
 from tests.support import foreign_caches, window_caches

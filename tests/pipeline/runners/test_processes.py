@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.child import beginning
 from tests.support.processes import completed, launched, wait_for
+from tests.support.small_tokenizers import t5
 
 pytestmark = pytest.mark.processes
 
@@ -27,13 +28,18 @@ def corpus(tmp_path):
 LETTERS = str.maketrans("0123456789", "ghijklmnop")
 
 
-@pytest.fixture(params=["workers of a dry run", "SentencePiece's trainer"])
+@pytest.fixture(params=["workers of a dry run", "workers of a cut", "SentencePiece's trainer"])
 def parent(request, corpus, tmp_path):
     """Returns a command that has just started its children, and that runs in a session."""
     if "dry run" in request.param:
         words = ["-m", "pipeline.build", "--task=lm", "--name=x", f"--corpus=text:{corpus}",
                  "--vocabulary=bytes", f"--cache_dir={tmp_path}/cache", "--dry_run",
                  "--workers=2"]  # fmt: skip
+    elif "cut" in request.param:
+        corpus.with_name("second.txt").write_bytes(corpus.read_bytes())
+        model = t5(tmp_path / "t5", corpus.read_text().split()[:2000], 100)
+        words = ["-m", "vocab.trim", f"--vocabulary={model}", f"--corpus=text:{tmp_path}/*.txt",
+                 "--workers=2", f"--output={tmp_path}/cut"]  # fmt: skip
     else:
         words = ["-m", "vocab.train", f"--corpus=text:{corpus}", "--vocab_size=8000",
                  f"--output={tmp_path}/vocabulary"]  # fmt: skip

@@ -9,10 +9,10 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from pipeline.runners.child import end_with
-from pipeline.runners.interruption import shielded
 from tasks.terminal import progress
+from tasks.terminal.child import end_with
 from tasks.terminal.command_line import UserError
+from tasks.terminal.interrupt import shielded
 
 # Less data takes less time than starting worker processes.
 SMALL_BYTES = 64 << 20
