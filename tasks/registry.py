@@ -51,13 +51,14 @@ def load(module: str) -> types.ModuleType:
         if not os.path.isfile(file):
             raise UserError(f"--task_module={module}: there is no file {file}")
         name = palimpsest_home.importable(file)
-    sys.path.insert(0, os.getcwd())
+    here = os.getcwd()
+    sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise UserError(f"--task_module={module} cannot be imported: {error}") from error
     finally:
-        sys.path.remove(os.getcwd())
+        sys.path.remove(here)  # also if the module has changed the directory
 
 
 def find(name: str, module: str | None = None) -> TaskSpec | None:

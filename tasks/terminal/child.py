@@ -27,9 +27,10 @@ def end_with(parent: int) -> None:
 
 
 def end_at_once_with(parent: int) -> None:
-    """As `end_with`, by Linux itself, even while a library holds the interpreter lock.
+    """Ends this process with its parent as `end_with` does, but by Linux itself.
 
-    The thread that started this process counts as the parent, so it must be the main thread.
+    It ends at once, even while a library holds the interpreter lock. The thread that started it
+    counts as the parent, so it must be the main thread.
 
     Source: prctl(2), PR_SET_PDEATHSIG.
     """

@@ -1,4 +1,4 @@
-"""Handles signals in commands that may end at once because their work can be resumed or redone."""
+"""Signals: the end of commands whose work can be resumed or redone, and children that hear none."""
 
 import contextlib
 import os

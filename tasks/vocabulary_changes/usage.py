@@ -22,13 +22,13 @@ def count(loaded: Vocabulary, corpus: Corpus, workers: int = 1) -> np.ndarray:
             f"{loaded.name} is a class of --task_module: only SentencePiece models and "
             "tokenizer.json files can be cut"
         )
-    # Send it without its library, which each process opens for itself.
-    plain = Vocabulary(loaded.model, loaded.record, loaded.name)
     pieces = corpus.pieces
     sizes = [piece.bytes for piece in pieces]
     workers = max(1, min(workers, len(pieces)))
+    if workers > 1:  # sent without its library, which each process opens for itself
+        loaded = Vocabulary(loaded.model, loaded.record, loaded.name)
     counts = processes.in_order(
-        "counting pieces", _counter, (plain, corpus), range(len(pieces)), sizes, workers
+        "counting pieces", _counter, (loaded, corpus), range(len(pieces)), sizes, workers
     )
     total = sum(counts, np.zeros(loaded.size, np.int64))
     if not total.any():

@@ -6,6 +6,7 @@ import zipfile
 import pytest
 
 import palimpsest_home
+from tasks import registry
 from tests.support.processes import ROOT, completed, started
 
 
@@ -105,3 +106,11 @@ def test_a_wheel_has_the_pages_and_the_line_that_starts_this(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         for path in ("palimpsest_home.py", "palimpsest_home.pth", *pages):
             assert archive.read(path) == (ROOT / path).read_bytes()
+
+
+def test_a_users_module_may_change_the_directory(tmp_path, monkeypatch):
+    (tmp_path / "wandering.py").write_text("import os\nos.chdir('/')\nTASKS = ()\n")
+    monkeypatch.chdir(tmp_path)
+    before = sys.path[:]
+    assert registry.load("wandering").TASKS == ()
+    assert sys.path == before
