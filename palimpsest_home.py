@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import NoReturn
 
-PACKAGES = ("benchmarks", "experiments", "palimpsest", "pipeline", "tasks", "trainer", "vocab")
+PACKAGES = ("palimpsest", "pipeline", "tasks", "trainer", "vocab")
 # Tells child processes, such as Beam's workers, that their parent is one of our commands.
 _MARK = "_PALIMPSEST_HOME"
-# The file of a user's module that has one of our names; it is imported as OWN + its name.
+# The file of a user's module, which processes import under `own_name`.
 _OWN_FILE = "_PALIMPSEST_OWN_FILE"
-OWN = "own_"
 # Python's options that take a value, as the next word if none is attached.
 _WITH_VALUE = "WX"
 
@@ -41,8 +40,7 @@ class _Finder:
             from importlib.machinery import PathFinder
 
             return PathFinder.find_spec(name, [self.root])
-        file = os.environ.get(_OWN_FILE, "")
-        if file and name == OWN + os.path.basename(file).removesuffix(".py"):
+        if (file := os.environ.get(_OWN_FILE)) and name == own_name(file):
             from importlib.util import spec_from_file_location
 
             return spec_from_file_location(name, file)
@@ -51,8 +49,8 @@ class _Finder:
 
 def root() -> str:
     """Returns the folder of our packages: the current one if it has them, else this file's."""
-    here = os.path.abspath(os.path.basename(__file__))
-    return os.path.dirname(here if os.path.isfile(here) else os.path.abspath(__file__))
+    checkout = all(os.path.isfile(f"{package}/__init__.py") for package in PACKAGES[1:])
+    return os.getcwd() if checkout else os.path.dirname(os.path.abspath(__file__))
 
 
 def settle(folder: str = "") -> None:
@@ -61,27 +59,44 @@ def settle(folder: str = "") -> None:
         return
     os.environ[_MARK] = folder = folder or root()
     sys.meta_path.insert(0, _Finder(folder))
+    if file := os.environ.get(_OWN_FILE):
+        _find_neighbours(file)
+
+
+def own_name(file: str) -> str:
+    """Returns the name under which a user's file is imported, which no other module has."""
+    from zlib import crc32
+
+    folder, name = os.path.split(file)
+    name = os.path.basename(folder) if name == "__init__.py" else name.removesuffix(".py")
+    plain = "".join(letter if letter.isalnum() else "_" for letter in name)
+    return f"own_{plain}_{crc32(os.fsencode(file)):08x}"
 
 
 def importable(file: str) -> str:
     """Returns the name under which this process and its children can import a user's file."""
-    folder, name = os.path.split(os.path.abspath(file))
-    name = name.removesuffix(".py")
-    if name in PACKAGES:
-        settle()
-        os.environ[_OWN_FILE] = os.path.join(folder, f"{name}.py")
-        return OWN + name
+    settle()
+    os.environ[_OWN_FILE] = file = os.path.abspath(file)
+    _find_neighbours(file)
+    return own_name(file)
+
+
+def _find_neighbours(file: str) -> None:
+    """Lets a user's file import those in its folder; libraries of the same names come first."""
+    folder, name = os.path.split(file)
+    folder = os.path.dirname(folder) if name == "__init__.py" else folder
     if folder not in sys.path:
-        sys.path.insert(0, folder)
-        paths = [folder, *filter(None, [os.environ.get("PYTHONPATH")])]
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    return name
+        sys.path.append(folder)
 
 
 def module_of(words: Sequence[str]) -> str:
     """Returns the module that a command line of Python runs by -m, or ""."""
     rest = iter(words[1:])
     for word in rest:
+        if word.startswith("--"):
+            if word == "--check-hash-based-pycs":
+                next(rest, "")
+            continue
         if word == "-" or not word.startswith("-"):  # a script
             return ""
         for at, letter in enumerate(word[1:], 2):
@@ -97,18 +112,35 @@ def module_of(words: Sequence[str]) -> str:
 
 
 def start() -> None:
-    """Settles if this process runs one of our modules, or was started by one that did."""
-    module = module_of(sys.orig_argv)
+    """Settles if this process runs one of our modules, or is a worker of one that does."""
+    words = sys.orig_argv
+    module = module_of(words)
     package, dot, _ = module.partition(".")
-    path = os.path.join(root(), *module.split("."))
-    if package in PACKAGES and os.path.isfile(f"{path}.py" if dot else f"{path}/__main__.py"):
-        settle()
-    elif folder := os.environ.get(_MARK):
+    if package in PACKAGES:
+        path = os.path.join(root(), *module.split("."))
+        if os.path.isfile(f"{path}.py" if dot else f"{path}/__main__.py"):
+            settle()
+            _end_quietly()
+    elif (folder := os.environ.get(_MARK)) and any(map(_is_of_a_worker, words)):
         settle(folder)
+
+
+def _is_of_a_worker(word: str) -> bool:
+    """Returns whether a command line with this word is our worker's, not a user's program."""
+    return word.startswith(("from multiprocessing.", "from tasks.terminal import child"))
+
+
+def _end_quietly() -> None:
+    """Lets Ctrl-C end this process without a traceback until the command handles it."""
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def main() -> NoReturn:
     """Runs `palimpsest COMMAND …`."""
+    _end_quietly()
     settle()
     from palimpsest.__main__ import main
 

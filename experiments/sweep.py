@@ -265,7 +265,7 @@ def _print_plan(planned: "list[Cell]", output: str) -> None:
     )
 
 
-main = Command(Flags, run)
+main = Command(Flags, run, waits=True)
 
 if __name__ == "__main__":
     main.start()

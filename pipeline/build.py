@@ -10,18 +10,16 @@ and so on). Each of several languages gets its own cache; together they are a ta
 
 from pipeline.building.options import Options
 from pipeline.runners import beam_options
-from pipeline.runners.interruption import interruptible
 from tasks.terminal.command import Command
 
 
 def run(options: Options) -> None:
     """Runs the Beam job; raises as `pipeline.building.languages.build` does."""
-    with interruptible():
-        arguments = beam_options.arguments(options)
+    arguments = beam_options.arguments(options)
 
-        from pipeline.building import languages
+    from pipeline.building import languages
 
-        languages.build(options, arguments)
+    languages.build(options, arguments)
 
 
 main = Command(Options, run)

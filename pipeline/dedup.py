@@ -13,18 +13,16 @@ so on).
 
 from pipeline.deduplication.options import Options
 from pipeline.runners import beam_options
-from pipeline.runners.interruption import interruptible
 from tasks.terminal.command import Command
 
 
 def run(options: Options) -> None:
     """Runs the Beam job; raises as `pipeline.deduplication.engine.search` does."""
-    with interruptible():
-        arguments = beam_options.arguments(options)
+    arguments = beam_options.arguments(options)
 
-        from pipeline.deduplication import engine
+    from pipeline.deduplication import engine
 
-        engine.search(options, arguments)
+    engine.search(options, arguments)
 
 
 main = Command(Options, run)

@@ -3,10 +3,13 @@
 `module` is a user's module; every function raises UserError if it cannot be imported.
 """
 
-import importlib
+import importlib.util
 import os
 import sys
+import traceback
 import types
+from collections.abc import Sequence
+from typing import TypeVar
 
 import palimpsest_home
 from tasks.corpora import c4, lm1b, pg19, python_docs, rlm, wikipedia
@@ -17,20 +20,26 @@ from tasks.terminal.command_line import UserError, nearest
 # A task on a user's corpus, for messages.
 OWN_EXAMPLE = "mine_span_corruption"
 
+_Kind = TypeVar("_Kind")
 _FAMILIES = (rlm, c4, lm1b, pg19, wikipedia, python_docs)
 
 
 def tasks(module: str | None = None) -> dict[str, TaskSpec]:
     """Returns all known tasks by name, including TASKS of a user's `module`."""
-    own = getattr(load(module), "TASKS", ()) if module else ()
     ours = [task for family in _FAMILIES for task in family.TASKS]
-    return {task.name: task for task in [*ours, *own]}
+    return {task.name: task for task in [*ours, *_own(module, "TASKS", TaskSpec)]}
 
 
 def mixtures(module: str | None = None) -> dict[str, MixtureSpec]:
     """Returns the mixtures of a user's module (its tuple MIXTURES) by name."""
-    found = getattr(load(module), "MIXTURES", ()) if module else ()
-    return {mixture.name: mixture for mixture in found}
+    return {mixture.name: mixture for mixture in _own(module, "MIXTURES", MixtureSpec)}
+
+
+def _own(module: str | None, name: str, kind: type[_Kind]) -> Sequence[_Kind]:
+    found = getattr(load(module), name, ()) if module else ()
+    if not (isinstance(found, list | tuple) and all(isinstance(each, kind) for each in found)):
+        raise UserError(f"--task_module={module}: {name} must be a tuple of {kind.__name__}")
+    return found
 
 
 def names(module: str | None = None) -> set[str]:
@@ -41,24 +50,47 @@ def names(module: str | None = None) -> set[str]:
 def load(module: str) -> types.ModuleType:
     """Imports a user's module: by name, from the working directory or the path, or a .py file.
 
-    A file may have the name of one of our packages, such as the `tasks.py` of a T5X project.
+    A file may have the name of one of our packages, such as the `tasks.py` of a T5X project, or of
+    any library.
     """
-    if not module:
-        raise UserError("--task_module is empty: pass the name of a Python module, or its file")
-    name = module
-    file = f"{module}.py" if module in palimpsest_home.PACKAGES else module
-    if file.endswith(".py"):
-        if not os.path.isfile(file):
-            raise UserError(f"--task_module={module}: there is no file {file}")
-        name = palimpsest_home.importable(file)
+    file = _file_of(module)
+    name = palimpsest_home.importable(file) if file else module
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
+    except UserError:
+        raise
     except ImportError as error:
         raise UserError(f"--task_module={module} cannot be imported: {error}") from error
+    except (Exception, SystemExit) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(
+            f"--task_module={module} cannot be imported: {type(error).__name__}: {error} "
+            f"({last.filename}:{last.lineno})"
+        ) from error
     finally:
         sys.path.remove(here)  # also if the module has changed the directory
+
+
+def _file_of(module: str) -> str | None:
+    """Returns the file that a value of --task_module names, or None if it is a module's name."""
+    if not module or (module.startswith(".") and not module.endswith(".py")):
+        raise UserError(
+            f"--task_module={module}: pass the name of a Python module, or its file, such as "
+            "./mine.py"
+        )
+    found: list[str] = [module] if module.endswith(".py") else []
+    if module.partition(".")[0] in palimpsest_home.PACKAGES:
+        path = module.replace(".", "/")
+        found = [f"{path}.py", f"{path}/__init__.py"]
+        if "." in module and importlib.util.find_spec(module):
+            return None  # one of ours
+    if file := next(filter(os.path.isfile, found), None):
+        return file
+    if found:
+        raise UserError(f"--task_module={module}: there is no file {' or '.join(found)}")
+    return None
 
 
 def find(name: str, module: str | None = None) -> TaskSpec | None:

@@ -56,7 +56,7 @@ def run(flags: Flags) -> int:
     return EXIT_DIFFERENT if found.first else 0
 
 
-main = Command(Flags, run)
+main = Command(Flags, run, at_once="run the same command again")
 
 if __name__ == "__main__":
     main.start()

@@ -38,7 +38,7 @@ def _check_output(flag: str, output: str) -> None:
     files.make_folder(os.path.dirname(path))
 
 
-main = Command(EvaluateFlags, run)
+main = Command(EvaluateFlags, run, at_once="run the same command again")
 
 if __name__ == "__main__":
     main.start()

@@ -73,7 +73,7 @@ def run(flags: Flags) -> None:
     print(f"{flags.output}: {len(samples)} rows")
 
 
-main = Command(Flags, run)
+main = Command(Flags, run, at_once="run the same command again")
 
 if __name__ == "__main__":
     main.start()

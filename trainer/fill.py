@@ -40,7 +40,7 @@ def run(flags: Flags) -> None:
             print(f"the model left out {', '.join(missing)}", file=sys.stderr)
 
 
-main = Command(Flags, run)
+main = Command(Flags, run, at_once="run the same command again")
 
 if __name__ == "__main__":
     main.start()

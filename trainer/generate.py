@@ -50,7 +50,7 @@ def run(flags: Flags) -> None:
             print(generator.text(found.ids))
 
 
-main = Command(Flags, run)
+main = Command(Flags, run, at_once="run the same command again")
 
 if __name__ == "__main__":
     main.start()

@@ -154,7 +154,7 @@ def _stop_at_once(schedules: "Schedules") -> None:
     threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
-main = Command(Flags, run)
+main = Command(Flags, run, at_once="run the same command again")
 
 if __name__ == "__main__":
     main.start()

@@ -104,7 +104,7 @@ Next:
   see all settings      python -m trainer.pretrain --help=all"""
 
 
-main = Command(Flags, run)
+main = Command(Flags, run, at_once="run the same command again")
 
 if __name__ == "__main__":
     main.start()

@@ -19,7 +19,6 @@ from importlib.metadata import version
 from platform import python_version
 
 from pipeline.runners import beam_options
-from pipeline.runners.interruption import interruptible
 from tasks import vocabulary
 from tasks.cache.manifest import MANIFEST, as_json
 from tasks.reading import sources
@@ -247,11 +246,6 @@ class Flags(CorporaFlags, OptionFlags):
 
 def run(flags: Flags) -> None:
     """Trains, and prints a report and the next command."""
-    with interruptible():
-        _run(flags)
-
-
-def _run(flags: Flags) -> None:
     beam_arguments = None
     if flags.workers > 1 or flags.runner or flags.beam:
         beam_arguments = beam_options.arguments(flags)

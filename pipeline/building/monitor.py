@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from pipeline.building.documents import is_fault
 from pipeline.building.graph import Assignment
-from pipeline.runners.interruption import interrupt
 from tasks.cache.manifest import Plan, Shard, shard_file
 from tasks.cache.receipts import finished
 from tasks.storage import files
 from tasks.terminal import progress
+from tasks.terminal.interruption import interrupt
 from tasks.terminal.polling import polling
 
 # Text bytes per row byte, assumed until a piece is finished: 4 bytes of text a token, 1.7 stored.

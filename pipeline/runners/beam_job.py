@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline.runners import beam_options
-from pipeline.runners.interruption import SERVICE_LIMIT_SECONDS, interrupt, interruptible
 from tasks.reading.corpus import Corpus, CorpusSpec
 from tasks.storage import files
 from tasks.terminal import progress
 from tasks.terminal.command_line import UserError
+from tasks.terminal.interruption import SERVICE_LIMIT_SECONDS, interrupt, interruptible
 from tasks.terminal.polling import polling
 
 _FAILURE = "the job stopped: "

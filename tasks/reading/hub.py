@@ -16,6 +16,7 @@ from typing import Any
 from tasks.reading.corpus import CSV, DIALECT_OPTIONS, NO_QUOTE, VALIDATION, CorpusSpec, SourceFile
 from tasks.reading.splits import VALIDATION_NAMES
 from tasks.storage import retries, store
+from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
 
 _TIMEOUT_SECONDS = 30
@@ -63,8 +64,9 @@ def list_files(
 
 def _list(spec: CorpusSpec) -> tuple[str, Any, dict[str, list[str]], dict[str, Any]]:
     """Returns the commit, the builder, paths by split, and the Hub's info by path."""
-    import datasets
-    from huggingface_hub import HfApi
+    with extras.needed(f"hf:{spec.location}", "pipeline"):
+        import datasets
+        from huggingface_hub import HfApi
 
     api, name = HfApi(), spec.location
     commit = api.dataset_info(name, revision=spec.revision or None).sha or ""

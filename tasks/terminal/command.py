@@ -1,5 +1,6 @@
 """Commands: a frozen dataclass of flags and a function that runs with them."""
 
+import contextlib
 import importlib
 import itertools
 import sys
@@ -8,13 +9,14 @@ from typing import Any, NoReturn
 
 from tasks.terminal import command_line, extras, help, interrupt
 from tasks.terminal.flags import made, parse
+from tasks.terminal.interruption import interruptible
 
 
 class Command:
     """A command, called with the words of its command line.
 
     `at_once` is advice such as "run the same command again": Ctrl-C prints it and ends the process
-    at once. Without it, Ctrl-C raises KeyboardInterrupt.
+    at once. Without it, Ctrl-C raises KeyboardInterrupt, again and again if a library swallows it.
     """
 
     def __init__(
@@ -24,9 +26,11 @@ class Command:
         *,
         at_once: str | None = None,
         terminated: bool = False,  # SIGTERM ends the process at once, too
+        waits: bool = False,  # Ctrl-C waits for other processes, so it is raised only once
     ):
         self._flags, self._run = flags, run
         self._at_once, self._terminated = at_once, terminated
+        self._once = waits or at_once is not None
         self.__module__ = run.__module__
 
     @property
@@ -46,7 +50,7 @@ class Command:
                 topic = topic if equals or after.startswith("-") else after
                 print(self.help(topic, program))
                 return 0
-        with extras.named():
+        with extras.named(), contextlib.nullcontext() if self._once else interruptible():
             return self._run(made(self.flags, parse(self.flags, words))) or 0
 
     def help(self, topic: str = "", program: str | None = None) -> str:

@@ -72,7 +72,8 @@ def run(
     """Exits with the code of a command's `main(argv)`; prints a user's mistake as one line."""
     program = program or f"python -m {module_name(main)}"
     interrupts = _Interrupts(program)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # `palimpsest_home` lets it end the process without a traceback until now.
+    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_DFL):
         signal.signal(signal.SIGINT, interrupts)
     try:
         code = main([*(sys.argv[1:] if argv is None else argv)]) or 0

@@ -49,7 +49,10 @@ def named() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
+        # JAX raises one without a name, "jax requires jaxlib to be installed …".
+        words = [word for word in str(error).split() if word in EXTRAS]
+        name = error.name or " ".join(words[-1:])
+        package = name.partition(".")[0]
         if package not in EXTRAS:
             raise
         raise missing("this command", package, EXTRAS[package]) from error

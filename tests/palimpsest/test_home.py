@@ -1,5 +1,6 @@
 """The commands find their own packages beside files that have the packages' names."""
 
+import re
 import sys
 import zipfile
 
@@ -7,6 +8,7 @@ import pytest
 
 import palimpsest_home
 from tasks import registry
+from tasks.terminal.command_line import UserError
 from tests.support.processes import ROOT, completed, started
 
 
@@ -30,9 +32,19 @@ def test_files_with_our_names_are_not_run(theirs, monkeypatch, words, by):
     assert done.stdout.startswith("usage: ")
 
 
-def test_other_programs_import_their_own(theirs):
-    for words in (("-c", "import tasks"), ("trainer.py",)):
-        assert started(*words, cwd=theirs).stderr.endswith(".py was run\n")
+def test_other_programs_import_their_own(theirs, monkeypatch):
+    for mark in ("", str(ROOT)):  # also those that one of our commands starts
+        monkeypatch.setenv("_PALIMPSEST_HOME", mark)
+        for words in (("-c", "import tasks"), ("trainer.py",)):
+            assert started(*words, cwd=theirs).stderr.endswith(".py was run\n")
+
+
+def test_other_programs_run_in_a_folder_that_is_gone(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    shell = f"cd {gone}; rmdir {gone}; {sys.executable} -c 'print(1)'"
+    done = completed(["sh", "-c", shell])
+    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 def test_a_package_lists_the_commands(tmp_path):
@@ -51,9 +63,10 @@ def test_workers_find_ours(theirs):
 
 
 def test_a_checkout_in_the_current_folder_comes_first(tmp_path):
-    for name in ("palimpsest_home.py", "tasks/__init__.py", "tasks/new.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
+    """Whatever its version: one from before `palimpsest_home`, too."""
+    for name in palimpsest_home.PACKAGES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
     (tmp_path / "tasks/new.py").write_text("print('of this checkout')\n")
     assert started("-m", "tasks.new", cwd=tmp_path).stdout == "of this checkout\n"
 
@@ -69,6 +82,7 @@ def test_a_checkout_in_the_current_folder_comes_first(tmp_path):
         ("script.py -m a", ""),
         ("", ""),
         ("-m", ""),
+        ("--check-hash-based-pycs never -m a", "a"),
     ],
 )
 def test_the_module_of_a_command_line(words, module):
@@ -82,19 +96,65 @@ TASKS = (TaskSpec("own_task", "", span_corruption(), Lengths(64, 18)),)
 """
 
 
-@pytest.mark.parametrize("module", ["tasks", "./tasks.py", "sub/mine.py", "mine"])
-def test_a_users_module(tmp_path, module):
-    file = tmp_path / module
-    file = file if module.endswith(".py") else file.with_suffix(".py")
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(OWN)
-    done = started(
-        "-m", "trainer.pretrain", "--preset=t5_1_1_tiny", "--model_dir=m", "--print_config",
-        "--task=own_task", f"--task_module={module}", cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    wrong = ("-m", "trainer.pretrain", "--preset=t5_1_1_tiny", "--task_module=./none.py")
-    assert "there is no file ./none.py" in started(*wrong, cwd=tmp_path).stderr
+@pytest.mark.parametrize(
+    ("module", "file"),
+    [
+        ("tasks", "tasks.py"),
+        ("tasks", "tasks/__init__.py"),
+        ("./tasks.py", "tasks.py"),
+        ("sub/vocab.py", "sub/vocab.py"),
+        ("mine", "mine.py"),
+        ("sub/mine.py", "sub/mine.py"),
+        ("sub/json.py", "sub/json.py"),
+        ("sub/my.dotted.py", "sub/my.dotted.py"),
+        ("trainer.mine", "trainer/mine.py"),
+        ("experiments.mine", "experiments/mine.py"),
+    ],
+)
+def test_a_users_module(tmp_path, module, file):
+    """It is the file that is named, beside another of its name, and finds its neighbours."""
+    (tmp_path / "mine.py").write_text("raise SystemExit('the wrong file')")
+    place = tmp_path / file
+    place.parent.mkdir(exist_ok=True)
+    (place.parent / "__init__.py").touch()
+    neighbour = place.parents[1] if place.name == "__init__.py" else place.parent
+    (neighbour / "neighbour.py").touch()
+    place.write_text(OWN if "." in module and not module.endswith(".py") else NEIGHBOUR + OWN)
+    words = ("--task=own_task", f"--task_module={module}", "--print_config")
+    assert refusal(tmp_path, *words) == ""
+
+
+NEIGHBOUR = "import neighbour\n"
+
+
+def refusal(folder, *words):
+    """Returns what trainer.pretrain writes to stderr in a folder."""
+    usual = ("--preset=t5_1_1_tiny", "--model_dir=m")
+    return started("-m", "trainer.pretrain", *usual, *words, cwd=folder).stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "says"),
+    [
+        ("./none.py", None, "there is no file ./none.py"),
+        ("trainer", None, "there is no file trainer.py or trainer/__init__.py"),
+        ("./mine", "", "pass the name of a Python module, or its file, such as ./mine.py"),
+        ("", None, "pass the name of a Python module"),
+        ("nowhere", None, "No module named 'nowhere'"),
+        ("mine", "\n1 / 0", "cannot be imported: ZeroDivisionError: division by zero (FOLDER/mine"),
+        ("mine", "def (", "cannot be imported: SyntaxError: invalid syntax (mine.py, line 1)"),
+        ("mine", "raise SystemExit(3)", "cannot be imported: SystemExit: 3 (FOLDER/mine.py:1)"),
+        ("mine", "TASKS = 5", "TASKS must be a tuple of TaskSpec"),
+        ("mine", "TASKS = (5,)", "TASKS must be a tuple of TaskSpec"),
+    ],
+)
+def test_a_users_module_that_cannot_be_used(tmp_path, monkeypatch, module, text, says):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    if text is not None:
+        (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(UserError, match=re.escape(says.replace("FOLDER", str(tmp_path)))):
+        registry.tasks(module) if module else registry.load(module)
 
 
 def test_a_wheel_has_the_pages_and_the_line_that_starts_this(tmp_path):

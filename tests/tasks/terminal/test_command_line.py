@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-from pipeline.runners.interruption import interruptible
+from tasks.terminal.interruption import interruptible
 from tasks.terminal.command_line import run
 
 

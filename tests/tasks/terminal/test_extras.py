@@ -21,12 +21,20 @@ def test_the_extras_are_those_of_the_project():
         assert name in listed or (name, extra) == ("jaxlib", "trainer")
 
 
+def test_a_training_machine_has_the_compiler_of_the_loops_that_trainer_and_pipeline_share():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extra in ("pipeline", "trainer"):
+        assert "numba>=0.63" in project["optional-dependencies"][extra]
+
+
 @pytest.mark.parametrize(
     ("module", "words", "package", "extra"),
     [
         ("trainer.evaluate", "--model_dir=none", "jax", "trainer"),
         ("pipeline.verify", "--cache=none", "pyarrow", "pipeline"),
         ("vocab.train", "--corpus=python_docs --output=v", "sentencepiece", "pipeline"),
+        ("vocab.train", "--corpus=hf:a/b --output=v", "datasets", "pipeline"),
+        ("trainer.generate", "--model_dir=none --prompt=a", "jaxlib", "trainer"),
     ],
 )  # fmt: skip
 def test_a_command_without_its_packages(module, words, package, extra, tmp_path):

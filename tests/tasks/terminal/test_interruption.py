@@ -1,13 +1,15 @@
 """SIGINT ends a block once and promptly, even if a library swallows the exception."""
 
 import contextlib
+import dataclasses
 import signal
 import time
 
 import pytest
 
-from pipeline.runners.interruption import interrupt, interruptible
+from tasks.terminal.command import Command
 from tasks.terminal.command_line import UserError
+from tasks.terminal.interruption import interrupt, interruptible
 from tests.support.processes import started
 
 pytestmark = pytest.mark.processes
@@ -73,7 +75,7 @@ def test_errors_that_follow_from_it(raised, expected):
 def test_a_block_that_does_not_end():
     program = (
         "import contextlib, time\n"
-        "from pipeline.runners import interruption as i\n"
+        "from tasks.terminal import interruption as i\n"
         "i._LIMIT_SECONDS = i._REPEAT_SECONDS = 0.3\n"
         "with i.interruptible():\n"
         "    with contextlib.suppress(KeyboardInterrupt):\n"
@@ -85,3 +87,22 @@ def test_a_block_that_does_not_end():
     done = started("-c", program, timeout=30)
     assert done.returncode == 130
     assert done.stderr == "interrupted; run the same command to resume\n"
+
+
+def test_every_command_is_interruptible_unless_it_says_otherwise():
+    @dataclasses.dataclass(frozen=True)
+    class Flags:
+        pass
+
+    def swallow(flags):
+        with contextlib.suppress(KeyboardInterrupt):
+            interrupt()
+            signal.pause()
+
+    with pytest.raises(KeyboardInterrupt):
+        Command(Flags, swallow)([])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert Command(Flags, swallow, waits=True)([]) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
