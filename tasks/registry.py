@@ -80,8 +80,10 @@ def _file_of(module: str) -> str | None:
             f"--task_module={module}: pass the name of a Python module, or its file, such as "
             "./mine.py"
         )
-    found: list[str] = [module] if module.endswith(".py") else []
-    if module.partition(".")[0] in palimpsest_home.PACKAGES:
+    found: list[str] = []
+    if module.endswith(".py"):
+        found = [module]
+    elif module.partition(".")[0] in palimpsest_home.PACKAGES:
         path = module.replace(".", "/")
         found = [f"{path}.py", f"{path}/__init__.py"]
         if "." in module and importlib.util.find_spec(module):

@@ -101,6 +101,7 @@ TASKS = (TaskSpec("own_task", "", span_corruption(), Lengths(64, 18)),)
     [
         ("tasks", "tasks.py"),
         ("tasks", "tasks/__init__.py"),
+        ("tasks.py", "tasks.py"),
         ("./tasks.py", "tasks.py"),
         ("sub/vocab.py", "sub/vocab.py"),
         ("mine", "mine.py"),
