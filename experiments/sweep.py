@@ -211,6 +211,7 @@ def _report(
     sweep: Sweep, placed: "list[_Placed]", output: str, times: "dict[Values, float] | None"
 ) -> int:
     from experiments.sweeps import cells, drawing, estimating, results
+    from trainer.optim.schedule import described
 
     outcomes = [results.outcome(*each, sweep.metric) for each in placed]
     curves = results.curves_of(outcomes)
@@ -219,7 +220,11 @@ def _report(
     parameters = {
         tuple(cell.values.items()): estimating.cost(cell).parameters for cell, _, _ in placed
     }
-    text = results.table(sweep, curves, parameters, times)
+    rates = {
+        tuple(cell.values.items()): described(cell.config.optimizer, cell.config.train_steps)
+        for cell, _, _ in placed
+    }
+    text = results.table(sweep, curves, parameters, rates, times)
     notes = results.notes(sweep, outcomes)
     files.write_bytes(files.join(output, "table.md"), f"{text}\n\n{notes}\n".encode())
     print(f"{text}\n\n{notes}", flush=True)
@@ -239,6 +244,7 @@ def _report(
 def _print_plan(planned: "list[Cell]", output: str) -> None:
     from experiments.sweeps import estimating
     from tasks.terminal.table import table
+    from trainer.optim.schedule import described
 
     costs = {cell.label: estimating.cost(cell) for cell in planned}
     done = {cell.label: estimating.finished(cell, output) for cell in planned}
@@ -251,8 +257,18 @@ def _print_plan(planned: "list[Cell]", output: str) -> None:
         sizes = (f"{n:,}" for n in (cost.parameters, cost.steps, cost.tokens))
         minutes = f"{cost.seconds(speed) / 60:,.1f}"
         counts = (len(same), left)
-        rows.append([*values.values(), *sizes, f"{cost.operations:.2e}", minutes, *counts])
-    names = ("parameters", "steps", "tokens", "FLOPs", "minutes", "seeds", "to run")
+        rate = described(same[0].config.optimizer, same[0].config.train_steps)
+        rows.append([*values.values(), rate, *sizes, f"{cost.operations:.2e}", minutes, *counts])
+    names = (
+        "learning rate",
+        "parameters",
+        "steps",
+        "tokens",
+        "FLOPs",
+        "minutes",
+        "seeds",
+        "to run",
+    )
     print(table([*planned[0].values, *names], rows))
     to_run = [costs[cell.label] for cell in planned if not done[cell.label]]
     hours = sum(cost.seconds(speed) for cost in to_run) / 3600

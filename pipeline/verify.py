@@ -27,6 +27,7 @@ class Flags:
         None,
         "exclude lists or text files of ids, separated by commas; the cache may not contain a "
         "document on any of these or of its own lists",
+        joined=",",
     )
 
 

@@ -21,6 +21,7 @@ class Flags:
     model_dir: str = field(
         REQUIRED,
         "folder of the run, local or remote; with --document, several, separated by commas",
+        joined=",",
     )
     step: int | None = field(None, "update to explain, numbered as in metrics.jsonl")
     document: str | None = field(

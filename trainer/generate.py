@@ -21,7 +21,12 @@ from trainer.config.processes import SEVERAL_HOSTS, ProcessesConfig
 class Flags(TrainedFlags):
     """Flags of the command."""
 
-    prompt: str | None = field(None, "text to continue; may have sentinels such as <extra_id_0>")
+    prompt: tuple[str, ...] = field(
+        (),
+        "texts to continue; they may have sentinels such as <extra_id_0>",
+        repeated=True,
+        positional=True,
+    )
     input: str | None = field(
         None, "file of prompts: lines of text, or JSON lines if its name ends in .jsonl"
     )
@@ -33,7 +38,7 @@ class Flags(TrainedFlags):
 
 def run(flags: Flags) -> None:
     """Prints or writes the results."""
-    if (flags.prompt is None) == (flags.input is None):
+    if bool(flags.prompt) == (flags.input is not None):
         raise UserError("give either --prompt or --input")
     if (flags.input is None) != (flags.output is None):
         raise UserError("--input and --output belong together")
@@ -46,7 +51,7 @@ def run(flags: Flags) -> None:
             prompts.write_all(flags, flags.decoding, flags.input, flags.column, flags.output)
             return
         generator = prompts.generator_of(flags, flags.decoding)
-        for found in generator([generator.ids(flags.prompt or "")]):
+        for found in generator([generator.ids(prompt) for prompt in flags.prompt]):
             print(generator.text(found.ids))
 
 

@@ -105,15 +105,18 @@ def table(
     sweep: Sweep,
     curves: Curves,
     parameters: Mapping[Values, int],
+    rates: Mapping[Values, str],
     step_times: Mapping[Values, float] | None = None,
 ) -> str:
     """Returns a Markdown table with one line per combination of the axes' values.
 
-    Differences from the baseline are paired by seed. `parameters` holds counts by
-    combination; `step_times` holds seconds per update, and adds a speed-up column.
+    Differences from the baseline are paired by seed. `parameters` holds counts and `rates` learning
+    rates in words, by combination; `step_times` holds seconds per update, and adds a column of
+    speed-ups.
     """
     best = tuned(curves, sweep) if sweep.tune else {}
-    header = [axis.name for axis in sweep.axes] + ["parameters", "seeds", sweep.metric]
+    header = [axis.name for axis in sweep.axes] + ["learning rate", "parameters", "seeds"]
+    header += [sweep.metric]
     header += ["minus baseline"] * bool(sweep.baseline) + ["95 % interval"]
     ratios = bool(sweep.baseline) and lower_is_better("metric", sweep.metric)
     header += ["ratio of steps"] * ratios + ["speed-up"] * bool(ratios and step_times)
@@ -123,7 +126,7 @@ def table(
         if values in best.values():
             at = [axis.name for axis in sweep.axes].index(sweep.tune)
             labels[at] = f"{labels[at]} (best{_edge(curves, sweep.tune, values)})"
-        row = [*labels, f"{parameters[values]:,}", len(by_seed)]
+        row = [*labels, rates[values], f"{parameters[values]:,}", len(by_seed)]
         row += _measured(sweep, curves, values, best)
         if ratios:
             base = _base(sweep, curves, values, best)

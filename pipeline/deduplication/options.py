@@ -18,11 +18,13 @@ class Options(Rules):
         None,
         "SPECs of evaluation sets, separated by white space: units that share --ngram words with "
         "an example are listed as contaminated",
+        joined=" ",
     )
     exclude: str | None = field(
         None,
         "exclude lists or text files of ids, separated by commas: their documents are not read, "
         "so nothing counts as a duplicate of them; give them to the build as well",
+        joined=",",
     )
     shard_bytes: int = field(
         64 << 20,

@@ -5,7 +5,8 @@ import logging
 from collections.abc import Collection, Sequence
 from typing import Any, NoReturn
 
-from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal import habits
+from tasks.terminal.command_line import UserError
 from tasks.terminal.flags import names_of
 
 _IN_PROCESS = "FnApiRunner"
@@ -16,6 +17,8 @@ _REJECTED = {
     "PrismRunner": "it downloads a program, and builds were never tested with it",
     "DaskRunner": "it silently dropped elements in tests",
 }
+# Beam's groups of flags that have an effect in this process and its workers.
+_LOCAL = ("DebugOptions", "DirectOptions", "ProfilingOptions", "StandardOptions", "TypeOptions")
 # Flags sometimes given to the wrong command.
 OF_PRETRAIN = (
     *("batch_size", "gin_file", "init_from", "lengths.inputs", "lengths.targets", "microbatches"),
@@ -41,6 +44,11 @@ def arguments(flags: Any) -> list[str]:
             "(in 11 of 23 large test runs); use --workers=N, which starts processes"
         )
     refuse_unknown(given, names_of(flags))
+    if name == _IN_PROCESS and given and (unread := _unread(given, _LOCAL)):
+        raise UserError(
+            f"{unread[0]} has no effect without a --runner such as DataflowRunner; --workers=N "
+            "starts N processes on this machine"
+        )
     if workers == 1:
         return [f"--runner={runner}", *given]
     if name != _IN_PROCESS:
@@ -63,16 +71,22 @@ def refuse_unknown(given: Sequence[str], known: Collection[str]) -> None:
     """Raises a UserError for the first of `given` flags unknown to Beam and to us (`known`)."""
     if not given:
         return
+    unknown = _unread(given)
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        hint = habits.hint(flag, known)
+        if flag.removeprefix("--") in OF_PRETRAIN:
+            hint = " (it is a flag of trainer.pretrain)"
+        raise UserError(f"unknown flag {flag}{hint}")
+
+
+def _unread(given: Sequence[str], groups: Collection[str] = ()) -> list[str]:
+    """Returns those of the `given` words that belong to none of Beam's `groups`, () for all."""
     import_beam()
     from apache_beam.options.pipeline_options import PipelineOptions
 
     beam: Any = _Parser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
     for group in PipelineOptions.__subclasses__():
-        group._add_argparse_args(beam)  # as in PipelineOptions
-    unknown = beam.parse_known_args(given)[1]
-    if unknown:
-        flag = unknown[0].split("=")[0]
-        hint = nearest(flag, [*(f"--{name}" for name in known), *beam._option_string_actions])
-        if flag.removeprefix("--") in OF_PRETRAIN:
-            hint = " (it is a flag of trainer.pretrain)"
-        raise UserError(f"unknown flag {flag}{hint}")
+        if not groups or group.__name__ in groups:
+            group._add_argparse_args(beam)  # as in PipelineOptions
+    return beam.parse_known_args(given)[1]

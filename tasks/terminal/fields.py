@@ -57,7 +57,8 @@ def field(
     name: str = "",  # the flag's name, if it is not the field's
     metavar: str = "",  # the value's name in help; by default it follows from the type
     alone: str | None = None,  # the text that the flag means if it is given without a value
-    repeated: bool = False,  # each use of the flag adds an element to the tuple
+    repeated: bool = False,  # the whole text of a flag is one element of the tuple
+    joined: str = "",  # the separator that joins the texts of several uses of the flag
     positional: bool = False,  # the value is given without a flag's name; a tuple takes several
     flat: bool = False,  # the flags of a nested dataclass have no prefix
     partial: type | None = None,  # a dataclass whose flags the field holds as `flags.Given`

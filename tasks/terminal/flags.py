@@ -2,7 +2,8 @@
 
 A nested dataclass gives its flags a prefix, as in --optimizer.learning_rate. A value follows "=" or
 is the next word; "-" in a name is read as "_". A bool without a value is true. A tuple's values are
-separated by commas, and the last use of a flag wins, unless the field is `repeated`.
+separated by commas, or given by several uses of the flag; a text that is `joined` may be given in
+parts, too. Any other flag has one value: giving two is a mistake.
 """
 
 import dataclasses
@@ -11,7 +12,8 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal import habits
+from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import (
     NONE,
     REQUIRED,
@@ -42,7 +44,9 @@ class Flag(NamedTuple):
 
     @property
     def is_tuple(self) -> bool:
-        return typing.get_origin(self.declared) is tuple
+        return tuple in (
+            typing.get_origin(each) for each in (self.declared, *typing.get_args(self.declared))
+        )
 
     @property
     def words(self) -> str:
@@ -71,11 +75,17 @@ class Given(NamedTuple):
     values: dict[str, Any]
     typed: dict[str, str]
 
-    def give(self, flag: Flag, name: str, text: str, grows: bool) -> None:
-        """Sets the value of a flag given as `name`, or adds to the value if it `grows`."""
+    def give(self, flag: Flag, name: str, text: str) -> None:
+        """Sets or extends the value of a flag given as `name`; refuses a second, other value."""
         value = flag.parsed(name, text)
-        if grows:
-            value = (*self.values.get(flag.path, ()), value)
+        if flag.field.metadata["repeated"] or (flag.is_tuple and flag.field.metadata["positional"]):
+            value = (value,)
+        before = self.values.get(flag.path)
+        joint = flag.field.metadata["joined"]
+        if before is not None and value is not None and (flag.is_tuple or joint):
+            value = before + (joint or ()) + value
+        elif flag.path in self.values and before != value:
+            raise UserError(f"{self.typed[flag.path]} and --{name}={text}: give one of them")
         self.values[flag.path], self.typed[flag.path] = value, f"--{name}={text}"
 
     def below(self, path: str) -> "Given":
@@ -120,9 +130,9 @@ def _walk(
 
 
 def parse(kind: type, words: Sequence[str]) -> Given:
-    """Returns the values of a command line; the last value of a flag wins.
+    """Returns the values of a command line.
 
-    Raises UserError for a flag that is unknown, missing, or without a value of the right type.
+    Raises UserError for a flag that is unknown, missing, given two values, or of the wrong type.
     """
     flags = flags_of(kind)
     known = {name: flag for flag in flags for name in flag.names}
@@ -147,7 +157,7 @@ def parse(kind: type, words: Sequence[str]) -> Given:
         if not flag.field.metadata["repeated"] and names.get(flag.path, name) != name:
             raise UserError(f"--{names[flag.path]} and --{name} are the same: set one of them")
         names[flag.path] = name
-        given.give(flag, name, text, flag.field.metadata["repeated"])
+        given.give(flag, name, text)
     _finish(flags, known, given, rest)
     return given
 
@@ -183,17 +193,19 @@ def _place(text: str, places: list[Flag], given: Given, rest: list[str]) -> None
         rest.append(text)
         return
     flag = places[0] if places[0].is_tuple else places.pop(0)
-    given.give(flag, flag.name, text, flag.is_tuple)
+    given.give(flag, flag.name, text)
 
 
 def _finish(flags: Sequence[Flag], known: Collection[str], given: Given, rest: list[str]) -> None:
     """Gives the rest to the field that takes it; refuses unknown words and missing flags."""
     takes = next((flag for flag in flags if flag.field.metadata["rest"]), None)
+    missing = [flag for flag in flags if flag.required and flag.path not in given.values]
+    if missing and rest and not rest[0].startswith("-") and "=" not in rest[0]:
+        raise UserError(f"unknown flag {rest[0]} (did you mean {spelled(missing[0])}={rest[0]}?)")
     if takes:
         given.values[takes.path] = tuple(rest)
     else:
         refuse_unknown(rest, known)
-    missing = [flag for flag in flags if flag.required and flag.path not in given.values]
     if missing:
         if takes:
             takes.field.metadata["rest"](rest, known)
@@ -212,14 +224,7 @@ def refuse_unknown(words: Sequence[str], known: Collection[str]) -> None:
     if not words:
         return
     word = words[0].partition("=")[0]
-    name = word.removeprefix("--").replace("-", "_")
-    ends = [each for each in sorted(known) if each.rpartition(".")[2] == name]
-    hint = nearest(f"--{name}", [f"--{each}" for each in known])
-    if ends:
-        hint = f" (did you mean {' or '.join(f'--{each}' for each in ends)}?)"
-    if name.removeprefix("no_") in known and name.startswith("no_"):
-        hint = f" (did you mean --{name[3:]}=false?)"
-    raise UserError(f"unknown flag {word}{hint}")
+    raise UserError(f"unknown flag {word}{habits.hint(word, known)}")
 
 
 def made(kind: type[_Kind], given: Given, prefix: str = "") -> _Kind:

@@ -25,6 +25,11 @@ def rows(text):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
 
 
+def constant(curves):
+    """Returns equal numbers of parameters and learning rates."""
+    return {values: 1 for values in curves}, {values: "0.1" for values in curves}
+
+
 ARMS = Sweep("s", axes=(axis("arm", "a", "b"),), seeds=(0, 1), baseline={"arm": "a"})
 
 
@@ -35,20 +40,21 @@ def test_differences_are_paired_by_seed():
     ]
     curves = results.curves_of(outcomes)
     sizes = {values: 1000 for values in curves}
-    header, _, base, other = rows(results.table(ARMS, curves, sizes))
+    rates = {values: "0.01 to the end" for values in curves}
+    header, _, base, other = rows(results.table(ARMS, curves, sizes, rates))
     assert header == [
-        *("arm", "parameters", "seeds", "loss", "minus baseline", "95 % interval"),
+        *("arm", "learning rate", "parameters", "seeds", "loss", "minus baseline", "95 % interval"),
         "ratio of steps",
     ]
-    assert base[:5] == ["a", "1,000", "2", "4.5000 ± 0.7071", "-"]
+    assert base[:6] == ["a", "0.01 to the end", "1,000", "2", "4.5000 ± 0.7071", "-"]
     # Of seeds 0 and 1 alone: 3 of the seeds have run, and the baseline has no seed 7.
-    assert other[2] == "3"
-    assert other[4] == "-0.1500 ± 0.0707"
+    assert other[3] == "3"
+    assert other[5] == "-0.1500 ± 0.0707"
     # 12.706 is Student's quantile of one degree of freedom.
-    assert other[5] == "-0.7853 to +0.4853"
+    assert other[6] == "-0.7853 to +0.4853"
     times = {(("arm", "a"),): 1.0, (("arm", "b"),): 2.0}
-    with_times = rows(results.table(ARMS, curves, sizes, times))
-    assert float(with_times[3][-1]) == pytest.approx(float(other[6].split()[0]) / 2, abs=0.011)
+    with_times = rows(results.table(ARMS, curves, sizes, rates, times))
+    assert float(with_times[3][-1]) == pytest.approx(float(other[7].split()[0]) / 2, abs=0.011)
 
 
 def test_a_diverged_cell_is_worse_and_json(tmp_path):
@@ -58,8 +64,8 @@ def test_a_diverged_cell_is_worse_and_json(tmp_path):
         outcome({"arm": "b"}, 1, math.inf),
     ]
     curves = results.curves_of(outcomes)
-    _, _, _, other = rows(results.table(ARMS, curves, {values: 1000 for values in curves}))
-    assert other[3:] == ["diverged (2 of 2)", "-", "-", "-"]
+    _, _, _, other = rows(results.table(ARMS, curves, *constant(curves)))
+    assert other[4:] == ["diverged (2 of 2)", "-", "-", "-"]
     lines = [json.loads(line) for line in results.json_lines(outcomes, "loss").splitlines()]
     assert [line["value"] for line in lines] == [4.0, "nan", "inf"]
 
@@ -73,7 +79,7 @@ def test_an_edge_is_by_number_whatever_the_order(tried, note):
     sweep = Sweep("s", axes=(axis("rate", *tried),), tune="rate")
     finals = {label: 1.0 if label == "3" else 2.0 for label in tried}
     curves = results.curves_of([outcome({"rate": n}, 0, finals[n]) for n in tried])
-    shown = results.table(sweep, curves, {values: 1 for values in curves})
+    shown = results.table(sweep, curves, *constant(curves))
     assert f"3 {note}" in shown
 
 
@@ -94,11 +100,11 @@ def test_a_tuned_axis_takes_its_best_value_with_all_seeds():
         for seed, final in enumerate(both)
     ]
     curves = results.curves_of(outcomes)
-    found = rows(results.table(sweep, curves, {values: 1 for values in curves}))
+    found = rows(results.table(sweep, curves, *constant(curves)))
     best = [row for row in found if "best" in row[1]]
     assert [row[:2] for row in best] == [["a", "2 (best)"], ["b", "1 (best, at the edge)"]]
     # Compared with the baseline's best, not with its equal rate.
-    assert best[1][5] == "-1.0000 ± 0.0000"
+    assert best[1][6] == "-1.0000 ± 0.0000"
     assert "Failed: arm=b, rate=3, seed 1: loss is nan" in results.notes(sweep, outcomes)
     lines = [json.loads(line) for line in results.json_lines(outcomes, "loss").splitlines()]
     assert lines[0]["value"] == 5.0

@@ -104,6 +104,7 @@ class MixingConfig(Checked):
         "rates that take effect at given updates, such as '20000: a=0.5,b=0.5; 40000: b=1'; on "
         "resume, only future entries may change",
         changes="later_batches",
+        joined=";",
     )
 
 

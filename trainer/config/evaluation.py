@@ -189,6 +189,7 @@ class EvaluateFlags:
     steps: str = field(
         "latest",
         "checkpoints to evaluate: all, latest, or steps separated by commas",
+        joined=",",
         aliases=("checkpoints",),
     )
     split: str = field("validation", "split of the cache to evaluate on")
@@ -199,10 +200,14 @@ class EvaluateFlags:
         metavar="FILE",
     )
     plot: str | None = field(None, "PNG file for a plot of the metrics by step", metavar="FILE")
-    task: str | None = field(None, "task to evaluate on, or task=rate,task=rate; None: the run's")
+    task: str | None = field(
+        None, "task to evaluate on, or task=rate,task=rate; None: the run's", joined=","
+    )
     task_module: str | None = field(None, "Python module that registers tasks and metrics")
     metrics: str | None = field(
-        None, "metrics of generated text, such as exact_match,bleu; task: the task's own"
+        None,
+        "metrics of generated text, such as exact_match,bleu; task: the task's own",
+        joined=",",
     )
     supervised: str | None = field(None, "T5 task, such as glue_mrpc, that judges predictions")
     examples: int | None = field(

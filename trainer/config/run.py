@@ -152,6 +152,7 @@ class Config:
         "mixture in seqio's registry",
         changes="batches",
         often="task, mixture, or rates (a=0.7,b=0.3)",
+        joined=",",
     )
     task_module: str | None = field(
         None, "Python module that defines more tasks in a tuple TASKS", changes="nothing"

@@ -20,6 +20,7 @@ from trainer.huggingface import configs
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match
 from trainer.model.config import ModelConfig
+from trainer.optim.schedule import described
 from trainer.reporting.metrics import EVALUATION_FILE, NORMS, read_metrics
 
 # Metrics that describe the data, not the model.
@@ -167,8 +168,8 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
         ("lengths", f"inputs {run.lengths.inputs}, targets {run.lengths.targets}"),
         (
             "optimizer",
-            f"{optimizer.name}, learning rate {optimizer.value('learning_rate')}, schedule "
-            f"{' * '.join(optimizer.factors)}",
+            f"{optimizer.name}, schedule {' * '.join(optimizer.factors)}, learning rate "
+            f"{described(optimizer, config.train_steps)}",
         ),
         ("seed", str(config.seed)),
         *([("started from", config.init_from)] if config.init_from else []),

@@ -1,12 +1,20 @@
 """Learning-rate schedules: products of factors, with T5X's names and numbers."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from trainer.config.optimizer import OptimizerConfig
+
+# Numbers of updates at which a schedule is looked at, and of parts that are put into words.
+_POINTS, _PARTS = 2000, 6
+# Changes below this share of the highest rate are rounding in float32.
+_ROUNDING = 3e-7
+_WAYS = {1: "rising", -1: "falling"}
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
@@ -27,6 +35,31 @@ def learning_rate_schedule(config: OptimizerConfig) -> Schedule:
         return jnp.maximum(rate, config.minimum_learning_rate)
 
     return schedule
+
+
+def described(config: OptimizerConfig, train_steps: int) -> str:
+    """Returns the rates of a run's updates, such as "0.0003 from update 1, falling after 10,000".
+
+    Turning points are exact where the schedule's own lengths put them.
+    """
+    own = (config.warmup_steps, config.cooldown_start, config.cooldown_steps, config.decay_steps)
+    lengths = [each for each in (*own, config.steps_per_cycle, config.steps_per_decay) if each]
+    sums = {first + second for first in (0, *lengths) for second in (0, *lengths)}
+    near = {step + offset for step in sums for offset in (-1, 0, 1)}
+    even = np.linspace(0, train_steps - 1, min(train_steps, _POINTS)).astype(int)
+    steps = np.array(sorted({*even.tolist(), *(each for each in near if 0 <= each < train_steps)}))
+    rates = np.broadcast_to(learning_rate_schedule(config)(steps), steps.shape).astype(float)
+    changes = np.diff(rates) / max(rates.max(), np.finfo(np.float32).tiny)
+    signs = np.sign(np.where(abs(changes) < _ROUNDING, 0, changes)).astype(int)
+    turns = [0, *(np.flatnonzero(np.diff(signs)) + 1).tolist()] if len(signs) else []
+    text = f"{rates[0]:.3g} from update 1"
+    for turn, end in itertools.islice(itertools.pairwise([*turns, len(signs)]), _PARTS):
+        update = f" after {steps[turn] + 1:,}" if turn else ""
+        if signs[turn]:
+            text += f", {_WAYS[signs[turn]]}{update} to {rates[end]:.3g}"
+        elif turn:
+            text += f", constant{update}"
+    return f"{text} at update {train_steps:,}" if signs.any() else f"{text} to the end"
 
 
 def _constant(config: OptimizerConfig, step: jax.Array) -> jax.Array:

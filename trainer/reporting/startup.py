@@ -7,6 +7,7 @@ from trainer.engine.cost import flops_per_step, parameter_count
 from trainer.engine.program import Program
 from trainer.model.config import ModelConfig
 from trainer.model.device import AUTO, Device
+from trainer.optim.schedule import described
 
 
 def startup_text(run: Run, program: Program, step: int, begins: str, changes: list[str]) -> str:
@@ -21,6 +22,7 @@ def startup_text(run: Run, program: Program, step: int, begins: str, changes: li
             f"{config.preset}: {parameter_count(config.model):,} parameters, "
             f"{flops / 1e9:,.1f} GFLOP per step, {config.model.dtype}",
         ),
+        *_rates(config),
         program.describe(),
         *program.tuning.describe(),
         *_choices(config.model, program.mesh.devices.flat[0].device_kind),
@@ -41,6 +43,19 @@ def startup_text(run: Run, program: Program, step: int, begins: str, changes: li
             )
         )
     return "\n".join(f"{subject:<13} {text}" for subject, text in lines)
+
+
+def _rates(config: Config) -> list[tuple[str, str]]:
+    lines = [("learning rate", described(config.optimizer, config.train_steps))]
+    if config.train_steps < config.optimizer.warmup_steps:
+        lines.append(
+            (
+                "warning",
+                f"the run ends at update {config.train_steps:,}, before its "
+                f"--optimizer.warmup_steps={config.optimizer.warmup_steps}",
+            )
+        )
+    return lines
 
 
 def _choices(model: ModelConfig, device_kind: str) -> list[tuple[str, str]]:

@@ -160,3 +160,20 @@ def test_n_steps_are_n_updates_each_at_the_rate_of_its_step():
         moved.append(-float(updates["kernel"][0]))
     expected = [1e-8, R / 3, R * 2 / 3, R, R, R, R * 0.8, R * 0.6, R * 0.4, R * 0.2]
     np.testing.assert_allclose(moved, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "words"),
+    [
+        ({}, 60, "0.01 from update 1 to the end"),
+        ({"learning_rate": 0.03}, 20_000,
+         "0.0003 from update 1, falling after 10,001 to 0.000212 at update 20,000"),
+        ({"schedule": "constant"}, 1, "1 from update 1 to the end"),
+        ({"schedule": "constant * linear_warmup * linear_cooldown", "learning_rate": 0.001,
+          "warmup_steps": 100, "cooldown_start": 80_000, "cooldown_steps": 20_000}, 100_000,
+         "1e-08 from update 1, rising to 0.001, constant after 101, falling after 80,001 to 5e-08 "
+         "at update 100,000"),
+    ],
+)  # fmt: skip
+def test_rates_are_put_into_words(settings, steps, words):
+    assert described(OptimizerConfig(**settings), steps) == words

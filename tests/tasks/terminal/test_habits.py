@@ -1,0 +1,60 @@
+"""Flags of other trainers get the flag that takes their place, or an answer."""
+
+import pytest
+
+from palimpsest.commands import COMMANDS, command
+from tasks.terminal import habits
+from tasks.terminal.flags import flags_of
+
+
+def known(module):
+    return {name for flag in flags_of(command(module).flags) for name in flag.names}
+
+
+@pytest.mark.parametrize(
+    ("module", "word", "advice"),
+    [
+        ("trainer.pretrain", "resume", "the same command resumes"),
+        ("trainer.pretrain", "resume-from-checkpoint", "the same command resumes"),
+        ("trainer.pretrain", "epochs", "give --train_steps"),
+        ("trainer.pretrain", "device", "JAX_PLATFORMS"),
+        ("trainer.pretrain", "config", "--gin_file"),
+        ("trainer.pretrain", "max_length", "--lengths.inputs or --lengths.targets?"),
+        ("trainer.pretrain", "seq_length", "--lengths.inputs or --lengths.targets?"),
+        ("trainer.pretrain", "num_layers", "--model.num_encoder_layers or --model.num_decoder"),
+        ("trainer.pretrain", "model.num_layers", "--model.num_encoder_layers or --model.num_dec"),
+        ("trainer.pretrain", "lr", "--optimizer.learning_rate?"),
+        ("trainer.pretrain", "bf16", "--model.dtype?"),
+        ("trainer.pretrain", "output_dir", "--model_dir?"),
+        ("trainer.pretrain", "wandb", "--metrics.wandb?"),
+        ("trainer.pretrain", "optim.base_lr", "--optimizer.learning_rate?"),
+        ("trainer.pretrain", "eval.every_steps", "--evaluation.every_steps?"),
+        ("trainer.pretrain", "lenghts.inputs", "--lengths.inputs?"),
+        ("trainer.pretrain", "rates.inputs", ""),
+        ("trainer.pretrain", "model.name", ""),  # nor is model.norm
+        ("trainer.pretrain", "trian_steps", "--train_steps?"),
+        ("pipeline.build", "seq_length", "--row_tokens?"),
+        ("pipeline.build", "num_workers", "--workers?"),
+        ("pipeline.build", "column", "?column=NAME"),
+        ("pipeline.build", "output", "--cache_dir?"),
+        ("pipeline.dedup", "threshold", "--min_similarity?"),
+        ("vocab.train", "input", "--corpus?"),
+        ("vocab.train", "model_prefix", "--output?"),
+        ("vocab.train", "max_sentence_length", "whole corpus"),
+        ("trainer.generate", "max_length", "--max_new_tokens?"),
+        ("trainer.generate", "stop", ""),  # not --step
+        ("trainer.export", "output_dir", "--output?"),
+        ("pipeline.verify", "cache_dir", "--cache?"),
+    ],
+)
+def test_the_habit_gets_its_answer(module, word, advice):
+    found = habits.hint(f"--{word}", known(module))
+    assert advice in found
+    assert bool(found) == bool(advice)
+
+
+def test_every_flag_that_is_named_exists():
+    everything = set().union(*map(known, COMMANDS.values()))
+    named = {flag for flags in habits._table().values() for flag in flags.split() if flag != "|"}
+    named |= {needed for needed, _ in habits._ANSWERS.values() if needed}
+    assert named <= everything, named - everything
