@@ -11,6 +11,7 @@ from trainer.checkpoints.early_stopping import Watch, flattened
 from trainer.config import save_config
 from trainer.data.interface import Run, Waiting
 from trainer.engine import processes
+from trainer.engine.in_flight import InFlight
 from trainer.engine.program import Program
 from trainer.engine.sharding import put_batch
 from trainer.engine.step import TrainState
@@ -80,6 +81,7 @@ def _train(
     batches = run.data.training(step, *program.host_part, waiting=waiting)
     reports = Reports(run, program, checkpoints, writer, waiting)
     evaluate = _Evaluate(run, program, checkpoints.watch, reports, stop, unevaluated)
+    in_flight = InFlight()
 
     def save(step: int, state: TrainState) -> None:
         reports.settle(step, state)
@@ -104,6 +106,7 @@ def _train(
                 reports.before(step + 1, state, batch)
                 state = program.train_step(state, batch)
             step += 1
+            in_flight.add(state)
             profile.after(step, state)
             state = reports.after(step, state)
             stop.asked()
@@ -111,9 +114,10 @@ def _train(
                 state = evaluate(step, state)
             if checkpoints.watch.is_best(step) or due(step, config.checkpoint.every_steps, last):
                 save(step, state)
-            bar.update(step, reports.note)
+            bar.update(step - 1, reports.note)  # the last may not be finished
         if step not in (0, *checkpoints.steps()):
             save(step, state)
+        bar.update(step, reports.note)
     checkpoints.close()
     writer.close()
     return stop.exit_code(step, complete=step == last and not evaluate.owed)

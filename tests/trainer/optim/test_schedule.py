@@ -10,7 +10,7 @@ import pytest
 
 from trainer.config.optimizer import OPTIMIZER_PRESETS, SCHEDULE_FACTORS, OptimizerConfig
 from trainer.optim.optimizer import make_optimizer
-from trainer.optim.schedule import FACTORS, learning_rate_schedule
+from trainer.optim.schedule import FACTORS, described, learning_rate_schedule
 
 # Of a run: a warm-up of W steps, N updates in all, the rate R at its peak.
 W, N, R = 100, 1000, 0.5
