@@ -2,6 +2,7 @@
 
 import pytest
 
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tests.trainer.huggingface.test_export import save_run
 from trainer import evaluate
@@ -44,3 +45,16 @@ def test_another_vocabulary_is_refused(text_cache, tmp_path):
     metadata.update(str(checkpoint), vocabulary_sha256="0" * 64)
     with pytest.raises(UserError, match="was trained with a different vocabulary from python_"):
         evaluate.main([f"--model_dir={run}"])
+
+
+def test_the_whole_split_is_read_whatever_the_run_evaluated(text_cache, tmp_path):
+    flags = ("--lengths.inputs=64", "--evaluation.every_steps=1")
+    found = []
+    for name, own in {
+        "whole": (),
+        "watched": ("--evaluation.batches=1", "--plateau.metric=accuracy", "--stopping.metric=loss"),
+    }.items():
+        run = save_run(text_cache, tmp_path / name, "t5_1_1_tiny", *flags, *own)
+        evaluate.main([f"--model_dir={run}", "--batch_size=8"])
+        found.append(files.read_json(f"{run}/evaluation.json"))
+    assert found[0] == found[1]

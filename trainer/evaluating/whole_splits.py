@@ -8,7 +8,7 @@ from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
 from trainer.config import Config, MixingConfig, fields, load_config
-from trainer.config.evaluation import EvaluateFlags
+from trainer.config.evaluation import BEST_METRICS, EvaluateFlags
 from trainer.config.this_machine import on_this_machine
 from trainer.data.interface import Run
 from trainer.data.task_record import warn_of_changes
@@ -41,9 +41,11 @@ def evaluate(flags: EvaluateFlags) -> None:
         "evaluation.examples": flags.examples,
         "evaluation.probes": flags.probes,
     }
-    # The run's reactions to evaluations do not apply here.
-    unset = ("checkpoint.best_metric", "stopping.metric", "plateau.metric")
+    # The run's reactions to evaluations, and its limit on their size, do not apply here.
+    unset = ("checkpoint.best_metric", "stopping.metric", "evaluation.batches")
     values: dict[str, Any] = dict.fromkeys(unset)
+    if config.plateau.metric is not None:
+        values["plateau.metric"] = BEST_METRICS[0]  # the checkpoints hold its scale of the rate
     values |= {path: value for path, value in overrides.items() if value is not None}
     config = fields.replace_all(config, values)
 
