@@ -17,6 +17,7 @@ import numpy as np
 
 from tests.support import in_process
 from tests.support.trees import assert_equal
+from tests.support.words import changed
 from trainer.config import Config
 from trainer.config.from_flags import build_config
 
@@ -34,15 +35,15 @@ def flags_of(
       lengths: of inputs and targets; None is the task's own.
     """
     sides = zip(("inputs", "targets"), lengths, strict=True)
-    return [
+    return changed(
         *(f"--task={task}", f"--cache_dir={cache}", f"--model_dir={model_dir}", "--batch_size=4"),
         *(f"--lengths.{side}={length}" for side, length in sides if length is not None),
         *more,
-    ]
+    )
 
 
 def config_of(*flags: str, preset: str = TINY) -> Config:
-    return build_config(preset, list(flags))[0]
+    return build_config(preset, changed(*flags))[0]
 
 
 def run_of(cache: object, *flags: str, preset: str = TINY, training: bool = False, **named: Any):

@@ -14,6 +14,7 @@ from tasks.reading import sources
 from tasks.terminal import command_line
 from tests.support import shared
 from tests.support.processes import completed
+from tests.support.words import changed
 from vocab import train
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -27,14 +28,14 @@ def command(*arguments, **kwargs):
 
 def built(*arguments):
     """Builds a cache in this process, which costs a tenth of a process of its own."""
-    build.main([*map(str, arguments)])
+    build.main(changed(*arguments))
 
 
 def ended(module, arguments, capsys):
     """Returns (exit code, stderr) of a command run in this process."""
     main = importlib.import_module(module).main
     with pytest.raises(SystemExit) as end:
-        command_line.run(main, [*map(str, arguments)])
+        command_line.run(main, changed(*arguments))
     return end.value.code, capsys.readouterr().err
 
 

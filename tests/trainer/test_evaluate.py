@@ -52,7 +52,11 @@ def test_the_whole_split_is_read_whatever_the_run_evaluated(text_cache, tmp_path
     found = []
     for name, own in {
         "whole": (),
-        "watched": ("--evaluation.batches=1", "--plateau.metric=accuracy", "--stopping.metric=loss"),
+        "watched": (
+            "--evaluation.batches=1",
+            "--plateau.metric=accuracy",
+            "--stopping.metric=loss",
+        ),
     }.items():
         run = save_run(text_cache, tmp_path / name, "t5_1_1_tiny", *flags, *own)
         evaluate.main([f"--model_dir={run}", "--batch_size=8"])

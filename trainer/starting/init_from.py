@@ -48,9 +48,10 @@ _EMBEDDING = "token_embedder/embedding"
 class StartingPoint:
     """Parameters and optimizer state to start from: checked, but not read yet.
 
-    `path` is their source, for messages. Leaves that `optimizer_state` lacks start at 0; `reset` is
-    the reason if moments are not loaded. `other_fields`, such as "emb_dim 512", are settings of the
-    source that change the function here. `rows` maps its vocabulary's rows to this run's, if set.
+    `path` is their source, for messages. Leaves that `optimizer_state` lacks start as a new run's;
+    `reset` is the reason if moments are not loaded. `other_fields`, such as "emb_dim 512", are
+    settings of the source that change the function here. `rows` maps its vocabulary's rows to this
+    run's, if set.
     """
 
     path: str
@@ -246,9 +247,13 @@ def optimizer_state(
         step, leaves = 0, None
         reason: str | None = "--init_from_state=false" if checkpoint else _NONE_STORED
     else:
-        step, stored = checkpoint.step, checkpoint.state
-        if {name: tensor.shape for name, tensor in stored.items()} == shapes:
-            return stored, None
+        step = checkpoint.step
+        stored = {_unscaled(name): tensor for name, tensor in checkpoint.state.items()}
+        own = {name: _unscaled(name) for name in shapes if _unscaled(name)}
+        if {name: tensor.shape for name, tensor in stored.items() if name} == {
+            own[name]: shapes[name] for name in own
+        }:
+            return {name: stored[other] for name, other in own.items()}, None
         leaves, reason = _adafactor_leaves(config, found)
     if leaves is not None and {
         name.partition("/")[2]: shape for name, shape in shapes.items() if name not in counts
@@ -260,6 +265,14 @@ def optimizer_state(
     offset = config.optimizer.value("step_offset") or 0
     values = {name: step if name in of_schedules else offset for name in counts}
     return {name: held(np.int32(value)) for name, value in values.items()}, reason
+
+
+def _unscaled(name: str) -> str:
+    """Returns the name that a leaf has without `--plateau.metric`; "" for the scale of the rate.
+
+    A new run has evaluated nothing, so its rates start undiminished whatever its source's were.
+    """
+    return "" if name.endswith("/rate_scale") else re.sub(r"^(\d+)/inner/", r"\1/", name)
 
 
 def _adafactor_leaves(

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import shutil
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from trainer.engine.program import Program
 from trainer.model.layers import unstack_layers
 from trainer.model.paths import named
 from trainer.optim.optimizer import learning_rate_schedule
+from trainer.optim.plateau import set_rate_scale
 from trainer.starting import init_from
 from trainer.t5x import layout, read
 from trainer.t5x.tensors import divided, held, mean, reshaped, stacked
@@ -400,3 +402,27 @@ def test_parts_of_tensors_equal_parts_of_the_array():
         assert tensor.shape == expected.shape
         np.testing.assert_array_equal(tensor.whole(), expected)
         np.testing.assert_array_equal(tensor.read(index), expected[index])
+
+
+@pytest.mark.parametrize("plateau", [(), ("--plateau.metric=loss", "--evaluation.every_steps=1")])
+def test_a_run_whose_rate_was_dropped_gives_its_moments_but_not_its_rate(
+    plateau, text_cache, tmp_path
+):
+    adamw = ("--optimizer.name=adamw", "--optimizer.learning_rate=0.003")
+    watched = ("--plateau.metric=loss", "--evaluation.every_steps=1")
+    source = run_of_cache(text_cache, f"--model_dir={tmp_path}", *adamw, *watched)
+    state = Program(source).initial_state()
+    moved = jax.tree.map(lambda leaf: leaf + 1, state.opt_state)
+    state = set_rate_scale(dataclasses.replace(state, opt_state=moved), 0.25)
+    checkpoints = Checkpoints(str(tmp_path), source.config.checkpoint)
+    checkpoints.save(4, dataclasses.replace(state, step=state.step + 4), source)
+    checkpoints.close()
+
+    run = run_of_cache(text_cache, f"--init_from={tmp_path}/checkpoint_4", *adamw, *plateau)
+    start = init_from.start(run)
+    assert "with the optimizer state" in start.describe()
+    begun = start.state(Program(run)).opt_state
+    assert np.array_equal(jax.tree.leaves(begun)[2], jax.tree.leaves(moved)[2])
+    scales = [each for name, each in named(begun).items() if name.endswith("/rate_scale")]
+    assert len(scales) == 2 * bool(plateau)
+    assert all(float(scale) == 1 for scale in scales)
