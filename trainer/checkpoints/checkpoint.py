@@ -28,7 +28,7 @@ from trainer.checkpoints.metadata import CHECKSUMS, STEP
 from trainer.config import CheckpointConfig, Config, config_changes, fields
 from trainer.data import task_record
 from trainer.data.interface import Run
-from trainer.engine import checksums, processes
+from trainer.engine import checksums, guard, processes
 from trainer.engine.damage import Damaged
 from trainer.engine.step import TrainState
 from trainer.model.paths import named
@@ -95,8 +95,17 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, run: Run, evaluated: bool = True) -> None:
         """Starts writing a checkpoint; returns as soon as the state may be changed.
 
-        `evaluated` is False if this step is still to be evaluated.
+        `evaluated` is False if this step is still to be evaluated. Raises a UserError, and saves
+        nothing, if the state is not finite.
         """
+        if lost := guard.nonfinite(state):
+            steps = self.steps()
+            newest = f"; the newest checkpoint is checkpoint_{steps[-1]}" if steps else ""
+            raise UserError(
+                f"update {step} made {lost} not finite, so it is not saved in {self._model_dir}"
+                f"{newest}: lower --optimizer.learning_rate, raise an --optimizer.epsilon of 0, or "
+                "train in float32"
+            )
         self._check_room(state)
         of_run = {
             "config": dataclasses.asdict(run.config),
@@ -141,6 +150,8 @@ class Checkpoints:
             _check_arrays(path, stored, abstract)
             state = _read(path, abstract)
         metadata.compare(path, stored, checksums.of_state(state))
+        if lost := guard.nonfinite(state):
+            raise Damaged(path, f"{lost} is not finite")
         return state
 
     def check_resumable(self, step: int, run: Run) -> None:

@@ -78,6 +78,25 @@ def test_a_resumed_run_remembers_the_best(tmp_path):
     assert train(tmp_path, CheckpointConfig(keep=1), [0.0], first=9) == [10]
 
 
+def test_a_state_that_is_not_finite_is_neither_saved_nor_sound(tmp_path, monkeypatch):
+    run, checkpoints = run_of(tmp_path), Checkpoints(str(tmp_path))
+    lost = dataclasses.replace(STATE, opt_state=({"m": jnp.array([0, jnp.nan])},))
+    sound = dataclasses.replace(STATE, opt_state=({"m": jnp.zeros(2)},))
+    checkpoints.save(1, sound, run)
+    with pytest.raises(UserError, match=r"2 made opt_state/0/m not finite.* is checkpoint_1: "):
+        checkpoints.save(2, lost, run)
+    assert checkpoints.steps() == [1]
+    with monkeypatch.context() as patched:  # as written by an earlier version
+        patched.setattr("trainer.engine.guard.nonfinite", lambda state: None)
+        checkpoints.save(3, lost, run)
+        checkpoints.close()
+    checkpoints = Checkpoints(str(tmp_path))
+    with pytest.raises(Damaged, match="opt_state/0/m is not finite"):
+        checkpoints.restore(3, sound)
+    assert checkpoints.newest_sound(4, run, sound) == 1
+    checkpoints.close()
+
+
 def test_a_checkpoint_without_a_best_has_none(tmp_path):
     """Also after one that has was looked at and found damaged."""
     run, checkpoints = run_of(tmp_path), Checkpoints(str(tmp_path))
