@@ -13,7 +13,7 @@ from flax.traverse_util import unflatten_dict
 from tasks.cache import manifest as manifests
 from tasks.cache import records
 from tasks.cache.row_index import read_row_index
-from tasks.storage import files
+from tasks.storage import files, seal
 from tasks.terminal.command_line import UserError
 from tests.support import runs
 from tests.support.runs import TASK
@@ -61,7 +61,7 @@ def copied(base, target, **changes):
     """Copies a run, with fields of its configuration changed."""
     shutil.copytree(base, target)
     path = target / "config.json"
-    value = json.loads(path.read_text())
+    value, _ = seal.opened(json.loads(path.read_text()))
     for name, changed in changes.items():
         group, _, leaf = name.rpartition("__")
         (value["config"][group] if group else value["config"])[leaf] = changed

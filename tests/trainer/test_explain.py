@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tasks import vocabulary
+from tasks.storage import seal
 from tasks.terminal.command_line import UserError
 from tests.support.processes import started
 from tests.support.runs import TASK, flags_of
 from tests.trainer.conftest import built, command, ended
 from trainer import explain
-from trainer.checkpoints import metadata
 from trainer.comparing.document_steps import Sightings
 from trainer.comparing.explanation import Explanation
 from trainer.config import save_config
@@ -53,7 +53,7 @@ def record(model_dir, run):
     path = model_dir / "checkpoint_5" / "run" / "metadata"
     path.parent.mkdir(parents=True)
     known = {"config": {}, "cache_fingerprints": run.data.fingerprints, "checksums": {}}
-    path.write_text(json.dumps(metadata.sealed(known)))
+    path.write_text(json.dumps(seal.sealed(known)))
 
 
 def test_the_shown_text_is_that_of_the_corpus(long_cache, tmp_path):
@@ -201,6 +201,10 @@ def test_a_run_that_trains_longer_keeps_the_batches_of_its_earlier_steps(text_ca
     value = json.loads(path.read_text())
     before = Explanation(str(tmp_path / "model"), 400).line(2)
     value["config"]["train_steps"] = 900
+    path.write_text(json.dumps(value))
+    with pytest.raises(UserError, match="was damaged or edited, since it does not match its sha"):
+        Explanation(str(tmp_path / "model"), 400)
+    del value["sha256"]
     path.write_text(json.dumps(value))
     assert Explanation(str(tmp_path / "model"), 400).line(2) == before
     assert len(Explanation(str(tmp_path / "model"), 900)) == 6

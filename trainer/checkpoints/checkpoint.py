@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint.checkpoint_managers import PolicyCheckpointInfo, PreservationContext
 
-from tasks.storage import files
+from tasks.storage import files, seal
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints import metadata, remote
 from trainer.checkpoints.early_stopping import Watch
@@ -122,7 +122,7 @@ class Checkpoints:
                 step,
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state),
-                    run=ocp.args.JsonSave(metadata.sealed(of_run)),
+                    run=ocp.args.JsonSave(seal.sealed(of_run)),
                 ),
             )
 

@@ -3,28 +3,21 @@
 It holds the arrays' checksums and its own SHA-256. This module needs neither JAX nor Orbax.
 """
 
-import hashlib
 import json
 import re
 from typing import Any
 
-from tasks.storage import files
+from tasks.storage import files, seal
 from tasks.terminal.command_line import UserError
 from trainer.engine.damage import Damaged
 
 # Keys of the checksums by array, the number of updates, and the SHA-256 of everything else.
 CHECKSUMS = "checksums"
 STEP = "step"
-_SEAL = "sha256"
 _REQUIRED = ("config", "cache_fingerprints", CHECKSUMS)
 # Orbax's files for the item `run` and for the tree of arrays.
 _FILE = ("run", "metadata")
 _TREE = ("state", "_METADATA")
-
-
-def sealed(description: dict[str, Any]) -> dict[str, Any]:
-    """Returns the description with its SHA-256."""
-    return {**description, _SEAL: _sha256(description)}
 
 
 def read(checkpoint: str) -> dict[str, Any]:
@@ -37,15 +30,15 @@ def read(checkpoint: str) -> dict[str, Any]:
     name, found = "/".join(_FILE), _json(checkpoint, _FILE)
     if not isinstance(found, dict):
         raise Damaged(checkpoint, f"{name} is not a description")
-    seal = found.pop(_SEAL, None)
-    if seal is None:
+    found, is_whole = seal.opened(found)
+    if is_whole is None:
         if CHECKSUMS in found:
             raise Damaged(checkpoint, f"{name} has lost its SHA-256")
         raise UserError(
             f"checkpoint {checkpoint} was written by an earlier version, without checksums: use "
             "the version that wrote it"
         )
-    if seal != _sha256(found):
+    if not is_whole:
         raise Damaged(checkpoint, f"{name} does not match its SHA-256")
     named_by = re.fullmatch(r"checkpoint_(\d+)", checkpoint.rstrip("/").rpartition("/")[2])
     if named_by and found.get(STEP, int(named_by[1])) != int(named_by[1]):
@@ -59,7 +52,7 @@ def read(checkpoint: str) -> dict[str, Any]:
 def update(checkpoint: str, **changes: Any) -> None:
     """Replaces entries of a checkpoint's description, atomically."""
     path = files.join(checkpoint, *_FILE)
-    text = json.dumps(sealed({**read(checkpoint), **changes}))
+    text = json.dumps(seal.sealed({**read(checkpoint), **changes}))
     files.write_bytes(path, text.encode())
 
 
@@ -90,8 +83,3 @@ def compare(checkpoint: str, stored: dict[str, str], found: dict[str, str]) -> N
     if wrong:
         others = f"; nor do {len(wrong) - 1} others" if len(wrong) > 1 else ""
         raise Damaged(checkpoint, f"{wrong[0]} does not match its checksum{others}")
-
-
-def _sha256(description: dict[str, Any]) -> str:
-    text = json.dumps(description, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()

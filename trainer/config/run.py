@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks import registry
-from tasks.storage import files
+from tasks.storage import files, seal
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import (
     BELOW_ONE,
@@ -329,7 +329,7 @@ def save_config(
 ) -> None:
     """Writes config.json into the model directory; `record` describes the run's tasks."""
     value = {"config": dataclasses.asdict(config), "origins": origins, **(record or {})}
-    files.write_json(files.join(config.model_dir, CONFIG_FILE), value)
+    files.write_json(files.join(config.model_dir, CONFIG_FILE), seal.sealed(value))
 
 
 def load_record(model_dir: str) -> dict[str, Any]:
@@ -348,6 +348,12 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
     value = files.read_json(path)
     if not (isinstance(value, dict) and isinstance(value.get("config"), dict)):
         raise UserError(f"{path} has no configuration of a run: restore it from a copy")
+    value, is_whole = seal.opened(value)
+    if is_whole is False:
+        raise UserError(
+            f"{path} was damaged or edited, since it does not match its sha256: restore it from a "
+            "copy, or delete that entry to use the file as it is"
+        )
     # Both may register values that the configuration names.
     importlib.import_module("trainer.zoo")
     if value["config"].get("task_module"):

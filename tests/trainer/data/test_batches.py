@@ -9,6 +9,7 @@ import pytest
 from tasks.cache.manifest import CacheManifest
 from tasks.cache.windows import Windows
 from tasks.objectives import AutoregressiveLM, Lengths, prefix_lm, span_corruption
+from tasks.storage import seal
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import load
 from tests.support.runs import assert_shared, config_of, run_of
@@ -170,7 +171,7 @@ def test_a_run_from_before_versions_is_refused(tmp_path):
     save_config(config_of(f"--model_dir={tmp_path}"), {})
     assert load_config(str(tmp_path))[0].data.order == 2
     path = tmp_path / "config.json"
-    value = json.loads(path.read_text())
+    value, _ = seal.opened(json.loads(path.read_text()))
     del value["config"]["data"]["order"]
     path.write_text(json.dumps(value))
     with pytest.raises(UserError, match=r"data\.order is 1; it must be one of 2"):
