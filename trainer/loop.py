@@ -73,7 +73,9 @@ def _train(
     stop = Stop()
     waiting = Waiting(stop.received_alone)
     unevaluated = bool(config.evaluation.every_steps) and not checkpoints.evaluated
-    writer = MetricsWriter(config, step, processes.is_first(), not unevaluated)
+    writer = MetricsWriter(
+        config, step, processes.is_first(), not unevaluated, checkpoints.metrics_digest
+    )
     if processes.is_first():
         save_config(config, origins, run.data.record)
         changes = save_software(config.model_dir)
@@ -89,7 +91,7 @@ def _train(
             # Metrics come first: a checkpoint implies that its steps' metrics are written.
             writer.flush()
             check_lock()
-            checkpoints.save(step, state, run, evaluated=not evaluate.owed)
+            checkpoints.save(step, state, run, not evaluate.owed, writer.digest(step))
 
     with stop, Profile(config) as profile, progress.shown("training", last, step) as bar:
         if evaluate.owed:

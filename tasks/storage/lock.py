@@ -38,7 +38,7 @@ class Lock:
         self.folder = folder
 
     def check(self) -> None:
-        """Raises UserError if another writer took over the lock, which happens only in a bucket."""
+        """Raises UserError if another writer took over the lock, or the folder has gone."""
 
 
 @contextlib.contextmanager
@@ -49,8 +49,8 @@ def held(folder: str, what: str, flag: str) -> Iterator[Lock]:
     UserError if another writer holds the lock, OSError if the folder cannot be written.
     """
     if not files.is_remote(folder):
-        with _local(folder, what, flag):
-            yield Lock(folder)
+        with _local(folder, what, flag) as lock:
+            yield lock
     elif is_on_gcs(folder):
         with _InBucket(folder, what, flag) as lock:
             yield lock
@@ -80,18 +80,40 @@ def claimed(folder: str, what: str, flag: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _local(folder: str, what: str, flag: str) -> Iterator[None]:
+def _local(folder: str, what: str, flag: str) -> Iterator[Lock]:
     path = os.path.join(files.local_path(folder), LOCK)
     descriptor = _open_current(path, folder, what, flag)
     try:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, json.dumps(_holder()).encode())
-        yield
+        yield _OfFile(folder, what, descriptor)
     finally:
         # Deleted while locked: a waiting process notices, and makes a new file.
         with contextlib.suppress(OSError):
             os.unlink(path)
         os.close(descriptor)
+
+
+class _OfFile(Lock):
+    """A lock on a local file, which leaves with its folder."""
+
+    def __init__(self, folder: str, what: str, descriptor: int):
+        super().__init__(folder)
+        self._what, self._descriptor = what, descriptor
+
+    def check(self) -> None:
+        folder = files.local_path(self.folder)
+        try:
+            there = os.stat(os.path.join(folder, LOCK))
+            if os.path.samestat(os.fstat(self._descriptor), there):
+                return
+        except FileNotFoundError:
+            if os.path.isdir(folder):  # only the lock was removed
+                return
+        raise UserError(
+            f"{self.folder} was moved or removed while this {self._what} wrote it: put it back and "
+            "run the same command again"
+        )
 
 
 def _open_current(path: str, folder: str, what: str, flag: str) -> int:

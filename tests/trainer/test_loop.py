@@ -85,6 +85,8 @@ class Run:
 
 
 class Checkpoints:
+    metrics_digest = None
+
     def __init__(self, run, watch):
         self.run, self.watch, self.evaluated = run, watch, run.evaluated
         self.saved = [run.begin] if run.begin else []
@@ -92,8 +94,8 @@ class Checkpoints:
     def steps(self):
         return self.saved
 
-    def save(self, step, state, run, evaluated):
-        assert state == State(step)
+    def save(self, step, state, run, evaluated, metrics_digest):
+        assert (state, metrics_digest) == (State(step), f"lines to {step}")
         self.saved.append(step)
         self.run.note("save", step, *[] if evaluated else ["unevaluated"])
 
@@ -123,7 +125,9 @@ def train(monkeypatch):
             ),
             "begin": lambda *_: (SimpleNamespace(step=run.begin), State(run.begin)),
             "MetricsWriter": lambda *_: SimpleNamespace(
-                flush=lambda: run.note("flush"), close=lambda: run.note("close metrics")
+                flush=lambda: run.note("flush"),
+                close=lambda: run.note("close metrics"),
+                digest=lambda step: f"lines to {step}",
             ),
             "put_batch": lambda rows, mesh, size: rows,
             "Reports": lambda *_: SimpleNamespace(

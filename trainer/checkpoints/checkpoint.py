@@ -61,6 +61,7 @@ class Checkpoints:
         self._policy = policy or CheckpointConfig(keep=None)
         self.watch = watch or Watch(self._policy)
         self.evaluated = True
+        self.metrics_digest: str | None = None
         _silence()
         if files.is_remote(model_dir):
             remote.prepare(model_dir)
@@ -92,10 +93,18 @@ class Checkpoints:
             for number, each in enumerate(checkpoints)
         ]
 
-    def save(self, step: int, state: TrainState, run: Run, evaluated: bool = True) -> None:
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        run: Run,
+        evaluated: bool = True,
+        metrics_digest: str | None = None,
+    ) -> None:
         """Starts writing a checkpoint; returns as soon as the state may be changed.
 
-        `evaluated` is False if this step is still to be evaluated. Raises a UserError, and saves
+        `evaluated` is False if this step is still to be evaluated; `metrics_digest` is of the lines
+        of metrics.jsonl. Raises a UserError, and saves
         nothing, if the state is not finite.
         """
         if lost := guard.nonfinite(state):
@@ -113,6 +122,7 @@ class Checkpoints:
             "vocabulary_sha256": run.data.vocabulary_sha256,
             **self.watch.record(),
             "evaluated": evaluated,
+            "metrics_sha256": metrics_digest,
             STEP: step,
             CHECKSUMS: checksums.of_state(state),
             **run.data.record,
@@ -183,6 +193,7 @@ class Checkpoints:
                 ": use the same settings or another --model_dir"
             )
         self.evaluated = stored["evaluated"]
+        self.metrics_digest = stored.get("metrics_sha256")
         self.watch.recall(stored)
 
     def newest_sound(self, before: int, run: Run, abstract: TrainState) -> int | None:

@@ -1,7 +1,9 @@
 """Writes metrics to JSON lines, TensorBoard and, if configured, Weights & Biases."""
 
 import dataclasses
+import hashlib
 import json
+import sys
 import uuid
 from typing import Any
 
@@ -24,12 +26,17 @@ class MetricsWriter:
     A line of metrics.jsonl is {"step", "split", "metrics": {...}} and, for training, "speed": {...}
     with rates and memory; the configuration determines everything but "speed". Lines after
     `resume_step`, left by a killed run, are removed; so is that step's evaluation unless
-    `evaluated`. In a remote model directory, files are replaced atomically, seconds later. Nothing
-    is written unless `writing`.
+    `evaluated`. If the lines before are not those of `digest`, it says so. In a remote model
+    directory, files are replaced atomically, seconds later. Nothing is written unless `writing`.
     """
 
     def __init__(
-        self, config: Config, resume_step: int, writing: bool = True, evaluated: bool = True
+        self,
+        config: Config,
+        resume_step: int,
+        writing: bool = True,
+        evaluated: bool = True,
+        digest: str | None = None,  # the checkpoint's, from the method `digest`
     ):
         model_dir = config.model_dir
         self._writing = writing
@@ -42,12 +49,18 @@ class MetricsWriter:
         self._mirror = Mirror(model_dir) if files.is_remote(model_dir) else None
         folder = self._mirror.folder if self._mirror else files.local_path(model_dir)
         self._path = files.join(folder, METRICS_FILE)
+        found = read_metrics(model_dir)
         kept = [
             line
-            for line in read_metrics(model_dir)
-            if line["step"] < resume_step
-            or (line["step"] == resume_step and (evaluated or line["split"] in ("train", NORMS)))
+            for line in found
+            if _is_before(line, resume_step) or (line["step"] == resume_step and evaluated)
         ]
+        if digest not in (None, _digest(found, resume_step)):
+            print(
+                f"{files.join(model_dir, METRICS_FILE)} has lost or changed lines up to step "
+                f"{resume_step}: restore it from a copy, or go on with what is left",
+                file=sys.stderr,
+            )
         text = "".join(json.dumps(line) + "\n" for line in kept)
         files.write_bytes(self._path, text.encode())
         boards = files.join(folder, "tensorboard")
@@ -68,8 +81,14 @@ class MetricsWriter:
         line: dict[str, Any] = {"step": step, "split": split, "metrics": metrics}
         if speed is not None:
             line["speed"] = speed
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{self._path}: the folder was moved or removed while this run wrote it: put it "
+                "back and run the same command again"
+            ) from error
         values = {**metrics, **(speed or {})}
         if self._board_folder:
             board = self._board(split)
@@ -82,6 +101,15 @@ class MetricsWriter:
             self._wandb.log(
                 {"step": step, **{f"{split}/{name}": value for name, value in values.items()}}
             )
+
+    def digest(self, step: int) -> str | None:
+        """Returns the SHA-256 of the lines up to `step` without its evaluation, to be kept."""
+        if not self._writing:
+            return None
+        if not files.exists(self._path):
+            print(f"{self._path} was removed while this run wrote it", file=sys.stderr)
+            return None
+        return _digest(_lines(self._path), step)
 
     def flush(self) -> None:
         """Waits until all lines are in a remote model_dir; call it before saving a checkpoint."""
@@ -128,11 +156,23 @@ def _start_wandb(config: Config) -> Any:
     return run
 
 
+def _is_before(line: dict[str, Any], step: int) -> bool:
+    """Returns whether a line is written before a checkpoint of `step`, evaluated or not."""
+    return line["step"] < step or (line["step"] == step and line["split"] in ("train", NORMS))
+
+
+def _digest(lines: list[dict[str, Any]], step: int) -> str:
+    text = "".join(json.dumps(line) + "\n" for line in lines if _is_before(line, step))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def read_metrics(model_dir: str) -> list[dict[str, Any]]:
     """Returns the lines of metrics.jsonl, except a last line that a kill cut short."""
     path = files.join(model_dir, METRICS_FILE)
-    if not files.exists(path):
-        return []
+    return _lines(path) if files.exists(path) else []
+
+
+def _lines(path: str) -> list[dict[str, Any]]:
     lines = []
     texts = files.read_bytes(path).decode(errors="replace").splitlines()
     for number, text in enumerate(texts, 1):

@@ -143,7 +143,7 @@ class Reports:
         step = int(good.step)
         if step and step not in checkpoints.steps():
             self._writer.flush()
-            checkpoints.save(step, good, self._run)
+            checkpoints.save(step, good, self._run, metrics_digest=self._writer.digest(step))
         checkpoints.close()
         learned = self._program.tuning.learned(good.params)
         cause = guard.explain(pending.guard, good.params, config.spike_factor, learned)

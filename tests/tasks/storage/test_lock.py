@@ -136,3 +136,22 @@ def test_an_observer_of_a_bucket_sees_a_lock_that_stands_still(gcs, quick, monke
         assert observer.alive() is False
     monkeypatch.setattr(lock, "_has_locks", lambda folder: False)
     assert observer.alive() is None
+
+
+def test_a_folder_that_is_moved_or_replaced_is_noticed(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with lock.held(str(folder), "run", "--model_dir") as held:
+        held.check()
+        folder.rename(tmp_path / "moved")
+        with pytest.raises(
+            UserError, match="run was moved or removed while this run wrote it: put"
+        ):
+            held.check()
+        folder.mkdir()
+        held.check()
+        with (
+            lock.held(str(folder), "run", "--model_dir"),
+            pytest.raises(UserError, match="moved or removed"),
+        ):
+            held.check()

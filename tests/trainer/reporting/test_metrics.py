@@ -284,3 +284,25 @@ def test_a_damaged_line_is_named_unless_a_kill_cut_the_last(tmp_path, damage):
         read_metrics(str(tmp_path))
     path.write_text(f"{good}\n{damage}")
     assert len(read_metrics(str(tmp_path))) == 1
+
+
+@pytest.mark.parametrize("lost", [None, 0, 2, 5, "all"])
+def test_lines_that_are_lost_before_a_checkpoint_are_noticed(tmp_path, lost, capsys):
+    config = config_of(tmp_path, "--metrics.tensorboard=false")
+    writer = MetricsWriter(config, 0)
+    for step in range(1, 7):
+        writer.write(step, "train", {"loss": 1 / step}, {"steps": 3.0})
+    digest = writer.digest(6)
+    writer.write(6, "validation", {"loss": 1.0})  # before the checkpoint or after it
+    assert writer.digest(6) == digest
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [] if lost == "all" else [line for n, line in enumerate(lines) if n != lost]
+    path.write_text("".join(kept))
+    if lost == "all":
+        path.unlink()
+        assert writer.digest(6) is None
+    MetricsWriter(config, 6, digest=digest)
+    noticed = "metrics.jsonl has lost or changed lines up to step 6: " in capsys.readouterr().err
+    assert noticed == (lost is not None)
+    assert len(read_metrics(str(tmp_path))) == len(kept)
