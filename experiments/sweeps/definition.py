@@ -228,12 +228,15 @@ def with_axis(sweep: Sweep, text: str) -> Sweep:
 def with_flags(sweep: Sweep, flags: list[str]) -> Sweep:
     """Returns the sweep with parameters, and fields of all cells, set from --name=value."""
     parameters, base, then = dict(sweep.parameters), dict(sweep.base), dict(sweep.then)
+    given: dict[str, str] = {}
     for flag in flags:
         name, equals, value = flag.removeprefix("--").partition("=")
         if not flag.startswith("--"):
             raise UserError(f"{flag}: write flags as --name=value; the FILE comes first")
         if not equals:
             raise UserError(f"--{name} needs a value: write --{name}=…")
+        if given.setdefault(name, value) != value:
+            raise UserError(f"--{name}={given[name]} and {flag}: give one of them")
         for axis in sweep.axes:
             if name in axis.names:
                 raise UserError(f"the sweep varies --{name}: set --axis={axis.name}=A,B")

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from trainer.config import changes
+from trainer.config import Config, changes
+from trainer.config.resuming import changes_in
 from trainer.config.unused_fields import unread_fields
 from trainer.reporting.history import History, differences
 
@@ -21,17 +22,18 @@ class Setting(NamedTuple):
 
 def compare(one: History, other: History) -> list[Setting]:
     """Returns the differing fields, those with the greatest effect first."""
+    configs = one.config, other.config
     idle = unread_fields(one.config).keys() & unread_fields(other.config).keys()
     found = [
-        Setting(path, (values[0], values[1]), effect(path, path in idle))
+        Setting(path, (values[0], values[1]), effect(path, path in idle, *configs))
         for path, values in differences([one, other])
     ]
     return sorted(found, key=lambda each: (RESULTS, ROUNDING, NONE).index(each.effect))
 
 
-def effect(path: str, idle: bool = False) -> str:
-    """Returns the effect of a field on results; neither run reads `idle` fields."""
-    changed = changes(path)
+def effect(path: str, idle: bool = False, *configs: Config) -> str:
+    """Returns the effect of a field on results of such runs; none of them reads `idle` fields."""
+    changed, _ = changes_in(path, *configs)
     # A field that changes something "later" affects the results of a whole run, even if idle.
     if changed == "nothing" or (idle and changed not in ("later", "later_batches")):
         return NONE

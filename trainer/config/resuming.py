@@ -1,19 +1,23 @@
 """Settings that may change between a checkpoint and the run that resumes it."""
 
 import dataclasses
+import re
 import typing
 from typing import Any
 
 from tasks import mixture
 from tasks.terminal.fields import Changes
 from trainer.config import fields
+from trainer.config.evaluation import LOWER_IS_BETTER
 from trainer.config.run import Config
 from trainer.config.unused_fields import unread_fields
 
 # Values of `changes` that a resumed run accepts: parameters of earlier steps are unaffected.
 # `on_nan` and `spike_factor` may change so that a stopped run can be resumed; skipped updates stay
-# skipped. A different mesh, attention, choice of deterministic kernels or (see `_parts_matter`)
+# skipped. A different mesh, attention, choice of deterministic kernels or (see `_why_results`)
 # number of microbatches changes only the order of summation.
+# Which updates and which batches are evaluated.
+_EVALUATED = ("evaluation.every_steps", "evaluation.batches")
 _HARMLESS = ("later", "later_batches", "rounding", "nothing")
 
 
@@ -30,14 +34,34 @@ def changes(path: str) -> Changes:
     return found
 
 
-def _parts_matter(config: Config) -> str:
-    """Returns why the number of microbatches changes more than summation order; "" if not."""
-    if config.model.dropout_rate > 0:
-        return "each part of the batch draws its own dropout"
-    if config.loss.normalize_over == "microbatch" and config.loss.normalizer != "sum":
-        return "each part of the batch is normalized separately (loss.normalize_over)"
-    if config.model.num_experts > 0:
-        return "tokens are routed to experts within a part of the batch"
+def changes_in(path: str, *configs: Config) -> tuple[Changes, str]:
+    """Returns what a different value of the field at `path` changes in runs with these settings.
+
+    The text is the reason if that is more than `changes` says, else "".
+    """
+    for config in configs:
+        if why := _why_results(path, config):
+            return "results", why
+    return changes(path), ""
+
+
+def _why_results(path: str, config: Config) -> str:
+    """Returns why a field that seems harmless changes a run's results; "" if it does not."""
+    if path == "microbatches":
+        if config.model.dropout_rate > 0:
+            return "each part of the batch draws its own dropout"
+        if config.loss.normalize_over == "microbatch" and config.loss.normalizer != "sum":
+            return "each part of the batch is normalized separately (loss.normalize_over)"
+        if config.model.num_experts > 0:
+            return "tokens are routed to experts within a part of the batch"
+    for watch in ("plateau", "stopping"):
+        metric = getattr(config, watch).metric
+        if metric is None or not path.startswith("evaluation."):
+            continue
+        # Otherwise the metric is of generated texts.
+        of_tokens = re.split("[:/]", metric)[-1] in LOWER_IS_BETTER
+        if path in _EVALUATED or (not of_tokens and path != "evaluation.batch_size"):
+            return f"{watch}.metric compares evaluations"
     return ""
 
 
@@ -45,13 +69,12 @@ def config_changes(before: Config, now: Config, step: int) -> list[str]:
     """Returns one message per field that differs and determines the parameters up to `step`."""
     old = dict(fields.leaves(before))
     unread = unread_fields(before).keys() & unread_fields(now).keys()
-    found = [
-        f"{path} was {old.get(path)}, is {value}"
-        for path, value in fields.leaves(now)
-        if old.get(path) != value and path not in unread and changes(path) not in _HARMLESS
-    ]
-    if before.microbatches != now.microbatches and (why := _parts_matter(now)):
-        found.append(f"microbatches was {before.microbatches}, is {now.microbatches}, and {why}")
+    found = []
+    for path, value in fields.leaves(now):
+        kind, why = changes_in(path, before, now)
+        if old.get(path) != value and path not in unread and kind not in _HARMLESS:
+            reason = f", and {why}" if why else ""
+            found.append(f"{path} was {old.get(path)}, is {value}{reason}")
     schedules = [
         [entry for entry in mixture.parse_schedule(config.mixing.schedule) if entry[0] < step]
         for config in (before, now)

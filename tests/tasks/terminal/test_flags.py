@@ -29,6 +29,8 @@ class Options:
     loud: bool = field(False, "words of loud")
     corpus: tuple[str, ...] = field((), "words of corpus", repeated=True)
     ids: tuple[int, ...] = field((), "words of ids")
+    sides: tuple[str, ...] | None = field(None, "words of sides")
+    lists: str | None = field(None, "words of lists", joined=";")
     search: int | None = field(None, "words of search", alone="10")
     extra: tuple[str, ...] = field((), "words of extra", repeated=True, aliases=("x.*",))
     of_b: int | None = field(
@@ -53,7 +55,10 @@ def test_values_and_defaults():
     words = ["--name=x", "--price=1.5", "--jobs", "3", "--kind=b", "--loud", "--of-b=2"]
     assert made(*words) == Options(name="x", price=1.5, workers=3, kind="b", loud=True, of_b=2)
     several = made("--name=x", "--corpus=a", "--ids=1,2", "--ids=3,4", "--corpus", "b,c")
-    assert (several.corpus, several.ids) == (("a", "b,c"), (3, 4))
+    assert (several.corpus, several.ids) == (("a", "b,c"), (1, 2, 3, 4))
+    joint = made("--name=x", "--lists=a", "--sides=a,b", "--lists", "b;c", "--sides=c")
+    assert (joint.lists, joint.sides) == ("a;b;c", ("a", "b", "c"))
+    assert made("--name=x", "--workers=2", "--workers=2").workers == 2
     assert made("--name=x", "--search").search == 10
     assert made("--name=x", "--search", "5", "--price=None").search == 5
     assert made("--name=x", "--x.a.B=1", "--extra=c").extra == ("a.B=1", "c")
@@ -73,6 +78,10 @@ def test_nested_dataclasses_have_a_prefix_unless_they_are_flat():
         ([], "required: --name"),
         (["--nam=x"], "unknown flag --nam (did you mean --name?)"),
         (["word"], "unknown flag word"),
+        (["--price=1", "--workers=2", "--workers=3"], "--workers=2 and --workers=3: give one of"),
+        (["--price=1", "--price=None"], "--price=1 and --price=None: give one of them"),
+        (["--sides=None", "--sides=a"], "--sides=None and --sides=a: give one of them"),
+        (["--loud", "--loud=false"], "--loud=true and --loud=false: give one of them"),
         (["--inner.siz=1"], "did you mean --inner.size?"),
         (["--workers=0"], "--workers=0: it must be 1 or more"),
         (["--jobs=0"], "--jobs=0: it must be 1 or more"),
@@ -103,6 +112,8 @@ class Placed:
 def test_values_without_a_name():
     parsed = flags.parse(Placed, ["a", "--json", "1", "--", "2"])
     assert flags.made(Placed, parsed) == Placed(first="a", others=(1, 2), json=True)
+    with pytest.raises(UserError, match=r"unknown flag x \(did you mean --name=x\?\)"):
+        flags.parse(WithRest, ["x"])
     with pytest.raises(UserError, match="required: FIRST"):
         flags.parse(Placed, ["--json"])
 

@@ -8,9 +8,12 @@ import json
 import pytest
 
 from tasks.objectives import Lengths
+from tasks.storage import seal
 from tasks.terminal.command_line import UserError
 from tests.support.processes import started
 from tests.support.runs import flags_of
+from tests.support.words import changed
+from trainer.comparing import settings
 from trainer.config import (
     CONFIG_FILE,
     config_changes,
@@ -26,13 +29,14 @@ from trainer.config.optimizer import (
     recipe,
 )
 from trainer.config.presets import MODEL_PRESETS
+from trainer.config.resuming import changes_in
 from trainer.config.unused_fields import refuse_unread
 from trainer.pretrain import main
 from trainer.setup import prepare
 
 
 def build(*flags, **kwargs):
-    return build_config("t5_1_1_small", list(flags), **kwargs)
+    return build_config("t5_1_1_small", changed(*flags), **kwargs)
 
 
 def test_flags_set_typed_fields_and_their_origin():
@@ -158,7 +162,7 @@ def stored(tmp_path):
     def read(*texts):
         save_config(config, origins)
         file = tmp_path / CONFIG_FILE
-        text = json.dumps(json.loads(file.read_text()))
+        text = json.dumps(seal.opened(json.loads(file.read_text()))[0])
         for was, now in texts:
             assert was in text
             text = text.replace(was, now)
@@ -199,6 +203,29 @@ def test_only_fields_that_do_not_affect_parameters_may_change_on_resume():
         was = dict(fields.leaves(before))[path]
         changed = fields.replace(before, path, value)
         assert config_changes(before, changed, 5) == [f"{path} was {was}, is {value}"]
+
+
+@pytest.mark.parametrize("watch", ["plateau", "stopping"])
+def test_what_a_watch_compares_may_not_change_on_resume(watch):
+    every = ("--evaluation.every_steps=2", "--evaluation.metrics=bleu")
+    before, longer, more = (
+        build(*every, f"--{watch}.metric={metric}", *own)[0]
+        for metric, own in (
+            ("min:python_docs/loss", ()),
+            ("min:python_docs/loss", ("--evaluation.batches=1", "--evaluation.examples=3")),
+            ("max:bleu", ("--evaluation.examples=3",)),
+        )
+    )
+    (found,) = config_changes(before, longer, 5)
+    assert found == f"evaluation.batches was None, is 1, and {watch}.metric compares evaluations"
+    assert changes_in("evaluation.examples", before) == ("nothing", "")
+    assert changes_in("evaluation.examples", more)[0] == "results"
+    assert changes_in("evaluation.batch_size", more)[0] == "nothing"
+    assert settings.effect("evaluation.batches", False, longer) == settings.RESULTS
+    assert settings.effect("evaluation.batches", False, build(*every)[0]) == settings.NONE
+    parts = build("--model.dropout_rate=0.1")[0]
+    assert settings.effect("microbatches", False, parts) == settings.RESULTS
+    assert settings.effect("microbatches", False, build()[0]) == settings.ROUNDING
 
 
 def test_only_the_rest_of_the_mixing_schedule_may_change_on_resume():
