@@ -228,6 +228,8 @@ def load(path: str, extra_ids: int = 0) -> Vocabulary:
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         known = ", ".join(registered.names())
         more = f"; registered: {known}" if known else ""
+        if not path.startswith((".", "/")) and "://" not in path:
+            more += "; a name on the Hugging Face Hub is not fetched: hf download it into a folder"
         raise UserError(
             f"no vocabulary at {place}: make one with vocab.train, or name {FORMS}{more}"
         ) from error

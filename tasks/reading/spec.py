@@ -27,7 +27,7 @@ def forms() -> str:
 
 
 def parse(text: str) -> CorpusSpec:
-    """Parses a SPEC; if it is invalid, raises a UserError that shows the forms."""
+    """Parses a SPEC; if it is invalid, raises a UserError that says why."""
     head, _, query = text.partition("?")
     kind, _, location = head.partition(":")
     formats = {kind: tuple(form.options) for kind, form in FORMATS.items()}
@@ -35,10 +35,11 @@ def parse(text: str) -> CorpusSpec:
     hub = tuple(name for name in corpus.FORMAT_OPTIONS if name != "document")
     kinds = {PYTHON_DOCS: (), **formats, HUB: hub}
     if kind not in kinds:
-        raise _invalid(text, f"unknown kind {kind!r}{_meant(head) or nearest(kind, kinds)}")
+        hint = _meant(head) or nearest(kind, kinds)
+        raise _invalid(text, f"unknown kind {kind!r}{hint}; a corpus is {forms()}")
     if bool(location) == (kind == PYTHON_DOCS):
         reason = f"{kind} takes no path" if location else f"{kind}: needs a path after it"
-        raise _invalid(text, reason)
+        raise _invalid(text, f"{reason}; a corpus is {forms()}")
     config = revision = ""
     if kind == HUB:
         location, config, revision = _data_set(text, location)
@@ -89,7 +90,7 @@ def _data_set(text: str, location: str) -> tuple[str, str, str]:
     location, at, revision = location.partition("@")
     location, colon, config = location.partition(":")
     if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", location):
-        raise _invalid(text, f"{location!r} is not OWNER/NAME")
+        raise _invalid(text, f"{location!r} is not OWNER/NAME: write hf:OWNER/NAME")
     if (at and not revision) or (colon and not config):
         raise _invalid(text, "a revision or configuration is empty")
     return location, config, revision
@@ -148,4 +149,4 @@ def _check_pairs(text: str, options: dict[str, Any]) -> None:
 
 
 def _invalid(text: str, reason: str) -> UserError:
-    return UserError(f"corpus {text!r}: {reason}; a corpus is {forms()}")
+    return UserError(f"corpus {text!r}: {reason}")

@@ -221,6 +221,7 @@ def test_mistakes_take_one_line(folders, tmp_path):
         (changed(folders, tmp_path, "bert", without_unknown), "neither an unknown token nor all"),
         (str(with_bad_config), "has no token </end>"),
         (str(tmp_path / "nowhere"), "no vocabulary at .*nowhere/sentencepiece.model"),
+        ("google/t5-small", "a name on the Hugging Face Hub is not fetched: hf download it"),
     ):
         with pytest.raises(UserError, match=message) as found:
             vocabulary.load(path)

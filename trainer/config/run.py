@@ -342,9 +342,11 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
     """Returns (the configuration of the run in `model_dir`, field path -> origin)."""
     path = files.join(model_dir, CONFIG_FILE)
     if not files.exists(path):
-        raise UserError(
-            f"{model_dir} holds no run (it has no {CONFIG_FILE}): train one with trainer.pretrain"
-        )
+        run, _, name = model_dir.rstrip("/").rpartition("/")
+        advice = "train one with trainer.pretrain"
+        if name.startswith("checkpoint_") and files.exists(files.join(run or ".", CONFIG_FILE)):
+            advice = f"name the run, {run or '.'}; --step or --steps chooses a checkpoint"
+        raise UserError(f"{model_dir} holds no run (it has no {CONFIG_FILE}): {advice}")
     value = files.read_json(path)
     if not (isinstance(value, dict) and isinstance(value.get("config"), dict)):
         raise UserError(f"{path} has no configuration of a run: restore it from a copy")

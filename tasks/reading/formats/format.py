@@ -52,7 +52,9 @@ def missing_column(path: str, column: str, known: list[str], spec: CorpusSpec) -
         advice = "give another ?id=NAME, or none"
     elif spec.unit is Unit.PAIR:
         advice = "name other columns in ?inputs=…&targets=…"
+    # Quotes show a space at an end.
+    shown = [repr(name) if name != name.strip() else name for name in known]
     return UserError(
-        f"{path} has no column {column}{nearest(column, known)}; it has {', '.join(known)}: "
+        f"{path} has no column {column}{nearest(column, shown)}; it has {', '.join(shown)}: "
         f"{advice}"
     )
