@@ -226,7 +226,10 @@ def configured(flags: RunFlags, settings: Settings | None = None) -> tuple[Confi
     else:
         preset = preset or from_transformers.named_folder(flags.run)
         if not preset:
-            raise UserError("--preset or --gin_file is missing")
+            source = flags.run.values.get("init_from") or ""
+            theirs = from_transformers.is_of_transformers(source)
+            hint = f" (did you mean --init_from=hf:{source}?)" if theirs else ""
+            raise UserError(f"--preset or --gin_file is missing{hint}")
         config, origins = build_config(preset, flags.run, flags.optimizer_preset, settings)
         config = from_transformers.adopt_model(config, origins)
     refuse_unread(config, origins)

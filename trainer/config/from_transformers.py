@@ -21,6 +21,12 @@ def is_folder(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
+def is_of_transformers(folder: str) -> bool:
+    """Returns whether transformers wrote the config.json of a folder, given without "hf:"."""
+    path = files.join(folder, "config.json")
+    return bool(folder) and files.exists(path) and "model_type" in files.read_json(path)
+
+
 def named_folder(given: Given) -> str | None:
     """Returns the value of --init_from if it names a transformers folder."""
     value = given.values.get("init_from")

@@ -66,6 +66,13 @@ def test_folders_that_do_not_fit_are_refused(folder):
         configuration("--init_from=hf:google/t5-v1_1-small")
 
 
+def test_a_folder_without_its_prefix_is_recognised(folder, tmp_path):
+    with pytest.raises(UserError, match=rf"did you mean --init_from=hf:{folder}\?"):
+        configuration(f"--init_from={folder}")
+    with pytest.raises(UserError, match=r"--gin_file is missing$"):
+        configuration(f"--init_from={tmp_path}")
+
+
 def test_the_flag_is_found():
     for words, folder in (
         (["--init_from", "hf:a"], "hf:a"),
