@@ -93,8 +93,8 @@ _INSTEAD = {
     "append_eod": "separator",
     "limit": "examples",
     "cache_dir": "cache",
-    "num_proc num_workers n_jobs jobs processes nproc preprocessing_num_workers threads "
-    "num_threads dataloader_num_workers": "workers | data.threads",
+    "num_proc num_workers worker_count n_jobs jobs processes nproc preprocessing_num_workers "
+    "threads num_threads dataloader_num_workers": "workers | data.threads",
     "beams beam_size": "num_beams",
     "p nucleus": "top_p",
     "k": "top_k",

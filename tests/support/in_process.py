@@ -15,6 +15,7 @@ from typing import IO
 from unittest import mock
 
 from tasks.terminal import command_line
+from tests.support.words import changed
 
 
 @contextlib.contextmanager
@@ -33,10 +34,11 @@ def _caught(name: str, descriptor: int) -> Iterator[IO[str]]:
 def run(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Runs a command of this project; returns its exit code and what it wrote.
 
-    A bug in the command raises here, where it would print a traceback.
+    Of two "--name=value" with one name, the last counts: see `changed`. A bug in the command raises
+    here, where it would print a traceback.
     """
     main = importlib.import_module(module).main
-    words = list(map(str, arguments))
+    words = changed(*arguments)
     interrupts = signal.getsignal(signal.SIGINT)
     with (
         mock.patch.object(command_line, "module_name", return_value=module),

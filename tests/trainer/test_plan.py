@@ -9,6 +9,7 @@ import pytest
 
 from tasks.terminal.command_line import UserError
 from tests.support.processes import started
+from tests.support.words import changed
 from tests.trainer.conftest import assert_one_line
 from trainer import plan
 from trainer.config.from_flags import build_config
@@ -29,7 +30,7 @@ def cache_of_programs_as_before():
 
 
 def tiny(*flags, preset="t5_1_1_tiny"):
-    config, origins = build_config(preset, [*LENGTHS, "--batch_size=8", *flags])
+    config, origins = build_config(preset, changed(*LENGTHS, "--batch_size=8", *flags))
     return subject(config, origins, devices=1)
 
 

@@ -24,6 +24,7 @@ from tasks.terminal.flags import made, parse
 from tests.support.corpora import write_json
 from tests.support.in_process import run
 from tests.support.processes import completed, wait_for
+from tests.support.words import changed
 from vocab import fit, train, weighting
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -229,8 +230,9 @@ def options_of(corpus, folder, **options):
     flags = [
         f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()
     ]
-    words = [f"--corpus={corpus}", f"--output={folder}", "--vocab_size=400", "--extra_ids=5"]
-    chosen, _ = train.options_of(made(train.Flags, parse(train.Flags, [*words, *flags])))
+    usual = [f"--corpus={corpus}", f"--output={folder}", "--vocab_size=400", "--extra_ids=5"]
+    words = changed(*usual, *flags)
+    chosen, _ = train.options_of(made(train.Flags, parse(train.Flags, words)))
     loaded = train.train(chosen, sources.resolve(sources.parse(corpus)), str(folder))
     written = json.loads((folder / "manifest.json").read_text())["options"]
     assert {name: written[name] for name in options if name in written} == {

@@ -14,6 +14,7 @@ from tasks.terminal.command_line import UserError
 from tests.support import small_tokenizers
 from tests.support.corpora import write_json
 from tests.support.parameters import slow_unless
+from tests.support.words import changed
 from vocab import train as sentencepiece
 from vocab import train_tokenizer
 
@@ -27,9 +28,8 @@ def corpus(tmp_path_factory):
 
 
 def made(corpus, output, kind, *flags):
-    train_tokenizer.main(
-        [f"--kind={kind}", f"--corpus={corpus}", f"--output={output}", "--vocab_size=400", *flags]
-    )
+    usual = (f"--kind={kind}", f"--corpus={corpus}", f"--output={output}", "--vocab_size=400")
+    train_tokenizer.main(changed(*usual, *flags))
     return vocabulary.load(str(output))
 
 

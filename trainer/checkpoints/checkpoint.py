@@ -111,9 +111,9 @@ class Checkpoints:
             steps = self.steps()
             newest = f"; the newest checkpoint is checkpoint_{steps[-1]}" if steps else ""
             raise UserError(
-                f"update {step} made {lost} not finite, so it is not saved in {self._model_dir}"
-                f"{newest}: lower --optimizer.learning_rate, raise an --optimizer.epsilon of 0, or "
-                "train in float32"
+                f"{lost} is not finite after update {step}, which is not saved in "
+                f"{self._model_dir}{newest}: lower --optimizer.learning_rate, raise an "
+                "--optimizer.epsilon of 0, or train in float32"
             )
         self._check_room(state)
         of_run = {

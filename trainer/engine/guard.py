@@ -1,4 +1,4 @@
-"""Guard against bad updates: gradients, loss or parameters not finite, and loss spikes."""
+"""Guard against bad updates: non-finite gradients or loss, and loss spikes."""
 
 import dataclasses
 from typing import Any, TypeVar
@@ -27,8 +27,7 @@ class Guard:
 
     Attributes:
       cause: int32 scalar, why updates are rejected: SPIKE, or the index of the first non-finite
-        gradient, one past the last for the loss, and from there on for parameters; NONE while
-        updates are applied.
+        gradient (one past the last if only the loss is not finite); NONE while updates are applied.
       skipped: int32 scalar, number of updates skipped since step 0.
       mean_loss: float32 scalar, mean loss of the applied updates in nats per token: a plain mean
         for the first `_MEMORY`, then an exponential moving average.
@@ -59,40 +58,28 @@ def checked(
 
     A gradient whose sum of squares overflows float32 counts as non-finite: its second moment would
     overflow too. `loss` is the (sum, weight) of the batch's loss.
-
-    An update that makes parameters that are not finite is applied, since to choose after it would
-    take a second pass over the state; all later ones are rejected, with either `on_nan`.
     """
     guard, step = before.guard, before.step  # type: ignore[attr-defined]
     mean_loss = loss[0] / jnp.maximum(loss[1], 1e-30)
     # The step computes gradient norms anyway: no gradient is read a second time.
-    norms = {"gradients": jax.tree.map(optax.tree.norm, gradients), "loss": loss[0]}
-    bad = first_nonfinite(norms)
+    bad = first_nonfinite({"gradients": jax.tree.map(optax.tree.norm, gradients), "loss": loss[0]})
     spike = jnp.asarray(False)
     if config.spike_factor is not None:
         spike = (guard.updates >= _MEMORY) & (mean_loss > config.spike_factor * guard.mean_loss)
     cause = jnp.where(bad >= 0, bad, jnp.where(spike, SPIKE, NONE)).astype(jnp.int32)
     stops = config.on_nan == "stop"
-    halted = guard.cause != NONE
-    cause = jnp.where(halted, guard.cause, cause)
+    if stops:
+        cause = jnp.where(guard.cause != NONE, guard.cause, cause)
     rejected = cause != NONE
     weight = 1.0 / jnp.minimum(guard.updates + 1, _MEMORY)
     mean_loss = guard.mean_loss + weight * (mean_loss - guard.mean_loss)
     seen = dataclasses.replace(guard, mean_loss=mean_loss, updates=guard.updates + 1)
     kept = dataclasses.replace(after, guard=seen)  # type: ignore[type-var]
     kept = jax.tree.map(lambda old, new: jnp.where(rejected, old, new), before, kept)
-    # From the state `after`, in the pass over it that writes it.
-    made = first_nonfinite(after.params)  # type: ignore[attr-defined]
-    lost = jnp.where(~rejected & (made >= 0), made + len(jax.tree.leaves(norms)), NONE)
     if stops:
-        cause = jnp.where(rejected, cause, lost)
         return dataclasses.replace(kept, guard=dataclasses.replace(kept.guard, cause=cause))
-    skips = dataclasses.replace(
-        kept.guard,
-        skipped=guard.skipped + (rejected & ~halted),
-        cause=jnp.where(halted, guard.cause, lost),
-    )
-    return dataclasses.replace(kept, step=step + ~halted, guard=skips)
+    skips = dataclasses.replace(kept.guard, skipped=guard.skipped + rejected)
+    return dataclasses.replace(kept, step=step + 1, guard=skips)
 
 
 def explain(guard: Guard, params: Any, factor: float | None, learned: Any = None) -> str:
@@ -107,7 +94,11 @@ def explain(guard: Guard, params: Any, factor: float | None, learned: Any = None
 
 
 def nonfinite(state: Any) -> str | None:
-    """Returns the name of a TrainState's first array that is not finite, or None."""
+    """Returns the name of a TrainState's first array that is not finite, or None.
+
+    A look at all parameters in every update would take 4 % of a step (T5 1.1 small on v5e:2x2, by
+    its compiler), so states are looked at when they are saved and read.
+    """
     tree = {"opt_state": state.opt_state, "params": state.params}
     return leaf_name(tree, int(jax.jit(first_nonfinite)(tree)))
 
