@@ -259,12 +259,12 @@ def from_bytes(model: bytes, extra_ids: int = 0, name: str = "the vocabulary") -
 
 
 def of_cache(folder: str, record: VocabularyRecord, command: str = "build") -> Vocabulary:
-    """Loads the vocabulary of a cache; raises UserError if its file is missing or differs.
+    """Loads the vocabulary of a cache or a run; raises UserError if its file is missing or differs.
 
-    `command` is the one that made the cache, for messages.
+    `command` is the one that made the cache, for messages; "" for a run.
     """
     path = files.join(folder, record.file_name)
-    again = f"run pipeline.{command} again, which rewrites it"
+    again = f"run pipeline.{command} again, which rewrites it" if command else "restore it"
     try:
         model = files.read_bytes(path)
     except FileNotFoundError as error:
@@ -272,7 +272,7 @@ def of_cache(folder: str, record: VocabularyRecord, command: str = "build") -> V
     found = hashlib.sha256(model).hexdigest()
     if found != record.sha256:
         raise UserError(
-            f"{path} is damaged: its sha256 is {found}, but the cache was built with "
+            f"{path} is damaged: its sha256 is {found}, but it was made with "
             f"{record.sha256}: {again}"
         )
     return Vocabulary(model, record, path)

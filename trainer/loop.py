@@ -77,7 +77,8 @@ def _train(
         config, step, processes.is_first(), not unevaluated, checkpoints.metrics_digest
     )
     if processes.is_first():
-        save_config(config, origins, run.data.record)
+        kept = run.data.keep_vocabulary(config.model_dir)
+        save_config(config, origins, {**run.data.record, **kept})
         changes = save_software(config.model_dir)
         print(startup_text(run, program, step, beginning.description, changes), flush=True)
     batches = run.data.training(step, *program.host_part, waiting=waiting)

@@ -11,6 +11,10 @@ from tasks.terminal.command_line import UserError, nearest
 from tasks.vocabulary import TokenIds
 
 
+class NoCache(UserError):
+    """A task has no cache where it is looked for."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Cache:
     """An opened cache."""
@@ -55,4 +59,4 @@ def find_cache(cache_dir: str, task: str, relatives: Collection[str] = ()) -> st
     found = "build it with pipeline.build, or use --cache_dir to name the folder that contains it"
     if others:
         found = f"it holds {', '.join(others)}; name one with --cache_dir to use its rows"
-    raise UserError(f"no cache for task {task}{nearest(task, others)} under {cache_dir}: {found}")
+    raise NoCache(f"no cache for task {task}{nearest(task, others)} under {cache_dir}: {found}")

@@ -1,6 +1,7 @@
 """Tests of `trainer.generate` and `trainer.fill` on runs with initial parameters."""
 
 import json
+import shutil
 import time
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.support import runs
 from tests.trainer.huggingface.test_export import save_run
 from trainer import fill, generate
 from trainer.config.decoding import Decoding
+from trainer.conversion import exporting
 from trainer.decoding.decoder import Decoded
 from trainer.trained import prompts as prompts_module
 from trainer.trained import text
@@ -217,3 +219,27 @@ def test_gaps_are_encoded_as_span_corruption_writes_them(spm):
     ids = np.array([*spm.encode(["a list"])[0], spm.size + 3], np.int32)
     assert text.decode(spm, ids) == "a list"
     assert text.spans(spm, np.array([spm.size - 1, *ids])) == {0: "a list"}
+
+
+def test_a_run_speaks_without_its_cache(text_cache, tmp_path, capsys):
+    cache = tmp_path / "caches" / text_cache.name
+    shutil.copytree(text_cache, cache)
+    made = save_run(cache, tmp_path / "model", "t5_1_1_tiny", "--lengths.inputs=64")
+    words = [f"--model_dir={tmp_path}/moved", "--prompt=The <extra_id_0> list", "one more"]
+    (tmp_path / "model").rename(tmp_path / "moved")
+    generate.main([*words, "--max_new_tokens=4"])
+    before = capsys.readouterr().out
+    assert len(before.splitlines()) == 2
+    shutil.rmtree(cache.parent)
+    generate.main([*words, "--max_new_tokens=4"])
+    said = capsys.readouterr()
+    assert said.out == before
+    assert "without its data: no cache for task" in said.err
+    fill.main([f"--model_dir={tmp_path}/moved", "The <extra_id_0> list", "--max_new_tokens=4"])
+    with pytest.raises(UserError, match=r"--cache_dir, or use python -m trainer.convert --from="):
+        exporting.export(f"{tmp_path}/moved", str(tmp_path / "exported"))
+    generate.main([*words, f"--vocabulary={text_cache.parents[1]}/vocabulary"])
+    (tmp_path / "moved" / "sentencepiece.model").write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"sentencepiece.model is damaged: .*: restore it$"):
+        generate.main(words)
+    assert made == f"{tmp_path}/model"

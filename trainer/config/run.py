@@ -338,6 +338,11 @@ def load_record(model_dir: str) -> dict[str, Any]:
     return {name: value[name] for name in ("tasks", "rates") if name in value}
 
 
+def load_vocabulary_record(model_dir: str) -> dict[str, Any] | None:
+    """Returns the record of the vocabulary in a run's folder, as JSON; None if it has none."""
+    return files.read_json(files.join(model_dir, CONFIG_FILE)).get("vocabulary")
+
+
 def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
     """Returns (the configuration of the run in `model_dir`, field path -> origin)."""
     path = files.join(model_dir, CONFIG_FILE)

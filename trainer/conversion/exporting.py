@@ -86,6 +86,12 @@ def _open_run(model_dir: str, cache_dir: str | None, custom_code: bool) -> Run:
     if reason:
         raise UserError(f"{model_dir} cannot be exported to transformers: {reason}")
     run = trained_run.open_run(model_dir, cache_dir)
+    if isinstance(run.data, trained_run.NoData):
+        raise UserError(
+            f"{model_dir} cannot be exported without data to compare logits on: name its caches "
+            f"with --cache_dir, or use python -m trainer.convert --from={model_dir} "
+            "--format=huggingface"
+        )
     if config.model.family == "llama" and "decoder_causal_attention" in _rows(run)[0]:
         raise UserError(
             f"{model_dir}: {config.task} shows prefixes in both directions, but LlamaForCausalLM "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tasks.cache import subset
-from tasks.cache.manifest import CacheManifest
+from tasks.cache.manifest import CacheManifest, as_json
 from tasks.cache.pair_windows import PairWindows, check_kind, open_windows
 from tasks.cache.subset import Take
 from tasks.cache.windows import Windows
@@ -137,6 +137,16 @@ class CachedData:
             )
             for each in self.tasks
         }
+
+    def keep_vocabulary(self, folder: str) -> dict[str, Any]:
+        first = self.tasks[0]
+        if not first.ids.model:  # adopted without one
+            return {}
+        record = first.vocabulary.record
+        path = files.join(folder, record.file_name)
+        if not files.exists(path):
+            files.write_bytes(path, first.model)
+        return {"vocabulary": as_json(record)}
 
     @property
     def record(self) -> dict[str, Any]:

@@ -48,6 +48,9 @@ class Data(Protocol):
     def vocabulary_sha256(self) -> str | None:
         """SHA-256 of the caches' vocabulary, as hex digits; None for seqio tasks."""
 
+    def keep_vocabulary(self, folder: str) -> dict[str, Any]:
+        """Writes the vocabulary into a run's folder; returns {"vocabulary": its record} or {}."""
+
     @property
     def fingerprints(self) -> dict[str, str]:
         """Checksum of each task's data, which must not change during a run."""

@@ -109,6 +109,9 @@ class SeqioData:
             seqio.add_global_cache_dirs([config.cache_dir])
             self._cached = all(task.cache_dir for task in self._tasks())
 
+    def keep_vocabulary(self, folder: str) -> dict[str, Any]:
+        return {}  # stock seqio vocabularies are named in the user's tasks
+
     @property
     def record(self) -> dict[str, Any]:
         rate_of = getattr(self._mixture, "get_rate", lambda _: 1.0)

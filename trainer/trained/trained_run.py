@@ -1,16 +1,20 @@
 """Opens a trained run: restores its parameters on this machine and loads its vocabulary."""
 
 import dataclasses
+import sys
 from typing import Any, cast
 
 from tasks import vocabulary
+from tasks.cache.cache import NoCache
+from tasks.cache.checked_json import checked
 from tasks.objectives import Lengths
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.vocabulary import Vocabulary
+from tasks.vocabulary import Vocabulary, VocabularyRecord
 from trainer.checkpoints import metadata
 from trainer.checkpoints.checkpoint import Checkpoints, chosen_steps
-from trainer.config import Config, fields, load_config
+from trainer.config import CONFIG_FILE, Config, fields, load_config
+from trainer.config.run import load_vocabulary_record
 from trainer.config.this_machine import on_this_machine
 from trainer.data.cached import CachedData
 from trainer.data.interface import Run
@@ -21,7 +25,7 @@ from trainer.setup import prepare
 
 @dataclasses.dataclass(frozen=True)
 class NoData:
-    """The data of a run converted without a task; `lengths` are the model's feature lengths."""
+    """The data of a run without a task or its caches; `lengths` are of the model's features."""
 
     lengths: Lengths
     vocabulary_sha256: str | None = None
@@ -36,14 +40,23 @@ def without_data(config: Config) -> Run:
 
 
 def open_run(model_dir: str, cache_dir: str | None = None) -> Run:
-    """Returns a run that is prepared for this machine; its data is `NoData` if it has no task."""
+    """Returns a run that is prepared for this machine.
+
+    Its data is `NoData` if it has no task, or if its caches are gone and it has its vocabulary.
+    """
     config, origins = load_config(model_dir)
     config = fields.replace(config, "model_dir", model_dir)
     if not config.task:
         return without_data(on_this_machine(config))
     if cache_dir:
         config = fields.replace(config, "cache_dir", cache_dir)
-    run = prepare(on_this_machine(config), origins)
+    try:
+        run = prepare(on_this_machine(config), origins)
+    except NoCache as error:
+        if load_vocabulary_record(model_dir) is None:
+            raise
+        print(f"without its data: {error}", file=sys.stderr)
+        return without_data(on_this_machine(config))
     warn_of_changes(model_dir, run.data.tasks_record)
     return run
 
@@ -63,7 +76,7 @@ def restore(run: Run, step: int | None, trained_with: Vocabulary) -> tuple[int, 
 def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
     """Returns the vocabulary at `path`, else the cache's or the one next to a run without data."""
     if isinstance(run.data, NoData):
-        return _converted_vocabulary(run, path)
+        return _own_vocabulary(run, path)
     if path is None and isinstance(run.data, CachedData):
         return run.data.tasks[0].vocabulary
     if path is None:
@@ -83,9 +96,15 @@ def vocabulary_of(run: Run, path: str | None) -> Vocabulary:
     return loaded
 
 
-def _converted_vocabulary(run: Run, path: str | None) -> Vocabulary:
-    """Returns the vocabulary at `path`, or the one next to trainer.convert's checkpoints."""
+def _own_vocabulary(run: Run, path: str | None) -> Vocabulary:
+    """Returns the vocabulary at `path`, or the one in the folder of the run."""
     config = run.config
+    extra_ids = config.vocabulary.extra_ids or 0
+    if kept := load_vocabulary_record(config.model_dir):
+        record = checked(VocabularyRecord, kept, files.join(config.model_dir, CONFIG_FILE))
+        if path is None:
+            return vocabulary.of_cache(config.model_dir, record, command="")
+        extra_ids = record.added_sentinels
     if path is None:
         beside = (files.join(config.model_dir, name) for name in vocabulary.VOCABULARY_FILES)
         path = next(filter(files.exists, beside), None)
@@ -95,7 +114,7 @@ def _converted_vocabulary(run: Run, path: str | None) -> Vocabulary:
             "vocabulary has fewer pieces than the model has ids, like T5's, convert again with "
             "--vocabulary and --extra_ids"
         )
-    loaded = vocabulary.load(path, config.vocabulary.extra_ids or 0)
+    loaded = vocabulary.load(path, extra_ids)
     if loaded.size > config.model.vocab_size:
         raise UserError(
             f"--vocabulary={path} has {loaded.size} ids, but the model has "

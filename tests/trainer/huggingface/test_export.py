@@ -36,7 +36,7 @@ def save_run(text_cache, folder, preset, *flags, task=TASK, lengths=(None, 18)):
     config, origins = build_config(preset, given)
     run = prepare(config, origins)
     Path(folder).mkdir()
-    save_config(run.config, origins)
+    save_config(run.config, origins, run.data.keep_vocabulary(str(folder)))
     MetricsWriter(run.config, 0).write(2, "validation", {"loss": 6.25})
     checkpoints = Checkpoints(str(folder))
     checkpoints.save(2, Program(run).initial_state(), run)
