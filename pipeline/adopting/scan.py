@@ -178,18 +178,18 @@ def _scan_block(
 
     def side(name: str) -> np.ndarray:
         try:
-            lists = records.find_lists(raw, begins, ends, name.encode())
+            found, *lists = records.find_lists(raw, begins, ends, name.encode())
         except CorruptRecord as error:
             if name == "targets":
                 raise
             advice = "and the first row has inputs: give --read=targets to leave all of them out"
             raise rows.refused(error.record, f"{error}, {advice}") from error
-        rows.ids(*map(int, compiled.extremes(raw, *lists[:2])))
-        return rows.side(name, lists[2], compiled.ending_in(raw, *lists[:2], eos))
+        rows.ids(*map(int, compiled.extremes(found, *lists[:2])))
+        return rows.side(name, lists[2], compiled.ending_in(found, *lists[:2], eos))
 
     if inputs_refused:
-        _, _, counts = compiled.lists_of(raw, begins, ends, np.frombuffer(b"inputs", np.uint8))
-        for row in np.flatnonzero(counts).tolist():
+        found = compiled.lists_of(raw, begins, ends, np.frombuffer(b"inputs", np.uint8))
+        for row in np.flatnonzero((found[2] > 0) | (found[0] == compiled.IN_PIECES)).tolist():
             raise rows.refused(
                 row,
                 "it has inputs, but the first row has none: give --read=pairs, or --read=targets "

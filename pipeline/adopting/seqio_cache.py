@@ -154,8 +154,9 @@ def _first_has_inputs(folder: str, shards: dict[str, tuple[str, ...]]) -> bool:
                 return False  # the scan reports the fault
             data = file.read(length)
         begins, ends = np.zeros(1, np.int64), np.array([len(data)], np.int64)
-        lists = records.loops().lists_of(
-            np.frombuffer(data, np.uint8), begins, ends, np.frombuffer(b"inputs", np.uint8)
-        )
-        return bool(lists[2][0])
+        try:
+            *_, counts = records.find_lists(np.frombuffer(data, np.uint8), begins, ends, b"inputs")
+        except records.CorruptRecord:
+            return False  # it has none, or the scan reports the fault
+        return bool(counts[0])
     return False

@@ -117,8 +117,8 @@ def _as_we_write(data: bytes, bounds: np.ndarray, plan: Plan) -> _Lists | None:
     lists = []
     try:
         for feature in (b"targets", name.encode()):
-            places, _, counts = records.find_lists(raw, begins, ends, feature)
-            values = records.loops().decoded(raw, places, np.zeros_like(counts), counts)
+            found, places, _, counts = records.find_lists(raw, begins, ends, feature)
+            values = records.loops().decoded(found, places, np.zeros_like(counts), counts)
             lists += [values, counts]
     except records.CorruptRecord:
         return None

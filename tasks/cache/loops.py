@@ -9,8 +9,8 @@ import numpy as np
 
 from tasks.numba_cache import compiled
 
-# Codes returned in place of a list's start if it is missing or invalid.
-MISSING, NOT_IDS, MALFORMED = -1, -2, -3
+# Codes returned in place of a list's start if it is missing, invalid, or not packed in one piece.
+MISSING, NOT_IDS, MALFORMED, IN_PIECES = -1, -2, -3, -4
 
 _Int = int | np.int64
 
@@ -57,11 +57,14 @@ def _ids(raw: np.ndarray, place: _Int, end: _Int) -> tuple[_Int, _Int]:
             return MALFORMED, 0
         if number != 3:
             return NOT_IDS, 0
-        begin = stop = inside
-        if inside < place:
-            number, begin, stop = _field(raw, inside, place)
-            if number != 1 or stop != place:  # not one packed list
-                return MALFORMED, 0
+        while inside < place:
+            number, first, inside = _field(raw, inside, place)
+            if inside < 0 or number != 1:
+                return IN_PIECES, 0
+            if first < inside:
+                if begin < stop:
+                    return IN_PIECES, 0
+                begin, stop = first, inside
     return begin, stop
 
 
@@ -104,7 +107,7 @@ def lists_of(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns (begin, end, number) of the ids of feature `name` in each Example, each int64 [R].
 
-    `begin` is MISSING, NOT_IDS or MALFORMED if there are none.
+    `begin` is one of the codes if there are none, or if only Python can read them.
     """
     out_begins_R = np.empty(len(begins_R), np.int64)
     out_ends_R = np.zeros(len(begins_R), np.int64)

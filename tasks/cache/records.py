@@ -100,30 +100,42 @@ def decode_varints(data: bytes | memoryview) -> np.ndarray:
     return loops().decoded(raw, none, none, none + np.count_nonzero(raw[:size] < 0x80))
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
+def _fields(
+    message: memoryview, kinds: tuple[int, ...] = (protobuf.BYTES,)
+) -> Iterator[tuple[int, memoryview]]:
     try:
         for number, kind, payload in protobuf.fields(message):
-            if kind != protobuf.BYTES:
+            if kind not in kinds:
                 raise CorruptRecord("not a row of this format")
             yield number, payload
     except protobuf.Malformed as error:
         raise CorruptRecord(f"not a row of this format: {error}") from error
 
 
-def decode_row(data: bytes | memoryview) -> Row:
-    """Parses one row, written by pipeline.build or by seqio with packed int64 lists.
+def _int64_lists(data: bytes | memoryview) -> dict[bytes, bytes]:
+    """Returns the varints of each feature of a tf.train.Example, none for other kinds of features.
 
-    Raises CorruptRecord for any other bytes.
+    Lists may come in pieces, and unpacked: each value is then a field of its own.
     """
-    found: dict[bytes, np.ndarray] = {}
+    found: dict[bytes, bytes] = {}
     for _, features in _fields(memoryview(data)):
         for _, entry in _fields(features):
             parts = dict(_fields(entry))
-            values = b""
-            for kind, int64_list in _fields(parts.get(2, memoryview(b""))):
-                if kind == 3:
-                    values = b"".join(bytes(packed) for _, packed in _fields(int64_list))
-            found[bytes(parts.get(1, b""))] = decode_varints(values)
+            lists = [ids for kind, ids in _fields(parts.get(2, memoryview(b""))) if kind == 3]
+            found[bytes(parts.get(1, b""))] = b"".join(
+                bytes(varints)
+                for ids in lists
+                for _, varints in _fields(ids, (protobuf.BYTES, protobuf.VARINT))
+            )
+    return found
+
+
+def decode_row(data: bytes | memoryview) -> Row:
+    """Parses one row, written by pipeline.build or by another program as a tf.train.Example.
+
+    Raises CorruptRecord for any other bytes.
+    """
+    found = {name: decode_varints(varints) for name, varints in _int64_lists(data).items()}
     if b"targets" not in found:
         raise CorruptRecord("the record has no feature 'targets'")
     if b"inputs" in found:
@@ -165,20 +177,42 @@ def check_framing(data: bytes, bounds: np.ndarray) -> None:
 
 def find_lists(
     raw: np.ndarray, begins: np.ndarray, ends: np.ndarray, name: bytes
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Finds the ids of feature `name` in tf.train.Examples, each raw[begin:end].
 
-    Returns (begins, ends, numbers of ids), each int64 [records]. Raises CorruptRecord, which names
-    the record, if one is not an Example or lacks such a list.
+    Returns (uint8 bytes, and in these the lists' begins, ends and numbers of ids, each int64
+    [records]). The bytes are `raw`, followed by the lists that are not packed in one piece. Raises
+    CorruptRecord, which names the record, if one is not an Example or lacks such a list.
     """
     found = loops().lists_of(raw, begins, ends, np.frombuffer(name, np.uint8))
+    joined, size = [raw], len(raw)
     for record in np.flatnonzero(found[0] < 0).tolist():
+        code = int(found[0][record])
+        if code == loops().IN_PIECES:
+            varints = _in_pieces(raw[begins[record] : ends[record]], name, record)
+            joined.append(varints)
+            found[0][record], found[1][record] = size, size + len(varints)
+            found[2][record] = np.count_nonzero(varints < 0x80)
+            size += len(varints)
+            continue
         what = {
             -1: f"the record has no feature {name.decode()!r}",
             -2: f"its feature {name.decode()!r} does not hold integers",
         }
-        raise CorruptRecord(what.get(int(found[0][record]), "not a row of this format"), record)
-    return found
+        raise CorruptRecord(what.get(code, "not a row of this format"), record)
+    if len(joined) > 1:
+        raw = np.concatenate([*joined, np.zeros(3, np.uint8)])  # `decoded` reads ahead
+    return raw, *found
+
+
+def _in_pieces(example: np.ndarray, name: bytes, record: int) -> np.ndarray:
+    try:
+        varints = np.frombuffer(_int64_lists(example.tobytes())[name], np.uint8)
+    except CorruptRecord as error:
+        raise CorruptRecord(str(error), record) from error
+    if len(varints) and varints[-1] >= 0x80:
+        raise CorruptRecord("a number is cut short", record)
+    return varints
 
 
 class BareRows:
@@ -224,8 +258,9 @@ class Records:
 
     def document_starts(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns (concatenated document starts, int32; their number per record, int64)."""
-        begins, _, counts = find_lists(self._raw, self._begins, self._ends, b"document_starts")
-        return loops().decoded(self._raw, begins, np.zeros_like(counts), counts), counts
+        found = find_lists(self._raw, self._begins, self._ends, b"document_starts")
+        raw, begins, _, counts = found
+        return loops().decoded(raw, begins, np.zeros_like(counts), counts), counts
 
     def _feature(self, name: bytes, ends: np.ndarray | None, counts: np.ndarray) -> "_Feature":
         if ends is not None:  # ours: each record ends, at `ends`, with its `counts` ids
@@ -236,15 +271,15 @@ class Records:
                 joined = np.frombuffer(b"".join(heads), np.uint8)
                 if loops().preceded(self._raw, begins, joined, lengths):
                     return _Feature(self._raw, begins, begins - lengths)
-        begins, ends, there = find_lists(self._raw, self._begins, self._ends, name)
+        raw, begins, ends, there = find_lists(self._raw, self._begins, self._ends, name)
         if self._leaves_eos_out:
-            last = loops().ending_in(self._raw, begins, ends, EOS_ID)
+            last = loops().ending_in(raw, begins, ends, EOS_ID)
             there = there - (last & (there == counts + 1))
         for record in np.flatnonzero(there != counts).tolist():
             raise CorruptRecord(
                 f"it has {there[record]} tokens, but should have {counts[record]}", record
             )
-        return _Feature(self._raw, begins, None)
+        return _Feature(raw, begins, None)
 
 
 class PairRecords(Records):
@@ -268,7 +303,7 @@ class PairRecords(Records):
 class _Feature:
     """A list of ids in each record."""
 
-    raw: np.ndarray  # uint8, the records
+    raw: np.ndarray  # uint8, the records, perhaps followed by lists
     begins: np.ndarray  # int64 [records], where the list begins in `raw`
     # int64 [records], where the feature's map entry begins in `raw`; None if unknown.
     heads: np.ndarray | None

@@ -7,7 +7,7 @@ tests/pipeline/adopting/test_seqio_cache.py makes one by seqio itself.
 import json
 import pathlib
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -19,7 +19,25 @@ _CODES = {"uint8": 1, "int8": 2, "int16": 3, "int32": 4, "int64": 5, "float64": 
 Example = Mapping[str, object]
 
 
-def encode(example: Example) -> bytes:
+def packed(ids: Sequence[int]) -> bytes:
+    """Serialises a Feature of ids as seqio does: all values in one field."""
+    values = plain_records.encode_varints(np.asarray(ids, np.int64).view(np.uint64))
+    return protobuf.field(3, protobuf.field(1, values) if values else b"")
+
+
+def unpacked(ids: Sequence[int]) -> bytes:
+    """Serialises the same Feature with a field for each value."""
+    values = (plain_records.encode_varints(np.array([each]).view(np.uint64)) for each in ids)
+    return protobuf.field(3, b"".join(b"\x08" + value for value in values))
+
+
+def in_pieces(ids: Sequence[int]) -> bytes:
+    """Serialises the same Feature with two lists, of which the second begins unpacked."""
+    third = len(ids) // 3
+    return packed(ids[:third]) + unpacked(ids[third : 2 * third]) + packed(ids[2 * third :])
+
+
+def encode(example: Example, of_ids: Callable[[Sequence[int]], bytes] = packed) -> bytes:
     """Serialises a tf.train.Example: bytes, floats or ids by the name of the feature."""
     entries = []
     for name, value in example.items():
@@ -28,17 +46,15 @@ def encode(example: Example) -> bytes:
         elif isinstance(value, float):
             feature = protobuf.field(2, protobuf.field(1, struct.pack("<f", value)))
         else:
-            ids = np.asarray(value, np.int64).view(np.uint64)
-            packed = plain_records.encode_varints(ids)
-            feature = protobuf.field(3, protobuf.field(1, packed) if packed else b"")
+            feature = of_ids(value)
         entry = protobuf.field(1, name.encode()) + protobuf.field(2, feature)
         entries.append(protobuf.field(1, entry))
     return protobuf.field(1, b"".join(entries))
 
 
-def records(rows: Iterable[Example]) -> bytes:
+def records(rows: Iterable[Example], of_ids: Callable[[Sequence[int]], bytes] = packed) -> bytes:
     """Returns the bytes of a file of TFRecords."""
-    return b"".join(plain_records.frame(encode(row)) for row in rows)
+    return b"".join(plain_records.frame(encode(row, of_ids)) for row in rows)
 
 
 def write_seqio(

@@ -256,6 +256,29 @@ def test_mistakes_are_named(tmp_path, name):
     assert not (folder / "manifest.json").exists()
 
 
+@pytest.mark.parametrize("of_ids", [foreign_caches.unpacked, foreign_caches.in_pieces])
+def test_lists_of_ids_may_be_unpacked_or_in_pieces(tmp_path, of_ids):
+    rows = [pair([number, 7, 2**20], [*range(number), 1]) for number in range(9, 49)]
+    folders = [
+        foreign_caches.write_seqio(tmp_path / name, {"train": rows}) for name in ("ours", "others")
+    ]
+    for number, some in enumerate((rows[:20], rows[20:])):
+        path = folders[1] / f"train.tfrecord-0000{number}-of-00002"
+        path.write_bytes(foreign_caches.records(some, of_ids))
+    for folder in folders:
+        run(folder)
+        assert verify.main([f"--cache={folder}"]) == 0
+    windows = [row_windows(str(f), Cache.open(str(f)).manifest, "train") for f in folders]
+    (tokens, lengths), found = (each.read(np.arange(len(each))) for each in windows)
+    np.testing.assert_array_equal(tokens, found[0])
+    np.testing.assert_array_equal(lengths, found[1])
+    (folders[1] / "manifest.json").unlink()
+    first = foreign_caches.records([pair([], [4])]) + foreign_caches.records(rows[1:20], of_ids)
+    (folders[1] / "train.tfrecord-00000-of-00002").write_bytes(first)
+    with pytest.raises(UserError, match="row 1: it has inputs, but the first row has none"):
+        run(folders[1])
+
+
 def test_rows_with_inputs_after_a_row_without(tmp_path):
     folder = foreign_caches.write_seqio(tmp_path / "t", {"train": [pair([], [4]), *PAIRS]})
     with pytest.raises(UserError, match=r"row 1: it has inputs, but the first row has none: give"):

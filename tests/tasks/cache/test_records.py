@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.cache import records
-from tests.support import plain_records
+from tests.support import foreign_caches, plain_records
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=60).map(lambda v: np.array(v, np.int64))
 
@@ -85,7 +85,27 @@ def emptied(row):
     return as_we_write(row if len(row) != 1 else row[:0])
 
 
-@pytest.mark.parametrize("encode", [as_we_write, written_by_tensorflow, wide, emptied])
+def unpacked(row):
+    return foreign_caches.encode({"targets": row.tolist()}, foreign_caches.unpacked)
+
+
+def in_pieces(row):
+    return foreign_caches.encode({"targets": row.tolist()}, foreign_caches.in_pieces)
+
+
+def test_tensorflow_reads_lists_that_are_unpacked_or_in_pieces(rows):
+    import tensorflow as tf
+
+    for encode in (unpacked, in_pieces):
+        for row in rows:
+            features = tf.train.Example.FromString(encode(row)).features.feature
+            assert list(features["targets"].int64_list.value) == row.tolist()
+            assert records.decode_row(encode(row)).targets.tolist() == row.tolist()
+
+
+@pytest.mark.parametrize(
+    "encode", [as_we_write, written_by_tensorflow, wide, emptied, unpacked, in_pieces]
+)
 def test_records_read_together_equal_records_read_one_by_one(rows, encode):
     rows = [row.copy() for row in rows]
     data, bounds, tokens = together(rows, encode)
@@ -99,7 +119,7 @@ def test_records_read_together_equal_records_read_one_by_one(rows, encode):
     assert found.tolist() == np.concatenate(expected).tolist()
     none = read.tokens(*np.zeros((3, 0), np.int64))
     assert (none.dtype, none.shape) == (np.int32, (0,))
-    assert (read._targets.heads is None) == (encode in (written_by_tensorflow, emptied))
+    assert (read._targets.heads is None) == (encode not in (as_we_write, wide))
 
 
 @given(st.data())
