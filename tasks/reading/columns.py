@@ -1,14 +1,18 @@
 """Makes the text of a document, or the two sides of a pair, from a row's values.
 
 A template makes one side of a pair. It is a column name, or text with columns in braces, such as
-`{premise} </s> {hypothesis}`; `{{` and `}}` stand for braces. Columns may hold text, whole numbers,
-or booleans (written `true` and `false`).
+`{premise} </s> {hypothesis}`; `{{` and `}}` stand for braces. Columns may hold text, numbers or
+booleans, which are written as in JSON: 4, 3.8, 5.0, true.
+
+A column may be nested: `translation.en` is the member `en` of the column `translation`, unless
+there is a column of that whole name.
 """
 
 import dataclasses
 import functools
+import math
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tasks.reading import batches
@@ -22,6 +26,10 @@ if TYPE_CHECKING:
 
 # Problems that a row's columns can have.
 MISSING, NULL, NOT_TEXT, INVALID = "missing column", "null", "not a string", "invalid UTF-8"
+NOT_FINITE = "not a finite number"
+
+
+_ABSENT: Any = object()
 
 
 class _Unusable(Exception):
@@ -49,17 +57,43 @@ class Template:
             out.append(before)
             if not column:
                 continue
-            if column not in row:
-                raise _Unusable(MISSING)
-            value = row[column]
+            value = row[column] if column in row else nested(row, column, _ABSENT)
             if not isinstance(value, str):
                 if value is None:
                     raise _Unusable(NULL)
                 if self.only_text or not isinstance(value, int):
-                    raise _Unusable(NOT_TEXT)
+                    _check_float(value, self.only_text)
                 value = str(value).lower() if isinstance(value, bool) else str(value)
             out.append(value)
         return "".join(out).encode()
+
+
+def _check_float(value: Any, only_text: bool) -> None:
+    if value is _ABSENT:
+        raise _Unusable(MISSING)
+    if only_text or not isinstance(value, float):
+        raise _Unusable(NOT_TEXT)
+    if not math.isfinite(value):
+        raise _Unusable(NOT_FINITE)
+
+
+def nested(row: Mapping[str, Any], column: str, absent: Any = None) -> Any:
+    """Returns the value of `column`, which may be nested; None inside a null, else `absent`."""
+    if column in row:
+        return row[column]
+    for outer, inner in _divided(column):
+        if isinstance(row.get(outer), dict):
+            return nested(row[outer], inner, absent)
+        if outer in row and row[outer] is None:
+            return None
+    return absent
+
+
+def _divided(name: str) -> Iterator[tuple[str, str]]:
+    """Yields what is before and after each dot of a column's name."""
+    for place, mark in enumerate(name):
+        if mark == ".":
+            yield name[:place], name[place + 1 :]
 
 
 @functools.lru_cache(maxsize=64)
@@ -109,7 +143,7 @@ class Columns:
 
         strings, problems = {}, None
         for name in self.names:
-            strings[name], of_column = _strings(rows.column(name))
+            strings[name], of_column = _strings(column_of(rows, name))
             problems = of_column if problems is None else pc.coalesce(problems, of_column)
         if self.unit is Unit.TEXT:
             return [strings[self.names[0]]], problems
@@ -125,12 +159,48 @@ class Columns:
         return sides, problems
 
 
+def column_of(rows: "pa.RecordBatch", name: str) -> "pa.Array":
+    """Returns a column, which may be nested; null where an outer one is."""
+    import pyarrow.compute as pc
+
+    top, *inner = path_of(rows.schema, name)
+    return pc.struct_field(rows.column(top), inner) if inner else rows.column(top)
+
+
+def path_of(fields: Iterable["pa.Field"], name: str) -> list[str]:
+    """Returns the names of a column and, before it, of those that it is nested in; [] if none."""
+    import pyarrow as pa
+
+    kinds = {field.name: field.type for field in fields}
+    if name in kinds:
+        return [name]
+    for outer, inner in _divided(name):
+        if outer in kinds and pa.types.is_struct(kinds[outer]):
+            return [outer, *path_of(kinds[outer], inner)]
+    return []
+
+
 def _strings(values: "pa.Array") -> tuple["pa.Array", "pa.Array"]:
     """Returns (large_string texts, problems) for a column."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
+    if pa.types.is_floating(values.type):
+        return _spelled_floats(values)
     if pa.types.is_integer(values.type) or pa.types.is_boolean(values.type):
         values = values.cast(pa.string())
     return batches.as_text(values.cast(pa.large_binary()))
+
+
+def _spelled_floats(values: "pa.Array") -> tuple["pa.Array", "pa.Array"]:
+    """Returns (large_string texts, problems): the shortest that read back, as in JSON."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    finite = pc.is_finite(values)
+    # Arrow itself writes 5 for 5.0 and 0.00001 for 1e-05.
+    spelled = pa.array(values.to_numpy(zero_copy_only=False).astype(str), pa.large_string())
+    texts = pc.if_else(finite, spelled, pa.scalar(None, pa.large_string()))
+    problems = pc.if_else(finite, pa.scalar(None, pa.string()), NOT_FINITE)
+    return texts, pc.if_else(pc.is_null(values), NULL, problems)

@@ -4,6 +4,7 @@ import dataclasses
 import urllib.parse
 from typing import Any
 
+from tasks.storage.paths import is_remote
 from tasks.unit import Unit
 
 TRAIN = "train"
@@ -86,8 +87,8 @@ class SourceFile:
     """One file of a corpus.
 
     Its path is `folder` + `name`; all files of a corpus, perhaps a million, share one `folder`
-    string. `state` identifies its content (an etag or a checksum, if the store reports one);
-    `written` is a local file's modification time.
+    string. `state` identifies its content (an etag or a checksum, if the store reports one).
+    `written` is a local file's `opening.written`, and `sha256` its checksum, once it is known.
     """
 
     folder: str
@@ -96,15 +97,31 @@ class SourceFile:
     bytes: int
     state: dict[str, str]
     written: str = ""
+    sha256: str = ""
 
     @property
     def path(self) -> str:
         return self.folder + self.name
 
     @property
+    def is_remote(self) -> bool:
+        return is_remote(self.path)
+
+    @property
     def etag(self) -> str:
-        """The remote store's etag, or a local file's modification time."""
-        return "".join(self.state.values()) or self.written
+        """The remote store's etag, if it reports one."""
+        return "".join(self.state.values())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Member(SourceFile):
+    """A file in an archive; `copy` is the descriptor of a temporary file with its content."""
+
+    copy: int = -1
+
+    @property
+    def is_remote(self) -> bool:
+        return False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

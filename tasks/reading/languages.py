@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from tasks.reading import listers
 from tasks.reading.corpus import CorpusSpec
+from tasks.reading.listing import alternatives
 from tasks.reading.spec import parse
 from tasks.storage import store
 from tasks.terminal.command_line import UserError
@@ -80,7 +81,7 @@ def _found(text: str, head: str) -> list[str]:
     folder, _, prefix = before.rpartition("/")
     suffix, slash, _ = after.partition("/")
     lister = listers.of_kind(kind)
-    if not lister.has_paths or re.search(r"[*?\[]", before + suffix):
+    if not lister.has_paths or re.search(r"[*?\[]", before + suffix) or "{" in folder:
         raise UserError(f"--corpus={text}: name its languages, for example --languages=ro,en")
     place = folder or ("/" if before.startswith("/") else ".")
     fs, path = store.filesystem(place)
@@ -111,9 +112,11 @@ def _found(text: str, head: str) -> list[str]:
 def _fitting(ends: Sequence[str], prefix: str, suffix: str) -> list[str]:
     """Returns the distinct texts between `prefix` and `suffix` in names of files or folders.
 
+    Braces in these stand for alternatives.
     Hidden files count only if the text is a valid name.
     """
-    pattern = re.compile(f"{re.escape(prefix)}(.+){re.escape(suffix)}", re.DOTALL)
+    before, after = ("|".join(map(re.escape, alternatives(each))) for each in (prefix, suffix))
+    pattern = re.compile(f"(?:{before})(.+)(?:{after})", re.DOTALL)
     matches = filter(None, map(pattern.fullmatch, ends))
     return sorted(
         {each[1] for each in matches if each[0][0] != "." or re.fullmatch(_NAME, each[1])}

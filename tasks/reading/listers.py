@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tasks.reading import cutting, hub, listing, opening, saved, splits
+from tasks.reading import archives, cutting, hub, listing, opening, saved, splits
 from tasks.reading.batches import Batches
 from tasks.reading.corpus import (
     BLOCK,
@@ -75,13 +75,13 @@ class Files:
         spec = dataclasses.replace(spec, **dialect)  # a Hub data set has its own
         generations = splits.generations(spec, found, earlier)
         chosen = list(itertools.chain.from_iterable(generations))
-        inspected = _inspected(spec, form, [each.file for each in chosen])
-        if not any(part.bytes for ranges, _ in inspected for part in ranges):
+        inspected = _inspected(spec, form, chosen)
+        if not any(part.bytes for _, ranges, _ in inspected for part in ranges):
             raise UserError(f"corpus {spec} is empty: its {len(chosen)} files hold no documents")
         remaining = iter(inspected)
         pieces: list[Piece] = []
         for generation in generations:
-            members = [(each, next(remaining)[0]) for each in generation]
+            members = [next(remaining)[:2] for _ in generation]
             pieces += _pieces(form, members, piece_bytes)
         record = {
             "spec": str(pinned),
@@ -94,7 +94,7 @@ class Files:
             "validation": spec.validation,
             "piece_bytes": piece_bytes,
             "max_document_bytes": max_document_bytes,
-            "files": [entry for _, entry in inspected],
+            "files": [entry for *_, entry in inspected],
             **({"generations": list(map(len, generations))} if len(generations) > 1 else {}),
             "rules": _RULES,
             "left_out": {
@@ -115,12 +115,10 @@ class Files:
         for part in piece.parts:
             with (
                 opening.user_errors(part.file.path),
-                contextlib.closing(form.read(corpus, part, batch_documents)) as found,
+                opening.unchanged(part.file),
+                contextlib.closing(archives.read(form, corpus, part, batch_documents)) as found,
             ):
                 yield from found
-                # A file truncated while open seems to end normally, but the piece must fail.
-                if not files.is_remote(part.file.path):
-                    opening.check_unchanged(part.file)
 
     def check(self, spec: CorpusSpec) -> None:
         """Raises UserError if the corpus has no files or only empty ones, or lacks a column."""
@@ -130,7 +128,7 @@ class Files:
             raise UserError(f"corpus {spec} is empty: its {len(found)} files hold no documents")
         smallest = min(full, key=lambda file: file.bytes)
         with opening.user_errors(smallest.path):
-            FORMATS[form].ranges(spec, smallest)
+            archives.ranges(FORMATS[form], spec, smallest)
 
 
 class ArrowFiles(Files):
@@ -164,15 +162,28 @@ def of_kind(kind: str) -> Lister:
     return _LISTERS.get(kind) or Files()
 
 
-Inspected = tuple[list[FileRange], dict[str, Any]]
+# A file with its checksum, its ranges, and its entry in the record.
+Inspected = tuple[ChosenFile, list[FileRange], dict[str, Any]]
 
 
-def _inspected(spec: CorpusSpec, form: str, chosen: list[SourceFile]) -> list[Inspected]:
-    def inspect(file: SourceFile) -> Inspected:
+def _inspected(spec: CorpusSpec, form: str, chosen: list[ChosenFile]) -> list[Inspected]:
+    def look(file: SourceFile) -> tuple[list[FileRange], str]:
+        ranges = archives.ranges(FORMATS[form], spec, file)
+        return ranges, "" if file.is_remote else files.sha256(file.path)
+
+    def inspect(each: ChosenFile) -> Inspected:
+        file = each.file
         with opening.user_errors(file.path):
-            ranges = FORMATS[form].ranges(spec, file)
-        state = listing.pinned_state(file)
-        return ranges, {"name": file.name, "split": file.split, "bytes": file.bytes, **state}
+            ranges, sha256 = look(file)
+            if sha256 and opening.changed(file):
+                with opening.unchanged(file):
+                    ranges, sha256 = look(file)
+        state = {"sha256": sha256} if sha256 else file.state
+        entry = {"name": file.name, "split": file.split, "bytes": file.bytes, **state}
+        known = SourceFile(
+            file.folder, file.name, file.split, file.bytes, file.state, file.written, sha256
+        )
+        return ChosenFile(known, each.splits, each.held_out), ranges, entry
 
     chunks = [chosen[begin : begin + _CHUNK] for begin in range(0, len(chosen), _CHUNK)]
     with ThreadPoolExecutor(_INSPECTORS) as pool:

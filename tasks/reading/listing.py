@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import heapq
+import itertools
 import os
 import re
 import stat
@@ -34,18 +35,23 @@ class _Found(NamedTuple):
 def list_files(spec: CorpusSpec, by_words: bool) -> tuple[CorpusSpec, list[SourceFile], list[str]]:
     """Lists the files that a pattern matches, sorted by path.
 
-    With `by_words`, words in the paths name the splits; otherwise all files are train. Returns the
+    Braces stand for alternatives, as in *.{txt,md}, unless files match without that. With
+    `by_words`, words in the paths name the splits; otherwise all files are train. Returns the
     spec with its pattern relative to its fixed folder, the files, and notes on matches that are
     not read. Raises UserError if none matches, a link is broken, or a file name is not UTF-8.
     """
     is_remote = files.is_remote(spec.location)
     fs, pattern = store.filesystem(spec.location)
-    relative = _relative(pattern)
+    relative, matches = _relative(pattern), _matching(spec, pattern, is_remote)
+    if (first := next(matches, None)) is None:
+        relative, matches = _relative(pattern, r"[*\[{]"), _of_alternatives(spec, is_remote)
+    else:
+        matches = itertools.chain([first], matches)
     base = pattern.removesuffix(relative)
     folder = fs.unstrip_protocol(pattern).removesuffix(relative) if is_remote else base
     listed: list[SourceFile] = []
     others: Counter[str] = Counter()
-    for found in _matching(spec, pattern, is_remote):
+    for found in matches:
         name = found.path[len(base) :]
         if found.type != "file":
             others[_KINDS.get(found.type, "pipes and devices")] += 1
@@ -77,11 +83,31 @@ def _source_file(
     return SourceFile(folder, name, split, found.bytes, state, "" if is_remote else found.etag)
 
 
-def _relative(pattern: str) -> str:
+def _relative(pattern: str, wildcards: str = r"[*\[]") -> str:
     """Returns the part of a pattern from its first wildcard component on, or else the file name."""
     components = pattern.split("/")
-    first = next((i for i, part in enumerate(components) if re.search(r"[*\[]", part)), -1)
+    first = next((i for i, part in enumerate(components) if re.search(wildcards, part)), -1)
     return "/".join(components[first:])
+
+
+def alternatives(pattern: str) -> list[str]:
+    """Returns the patterns that one with braces stands for; others stand for themselves."""
+    braces = re.search(r"\{([^{}]*,[^{}]*)\}", pattern)
+    if not braces:
+        return [pattern]
+    before, after = pattern[: braces.start()], pattern[braces.end() :]
+    found = (alternatives(f"{before}{each}{after}") for each in braces[1].split(","))
+    return list(dict.fromkeys(itertools.chain.from_iterable(found)))
+
+
+def _of_alternatives(spec: CorpusSpec, is_remote: bool) -> Iterator[_Found]:
+    seen = {""}
+    for each in alternatives(spec.location) if "{" in spec.location else ():
+        one = dataclasses.replace(spec, location=each)
+        for found in _matching(one, store.filesystem(each)[1], is_remote):
+            if found.path not in seen:
+                seen.add(found.path)
+                yield found
 
 
 def _matching(spec: CorpusSpec, pattern: str, is_remote: bool) -> Iterator[_Found]:
@@ -185,12 +211,4 @@ def _local(path: str, state: os.stat_result) -> _Found:
             ) from error
     mode = state.st_mode
     kind = "file" if stat.S_ISREG(mode) else "directory" if stat.S_ISDIR(mode) else "other"
-    return _Found(path, kind, state.st_size, store.etag({"mtime": state.st_mtime}))
-
-
-def pinned_state(file: SourceFile) -> dict[str, str]:
-    """Returns the identity of a file's content: the store's etag, or a local file's checksum."""
-    if file.state or files.is_remote(file.path):
-        return file.state
-    with opening.user_errors(file.path):
-        return {"sha256": files.sha256(file.path)}
+    return _Found(path, kind, state.st_size, opening.written(state))

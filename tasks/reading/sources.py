@@ -2,7 +2,7 @@
 
     python_docs                               documentation of Python's standard library
     parquet:GLOB                              one document per row
-    json:GLOB                                 JSON lines
+    json:GLOB                                 JSON lines, arrays, or objects over several lines
     csv:GLOB                                  one document per row; the header names the columns
     tsv:GLOB                                  the same, separated by tabs and without quotes
     wet:GLOB, warc:GLOB                       the text records of a crawl
@@ -12,10 +12,11 @@
                                               (?document=file) or block of lines (?document=block)
     hf:OWNER/NAME[:CONFIG][@REVISION]         a Hugging Face data set of such files, streamed
 
-GLOB is a local path or any fsspec URL, with *, ** and [..]. A "?" begins the options, as in a URL:
-`?column=text&split=train&id=id&validation=0.01`. All but Parquet and Arrow files may be compressed
-(.gz, .bz2, .xz, .zst); one worker reads a compressed file. CSV and TSV take `columns=A,B,…` for
-files without a header, `delimiter=;` (CSV only) and `quote`, a character or "none".
+GLOB is a local path or any fsspec URL, with *, **, [..] and {A,B}. A "?" begins the options, as in
+a URL: `?column=text&split=train&id=id&validation=0.01`. All but Parquet and Arrow files may be
+compressed (`compression`) or in tar or zip archives (`archives`), each read by one worker. CSV and
+TSV take `columns=A,B,…` for files without a header, `delimiter=;` (CSV only) and `quote`, a
+character or "none".
 
 Splits. A corpus has `train` and `validation`. All files that a pattern matches are read, and a hash
 of document ids holds out the share `validation` of documents. With `split=NAME`, words in a path

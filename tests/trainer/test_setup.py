@@ -79,8 +79,8 @@ MISTAKES = [
     ("pipeline.build", [*BUILD, "--corpus=parquet:{folder}/not.parquet"], "not.parquet"),
     (
         "pipeline.build",
-        [*BUILD, "--corpus=json:{folder}/nested.jsonl?column=doc.text"],
-        "is nested in the column doc",
+        [*BUILD, "--corpus=json:{folder}/nested.jsonl?column=doc"],
+        "column doc is object, not text: name a column in it, such as doc.text",
     ),
     ("pipeline.build", [*BUILD, "--corpus=json:{folder}/nested.jsonl"], "add ?column=NAME"),
     # The vocabulary and the folders of a build.

@@ -12,8 +12,9 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from tasks.reading import opening
+from tasks.reading import compression, opening
 from tasks.reading.batches import Batches
+from tasks.reading.columns import path_of
 from tasks.reading.corpus import COLUMN_OPTIONS, Corpus, CorpusSpec, FilePart, FileRange, SourceFile
 from tasks.reading.formats import tables
 from tasks.terminal.command_line import UserError
@@ -97,7 +98,8 @@ def _of_stream(handle: IO[bytes], spec: CorpusSpec, part: FilePart) -> Iterator[
 def _options(spec: CorpusSpec, schema: "pa.Schema") -> "pa.ipc.IpcReadOptions":
     import pyarrow as pa
 
-    fields = [schema.get_field_index(name) for name in tables.wanted(spec, schema)]
+    names = dict.fromkeys(path_of(schema, name)[0] for name in tables.wanted(spec, schema))
+    fields = [schema.get_field_index(name) for name in names]
     return pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
 
 
@@ -124,7 +126,7 @@ def _is_file(handle: IO[bytes]) -> bool:
 
 def _messages(handle: IO[bytes], file: SourceFile) -> Iterator[_Message]:
     """Yields a file's messages in order of offset, without the schema of an IPC file."""
-    handle.seek(0)
+    compression.refuse_packed(handle, file.path)
     head = handle.read(len(_MAGIC))
     if head.startswith(_PARQUET):
         raise UserError(f"{file.path} is Parquet: read it as parquet:")

@@ -41,12 +41,6 @@ class Format(Protocol):
 
 def missing_column(path: str, column: str, known: list[str], spec: CorpusSpec) -> UserError:
     """Returns the error for a file whose columns `known` lack `column`."""
-    outer = column.partition(".")[0]
-    if outer != column and outer in known:
-        return UserError(
-            f"{path}: {column} is nested in the column {outer}, and only top-level columns can be "
-            "read: write the text into one"
-        )
     advice = "add ?column=NAME"
     if column == spec.id:
         advice = "give another ?id=NAME, or none"
@@ -58,3 +52,16 @@ def missing_column(path: str, column: str, known: list[str], spec: CorpusSpec) -
         f"{path} has no column {column}{nearest(column, shown)}; it has {', '.join(shown)}: "
         f"{advice}"
     )
+
+
+def innermost(known: Collection[str]) -> list[str]:
+    """Returns the columns that hold no other, of `known` ones that may be nested."""
+    outer = {name[:place] for name in known for place, mark in enumerate(name) if mark == "."}
+    return [name for name in known if name not in outer]
+
+
+def not_text(path: str, column: str, kind: str, known: Collection[str]) -> UserError:
+    """Returns the error for a column of another kind; `known` are all columns, also nested ones."""
+    inner = [name for name in known if name.startswith(f"{column}.")]
+    advice = f": name a column in it, such as {inner[0]}" if inner else ""
+    return UserError(f"{path}: column {column} is {kind}, not text{advice}")

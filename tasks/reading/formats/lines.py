@@ -3,16 +3,18 @@
 import codecs
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import IO
+from typing import IO, Any
 
-from tasks.reading import opening
+from tasks.reading import compression, opening
 from tasks.reading.corpus import FilePart, FileRange, SourceFile
+from tasks.terminal.command_line import UserError
 
 MARK = codecs.BOM_UTF8
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 _BLOCK_BYTES = 1 << 20
 _PEEK_BYTES = 256 << 10  # one small request
+_SMALL_BYTES = 64 << 10  # at most a piece, of which compressed files must be whole
 # Longer lines are not read as part of a block.
 _LONG_LINE_BYTES = 4 << 20
 # A longer line of JSON or CSV is a bad document and is not parsed.
@@ -22,15 +24,24 @@ TOO_LONG = f"a line longer than {LONGEST_BYTES >> 20} MiB"
 
 def ranges(file: SourceFile, whole: bool = False) -> list[FileRange]:
     """Returns the file as one range of bytes; a `whole` or compressed file cannot be cut."""
-    stop = None if whole or file.name.endswith(opening.COMPRESSED) else file.bytes
-    return [FileRange(0, stop, file.bytes)] if file.bytes else []
+    if not file.bytes:
+        return []
+    return [FileRange(0, None if whole or _is_compressed(file) else file.bytes, file.bytes)]
+
+
+def _is_compressed(file: SourceFile) -> bool:
+    # Looking into a small file takes longer than reading it, and into a remote one a request.
+    if file.is_remote or file.bytes <= _SMALL_BYTES:
+        return compression.named_packed(file.name)
+    with opening.open_file(file) as handle:
+        return compression.decompress(handle, file.path) is not handle
 
 
 def peek(file: SourceFile) -> tuple[bytes, bool]:
     """Returns a file's first bytes, to check its columns, and True if they are the whole file."""
     with (
         opening.open_file(file, _PEEK_BYTES) as handle,
-        opening.decompress(handle, file.path) as stream,
+        compression.decompress(handle, file.path) as stream,
     ):
         head = stream.read(_PEEK_BYTES)
         return head, len(head) < _PEEK_BYTES or not stream.read(1)
@@ -82,11 +93,36 @@ Lines = Iterable[tuple[int, bytes | LongLine]]
 @contextlib.contextmanager
 def open_part(part: FilePart, to_the_end: bool = False) -> Iterator[Lines]:
     """Yields (offset, data) as `_lines` does; `to_the_end` continues to the file's last line."""
+    with opening.open_file(part.file) as handle, _content(handle, part) as file:
+        stop = part.stop if file is handle and not to_the_end else None
+        yield _lines(file, part.start, stop)
+
+
+@contextlib.contextmanager
+def open_chunks(part: FilePart) -> Iterator[Iterable[bytes]]:
+    """Yields a whole file's uncompressed bytes, in chunks."""
     with (
         opening.open_file(part.file) as handle,
-        opening.decompress(handle, part.file.path) as file,
+        compression.decompress(handle, part.file.path) as file,
     ):
-        yield _lines(file, part.start, None if to_the_end else part.stop)
+        yield iter(lambda: file.read(_BLOCK_BYTES), b"")
+
+
+def _content(handle: IO[bytes], part: FilePart) -> Any:
+    if part.start:
+        return handle
+    is_whole = part.stop in (None, part.file.bytes)
+    try:
+        stream = compression.decompress(handle, part.file.path)
+        if is_whole or stream is handle:
+            return stream
+    except compression.Archive:
+        if is_whole:
+            raise
+    raise UserError(
+        f"{part.file.path} is compressed or an archive: say so by the ending of its name, such as "
+        ".gz, .zst or .tar"
+    )
 
 
 def _lines(file: IO[bytes], start: int, stop: int | None) -> Iterator[tuple[int, bytes | LongLine]]:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import IO, Any
 
-from tasks.reading import batches, opening
+from tasks.reading import batches, compression, opening
 from tasks.reading.batches import Batches
 from tasks.reading.columns import Columns
 from tasks.reading.corpus import COLUMN_OPTIONS, Corpus, CorpusSpec, FilePart, FileRange, SourceFile
@@ -70,7 +70,11 @@ def _open(handle: IO[bytes], path: str) -> Any:
     import pyarrow.parquet as pq
 
     ahead = store.REQUEST_BYTES if files.is_remote(path) else _COLUMN_BYTES
-    return pq.ParquetFile(handle, pre_buffer=False, buffer_size=ahead)
+    try:
+        return pq.ParquetFile(handle, pre_buffer=False, buffer_size=ahead)
+    except (OSError, ValueError):
+        compression.refuse_packed(handle, path)
+        raise
 
 
 def _column_bytes(group: Any, names: Collection[str]) -> int:

@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING
 
 from tasks.reading import batches, long_documents
 from tasks.reading.batches import Batches
-from tasks.reading.columns import Columns
+from tasks.reading.columns import Columns, column_of
 from tasks.reading.corpus import Corpus, CorpusSpec
-from tasks.reading.formats.format import missing_column
-from tasks.terminal.command_line import UserError
+from tasks.reading.formats.format import innermost, missing_column, not_text
 from tasks.unit import Unit
 
 if TYPE_CHECKING:
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def wanted(spec: CorpusSpec, schema: "pa.Schema") -> list[str]:
-    """Returns the distinct columns to read."""
+    """Returns the distinct columns to read, of which some may be nested."""
     return list(dict.fromkeys((*Columns(spec).names, *filter(None, [_id_column(spec, schema)]))))
 
 
@@ -28,15 +27,33 @@ def check(spec: CorpusSpec, path: str, schema: "pa.Schema") -> None:
     import pyarrow as pa
 
     columns = Columns(spec)
+    known = _types(schema)
     for column in columns.checked:
-        if column not in schema.names:
-            raise missing_column(path, column, schema.names, spec)
+        if column not in known:
+            raise missing_column(path, column, innermost(known), spec)
     for column in columns.names:
-        kind = schema.field(column).type
+        kind = known[column]
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        plain = pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+        types = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating)
+        plain = any(test(kind) for test in types)
         if not (_is_text(kind) or (columns.unit is Unit.PAIR and plain)):
-            raise UserError(f"{path}: column {column} is {kind}, not text")
+            raise not_text(path, column, str(kind), known)
+
+
+def _types(schema: "pa.Schema") -> dict[str, "pa.DataType"]:
+    """Returns the types of all columns, nested ones included."""
+    import pyarrow as pa
+
+    found = {field.name: field.type for field in schema}
+
+    def add(kind: pa.DataType, name: str) -> None:
+        for field in kind if pa.types.is_struct(kind) else ():
+            found.setdefault(f"{name}.{field.name}", field.type)
+            add(field.type, f"{name}.{field.name}")
+
+    for field in schema:
+        add(field.type, field.name)
+    return found
 
 
 def _is_text(kind: "pa.DataType") -> bool:
@@ -74,7 +91,7 @@ def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.
 
     if not column:
         return places
-    given = batch.column(column)
+    given = column_of(batch, column)
     if pa.types.is_dictionary(given.type):
         given = given.dictionary_decode()
     kind = given.type

@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterator
 from typing import IO, NamedTuple
 
-from tasks.reading import batches, opening
+from tasks.reading import batches, compression, opening
 from tasks.reading.batches import Batches
 from tasks.reading.columns import INVALID, Columns
 from tasks.reading.corpus import COLUMN_OPTIONS, Corpus, CorpusSpec, FilePart, FileRange, SourceFile
@@ -37,6 +37,9 @@ _PROBLEMS = {
     **dict.fromkeys(_RESPONSES, "a response, not text"),
     "continuation": "continuation of another record",
 }
+# Records without text, which are passed over; with the others, all types of the standard.
+_OTHERS = ("warcinfo", "request", "metadata")
+_NO_TYPE = "no known WARC-Type"
 _LONGEST_BYTES = 64 << 20
 _LONG = f"a record longer than {_LONGEST_BYTES >> 20} MiB"
 _LONGEST_HEADERS = 1 << 20
@@ -110,8 +113,10 @@ def _documents(spec: CorpusSpec, file: str, records: Iterator[_Record]) -> Itera
         plain = headers.get("content-type", "").startswith("text/plain")
         if kind == _RESOURCE and not plain:
             problem = problem or _NOT_PLAIN
-        if not problem and kind not in (_CONVERSION, _RESOURCE):
+        if not problem and kind in _OTHERS:
             continue
+        if kind not in (_CONVERSION, _RESOURCE):
+            problem = problem or _NO_TYPE
         place = f"{file}:{offset}"
         name = headers.get(id_header) or place
         if "content-length" not in headers or not name.isprintable():  # the headers are damaged
@@ -127,15 +132,17 @@ def _documents(spec: CorpusSpec, file: str, records: Iterator[_Record]) -> Itera
 
 def _records(handle: IO[bytes], file: SourceFile) -> Iterator[_Record]:
     """Yields a file's records, and one bad record per damaged place."""
-    if file.name.endswith(".gz") and not _is_one_member(handle):
+    # Damage to the first bytes must cost one record, so the name counts as well.
+    is_gzip = compression.is_gzip(handle) or file.name.lower().endswith(".gz")
+    if is_gzip and not _is_one_member(handle, file.path):
         yield from _resynchronised(_Members(handle))
         return
     handle.seek(0)
-    with opening.decompress(handle, file.path) as stream:
+    with compression.decompress(handle, file.path) as stream:
         yield from _resynchronised(_Lines(stream))
 
 
-def _is_one_member(handle: IO[bytes]) -> bool:
+def _is_one_member(handle: IO[bytes], path: str) -> bool:
     expander, content = zlib.decompressobj(31), bytearray()
     handle.seek(0)
     with contextlib.suppress(zlib.error):  # the bytes before a fault are enough
@@ -143,6 +150,7 @@ def _is_one_member(handle: IO[bytes]) -> bool:
             if not (step := handle.read(_STEP_BYTES)):
                 break
             content += expander.decompress(step)
+    compression.check_archive(bytes(content[: compression.HEAD_BYTES]), path)
     return len(list(itertools.islice(_parsed(io.BytesIO(content), 0), 2))) == 2
 
 
@@ -160,13 +168,14 @@ def _resynchronised(source: "_Lines") -> Iterator[_Record]:
             cut = end == math.inf and begin is None
             yield last._replace(block=b"", problem=_SHORT if cut else _CORRUPT)
             continue
+        assert isinstance(end, int)
         if last:
             yield last
-        assert isinstance(end, int)
         if source.is_end(end):
             return
-        begin = source.following(end + 1)
-        yield _Record(end, {}, b"", source.problem(end))
+        begin = end if last else source.following(end + 1)
+        if not last:
+            yield _Record(end, {}, b"", source.problem(end))
 
 
 def _parsed(file: IO[bytes], begin: int) -> Iterator[_Record]:
@@ -178,14 +187,19 @@ def _parsed(file: IO[bytes], begin: int) -> Iterator[_Record]:
         for record in ArchiveIterator(file, parse_http=False):
             headers = {name.lower(): value for name, value in record.headers}
             block, problem = b"", None
-            if not headers.get("content-length", "").isdecimal():
+            length = headers.get("content-length", "")
+            if not length.isdecimal():
                 problem = _CORRUPT
             elif record.content_length > _LONGEST_BYTES:
                 problem = _LONG
             else:
                 block = record.reader.read()
                 problem = _SHORT if len(block) < record.content_length else None
-            yield _Record(record.stream_pos, headers, block, problem)
+            # FastWARC takes the length to be 0 if its name is not written in the usual case.
+            is_misread = length.isdecimal() and int(length) != record.content_length
+            yield _Record(record.stream_pos, headers, block, _CORRUPT if is_misread else problem)
+            if is_misread:
+                return
 
 
 class _Lines:

@@ -33,6 +33,20 @@ def test_languages_are_the_folders_or_files_that_are_there(folders):
     languages.check(found)
 
 
+def test_alternatives_in_braces_go_with_languages(folders):
+    for name in ("ro/2.md", "mc4.fi.txt", "mc4.fi.md", "wiki.et.md"):
+        (folders / name).write_text("x")
+    found = languages.specs([f"text:{folders}/{{language}}/*.{{txt,md}}"], None)
+    assert found["ro"] == parse(f"text:{folders}/ro/*.{{txt,md}}")
+    assert list(found) == ["en", "ro", "sr-Latn"]
+    languages.check(found)
+    names = languages.specs([f"text:{folders}/{{mc4,wiki}}.{{language}}.{{txt,md}}"], None)
+    assert list(names) == ["et", "fi"]
+    languages.check(names)
+    with pytest.raises(UserError, match="name its languages"):
+        languages.specs([f"text:{folders}/{{a,b}}/{{language}}/*"], None)
+
+
 def test_languages_are_named(folders):
     found = languages.specs(["hf:allenai/c4:{language}@v1"], "ro, en")
     assert found == {"ro": parse("hf:allenai/c4:ro@v1"), "en": parse("hf:allenai/c4:en@v1")}

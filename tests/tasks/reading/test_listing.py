@@ -3,6 +3,7 @@
 import os
 import pathlib
 
+import fsspec
 import pytest
 
 from tasks.reading import sources
@@ -118,6 +119,48 @@ def test_words_in_paths_leave_nothing_out(tmp_path):
         "read as validation: 2 files (0.0 MB), and no documents are held out",
         "not read: 3 files (0.0 MB) of the split test; ?split=test reads them",
     ]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("*.{txt,md}", ["a.md", "a.txt", "b.txt"]),
+        ("**/*.{md,txt,md}", ["a.md", "a.txt", "b.txt", "one/c.md", "two/d.txt"]),
+        ("{one,two,three}/*", ["one/c.md", "two/d.txt"]),
+        ("{a.{md,txt},two/d.txt}", ["a.md", "a.txt", "two/d.txt"]),
+        ("a{,.x}.txt", ["a.txt"]),
+    ],
+)
+def test_braces_stand_for_alternatives(tmp_path, pattern, names):
+    write(tmp_path, "a.txt", "a.md", "b.txt", "one/c.md", "two/d.txt", "e.rst")
+    assert listed(f"text:{tmp_path}/{pattern}") == (names, [])
+    corpus = sources.resolve(sources.parse(f"text:{tmp_path}/{pattern}"))
+    assert corpus.record["spec"] == f"text:{pattern}"
+
+
+def test_braces_that_are_part_of_names_are_matched_as_before(tmp_path):
+    write(tmp_path, "set{a,b}/x{1,2}.txt", "set{a,b}/y.txt", "seta/x1.txt", "{language}.txt")
+    assert listed(f"text:{tmp_path}/set{{a,b}}/x{{1,2}}.txt") == (["x{1,2}.txt"], [])
+    assert listed(f"text:{tmp_path}/set{{a,b}}/*.txt") == (["x{1,2}.txt", "y.txt"], [])
+    assert listed(f"text:{tmp_path}/{{language}}.txt") == (["{language}.txt"], [])
+    with pytest.raises(UserError, match=r"^no file matches .*/\{x,y\}\*$"):
+        listed(f"text:{tmp_path}/{{x,y}}*")
+
+
+@pytest.mark.parametrize("kind", ["json", "csv", "text"])
+def test_braces_stand_for_alternatives_in_a_store(kind):
+    fs = fsspec.filesystem("memory")
+    for name in ("ro/a.jsonl", "ro/b.csv", "en/c.jsonl", "en/d.txt"):
+        fs.pipe(f"/braces/{name}", b'{"text": "a"}\n' if name.endswith("l") else b"text\na\n")
+    ends = {"json": "jsonl", "csv": "csv", "text": "{txt,jsonl}"}
+    try:
+        corpus = sources.resolve(sources.parse(f"{kind}:memory://braces/{{ro,en}}/*.{ends[kind]}"))
+        assert [each["name"] for each in corpus.record["files"]] == {
+            "json": ["en/c.jsonl", "ro/a.jsonl"], "csv": ["ro/b.csv"],
+            "text": ["en/c.jsonl", "en/d.txt", "ro/a.jsonl"],
+        }[kind]  # fmt: skip
+    finally:
+        fs.rm("/braces", recursive=True)
 
 
 def test_a_pattern_that_cannot_be_is_one_line(tmp_path):

@@ -352,7 +352,7 @@ def test_bad_files_are_one_clear_line(tmp_path):
             resolve(text)
 
     (tmp_path / "no.parquet").write_bytes(b"not parquet at all")
-    (tmp_path / "list.jsonl").write_bytes(b'[\n{"text": "x"\n}]')
+    (tmp_path / "list.jsonl").write_bytes(b'["x"]\n[\n]')
     write_parquet(tmp_path / "good.parquet", {"texts": ["x"], "number": [5]})
     write_parquet(tmp_path / "none.parquet", {"text": pa.array([], pa.string())})
     refused(f"parquet:{tmp_path}/*.orc", "no file matches")

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import itertools
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -229,6 +230,25 @@ def test_a_block_may_have_lines_that_begin_as_records_do(tmp_path):
     page = conversion(1, "a\r\nWARC/1.0\r\nb")
     (tmp_path / "a.wet").write_bytes(page + conversion(2))
     assert texts(f"wet:{tmp_path}/a.wet?validation=0")[0][1].endswith("b")
+
+
+def test_a_flipped_bit_in_a_name_or_a_type_hides_no_record(tmp_path):
+    pages = [conversion(number) for number in range(4)]
+    header = pages[2].index(b"Content-Length")
+    begin = pages[2].index(b"WARC-Type")
+    places = [*range(begin, begin + len("WARC-Type: conversion")), *range(header, header + 15)]
+    problems_of = set()
+    for place, bit in itertools.product(places, range(8)):
+        page = bytearray(pages[2])
+        page[place] ^= 1 << bit
+        (tmp_path / "a.wet").write_bytes(b"".join([*pages[:2], page, pages[3]]))
+        found = texts(f"wet:{tmp_path}/a.wet?validation=0")
+        assert len(found) == 4, (place, bit)
+        assert [found[at][0] for at in (0, 1, 3)] == [f"<urn:uuid:{n}>" for n in (0, 1, 3)]
+        _, text, problem = found[2]
+        assert problem or text == "Text of page 2.\nWARC is no header here.\n"
+        problems_of.add(problem)
+    assert problems_of == {None, "no known WARC-Type", "corrupt record"}
 
 
 def test_continuations_are_counted(tmp_path):
