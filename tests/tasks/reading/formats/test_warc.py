@@ -5,6 +5,7 @@ import gzip
 import itertools
 
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,7 @@ def members(*records):
         ("a.warc.wet", lambda *records: b"".join(records)),
         ("whole.warc.wet.gz", lambda *records: gzip.compress(b"".join(records))),
         ("a.warc.wet.bz2", lambda *records: bz2.compress(b"".join(records))),
+        ("a.warc.wet.zst", lambda *records: zstandard.compress(b"".join(records))),
     ],
 )
 def test_the_texts_of_a_crawl_are_documents(tmp_path, name, packed):
