@@ -50,8 +50,9 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
     import pyarrow as pa
 
     from pipeline.building import write
-    from tasks.cache.manifest import MANIFEST, CacheManifest, Plan, shard_file, shard_from_dict
+    from tasks.cache.manifest import MANIFEST, CacheManifest, Plan, shard_file
     from tasks.cache.pack import Documents
+    from tasks.cache.receipts import read_receipt
     from tasks.storage import files
     from tasks.vocabulary import VocabularyRecord
 
@@ -68,7 +69,9 @@ def make_cache(folder: pathlib.Path, row_tokens: int, tokens: int, shard_tokens:
             ids = pa.array([str(number) for number in range(len(lengths))])
             writer.add(Documents(ids, ranks.astype(np.int32) - 1 + _FIRST_PIECE, lengths), 0)
             left -= int(lengths.sum()) + len(lengths)
-    first = shard_from_dict(files.read_json(str(folder / shard_file("train", "receipt", 0, count))))
+    receipt = read_receipt(str(folder / shard_file("train", "receipt", 0, count)))
+    assert receipt
+    first = receipt.shard
     shards = []
     for number in range(count):
         entries = {}

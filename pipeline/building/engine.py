@@ -17,7 +17,7 @@ from pipeline.runners import beam_job, dataflow, secret
 from pipeline.tokenizer import tokenize
 from tasks import registry, vocabulary
 from tasks.cache.manifest import PAIRS, TOO_LONG, PairLimits, Plan, Shard
-from tasks.cache.plan_check import excludes_more
+from tasks.cache.plan_check import check_writable, excludes_more
 from tasks.reading import sources
 from tasks.storage import files, lock
 from tasks.task import OBJECTIVES, TaskSpec, objective_of
@@ -49,9 +49,10 @@ def build(options: Options, beam_arguments: list[str], advise: bool = True) -> N
             _print_estimate(options, beam_arguments, planned, loaded, lists)
             return
         beam_job.check(beam_arguments, spec, options.cache_dir)
-        stack.enter_context(lock.claimed(folder, "build", "--cache_dir"))
+        held = stack.enter_context(lock.claimed(folder, "build", "--cache_dir"))
         job, assignments = _planned(options, task, loaded, folder, lists)
         plan = job.plan
+        held.check()
         lifecycle.begin(folder, plan, loaded, options.extend, lists)
         for note in cache_lists.notes(plan, lists):
             print(note)
@@ -66,6 +67,7 @@ def build(options: Options, beam_arguments: list[str], advise: bool = True) -> N
         _check_rows(job, shards)
         for line in cache_lists.unfound(folder, plan, shards, lists):
             print(line)
+        held.check()
         if lifecycle.complete(folder, plan, shards) or done:
             summary.show(options, job, shards, done, time.monotonic() - started, advise)
         else:
@@ -205,7 +207,7 @@ def _separator(options: Options, task: TaskSpec) -> str:
 
 
 def _kept(
-    assignments: list[graph.Assignment], found: Mapping[lifecycle.ShardKey, Shard | None]
+    assignments: list[graph.Assignment], found: Mapping[lifecycle.ShardKey, Shard]
 ) -> tuple[dict[graph.Assignment, list[Shard]], list[graph.Assignment]]:
     kept: dict[graph.Assignment, list[Shard]] = {}
     to_do: list[graph.Assignment] = []
@@ -222,12 +224,13 @@ def _work(
     job: graph.Job, assignments: list[graph.Assignment], options: Options, beam_arguments: list[str]
 ) -> tuple[int, dict[lifecycle.ShardKey, Shard]]:
     """Builds missing and damaged shards; returns the corpus bytes read, and all receipts."""
-    found = lifecycle.survey(job.folder, job.plan)
+    found = lifecycle.settle(job.folder, job.plan, lifecycle.survey(job.folder, job.plan))
     kept, to_do = _kept(assignments, found)
     if not to_do:
-        return 0, {key: shard for key, shard in found.items() if shard}
+        return 0, found
     if kept:
         print(f"kept {len(kept):,} finished pieces of {len(assignments):,}, {len(to_do):,} to do")
+    check_writable(job.folder, job.plan.fingerprint)
     lifecycle.invalidate(job.folder, job.plan, [key for each in to_do for key in each.shards])
     if options.tokenizer == tokenize.FAST:
         loaded = vocabulary.of_cache(job.folder, job.plan.vocabulary)
@@ -247,15 +250,15 @@ def _work(
         raise
     if options.tokenizer == tokenize.FAST:
         _report_tokenizer(job, counts)
-    found = lifecycle.survey(job.folder, job.plan, check=False)
-    missing = [key for key, shard in found.items() if shard is None]
+    written = lifecycle.survey(job.folder, job.plan, check=False)
+    missing = [key for key, shard in written.items() if shard is None]
     if missing:
         raise UserError(
-            f"Beam reported success, but {len(missing):,} of {len(found):,} shards are missing, "
+            f"Beam reported success, but {len(missing):,} of {len(written):,} shards are missing, "
             f"first {missing[0][0]} {missing[0][1]}: run the same command to build them"
         )
     read = sum(each.piece.bytes for each in to_do)
-    return read, {key: shard for key, shard in found.items() if shard}
+    return read, {key: shard for key, shard in written.items() if shard}
 
 
 def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
@@ -309,10 +312,13 @@ def _print_estimate(
 
     job, assignments = planned
     existing = lifecycle.check(job.folder, job.plan, options.extend)
-    found = lifecycle.survey(job.folder, existing, check=False) if existing else {}
-    if existing and excludes_more(existing, job.plan):
-        redo = cache_lists.affected(job.folder, existing, job.plan, lists)
-        found |= dict.fromkeys(redo)
+    found: dict[lifecycle.ShardKey, Shard] = {}
+    if existing:
+        surveyed = lifecycle.survey(job.folder, existing, check=False)
+        found = lifecycle.settle(job.folder, existing, surveyed, write=False)
+        if excludes_more(existing, job.plan):
+            for key in list(cache_lists.affected(job.folder, existing, job.plan, lists, found)):
+                del found[key]
     kept, to_do = _kept(assignments, found)
     pieces = [assignment.piece for assignment in to_do]
     is_local = beam[0] == "--runner=FnApiRunner"

@@ -223,7 +223,10 @@ def _time(job: graph.Job, numbered: tuple[int, Piece]) -> _Built:
     graph.build_piece(job, graph.Assignment(piece, shards), filters)
     seconds = time.monotonic() - begin
     sizes = files.list_sizes(job.folder)
-    found = {split: finished(job.folder, job.plan, split, number, sizes) for split in piece.splits}
+    found = {
+        split: finished(job.folder, job.plan, split, number, sizes, others=(job.fingerprint,))
+        for split in piece.splits
+    }
     there = {split: shard for split, shard in found.items() if shard}
     for shard in there.values():
         for name in shard.files:

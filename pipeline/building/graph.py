@@ -27,6 +27,7 @@ class Job:
 
     `tokenizer`, one of `tokenize.ENGINES`, does not affect the output. The Hub's token is in the
     secret `hf_token_secret`; `task_module` registers the vocabulary. Either may be "".
+    `fingerprint` is the plan's, set once the plan lacks its files.
     """
 
     folder: str
@@ -35,6 +36,7 @@ class Job:
     tokenizer: str = tokenize.FAST
     hf_token_secret: str = ""
     task_module: str = ""
+    fingerprint: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +59,9 @@ def build_piece(job: Job, assignment: Assignment, filters: Filters | None = None
     with contextlib.ExitStack() as stack:
         vocabulary, tokenizer = stack.enter_context(_tokenizer(job))
         before = Counter(tokenizer.documents)
+        of = job.folder, job.plan
         writers = {
-            split: stack.enter_context(ShardWriter(job.folder, job.plan, split, index))
+            split: stack.enter_context(ShardWriter(*of, split, index, job.fingerprint))
             for split, index in assignment.shards
         }
         lists = [each.sha256 for each in job.plan.exclude or ()]
@@ -109,7 +112,8 @@ def for_workers(job: Job) -> Job:
     """Returns the job without its pieces and file list."""
     corpus = beam_job.without_pieces(job.corpus)
     plan = dataclasses.replace(job.plan, corpus=corpus.record)
-    return dataclasses.replace(job, corpus=corpus, plan=plan)
+    fingerprint = job.plan.fingerprint
+    return dataclasses.replace(job, corpus=corpus, plan=plan, fingerprint=fingerprint)
 
 
 def run(job: Job, pieces: list[Assignment], arguments: list[str], verbose: bool) -> Counter[str]:

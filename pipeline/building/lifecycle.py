@@ -4,15 +4,19 @@ Files are written in this order:
 
 .plan-…     empty; named after the plan's fingerprint, to detect a damaged plan.json
 plan.json   everything that determines the bytes of the cache
-shards      in any order, each followed by a receipt with its checksums
+shards      in any order, each followed by a receipt with its checksums and the fingerprint
 info, stats, manifest.json, COMPLETED   in this order, after all shards; the trainer relies on the
             manifest and stock seqio on COMPLETED, so both are deleted before redoing a shard
 
 An extension, a plan with more files, replaces plan.json and renames shards to the new total. A
 takedown, a plan with more exclude lists, first copies the lists, the manifest and the lineage of
 affected shards (see tasks.cache.old_states), and deletes affected receipts before it replaces
-plan.json; until then the other receipts fit both plans, so either plan's command can complete
-the folder.
+plan.json; until then the other receipts name the old plan, so its command can complete the folder.
+
+Afterwards the receipts that hold under both plans get the name of the new one. While they do, the
+new mark names the old plan, so that a killed command is continued. A build of the old plan that
+still runs, in a bucket or as a job that outlived its driver, finds its mark gone: it writes no
+further receipt, and a receipt that it wrote in between does not count.
 """
 
 import contextlib
@@ -40,8 +44,8 @@ from tasks.cache.manifest import (
     plan_from_dict,
     shard_file,
 )
-from tasks.cache.plan_check import excludes_more
-from tasks.cache.receipts import finished, read_receipt
+from tasks.cache.plan_check import check_writable, excludes_more, is_replaced
+from tasks.cache.receipts import finished, read_receipt, write_receipt
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -136,17 +140,22 @@ def begin(
     """
     existing = check(folder, plan, extend)
     cache_lists.copy(folder, plan, lists)
-    if existing and plan.difference(existing):
+    before, kept = b"", dict[ShardKey, Shard]()
+    if existing and existing.fingerprint != plan.fingerprint:
+        before = existing.fingerprint.encode()
+        kept = settle(folder, existing, survey(folder, existing, check=False))
         redo = []
         if excludes_more(existing, plan):
-            redo = list(cache_lists.affected(folder, existing, plan, lists))
+            redo = list(cache_lists.affected(folder, existing, plan, lists, kept))
             old_states.keep(folder, existing, redo)
         invalidate(folder, plan, redo)
         _remove_quarantines(folder, plan)
+        for key in redo:
+            del kept[key]
     # Both marks exist until the new plan is written.
     marks = _marks(folder)
-    if plan.fingerprint not in marks:
-        files.write_bytes(files.join(folder, PLAN_MARK + plan.fingerprint), b"")
+    if plan.fingerprint not in marks or before:
+        files.write_bytes(files.join(folder, PLAN_MARK + plan.fingerprint), before)
     copy = files.join(folder, plan.vocabulary.file_name)
     if not files.exists(copy) or files.sha256(copy) != plan.vocabulary.sha256:
         files.write_bytes(copy, vocabulary.model)
@@ -156,6 +165,55 @@ def begin(
     for other in marks - {plan.fingerprint}:
         files.remove(files.join(folder, PLAN_MARK + other))
     cache_lists.remove_others(folder, plan)
+    if existing:
+        # Others are renamed by `renumber`.
+        same = [split for split, count in existing.shards.items() if plan.shards[split] == count]
+        _name_plan(folder, plan, {key: each for key, each in kept.items() if key[0] in same})
+
+
+def _name_plan(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> None:
+    """Writes receipts that name the plan."""
+
+    def write(key: ShardKey) -> None:
+        name = shard_file(key[0], "receipt", key[1], plan.shards[key[0]])
+        write_receipt(files.join(folder, name), shards[key], plan.fingerprint)
+
+    _each(folder, write, shards)
+
+
+def _plan_before(folder: str, plan: Plan) -> str:
+    """Returns the fingerprint of the plan whose receipts are being renamed; "" if all are."""
+    try:
+        return files.read_bytes(files.join(folder, PLAN_MARK + plan.fingerprint)).decode()
+    except FileNotFoundError:
+        return ""
+
+
+def settle(
+    folder: str, plan: Plan, found: dict[ShardKey, Shard | None], write: bool = True
+) -> dict[ShardKey, Shard]:
+    """Returns the finished shards: those `found` by `survey`, and some others.
+
+    The receipts of these name the plan before, or none, but the shards are as the lists of this
+    plan make them. Unless `write` is False, the receipts get the plan's name.
+    """
+    before = _plan_before(folder, plan)
+    sizes = files.list_sizes(folder)
+
+    def look(key: ShardKey) -> Shard | None:
+        of = folder, plan, *key
+        shard = finished(*of, sizes, hashes=True, others=("", before))
+        return shard if shard and cache_lists.holds(*of, shard) else None
+
+    names = {key: shard_file(key[0], "receipt", key[1], plan.shards[key[0]]) for key in found}
+    keys = [key for key, shard in found.items() if not shard and names[key] in sizes]
+    shards = dict(zip(keys, _each(folder, look, keys), strict=True))
+    settled = {key: shard for key, shard in shards.items() if shard}
+    if write:
+        _name_plan(folder, plan, settled)
+        if before:
+            files.write_bytes(files.join(folder, PLAN_MARK + plan.fingerprint), b"")
+    return {key: shard for key, shard in {**found, **settled}.items() if shard}
 
 
 def _remove_quarantines(folder: str, plan: Plan) -> None:
@@ -239,9 +297,10 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
     """Renames the shards from before an extension; `earlier` has their number in each split.
 
     The old receipt is deleted last, so the call can be repeated after a kill at any point. Files
-    without a valid receipt are deleted, and their shards redone.
+    without a valid receipt, of this plan or the one before, are deleted, and their shards redone.
     """
     names = set(files.list_names(folder))
+    plan_before = _plan_before(folder, plan)
 
     def rename(key: ShardKey) -> None:
         split, index = key
@@ -249,12 +308,13 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
         name_of = functools.partial(shard_file, split, index=index)
         new = {name_of(kind, count=before): name_of(kind, count=after) for kind in SHARD_KINDS}
         *data, receipt = new
-        if receipt in names and (shard := read_receipt(files.join(folder, receipt))):
+        there = read_receipt(files.join(folder, receipt)) if receipt in names else None
+        if there and (there.fits(plan) or there.plan == plan_before != ""):
             for name in names.intersection(data):
                 files.rename(files.join(folder, name), files.join(folder, new[name]))
-            entries = {new[name]: entry for name, entry in shard.files.items()}
-            renamed = dataclasses.replace(shard, files=entries)
-            files.write_json(files.join(folder, new[receipt]), as_json(renamed))
+            entries = {new[name]: entry for name, entry in there.shard.files.items()}
+            renamed = dataclasses.replace(there.shard, files=entries)
+            write_receipt(files.join(folder, new[receipt]), renamed, plan.fingerprint)
         for name in names.intersection(new):
             files.remove(files.join(folder, name))
 
@@ -263,7 +323,7 @@ def renumber(folder: str, plan: Plan, earlier: dict[str, int]) -> None:
 
 
 def survey(folder: str, plan: Plan, check: bool = True) -> dict[ShardKey, Shard | None]:
-    """Returns receipts by (split, number), None if unfinished; `check` also compares checksums."""
+    """Returns shards by (split, number), None if unfinished; `check` also compares checksums."""
     sizes = files.list_sizes(folder)
     keys = _keys(plan.shards)
     found = _each(folder, lambda key: finished(folder, plan, key[0], key[1], sizes, check), keys)
@@ -290,7 +350,10 @@ def invalidate(folder: str, plan: Plan, keys: Iterable[ShardKey] = ()) -> None:
 
 
 def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
-    """Writes the closing files; returns False if all existed with the right content."""
+    """Writes the closing files; returns False if all existed with the right content.
+
+    Raises a UserError, and leaves none, if the folder got another plan.
+    """
     splits = {
         split: tuple(shards[split, index] for index in range(count))
         for split, count in plan.shards.items()
@@ -309,9 +372,13 @@ def complete(folder: str, plan: Plan, shards: dict[ShardKey, Shard]) -> bool:
     wanted = closing_files(manifest)
     stale = [name for name, data in wanted.items() if not _holds(files.join(folder, name), data)]
     if stale:
+        check_writable(folder, plan.fingerprint)
         invalidate(folder, plan)
         for name, data in wanted.items():
             files.write_bytes(files.join(folder, name), data)
+        if is_replaced(folder, plan.fingerprint):
+            invalidate(folder, plan)
+            check_writable(folder, plan.fingerprint)
     return bool(stale)
 
 

@@ -18,9 +18,10 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from pipeline.building.rows import framed, text_tokens
-from tasks.cache import manifest
+from tasks.cache import manifest, plan_check, receipts
 from tasks.cache.pack import Documents, Pairs, Rows, packer
 from tasks.storage import files
+from tasks.terminal.command_line import UserError
 from tasks.unit import SIDES, Unit
 
 # Number of documents per reason with an excerpt in the quarantine file.
@@ -37,10 +38,16 @@ _LINEAGE = pa.schema(
 
 
 class ShardWriter:
-    """Writes one shard; the end of the `with` block finishes it, and an error removes it."""
+    """Writes one shard; the end of the `with` block finishes it, and an error removes it.
 
-    def __init__(self, folder: str, plan: manifest.Plan, split: str, index: int):
-        self._folder = folder
+    Nothing is left of a shard whose folder got another plan, by a takedown or an extension, before
+    its receipt was written. `fingerprint` is the plan's, which workers cannot compute.
+    """
+
+    def __init__(
+        self, folder: str, plan: manifest.Plan, split: str, index: int, fingerprint: str = ""
+    ):
+        self._folder, self._fingerprint = folder, fingerprint or plan.fingerprint
         self._name = lambda kind: manifest.shard_file(split, kind, index, plan.shards[split])
         self.unit = plan.unit
         self._index_type = manifest.PAIR_INDEX if plan.unit is Unit.PAIR else manifest.ROW_INDEX
@@ -124,6 +131,7 @@ class ShardWriter:
             self._documents.close()
             index = np.concatenate([np.zeros(0, self._index_type), *self._index])
             np.save(self._open("rows"), index, allow_pickle=False)
+            plan_check.check_writable(self._folder, self._fingerprint)
         shard = manifest.Shard(
             files={self._name(kind): file.entry() for kind, file in sorted(self._files.items())},
             dropped=dict(sorted(self._dropped.items())),
@@ -133,8 +141,15 @@ class ShardWriter:
             edits=dict(sorted(self.edits.items())) or None,
             **self._counts,
         )
-        receipt = files.join(self._folder, self._name("receipt"))
-        files.write_json(receipt, manifest.as_json(shard))
+        try:
+            plan_check.check_writable(self._folder, self._fingerprint)
+        except UserError:
+            # They may have replaced files of the new plan, whose build then writes them again.
+            for name in shard.files:
+                files.remove(files.join(self._folder, name))
+            raise
+        path = files.join(self._folder, self._name("receipt"))
+        receipts.write_receipt(path, shard, self._fingerprint)
 
     def _open(self, kind: str) -> "_HashedFile":
         path = files.join(self._folder, self._name(kind))

@@ -1,14 +1,17 @@
 """A build's exclude lists: the plan's records, their copies, and the effects of a new list."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from pipeline.excluding import lists
 from pipeline.excluding.filter import Filter, base
+from pipeline.excluding.traces import Traces
 from tasks.cache.filtered import ExcludeRecord
 from tasks.cache.manifest import Plan, Shard, shard_file
-from tasks.cache.receipts import finished
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
@@ -134,19 +137,36 @@ def notes(plan: Plan, new: Sequence[lists.Given]) -> Iterator[str]:
 
 
 def affected(
-    folder: str, existing: Plan, ours: Plan, new: Sequence[lists.Given]
+    folder: str,
+    existing: Plan,
+    ours: Plan,
+    new: Sequence[lists.Given],
+    shards: Mapping[_Shard, Shard],
 ) -> Iterator[_Shard]:
-    """Yields finished shards with a document, kept or quarantined, on a new list."""
+    """Yields those finished shards with a document, kept or quarantined, on a new list."""
     before = existing.exclude or ()
     added = (ours.exclude or ())[len(before) :]
     paths = copies(folder, ours, new)
     filter_ = Filter.of_files(paths[lists.copy_name(each.sha256)] for each in added)
-    sizes = files.list_sizes(folder)
-    for split, count in existing.shards.items():
-        for index in range(count):
-            shard = finished(folder, existing, split, index, sizes)
-            if shard and _touches(filter_, folder, split, index, count, shard):
-                yield split, index
+    for (split, index), shard in shards.items():
+        if _touches(filter_, folder, split, index, existing.shards[split], shard):
+            yield split, index
+
+
+def holds(folder: str, plan: Plan, split: str, index: int, shard: Shard) -> bool:
+    """Returns whether a shard is as the plan's lists make it, whoever wrote it."""
+    from pyarrow import parquet
+
+    lists_ = Filter.of_cache(folder, [each.sha256 for each in plan.exclude or ()])
+    if not lists_:
+        return True
+    name = functools.partial(shard_file, split, index=index, count=plan.shards[split])
+    with files.open_read(files.join(folder, name(kind="documents"))) as file:
+        lineage = parquet.read_table(file, columns=["id", "document_offset"])
+    firsts = np.flatnonzero(lineage.column("document_offset").to_numpy() == 0).tolist()
+    left_out = [*_lines(files.join(folder, name(kind="quarantine")))] if shard.dropped else []
+    traces = Traces(lineage.column("id").to_pylist(), firsts, left_out)
+    return traces.hold(lists_, shard.cut_paragraphs or 0)
 
 
 def _touches(of: Filter, folder: str, split: str, index: int, count: int, shard: Shard) -> bool:
@@ -161,7 +181,7 @@ def _touches(of: Filter, folder: str, split: str, index: int, count: int, shard:
     if not shard.dropped:
         return False
     left_out = files.join(folder, shard_file(split, "quarantine", index, count))
-    return of.touches([line["id"] or "" for line in _lines(left_out)], True)
+    return of.touches([line["id"] for line in _lines(left_out)], True)
 
 
 def unfound(
@@ -176,7 +196,7 @@ def unfound(
         if shard.dropped:
             name = shard_file(split, "quarantine", index, plan.shards[split])
             for line in _lines(files.join(folder, name)):
-                left_out |= {line["id"], base(line["id"] or "")}
+                left_out |= {line["id"], base(line["id"])}
     for each in of_ids:
         names = lists.ids_in(each.named)
         missing = [name for name in names if name not in left_out]
@@ -189,4 +209,5 @@ def unfound(
 
 
 def _lines(path: str) -> Iterator[dict]:
-    return (json.loads(line) for line in files.read_lines(path))
+    lines = (json.loads(line) for line in files.read_lines(path))
+    return ({**line, "id": line["id"] or ""} for line in lines)

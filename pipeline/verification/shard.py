@@ -16,12 +16,11 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from pipeline.adopting.scan import Hashed
-from pipeline.excluding.filter import NOTHING_LEFT, Filter
-from pipeline.excluding.lists import EXCLUDED
+from pipeline.excluding.filter import Filter
+from pipeline.excluding.traces import Traces
 from pipeline.verification import decoding
 from pipeline.verification.decoding import Rows
 from tasks.cache import manifest, records
-from tasks.cache.filtered import FILTERED
 from tasks.cache.manifest import LINEAGE_COLUMNS, MANIFEST, FileEntry, Plan, Shard
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
@@ -83,7 +82,7 @@ class ShardChecker:
         }
         checked = Checked([], size=sum(entry.bytes for entry in shard.files.values()))
         faults = checked.faults
-        _check_receipt(folder, named["receipt"], shard, faults)
+        _check_receipt(folder, named["receipt"], shard, plan, faults)
         if set(shard.files) != manifest.shard_files(split, index, count, bool(shard.dropped)):
             faults.append(
                 Fault(MANIFEST, f"it lists the wrong files for {named['receipt']}", FINISH)
@@ -147,12 +146,9 @@ class ShardChecker:
         if not self._lists:
             return
         names = lineage.column("id").to_pylist()
-        left_out = [
-            line["id"]
-            for line in quarantined
-            if _was_cut(line["reason"]) or _may_be_cut(line["reason"])
-        ]
-        listed = self._lists.listed(names, left_out)
+        firsts = np.flatnonzero(lineage.column("document_offset").to_numpy() == 0).tolist()
+        traces = Traces(names, firsts, quarantined)
+        listed = traces.listed(self._lists)
         own = self._own.paragraphs(names, every_place=True)
         given = self._given.paragraphs(names, every_place=False)
         uncut = [row for row, numbers in sorted(given.items()) if numbers - own.get(row, set())]
@@ -163,30 +159,14 @@ class ShardChecker:
                 faults.append(Fault(file, what, _EXCLUDE))
         if not self._has_all_lists:
             return
-        # A build cuts paragraphs first, even from documents it then drops.
-        first = np.flatnonzero(lineage.column("document_offset").to_numpy() == 0)
-        read = [names[row] for row in first.tolist()]
-        read += [line["id"] for line in quarantined if _was_cut(line["reason"])]
-        least = sum(map(len, self._own.paragraphs(read, every_place=False).values()))
-        read += [line["id"] for line in quarantined if _may_be_cut(line["reason"])]
-        most = sum(map(len, self._own.paragraphs(read, every_place=True).values()))
+        least, most = traces.cuts(self._own)
         cut = shard.cut_paragraphs or 0
         if not least <= cut <= most:
             what = f"{cut:,} paragraphs were cut from its documents; exclude lists have {least:,}"
             faults.append(Fault(file, what, _WRITTEN_WRONG))
 
 
-def _was_cut(reason: str) -> bool:
-    """Returns whether a document was dropped after its listed paragraphs were cut."""
-    return reason.endswith(NOTHING_LEFT) or reason.startswith(FILTERED)
-
-
-def _may_be_cut(reason: str) -> bool:
-    """Returns whether paragraphs may have been cut, which needs a readable text."""
-    return not _was_cut(reason) and not reason.startswith(EXCLUDED)
-
-
-def _check_receipt(folder: str, name: str, shard: Shard, faults: list[Fault]) -> None:
+def _check_receipt(folder: str, name: str, shard: Shard, plan: Plan, faults: list[Fault]) -> None:
     path = files.join(folder, name)
     try:
         receipt = files.read_json(path)
@@ -197,8 +177,10 @@ def _check_receipt(folder: str, name: str, shard: Shard, faults: list[Fault]) ->
         faults.append(Fault(name, "not valid JSON", _REDO))
         return
     expected = manifest.as_json(shard)
-    if receipt != expected:
-        there = receipt if isinstance(receipt, dict) else {}
+    there = receipt if isinstance(receipt, dict) else {}
+    if there.pop("plan", plan.fingerprint) != plan.fingerprint:
+        faults.append(Fault(name, "it names another plan than the cache's", _REDO))
+    elif receipt != expected:
         fields = [key for key, value in expected.items() if there.get(key) != value]
         what = f"it and {MANIFEST} differ in {', '.join(fields) or 'their fields'}"
         faults.append(Fault(name, what, "delete the receipt, then " + _REDO))

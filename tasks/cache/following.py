@@ -86,7 +86,10 @@ class Following:
         of = self.manifest.plan.shards[split]
 
         def read(number: int) -> Shard | None:
-            return read_receipt(files.join(self.folder, shard_file(split, "receipt", number, of)))
+            path = files.join(self.folder, shard_file(split, "receipt", number, of))
+            receipt = read_receipt(path)
+            # Of another plan: its build goes on after a takedown, or precedes one.
+            return receipt.shard if receipt and receipt.fits(self.manifest.plan) else None
 
         with ThreadPoolExecutor(files.threads(self.folder)) as pool:
             for number, shard in zip(unread, pool.map(read, unread), strict=True):

@@ -6,17 +6,20 @@ A cache is one folder:
     train.rows-00003-of-00016.npy     index: byte offset and number of tokens of each row
     train.documents-00003-of-00016.parquet   lineage: position of each document
     train.quarantine-00003-of-00016.jsonl    rejected documents and reasons (if any)
-    train.receipt-00003-of-00016.json        written last: sizes, checksums and counts of the above
+    train.receipt-00003-of-00016.json        written last: sizes, checksums and counts of the above,
+                                             and the plan's fingerprint
     info.train.json stats.train.json COMPLETED   for stock seqio
     sentencepiece.model or tokenizer.json    the vocabulary: a cache is self-contained
     exclude-SHA256.arrow              lists of excluded documents (if any)
     plan.json                         written before the first shard: the cache to be built
-    .plan-SHA256                      empty; its name is the plan's fingerprint
+    .plan-SHA256                      its name is the plan's fingerprint; empty, or, while receipts
+                                      are renamed, the fingerprint of the plan before
     .before-SHA256                    folder with an earlier manifest and lineage, after a takedown
     manifest.json                     written last: the cache that was built
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -174,7 +177,7 @@ class Plan:
         """True if a window is a row; False if windows are cut from a stream of rows."""
         return self.packing != "concat"
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 of everything that determines the bytes of the shards.
 

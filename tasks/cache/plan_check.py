@@ -6,11 +6,29 @@ plan.
 """
 
 import dataclasses
-import functools
 
 from tasks.cache.manifest import PLAN, PLAN_MARK, Plan, plan_from_dict
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
+
+
+def is_replaced(folder: str, fingerprint: str) -> bool:
+    """Returns True if the folder has only the marks of other plans.
+
+    Adopted caches have no marks.
+    """
+    return not files.exists(files.join(folder, PLAN_MARK + fingerprint)) and bool(
+        files.list_sizes(folder, PLAN_MARK)
+    )
+
+
+def check_writable(folder: str, fingerprint: str) -> None:
+    """Raises a UserError if the folder of a build has another plan than the build's by now."""
+    if is_replaced(folder, fingerprint):
+        raise UserError(
+            f"{folder} got another plan while this build ran, which therefore writes nothing more: "
+            "run pipeline.build again with the flags of the new plan"
+        )
 
 
 class PlanCheck:
@@ -20,7 +38,7 @@ class PlanCheck:
         self._folder, self._plan = folder, plan
         self._settled: bool | None = None
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
         return self._plan.fingerprint
 
@@ -30,13 +48,10 @@ class PlanCheck:
 
     @property
     def replaced(self) -> bool:
-        """True if the folder has only the marks of other plans.
-
-        Adopted caches have no marks.
-        """
+        """True if the folder has only the marks of other plans; no build brings a plan back."""
         if self._settled is None and not self.marked:
-            # Listing may be slow, and its answer is final: no build brings a plan back.
-            self._settled = bool(files.list_sizes(self._folder, PLAN_MARK))
+            # Listing may be slow, and its answer is final.
+            self._settled = is_replaced(self._folder, self.fingerprint)
         return bool(self._settled)
 
     def error(self) -> UserError | None:

@@ -64,19 +64,15 @@ def _warn(line: str) -> None:
 
 
 @contextlib.contextmanager
-def claimed(folder: str, what: str, flag: str) -> Iterator[None]:
-    """Creates and locks a folder, and deletes partial files that killed writers left.
+def claimed(folder: str, what: str, flag: str) -> Iterator[Lock]:
+    """Creates and locks a folder, and deletes partial files that killed writers left in it.
 
-    A remote folder is not locked: its writers write equal bytes atomically, so at worst two do the
-    same work. Raises as `held` does.
+    Raises as `held` does.
     """
     files.make_folder(folder)
-    if files.is_remote(folder):
-        yield
-        return
-    with held(folder, what, flag):
+    with held(folder, what, flag) as lock:
         files.remove_partial(folder)
-        yield
+        yield lock
 
 
 @contextlib.contextmanager

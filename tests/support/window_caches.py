@@ -12,11 +12,10 @@ from tasks.cache.manifest import (
     CacheManifest,
     Plan,
     shard_file,
-    shard_from_dict,
 )
 from tasks.cache.pack import Documents
+from tasks.cache.receipts import read_receipt
 from tasks.cache.windows import Windows
-from tasks.storage import files
 from tasks.vocabulary import VocabularyRecord
 
 SIZES = (3000, 700, 5, 0, 1800)
@@ -54,8 +53,8 @@ def make(folder, packing="concat", row_tokens=100, largest=70_000):
             )
             if size:
                 writer.add(Documents(ids, tokens, lengths), 0)
-        receipt = files.read_json(str(folder / shard_file("train", "receipt", number, COUNT)))
-        finished.append(shard_from_dict(receipt))
+        receipt = read_receipt(str(folder / shard_file("train", "receipt", number, COUNT)))
+        finished.append(receipt.shard)
         streams.append(tokens)
     return Cache(str(folder), CacheManifest(plan, {"train": tuple(finished)}, {}), streams)
 
