@@ -138,6 +138,7 @@ def begin(
     documents lose their receipts and are rebuilt. With `extend`, a plan with more files may replace
     the existing one. Raises a UserError, and changes nothing, if the folder holds something else.
     """
+    generation = files.generation(files.join(folder, PLAN))
     existing = check(folder, plan, extend)
     cache_lists.copy(folder, plan, lists)
     before, kept = b"", dict[ShardKey, Shard]()
@@ -153,15 +154,17 @@ def begin(
         for key in redo:
             del kept[key]
     # Both marks exist until the new plan is written.
-    marks = _marks(folder)
+    marks, mark = _marks(folder), files.join(folder, PLAN_MARK + plan.fingerprint)
     if plan.fingerprint not in marks or before:
-        files.write_bytes(files.join(folder, PLAN_MARK + plan.fingerprint), before)
+        files.write_bytes(mark, before)
     copy = files.join(folder, plan.vocabulary.file_name)
     if not files.exists(copy) or files.sha256(copy) != plan.vocabulary.sha256:
         files.write_bytes(copy, vocabulary.model)
     text = files.json_bytes(as_json(plan))
-    if not _holds(files.join(folder, PLAN), text):
-        files.write_bytes(files.join(folder, PLAN), text)
+    path = files.join(folder, PLAN)
+    if not _holds(path, text) and not files.replace(path, text, generation):
+        files.remove(mark)
+        raise UserError(f"another build wrote {path} at the same time: run the same command again")
     for other in marks - {plan.fingerprint}:
         files.remove(files.join(folder, PLAN_MARK + other))
     cache_lists.remove_others(folder, plan)

@@ -12,6 +12,7 @@ from tasks.storage.atomic import PARTIAL as PARTIAL
 from tasks.storage.atomic import atomic_write as atomic_write
 from tasks.storage.atomic import naming_full_disk as naming_full_disk
 from tasks.storage.atomic import remove_partial as remove_partial
+from tasks.storage.paths import is_on_gcs as is_on_gcs
 from tasks.storage.paths import is_remote as is_remote
 from tasks.storage.paths import join as join
 from tasks.storage.paths import local_path as local_path
@@ -165,6 +166,24 @@ def write_bytes(path: str, data: bytes) -> None:
     """Writes a file completely or not at all."""
     with atomic_write(path) as file:
         file.write(data)
+
+
+def generation(path: str) -> str:
+    """Returns the generation of a file in Cloud Storage, for `replace`; "" if there is no file."""
+    with contextlib.suppress(FileNotFoundError):
+        return str(Store(path).info()["generation"]) if is_on_gcs(path) else ""
+    return ""
+
+
+def replace(path: str, data: bytes, generation: str) -> bool:
+    """Writes a file unless another writer came first since it had this `generation`.
+
+    Returns whether it was written. Only Cloud Storage can tell.
+    """
+    if is_on_gcs(path):
+        return bool(Store(path).replace(data, generation))
+    write_bytes(path, data)
+    return True
 
 
 def read_json(path: str) -> Any:

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from tasks.storage import files, store
+from tasks.storage import files
 from tasks.storage.paths import is_on_gcs
 from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
@@ -138,19 +138,22 @@ class _InBucket(Lock):
     """A lock in a Cloud Storage bucket: an object that is written only at a known generation.
 
     A second writer takes over a lock that did not change while it watched, or whose holder was a
-    process on this machine that has ended. The first writer notices at its next `check`.
+    process on this machine that has ended. The first writer notices at its next `check`, also if
+    it stood still meanwhile, and does not remove the lock of the second.
     """
 
     def __init__(self, folder: str, what: str, flag: str):
         super().__init__(folder)
         self._what, self._flag = what, flag
-        self._path = files.join(folder, LOCK)
+        self._store = Store(files.join(folder, LOCK))
         self._content = {**_holder(), "id": uuid.uuid4().hex}
         self._lost = ""
-        self._stop = threading.Event()
+        self._stop, self._writing = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._beat, name="lock", daemon=True)
 
     def check(self) -> None:
+        if time.monotonic() - self._written > _PATIENCE_SECONDS:
+            self._renew()
         if self._lost:
             raise UserError(
                 f"{self.folder}: {self._lost} has taken over because this {self._what} could not "
@@ -158,13 +161,13 @@ class _InBucket(Lock):
             )
 
     def __enter__(self) -> Lock:
-        generation, found = self._read()
+        generation, found = self._store.generation()
         if generation and not _ended_here(found):
             generation = self._wait_for_end(generation, found)
         written = self._write(generation)
         if not written:
-            raise _refused(self.folder, self._what, self._flag, self._read()[1])
-        self._generation = written
+            raise _refused(self.folder, self._what, self._flag, self._store.generation()[1])
+        self._generation, self._written = written, time.monotonic()
         self._thread.start()
         return self
 
@@ -173,7 +176,11 @@ class _InBucket(Lock):
         self._thread.join()
         if not self._lost:
             with contextlib.suppress(Exception):
-                files.remove(self._path)
+                self._store.ask(self._delete)
+
+    def _delete(self, fs: Any, inner: str) -> None:
+        bucket, _, name = inner.partition("/")
+        fs.call("DELETE", "b/{}/o/{}", bucket, name, ifGenerationMatch=self._generation)
 
     def _wait_for_end(self, generation: str, found: bytes) -> str:
         """Returns the generation of a lock whose holder has ended, "" for a released lock."""
@@ -182,7 +189,7 @@ class _InBucket(Lock):
         end = time.monotonic() + _PATIENCE_SECONDS
         while time.monotonic() < end:
             time.sleep(_BEAT_SECONDS / 2)
-            now, found = self._read()
+            now, found = self._store.generation()
             if not now:
                 return ""
             if now != generation:
@@ -193,37 +200,22 @@ class _InBucket(Lock):
         while not self._stop.wait(_BEAT_SECONDS):
             # A failed write does not lose the lock; the next beat tries again.
             with contextlib.suppress(Exception):
-                written = self._write(self._generation)
-                if not written:
-                    self._lost = _named(self._read()[1])
-                    return
-                self._generation = written
+                self._renew()
+            if self._lost:
+                return
 
-    def _read(self) -> tuple[str, bytes]:
-        """Returns the lock's (generation, content); ("", b"") if there is no lock."""
-        with contextlib.suppress(FileNotFoundError):
-            info = Store(self._path).info()
-            return str(info["generation"]), files.read_bytes(self._path)
-        return "", b""
+    def _renew(self) -> None:
+        with self._writing:
+            written = "" if self._lost else self._write(self._generation)
+            if not written:
+                self._lost = self._lost or _named(self._store.generation()[1])
+                return
+            self._generation, self._written = written, time.monotonic()
 
     def _write(self, generation: str) -> str:
-        """Writes the lock if it still has this generation; returns the new one, or "".
-
-        The generation "" means no lock exists. If the answer to a write is lost, the lock has
-        a different generation but is ours.
-        """
+        """Writes the lock if it still has this generation; returns the new one, or ""."""
         data = json.dumps({**self._content, "beat": time.time()}).encode()
-
-        def upload(fs: Any, inner: str) -> str:
-            bucket, _, name = inner.partition("/")
-            match = {"ifGenerationMatch": generation or "0", "json_out": True}
-            made = store.post(fs, bucket, name, data, "application/json", **match)
-            return str(made["generation"])
-
-        with contextlib.suppress(FileExistsError):  # HTTP 412, as gcsfs raises it
-            return Store(self._path).ask(upload)
-        now, found = self._read()
-        return now if self._content["id"].encode() in found else ""
+        return self._store.replace(data, generation, self._content["id"].encode())
 
 
 class Observer:

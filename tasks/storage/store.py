@@ -124,6 +124,30 @@ class Store:
         check_same(self._url, listed, (info["size"], etag(info)))
         return info
 
+    def generation(self) -> tuple[str, bytes]:
+        """Returns the (generation, content) of an object of Cloud Storage; ("", b"") if none."""
+        with contextlib.suppress(FileNotFoundError):
+            info = self.info()
+            return str(info["generation"]), self.ask(lambda fs, inside: fs.cat_file(inside))
+        return "", b""
+
+    def replace(self, data: bytes, generation: str, mark: bytes = b"") -> str:
+        """Writes an object of Cloud Storage if it still has this generation, "" for none.
+
+        Returns the new generation, or "" if another writer came first. If the answer to a write was
+        lost, the object has a different generation but holds `mark`, by default all of `data`.
+        """
+
+        def upload(fs: Any, inside: str) -> str:
+            bucket, _, name = inside.partition("/")
+            match = {"ifGenerationMatch": generation or "0", "json_out": True}
+            return str(post(fs, bucket, name, data, "application/json", **match)["generation"])
+
+        with contextlib.suppress(FileExistsError):  # HTTP 412, as gcsfs raises it
+            return self.ask(upload)
+        now, found = self.generation()
+        return now if (mark or data) in found else ""
+
     def upload(self, source: str) -> None:
         self.ask(lambda fs, inside: _upload(fs, source, inside, is_on_gcs(self._url)))
 

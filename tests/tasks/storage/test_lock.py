@@ -85,17 +85,17 @@ def test_a_bucket_is_locked_too(gcs, quick, capsys, monkeypatch):
 def test_a_lock_of_another_machine_is_taken_over_when_it_stands_still(gcs, quick, monkeypatch):
     first = held("gs://bucket/model")
     mine = first.__enter__()
-    mine._stop.set()  # as if its network were gone
+    mine._stop.set()  # as if its process or its network stood still
     mine._thread.join()
+    mine.check()
     monkeypatch.setattr(lock, "_machine", lambda: "another")
-    with held("gs://bucket/model"):
-        mine._stop.clear()
-        mine._beat()
+    with held("gs://bucket/model") as other:
         with pytest.raises(UserError, match="has taken over"):
             mine.check()
-    mine._thread = lock.threading.Thread(target=print)
-    mine._thread.start()
-    first.__exit__(None, None, None)
+        first.__exit__(None, None, None)
+        assert gcs.names("model/") == ["model/.lock"]
+        other.check()
+    assert gcs.names("model/") == []
 
 
 def test_an_observer_tells_whether_a_holder_is_alive(tmp_path, monkeypatch):
