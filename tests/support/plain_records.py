@@ -3,6 +3,7 @@
 pipeline/building/rows.py writes the same bytes, many records at a time, in compiled code.
 """
 
+import json
 import struct
 
 import numpy as np
@@ -47,6 +48,11 @@ def read_rows(data: bytes) -> list[dict[str, list[int]]]:
         rows.append(row)
         at += 12 + length + 4
     return rows
+
+
+def without_plan(receipt: bytes) -> dict:
+    """Returns a receipt without the name of its plan, which names the corpus's files."""
+    return {key: value for key, value in json.loads(receipt).items() if key != "plan"}
 
 
 def _fields(message: bytes) -> dict[int, list[bytes]]:

@@ -16,6 +16,7 @@ from pipeline.deduplication import engine
 from pipeline.excluding.lists import CONTAMINATED, EXACT, NEAR, ExcludeList
 from tasks.terminal.command_line import UserError
 from tests.pipeline.deduplication.texts import entries, search, sha256, words, write
+from tests.support.plain_records import without_plan
 from tests.support.processes import wait_for
 from tests.support.servers.gcs import GcsServer
 
@@ -219,7 +220,10 @@ def test_a_search_and_a_takedown_in_a_failing_bucket(without_beam, tmp_path, in_
         build("gs://bucket/cache", *given, f"--exclude={reference.path}")
         build("gs://bucket/cache", *given, "--exclude=gs://bucket/ids.txt")
         for path in here.glob("train.*"):
-            assert gcs.read(f"cache/{here.name}/{path.name}") == path.read_bytes(), path.name
+            there, read = gcs.read(f"cache/{here.name}/{path.name}"), path.read_bytes()
+            if ".receipt-" in path.name:
+                there, read = without_plan(there), without_plan(read)
+            assert there == read, path.name
     assert sha256(tmp_path / "out" / "exclude.arrow") == expected
 
 
