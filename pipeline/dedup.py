@@ -3,7 +3,8 @@
     python -m pipeline.dedup --corpus='parquet:data/*.parquet' --output=duplicates --workers=8
     python -m pipeline.build … --exclude=duplicates/exclude.arrow
 
-Writes an exclude list for pipeline.build. Exact duplicates are equal except for case and white
+Writes an exclude list for pipeline.build, of one corpus or of several that are compared with each
+other. Exact duplicates are equal except for case and white
 space. Near duplicates share a band of MinHash values of word shingles. With --against, units that
 share n-grams with evaluation sets are listed as well. The list depends only on the corpus and the
 flags that describe duplicates, not on the workers, the runner or interruptions: rerun the same

@@ -4,206 +4,76 @@ import contextlib
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from pipeline.building import graph, lifecycle, summary
+from pipeline.building import graph, lifecycle, planning, summary
 from pipeline.building.documents import is_fault
 from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
-from pipeline.excluding import cache_lists
+from pipeline.excluding import cache_lists, translation
 from pipeline.excluding.lists import Given, given
-from pipeline.filtering import sets
-from pipeline.runners import beam_job, dataflow, secret
+from pipeline.runners import beam_job, dataflow
 from pipeline.tokenizer import tokenize
-from tasks import registry, vocabulary
-from tasks.cache.manifest import PAIRS, TOO_LONG, PairLimits, Plan, Shard
+from tasks import vocabulary
+from tasks.cache.manifest import Shard
 from tasks.cache.plan_check import check_writable, excludes_more
-from tasks.reading import sources
 from tasks.storage import files, lock
-from tasks.task import OBJECTIVES, TaskSpec, objective_of
-from tasks.terminal.command_line import UserError, nearest
+from tasks.terminal.command_line import UserError
 from tasks.terminal.table import table
-from tasks.unit import Unit
-from tasks.vocabulary import Vocabulary
 
 
-def build(options: Options, beam_arguments: list[str], advise: bool = True) -> None:
-    """Builds a cache's unfinished shards; prints a report and, if `advise`, the next command.
+def build(options: Options, beam_arguments: list[str]) -> None:
+    """Builds a cache's unfinished shards; prints a report and the next command.
 
     Raises UserErrors, and OSErrors if the cache cannot be written; finished shards are kept.
     """
-    task = _task(options)
-    spec = _spec(options, task)
-    if options.hf_token_secret:
-        if spec.kind != "hf":
-            raise UserError("--hf_token_secret is for corpora from the Hugging Face Hub")
-        secret.provide_hf_token(options.hf_token_secret)
-    loaded = vocabulary.load(options.vocabulary, options.extra_ids)
-    where = f"the vocabulary {options.vocabulary}"
-    task.check(task.lengths, loaded.ids, _separator(options, task), where)
-    folder = files.join(options.cache_dir, task.name)
+    of = planning.checked(options)
     with contextlib.ExitStack() as stack:
-        lists = given(options.exclude, stack.enter_context(tempfile.TemporaryDirectory()))
+        scratch = stack.enter_context(tempfile.TemporaryDirectory())
+        lists = given(options.exclude, scratch)
         if options.dry_run:
-            planned = _planned(options, task, loaded, folder, lists)
-            _print_estimate(options, beam_arguments, planned, loaded, lists)
+            estimate(planned(of, lists, scratch), beam_arguments)
             return
-        beam_job.check(beam_arguments, spec, options.cache_dir)
-        held = stack.enter_context(lock.claimed(folder, "build", "--cache_dir"))
-        job, assignments = _planned(options, task, loaded, folder, lists)
-        plan = job.plan
-        held.check()
-        lifecycle.begin(folder, plan, loaded, options.extend, lists)
-        for note in cache_lists.notes(plan, lists):
-            print(note)
-        earlier: set[str] = set()
-        for generation in plan.generations[:-1]:
-            earlier.update(generation)
-            before = [each for each in assignments if each.piece.parts[0].file.name in earlier]
-            lifecycle.renumber(folder, plan, _shard_counts(before))
-        started = time.monotonic()
-        done, shards = _work(job, assignments, options, beam_arguments)
-        _check_documents(list(shards.values()), folder, options.max_quarantined)
-        _check_rows(job, shards)
-        for line in cache_lists.unfound(folder, plan, shards, lists):
-            print(line)
-        held.check()
-        if lifecycle.complete(folder, plan, shards) or done:
-            summary.show(options, job, shards, done, time.monotonic() - started, advise)
-        else:
-            state = "complete" if files.is_remote(folder) else "complete and valid"
-            print(f"{folder} is {state}: nothing to do")
+        with locked(of, beam_arguments) as held:
+            run(planned(of, lists, scratch), held, beam_arguments)
 
 
-def _task(options: Options) -> TaskSpec:
-    name = options.task
-    if options.name is None:
-        if name in OBJECTIVES:
-            raise UserError(
-                f"--task={name} is an objective: add --name=NAME, which names the corpus; the "
-                f"task is then called NAME_{name}"
-            )
-        return registry.get(name, options.task_module)
-    if name not in OBJECTIVES:
-        raise UserError(
-            f"--name={options.name} needs one of the objectives {', '.join(OBJECTIVES)} as --task, "
-            f"not {name}"
-        )
-    return registry.get(named_task(options), options.task_module)
+def planned(of: planning.Checked, lists: list[Given], scratch: str) -> planning.Planned:
+    corpus = planning.listed(of)
+    (own,) = translation.translated(lists, {"": corpus.target}, scratch).values()
+    return planning.planned(corpus, own)
 
 
-def named_task(options: Options) -> str:
-    """Returns NAME_TASK; raises a UserError if no task can have this name."""
-    name = f"{options.name}_{options.task}"
-    if not options.name or objective_of(name) != options.task:
-        raise UserError(
-            f"--name={options.name} cannot begin the name of a task {name}: choose a name made of "
-            "letters, digits, _, - and ."
-        )
-    return name
+@contextlib.contextmanager
+def locked(of: planning.Checked, beam_arguments: list[str]) -> Iterator[lock.Lock]:
+    """Locks the cache's folder, after a check of what only a running job would report."""
+    beam_job.check(beam_arguments, of.spec, of.options.cache_dir)
+    with lock.claimed(of.folder, "build", "--cache_dir") as held:
+        yield held
 
 
-def _spec(options: Options, task: TaskSpec) -> sources.CorpusSpec:
-    text = options.corpus[0] if options.corpus else task.corpus
-    if not text:
-        meant = nearest(task.name, registry.tasks(options.task_module))
-        raise UserError(
-            f"task {task.name}{meant} has no corpus of its own: give --corpus, which is "
-            f"{sources.forms()}"
-        )
-    return sources.parse(text)
-
-
-_Planned = tuple[graph.Job, list[graph.Assignment]]
-
-
-def _planned(
-    options: Options, task: TaskSpec, loaded: Vocabulary, folder: str, lists: list[Given]
-) -> _Planned:
-    """Resolves the corpus; returns the job and all pieces with their shards."""
-    spec = _spec(options, task)
-    limits = _pair_limits(options, task, spec)
-    filters = sets.resolve(options.filter, options.task_module, spec.unit)
-    existing = lifecycle.planned(folder)
-    earlier = existing.generations if existing else []
-    if existing:
-        sources.check_record(folder, existing.corpus)
-    corpus = sources.resolve(spec, options.shard_bytes, options.max_document_bytes, earlier)
-    for note in corpus.notes:
+def run(
+    planned: planning.Planned, held: lock.Lock, beam_arguments: list[str], advise: bool = True
+) -> None:
+    """Builds a planned cache, whose folder is `held`, and prints a report."""
+    job, lists, options = planned.job, planned.lists, planned.of.options
+    folder, plan = job.folder, job.plan
+    held.check()
+    lifecycle.begin(folder, plan, planned.of.vocabulary, options.extend, lists, planned.earlier)
+    for note in cache_lists.notes(plan, lists):
         print(note)
-    if existing and existing.corpus.get("files") == corpus.record.get("files"):
-        # A plan keeps its own record of omitted files; no byte of the cache depends on it.
-        corpus.record.pop("left_out", None)
-        if "left_out" in existing.corpus:
-            corpus.record["left_out"] = existing.corpus["left_out"]
-    assignments = assign(corpus.pieces)
-    plan = Plan(
-        task=task.name,
-        corpus=corpus.record,
-        vocabulary=loaded.record,
-        packing=PAIRS if limits else options.packing,
-        row_tokens=0 if limits else options.row_tokens or task.window_tokens,
-        separator=_separator(options, task),
-        shards=_shard_counts(assignments),
-        pairs=limits,
-        exclude=cache_lists.records(existing, lists, options.max_document_bytes, folder, spec.unit),
-        filters=filters,
-    )
-    secret_name, module = options.hf_token_secret or "", options.task_module or ""
-    return graph.Job(folder, plan, corpus, options.tokenizer, secret_name, module), assignments
-
-
-def _pair_limits(options: Options, task: TaskSpec, spec: sources.CorpusSpec) -> PairLimits | None:
-    reads = task.objective.unit
-    if reads is not spec.unit and reads is Unit.TEXT:
-        raise UserError(
-            f"corpus {spec} has pairs of inputs and targets, but {task.name} reads texts: "
-            "build a task NAME_supervised, or give ?column="
-        )
-    if reads is not spec.unit:
-        raise UserError(
-            f"{task.name} reads pairs, but corpus {spec} has texts: name the two sides, as in "
-            f"--corpus='{spec}{'&' if '?' in str(spec) else '?'}inputs=COLUMN&targets=COLUMN'"
-        )
-    for unit, names in (
-        (Unit.PAIR, ("max_inputs", "max_targets", "too_long")),
-        (Unit.TEXT, ("row_tokens", "packing", "separator")),
-    ):
-        for name in names if unit is not reads else ():
-            if getattr(options, name) != getattr(Options, name):
-                raise UserError(
-                    f"--{name} is for {unit.plural}, but {task.name} reads {reads.plural}: leave "
-                    "it out"
-                )
-    if reads is Unit.TEXT:
-        return None
-    for name in ("max_inputs", "max_targets"):
-        if getattr(options, name) == 1:
-            raise UserError(f"--{name}=1 leaves room for EOS alone: give 2 or more")
-    too_long = options.too_long or TOO_LONG[0]
-    return PairLimits(options.max_inputs or 0, options.max_targets or 0, too_long)
-
-
-def assign(pieces: tuple[sources.Piece, ...]) -> list[graph.Assignment]:
-    """Numbers each split's shards in the order of the pieces that hold the split's documents."""
-    counts: Counter[str] = Counter()
-    assignments = []
-    for piece in pieces:
-        shards = tuple((split, counts[split]) for split in piece.splits)
-        assignments.append(graph.Assignment(piece, shards))
-        counts.update(piece.splits)
-    return assignments
-
-
-def _shard_counts(assignments: list[graph.Assignment]) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for assignment in assignments:
-        counts.update(split for split, _ in assignment.shards)
-    return dict(sorted(counts.items()))
-
-
-def _separator(options: Options, task: TaskSpec) -> str:
-    return options.separator or task.objective.separator or "none"
+    started = time.monotonic()
+    done, shards = _work(job, planned.assignments, options, beam_arguments)
+    _check_documents(list(shards.values()), folder, options.max_quarantined)
+    _check_rows(job, shards)
+    for line in cache_lists.left_out(folder, plan, shards, lists):
+        print(line)
+    held.check()
+    if lifecycle.complete(folder, plan, shards) or done:
+        summary.show(options, job, shards, done, time.monotonic() - started, advise)
+    else:
+        state = "complete" if files.is_remote(folder) else "complete and valid"
+        print(f"{folder} is {state}: nothing to do")
 
 
 def _kept(
@@ -305,12 +175,12 @@ def _check_rows(job: graph.Job, shards: dict[lifecycle.ShardKey, Shard]) -> None
         )
 
 
-def _print_estimate(
-    options: Options, beam: list[str], planned: _Planned, loaded: Vocabulary, lists: list[Given]
-) -> None:
+def estimate(planned: planning.Planned, beam: list[str]) -> None:
+    """Prints the estimated size, time and cost of a build."""
     from pipeline.building import estimate
 
-    job, assignments = planned
+    job, assignments, lists = planned.job, planned.assignments, planned.lists
+    options, loaded = planned.of.options, planned.of.vocabulary
     existing = lifecycle.check(job.folder, job.plan, options.extend)
     found: dict[lifecycle.ShardKey, Shard] = {}
     if existing:

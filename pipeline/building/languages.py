@@ -1,14 +1,19 @@
 """Builds a task in several languages: one cache each, as if that language were built alone."""
 
+import contextlib
 import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 
-from pipeline.building import engine, summary
+from pipeline.building import engine, language_lists, lifecycle, planning, summary
 from pipeline.building.options import Options
+from pipeline.excluding import lists
 from tasks import registry
 from tasks.cache import language_set
-from tasks.cache.manifest import MANIFEST, CacheManifest
+from tasks.cache.manifest import MANIFEST, CacheManifest, Plan
 from tasks.mixture import MixtureSpec
 from tasks.reading import languages
+from tasks.reading.corpus import CorpusSpec
 from tasks.storage import files
 from tasks.task import OBJECTIVES
 from tasks.terminal.command_line import UserError
@@ -32,20 +37,78 @@ def build(options: Options, beam_arguments: list[str]) -> None:
     task = _task(options)
     languages.check(corpora)
     names = _all_languages(options, task, list(corpora))
-    for number, (language, spec) in enumerate(corpora.items(), 1):
-        print(f"language {language}, {number} of {len(corpora)}: {spec}", flush=True)
-        alone = dataclasses.replace(
-            options, name=f"{options.name}_{language}", corpus=(str(spec),), languages=None
-        )
-        try:
-            engine.build(alone, beam_arguments, advise=False)
-        except UserError as error:
-            raise UserError(f"language {language}: {error}") from error
+    with tempfile.TemporaryDirectory() as scratch:
+        given = lists.given(options.exclude, scratch)
+        plans, of_task = _planned(options, task, corpora, given, scratch)
+        if not options.dry_run and set(names) == set(corpora):
+            of_task.keep()
+        for number, (language, planned) in enumerate(plans.items(), 1):
+            print(f"language {language}, {number} of {len(corpora)}: {planned.of.spec}", flush=True)
+            with _of_language(language):
+                if options.dry_run:
+                    engine.estimate(planned, beam_arguments)
+                    continue
+                with engine.locked(planned.of, beam_arguments) as held:
+                    engine.run(planned, held, beam_arguments, advise=False)
     if options.dry_run:
         return None
     language_set.write(options.cache_dir, task, names)
     _report(options, task, names)
     return None
+
+
+def _planned(
+    options: Options,
+    task: str,
+    corpora: Mapping[str, CorpusSpec],
+    given: Sequence[lists.Given],
+    scratch: str,
+) -> tuple[dict[str, planning.Planned], language_lists.Lists]:
+    """Returns the plans of all languages, and their lists.
+
+    Raises a UserError if one of the plans does not fit its cache or those of other languages.
+    """
+    listed, plans, cache_dir = {}, {}, options.cache_dir
+    for language, spec in corpora.items():
+        alone = dataclasses.replace(
+            options, name=f"{options.name}_{language}", corpus=(str(spec),), languages=None
+        )
+        with _of_language(language):
+            listed[language] = planning.listed(planning.checked(alone))
+    targets = {language: each.target for language, each in listed.items()}
+    of_task = language_lists.of_build(cache_dir, task, targets, given, scratch)
+    for language, each in listed.items():
+        with _of_language(language):
+            planned = planning.planned(each, of_task.of_languages[language])
+            lifecycle.check(planned.job.folder, planned.job.plan, options.extend)
+            plans[language] = planned
+    known = [language_set.cache_of(task, name) for name in language_set.languages(cache_dir, task)]
+    existing = next(
+        filter(None, (lifecycle.planned(files.join(cache_dir, one)) for one in known)), None
+    )
+    for language, each in listed.items():
+        if existing and not each.existing:
+            _check_alike(language, plans[language].job.plan, existing)
+    return plans, of_task
+
+
+def _check_alike(language: str, ours: Plan, existing: Plan) -> None:
+    """Raises a UserError if a new language would have other rows than the others."""
+    fields = ("vocabulary", "packing", "row_tokens", "separator", "pairs")
+    same = {name: getattr(ours, name) for name in fields}
+    if different := dataclasses.replace(existing, **same).difference(existing):
+        raise UserError(
+            f"language {language} would have other rows than {existing.task} "
+            f"({'; '.join(different[:3])}): use the flags that the other languages were built with"
+        )
+
+
+@contextlib.contextmanager
+def _of_language(language: str) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"language {language}: {error}") from error
 
 
 def _task(options: Options) -> str:
@@ -54,7 +117,7 @@ def _task(options: Options) -> str:
             "several languages need --name=NAME and, as --task, one of the objectives "
             f"{', '.join(OBJECTIVES)}: each language is then the task NAME_LANGUAGE_OBJECTIVE"
         )
-    task = engine.named_task(options)
+    task = planning.named_task(options)
     if files.exists(files.join(options.cache_dir, task, MANIFEST)):
         raise UserError(
             f"{files.join(options.cache_dir, task)} is a cache of one corpus: choose another "

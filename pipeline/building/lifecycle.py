@@ -130,13 +130,19 @@ def _recovered(folder: str, ours: Plan) -> Plan | None:
 
 
 def begin(
-    folder: str, plan: Plan, vocabulary: Vocabulary, extend: bool, lists: Sequence[Given] = ()
+    folder: str,
+    plan: Plan,
+    vocabulary: Vocabulary,
+    extend: bool,
+    lists: Sequence[Given] = (),
+    earlier: Sequence[dict[str, int]] = (),
 ) -> None:
     """Writes what is missing of vocabulary, exclude lists, plan mark and plan.json, in this order.
 
     A run that follows the build reads the others once plan.json exists. Shards with newly excluded
     documents lose their receipts and are rebuilt. With `extend`, a plan with more files may replace
-    the existing one. Raises a UserError, and changes nothing, if the folder holds something else.
+    the existing one; `earlier` has the number of shards in each split before each extension.
+    Raises a UserError, and changes nothing, if the folder holds something else.
     """
     generation = files.generation(files.join(folder, PLAN))
     existing = check(folder, plan, extend)
@@ -144,6 +150,8 @@ def begin(
     before, kept = b"", dict[ShardKey, Shard]()
     if existing and existing.fingerprint != plan.fingerprint:
         before = existing.fingerprint.encode()
+        for counts in earlier[: len(existing.generations) - 1]:  # as a killed extension left them
+            renumber(folder, existing, counts)
         kept = settle(folder, existing, survey(folder, existing, check=False))
         redo = []
         if excludes_more(existing, plan):
@@ -168,8 +176,10 @@ def begin(
     for other in marks - {plan.fingerprint}:
         files.remove(files.join(folder, PLAN_MARK + other))
     cache_lists.remove_others(folder, plan)
+    for counts in earlier:
+        renumber(folder, plan, counts)
     if existing:
-        # Others are renamed by `renumber`.
+        # The others were renamed with their shards.
         same = [split for split, count in existing.shards.items() if plan.shards[split] == count]
         _name_plan(folder, plan, {key: each for key, each in kept.items() if key[0] in same})
 

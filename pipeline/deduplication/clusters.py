@@ -19,8 +19,8 @@ from pipeline.deduplication import arrays, kernels
 from pipeline.deduplication.contamination import Judge
 from pipeline.deduplication.edges import Pieces
 from pipeline.deduplication.plan import EDGES, LIST, PARAGRAPH, PREFIXES, Job, partitions
-from pipeline.deduplication.signatures import COUNTS
-from pipeline.excluding import lists
+from pipeline.deduplication.signatures import COUNTS, file_names
+from pipeline.excluding import lists, origins
 from tasks.storage import files
 from tasks.terminal import progress
 
@@ -78,7 +78,8 @@ def write_list(job: Job, pieces: int, of_keys: int, header: dict[str, Any]) -> R
         for start, (units, _) in zip(opened.starts.tolist(), shown, strict=False):
             out[units + start] = True
         kernels.reroot(roots, out)
-    clusters = _Clusters(job, opened, roots, firsts, judge, shared, job.rules.unlike())
+    unlike = job.rules.unlike()
+    clusters = _Clusters(job, opened, roots, firsts, judge, shared, _files(job), unlike)
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
         bar = stack.enter_context(progress.shown("listing", pieces))
@@ -99,7 +100,9 @@ class _Clusters:
     roots: np.ndarray  # the unit kept in place of each unit; a kept unit is its own root
     firsts: np.ndarray  # the first unit with the same text as each unit
     judge: Judge | None  # finds contaminated units; None without evaluation sets
-    repeated: np.ndarray  # uint64[ids, 2], sorted digests of ids shared by several documents
+    # uint64[ids, 2], sorted and salted digests of ids shared by several documents of a corpus
+    repeated: np.ndarray
+    files: list[np.ndarray]  # each piece's files, as indices in the list's origins
     unlike: np.ndarray
 
     def write_entries(
@@ -136,7 +139,8 @@ class _Clusters:
             similarity = np.concatenate([similarity, nothing])
         owners = own.read("owner")[units].astype(np.int64)
         high, low = (own.read(name)[owners] for name in ("high", "low"))
-        shared = _has(self.repeated, high, low)
+        name, _ = self.job.pieces[number]
+        shared = _has(self.repeated, high ^ self.job.salt(name), low)
         place = np.where(shared, own.read("places")[owners], np.uint64(0))
         paragraph = own.read("paragraph")[units]
         order = np.lexsort((paragraph, place, low, high))
@@ -146,6 +150,8 @@ class _Clusters:
                 "paragraph": paragraph[order], "reason": reasons[order].astype(np.uint8),
                 "twin": pa.array([twins[row] for row in order.tolist()], pa.large_string()),
                 "similarity": similarity[order],
+                "file": self.files[number][own.read("file")[owners]][order],
+                "row": own.read("row")[owners][order], "part": own.read("part")[owners][order],
             }
         )  # fmt: skip
         with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, entries.schema) as writer:
@@ -161,11 +167,28 @@ class _Clusters:
         found = [""] * len(units)
         for number, places, rows in self.pieces.grouped(units):
             opened = self.pieces.opened[number]
+            name, _ = self.job.pieces[number]
+            begin = f"{name}:" if name else ""
             data, bounds = opened.read("ids"), opened.read("id_bounds")
             owners = opened.read("owner")[rows].astype(np.int64)
             for place, owner in zip(places.tolist(), owners.tolist(), strict=True):
-                found[place] = data[bounds[owner] : bounds[owner + 1]].tobytes().decode()
+                found[place] = begin + data[bounds[owner] : bounds[owner + 1]].tobytes().decode()
         return found
+
+
+def _origins(job: Job) -> list[origins.Origin]:
+    return [origins.of_corpus(corpus) for corpus in job.corpora.values()]
+
+
+def _files(job: Job) -> list[np.ndarray]:
+    """Returns, of each piece, uint32 indices of its files in the list's origins."""
+    places: dict[tuple[str, str], int] = {}
+    for name, origin in zip(job.corpora, _origins(job), strict=True):
+        places |= {(name, file.name): len(places) + at for at, file in enumerate(origin.files)}
+    return [
+        np.array([places[name, file] for file in file_names(piece) or [""]], np.uint32)
+        for name, piece in job.pieces
+    ]
 
 
 def _has(pairs: np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
@@ -202,4 +225,4 @@ def _merge(job: Job, scratch: str, pieces: int, header: dict[str, Any], result: 
 
     full = {**header, "reasons": _REASONS, "counts": counts}
     with files.atomic_write(files.join(job.folder, LIST)) as file:
-        lists.write(file, full, map(columns, range(parts)))
+        lists.write(file, full, map(columns, range(parts)), _origins(job))

@@ -13,10 +13,11 @@ The same command resumes and keeps existing files.
 
 import dataclasses
 import functools
-import hashlib
 import json
+import re
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.deduplication import arrays, contamination, plan
@@ -24,11 +25,13 @@ from pipeline.deduplication.clusters import write_list
 from pipeline.deduplication.edges import write_partition
 from pipeline.deduplication.options import Options
 from pipeline.deduplication.plan import EDGES, LIST, NONE, REPORT, SIGNATURES, Job
-from pipeline.deduplication.report import as_json, text
+from pipeline.deduplication.report import as_json, corpus_of, text
 from pipeline.deduplication.signatures import write_piece
-from pipeline.excluding import lists
+from pipeline.excluding import lists, origins, translation
 from pipeline.runners import beam_job, secret
-from tasks.reading import sources
+from tasks.reading import languages, sources
+from tasks.reading.corpus import HUB, PYTHON_DOCS
+from tasks.reading.formats.registry import FORMATS
 from tasks.storage import files, lock
 from tasks.terminal.command_line import UserError
 from tasks.unit import Unit
@@ -38,10 +41,57 @@ _MOST_VALUES = 1 << 16
 
 
 def search(options: Options, beam_arguments: list[str]) -> None:
-    """Writes the exclude list of a corpus into `options.output` and prints a report."""
-    spec = sources.parse(options.corpus)
-    if options.unit == plan.PARAGRAPH and spec.unit is Unit.PAIR:
-        raise UserError(f"--unit={plan.PARAGRAPH} is for texts, but corpus {spec} has pairs")
+    """Writes the exclude list of the corpora into `options.output` and prints a report."""
+    specs = languages.specs(options.corpus, options.languages, unnamed=True)
+    _check(options, specs)
+    if options.hf_token_secret:
+        secret.provide_hf_token(options.hf_token_secret)
+    for spec in specs.values():
+        beam_job.check(beam_arguments, spec, options.output)
+    languages.check(specs)
+    with (
+        lock.claimed(options.output, "search", "--output") as held,
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        given = lists.given(options.exclude, scratch)
+        for each in given:
+            if each.record.paragraphs:
+                raise UserError("--exclude takes lists of documents here, not of paragraphs")
+        corpora = {
+            name: sources.resolve(spec, options.shard_bytes, options.max_document_bytes)
+            for name, spec in specs.items()
+        }
+        sets = [sources.resolve(sources.parse(each)) for each in _sets(options.against)]
+        targets = {
+            name: translation.Target(origins.of_corpus(each), each.record)
+            for name, each in corpora.items()
+        }
+        excluded = translation.translated(given, targets, scratch)
+        digests = {
+            name: tuple(each.record.sha256 for each in some) for name, some in excluded.items()
+        }
+        secret_name = options.hf_token_secret or ""
+        job = Job(options.output, corpora, options.rules, bool(sets), secret_name, digests)
+        for note in (note for corpus in corpora.values() for note in corpus.notes):
+            print(note)
+        of_sets = [each.record for each in sets]
+        originals = tuple(each.original for each in given)
+        _begin(job, plan.record(corpora, job.rules, of_sets, options.shard_bytes, originals))
+        path = files.join(job.folder, LIST)
+        if _is_finished(job.folder):
+            _clear(job.folder)
+            print(f"{path} is complete: nothing to do")
+            return
+        for each in (each for some in excluded.values() for each in some):
+            files.copy(each.path, files.join(job.folder, lists.copy_name(each.record.sha256)))
+        _search(job, sets, options, beam_arguments, originals, held)
+        _clear(job.folder)
+
+
+def _check(options: Options, specs: Mapping[str, sources.CorpusSpec]) -> None:
+    for spec in specs.values():
+        if options.unit == plan.PARAGRAPH and spec.unit is Unit.PAIR:
+            raise UserError(f"--unit={plan.PARAGRAPH} is for texts, but corpus {spec} has pairs")
     if options.duplicates == NONE and not options.against:
         raise UserError(f"--duplicates={NONE} without --against looks for nothing")
     if options.bands * options.rows > _MOST_VALUES:
@@ -49,53 +99,43 @@ def search(options: Options, beam_arguments: list[str]) -> None:
             f"--bands={options.bands} --rows={options.rows}: their product, the number of "
             f"values in a signature, must be {_MOST_VALUES:,} or less"
         )
-    if options.against is not None and not options.against.strip():
+    if not all(each.strip() for each in options.against):
         raise UserError("--against is empty: name evaluation sets, or leave it out")
-    if options.hf_token_secret:
-        secret.provide_hf_token(options.hf_token_secret)
-    beam_job.check(beam_arguments, spec, options.output)
-    with (
-        lock.claimed(options.output, "search", "--output"),
-        tempfile.TemporaryDirectory() as scratch,
-    ):
-        given = lists.given(options.exclude, scratch)
-        for each in given:
-            if each.record.paragraphs:
-                raise UserError("--exclude takes lists of documents here, not of paragraphs")
-        digests = tuple(each.record.sha256 for each in given)
-        corpus = sources.resolve(spec, options.shard_bytes, options.max_document_bytes)
-        sets = [sources.resolve(sources.parse(each)) for each in (options.against or "").split()]
-        secret_name = options.hf_token_secret or ""
-        job = Job(options.output, corpus, options.rules, bool(sets), secret_name, digests)
-        for note in corpus.notes:
-            print(note)
-        of_sets = [each.record for each in sets]
-        _begin(job, plan.record(corpus, job.rules, of_sets, options.shard_bytes, digests))
-        path = files.join(job.folder, LIST)
-        if files.exists(path) and files.exists(files.join(job.folder, REPORT)):
-            _clear(job.folder)
-            print(f"{path} is complete: nothing to do")
-            return
-        for each in given:
-            files.copy(each.path, files.join(job.folder, lists.copy_name(each.record.sha256)))
-        _search(job, sets, options, beam_arguments)
-        _clear(job.folder)
 
 
-def _search(job: Job, sets: list[sources.Corpus], options: Options, arguments: list[str]) -> None:
+def _sets(against: Sequence[str]) -> list[str]:
+    """Returns the SPECs of --against; white space divides them where another SPEC begins."""
+    kinds = "|".join(map(re.escape, (HUB, *FORMATS)))
+    begins = rf"\s+(?=(?:{kinds}):|{PYTHON_DOCS}(?:\s|\?|$))"
+    return [spec for each in against for spec in re.split(begins, each.strip())]
+
+
+def _is_finished(folder: str) -> bool:
+    return all(files.exists(files.join(folder, name)) for name in (LIST, REPORT))
+
+
+def _search(
+    job: Job,
+    sets: list[sources.Corpus],
+    options: Options,
+    arguments: list[str],
+    originals: tuple[str, ...],
+    held: lock.Lock,
+) -> None:
     started = time.monotonic()
     summaries = contamination.write_grams(job.folder, sets, job.rules.ngram) if sets else []
-    pieces = job.corpus.pieces
-    slim = dataclasses.replace(job, corpus=beam_job.without_pieces(job.corpus))
+    pieces = job.pieces
+    some = {name: beam_job.without_pieces(corpus) for name, corpus in job.corpora.items()}
+    slim = dataclasses.replace(job, corpora=some)
     run = functools.partial(
         beam_job.run, folder=job.folder, arguments=arguments, verbose=options.verbose
     )
     to_do = _missing(job, SIGNATURES, len(pieces))
-    read = sum(pieces[number].bytes for number in to_do)
-    sizes = {_name(job.path(SIGNATURES, n)): piece.bytes for n, piece in enumerate(pieces)}
+    read = sum(pieces[number][1].bytes for number in to_do)
+    sizes = {_name(job.path(SIGNATURES, n)): piece.bytes for n, (_, piece) in enumerate(pieces)}
     with beam_job.files_shown("reading", job.folder, sizes, "B"):
         if to_do:
-            run(functools.partial(write_piece, slim), [(n, pieces[n]) for n in to_do])
+            run(functools.partial(write_piece, slim), [(n, *pieces[n]) for n in to_do])
     seconds = time.monotonic() - started
     units = sum(
         arrays.Arrays(job.path(SIGNATURES, number)).shape("owner")[0]
@@ -107,7 +147,8 @@ def _search(job: Job, sets: list[sources.Corpus], options: Options, arguments: l
     with beam_job.files_shown("comparing", job.folder, ones):
         if to_do:
             run(functools.partial(write_partition, slim, len(pieces), count), to_do)
-    result = write_list(job, len(pieces), count, _header(job))
+    held.check()
+    result = write_list(job, len(pieces), count, _header(job, originals))
     total = time.monotonic() - started
     report = as_json(job, result, summaries, {"read": read, "reading": seconds, "all": total})
     files.write_json(files.join(job.folder, REPORT), report)
@@ -119,17 +160,16 @@ def _search(job: Job, sets: list[sources.Corpus], options: Options, arguments: l
     )
 
 
-def _header(job: Job) -> dict[str, Any]:
-    """Returns the origin of the list; `files` identifies the corpus files."""
-    data = json.dumps(job.corpus.record.get("files", []), sort_keys=True).encode()
+def _header(job: Job, originals: tuple[str, ...]) -> dict[str, Any]:
+    """Returns what else a list says of itself, besides its origins."""
     kind = lists.IDS if job.rules.duplicates == NONE else lists.DUPLICATES
+    (longest,) = {corpus.max_document_bytes for corpus in job.corpora.values()}
     return {
         "kind": kind,
-        "corpus": str(job.corpus.spec),
-        "files": hashlib.sha256(data).hexdigest(),
-        "max_document_bytes": job.corpus.max_document_bytes,
+        "corpus": corpus_of(job),
+        "max_document_bytes": longest,
         "rules": dataclasses.asdict(job.rules),
-        **({"exclude": list(job.exclude)} if job.exclude else {}),
+        **({"exclude": list(originals)} if originals else {}),
     }
 
 
@@ -147,6 +187,11 @@ def _begin(job: Job, record: dict[str, Any]) -> None:
         files.write_json(path, record)
         return
     differ = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
+    if differ == ["format"]:  # of version 0.2.0, whose finished list serves this corpus
+        if not _is_finished(job.folder):
+            _clear(job.folder)
+            files.write_json(path, record)
+        return
     if "rules" in differ and isinstance(theirs.get("rules"), dict):
         rules = ours["rules"]
         differ.remove("rules")

@@ -12,13 +12,23 @@ from tasks.terminal.fields import REQUIRED, at_least, field
 class Options(Rules):
     """Options of one search, named like the flags."""
 
-    corpus: str = field(REQUIRED, "corpus SPEC, as for pipeline.build")
-    output: str = field(REQUIRED, "folder for the list, exclude.arrow, and its report")
-    against: str | None = field(
+    corpus: tuple[str, ...] = field(
+        REQUIRED,
+        "corpus SPEC, as for pipeline.build: one, one with {language} in it, or NAME=SPEC or SPEC, "
+        "repeated; duplicates are looked for in all together",
+        repeated=True,
+    )
+    languages: str | None = field(
         None,
-        "SPECs of evaluation sets, separated by white space: units that share --ngram words with "
-        "an example are listed as contaminated",
-        joined=" ",
+        "languages that replace {language} in --corpus, such as ro,en; by default all with "
+        "folders or files",
+    )
+    output: str = field(REQUIRED, "folder for the list, exclude.arrow, and its report")
+    against: tuple[str, ...] = field(
+        (),
+        "SPEC of an evaluation set; may be repeated, or name several, separated by white space: "
+        "units that share --ngram words with an example are listed as contaminated",
+        repeated=True,
     )
     exclude: str | None = field(
         None,

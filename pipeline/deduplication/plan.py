@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal.fields import SHARE, at_least, field
 
+FORMAT = 2
 PLAN = "plan.json"
 REPORT = "report.json"
 LIST = "exclude.arrow"
@@ -154,30 +156,43 @@ class Job:
     """Everything a worker needs."""
 
     folder: str  # folder of the list and the stages' files
-    corpus: sources.Corpus
+    corpora: dict[str, sources.Corpus]  # by name, "" for the only one
     rules: Rules
     contaminated: bool  # whether the folder has n-grams of evaluation sets
     hf_token_secret: str = ""  # name of the secret with the Hub's token, or ""
-    # SHA-256 of lists, copied to the folder, whose documents are not read.
-    exclude: tuple[str, ...] = ()
+    # SHA-256 of each corpus's lists, copied to the folder, whose documents are not read.
+    exclude: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def pieces(self) -> list[tuple[str, sources.Piece]]:
+        """All pieces in order, each with the name of its corpus."""
+        return [(name, piece) for name, each in self.corpora.items() for piece in each.pieces]
+
+    def salt(self, name: str) -> np.uint64:
+        """Returns what tells ids of different corpora apart when equal ids are looked for."""
+        return np.uint64(list(self.corpora).index(name) * 0x9E3779B97F4A7C15 % 2**64)
 
     def path(self, stage: str, number: int) -> str:
         return files.join(self.folder, f"{stage}-{number:05d}.arrays")
 
 
 def record(
-    corpus: sources.Corpus,
+    corpora: Mapping[str, sources.Corpus],
     rules: Rules,
     against: list[dict[str, Any]],
     shard_bytes: int,
     exclude: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """Returns, as JSON, everything that determines the list and the stages' files."""
+    records = {
+        name: {key: each for key, each in corpus.record.items() if key != "left_out"}
+        for name, corpus in corpora.items()
+    }
     return {
         **({"exclude": list(exclude)} if exclude else {}),
-        "format": 1,
+        "format": FORMAT,
         "shard_bytes": shard_bytes,
-        "corpus": {key: each for key, each in corpus.record.items() if key != "left_out"},
+        **({"corpus": records[""]} if "" in records else {"corpora": records}),
         "rules": dataclasses.asdict(rules),
         "against": against,
         "unicode": unicodedata.unidata_version,

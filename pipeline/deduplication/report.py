@@ -18,7 +18,7 @@ def as_json(
     """Returns the content of report.json; `seconds` has this command's times and bytes."""
     rules = job.rules
     return {
-        "corpus": str(job.corpus.spec),
+        "corpus": corpus_of(job),
         "rules": dataclasses.asdict(rules) | {"threshold": rules.threshold, "wanted": rules.wanted},
         "counts": dict(sorted(result.counts.items())),
         "clusters": {str(size): count for size, count in sorted(result.sizes.items())},
@@ -26,6 +26,12 @@ def as_json(
         "against": [summary._asdict() for summary in summaries],
         "this_run": seconds,
     }
+
+
+def corpus_of(job: Job) -> str | dict[str, str]:
+    """Returns the SPEC of the corpus, or those of several by name."""
+    specs = {name: str(corpus.spec) for name, corpus in job.corpora.items()}
+    return specs.get("", specs)
 
 
 def _false_positives(job: Job, result: Result) -> float | None:

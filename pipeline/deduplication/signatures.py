@@ -11,6 +11,7 @@ from collections import Counter
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.deduplication import arrays, contamination, kernels
 from pipeline.deduplication.plan import PARAGRAPH, PREFIXES, SIGNATURES, Job, Rules
@@ -30,6 +31,7 @@ class Found:
     ids: list[str]  # document ids, with "#partN" only if units are paragraphs
     places: list[str]  # document places, "file:row" or "file:byte"
     paragraphs: np.ndarray  # int64, line numbers, -1 for documents
+    parts: np.ndarray  # int32, numbers of the parts that paragraphs are in, 0 for documents
     continued: np.ndarray  # bool, true if the unit continues the previous one
     # sketches, exact, words: uint32[units, hashes], uint64[units, 2], int64[units].
     sketches: np.ndarray
@@ -57,11 +59,11 @@ class Reader:
             texts, numbers, begins, ends = kernels.lines_of(data, bounds).T.copy()
             names = [names[row] for row in texts.tolist()]
             places = [places[row] for row in texts.tolist()]
-            continued = np.zeros(len(texts), bool)
+            of_parts, continued = parts[texts], np.zeros(len(texts), bool)
         else:
             numbers, begins, ends = np.full(len(names), -1), bounds[:-1], bounds[1:]
             names = [base_id(name, part) for name, part in zip(names, parts.tolist(), strict=True)]
-            continued = parts > 1
+            of_parts, continued = np.zeros(len(names), np.int32), parts > 1
         words, word_bounds, exact = self._words(data, begins, ends)
         sketches = np.empty((len(begins), rules.hashes if rules.near else 0), np.uint32)
         if rules.near:
@@ -71,30 +73,37 @@ class Reader:
         if self._grams:
             shared = self._grams.shared(words, word_bounds, rules.ngram)
         counts = Counter(documents=documents, text_bytes=int((bounds[1:] - bounds[:-1]).sum()))
-        return Found(
-            names, places, numbers, continued, sketches, exact, np.diff(word_bounds), shared, counts
-        )
+        found = sketches, exact, np.diff(word_bounds), shared, counts
+        return Found(names, places, numbers, of_parts, continued, *found)
 
 
-def write_piece(job: Job, element: tuple[int, sources.Piece]) -> Counter[str]:
-    """Reads piece `element[0]` and writes its file; returns counts for the job's metrics."""
-    number, piece = element
+def write_piece(job: Job, element: tuple[int, str, sources.Piece]) -> Counter[str]:
+    """Reads a piece, its (number, corpus, piece), and writes its file; returns metrics."""
+    number, name, piece = element
     secret.provide_hf_token(job.hf_token_secret)
     grams = contamination.Grams.open(job.folder) if job.contaminated else None
     reader = Reader(job.rules, grams)
     # Not divided into splits, so that units keep corpus order.
     whole = dataclasses.replace(piece, held_out=False)
-    kept = Filter.of_cache(job.folder, job.exclude)
-    batches = (kept.without(batch) for _, batch in sources.read(job.corpus, whole))
+    kept = Filter.of_cache(job.folder, job.exclude.get(name, ()))
+    batches = (kept.without(batch) for _, batch in sources.read(job.corpora[name], whole))
     found = [reader.units(batch) for batch in batches]
-    arrays.write(job.path(SIGNATURES, number), _joined(found, job.rules))
+    joined = _joined(found, job.rules, file_names(piece), job.salt(name))
+    arrays.write(job.path(SIGNATURES, number), joined)
     return Counter(pieces=1)
 
 
-def _joined(found: list[Found], rules: Rules) -> dict[str, np.ndarray]:
+def file_names(piece: sources.Piece) -> list[str]:
+    return list(dict.fromkeys(part.file.name for part in piece.parts))
+
+
+def _joined(
+    found: list[Found], rules: Rules, names_of_files: list[str], salt: np.uint64
+) -> dict[str, np.ndarray]:
     """Returns the arrays of a piece.
 
-    documents   high, low (digest of the id), places (hash of the place), ids, id_bounds
+    documents   high, low (digest of the id), places (hash of the place), file, row (the place
+                itself), part, ids, id_bounds
     units       owner (its document), paragraph, signatures (8 bits of each MinHash value)
     sorted      id_…, exact_…, band_…: sorted keys, their units or documents (…_rows), and the
                 number of keys below each first byte (…_prefixes)
@@ -102,15 +111,16 @@ def _joined(found: list[Found], rules: Rules) -> dict[str, np.ndarray]:
     """
     hashes = rules.hashes if rules.near else 0
     empty = Found(
-        [], [], np.zeros(0, np.int64), np.zeros(0, bool), np.zeros((0, hashes), np.uint32),
+        [], [], np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, bool),
+        np.zeros((0, hashes), np.uint32),
         np.zeros((0, 2), np.uint64), np.zeros(0, np.int64), np.zeros((0, 2), np.int64), Counter(),
     )  # fmt: skip
     found = [empty, *found]
     ids = [name for each in found for name in each.ids]
     places = [place for each in found for place in each.places]
-    paragraphs, continued, sketches, exact, words = (
+    paragraphs, parts, continued, sketches, exact, words = (
         np.concatenate([getattr(each, name) for each in found])
-        for name in ("paragraphs", "continued", "sketches", "exact", "words")
+        for name in ("paragraphs", "parts", "continued", "sketches", "exact", "words")
     )
     before = np.cumsum([0, *(len(each.ids) for each in found)])
     grams = np.concatenate([
@@ -123,14 +133,15 @@ def _joined(found: list[Found], rules: Rules) -> dict[str, np.ndarray]:
         exact = _chained(exact, heads)
         words = np.add.reduceat(words, heads)
         grams[:, 0] = unit_of[grams[:, 0]]
-        paragraphs = paragraphs[heads]
+        paragraphs, parts = paragraphs[heads], parts[heads]
         ids, places = [ids[head] for head in heads], [places[head] for head in heads]
     first = np.ones(len(ids), bool)
     if rules.unit == PARAGRAPH and ids:
         named = zip(ids, places, strict=True)
         first[1:] = [pair != other for pair, other in itertools.pairwise(named)]
     owners = np.flatnonzero(first)
-    names = [ids[owner] for owner in owners]
+    names, places = [ids[owner] for owner in owners], [places[owner] for owner in owners]
+    file, row = _located(places, names_of_files)
     digests = id_digests(names)
     encoded = [name.encode() for name in names]
     usable = np.flatnonzero(words >= (rules.min_words or 1))
@@ -139,17 +150,34 @@ def _joined(found: list[Found], rules: Rules) -> dict[str, np.ndarray]:
         "counts": np.array([sum(each.counts[name] for each in found) for name in COUNTS]),
         "high": digests[:, 0].copy(),
         "low": digests[:, 1].copy(),
-        "places": np.array([place_hash(places[owner]) for owner in owners], np.uint64),
+        "places": np.array(list(map(place_hash, places)), np.uint64),
+        "file": file,
+        "row": row,
+        "part": parts[owners].astype(np.int32),
         "ids": np.frombuffer(b"".join(encoded), np.uint8),
         "id_bounds": np.cumsum([0, *map(len, encoded)]).astype(np.int64),
         "owner": (np.cumsum(first) - 1).astype(np.uint32),
         "paragraph": paragraphs.astype(np.int32),
         "signatures": sketches.astype(np.uint8),
-        **_sorted("id", digests[None, :, 0], np.arange(len(names)), digests[:, 1]),
+        **_sorted("id", digests[None, :, 0] ^ salt, np.arange(len(names)), digests[:, 1]),
         **_sorted("exact", exact[None, usable, 0], usable, exact[usable, 1]),
         **(_sorted("band", keys, usable) if keys is not None else {}),
         "grams": np.unique(grams[np.isin(grams[:, 0], usable)], axis=0).astype(np.uint32),
     }
+
+
+def _located(places: list[str], names: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (uint32 indices in `names`, uint64 rows) of places "file:row"."""
+    pairs = pc.split_pattern(pa.array(places, pa.string()), ":", max_splits=1, reverse=True)
+    values = pairs.flatten()
+    if not names or len(values) != 2 * len(places):  # not from files, as the built-in corpus
+        return np.zeros(len(places), np.uint32), np.zeros(len(places), np.uint64)
+    numbers = np.arange(0, len(values), 2)
+    file = pc.index_in(values.take(pa.array(numbers)), pa.array(names, pa.string()))
+    return (
+        file.fill_null(0).to_numpy().astype(np.uint32),
+        values.take(pa.array(numbers + 1)).cast(pa.uint64()).to_numpy(),
+    )
 
 
 def _chained(exact: np.ndarray, heads: np.ndarray) -> np.ndarray:

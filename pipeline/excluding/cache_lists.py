@@ -1,20 +1,19 @@
 """A build's exclude lists: the plan's records, their copies, and the effects of a new list."""
 
 import functools
-import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from pipeline.excluding import lists
-from pipeline.excluding.filter import Filter, base
-from pipeline.excluding.traces import Traces
+from pipeline.excluding.filter import Filter, base, opened
+from pipeline.excluding.traces import Traces, is_excluded
 from tasks.cache.filtered import ExcludeRecord
 from tasks.cache.manifest import Plan, Shard, shard_file
 from tasks.storage import files
 from tasks.terminal.command_line import UserError
-from tasks.unit import Unit
 
 _Shard = tuple[str, int]
 _NAMED = 5  # maximum number of ids named in a message
@@ -25,20 +24,14 @@ def records(
     new: Sequence[lists.Given],
     max_document_bytes: int,
     folder: str,
-    unit: Unit = Unit.TEXT,
 ) -> tuple[ExcludeRecord, ...] | None:
     """Returns the records of a plan: the cache's, which stay in force, then the new ones.
 
-    Raises a UserError if a list does not fit the corpus, or if two may leave out both twins.
+    Raises a UserError if a list does not fit the cache, or if two may leave out both twins.
     """
     before = (existing.exclude or ()) if existing else ()
     added = [each for each in new if each.record not in before]
     for each in added:
-        if each.record.paragraphs and unit is Unit.PAIR:
-            raise UserError(
-                f"--exclude={each.named} has paragraphs, but the corpus has pairs: give a list of "
-                "documents"
-            )
         made_for = each.header.get("max_document_bytes", max_document_bytes)
         if each.record.paragraphs and made_for != max_document_bytes:
             raise UserError(
@@ -69,24 +62,35 @@ def _check_units(
     before: Sequence[ExcludeRecord], added: Sequence[lists.Given], folder: str
 ) -> None:
     """Refuses lists of duplicate paragraphs whose kept twins may be in omitted documents."""
-    of_documents = [
-        each.sha256
-        for each in (*before, *(each.record for each in added))
-        if each.kind == lists.DUPLICATES and each.documents
-    ]
     of_paragraphs = [
         each for each in added if each.record.paragraphs and each.record.kind == lists.DUPLICATES
     ]
-    known = [each.header.get("exclude", []) for each in of_paragraphs]
-    new = {each.record.sha256 for each in added}
-    late = [sha256 for sha256 in of_documents if sha256 in new]
     earlier = any(each.kind == lists.DUPLICATES and each.paragraphs for each in before)
+    if not of_paragraphs and not earlier:
+        return
+    # A list names others as they were given.
+    originals = {each.record: each.original for each in added}
+    of_documents = [
+        originals.get(each) or _original(folder, each)
+        for each in (*before, *originals)
+        if each.kind == lists.DUPLICATES and each.documents
+    ]
+    known = [each.header.get("exclude", []) for each in of_paragraphs]
+    new = set(originals.values())
+    late = [sha256 for sha256 in of_documents if sha256 in new]
     if any(set(of_documents) - set(each) for each in known) or (earlier and late):
         raise UserError(
             f"{folder}: a list of duplicate paragraphs may keep one in a document that a list of "
             "duplicate documents leaves out: make it with pipeline.dedup --unit=paragraph "
             "--exclude=LIST_OF_DOCUMENTS"
         )
+
+
+def _original(folder: str, record: ExcludeRecord) -> str:
+    """Returns the SHA-256 of a cache's list as it was given."""
+    path = files.join(folder, lists.copy_name(record.sha256))
+    there = files.exists(path)
+    return opened(path).header.get(lists.OF, record.sha256) if there else record.sha256
 
 
 def copies(folder: str, plan: Plan, new: Sequence[lists.Given]) -> dict[str, str]:
@@ -119,17 +123,13 @@ def remove_others(folder: str, plan: Plan) -> None:
 
 
 def notes(plan: Plan, new: Sequence[lists.Given]) -> Iterator[str]:
-    """Yields lines about lists made from other corpora, and about lists not given again."""
-    data = json.dumps(plan.corpus.get("files", []), sort_keys=True).encode()
+    """Yields lines about lists that say more of other corpora, and about those not given again."""
     for each in new:
-        if each.header.get("files", "") not in ("", hashlib.sha256(data).hexdigest()):
-            yield (
-                f"{lists.copy_name(each.record.sha256)} was made from the files of another corpus, "
-                f"{each.header['corpus']}: documents are found by their ids alone"
-                + (", paragraphs by their number" if each.record.paragraphs else "")
-            )
+        if lists.OF in each.header and not each.again:
+            entries, total = sum(each.sizes), each.header[lists.OF_ENTRIES]
+            yield f"--exclude={each.named}: {entries:,} of its {total:,} entries are of this corpus"
     for record in plan.exclude or ():
-        if record not in [each.record for each in new]:
+        if record not in [each.record for each in new if not each.again]:
             yield (
                 f"still excluded: {record.documents:,} documents and {record.paragraphs:,} "
                 f"paragraphs of {lists.copy_name(record.sha256)}"
@@ -165,46 +165,74 @@ def holds(folder: str, plan: Plan, split: str, index: int, shard: Shard) -> bool
         lineage = parquet.read_table(file, columns=["id", "document_offset"])
     firsts = np.flatnonzero(lineage.column("document_offset").to_numpy() == 0).tolist()
     left_out = [*_lines(files.join(folder, name(kind="quarantine")))] if shard.dropped else []
-    traces = Traces(lineage.column("id").to_pylist(), firsts, left_out)
+    traces = Traces(lineage.column("id").to_pylist(), firsts, left_out, plan.file_names)
     return traces.hold(lists_, shard.cut_paragraphs or 0)
 
 
 def _touches(of: Filter, folder: str, split: str, index: int, count: int, shard: Shard) -> bool:
     from pyarrow import parquet
 
-    parts = shard.split_documents > 0
     path = files.join(folder, shard_file(split, "documents", index, count))
     with files.open_read(path) as file, parquet.ParquetFile(file) as table:
         for batch in table.iter_batches(columns=["id"]):
-            if of.touches(batch.column("id").to_pylist(), parts):
+            if of.touches(batch.column("id").to_pylist()):
                 return True
     if not shard.dropped:
         return False
     left_out = files.join(folder, shard_file(split, "quarantine", index, count))
-    return of.touches([line["id"] for line in _lines(left_out)], True)
+    return of.touches([line["id"] for line in _lines(left_out)])
 
 
-def unfound(
+def left_out(
     folder: str, plan: Plan, shards: Mapping[_Shard, Shard], new: Sequence[lists.Given]
 ) -> Iterator[str]:
-    """Yields a line for each text file with ids that no document of the corpus has."""
-    of_ids = [each for each in new if each.is_text]
-    if not of_ids:
-        return
-    left_out = set()
-    for (split, index), shard in shards.items():
-        if shard.dropped:
+    """Yields what a build left out by each given list, and what is not in the corpus."""
+    of_ids = [each for each in new if each.lines and not each.again]
+    documents = Counter[str]()
+    for (split, index), shard in shards.items() if of_ids else ():
+        if any(reason.startswith(lists.EXCLUDED) for reason in shard.dropped):
             name = shard_file(split, "quarantine", index, plan.shards[split])
             for line in _lines(files.join(folder, name)):
-                left_out |= {line["id"], base(line["id"])}
+                if is_excluded(line["reason"]):
+                    documents.update({line["id"], base(line["id"])})
     for each in of_ids:
-        names = lists.ids_in(each.named)
-        missing = [name for name in names if name not in left_out]
+        ids = each.lines or {}
+        missing = [line for line, id in ids.items() if not documents[id]]
+        found = sum(documents[id] for id in ids.values())
+        if found > len(ids) - len(missing):
+            yield (
+                f"--exclude={each.named}: left out {found:,} documents or parts of them, which "
+                f"have {len(ids) - len(missing):,} ids"
+            )
         if missing:
             more = ", …" if len(missing) > _NAMED else ""
             yield (
-                f"--exclude={each.named}: {len(missing):,} of {len(names):,} ids are not in the "
+                f"--exclude={each.named}: {len(missing):,} of {len(ids):,} ids are not in the "
                 f"corpus: {', '.join(map(repr, missing[:_NAMED]))}{more}"
+            )
+    yield from _missed(plan, shards, new)
+
+
+def _missed(
+    plan: Plan, shards: Mapping[_Shard, Shard], new: Sequence[lists.Given]
+) -> Iterator[str]:
+    """Yields a line if lists of pipeline.dedup name documents that the corpus does not have."""
+    of_dedup = [each for each in new if each.lines is None and not each.again]
+    if not of_dedup or any(each.record not in (plan.exclude or ()) for each in of_dedup):
+        return
+    dropped, cut = Counter[str](), 0
+    for shard in shards.values():
+        dropped.update(shard.dropped)
+        cut += shard.cut_paragraphs or 0
+    listed = sum(each.record.documents for each in of_dedup)
+    found = sum(dropped[reason] for reason in (lists.EXACT, lists.NEAR, lists.CONTAMINATED))
+    paragraphs = sum(each.record.paragraphs for each in of_dedup)
+    for unit, wanted, there in (("documents", listed, found), ("paragraphs", paragraphs, cut)):
+        if there < wanted:
+            names = ",".join(each.named for each in of_dedup)
+            yield (
+                f"--exclude={names}: {wanted - there:,} of {wanted:,} listed {unit} are not in the "
+                "corpus: was the list made from it, with the same columns?"
             )
 
 

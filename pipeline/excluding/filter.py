@@ -3,7 +3,8 @@
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ NOTHING_LEFT = ", every paragraph"
 
 
 @functools.lru_cache(maxsize=8)
-def _opened(path: str) -> ExcludeList:
+def opened(path: str) -> ExcludeList:
     """Opens a list; a remote one is copied to a temporary file, unlinked at once."""
     if not files.is_remote(path):
         return ExcludeList(files.local_path(path))
@@ -27,6 +28,14 @@ def _opened(path: str) -> ExcludeList:
         return ExcludeList(copy, path)  # mapped: the bytes stay until the process ends
     finally:
         os.unlink(copy)
+
+
+class Found(NamedTuple):
+    """An entry of a list for a document: the list's number, the entry's, and the document's."""
+
+    list: int
+    entry: int
+    row: int
 
 
 class Filter:
@@ -43,7 +52,7 @@ class Filter:
 
     @classmethod
     def of_files(cls, paths: Iterable[str]) -> "Filter":
-        return cls(map(_opened, paths))
+        return cls(map(opened, paths))
 
     def __bool__(self) -> bool:
         return bool(self._lists)
@@ -115,18 +124,37 @@ class Filter:
                     found.setdefault(row, []).extend(entries)
         return found
 
-    def listed(self, names: Sequence[str], left_out: Iterable[str]) -> list[int]:
-        """Returns indices in a shard's `names` of ids listed as whole documents, at any place.
+    def present(
+        self, names: Sequence[str], left_out: Iterable[str], files_: Collection[str] = ()
+    ) -> list[Found]:
+        """Returns what lists say of a shard's documents as a whole, at any place.
 
-        "ID#part2" counts as listed with ID if ID is in `names` or `left_out`, as all parts of a
-        document are in one shard. If ID is in neither, "ID#part2" is a document of that name.
+        "ID#part2" is listed with ID if ID is in `names` or `left_out`, as all parts of a document
+        are in one shard, or is a place in one of the corpus's `files_`, as blank parts are not
+        kept. Otherwise it is a document of that name.
         """
         there = {*names, *left_out}
         bases = {row: base(name) for row, name in enumerate(names) if "#part" in name}
-        parts = [row for row, name in bases.items() if name in there]
-        found = set(self.reasons(names))
-        found |= {parts[at] for at in self.reasons([bases[row] for row in parts])}
-        return sorted(found)
+        parts = [
+            row for row, name in bases.items() if name in there or name.rpartition(":")[0] in files_
+        ]
+        found = self.found(names, [""] * len(names))
+        of_bases = self.found([bases[row] for row in parts], [""] * len(parts))
+        return found + [each._replace(row=parts[each.row]) for each in of_bases]
+
+    def found(self, names: Sequence[str], places: Sequence[str]) -> list[Found]:
+        """Returns the entries for whole documents, given their ids and places.
+
+        A place "" leaves out entries for one of several documents of an id.
+        """
+        digests = id_digests(names)
+        return [
+            Found(number, entry.number, row)
+            for number, each in enumerate(self._lists)
+            for row in each.hits(digests).tolist()
+            for entry in each.entries(digests[row], places[row])
+            if entry.paragraph == WHOLE
+        ]
 
     def reasons(self, names: Sequence[str]) -> dict[int, str]:
         """Returns index in `names` -> reason, for ids listed as whole documents at any place."""
@@ -156,10 +184,9 @@ class Filter:
                     found.setdefault(row, set()).update(numbers)
         return found
 
-    def touches(self, names: Sequence[str], has_parts: bool) -> bool:
-        """Returns whether an entry is for one of the ids or, if `has_parts`, for its document."""
-        bases = {base(name) for name in names} if has_parts else set()
-        digests = id_digests([*names, *sorted(bases)])
+    def touches(self, names: Sequence[str]) -> bool:
+        """Returns whether an entry is for one of the ids or, if it is of a part, its document."""
+        digests = id_digests([*names, *sorted({base(name) for name in names} - {*names})])
         return any(
             each.entries(digests[row])
             for each in self._lists

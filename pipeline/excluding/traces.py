@@ -1,10 +1,10 @@
 """What a shard's files say about listed documents: which it holds, and which were left out."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from pipeline.excluding.filter import NOTHING_LEFT, Filter
+from pipeline.excluding.filter import NOTHING_LEFT, Filter, Found, base
 from pipeline.excluding.lists import EXCLUDED
 from tasks.cache.filtered import FILTERED
 
@@ -16,15 +16,23 @@ class Traces:
     names: Sequence[str]
     firsts: Sequence[int]  # indices in `names` of the first pieces of documents
     quarantined: Sequence[dict[str, Any]]
+    files: Collection[str] = ()  # names of the corpus's files
 
-    def listed(self, lists: Filter) -> list[int]:
-        """Returns indices in `names` of documents that `lists` leave out."""
+    def present(self, lists: Filter) -> list[Found]:
+        """Returns which of the documents that `lists` leave out are in the shard."""
         left_out = [
             line["id"]
             for line in self.quarantined
             if _was_cut(line["reason"]) or _may_be_cut(line["reason"])
         ]
-        return lists.listed(self.names, left_out)
+        return lists.present(self.names, left_out, self.files)
+
+    def removed(self, lists: Filter) -> list[Found]:
+        """Returns which of the documents that `lists` leave out were left out."""
+        some = [line for line in self.quarantined if is_excluded(line["reason"])]
+        places = [line["location"] for line in some]
+        found = lists.found([line["id"] for line in some], places)
+        return found + lists.found([base(line["id"]) for line in some], places)
 
     def cuts(self, lists: Filter) -> tuple[int, int]:
         """Returns the least and the greatest number of paragraphs that `lists` cut."""
@@ -38,11 +46,12 @@ class Traces:
     def hold(self, lists: Filter, cut: int) -> bool:
         """Returns whether the shard, with `cut` paragraphs cut, is as `lists` make it."""
         least, most = self.cuts(lists)
-        others = [line["id"] for line in self.quarantined if not _is_excluded(line["reason"])]
-        return least <= cut <= most and not self.listed(lists) and not lists.listed(others, [])
+        others = [line for line in self.quarantined if not is_excluded(line["reason"])]
+        ids, places = ([line[key] for line in others] for key in ("id", "location"))
+        return least <= cut <= most and not self.present(lists) and not lists.found(ids, places)
 
 
-def _is_excluded(reason: str) -> bool:
+def is_excluded(reason: str) -> bool:
     """Returns whether a document was left out because a list names it as a whole."""
     return reason.startswith(EXCLUDED) and not reason.endswith(NOTHING_LEFT)
 

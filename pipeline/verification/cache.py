@@ -4,10 +4,12 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.excluding.lists import ExcludeList, copy_name
+from pipeline.excluding.lists import Given, copy_name
+from pipeline.verification.absence import Absence, Sought
 from pipeline.verification.adopted import AdoptedChecker, check_shared_files
 from pipeline.verification.shard import FINISH, Checked, Fault, ShardChecker
 from tasks import vocabulary
@@ -23,6 +25,7 @@ from tasks.cache.manifest import (
     shard_file,
 )
 from tasks.storage import files
+from tasks.storage.lock import LOCK
 from tasks.terminal import processes
 from tasks.terminal.command_line import UserError
 
@@ -33,33 +36,33 @@ _DIGEST_BYTES = 64 << 20
 _CHUNK = 16
 
 
-def verify(
-    folder: str, workers: int = 1, exclude: Sequence[str] = ()
-) -> tuple[dict[str, Checked], list[Fault]]:
-    """Returns (contents by split, ordered faults); a valid cache has no faults.
+class Verified(NamedTuple):
+    """Contents by split, ordered faults (none in a valid cache), and proofs for the given lists."""
 
-    `exclude`: local lists, besides the cache's own, whose documents must be absent.
-    """
+    splits: dict[str, Checked]
+    faults: list[Fault]
+    absences: list[Absence]
+
+
+def verify(folder: str, workers: int = 1, exclude: Sequence[Given] = ()) -> Verified:
+    """Checks a cache; `exclude` are lists, besides its own, whose documents must be absent."""
     if not files.exists(files.join(folder, MANIFEST)) and files.exists(files.join(folder, PLAN)):
-        return {}, [Fault(MANIFEST, "missing: the cache is not finished", FINISH)]
+        fault = Fault(MANIFEST, "missing: the cache is not finished", FINISH)
+        return Verified({}, [fault], [])
     try:
         manifest = CacheManifest.load(folder, check=False)
     except UserError as error:
         if not files.exists(files.join(folder, MANIFEST)):
             raise
-        return {}, [Fault(MANIFEST, str(error), FINISH)]
+        return Verified({}, [Fault(MANIFEST, str(error), FINISH)], [])
     if manifest.plan.adopted:
         if exclude:
             raise UserError(f"{folder} is another program's cache, which records no documents")
         faults = check_shared_files(folder, manifest)
     else:
         faults = _check_shared_files(folder, manifest, set(files.list_names(folder)))
-    if manifest.plan.pairs and any(ExcludeList(path).has_paragraphs for path in exclude):
-        raise UserError(f"{folder} has pairs: give exclude lists of documents, not paragraphs")
     own, of_lists = _own_lists(folder, manifest.plan)
     faults += of_lists
-    known = {each.sha256 for each in manifest.plan.exclude or ()}
-    lists = own, [path for path in exclude if files.sha256(path) not in known]
     jobs = [
         (split, index, shard)
         for split, shards in manifest.splits.items()
@@ -68,10 +71,12 @@ def verify(
     splits = {split: Checked([]) for split in manifest.splits}
     sizes = [sum(entry.bytes for entry in shard.files.values()) for _, _, shard in jobs]
     with tempfile.TemporaryDirectory() as scratch:
+        sought = Sought(own, exclude, manifest.plan, scratch)
         digests = _Digests(scratch, sum(shard.documents for _, _, shard in jobs))
         workers = workers if sum(sizes) > processes.SMALL_BYTES else 1
+        of_worker = folder, manifest.plan, (own, sought.more)
         results = processes.in_order(
-            *("verifying", _checker, (folder, manifest.plan, lists), jobs, sizes, workers, _CHUNK),
+            *("verifying", _checker, of_worker, jobs, sizes, workers, _CHUNK),
             note=lambda: f"{len(faults)} faults",
         )
         for (split, *_), checked in zip(jobs, results, strict=True):
@@ -79,9 +84,10 @@ def verify(
             for field in ("size", "rows", "tokens", "documents", "dropped"):
                 setattr(total, field, getattr(total, field) + getattr(checked, field))
             faults += checked.faults
+            sought.add(checked)
             digests.add(checked.digests)
-        faults += digests.faults()
-    return splits, faults
+        faults += [*sought.faults(), *digests.faults()]
+        return Verified(splits, faults, sought.absences())
 
 
 _Job = tuple[str, int, Shard]
@@ -118,7 +124,7 @@ def _check_shared_files(folder: str, manifest: CacheManifest, names: set[str]) -
         elif not vocabulary.Vocabulary(model, plan.vocabulary, file).counts_agree():
             faults.append(Fault(PLAN, "its vocabulary sizes are wrong", FINISH))
     lists = {copy_name(each.sha256) for each in plan.exclude or ()}
-    known = {PLAN, PLAN_MARK + plan.fingerprint, file, *lists, *wanted}
+    known = {PLAN, PLAN_MARK + plan.fingerprint, LOCK, file, *lists, *wanted}
     for split, shards in manifest.splits.items():
         for index, shard in enumerate(shards):
             known |= {*shard.files, shard_file(split, "receipt", index, len(shards))}

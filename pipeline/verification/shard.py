@@ -9,7 +9,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,7 +33,12 @@ _WRITTEN_WRONG = (
     "its checksum is right, so it was written this way: delete the shard's receipt, run "
     "pipeline.build again with the same flags, and report a bug if the fault reappears"
 )
-_EXCLUDE = "run pipeline.build with --exclude and that list"
+EXCLUDE = "run pipeline.build with --exclude and that list"
+# Builds of this version look into shards of others.
+HAS_LIST = (
+    "run pipeline.build again with the same flags; if the fault reappears, delete the shard's "
+    "receipt, run it once more, and report a bug"
+)
 _BLOCK_BYTES = 1 << 20
 
 
@@ -49,9 +54,22 @@ class Fault:
         return f"{self.file}: {self.what}; {self.remedy}"
 
 
+class Present(NamedTuple):
+    """A listed document that the shard with the lineage `file` holds."""
+
+    list: int
+    entry: int
+    id: str
+    file: str
+
+
 @dataclasses.dataclass
 class Checked:
-    """Faults and contents of a shard or split, and 16-byte `digests` of ids made by Palimpsest."""
+    """Faults and contents of a shard or split, and 16-byte `digests` of ids made by Palimpsest.
+
+    `present` and `removed` are entries of exclude lists, by the number of the list among the
+    cache's own and the given ones.
+    """
 
     faults: list[Fault]
     size: int = 0
@@ -60,6 +78,8 @@ class Checked:
     documents: int = 0
     dropped: int = 0
     digests: bytes = b""
+    present: list[Present] = dataclasses.field(default_factory=list)
+    removed: set[tuple[int, int]] = dataclasses.field(default_factory=set)
 
 
 class ShardChecker:
@@ -71,7 +91,6 @@ class ShardChecker:
         self._lists = Filter.of_files([*own, *given])
         self._has_all_lists = len(own) == len(plan.exclude or ())
         self._first_sentinel = plan.vocabulary.size - plan.vocabulary.sentinels
-        self._names = {file["name"] for file in plan.corpus.get("files", ())}
 
     def __call__(self, split: str, index: int, shard: Shard) -> Checked:
         """Checks shard `index` of `split`; a file that cannot be read raises an OSError."""
@@ -109,7 +128,7 @@ class ShardChecker:
         documents = _check_lineage(lineage, rows, plan, require)
         lines = _quarantined(content.get("quarantine") or b"", require)
         dropped = Counter(line["reason"] for line in lines)
-        self._check_lists(lineage, lines, shard, named["documents"], faults)
+        self._check_lists(lineage, lines, shard, named["documents"], checked)
         counts = {
             "rows": len(rows.lengths),
             "tokens": int(rows.lengths.sum()),
@@ -131,7 +150,7 @@ class ShardChecker:
         checked.rows, checked.tokens = counts["rows"], counts["tokens"]
         checked.documents = documents
         checked.dropped = dropped.total()
-        checked.digests = _digests(lineage, self._names)
+        checked.digests = _digests(lineage, plan.file_names)
         return checked
 
     def _check_lists(
@@ -140,30 +159,36 @@ class ShardChecker:
         quarantined: list[dict[str, Any]],
         shard: Shard,
         file: str,
-        faults: list[Fault],
+        checked: Checked,
     ) -> None:
-        """Checks that listed documents are absent and listed paragraphs were cut."""
+        """Looks for listed documents, and checks that listed paragraphs were cut."""
         if not self._lists:
             return
         names = lineage.column("id").to_pylist()
         firsts = np.flatnonzero(lineage.column("document_offset").to_numpy() == 0).tolist()
-        traces = Traces(names, firsts, quarantined)
-        listed = traces.listed(self._lists)
+        traces = Traces(names, firsts, quarantined, self._plan.file_names)
+        for found in traces.present(self._lists):
+            checked.present.append(Present(found.list, found.entry, names[found.row], file))
+        checked.removed = {(each.list, each.entry) for each in traces.removed(self._lists)}
         own = self._own.paragraphs(names, every_place=True)
         given = self._given.paragraphs(names, every_place=False)
         uncut = [row for row, numbers in sorted(given.items()) if numbers - own.get(row, set())]
-        for what, found in (("documents", listed), ("documents with paragraphs", uncut)):
-            if found:
-                some = ", ".join(names[row] for row in found[:3]) + ("…" if len(found) > 3 else "")
-                what = f"it holds {len(found):,} {what} of an exclude list: {some}"
-                faults.append(Fault(file, what, _EXCLUDE))
+        if uncut:
+            some = [names[row] for row in uncut]
+            checked.faults.append(listed(file, some, "documents with paragraphs", EXCLUDE))
         if not self._has_all_lists:
             return
         least, most = traces.cuts(self._own)
         cut = shard.cut_paragraphs or 0
         if not least <= cut <= most:
             what = f"{cut:,} paragraphs were cut from its documents; exclude lists have {least:,}"
-            faults.append(Fault(file, what, _WRITTEN_WRONG))
+            checked.faults.append(Fault(file, what, _WRITTEN_WRONG))
+
+
+def listed(file: str, names: Sequence[str], what: str, remedy: str) -> Fault:
+    """Returns the fault of a shard that holds listed documents."""
+    some = ", ".join(names[:3]) + ("…" if len(names) > 3 else "")
+    return Fault(file, f"it holds {len(names):,} {what} of an exclude list: {some}", remedy)
 
 
 def _check_receipt(folder: str, name: str, shard: Shard, plan: Plan, faults: list[Fault]) -> None:

@@ -190,6 +190,11 @@ class Plan:
         value.get("adopted", {}).pop("folder", None)
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
+    @functools.cached_property
+    def file_names(self) -> frozenset[str]:
+        """Names of the corpus's files."""
+        return frozenset(file["name"] for file in self.corpus.get("files", ()))
+
     @property
     def generations(self) -> list[list[str]]:
         """Names of the corpus's files, grouped by build: the first build, then each extension."""

@@ -84,7 +84,7 @@ def test_a_valid_cache_passes(cache, documents, capsys, workers, in_processes):
     assert main([f"--cache={cache}", f"--workers={workers}"]) == 0
     out = capsys.readouterr().out
     assert out.endswith(f"{cache}: verified\n")
-    splits, faults = verify(str(cache))
+    splits, faults, _ = verify(str(cache))
     assert not faults
     manifest = CacheManifest.load(str(cache))
     assert sum(held.documents for held in splits.values()) == len(documents)

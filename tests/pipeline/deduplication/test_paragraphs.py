@@ -36,11 +36,13 @@ def test_a_list_of_paragraphs_for_a_changed_corpus(without_beam, tmp_path, build
     texts = [(f"p{number}", f"{header}\n{' '.join(words(40, number))}") for number in range(9)]
     search(write(tmp_path / "c.jsonl", texts), tmp_path / "out", "--unit=paragraph")
     texts[3] = ("p3", None)
-    changed = write(tmp_path / "d.jsonl", texts)
+    changed = write(tmp_path / "c.jsonl", texts)
     given = f"--exclude={tmp_path}/out/exclude.arrow"
     flags = (f"--corpus={changed}?validation=0", "--max_quarantined=1")
     cache = build(tmp_path / "a", *flags, given)
-    assert "found by their ids alone, paragraphs by their number" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "8 of its 8 entries are of this corpus" in said  # judging by their ids
+    assert "1 of 8 listed paragraphs are not in the corpus" in said
     receipt = json.loads(next(cache.glob("train.receipt*")).read_text())
     assert (receipt["cut_paragraphs"], receipt["dropped"]) == (7, {"null": 1})
     assert verify.main([f"--cache={cache}"]) == 0

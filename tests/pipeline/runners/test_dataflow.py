@@ -24,7 +24,7 @@ from importlib import metadata
 import pytest
 
 from pipeline.building import graph
-from pipeline.building.engine import assign
+from pipeline.building.planning import assign
 from pipeline.runners import beam_job, dataflow
 from pipeline.tokenizer import tokenize
 from tasks.cache.manifest import CacheManifest
