@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from pipeline.building import graph, lifecycle, planning, summary
+from pipeline.building import graph, lifecycle, planning, repeated_ids, summary
 from pipeline.building.documents import is_fault
 from pipeline.building.monitor import Monitor, bad_share, monitored
 from pipeline.building.options import Options
@@ -71,6 +71,8 @@ def run(
     held.check()
     if lifecycle.complete(folder, plan, shards) or done:
         summary.show(options, job, shards, done, time.monotonic() - started, advise)
+        if done and (line := repeated_ids.found(folder, plan, shards)):
+            print(line)
     else:
         state = "complete" if files.is_remote(folder) else "complete and valid"
         print(f"{folder} is {state}: nothing to do")
@@ -167,6 +169,13 @@ def _check_documents(shards: list[Shard], folder: str, limit: float) -> None:
 def _check_rows(job: graph.Job, shards: dict[lifecycle.ShardKey, Shard]) -> None:
     first = "train" if "train" in job.plan.shards else next(iter(job.plan.shards))
     if not any(shard.rows for (split, _), shard in shards.items() if split == first):
+        held_out = sum(shard.documents for shard in shards.values())
+        if held_out:
+            raise UserError(
+                f"{job.corpus.spec} leaves no document in the split {first}: a hash of the ids "
+                f"holds out all {held_out:,} for validation, as documents of one id go together; "
+                "give another ?id=COLUMN, or ?validation=0"
+            )
         reasons = summary.counted(list(shards.values()), "dropped").most_common(3)
         left_out = ", ".join(f"{count:,} {reason}" for reason, count in reasons)
         raise UserError(

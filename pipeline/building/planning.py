@@ -90,7 +90,10 @@ def listed(of: Checked) -> Listed:
         sources.check_record(of.folder, existing.corpus)
     earlier = existing.generations if existing else []
     options = of.options
-    corpus = sources.resolve(of.spec, options.shard_bytes, options.max_document_bytes, earlier)
+    how = {"rules": existing.corpus["rules"]} if existing and "rules" in existing.corpus else {}
+    corpus = sources.resolve(
+        of.spec, options.shard_bytes, options.max_document_bytes, earlier, **how
+    )
     for note in corpus.notes:
         print(note)
     if existing and existing.corpus.get("files") == corpus.record.get("files"):

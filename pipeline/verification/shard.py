@@ -348,7 +348,8 @@ def _check_lineage(lineage: pa.Table, rows: Rows, plan: Plan, require: _Require)
     wrong = np.flatnonzero(expected != whole)
     first = f"tokens before part {wrong[0]} belong to no part, or to two" if len(wrong) else ""
     require("documents", first, not len(wrong))
-    ends = _ends_of_documents(lineage, begins, require)
+    separators = rows.ends if plan.separator != "none" else rows.ends[:0]
+    ends = _ends_of_documents(lineage, begins, separators, require)
     if plan.separator == "none":
         ends = ends[:0]
     if not plan.pairs:  # pairs may spell an EOS
@@ -357,8 +358,14 @@ def _check_lineage(lineage: pa.Table, rows: Rows, plan: Plan, require: _Require)
     return documents
 
 
-def _ends_of_documents(lineage: pa.Table, begins: np.ndarray, require: _Require) -> np.ndarray:
-    """Returns int64[documents], sorted positions of last tokens; checks that no part is missing."""
+def _ends_of_documents(
+    lineage: pa.Table, begins: np.ndarray, separators: np.ndarray, require: _Require
+) -> np.ndarray:
+    """Returns int64[documents], sorted positions of last tokens; checks that no part is missing.
+
+    `separators` has the positions of separators. Of documents with one id, these tell which part
+    that ends at an offset is the last one of its document.
+    """
     tokens, offset = (
         lineage.column(name).to_numpy().astype(np.int64) for name in LINEAGE_COLUMNS[3:]
     )
@@ -369,7 +376,9 @@ def _ends_of_documents(lineage: pa.Table, begins: np.ndarray, require: _Require)
         cut = {names[number].as_py() for number in later.tolist()}
         pieces = [number for number, name in enumerate(names.to_pylist()) if name in cut]
         by_end: dict[tuple[str, int], list[int]] = {}
-        for number in pieces:
+        # Parts that go on are taken first.
+        ended = set(pieces) & set(np.flatnonzero(np.isin(begins + tokens - 1, separators)).tolist())
+        for number in sorted(pieces, key=lambda number: number not in ended):
             end = int(offset[number] + tokens[number])
             by_end.setdefault((names[number].as_py(), end), []).append(number)
         for number in later.tolist():

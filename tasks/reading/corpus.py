@@ -22,6 +22,9 @@ OPTIONS = (*COLUMN_OPTIONS[:3], "split", "id", "validation", "document", *DIALEC
 _DIALECTS = {CSV: (",", '"'), TSV: ("\t", NO_QUOTE)}
 # Template characters that a SPEC does not escape.
 _READABLE = " {}<>/:,.?!'\"()[]|"
+# Versions of the rules for splits, pieces and ids, which cache records store: the second reads ids
+# of a column of bytes as text, "x1" instead of "b'x1'", and serves corpora that have such a column.
+RULES, RULES_DECODED = 2, 3
 # A document of plain text: a line, a file, or a block of lines between blank lines.
 LINE, FILE, BLOCK = "line", "file", "block"
 DOCUMENTS = (LINE, FILE, BLOCK)
@@ -131,13 +134,14 @@ class FileRange:
     `start` and `stop` are in the format's unit (bytes of a text file, rows of Parquet); `stop` is
     None for a file that must be read from start to end. `bytes` is the range's size. `cuts` lists
     the only places where it can be cut, beginning with `start`, each with the number of rows before
-    it in the file; () allows a cut anywhere.
+    it in the file; () allows a cut anywhere. `raw_ids` is True if a column of bytes holds the ids.
     """
 
     start: int
     stop: int | None
     bytes: int
     cuts: tuple[tuple[int, int], ...] = ()
+    raw_ids: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

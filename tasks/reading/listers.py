@@ -16,6 +16,8 @@ from tasks.reading.corpus import (
     HUB,
     LINE,
     PYTHON_DOCS,
+    RULES,
+    RULES_DECODED,
     TRAIN,
     Corpus,
     CorpusSpec,
@@ -42,10 +44,6 @@ _DOCUMENTS = {
     BLOCK: "every block of lines between blank ones is a document",
 }
 
-# Version of the rules for splits and pieces; cache records store it.
-_RULES = 2
-
-
 # The pinned spec, the files' format, the files, and lines to print.
 _Listed = tuple[CorpusSpec, str, list[SourceFile], list[str]]
 
@@ -67,6 +65,7 @@ class Files:
         piece_bytes: int,
         max_document_bytes: int,
         earlier: Sequence[Sequence[str]],
+        rules: int = RULES_DECODED,
     ) -> Corpus:
         """Lists a corpus and cuts it into pieces; see `sources.resolve`."""
         by_words = bool(spec.split)
@@ -96,7 +95,7 @@ class Files:
             "max_document_bytes": max_document_bytes,
             "files": [entry for *_, entry in inspected],
             **({"generations": list(map(len, generations))} if len(generations) > 1 else {}),
-            "rules": _RULES,
+            "rules": rules if any(_raw_ids(ranges) for _, ranges, _ in inspected) else RULES,
             "left_out": {
                 split: {"files": count, "bytes": size}
                 for split, (count, size) in splits.left_out(found, chosen).items()
@@ -160,6 +159,10 @@ _LISTERS: dict[str, Lister] = {PYTHON_DOCS: PythonDocs(), HUB: HubFiles(), "arro
 def of_kind(kind: str) -> Lister:
     """Returns the lister for a kind of corpus."""
     return _LISTERS.get(kind) or Files()
+
+
+def _raw_ids(ranges: list[FileRange]) -> bool:
+    return any(each.raw_ids for each in ranges)
 
 
 # A file with its checksum, its ranges, and its entry in the record.

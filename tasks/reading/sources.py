@@ -34,7 +34,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tasks.reading import listers, splits
-from tasks.reading.corpus import TRAIN, VALIDATION, Corpus, CorpusSpec, Piece
+from tasks.reading.corpus import (
+    RULES_DECODED,
+    TRAIN,
+    VALIDATION,
+    Corpus,
+    CorpusSpec,
+    Piece,
+)
 from tasks.reading.long_documents import LONGEST_DOCUMENT_BYTES
 from tasks.reading.spec import forms, parse
 from tasks.terminal.command_line import UserError
@@ -69,6 +76,7 @@ def resolve(
     piece_bytes: int = 64 << 20,
     max_document_bytes: int = LONGEST_DOCUMENT_BYTES,
     earlier: Sequence[Sequence[str]] = (),
+    rules: int = RULES_DECODED,
 ) -> Corpus:
     """Lists a corpus's files once, pins their state, and cuts them into pieces.
 
@@ -76,8 +84,8 @@ def resolve(
 
     Documents with more than `max_document_bytes` of UTF-8 will be split. `earlier` has the names of
     a cache's existing files, by generation: they are cut as before and come first; new files form
-    the last generation. Raises UserError if nothing matches, a file cannot be read, or a column or
-    split is missing.
+    the last generation. `rules` is the version of the rules by which it was built. Raises UserError
+    if nothing matches, a file cannot be read, or a column or split is missing.
     """
     if max_document_bytes < _LEAST_DOCUMENT_BYTES:
         raise UserError(
@@ -85,7 +93,7 @@ def resolve(
             f"longest character, not {max_document_bytes}"
         )
     lister = listers.of_kind(spec.kind)
-    return lister.resolve(spec, piece_bytes, max_document_bytes, earlier)
+    return lister.resolve(spec, piece_bytes, max_document_bytes, earlier, rules)
 
 
 def read(

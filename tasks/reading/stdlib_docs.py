@@ -118,6 +118,7 @@ class PythonDocs:
         piece_bytes: int,
         max_document_bytes: int,
         earlier: Sequence[Sequence[str]],
+        rules: int,
     ) -> Corpus:
         if spec.split not in (TRAIN, VALIDATION):
             raise UserError(f"corpus {spec}: no split {spec.split}; it has train, validation")

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.build import main as build_command
 from pipeline.verification import cache as verification
 from pipeline.verification.cache import verify
 from pipeline.verify import main
@@ -356,3 +357,18 @@ def test_repeated_digests_are_counted_in_parts(tmp_path, monkeypatch):
     digests.add(values[100:103].tobytes())
     (fault,) = digests.faults()
     assert fault.what.startswith("3 documents")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_documents_of_one_id_that_best_fit_cuts(tmp_path, seed):
+    """Parts of the one are told from those of the other by the separators after their last."""
+    generator = np.random.default_rng(seed)
+    sizes = [40, 31] if not seed else generator.choice([14, 15, 16, 31, 32, 47, 50], 9).tolist()
+    rows = [json.dumps({"id": "same", "text": "x" * size}) for size in sizes]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    build_command([
+        "--task=lm", "--name=x", f"--corpus=json:{tmp_path}/a.jsonl?validation=0",
+        "--row_tokens=16", "--vocabulary=bytes", "--extra_ids=100", "--packing=best_fit",
+        "--separator=eos", f"--cache_dir={tmp_path}",
+    ])  # fmt: skip
+    assert found(tmp_path / "x_lm") == []

@@ -112,6 +112,14 @@ def test_no_share_exceeds_its_limit_and_the_others_keep_their_proportions():
         limited_shares(weights, limits, 1551)
 
 
+@pytest.mark.parametrize("power", [3, 8, 12, 15])
+def test_limits_hold_for_weights_that_differ_by_any_power_of_ten(power):
+    weights = {"a": 1.0, "b": 10.0**-power, "c": 3 * 10.0**-power}
+    shares = limited_shares(weights, {"a": 5, "b": 3, "c": 2}, 9)
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-9)
+    assert shares == pytest.approx({"a": 5 / 9, "b": 2 / 9, "c": 2 / 9})
+
+
 def test_equal_weights_with_limits_are_unimax():
     sizes, epochs, budget = {"a": 100, "b": 20, "c": 3000, "d": 7}, 4, 2000
     # Source: Chung et al. 2023, algorithm 1, as the paper writes it.

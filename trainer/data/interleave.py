@@ -11,9 +11,9 @@ import numpy as np
 class Interleave:
     """Reads sources evenly at fixed rates; only the rates' proportions matter.
 
-    Window j of source s is due at time (j + 1/2) / rate_s. Positions are in order of due times,
-    ties in order of sources. So the position alone determines the source and how many of its
-    windows precede it: n · rate_s at position n, within (S + 1) / 2.
+    Window j of source s is due at time (j + 1/2) / rate_s. Positions are in order of due times as
+    float64 rounds them, equal ones in order of sources. So the position alone determines the source
+    and how many of its windows precede it: n · rate_s at position n, within (S + 1) / 2.
     """
 
     def __init__(self, rates: Sequence[float]):

@@ -52,7 +52,7 @@ class Arrow:
             batches = [message for message in messages if message.rows is not None]
             first = batches[0].begin if batches else messages[-1].end if messages else 0
             schema = pa.ipc.open_file(handle).schema if _is_file(handle) else _schema(handle, first)
-            tables.check(spec, file.path, schema)
+            raw_ids = tables.check(spec, file.path, schema)
         if not batches:
             return []
         cuts, rows = [(first, 0)], 0
@@ -63,7 +63,7 @@ class Arrow:
         if any(each.rows is None for each in messages if each.begin > first):
             del cuts[1:]  # a dictionary changes midway: later batches need all earlier ones
         stop = messages[-1].end
-        return [FileRange(first, stop, stop - first, tuple(cuts))]
+        return [FileRange(first, stop, stop - first, tuple(cuts), raw_ids)]
 
     def read(self, corpus: Corpus, part: FilePart, batch_documents: int) -> Batches:
         row = part.cuts[0][1]

@@ -27,14 +27,14 @@ class Parquet:
     def ranges(self, spec: CorpusSpec, file: SourceFile) -> list[FileRange]:
         with opening.open_file(file, ahead=0) as handle:
             parquet = _open(handle, file.path)
-            tables.check(spec, file.path, parquet.schema_arrow)
+            raw_ids = tables.check(spec, file.path, parquet.schema_arrow)
             found = []
             row = 0
             for index in range(parquet.metadata.num_row_groups):
                 group = parquet.metadata.row_group(index)
                 if group.num_rows:
                     size = _column_bytes(group, Columns(spec).names)
-                    found.append(FileRange(row, row + group.num_rows, size))
+                    found.append(FileRange(row, row + group.num_rows, size, raw_ids=raw_ids))
                 row += group.num_rows
         return found
 

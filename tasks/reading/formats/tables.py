@@ -1,11 +1,11 @@
 """Reads Arrow tables as documents, for Parquet and Arrow files."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.reading import batches, long_documents
 from tasks.reading.batches import Batches
 from tasks.reading.columns import Columns, column_of
-from tasks.reading.corpus import Corpus, CorpusSpec
+from tasks.reading.corpus import RULES_DECODED, Corpus, CorpusSpec
 from tasks.reading.formats.format import innermost, missing_column, not_text
 from tasks.unit import Unit
 
@@ -22,8 +22,11 @@ def _id_column(spec: CorpusSpec, schema: "pa.Schema") -> str:
     return spec.id or ("id" if "id" in schema.names else "")
 
 
-def check(spec: CorpusSpec, path: str, schema: "pa.Schema") -> None:
-    """Raises UserError if a file lacks the corpus's columns or they do not hold text."""
+def check(spec: CorpusSpec, path: str, schema: "pa.Schema") -> bool:
+    """Returns whether the ids are bytes.
+
+    Raises UserError if a file lacks the corpus's columns or they do not hold text.
+    """
     import pyarrow as pa
 
     columns = Columns(spec)
@@ -32,12 +35,19 @@ def check(spec: CorpusSpec, path: str, schema: "pa.Schema") -> None:
         if column not in known:
             raise missing_column(path, column, innermost(known), spec)
     for column in columns.names:
-        kind = known[column]
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        kind = _value_type(known[column])
         types = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating)
         plain = any(test(kind) for test in types)
         if not (_is_text(kind) or (columns.unit is Unit.PAIR and plain)):
             raise not_text(path, column, str(kind), known)
+    id_column = _id_column(spec, schema)
+    return bool(id_column) and _is_raw(_value_type(known[id_column]))
+
+
+def _value_type(kind: "pa.DataType") -> "pa.DataType":
+    import pyarrow as pa
+
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _types(schema: "pa.Schema") -> dict[str, "pa.DataType"]:
@@ -60,9 +70,16 @@ def _is_text(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 
     types = pa.types
-    text = (types.is_string, types.is_large_string, types.is_string_view)
+    text = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    return _is_raw(kind) or any(test(kind) for test in text)
+
+
+def _is_raw(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    types = pa.types
     raw = (types.is_binary, types.is_large_binary, types.is_binary_view)
-    return any(test(kind) for test in (*text, *raw, types.is_null))
+    return any(test(kind) for test in raw)
 
 
 def documents(
@@ -75,7 +92,8 @@ def documents(
     import numpy as np
 
     places = batches.places(file, np.arange(first_row, first_row + rows.num_rows))
-    ids = _ids(rows, _id_column(corpus.spec, rows.schema), places)
+    decoded = corpus.record["rules"] >= RULES_DECODED
+    ids = _ids(rows, _id_column(corpus.spec, rows.schema), places, decoded)
     columns = Columns(corpus.spec)
     texts, problems = columns.contents(rows)
     found = batches.batch(ids, texts, problems, places)
@@ -85,7 +103,9 @@ def documents(
         yield from _split_long(found, count, corpus.max_document_bytes)
 
 
-def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.StringArray":
+def _ids(
+    batch: "pa.RecordBatch", column: str, places: "pa.StringArray", decoded: bool
+) -> "pa.StringArray":
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -105,9 +125,18 @@ def _ids(batch: "pa.RecordBatch", column: str, places: "pa.StringArray") -> "pa.
             values = [value and value.decode(errors="replace") for value in raw.to_pylist()]
             ids = pa.array(values, pa.string())
     else:
-        values = [None if value is None else str(value) for value in given.to_pylist()]
+        text = _decoded if decoded else str
+        values = [None if value is None else text(value) for value in given.to_pylist()]
         ids = pa.array(values, pa.string())
     return pc.coalesce(ids, places) if ids.null_count else ids
+
+
+def _decoded(value: Any) -> str:
+    """Returns bytes of UTF-8 as text; other values, as Python writes them."""
+    try:
+        return value.decode() if isinstance(value, bytes) else str(value)
+    except UnicodeDecodeError:
+        return str(value)
 
 
 def _split_long(batch: "pa.RecordBatch", count: int, longest: int) -> Batches:

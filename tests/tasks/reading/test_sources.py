@@ -203,6 +203,36 @@ def test_every_arrow_type_of_text_is_read(tmp_path, column):
     ]
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.binary(), pa.large_binary(), pa.dictionary(pa.int8(), pa.binary())]
+)
+@pytest.mark.parametrize("arrow", [False, True])
+def test_ids_of_bytes_are_text(tmp_path, kind, arrow):
+    values = [b"x1", None, "\u0219".encode(), b"\xff"]
+    ids = (
+        pa.array(values, pa.binary()).cast(kind)
+        if kind.id != pa.lib.Type_DICTIONARY
+        else pa.array(values, pa.binary()).dictionary_encode()
+    )
+    table = pa.table({"id": ids, "text": list("abcd")})
+    name = "a.arrow" if arrow else "a.parquet"
+    if arrow:
+        with pa.ipc.new_file(str(tmp_path / name), table.schema) as writer:
+            writer.write_table(table)
+    else:
+        pq.write_table(table, tmp_path / name)
+    spec = f"{'arrow' if arrow else 'parquet'}:{tmp_path}/{name}?validation=0"
+    assert [row[1] for row in rows(spec)] == ["x1", f"{name}:1", "\u0219", "b'\\xff'"]
+    # A cache of version 0.2.0 has other ids, and keeps them when it is built further.
+    old = sources.resolve(sources.parse(spec), rules=2)
+    assert (old.record["rules"], resolve(spec).record["rules"]) == (2, 3)
+    (piece,) = old.pieces
+    (batch,) = [batch for _, batch in sources.read(old, piece)]
+    assert batch.column("id")[0].as_py() == "b'x1'"
+    pq.write_table(pa.table({"id": ["x1"], "text": ["a"]}), tmp_path / "b.parquet")
+    assert resolve(f"parquet:{tmp_path}/b.parquet").record["rules"] == 2
+
+
 def test_bytes_that_are_not_utf8_are_one_bad_document(tmp_path):
     raw = pa.array([b"good", b"\xff", None, b"fine"], pa.binary())
     broken = pa.Array.from_buffers(pa.string(), 4, raw.buffers(), null_count=1)
