@@ -59,12 +59,11 @@ class Sought:
         in_force = {each.header.get(OF): number for number, each in enumerate(self._lists)}
         if len(own) == len(shas):
             in_force |= {sha256: number for number, sha256 in enumerate(shas)}
-        target = translation.Target(origins.of_record(plan.corpus), plan.corpus)
         self.more: list[str] = []  # paths of the lists that are not in force
         self._of_given: list[int | None] = []  # their numbers; None: of another corpus
         for each in given:
             number = in_force.get(each.record.sha256)
-            if number is None and (path := _path_here(each, target, scratch)):
+            if number is None and (path := _path_here(each, plan, scratch)):
                 number = len(self._lists)
                 self._lists.append(opened(path))
                 self.more.append(path)
@@ -118,7 +117,8 @@ class Sought:
         return Absence(each.named, *sizes, len(removed), places, missing, elsewhere)
 
 
-def _path_here(each: Given, target: translation.Target, scratch: str) -> str | None:
+def _path_here(each: Given, plan: Plan, scratch: str) -> str | None:
     """Returns the path of a list as the corpus of a cache sees it; None if it is of another."""
+    target = translation.Target(origins.of_record(plan.corpus), plan.corpus)
     found = translation.translated([dataclasses.replace(each, again=True)], {"": target}, scratch)
     return found[""][0].path if found[""] else None
