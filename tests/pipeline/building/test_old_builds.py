@@ -17,6 +17,7 @@ from pipeline.building import lifecycle
 from pipeline.runners import beam_job
 from pipeline.verification.cache import verify
 from tasks.cache import following
+from tasks.cache.manifest import PLAN_MARK
 from tasks.storage import files, lock
 from tasks.storage.store import Store
 from tasks.terminal.command_line import UserError
@@ -150,6 +151,31 @@ def test_a_build_that_was_stopped_writes_nothing_after_a_takedown(
     assert_taken_down(build, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [PLAN_MARK, "train.tfrecord-00000", "train.documents-00001", "train.receipt-00000",
+     "manifest.json", "COMPLETED"],
+)  # fmt: skip
+def test_a_build_stopped_before_it_writes_a_file(build, runner, gcs, tmp_path, monkeypatch, name):
+    usual, stopped = Store.upload, []
+
+    def upload(path, source):
+        if name in path._url and not stopped:
+            stopped.append(path)
+            expire(gcs)
+            build(f"--exclude={tmp_path}/ids")
+        usual(path, source)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "upload", upload)
+        with pytest.raises(UserError, match=f"{REPLACED}|another build wrote .*plan.json"):
+            build()
+    assert stopped
+    assert not held() & set(LISTED)
+    build(f"--exclude={tmp_path}/ids")
+    assert_taken_down(build, tmp_path)
+
+
 def test_a_build_stopped_at_any_request(build, runner, gcs, tmp_path, monkeypatch):
     """Also between a look at the plan and what is written after it."""
 
@@ -176,7 +202,7 @@ def test_a_build_stopped_at_any_request(build, runner, gcs, tmp_path, monkeypatc
     total = stopped_at(-1, takedown)
     caught: Counter[str] = Counter()
     # The number of requests varies a little, as files are read in ranges.
-    for moment in range(2, total - 2, 22):
+    for moment in range(2, total - 2, 45):
         with contextlib.suppress(UserError):
             stopped_at(moment, takedown)
             caught["completed"] += 1

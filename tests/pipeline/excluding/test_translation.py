@@ -159,6 +159,26 @@ def test_a_list_holds_for_a_copy_of_its_corpus(corpus, build, tmp_path):
     assert held(build(pattern, f"--exclude={path}")) == CLEAN
 
 
+def test_of_a_changed_file_only_documents_with_ids_are_told(corpus, build, tmp_path, capsys):
+    path = search(tmp_path, corpus / "*/*.jsonl")
+    has_ids = "doc" in (corpus / "ro" / "data.jsonl").read_text()
+    lines = (corpus / "ro" / "data.jsonl").read_text().splitlines()
+    (corpus / "ro" / "data.jsonl").write_text("\n".join([*lines[:4], *lines[5:]]) + "\n")
+    cache_dir = build(corpus / "*/*.jsonl", f"--exclude={path}")
+    said = capsys.readouterr().out
+    # Both languages have the same ids, which their places told apart, but no more in ro.
+    assert "1 of its 3 entries are of this corpus" in said
+    assert held(cache_dir) == CLEAN - {"ro4"} | {"RO2", "EN4"}
+    path = search(tmp_path, corpus / "ro/*.jsonl", "ro")
+    (corpus / "ro" / "data.jsonl").write_text("\n".join(lines) + "\n")
+    if has_ids:
+        build(corpus / "ro/*.jsonl", f"--exclude={path}", cache_dir=tmp_path / "ro_only")
+        assert "RO2" not in held(tmp_path / "ro_only")
+    else:
+        with pytest.raises(UserError, match="or changed ones: make the list from this corpus"):
+            build(corpus / "ro/*.jsonl", f"--exclude={path}", cache_dir=tmp_path / "ro_only")
+
+
 def test_equal_files_are_told_by_their_paths(build, tmp_path):
     for language in LANGUAGES:
         write(tmp_path / "c", language, {})
