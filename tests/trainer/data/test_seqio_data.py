@@ -12,6 +12,7 @@ from tasks.terminal.command_line import UserError
 from tests.support.processes import completed
 from tests.support.runs import ROOT, pretrain
 from tests.support.trees import assert_equal, same
+from tests.support.words import changed
 from trainer.config.from_flags import build_config
 from trainer.data.seqio_data import SeqioData
 from trainer.reporting.metrics import read_metrics
@@ -102,7 +103,7 @@ def data(folder, monkeypatch):
     def of(task, *flags, preset="lm_tiny"):
         arguments = [f"--task=seqio:{task}", "--task_module=our_tasks", "--batch_size=4"]
         arguments += ["--model_dir=nowhere", "--lengths.targets=64", *flags]
-        return prepare(*build_config(preset, arguments)).data
+        return prepare(*build_config(preset, changed(*arguments))).data
 
     yield of
     forget()

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tasks.objectives import Lengths
 from tasks.vocabulary import T5_IDS, SpecialIds
+from tests.support.words import changed
 from trainer.config.from_flags import build_config
 from trainer.data import features, seqio_data
 from trainer.data.seqio_data import SeqioData
@@ -54,7 +55,7 @@ def task():
 def data(preset, name, *flags):
     arguments = [f"--task=seqio:{name}", "--batch_size=3", "--model_dir=nowhere", *flags]
     arguments += ["--lengths.targets=8", "--data.shuffle=none", "--evaluation.every_steps=0"]
-    config, origins = build_config(preset, arguments)
+    config, origins = build_config(preset, changed(*arguments))
     return config, SeqioData(config, name), (config, origins)
 
 

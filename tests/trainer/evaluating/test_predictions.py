@@ -8,6 +8,7 @@ import pytest
 
 from tasks.vocabulary import load
 from tests.support import eight_devices
+from tests.support.words import changed
 from tests.trainer.evaluating import reversals
 from trainer.data.examples import Outputs, of_batches, rows_of
 from trainer.engine.program import Program
@@ -84,9 +85,8 @@ OBJECTS = "--task=seqio:reversals_by_objects"
 
 
 def test_metric_objects_equal_those_of_seqios_evaluator(alone, folder):
-    run = reversals.prepared(
-        "t5_1_1_tiny", *reversals.FLAGS, f"--model_dir={folder}/objects", OBJECTS
-    )
+    flags = changed(*reversals.FLAGS, f"--model_dir={folder}/objects", OBJECTS)
+    run = reversals.prepared("t5_1_1_tiny", *flags)
     assert not any("metric_objs" in text for _, text in run.data.consequences())
     (examples,) = run.data.examples("validation")
     found, random = examples.read(None), np.random.default_rng(0)
