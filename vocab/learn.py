@@ -1,7 +1,6 @@
 """Learns pieces from word counts with SentencePiece's trainer, in a separate process."""
 
 import io
-import multiprocessing
 import os
 import re
 import tempfile
@@ -14,6 +13,7 @@ from tasks import vocabulary
 from tasks.terminal.child import end_at_once_with
 from tasks.terminal.command_line import UserError
 from tasks.terminal.interrupt import shielded
+from tasks.terminal.processes import Spawn
 from vocab import unigram_seeds
 from vocab.count import Counts
 from vocab.word_splitter import LONGEST_WORD
@@ -51,7 +51,7 @@ def learn(settings: Mapping[str, Any], counts: Counts, symbols: int = 0) -> byte
                 file.writelines(
                     f"{word}\t{number}\n" for word, number in zip(words, numbers, strict=True)
                 )
-        context = multiprocessing.get_context("spawn")
+        context = Spawn()
         receiver, sender = context.Pipe(duplex=False)
         child = context.Process(
             target=_learn_in_child, args=(os.getpid(), sender, path, settings), daemon=True

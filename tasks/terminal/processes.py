@@ -2,12 +2,14 @@
 
 import collections
 import itertools
-import multiprocessing
 import os
+import sys
+import types
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from multiprocessing.context import SpawnContext, SpawnProcess
+from typing import Any, ClassVar
 
 from tasks.terminal import progress
 from tasks.terminal.child import end_with
@@ -18,6 +20,26 @@ from tasks.terminal.interrupt import shielded
 SMALL_BYTES = 64 << 20
 
 _function: Callable[[Any], Any]
+
+
+class _Process(SpawnProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            return SpawnProcess._Popen(process_obj)
+        finally:
+            sys.modules["__main__"] = main
+
+
+class Spawn(SpawnContext):
+    """Starts processes that do not import the parent's main module.
+
+    That module may be a script that calls a command without checking `__name__`, or stdin.
+    """
+
+    Process: ClassVar[Any] = _Process
 
 
 def in_order(
@@ -50,9 +72,8 @@ def in_order(
 def _by_workers(
     make: Callable[..., Any], arguments: tuple[Any, ...], chunks: Iterator[Any], workers: int
 ) -> Iterator[Any]:
-    spawn = multiprocessing.get_context("spawn")
     began = (os.getpid(), make, arguments)
-    pool = ProcessPoolExecutor(workers, spawn, initializer=_start, initargs=began)
+    pool = ProcessPoolExecutor(workers, Spawn(), initializer=_start, initargs=began)
     running: collections.deque[Future[list[Any]]] = collections.deque()
 
     def submit(count: int) -> None:

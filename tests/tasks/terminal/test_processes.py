@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.support.child import beginning
-from tests.support.processes import completed, launched, wait_for
+from tests.support.processes import ROOT, completed, launched, started, wait_for
 from tests.support.small_tokenizers import t5
 
 pytestmark = pytest.mark.processes
@@ -73,3 +73,19 @@ def test_children_end_with_their_parent(parent, number):
     parent.send_signal(number)
     parent.wait()
     wait_for(lambda: not children(parent), seconds=30)
+
+
+@pytest.mark.parametrize("how", ["script", "stdin"])
+def test_a_script_without_a_guard_runs_once(how, tmp_path):
+    (tmp_path / "corpus.txt").write_text("one two three four\n" * 50)
+    words = ["--corpus=text:corpus.txt", "--vocab_size=17", "--byte_fallback=false",
+             "--output=vocabulary"]  # fmt: skip
+    program = f"from vocab.train import main\nprint('once')\nmain({words})\n"
+    (tmp_path / "script.py").write_text(program)
+    where = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
+    if how == "script":
+        done = started("script.py", **where)
+    else:
+        done = started("-", input=program, **where)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("once") == 1
