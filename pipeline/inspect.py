@@ -98,7 +98,7 @@ def samples(
 class Flags:
     """Flags of the command."""
 
-    cache: str = field(REQUIRED, "folder of the cache, CACHE_DIR/TASK", metavar="DIR")
+    cache: str = field(REQUIRED, "folder of the cache, CACHE_DIR/TASK", metavar="DIR", bare=True)
     task: str | None = field(
         None, "task whose examples to show; None: the cache's own, or only rows if that is unknown"
     )

@@ -19,7 +19,7 @@ from tasks.terminal.fields import REQUIRED, at_least, field
 class Flags:
     """Flags of the command."""
 
-    cache: str = field(REQUIRED, "folder of the cache: CACHE_DIR/TASK", metavar="DIR")
+    cache: str = field(REQUIRED, "folder of the cache: CACHE_DIR/TASK", metavar="DIR", bare=True)
     output: str = field("report.html", "HTML file to write", metavar="FILE", aliases=("html",))
     sample_shards: int = field(
         32, "maximum number of shards to read from each split", rule=at_least(1)

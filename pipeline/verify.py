@@ -21,7 +21,7 @@ from tasks.terminal.table import table
 class Flags:
     """Flags of the command."""
 
-    cache: str = field(REQUIRED, "folder of the cache: CACHE_DIR/TASK", metavar="DIR")
+    cache: str = field(REQUIRED, "folder of the cache: CACHE_DIR/TASK", metavar="DIR", bare=True)
     workers: int = field(os.cpu_count() or 1, "maximum worker processes", rule=at_least(1))
     exclude: str | None = field(
         None,

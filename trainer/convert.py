@@ -68,7 +68,9 @@ class Flags:
     )
     to: str = field(REQUIRED, "local folder to write", metavar="FOLDER")
     format: str = field(REQUIRED, "what to write", choices=_FORMATS)
-    steps: str = field("all", "steps of a folder to convert: all, latest, or 1000,2000")
+    steps: str = field(
+        "all", "steps of a folder to convert: all, latest, or 1000,2000", aliases=("step",)
+    )
     dtype: str = field(
         "float32",
         "precision of the stored parameters",

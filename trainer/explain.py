@@ -22,8 +22,11 @@ class Flags:
         REQUIRED,
         "folder of the run, local or remote; with --document, several, separated by commas",
         joined=",",
+        bare=True,
     )
-    step: int | None = field(None, "update to explain, numbered as in metrics.jsonl")
+    step: int | None = field(
+        None, "update to explain, numbered as in metrics.jsonl", aliases=("steps",)
+    )
     document: str | None = field(
         None,
         "instead of --step: id of a document, or @FILE with one id per line; prints the rows that "

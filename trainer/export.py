@@ -31,9 +31,9 @@ class Card:
 class Flags:
     """Flags of the command."""
 
-    model_dir: str = field(REQUIRED, "folder of the run, local or remote")
+    model_dir: str = field(REQUIRED, "folder of the run, local or remote", bare=True)
     output: str = field(REQUIRED, "local folder to write, which must not exist")
-    step: int | None = field(None, "step of the checkpoint; None: the newest")
+    step: int | None = field(None, "step of the checkpoint; None: the newest", aliases=("steps",))
     max_shard_size: str = field("5GB", "largest size of a weights file, such as 5GB")
     vocabulary: str | None = field(None, "folder or file of the vocabulary; None: the cache's")
     cache_dir: str | None = field(None, "folder of the tasks' caches, if they have moved")

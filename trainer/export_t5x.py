@@ -16,8 +16,8 @@ from tasks.terminal.fields import REQUIRED, field
 class Flags:
     """Flags of the command."""
 
-    model_dir: str = field(REQUIRED, "folder of the run, local or remote")
-    step: int | None = field(None, "step of the checkpoint; None: the newest")
+    model_dir: str = field(REQUIRED, "folder of the run, local or remote", bare=True)
+    step: int | None = field(None, "step of the checkpoint; None: the newest", aliases=("steps",))
     output: str = field(REQUIRED, "folder in which to write checkpoint_STEP, local or remote")
     scan_layers: bool = field(
         False, "write the layout of T5X's examples/scalable_t5, which joins the layers of a stack"

@@ -60,6 +60,7 @@ def field(
     repeated: bool = False,  # the whole text of a flag is one element of the tuple
     joined: str = "",  # the separator that joins the texts of several uses of the flag
     positional: bool = False,  # the value is given without a flag's name; a tuple takes several
+    bare: bool = False,  # the value may also be given without the flag's name
     flat: bool = False,  # the flags of a nested dataclass have no prefix
     partial: type | None = None,  # a dataclass whose flags the field holds as `flags.Given`
     rest: Callable[[Sequence[str], Collection[str]], None] | None = None,

@@ -49,6 +49,10 @@ class Flag(NamedTuple):
         )
 
     @property
+    def is_place(self) -> bool:
+        return bool(self.field.metadata["positional"])
+
+    @property
     def words(self) -> str:
         return self.field.metadata["words"]
 
@@ -61,7 +65,7 @@ class Flag(NamedTuple):
     def parsed(self, name: str, text: str) -> Any:
         """Parses the text given with `name`; raises UserError if it has the wrong type."""
         declared = self.declared
-        if self.field.metadata["repeated"] or (self.is_tuple and self.field.metadata["positional"]):
+        if self.field.metadata["repeated"] or (self.is_tuple and self.is_place):
             declared = typing.get_args(declared)[0]
         try:
             return parse_value(text, declared, self.field.metadata["choices"])
@@ -78,7 +82,7 @@ class Given(NamedTuple):
     def give(self, flag: Flag, name: str, text: str) -> None:
         """Sets or extends the value of a flag given as `name`; refuses a second, other value."""
         value = flag.parsed(name, text)
-        if flag.field.metadata["repeated"] or (flag.is_tuple and flag.field.metadata["positional"]):
+        if flag.field.metadata["repeated"] or (flag.is_tuple and flag.is_place):
             value = (value,)
         before = self.values.get(flag.path)
         joint = flag.field.metadata["joined"]
@@ -136,7 +140,7 @@ def parse(kind: type, words: Sequence[str]) -> Given:
     """
     flags = flags_of(kind)
     known = {name: flag for flag in flags for name in flag.names}
-    places = [flag for flag in flags if flag.field.metadata["positional"]]
+    places = [flag for flag in flags if flag.is_place or flag.field.metadata["bare"]]
     given, names, rest = Given({}, {}), dict[str, str](), list[str]()
     pending = list(words)
     while pending:
@@ -188,11 +192,12 @@ def _value(name: str, flag: Flag, pending: list[str]) -> str:
 
 
 def _place(text: str, places: list[Flag], given: Given, rest: list[str]) -> None:
-    """Gives a word without "--" to the next positional field, or to the rest."""
+    """Gives a word without "--" to the next field that takes one, or to the rest."""
     if not places:
         rest.append(text)
         return
-    flag = places[0] if places[0].is_tuple else places.pop(0)
+    lasts = places[0].is_tuple or places[0].field.metadata["joined"]
+    flag = places[0] if lasts else places.pop(0)
     given.give(flag, flag.name, text)
 
 
@@ -214,7 +219,7 @@ def _finish(flags: Sequence[Flag], known: Collection[str], given: Given, rest: l
 
 def spelled(flag: Flag) -> str:
     """Returns a flag or positional value as typed."""
-    if flag.field.metadata["positional"]:
+    if flag.is_place:
         return flag.field.metadata["metavar"] or flag.name.upper()
     return f"--{flag.name}"
 

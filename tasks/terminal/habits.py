@@ -103,7 +103,6 @@ _INSTEAD = {
     "prompt": "text",
     "dir path folder cache": "cache | cache_dir | model_dir",
     "model_path run": "model_dir",
-    "step": "step | steps",
     "random_seed rng_seed data_seed": "seed",
     "shards num_shards shard_size": "shard_bytes",
     "eval_split dataset_split": "split",

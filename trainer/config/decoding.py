@@ -35,7 +35,7 @@ class TrainedFlags:
     """Flags that name a run's checkpoint and vocabulary."""
 
     model_dir: str = field(REQUIRED, "folder of the run, local or remote")
-    step: int | None = field(None, "step of the checkpoint; None: the newest")
+    step: int | None = field(None, "step of the checkpoint; None: the newest", aliases=("steps",))
     vocabulary: str | None = field(None, "folder or file of the vocabulary; None: the cache's")
     cache_dir: str | None = field(None, "folder of the tasks' caches, if they have moved")
     task_module: str | None = field(None, "Python module that registers a vocabulary class")

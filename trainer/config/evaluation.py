@@ -185,12 +185,12 @@ class PlateauConfig(Checked):
 class EvaluateFlags:
     """Flags of trainer.evaluate."""
 
-    model_dir: str = field(REQUIRED, "folder of the run, local or remote")
+    model_dir: str = field(REQUIRED, "folder of the run, local or remote", bare=True)
     steps: str = field(
         "latest",
         "checkpoints to evaluate: all, latest, or steps separated by commas",
         joined=",",
-        aliases=("checkpoints",),
+        aliases=("step", "checkpoints"),
     )
     split: str = field("validation", "split of the cache to evaluate on")
     output: str | None = field(

@@ -118,6 +118,24 @@ def test_values_without_a_name():
         flags.parse(Placed, ["--json"])
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bare:
+    cache: str = field(REQUIRED, "words of cache", bare=True)
+    lists: str | None = field(None, "words of lists", joined=",", bare=True)
+
+
+@pytest.mark.parametrize(
+    "words", [["a", "b", "c"], ["--cache=a", "--lists=b", "--lists", "c"], ["--lists=b", "a", "c"]]
+)
+def test_a_name_may_be_left_out(words):
+    assert flags.made(Bare, flags.parse(Bare, words)) == Bare(cache="a", lists="b,c")
+    assert "usage: x --cache=TEXT [" in help.page(Bare, "x", "")
+    with pytest.raises(UserError, match="required: --cache"):
+        flags.parse(Bare, ["--lists=b"])
+    with pytest.raises(UserError, match="--cache=a and --cache=b: give one of them"):
+        flags.parse(Bare, ["--cache=a", "b"])
+
+
 def refuse(words, known):
     flags.refuse_unknown([word for word in words if word != "--beam"], known)
 

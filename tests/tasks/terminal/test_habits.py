@@ -4,7 +4,7 @@ import pytest
 
 from palimpsest.commands import COMMANDS, command
 from tasks.terminal import habits
-from tasks.terminal.flags import flags_of
+from tasks.terminal.flags import flags_of, parse
 
 
 def known(module):
@@ -58,3 +58,27 @@ def test_every_flag_that_is_named_exists():
     named = {flag for flags in habits._table().values() for flag in flags.split() if flag != "|"}
     named |= {needed for needed, _ in habits._ANSWERS.values() if needed}
     assert named <= everything, named - everything
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "step"),
+    [
+        ("pipeline.verify", "cache", ""),
+        ("pipeline.inspect", "cache", ""),
+        ("pipeline.report", "cache", ""),
+        ("trainer.evaluate", "model_dir", "steps"),
+        ("trainer.explain", "model_dir", "step"),
+        ("trainer.export", "model_dir", "step"),
+        ("trainer.export_t5x", "model_dir", "step"),
+        ("trainer.generate", "", "step"),
+        ("trainer.convert", "", "steps"),
+    ],
+)
+def test_a_run_or_cache_needs_no_flag_and_a_step_has_two_names(module, name, step):
+    flags = command(module).flags
+    others = [f"--{flag.name}=1" for flag in flags_of(flags) if flag.required]
+    words = ["folder"] * bool(name) + [each for each in others if not each.startswith(f"--{name}=")]
+    for word in ("--step=3", "--steps=3") if step else ():
+        assert str(parse(flags, [*words, word]).values[step]) == "3"
+    if name:
+        assert parse(flags, words).values[name] == "folder"
