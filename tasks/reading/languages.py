@@ -136,6 +136,8 @@ def check(corpora: Mapping[str, CorpusSpec]) -> None:
         except UserError as error:
             if not name:
                 raise
+            if ":" in name:  # a corpus without a name stands for itself
+                raise UserError(f"--corpus={name}: {error}") from error
             raise UserError(
                 f"language {name}: {error}; use --languages to leave it out, or repair its files"
             ) from error

@@ -17,6 +17,8 @@ from tasks.terminal.interrupt import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 
 EXIT_USER_ERROR = 2
 EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
+# Of more names that begin alike, only the closest is suggested.
+_FAMILY = 10
 
 _STORAGE_ERRORS = {
     errno.ENOSPC: "the disk is full; free some space or choose another folder, then run again",
@@ -37,9 +39,17 @@ class UserError(Exception):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns " (did you mean X?)" for the known name closest to `name`, or ""."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    """Returns " (did you mean X?)" for the known name closest to `name`, or "".
+
+    If `name` begins several names, as the name of a family does, all are returned.
+    """
+    known = list(known)
+    family = [each for each in known if each.startswith(f"{name.lower().replace('-', '_')}_")]
+    if not 1 < len(family) <= _FAMILY:
+        family = difflib.get_close_matches(name, known, n=1)
+    *others, last = family or [""]
+    names = f"{', '.join(others)} or {last}" if others else last
+    return f" (did you mean {names}?)" if names else ""
 
 
 class _Interrupts:

@@ -135,6 +135,7 @@ _ANSWERS = {
     "column text_column split json_keys field text_field": (
         "corpus", "write it into the corpus: --corpus='json:FILE?column=NAME&split=train'"
     ),
+    "model_dir runs run_dir": ("run_a", "name both runs without a flag: RUN_A RUN_B"),
     "streaming": ("corpus", "a corpus hf:OWNER/NAME is streamed"),
     "shuffle": ("row_tokens", "a run shuffles the windows, by its --seed"),
     "pad_id eos_id unk_id bos_id": (
@@ -159,6 +160,8 @@ _GROUPS = {"optim": "optimizer", "opt": "optimizer", "eval": "evaluation", "logg
 _ANYWHERE = ("", "optim", "optimizer", "model", "data", "training")
 # A lower similarity proposes flags that mean something else.
 _CLOSE = 0.79
+# Flags named for a group.
+_SHOWN = 4
 
 
 def hint(word: str, known: Collection[str]) -> str:
@@ -172,6 +175,9 @@ def hint(word: str, known: Collection[str]) -> str:
     found = _instead(name, known)
     if not found and (answer := _answer(name, known)):
         return f" ({answer})"
+    if not found and (group := [each for each in known if each.startswith(f"{name}.")]):
+        more = ", …" * (len(group) > _SHOWN)
+        return f" (it is a group: {', '.join(f'--{each}' for each in group[:_SHOWN])}{more})"
     found = found or _similar(name, known)
     return f" (did you mean {' or '.join(f'--{each}' for each in found)}?)" if found else ""
 

@@ -152,6 +152,7 @@ def test_an_evaluation_that_does_not_fit_gets_fewer_rows():
         ([*TINY, "--topology=v6e:32x16"], "the largest slice is v6e:16x16"),
         ([*TINY, "--topology=v4:6x4x4"], "multiples of 4"),
         ([*TINY, "--topology="], "--topology= is unknown"),
+        ([*TINY, "--topology=a100x8"], "knows no GPUs"),
         ([*TINY, "--search"], "it needs a --topology"),
         ([*TINY, "--engine=t5x"], "--engine=t5x"),
         ([*TINY, "--task=c5"], "c5"),

@@ -147,7 +147,7 @@ class Topology:
         if not found or found[2] not in CHIPS:
             raise UserError(
                 f"--topology={name} is unknown; it must be GENERATION:SHAPE, with a generation of "
-                f"{', '.join(CHIPS)}, such as {_EXAMPLES}"
+                f"{', '.join(CHIPS)}, such as {_EXAMPLES}; trainer.plan knows no GPUs"
             )
         shape = tuple(int(size) for size in found[3].split("x"))
         axes = CHIPS[found[2]].axes

@@ -120,3 +120,7 @@ def test_an_error_of_a_corpus_without_a_name_speaks_of_no_language(tmp_path):
     with pytest.raises(UserError) as caught:
         languages.check(languages.specs([f"text:{tmp_path}/none.txt"], None))
     assert str(caught.value) == f"no file matches {tmp_path}/none.txt"
+    two = languages.specs([f"text:{tmp_path}/{name}.txt" for name in "ab"], None, unnamed=True)
+    with pytest.raises(UserError) as caught:
+        languages.check(two)
+    assert str(caught.value) == f"--corpus=text:{tmp_path}/a.txt: no file matches {tmp_path}/a.txt"

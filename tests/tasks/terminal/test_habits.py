@@ -8,7 +8,7 @@ from tasks.terminal.flags import flags_of, parse
 
 
 def known(module):
-    return {name for flag in flags_of(command(module).flags) for name in flag.names}
+    return [name for flag in flags_of(command(module).flags) for name in flag.names]
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,9 @@ def known(module):
         ("trainer.generate", "stop", ""),  # not --step
         ("trainer.export", "output_dir", "--output?"),
         ("pipeline.verify", "cache_dir", "--cache?"),
+        ("trainer.pretrain", "lengths", "(it is a group: --lengths.inputs, --lengths.targets)"),
+        ("trainer.pretrain", "optimizer", "--optimizer.warmup_steps, …)"),
+        ("trainer.compare", "model_dir", "RUN_A RUN_B"),
     ],
 )
 def test_the_habit_gets_its_answer(module, word, advice):
