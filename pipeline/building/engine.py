@@ -107,7 +107,7 @@ def _work(
     if options.tokenizer == tokenize.FAST:
         loaded = vocabulary.of_cache(job.folder, job.plan.vocabulary)
         if reason := tokenize.refusal(loaded):
-            print(f"all documents will be left to {loaded.codec.library}: {reason}")
+            print(f"all texts will be left to {loaded.codec.library}: {reason}")
     monitor = Monitor(job.folder, job.plan, kept, to_do)
 
     def hopeless(monitor: Monitor) -> bool:
@@ -142,13 +142,14 @@ def _report_tokenizer(job: graph.Job, counts: Counter[str]) -> None:
     library = loaded.codec.library
     if left == encoded:
         reason = tokenize.Tokenizer(loaded).refusal
-        print(f"all documents were left to {library}{f': {reason}' if reason else ''}")
+        print(f"all texts were left to {library}{f': {reason}' if reason else ''}")
         if counts["audited"]:
             print(f"encoded {counts['audited']:,} of them twice: no difference")
     else:
+        some = f", {left:,} of them by {library}" if left else ""
         print(
-            f"tokenized {encoded:,} documents, {left:,} of them by {library}; audited "
-            f"{counts['audited']:,} against it: no difference"
+            f"tokenized {encoded:,} texts{some}; audited {counts['audited']:,} against {library}: "
+            "no difference"
         )
 
 

@@ -17,6 +17,8 @@ _REJECTED = {
     "PrismRunner": "it downloads a program, and builds were never tested with it",
     "DaskRunner": "it silently dropped elements in tests",
 }
+DATAFLOW = "DataflowRunner"
+PORTABLE = ("PortableRunner", "FlinkRunner", "SparkRunner")
 # Beam's groups of flags that have an effect in this process and its workers.
 _LOCAL = ("DebugOptions", "DirectOptions", "ProfilingOptions", "StandardOptions", "TypeOptions")
 # Flags sometimes given to the wrong command.
@@ -35,9 +37,10 @@ class _Parser(argparse.ArgumentParser):
 def arguments(flags: Any) -> list[str]:
     """Returns Beam's arguments; refuses unknown flags and runners that lose data or download."""
     given, runner, workers = flags.beam, flags.runner or _IN_PROCESS, flags.workers
-    name = runner.rsplit(".", 1)[-1]
+    name = runner_name(runner)
+    runner = runner if "." in runner else name
     if name in _REJECTED:
-        raise UserError(f"--runner={runner} is refused: {_REJECTED[name]}")
+        raise UserError(f"--runner={flags.runner} is refused: {_REJECTED[name]}")
     if any("multi_threading" in argument for argument in given):
         raise UserError(
             "--direct_running_mode=multi_threading loses elements silently and reports success "
@@ -55,6 +58,14 @@ def arguments(flags: Any) -> list[str]:
         raise UserError(f"--workers is for {_IN_PROCESS} only: use the flags of {runner} instead")
     mode = ["--direct_running_mode=multi_processing", f"--direct_num_workers={workers}"]
     return [f"--runner={runner}", *mode, *given]
+
+
+def runner_name(runner: str) -> str:
+    """Returns the class of a --runner, which Beam reads in any case and without "Runner", too."""
+    name = runner.rsplit(".", 1)[-1]
+    classes = (*_REJECTED, _IN_PROCESS, DATAFLOW, *PORTABLE)
+    spellings = name.lower(), f"{name.lower()}runner"
+    return next((each for each in classes if each.lower() in spellings), name)
 
 
 def import_beam() -> Any:

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from pipeline.runners.beam_options import DATAFLOW as RUNNER
+from pipeline.runners.beam_options import runner_name
 from tasks.reading import sources
 from tasks.storage import files
 from tasks.terminal import extras
@@ -23,7 +25,6 @@ from tasks.terminal.command_line import UserError
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import GoogleCloudOptions
 
-RUNNER = "DataflowRunner"
 # Packages for workers; their image includes Apache Beam.
 _OURS = ("palimpsest_home.py", "pipeline/**/*", "tasks/**/*", "vocab/**/*")
 _PACKAGES = (
@@ -38,7 +39,7 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 
 def is_runner(runner: str) -> bool:
     """Returns whether a --runner is Dataflow's."""
-    return runner.rsplit(".", 1)[-1] == RUNNER
+    return runner_name(runner) == RUNNER
 
 
 def check(arguments: list[str], corpus: sources.CorpusSpec, cache_dir: str) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pipeline.runners.beam_options import PORTABLE, runner_name
 from tasks.terminal.command_line import UserError
 
-_RUNNERS = ("PortableRunner", "FlinkRunner", "SparkRunner")
 # Prefix of pipeline.job_service's errors if a worker is lost or a pool does not answer.
 LOST = "a worker is lost: "
 _RESUME = "finished shards are kept; run the same command again to resume"
@@ -20,7 +20,7 @@ _CONNECT_SECONDS = 10
 
 def is_runner(runner: str) -> bool:
     """Returns whether a --runner uses a job service."""
-    return runner.rsplit(".", 1)[-1] in _RUNNERS
+    return runner_name(runner) in PORTABLE
 
 
 def _options(arguments: list[str]) -> Any:

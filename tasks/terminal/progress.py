@@ -1,4 +1,7 @@
-"""Progress of long operations: a bar on a terminal, otherwise a line every ten seconds."""
+"""Progress of long operations: a bar on a terminal, otherwise a line every ten seconds.
+
+A line that says nothing new is left out.
+"""
 
 import contextlib
 import sys
@@ -7,6 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 _LINE_SECONDS = 10.0
+# Columns of a bar, and of what stands beside it without the description: spinner, amounts, times.
+_NARROWEST, _WIDEST, _BESIDE_BAR = 10, 40, 44
 
 
 class Progress:
@@ -19,32 +24,24 @@ class Progress:
         self._description, self._total, self._before, self._unit = description, total, done, unit
         self._begin = self._shown = time.monotonic()
         self.bar: Any = None
+        self._line = ""
         if sys.stderr.isatty():
-            from rich import progress
-            from rich.console import Console
-
-            self.bar = progress.Progress(
-                progress.SpinnerColumn(),
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(),
-                progress.DownloadColumn() if unit == "B" else progress.MofNCompleteColumn(),
-                progress.TextColumn("{task.fields[note]}"),
-                progress.TimeElapsedColumn(),
-                progress.TextColumn("left"),
-                progress.TimeRemainingColumn(),
-                console=Console(stderr=True),
-            )
-            self._task = self.bar.add_task(description, total=total, completed=done, note="")
+            self.bar = _bar(description, unit)
+            self._task = self.bar.add_task(description, total=total, completed=done)
             self.bar.start()
 
     def update(self, done: float, note: str = "") -> None:
         """Shows that `done` units are done, including earlier ones."""
         if self.bar:
-            self.bar.update(self._task, completed=done, note=note)
+            self.bar.note = note
+            self.bar.update(self._task, completed=done)
         elif time.monotonic() - self._shown >= _LINE_SECONDS:
             self._shown = time.monotonic()
             parts = [self._description, *([self._amount(done)] if self._total else []), note]
-            print("  ".join(filter(None, parts)), file=sys.stderr, flush=True)
+            line = "  ".join(filter(None, parts))
+            if line != self._line:
+                print(line, file=sys.stderr, flush=True)
+            self._line = line
 
     def _amount(self, done: float) -> str:
         assert self._total
@@ -56,6 +53,34 @@ class Progress:
         if self._unit == "B":
             amounts = f"{done / 1e6:,.1f}/{self._total / 1e6:,.1f} MB"
         return f"{done / self._total:4.0%}  {amounts}  {left} left"
+
+
+def _bar(description: str, unit: str) -> Any:
+    """Returns a bar as wide as the terminal permits, with its attribute `note` on a line below."""
+    from rich import progress
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+    class Bar(progress.Progress):
+        note = ""
+
+        def get_renderables(self) -> Iterator[RenderableType]:
+            yield self.make_tasks_table(self.tasks)
+            if self.note:
+                yield Text(f"  {self.note}")
+
+    console = Console(stderr=True)
+    width = console.width - len(description) - _BESIDE_BAR
+    return Bar(
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(max(_NARROWEST, min(_WIDEST, width))),
+        progress.DownloadColumn() if unit == "B" else progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("left"),
+        progress.TimeRemainingColumn(),
+        console=console,
+    )
 
 
 @contextlib.contextmanager

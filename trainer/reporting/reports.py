@@ -29,19 +29,21 @@ def due(step: int, every: int, last: int) -> bool:
 
 
 class _Pending(NamedTuple):
-    """Metrics, norms and guard of the state after `step`; metrics or norms are None if not due."""
+    """Metrics, norms and guard of the state after `step`; None for what is not due."""
 
     step: int
     metrics: Metrics | None
     guard: Guard
     norms: jax.Array | None = None
+    early_loss: jax.Array | None = None
 
 
 class Reports:
     """Writes the metrics of a run, and stops the run when the guard rejects an update.
 
     Metrics are read one step late: the device is then busy with the next step and does not wait for
-    the host. `note` is the last report in a few words, for a progress bar.
+    the host. `note` is the last report in a few words, for a progress bar; before the first one,
+    the mean loss of updates so far.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class Reports:
         self._pending: _Pending | None = None
         self._norms: jax.Array | None = None
         self.speed = Speed.of(run, waiting)
-        self.note = ""
+        self.note = self._loss = ""
+        self._updates = 0
 
     def before(self, step: int, state: TrainState, batch: Batch) -> None:
         """Computes the norms of the next update, if they are due after `step`."""
@@ -81,9 +84,12 @@ class Reports:
             metrics = state.metrics
             state = dataclasses.replace(state, metrics=self._program.zero_metrics())
         norms, self._norms = self._norms, None
-        if metrics is not None or norms is not None:
-            copied = jax.tree.map(jnp.copy, state.guard)
-            self._pending = _Pending(step, metrics, copied, norms)
+        self._updates += 1
+        # All hosts count alike, whatever their clocks say.
+        early = not (self._loss or metrics) and self._updates.bit_count() == 1
+        if metrics is not None or norms is not None or early:
+            copied, loss = jax.tree.map(jnp.copy, (state.guard, state.metrics["loss"]))
+            self._pending = _Pending(step, metrics, copied, norms, loss if early else None)
         return state
 
     def settle(self, step: int, state: TrainState) -> None:
@@ -93,7 +99,7 @@ class Reports:
 
     def evaluations(self, step: int, results: dict[str, dict[str, float]]) -> None:
         """Writes and prints the evaluation after `step`; a mixture's tasks share one table."""
-        training = f"{self.note.split('  ')[0]}, " if self.note else ""
+        training = f"{self._loss}, " if self._loss else ""
         of_tasks: dict[str, dict[str, float]] = {}
         for split, result in results.items():
             self._writer.write(step, split, result)
@@ -112,6 +118,8 @@ class Reports:
         if pending.norms is not None:
             norms = self._program.norms.by_name(pending.norms)
             self._writer.write(pending.step, NORMS, norms)
+        if pending.early_loss is not None:
+            self.note = f"loss {means({'loss': pending.early_loss})['loss']:.3f}"
         if pending.metrics is not None:
             self._report_metrics(pending.step, pending.metrics, int(pending.guard.skipped))
 
@@ -131,7 +139,8 @@ class Reports:
         values["learning_rate"] = rate * self._checkpoints.watch.rate_scale
         rates = self.speed.since_last(step)
         self._writer.write(step, "train", values, {**rates, **peak_memory()})
-        self.note = "  ".join([f"loss {values['loss']:.3f}", *shown(rates)])
+        self._loss = f"loss {values['loss']:.3f}"
+        self.note = "  ".join([self._loss, *shown(rates)])
 
     def _stop_if_rejected(self, pending: _Pending, state: TrainState) -> None:
         """Ends the run if the guard rejected an update; `state` is then still the one before it."""

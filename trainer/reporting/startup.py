@@ -1,5 +1,9 @@
 """The text with which a run explains its configuration before its first step."""
 
+import shutil
+import sys
+import textwrap
+
 from trainer.config import CheckpointConfig, Config
 from trainer.data.interface import Run
 from trainer.engine import determinism
@@ -42,7 +46,15 @@ def startup_text(run: Run, program: Program, step: int, begins: str, changes: li
                 "those of an uninterrupted run",
             )
         )
-    return "\n".join(f"{subject:<13} {text}" for subject, text in lines)
+    return "\n".join(_filled(f"{subject:<13} {text}") for subject, text in lines)
+
+
+def _filled(line: str) -> str:
+    """Returns a line broken as the terminal needs it; a file gets whole lines."""
+    if not sys.stdout.isatty():
+        return line
+    width = max(40, shutil.get_terminal_size().columns)
+    return textwrap.fill(line, width, subsequent_indent=" " * 14, break_on_hyphens=False)
 
 
 def _rates(config: Config) -> list[tuple[str, str]]:

@@ -60,6 +60,7 @@ def parquet(tmp_path):
         (["--runner=DirectRunner"], "--runner=DirectRunner is refused"),
         (["--runner=PrismRunner"], "--runner=PrismRunner is refused"),
         (["--runner=DaskRunner"], "--runner=DaskRunner is refused"),
+        (["--runner=prism"], "--runner=prism is refused"),  # as Beam reads it
         (["--direct_running_mode=multi_threading"], "loses elements silently"),
     ],
 )

@@ -86,6 +86,7 @@ def test_dataflow(build, tmp_path, capsys):
     build(tmp_path, *flags)
     listed = capsys.readouterr().out
     assert re.search(r"on Dataflow: [\d.]+ vCPU-hours, \$[\d.]+, both ± 50%", listed)
+    flags[1] = "--runner=dataflow"  # Beam reads it, too
     build(tmp_path, *flags, "--price_per_vcpu_hour=1e9")
     hours, dollars = re.search(
         r"Dataflow: ([\d.]+) vCPU-hours, \$([\d.,]+),", capsys.readouterr().out

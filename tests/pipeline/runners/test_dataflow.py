@@ -183,7 +183,7 @@ def test_the_staged_files_suffice(submit, start, gcs, cache, tmp_path):
     (job,) = server.jobs
     assert process.returncode == 0, (err, job.messages)
     assert (job.counters["documents"], job.counters["encoded"]) == (2004, 2004)
-    assert "tokenized 2,004 documents" in out
+    assert "tokenized 2,004 texts" in out
     local = start("gs://bucket/local", CORPUS, **gcs.environment())
     assert local.wait(300) == 0
     prefixes = (f"cache/{TASK}/", f"local/{TASK}/")

@@ -31,7 +31,7 @@ def usual_sigint():
 def test_a_job_service_in_this_process(build, cache, checksums, tmp_path, capsys):
     flags = ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"]
     assert checksums(build(tmp_path, *flags)) == checksums(cache)
-    assert "tokenized 2,004 documents" in capsys.readouterr().out  # the counters were returned
+    assert "tokenized 2,004 texts" in capsys.readouterr().out  # the counters were returned
 
 
 def test_faulty_documents_end_a_build_there_too(build, tmp_path):
