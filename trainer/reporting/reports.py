@@ -35,7 +35,7 @@ class _Pending(NamedTuple):
     metrics: Metrics | None
     guard: Guard
     norms: jax.Array | None = None
-    early_loss: jax.Array | None = None
+    early_loss: tuple[jax.Array, jax.Array] | None = None
 
 
 class Reports:
