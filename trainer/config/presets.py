@@ -1,6 +1,7 @@
 """Model presets by name."""
 
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -243,6 +244,23 @@ MODEL_PRESETS: Mapping[str, ModelConfig] = {
     **{f"mup_{size}": config for size, config in _MUP.items()},
     **_of_zoo("march_presets"),
 }
+
+
+# Pattern of presets -> the optimizer of their source, which a preset does not set.
+# Sources: docs/migrating.md; docs/march.md; Devlin et al. 2019, appendix A.2; Touvron et al.
+# 2023 (arXiv:2302.13971), section 2.2; Dubey et al. 2024 (arXiv:2407.21783), section 3.4.1.
+_SOURCE_OPTIMIZERS = (
+    (r"mup_dm\d+", "AdamW with a linear schedule and clipping"),
+    (r"(mini_)?march_\w+", "AdamW at 1e-4"),
+    (r"bert_\w+", "AdamW at 1e-4 with a linear schedule"),
+    (r"llama3?_\w+", "AdamW with a cosine schedule and clipping"),
+)
+
+
+def source_optimizer(preset: str) -> str:
+    """Returns the optimizer with which a preset's source trains, or "" if it is T5X's or unknown."""
+    found = (words for names, words in _SOURCE_OPTIMIZERS if re.fullmatch(names, preset))
+    return next(found, "")
 
 
 def model_preset(name: str) -> ModelConfig:

@@ -4,9 +4,10 @@ import hashlib
 import itertools
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tasks.cache.filtered import ExcludeRecord, FilterRecord
 from tasks.cache.manifest import MANIFEST
 from tasks.reading import spec
 from tasks.reading.corpus import HUB
@@ -16,6 +17,7 @@ from trainer.config import Config, fields
 from trainer.data.cached import CachedData
 from trainer.data.cached_task import CachedTask
 from trainer.data.interface import Data, Run
+from trainer.engine.cost import parameter_count
 from trainer.huggingface import configs
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match
@@ -23,8 +25,8 @@ from trainer.model.config import ModelConfig
 from trainer.optim.schedule import described
 from trainer.reporting.metrics import EVALUATION_FILE, NORMS, read_metrics
 
-# Metrics that describe the data, not the model.
-_OF_THE_DATA = ("mean_label", "max_targets_length")
+# Metrics that describe the data, or the loss in other units.
+_LEFT_OUT = ("mean_label", "max_targets_length", "training_loss")
 # The Hub's pipeline tags.
 _PIPELINES = {
     "encoder_decoder": "text2text-generation",
@@ -164,6 +166,7 @@ def _hub_data_sets(data: Data) -> list[str]:
 def _training(run: Run, step: int) -> list[tuple[str, str]]:
     config, data, optimizer = run.config, run.data, run.config.optimizer
     rows = [
+        ("parameters", f"{parameter_count(config.model):,}"),
         ("updates", f"{step:,} of {config.batch_size} rows"),
         ("lengths", f"inputs {run.lengths.inputs}, targets {run.lengths.targets}"),
         (
@@ -176,10 +179,20 @@ def _training(run: Run, step: int) -> list[tuple[str, str]]:
     ]
     if not isinstance(data, CachedData):
         return [*rows, ("task", config.task)]
-    rows.insert(1, ("corpus tokens seen", f"{_tokens_seen(data, config, step):,}"))
+    rows.insert(2, ("corpus tokens seen", f"{_tokens_seen(data, config, step):,}"))
+    if len(data.tasks) > 1:
+        rows += list(_rates(data))
     for each in data.tasks:
         rows += _data_rows(each)
     return rows
+
+
+def _rates(data: CachedData) -> Iterator[tuple[str, str]]:
+    """Yields the share of rows of each task, from each update at which they change."""
+    names = [each.task.name for each in data.tasks]
+    for begin, shares in data.rates:
+        listed = ", ".join(f"{n} {share:.4g}" for n, share in zip(names, shares, strict=True))
+        yield "sampling rates" + (f" from update {begin + 1:,}" if begin else ""), listed
 
 
 def _tokens_seen(data: CachedData, config: Config, step: int) -> int:
@@ -201,10 +214,24 @@ def _data_rows(each: CachedTask) -> list[tuple[str, str]]:
         ("noise", f"{type(each.task.objective).__name__}: {settings or 'none'}"),
         ("corpus", f"{corpus['spec']}, {each.manifest.total('train', 'tokens'):,} tokens"),
         ("corpus revision", _revision(corpus)),
+        *([("filters", ", ".join(map(_filter, plan.filters)))] if plan.filters else []),
+        *([("left out by lists", ", ".join(map(_list, plan.exclude)))] if plan.exclude else []),
         ("cache", f"plan {plan.fingerprint}"),
         ("cache manifest, sha256", hashlib.sha256(manifest).hexdigest()),
         ("vocabulary, sha256", plan.vocabulary.sha256),
     ]
+
+
+def _filter(record: FilterRecord) -> str:
+    given = ", ".join(
+        f"{name} {value}" for name, value in record.settings.items() if value is not None
+    )
+    return f"{record.name} ({given})" if given else record.name
+
+
+def _list(record: ExcludeRecord) -> str:
+    parts = record.paragraphs and f" and {record.paragraphs:,} paragraphs"
+    return f"{record.documents:,} documents{parts or ''} (sha256 {record.sha256[:12]})"
 
 
 def _revision(corpus: dict[str, Any]) -> str:
@@ -228,5 +255,5 @@ def _evaluation(model_dir: str, step: int) -> list[tuple[str, str]]:
         (f"{split} {name}", f"{value:,.4f}".rstrip("0").rstrip("."))
         for split, result in found.items()
         for name, value in result.items()
-        if name not in _OF_THE_DATA
+        if name not in _LEFT_OUT
     ]

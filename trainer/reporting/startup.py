@@ -5,6 +5,8 @@ import sys
 import textwrap
 
 from trainer.config import CheckpointConfig, Config
+from trainer.config.optimizer import OptimizerConfig
+from trainer.config.presets import source_optimizer
 from trainer.data.interface import Run
 from trainer.engine import determinism
 from trainer.engine.cost import flops_per_step, parameter_count
@@ -58,7 +60,19 @@ def _filled(line: str) -> str:
 
 
 def _rates(config: Config) -> list[tuple[str, str]]:
-    lines = [("learning rate", described(config.optimizer, config.train_steps))]
+    optimizer, default = config.optimizer, OptimizerConfig()
+    words, source = optimizer.name, source_optimizer(config.preset)
+    if (optimizer.name, optimizer.schedule) == (default.name, default.schedule):
+        words += ", T5X's default"
+        if source:
+            words += (
+                f"; the source of {config.preset} trains with {source}, which a model preset does "
+                "not set: docs/presets.md has the flags"
+            )
+    lines = [
+        ("optimizer", words),
+        ("learning rate", described(optimizer, config.train_steps)),
+    ]
     if config.train_steps < config.optimizer.warmup_steps:
         lines.append(
             (

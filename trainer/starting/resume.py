@@ -4,13 +4,19 @@ import sys
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from tasks.storage import files
 from tasks.terminal.command_line import UserError
 from trainer.checkpoints.checkpoint import Checkpoints
+from trainer.config import CONFIG_FILE
 from trainer.data.interface import Run
 from trainer.engine import processes
 from trainer.engine.damage import Damaged
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
+
+
+# Files named of a folder that is not a run's.
+_NAMES = 4
 
 
 class Beginning(NamedTuple):
@@ -38,6 +44,15 @@ def _resumed(step: int) -> Beginning:
     return Beginning(step, f"resumes from checkpoint {step}")
 
 
+def _strangers(model_dir: str) -> str:
+    """Returns words about what a folder without a run holds, or ""."""
+    names = [name for name in files.list_names(model_dir) if not name.startswith(".")]
+    if not names or CONFIG_FILE in names:
+        return ""
+    listed = ", ".join(names[:_NAMES]) + ", …" * (len(names) > _NAMES)
+    return f" in a folder that already holds {listed}"
+
+
 def begin(
     run: Run, checkpoints: Checkpoints, program: Program
 ) -> tuple[Beginning, TrainState | None]:
@@ -51,7 +66,8 @@ def begin(
     processes.check_equal(f"checkpoints in {run.config.model_dir}", " ".join(map(str, steps)))
     if not steps:
         first = start(run)
-        return Beginning(first.step, first.describe()), first.state(program)
+        description = first.describe() + _strangers(run.config.model_dir)
+        return Beginning(first.step, description), first.state(program)
     newest = steps[-1]
     try:
         checkpoints.check_resumable(newest, run)

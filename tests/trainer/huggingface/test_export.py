@@ -5,11 +5,13 @@ import os
 import re
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from huggingface_hub import constants
 
+from tasks.cache.filtered import ExcludeRecord, FilterRecord
 from tasks.storage import seal
 from tasks.terminal.command_line import UserError
 from tests.support.parameters import slow_unless
@@ -119,6 +121,7 @@ def test_the_card_describes_training_and_data(folder, text_cache):
     assert "adafactor, schedule constant * rsqrt_decay, learning rate 0.01 from" in card
     manifest = json.loads((text_cache / "manifest.json").read_text())
     for text in (
+        "| parameters | 22,624 |",
         "| updates | 2 of 4 rows |",
         f"| corpus tokens seen | {2 * 4 * 70} |",
         "python_docs_span_corruption",
@@ -401,6 +404,19 @@ def test_a_run_with_fast_attention_leaves_its_gpu(text_cache, tmp_path, attentio
     fast = f"--model.attention={attention}", "--model.dtype=bfloat16", "--model.dropout_rate=0"
     model = config_of("--model.vocab_size=768", *fast).model
     assert load(str(tmp_path / "hf"), model).keys() >= {"encoder", "decoder"}
+
+
+def test_the_card_has_a_mixture_s_rates_and_what_its_caches_leave_out():
+    tasks = [SimpleNamespace(task=SimpleNamespace(name=name)) for name in "ab"]
+    data = SimpleNamespace(tasks=tasks, rates=[(0, [0.7, 0.3]), (10, [0.5, 0.5])])
+    assert list(card._rates(data)) == [
+        ("sampling rates", "a 0.7, b 0.3"),
+        ("sampling rates from update 11", "a 0.5, b 0.5"),
+    ]
+    rules = FilterRecord("length", "length", 1, "16", {"min_words": 10, "max_words": None})
+    assert card._filter(rules) == "length (min_words 10)"
+    listed = ExcludeRecord("0123456789abcdef", "ids", 1200, 0)
+    assert card._list(listed) == "1,200 documents (sha256 0123456789ab)"
 
 
 def test_the_card_has_the_run_s_own_evaluation_beside_those_of_other_splits(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from tests.support.runs import config_of, stub
 from trainer.engine.guard import new_guard
 from trainer.reporting import reports, startup
+from trainer.starting import resume
 
 
 @pytest.fixture
@@ -45,3 +46,38 @@ def test_lines_fit_the_terminal_and_stay_whole_in_files(monkeypatch):
     assert len(broken) == 4
     assert all(len(each) <= 60 for each in broken)
     assert all(each.startswith(" " * 14) for each in broken[1:])
+
+
+def test_a_folder_of_other_things_is_named(tmp_path):
+    assert resume._strangers(str(tmp_path / "new")) == ""
+    (tmp_path / ".lock").touch()
+    assert resume._strangers(str(tmp_path)) == ""
+    for name in ("vocabulary", "cache", "model"):
+        (tmp_path / name).mkdir()
+    assert resume._strangers(str(tmp_path)) == (
+        " in a folder that already holds cache, model, vocabulary"
+    )
+    (tmp_path / "config.json").touch()
+    assert resume._strangers(str(tmp_path)) == ""
+
+
+@pytest.mark.parametrize(
+    ("preset", "flags", "says"),
+    [
+        ("t5_1_1_tiny", (), "adafactor, T5X's default"),
+        (
+            "mup_dm128",
+            (),
+            "the source of mup_dm128 trains with AdamW with a linear schedule and cl",
+        ),
+        ("march_v1", (), "docs/presets.md has the flags"),
+        ("llama_tiny", ("--optimizer.name=lion", "--optimizer.learning_rate=1e-4"), "lion"),
+        ("bert_base", ("--optimizer.schedule=constant",), "adafactor"),
+    ],
+)
+def test_a_run_says_which_optimizer_it_has_and_which_its_source(preset, flags, says):
+    ((subject, words), *_) = startup._rates(config_of(*flags, preset=preset))
+    assert subject == "optimizer"
+    assert says in words
+    assert ("source" in words) == (preset in ("mup_dm128", "march_v1"))
+    assert words.startswith("adafactor") or words == says
