@@ -1,5 +1,7 @@
 """A training run, from its configuration to its end."""
 
+import shlex
+
 from trainer.config import Config, fields
 
 # Remedies for a run that does not fit in memory, gentlest first.
@@ -8,6 +10,9 @@ _LESS_MEMORY = (
     "compute activations twice, a smaller --batch_size or another --preset; trainer.plan says "
     "what fits a device"
 )
+
+# Commands that run a trained model, by architecture.
+_USES = {"encoder_decoder": ("fill", "generate"), "decoder": ("generate",)}
 
 
 def start(config: Config, origins: dict[str, str], print_config: str | None = None) -> int:
@@ -34,4 +39,17 @@ def start(config: Config, origins: dict[str, str], print_config: str | None = No
 
         from trainer.loop import train
 
-        return train(run, origins)
+        code = train(run, origins)
+        if not code and processes.is_first():
+            print(_next(run.config))
+        return code
+
+
+def _next(config: Config) -> str:
+    """Returns lines that name the folder of the finished model and what can be done with it."""
+    folder = shlex.quote(config.model_dir)
+    commands = [*_USES.get(config.model.architecture, ()), "evaluate", "export"]
+    return (
+        f"next: python -m trainer.report {folder}\n"
+        f"      (or, with --model_dir={folder}: trainer.{', trainer.'.join(commands)})"
+    )

@@ -13,8 +13,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib.metadata import version
 from platform import python_version
 
@@ -224,13 +223,6 @@ def _verify(loaded: vocabulary.Vocabulary, options: Options) -> None:
         assert processor.decode([loaded.size - 1 - number]) == text
 
 
-def _corpus_flags(texts: Sequence[str], corpora: weighting.Corpora) -> list[str]:
-    """Returns pipeline.build's flags for corpora, which need names if there are several."""
-    unnamed = len(texts) > 1 and list(corpora.parts) == list(texts)
-    names = [f"part{number}=" if unnamed else "" for number in range(1, len(texts) + 1)]
-    return [f"--corpus={name}{text}" for name, text in zip(names, texts, strict=True)]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags(CorporaFlags, OptionFlags):
     """Flags of the command and of Beam."""
@@ -258,12 +250,7 @@ def run(flags: Flags) -> None:
         kept = base.record.pieces - extend.own_sentinels(base)
         print(f"  the first {kept:,} ids come from {flags.extend}; {_ID_MAP} maps the rest")
     print(fit.table(list(measured.items())))
-    command = ["python", "-m", "pipeline.build", "--task=span_corruption", "--name=mine"]
-    command += _corpus_flags(flags.corpus, corpora)
-    command += [f"--languages={flags.languages}"] if flags.languages else []
-    command += [f"--vocabulary={output}", "--cache_dir=cache"]
-    print(f"next: {shlex.join(command)}")
-    print("      (--task=lm, ul2, prefix_lm or masked_lm for another objective)")
+    print(weighting.next_build(flags, corpora, output))
 
 
 main = Command(Flags, run)

@@ -169,10 +169,13 @@ class Flags(CorporaFlags):
 def run(flags: Flags) -> None:
     """Trains, and prints a report."""
     options = Options(flags.kind, flags.vocab_size, flags.extra_ids, bool(flags.cased))
-    loaded = train(options, weighting.corpora_of(flags), flags.output)
+    corpora = weighting.corpora_of(flags)
+    loaded = train(options, corpora, flags.output)
     print(f"{loaded.size:,} ids: {options.vocab_size:,} pieces, {options.extra_ids} sentinels")
     measured = fit.from_json(files.read_json(files.join(flags.output, _REPORT)))
     print(fit.table(list(measured.items())))
+    task = "masked_lm" if options.kind == WORDPIECE else "span_corruption"
+    print(weighting.next_build(flags, corpora, flags.output, task))
 
 
 main = Command(Flags, run)

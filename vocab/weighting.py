@@ -5,6 +5,7 @@ alpha. Its words count as if its text were repeated by a factor: 1 for the least
 """
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from tasks.reading import languages, sources
 from tasks.terminal.command_line import UserError
 from tasks.terminal.fields import REQUIRED, SHARE, field
 from tasks.terminal.table import table
+
+# Objectives that any text suits.
+_OBJECTIVES = ("span_corruption", "lm", "ul2", "prefix_lm", "masked_lm")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,3 +156,23 @@ def _weights(text: str, names: Sequence[str]) -> dict[str, float]:
         if not 0 < weight < float("inf"):
             raise UserError(f"--weights={text}: the weight of {name} must be above 0")
     return {name: found[name] for name in names}
+
+
+def next_build(
+    flags: CorporaFlags, corpora: Corpora, output: str, task: str = "span_corruption"
+) -> str:
+    """Returns lines that name the command to run after the vocabulary `output` is made."""
+    command = ["python", "-m", "pipeline.build", f"--task={task}", "--name=mine"]
+    command += _corpus_flags(flags.corpus, corpora)
+    command += [f"--languages={flags.languages}"] if flags.languages else []
+    command += [f"--vocabulary={output}", "--cache_dir=cache"]
+    *others, last = (each for each in _OBJECTIVES if each != task)
+    other = f"--task={', '.join(others)} or {last} for another objective"
+    return f"next: {shlex.join(command)}\n      ({other})"
+
+
+def _corpus_flags(texts: Sequence[str], corpora: Corpora) -> list[str]:
+    """Returns pipeline.build's flags for corpora, which need names if there are several."""
+    unnamed = len(texts) > 1 and list(corpora.parts) == list(texts)
+    names = [f"part{number}=" if unnamed else "" for number in range(1, len(texts) + 1)]
+    return [f"--corpus={name}{text}" for name, text in zip(names, texts, strict=True)]

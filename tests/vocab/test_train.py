@@ -447,8 +447,8 @@ def test_the_report_rejects_a_folder_without_a_vocabulary(corpus, tmp_path):
 def test_the_next_command_names_corpora_without_names():
     texts = ["json:a.jsonl", "json:b.jsonl"]
     parts = weighting.Corpora(dict.fromkeys(texts))
-    flags = [each.removeprefix("--corpus=") for each in train._corpus_flags(texts, parts)]
+    flags = [each.removeprefix("--corpus=") for each in weighting._corpus_flags(texts, parts)]
     assert [str(each) for each in languages.specs(flags, None).values()] == texts
     named = ["a=json:a.jsonl", "b=json:b.jsonl"]
-    found = train._corpus_flags(named, weighting.Corpora(dict.fromkeys("ab")))
+    found = weighting._corpus_flags(named, weighting.Corpora(dict.fromkeys("ab")))
     assert found == [f"--corpus={each}" for each in named]

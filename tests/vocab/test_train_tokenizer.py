@@ -40,7 +40,11 @@ def test_transformers_reads_what_is_written(kind, flags, corpus, tmp_path, capsy
     from transformers import AutoTokenizer
 
     loaded = made(corpus, tmp_path / "made", kind, *flags, "--extra_ids=7")
-    assert "407 ids: 400 pieces, 7 sentinels" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "407 ids: 400 pieces, 7 sentinels" in printed
+    task = {"byte_bpe": "span_corruption", "wordpiece": "masked_lm"}[kind]
+    assert f"next: python -m pipeline.build --task={task} --name=mine --corpus=" in printed
+    assert f"--vocabulary={tmp_path / 'made'} --cache_dir=cache\n" in printed
     assert (loaded.size, loaded.record.sentinels, loaded.record.extra_ids) == (407, 7, 0)
     assert loaded.ids.id_of("<extra_id_0>") == 406
     theirs = AutoTokenizer.from_pretrained(tmp_path / "made")

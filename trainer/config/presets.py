@@ -258,7 +258,7 @@ _SOURCE_OPTIMIZERS = (
 
 
 def source_optimizer(preset: str) -> str:
-    """Returns the optimizer with which a preset's source trains, or "" if it is T5X's or unknown."""
+    """Returns the optimizer of a preset's source, or "" if it is T5X's or unknown."""
     found = (words for names, words in _SOURCE_OPTIMIZERS if re.fullmatch(names, preset))
     return next(found, "")
 

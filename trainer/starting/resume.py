@@ -14,7 +14,6 @@ from trainer.engine.damage import Damaged
 from trainer.engine.program import Program
 from trainer.engine.step import TrainState
 
-
 # Files named of a folder that is not a run's.
 _NAMES = 4
 

@@ -24,6 +24,7 @@ from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.config import load_config, save_config
 from trainer.config.from_flags import build_config
 from trainer.conversion import card, exporting
+from trainer.engine.cost import parameter_count
 from trainer.engine.program import Program
 from trainer.huggingface import load, model_config, names, parity, tokenizer, weights
 from trainer.reporting.metrics import MetricsWriter
@@ -114,14 +115,14 @@ def test_a_finished_export_is_uploaded_as_it_is(folder, run, monkeypatch, capsys
     assert "updates: 2 of 4 rows\noptimizer: adafactor" in rest
 
 
-def test_the_card_describes_training_and_data(folder, text_cache):
+def test_the_card_describes_training_and_data(folder, run, text_cache):
     import yaml
 
     card = re.sub(" +", " ", (folder / "README.md").read_text())
     assert "adafactor, schedule constant * rsqrt_decay, learning rate 0.01 from" in card
     manifest = json.loads((text_cache / "manifest.json").read_text())
     for text in (
-        "| parameters | 22,624 |",
+        f"| parameters | {parameter_count(load_config(run)[0].model):,} |",
         "| updates | 2 of 4 rows |",
         f"| corpus tokens seen | {2 * 4 * 70} |",
         "python_docs_span_corruption",

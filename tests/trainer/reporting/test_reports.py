@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.support.runs import config_of, stub
+from trainer import training
 from trainer.engine.guard import new_guard
 from trainer.reporting import reports, startup
 from trainer.starting import resume
@@ -68,7 +69,7 @@ def test_a_folder_of_other_things_is_named(tmp_path):
         (
             "mup_dm128",
             (),
-            "the source of mup_dm128 trains with AdamW with a linear schedule and cl",
+            "source of mup_dm128 trains with AdamW with a linear schedule",
         ),
         ("march_v1", (), "docs/presets.md has the flags"),
         ("llama_tiny", ("--optimizer.name=lion", "--optimizer.learning_rate=1e-4"), "lion"),
@@ -81,3 +82,17 @@ def test_a_run_says_which_optimizer_it_has_and_which_its_source(preset, flags, s
     assert says in words
     assert ("source" in words) == (preset in ("mup_dm128", "march_v1"))
     assert words.startswith("adafactor") or words == says
+
+
+@pytest.mark.parametrize(
+    ("preset", "uses"),
+    [
+        ("t5_1_1_tiny", "trainer.fill, trainer.generate, trainer.evaluate, trainer.export"),
+        ("llama_tiny", "(or, with --model_dir='my runs/1': trainer.generate, trainer.evaluate"),
+        ("bert_tiny", "1': trainer.evaluate, trainer.export)"),
+    ],
+)
+def test_a_finished_run_says_what_is_next(preset, uses):
+    text = training._next(config_of("--model_dir=my runs/1", preset=preset))
+    assert text.startswith("next: python -m trainer.report 'my runs/1'\n")
+    assert uses in text
