@@ -228,8 +228,13 @@ def _report(
     notes = results.notes(sweep, outcomes)
     files.write_bytes(files.join(output, "table.md"), f"{text}\n\n{notes}\n".encode())
     print(f"{text}\n\n{notes}", flush=True)
+    written = ["table.md", "results.jsonl"]
     if any(curves.values()):
         drawing.draw(sweep, curves, files.join(output, "curves.png"))
+        written.append("curves.png")
+    place = shlex.quote(output)
+    print(f"written to {output}: {', '.join(written)}")
+    print(f"next: python -m trainer.report {place}/{cells.CELLS}/*/run", flush=True)
     left = [each for each in outcomes if each.status != cells.FINISHED]
     if left:
         failed = sum(each.status == cells.FAILED for each in left)

@@ -95,6 +95,13 @@ def check(output, printed, seeds):
     """Checks the results of a finished sweep of some seeds."""
     table = (output / "table.md").read_text()
     assert table in printed
+    assert printed.endswith(
+        f"written to {output}: table.md, results.jsonl, curves.png\n"
+        f"next: python -m trainer.report {output}/cells/*/run\n"
+    )
+    runs = list((output / "cells").glob("*/run"))
+    assert runs
+    assert all((each / "config.json").exists() for each in runs)
     assert "| squared_relu" in table
     lines = [json.loads(line) for line in (output / "results.jsonl").read_text().splitlines()]
     arms = [(line["values"]["model.mlp_activations"], line["seed"]) for line in lines]

@@ -324,6 +324,10 @@ def _updates(text: str) -> range:
     return range(max(1, int(found[1])), int(found[2]) + 1) if found else range(0)
 
 
+# Folders in which a run is looked for, if it is not where it should be.
+_INNER = 20
+
+
 def save_config(
     config: Config, origins: dict[str, str], record: Mapping[str, Any] | None = None
 ) -> None:
@@ -343,6 +347,12 @@ def load_vocabulary_record(model_dir: str) -> dict[str, Any] | None:
     return files.read_json(files.join(model_dir, CONFIG_FILE)).get("vocabulary")
 
 
+def _runs_in(folder: str) -> list[str]:
+    """Returns the runs in the first folders of a folder."""
+    inner = (files.join(folder, name) for name in files.list_names(folder)[:_INNER])
+    return [each for each in inner if files.exists(files.join(each, CONFIG_FILE))]
+
+
 def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
     """Returns (the configuration of the run in `model_dir`, field path -> origin)."""
     path = files.join(model_dir, CONFIG_FILE)
@@ -351,6 +361,8 @@ def load_config(model_dir: str) -> tuple[Config, dict[str, str]]:
         advice = "train one with trainer.pretrain"
         if name.startswith("checkpoint_") and files.exists(files.join(run or ".", CONFIG_FILE)):
             advice = f"name the run, {run or '.'}; --step or --steps chooses a checkpoint"
+        elif inner := _runs_in(model_dir):
+            advice = f"name the run, {inner[0]}"
         raise UserError(f"{model_dir} holds no run (it has no {CONFIG_FILE}): {advice}")
     value = files.read_json(path)
     if not (isinstance(value, dict) and isinstance(value.get("config"), dict)):

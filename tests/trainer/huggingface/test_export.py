@@ -222,6 +222,8 @@ def test_mistakes_are_named(run, folder, tmp_path):
     assert_rejected(r"t5_exported exists: name another", output=str(folder))
     assert_rejected("give a local folder", output="gs://bucket/model")
     assert_rejected("holds no run", model_dir=str(tmp_path))
+    outer = str(Path(run).parent)
+    assert_rejected(f"{outer} holds no run .*: name the run, {outer}/", model_dir=outer)
     whole = f"{run}/checkpoint_2 holds no run .*: name the run, {run}; --step or --steps chooses"
     assert_rejected(whole, model_dir=f"{run}/checkpoint_2")
     assert_rejected("no checkpoint of step 7; it has 2", step=7)
