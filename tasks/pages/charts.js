@@ -7,14 +7,23 @@
   const hidden = new Map();  // key of a chart -> labels of the series that are switched off
   const choice = { axis: Object.keys(axes)[0], smoothing: 0, logarithmic: false };
 
-  const compact = new Intl.NumberFormat('en', { notation: 'compact', maximumSignificantDigits: 4 });
-  function number(value) {
+  function number(value, digits = 5) {
     const size = Math.abs(value);
-    if (size >= 1e4) return compact.format(value);
-    if (size !== 0 && size < 1e-3) return value.toExponential(2);
-    return String(Number(value.toPrecision(5)));
+    const form = { notation: 'compact', maximumSignificantDigits: digits - 1 };
+    if (size >= 1e4) return new Intl.NumberFormat('en', form).format(value);
+    if (size !== 0 && size < 1e-3) return value.toExponential(digits - 3);
+    return String(Number(value.toPrecision(digits)));
   }
-  const percent = value => String(Number((100 * value).toPrecision(4))) + '\u2009%';
+  const percent = (value, digits = 5) =>
+    String(Number((100 * value).toPrecision(digits - 1))) + '\u2009%';
+
+  // Labels of an axis, with as many digits as tell its ticks apart.
+  function labels(ticks, shown) {
+    const known = ticks.filter(tick => tick !== null);
+    let digits = 5;
+    while (digits < 15 && new Set(known.map(tick => shown(tick, digits))).size < known.length) digits++;
+    return ticks.map(tick => (tick === null ? '' : shown(tick, digits)));
+  }
 
   const ink = series => colour('--c' + (series.colour % 8)) + (series.faint ? '99' : '');
 
@@ -91,13 +100,13 @@
         {
           ...axis,
           size: 32,
-          values: (plot, ticks) => ticks.map(tick => (bars ? chart.labels[tick] ?? '' : number(tick))),
+          values: (plot, ticks) => (bars ? ticks.map(tick => chart.labels[tick] ?? '') : labels(ticks, number)),
           ...(bars ? { incrs: [1, 2, 4, 8, 16, 32], space: room, grid: { show: false } } : {}),
         },
         {
           ...axis,
           size: widest,
-          values: (plot, ticks) => ticks.map(tick => (tick === null ? '' : shown(tick))),
+          values: (plot, ticks) => labels(ticks, shown),
         },
       ],
       series: [

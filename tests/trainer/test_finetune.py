@@ -11,6 +11,7 @@ import pytest
 from tests.support.processes import completed
 from tests.support.runs import command, curve, done, finish, flags_of, metadata, start_all, state
 from tests.support.trees import assert_close, assert_equal
+from tests.support.words import changed
 from tests.trainer.conftest import assert_one_line, built, ended
 from tests.trainer.huggingface.test_export import save_run
 from trainer.model.paths import named
@@ -49,15 +50,16 @@ def pretrained(text_cache, tmp_path_factory):
 
 
 def finetune(pretrained, pairs, model_dir, *flags):
-    return command(
-        *("trainer.finetune", f"--init_from={pretrained}", f"--train_steps={STEPS}"),
+    usual = [
+        *(f"--init_from={pretrained}", f"--train_steps={STEPS}"),
         *flags_of(pairs, model_dir, task="backwards_supervised", lengths=(48, 48)),
         *("--batch_size=8", "--objective=too_long=cut", "--metrics.every_steps=1"),
         *("--metrics.tensorboard=false", "--checkpoint.every_steps=2", "--checkpoint.keep=9"),
         *("--evaluation.every_steps=3", "--evaluation.decoding.max_new_tokens=12"),
         "--evaluation.metrics=exact_match,character_error_rate",
-        *("--checkpoint.best_metric=character_error_rate", *flags),
-    )
+        "--checkpoint.best_metric=character_error_rate",
+    ]
+    return command("trainer.finetune", *changed(*usual, *flags))
 
 
 @pytest.fixture(scope="module")
