@@ -299,8 +299,9 @@ def _loaded(model: bytes, extra_ids: int, name: str, configs: list[dict[str, Any
     if not own and sentinel_piece(0) in pieces:
         raise UserError(
             f"{name} has {sentinel_piece(0)} as id {pieces.index(sentinel_piece(0))}, and "
-            "sentinels must be the last ids, and that one the very last: rename its sentinels, and "
-            "add others with --extra_ids"
+            "sentinels must be the last ids, and that one the very last. In a copy of it, give "
+            "these pieces other names (in tokenizer.json, wherever they occur), and add sentinels "
+            "with --extra_ids; a model trained with the old ones has to learn the new ones"
         )
     if isinstance(codec, TokenizersCodec):
         codec.check_added()

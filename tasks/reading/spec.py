@@ -26,6 +26,12 @@ def forms() -> str:
     )
 
 
+def _short_forms() -> str:
+    """Describes the forms in an error; help shows them in full."""
+    kinds = ", ".join(FORMATS)
+    return f"a corpus is {PYTHON_DOCS}, {HUB}:OWNER/NAME or KIND:GLOB with a kind of {kinds}"
+
+
 def parse(text: str) -> CorpusSpec:
     """Parses a SPEC; if it is invalid, raises a UserError that says why."""
     head, _, query = text.partition("?")
@@ -35,11 +41,14 @@ def parse(text: str) -> CorpusSpec:
     hub = tuple(name for name in corpus.FORMAT_OPTIONS if name != "document")
     kinds = {PYTHON_DOCS: (), **formats, HUB: hub}
     if kind not in kinds:
-        hint = _meant(head) or nearest(kind, kinds)
-        raise _invalid(text, f"unknown kind {kind!r}{hint}; a corpus is {forms()}")
+        if hint := _meant(head) or nearest(kind, kinds):
+            raise _invalid(text, f"unknown kind {kind!r}{hint}")
+        if not location:
+            raise _invalid(text, f"it needs a kind, such as text:{head}; {_short_forms()}")
+        raise _invalid(text, f"unknown kind {kind!r}; {_short_forms()}")
     if bool(location) == (kind == PYTHON_DOCS):
         reason = f"{kind} takes no path" if location else f"{kind}: needs a path after it"
-        raise _invalid(text, f"{reason}; a corpus is {forms()}")
+        raise _invalid(text, f"{reason}; {_short_forms()}")
     config = revision = ""
     if kind == HUB:
         location, config, revision = _data_set(text, location)

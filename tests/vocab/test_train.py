@@ -400,7 +400,7 @@ def test_a_bad_corpus_is_one_line(tmp_path):
     pq.write_table(
         pa.table({"text": pa.array([None, "  "], pa.string())}), tmp_path / "nulls.parquet"
     )
-    assert "a corpus is python_docs" in line("paquet:x")
+    assert "did you mean parquet?" in line("paquet:x")
     assert "no file matches" in line(f"parquet:{tmp_path}/nothing-*.parquet")
     assert "bad.parquet cannot be read" in line(f"parquet:{tmp_path}/bad.parquet")
     assert "has no column text" in line(f"parquet:{tmp_path}/body.parquet")

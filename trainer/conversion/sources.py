@@ -70,7 +70,8 @@ class Opened(NamedTuple):
 def find(path: str) -> tuple[list[Source], bool]:
     """Returns (the checkpoints at `path` by ascending step, whether it is a folder of them)."""
     if _is_of_transformers(path):
-        return [Source(path, _step_in(path) or 0, True)], False
+        known = (recorded(path) or {}).get("step", 0)  # an export's name may be any
+        return [Source(path, _step_in(path) or known, True)], False
     if read.is_checkpoint(path):
         return [Source(read.find(path), _step_in(path.removesuffix(".index")) or 0, False)], False
     if steps := read.steps(path):

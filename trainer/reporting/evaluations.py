@@ -4,13 +4,14 @@ from collections.abc import Mapping
 
 from tasks.terminal.table import table
 from trainer.engine.evaluator import TOKEN_METRICS
+from trainer.reporting import numbers
 
 
 def evaluation_table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -> str:
     """Returns a table of step -> split or SPLIT/TASK -> values, without uninformative columns."""
 
     def shown(result: Mapping[str, float], name: str, form: str) -> str:
-        return format(result[name], form) if name in result else "-"
+        return numbers.shown(result[name], f"{{:{form}}}") if name in result else "-"
 
     others = dict.fromkeys(
         name
@@ -28,7 +29,9 @@ def evaluation_table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -
             "loss": shown(result, "loss", ".4f"),
             "perplexity": shown(result, "perplexity", ".2f"),
             "accuracy": shown(result, "accuracy", ".4f"),
-            "below unigram": f"{result['unigram_entropy'] - result['loss']:.3f} nats"
+            "below unigram": numbers.shown(
+                result["unigram_entropy"] - result["loss"], "{:.3f} nats"
+            )
             if "loss" in result
             else "-",
             "bits/byte": shown(result, "bits_per_byte", ".4f"),

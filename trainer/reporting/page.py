@@ -6,7 +6,7 @@ from typing import Any
 from tasks.pages import chart
 from tasks.pages import document as html_page
 from trainer.config import fields
-from trainer.reporting import curves
+from trainer.reporting import curves, numbers
 from trainer.reporting.history import TRAIN, VALIDATION, History, differences
 
 _GB = 1e9
@@ -78,7 +78,7 @@ def results(run: History) -> Iterator[tuple[str, str]]:
     ):
         value = run.last(split, metric)
         if value is not None:
-            yield name, form.format(value)
+            yield name, numbers.shown(value, form)
     yield from _landmarks(run)
     if skipped := run.last(TRAIN, "skipped_updates"):
         yield "skipped", f"{skipped:,.0f} updates (--on_nan=skip)"
@@ -92,10 +92,11 @@ def _landmarks(run: History) -> Iterator[tuple[str, str]]:
     if entropy is not None and points.values:
         above = entropy - points.values[-1]
         side = "above" if above >= 0 else "below"
-        yield "unigram entropy", f"{entropy:.3f} nats, {abs(above):.3f} {side} the loss"
+        distance = numbers.shown(abs(above), "{:.3f}")
+        yield "unigram entropy", f"{entropy:.3f} nats, {distance} {side} the loss"
     if known and (lowest := min(known)) != known[-1]:
         value, step = lowest
-        yield "lowest loss", f"{value:.3f} of validation, at update {step:,}"
+        yield "lowest loss", f"{_shown(value)} of validation, at update {step:,}"
 
 
 def _costs(run: History) -> Iterator[tuple[str, str]]:
@@ -106,7 +107,7 @@ def _costs(run: History) -> Iterator[tuple[str, str]]:
         ("memory of the host", "host_memory_bytes", _GB, "{:,.2f} GB"),
     ):
         if (value := run.last(TRAIN, metric, "speed")) is not None:
-            yield name, form.format(value / unit)
+            yield name, numbers.shown(value / unit, form)
     blocked, seconds = run.blocked()
     if seconds:
         yield "training time", _duration(seconds / 3600)
@@ -210,7 +211,7 @@ def _value(value: Any) -> str:
 
 
 def _shown(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3f}"
+    return "–" if value is None else numbers.shown(value, "{:.3f}")
 
 
 def _large(value: float) -> str:

@@ -18,6 +18,7 @@ from trainer.engine.metrics import Metrics, means
 from trainer.engine.program import Program
 from trainer.engine.step import Batch, TrainState
 from trainer.optim.optimizer import learning_rate_schedule
+from trainer.reporting import numbers
 from trainer.reporting.evaluations import evaluation_table
 from trainer.reporting.metrics import NORMS, MetricsWriter
 from trainer.reporting.speed import Speed, shown
@@ -139,7 +140,7 @@ class Reports:
         values["learning_rate"] = rate * self._checkpoints.watch.rate_scale
         rates = self.speed.since_last(step)
         self._writer.write(step, "train", values, {**rates, **peak_memory()})
-        self._loss = f"loss {values['loss']:.3f}"
+        self._loss = numbers.shown(values["loss"], "loss {:.3f}")
         self.note = "  ".join([self._loss, *shown(rates)])
 
     def _stop_if_rejected(self, pending: _Pending, state: TrainState) -> None:
@@ -166,6 +167,8 @@ class Reports:
 def _shown(result: dict[str, float]) -> str:
     shown = []
     if "loss" in result:
-        shown = [f"loss {result['loss']:.3f} (unigram {result['unigram_entropy']:.3f})"]
-    shown += [f"{name} {value:.2f}" for name, value in result.items() if name not in TOKEN_METRICS]
+        loss = numbers.shown(result["loss"], "loss {:.3f}")
+        shown = [f"{loss} (unigram {result['unigram_entropy']:.3f})"]
+    others = ((name, value) for name, value in result.items() if name not in TOKEN_METRICS)
+    shown += [f"{name} {numbers.shown(value, '{:.2f}')}" for name, value in others]
     return ", ".join(shown)

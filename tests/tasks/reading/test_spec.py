@@ -40,6 +40,8 @@ def test_a_spec_of_the_hub_names_its_parts():
     [
         ("parket:x", "did you mean parquet?"),
         ("jsonl:/a/b.jsonl.gz?column=code", "did you mean json:/a/b.jsonl.gz?"),
+        ("my books", "it needs a kind, such as text:my books; a corpus is python_docs, hf:OWNER/"),
+        ("xyzzy:a", "unknown kind 'xyzzy'; a corpus is python_docs"),
         ("parquet:", "needs a path"),
         ("python_docs:x", "takes no path"),
         ("json:x?colunm=y", "did you mean column?"),
@@ -56,10 +58,10 @@ def test_a_bad_spec_says_what_is_wrong(text, says):
     with pytest.raises(UserError) as caught:
         sources.parse(text)
     assert says in str(caught.value)
-    # The forms are long, and do not help with an option.
-    is_about_a_form = says in ("did you mean parquet?", "did you mean json:/a/b.jsonl.gz?")
-    is_about_a_form |= says in ("needs a path", "takes no path")
+    # The forms do not help with an option, or beside a better answer.
+    is_about_a_form = "kind" in says or says in ("needs a path", "takes no path")
     assert ("a corpus is python_docs" in str(caught.value)) == is_about_a_form
+    assert len(str(caught.value)) < 250
 
 
 @pytest.mark.parametrize(

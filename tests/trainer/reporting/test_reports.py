@@ -8,7 +8,8 @@ import pytest
 from tests.support.runs import config_of, stub
 from trainer import training
 from trainer.engine.guard import new_guard
-from trainer.reporting import reports, startup
+from trainer.reporting import numbers, reports, startup
+from trainer.reporting.evaluations import evaluation_table
 from trainer.starting import resume
 
 
@@ -96,3 +97,22 @@ def test_a_finished_run_says_what_is_next(preset, uses):
     text = training._next(config_of("--model_dir=my runs/1", preset=preset))
     assert text.startswith("next: python -m trainer.report 'my runs/1'\n")
     assert uses in text
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "text"),
+    [
+        (1e308, "{:.3f} nats per token", "1e+308 nats per token"),
+        (12345.6789, "{:,.1f}", "12,345.7"),
+        (float("nan"), "{:.3f}", "nan"),
+        (float("-inf"), "{:.3f}", "-inf"),
+    ],
+)
+def test_very_large_values_are_short(value, form, text):
+    assert numbers.shown(value, form) == text
+
+
+def test_the_results_of_a_run_that_diverged_are_short():
+    row = {"loss": 1e308, "unigram_entropy": 4.0, "perplexity": 1e300, "tokens": 5}
+    assert max(map(len, evaluation_table({1: {"validation": row}}).splitlines())) < 120
+    assert len(reports._shown(row)) < 60
