@@ -37,6 +37,8 @@ _INSPECTORS = 16  # files inspected concurrently: remote ones are bound by laten
 _CHUNK = 64  # files per thread at a time
 
 # Descriptions of plain-text documents, for messages.
+# With fewer documents expected in a split, there may be none: at 3, in 5 corpora of 100.
+_FEW = 3
 _DOCUMENTS = {
     LINE: "every line is a document; ?document=file makes every file one, ?document=block every "
     "block of lines between blank ones",
@@ -46,6 +48,20 @@ _DOCUMENTS = {
 
 # The pinned spec, the files' format, the files, and lines to print.
 _Listed = tuple[CorpusSpec, str, list[SourceFile], list[str]]
+
+
+def _few(spec: CorpusSpec, chosen: Sequence[splits.ChosenFile]) -> str:
+    """Returns a warning if so few documents are held out that there may be none, or "".
+
+    Only files that are documents are counted before they are read; a single one may be an archive.
+    """
+    expected = spec.validation * len(chosen)
+    if spec.document != FILE or len(chosen) == 1 or not chosen[0].held_out or expected > _FEW:
+        return ""
+    return (
+        f"; {spec.validation:.0%} of them are held out for validation, of so few perhaps none: "
+        "?validation=0.1 holds out more"
+    )
 
 
 class Files:
@@ -104,7 +120,8 @@ class Files:
         by_words = by_words or any(file.split != TRAIN for file in found)
         notes += splits.notes(found, chosen, by_words)
         if "document" in FORMATS[form].options:
-            notes.append(f"{len(chosen):,} files, {_DOCUMENTS[spec.document]}")
+            few = _few(spec, chosen)
+            notes.append(f"{len(chosen):,} files, {_DOCUMENTS[spec.document]}{few}")
         shown = tuple(f"{spec}: {note}" for note in notes)
         return Corpus(spec, record, tuple(pieces), shown, type(FORMATS[form]).__module__)
 

@@ -322,6 +322,13 @@ include 't5x/examples/t5/t5_1_1/tiny.gin'
     assert record["model"]["vocab_size"] == 128
 
 
+def test_an_export_keeps_its_step_whatever_its_name(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    assert sources.find(str(tmp_path))[0] == [sources.Source(str(tmp_path), 0, True)]
+    (tmp_path / "conversion.json").write_text('{"step": 2200}')
+    assert sources.find(str(tmp_path))[0] == [sources.Source(str(tmp_path), 2200, True)]
+
+
 @pytest.mark.parametrize(
     ("name", "step"),
     [("checkpoint_1000", 1000), ("checkpoint-500", 500), ("step-20", 20), ("ro_7", 7), ("12", 12),

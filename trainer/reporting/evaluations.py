@@ -13,6 +13,11 @@ def evaluation_table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -
     def shown(result: Mapping[str, float], name: str, form: str) -> str:
         return numbers.shown(result[name], f"{{:{form}}}") if name in result else "-"
 
+    def below(result: Mapping[str, float]) -> str:
+        if "loss" not in result:
+            return "-"
+        return numbers.shown(result["unigram_entropy"] - result["loss"], "{:.3f} nats")
+
     others = dict.fromkeys(
         name
         for by_split in results.values()
@@ -29,11 +34,7 @@ def evaluation_table(results: Mapping[int, Mapping[str, Mapping[str, float]]]) -
             "loss": shown(result, "loss", ".4f"),
             "perplexity": shown(result, "perplexity", ".2f"),
             "accuracy": shown(result, "accuracy", ".4f"),
-            "below unigram": numbers.shown(
-                result["unigram_entropy"] - result["loss"], "{:.3f} nats"
-            )
-            if "loss" in result
-            else "-",
+            "below unigram": below(result),
             "bits/byte": shown(result, "bits_per_byte", ".4f"),
             **{name: shown(result, name, ".2f") for name in others},
         }

@@ -482,4 +482,22 @@ def test_the_choice_of_a_document_is_printed_and_recorded(tmp_path):
     ):
         corpus = resolve(f"text:{tmp_path}/*.txt{query}")
         assert words in corpus.notes[-1]
+        assert "held out" not in corpus.notes[-1]
         assert corpus.record["spec"].endswith(query or ".txt")
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("?document=file", "; 1% of them are held out for validation, of so few perhaps none"),
+        ("?document=file&validation=0.5", ""),
+        ("?document=file&validation=0", ""),
+        ("?document=line", ""),
+    ],
+)
+def test_a_corpus_of_few_files_may_hold_nothing_out(tmp_path, query, says):
+    for number in range(8):
+        (tmp_path / f"{number}.txt").write_text("a\n")
+    (note,) = resolve(f"text:{tmp_path}/*.txt{query}").notes
+    assert ("held out" in note) == bool(says)
+    assert says in note
