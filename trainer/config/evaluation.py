@@ -154,7 +154,11 @@ class StoppingConfig(Checked):
         None, f"end the run when this metric stops improving; {_WATCHED}; None: never end early"
     )
     patience: int = field(
-        3, "end after this many evaluations in a row without improvement", rule=at_least(1)
+        3,
+        "end after this many evaluations in a row without improvement; with more, a run that has "
+        "ended goes on",
+        rule=at_least(1),
+        changes="later",
     )
     min_delta: float = field(0.0, _MIN_DELTA, rule=at_least(0))
 

@@ -230,6 +230,15 @@ def test_what_a_watch_compares_may_not_change_on_resume(watch):
     assert settings.effect("microbatches", False, build()[0]) == settings.ROUNDING
 
 
+def test_a_run_that_has_ended_early_may_get_more_patience():
+    def of(watch, patience):
+        words = "--evaluation.every_steps=2", f"--{watch}.metric=loss"
+        return build(*words, f"--{watch}.patience={patience}")[0]
+
+    assert config_changes(of("stopping", 3), of("stopping", 9), 5) == []
+    assert config_changes(of("plateau", 3), of("plateau", 9), 5) == ["plateau.patience was 3, is 9"]
+
+
 def test_only_the_rest_of_the_mixing_schedule_may_change_on_resume():
     before, _ = build("--mixing.schedule=20: a=1,b=2; 40: b=1")
     longer, _ = build("--mixing.schedule=20:a=1,b=2; 41: a=1; 60: a=1,c=2")
