@@ -29,6 +29,8 @@ _ON_ACCELERATOR = ("--microbatches=8", "--model.dtype=bfloat16")
 # A CPU makes about two updates with this many positions per second, in less than 4 GB.
 _CPU_POSITIONS = 8192
 _CPU_STEPS = 2000
+# Less text takes less time than starting, and the first time compiling: its speed means nothing.
+_MEASURED_MEGABYTES = 50
 
 
 def show(
@@ -48,9 +50,8 @@ def show(
     print(table(("", *columns), list(_rows(list(columns.values())))))
     held_out = any(shard.rows for shard in columns.get("validation", ()))
     megabytes = read_bytes / 1e6
-    print(
-        f"{job.folder}: read {megabytes:,.1f} MB in {seconds:.1f} s, {megabytes / seconds:.1f} MB/s"
-    )
+    speed = f", {megabytes / seconds:.1f} MB/s" if megabytes >= _MEASURED_MEGABYTES else ""
+    print(f"{job.folder}: read {megabytes:,.1f} MB in {seconds:.1f} s{speed}")
     if advise:
         task = registry.get(plan.task, options.task_module)
         print(f"next: {next_command(task, options, held_out)}")

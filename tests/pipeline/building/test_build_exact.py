@@ -60,6 +60,7 @@ def test_both_tokenizers_write_the_same_bytes(build, tmp_path, checksums, expect
     build(tmp_path / "fast")
     out = capsys.readouterr().out
     assert re.search(r"tokenized 2,004 texts; audited \d+ against SentencePiece", out)
+    assert re.search(r"read [\d.]+ MB in [\d.]+ s$", out, re.MULTILINE)  # no speed of so little
 
 
 def test_killed_at_random_moments(start, tmp_path, checksums, expected):
