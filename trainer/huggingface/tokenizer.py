@@ -8,8 +8,9 @@ An existing tokenizer.json is kept, plus EOS and sentinels. A SentencePiece mode
 - It sorts combining marks into canonical order, and composes marks after a ligature, such as ﬁ,
   with the ligature's last letter.
 - It recognises the special tokens `</s>`, `<pad>` and `<extra_id_0>` anywhere in a text.
-- It writes no space symbol before the first word of a text that begins with a user-defined symbol
-  or a character that normalisation removes.
+- It writes no space symbol before the first word of a text that begins with a character that
+  normalisation removes, or that is a user-defined symbol and nothing else. It writes one between a
+  special token and a user-defined symbol that follows it.
 - In BPE it orders merges that yield the same piece.
 """
 
@@ -33,6 +34,10 @@ _USER_DEFINED = 4
 _BREAK = "\ufdd0"
 # SentencePiece's nmt rules apply all NFKC replacements but the fullwidth tilde's.
 _TILDE, _KEPT_TILDE = "\uff5e", "\ufdd1"
+# Stand for a user-defined symbol while the text around it is normalised: its number, in digits that
+# are noncharacters, between two marks.
+_MARK = "\ufdd2"
+_DIGITS = {ord("0") + digit: 0xFDD3 + digit for digit in range(10)}
 # Characters that extend a grapheme: marks, joiners, skin tone modifiers.
 _EXTENDS = r"[\p{M}\x{200C}\x{200D}\x{1F3FB}-\x{1F3FF}]"
 # Canonical order sorts the marks after a letter by class; SentencePiece does not. Only Arabic and
@@ -108,10 +113,10 @@ def _converted(vocabulary: Vocabulary) -> tuple[Any, list[str]]:
     proto = sentencepiece_model_pb2.ModelProto.FromString(vocabulary.model)
     pieces = [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
     tokenizer = Tokenizer(_model(proto, pieces, vocabulary))
-    _set_text_rules(tokenizer, proto, vocabulary.processor)
     sentinels = {sentinel_piece(number) for number in range(vocabulary.record.sentinels)}
     defined = [piece for piece, _, kind in pieces if kind == _USER_DEFINED]
     symbols = [piece for piece in defined if piece not in sentinels]
+    _set_text_rules(tokenizer, proto, vocabulary, symbols)
     return tokenizer, symbols
 
 
@@ -165,7 +170,25 @@ def _removed(processor: Any) -> str:
     return "".join(rf"\x{{{code:X}}}" for code in found)
 
 
-def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
+def _protected(model: bytes, symbols: list[str]) -> dict[str, str]:
+    """Maps the symbols that the rules for text change to text that no normaliser changes.
+
+    The longest symbol is the first.
+    """
+    from sentencepiece import SentencePieceNormalizer
+
+    # Unlike a processor, it does not know the symbols.
+    normalize = SentencePieceNormalizer(model_proto=model).normalize
+    changed = [symbol for symbol in symbols if normalize(f"a{symbol}b").strip() != f"a{symbol}b"]
+    return {
+        symbol: f"{_MARK}{str(number).translate(_DIGITS)}{_MARK}"
+        for number, symbol in enumerate(sorted(changed, key=len, reverse=True))
+    }
+
+
+def _set_text_rules(
+    tokenizer: Any, proto: Any, vocabulary: Vocabulary, symbols: list[str]
+) -> None:
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     rules = proto.normalizer_spec
@@ -176,14 +199,16 @@ def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
             "the vocabulary has SentencePiece's remove_extra_whitespaces without add_dummy_prefix, "
             "or no escape_whitespaces: tokenizer.json does not support these"
         )
-    steps: list[Any] = []
+    # SentencePiece finds user-defined symbols in the text as written, and keeps them.
+    protected = _protected(vocabulary.model, symbols)
+    steps: list[Any] = [normalizers.Replace(*each) for each in protected.items()]
     if rules.precompiled_charsmap:
         # `Precompiled` looks up a grapheme of under 6 bytes as a whole, applies the shortest rule
         # for its beginning and drops the rest; SentencePiece applies the longest rule at each
         # character. Therefore NFKC runs separately, and marks are split from their letters before
         # the other rules. `Precompiled` also panics on a leading removed or inserted character.
         form = normalizers.NFKC() if "nfkc" in rules.name else normalizers.NFC()
-        removed = _removed(processor)
+        removed = _removed(vocabulary.processor)
         if removed:
             steps.append(normalizers.Replace(Regex(f"[{removed}]"), _BREAK))
         steps += [
@@ -200,12 +225,8 @@ def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
             normalizers.Replace(Regex(" {2,}"), " "),
             normalizers.Replace(Regex(rf"[ {_SPACE}]+\z"), ""),
         ]
-    if rules.add_dummy_prefix and keeps_spaces:
-        # As in Llama, a space symbol precedes even a leading space.
-        steps += [normalizers.Prepend(_SPACE), normalizers.Replace(" ", _SPACE)]
-    elif rules.add_dummy_prefix:
-        # `Metaspace` mistakes a leading space symbol for its own.
-        steps.append(normalizers.Replace(Regex(rf"\A{_SPACE}"), 2 * _SPACE))
+    steps += [normalizers.Replace(text, symbol) for symbol, text in protected.items()]
+    steps += _first_space(rules.add_dummy_prefix, keeps_spaces, symbols)
     tokenizer.normalizer = normalizers.Sequence(steps)
     if not (rules.add_dummy_prefix and keeps_spaces):
         # "first": text after a special token begins a word only after a space.
@@ -216,6 +237,27 @@ def _set_text_rules(tokenizer: Any, proto: Any, processor: Any) -> None:
     if rules.add_dummy_prefix:
         back.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(back)
+
+
+def _first_space(prefix: bool, keeps_spaces: bool, symbols: list[str]) -> list[Any]:
+    """Returns the steps that write space symbols, except those that `Metaspace` writes."""
+    from tokenizers import Regex, normalizers
+
+    # `tokenizers` normalises each symbol too, which must not get a space symbol.
+    every = "|".join("".join(rf"\x{{{ord(char):X}}}" for char in each) for each in symbols)
+    if prefix and keeps_spaces:
+        # As in Llama, a space symbol precedes even a leading space.
+        first = normalizers.Prepend(_SPACE)
+        if symbols:
+            first = normalizers.Replace(Regex(rf"\A(?!(?:{every})\z)(?=[\s\S])"), _SPACE)
+        return [first, normalizers.Replace(" ", _SPACE)]
+    if not prefix:
+        return []
+    # `Metaspace` mistakes a leading space symbol for its own, and writes none before a symbol.
+    steps = [normalizers.Replace(Regex(rf"\A{_SPACE}"), 2 * _SPACE)]
+    if symbols:
+        steps.append(normalizers.Replace(Regex(rf"\A(?!(?:{every})\z)(?={every})"), _SPACE))
+    return steps
 
 
 def tokenizer_config(vocabulary: Vocabulary, roles: Roles = Roles()) -> dict[str, Any]:
