@@ -1,9 +1,10 @@
 """Converts checkpoints and checks the result."""
 
 import dataclasses
+import importlib.util
 import json
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tasks.storage import files, whole_folder
 from tasks.terminal.command_line import UserError
@@ -107,7 +108,7 @@ def _write(
         written = targets.to_transformers(partial, plain_model, folded, settings)
         count = verify.transformers_arrays(partial, model, written["model_type"], folded)
         logits = verify.logits(partial, opened.model.config, arrays)
-        checks = _checks(count, logits)
+        checks = (*_checks(count, logits), *_ids(partial, written, settings))
         source = os.path.basename(opened.source.path.rstrip("/"))
         has_tokenizer = bool(settings.vocabulary and not settings.vocabulary.is_registered)
         text = card.converted_card(model, name, source, opened.step, checks, has_tokenizer)
@@ -123,6 +124,17 @@ def _write(
         os.rename(os.path.join(inside, entry), os.path.join(partial, entry))
     os.rmdir(inside)
     return (*_checks(count, logits), moments)
+
+
+def _ids(folder: str, written: dict[str, Any], settings: Settings) -> tuple[str, ...]:
+    """Returns the check of the written tokenizer; none if there is none."""
+    vocabulary = settings.vocabulary
+    if not vocabulary or vocabulary.is_registered:
+        return ()
+    if importlib.util.find_spec("transformers") is None:
+        return ("ids: not compared: the package transformers is not installed",)
+    match = verify.token_ids(folder, written, vocabulary, verify.texts_of_pieces(vocabulary))
+    return (f"ids: {verify.ids_compared(match)}",)
 
 
 def _checks(count: int, logits: str) -> tuple[str, ...]:

@@ -13,14 +13,14 @@ from tasks.storage import files, whole_folder
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import PAIR_BORDER, Vocabulary
 from trainer.config import load_config
-from trainer.conversion import card, record, targets
+from trainer.conversion import card, record, targets, verify
 from trainer.conversion.sources import Model
 from trainer.conversion.targets import Settings
 from trainer.conversion.verify import NotEqual
 from trainer.data.cached import CachedData
 from trainer.data.features import Batch
 from trainer.data.interface import Run
-from trainer.huggingface import configs, hub, parity, require_packages, tokenizer, weights
+from trainer.huggingface import configs, hub, parity, require_packages, weights
 from trainer.huggingface.parity import Parity
 from trainer.huggingface.tokenizer import Match, Roles
 from trainer.model.layers import unstack_layers
@@ -34,10 +34,6 @@ _ROWS, _BATCH_ROWS = 16, 2
 # Number of validation texts that both tokenizers encode, and maximum tokens per text. One tie makes
 # a whole text differ, so most windows of thousands of tokens would differ.
 _TEXTS, _TEXT_TOKENS = 200, 128
-# Largest allowed share of texts with different ids. SentencePiece and Hugging Face's tokenizers
-# legitimately break ties between segmentations differently; a larger share means that the
-# normaliser or the model differs.
-_DIFFERENT_TEXTS = 0.1
 
 
 def export(
@@ -136,23 +132,7 @@ def _write(folder: str, run: Run, params: Any, settings: Settings) -> tuple[Pari
 
     if vocabulary.is_registered:
         return found, None
-
-    from transformers import AutoTokenizer
-
-    match = tokenizer.compare(
-        AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=written["model_type"] == configs.CUSTOM or None
-        ),
-        vocabulary,
-        _texts(run, vocabulary),
-    )
-    allowed = _DIFFERENT_TEXTS if vocabulary.is_sentencepiece else 0
-    if len(match.different) - match.ties > allowed * match.texts:
-        raise NotEqual(
-            f"the written tokenizer.json and {vocabulary.codec.library} give different ids for "
-            f"{len(match.different)} of {match.texts} texts, the first "
-            f"{match.different[0][:60]!r}; nothing was written"
-        )
+    match = verify.token_ids(folder, written, vocabulary, _texts(run, vocabulary))
     return found, match
 
 
@@ -222,6 +202,4 @@ def compared(match: Match | None) -> str:
     """Describes the comparison of the tokenizers."""
     if match is None:
         return "none: the vocabulary is a class in --task_module; vocabulary.json has its pieces"
-    ties = f", {match.ties} others have ids of equal score" if match.ties else ""
-    equal = match.texts - len(match.different)
-    return f"{equal} of {match.texts} texts have equal ids{ties}"
+    return verify.ids_compared(match)

@@ -3,13 +3,17 @@
 import dataclasses
 import importlib.util
 import os
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from tasks.storage import files
+from tasks.vocabulary import BYTE, Vocabulary
 from trainer.conversion.sources import tree_of
 from trainer.data.features import Batch
-from trainer.huggingface import names, parity, weights
+from trainer.huggingface import configs, names, parity, tokenizer, weights
+from trainer.huggingface.tokenizer import Match
 from trainer.model.config import ModelConfig
 from trainer.t5x import layout, read
 
@@ -20,6 +24,12 @@ _ROWS, _INPUTS, _TARGETS = 4, 160, 60
 _FIRST_ID = 3
 # Largest allowed difference, as a multiple of transformers' own difference of float32 and float64.
 _ROUNDINGS = 20
+# Largest allowed share of texts with different ids. SentencePiece and Hugging Face's tokenizers
+# legitimately differ on rare characters (see `tokenizer`); a larger share means that the normaliser
+# or the model differs.
+_DIFFERENT_TEXTS = 0.1
+# Number of texts made of pieces, and pieces per text.
+_TEXTS, _TEXT_PIECES = 200, 64
 # Classes that compute logits for all our heads.
 _COMPARABLE = (
     *("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
@@ -94,6 +104,48 @@ def logits(folder: str, model: ModelConfig, arrays: dict[str, np.ndarray]) -> st
             f"by {rounding:.1e}; nothing was written"
         )
     return f"{found}; float32 and float64 differ by {rounding:.1e} in transformers itself"
+
+
+def token_ids(
+    folder: str, written: Mapping[str, Any], vocabulary: Vocabulary, texts: Sequence[str]
+) -> Match:
+    """Compares a transformers folder's tokenizer, whose config.json is `written`, on texts.
+
+    Raises NotEqual if it gives other ids than the vocabulary's library for too many of them.
+    """
+    from transformers import AutoTokenizer
+
+    trusted = written["model_type"] == configs.CUSTOM or None
+    theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=trusted)
+    match = tokenizer.compare(theirs, vocabulary, texts)
+    allowed = _DIFFERENT_TEXTS if vocabulary.is_sentencepiece else 0
+    if match.other > allowed * match.texts:
+        raise NotEqual(
+            f"the written tokenizer.json and {match.library} give different ids for "
+            f"{len(match.different)} of {match.texts} texts, the first "
+            f"{match.different[0][:60]!r}; nothing was written"
+        )
+    return match
+
+
+def texts_of_pieces(vocabulary: Vocabulary) -> list[str]:
+    """Returns texts of pieces drawn with a fixed seed, for a model without data."""
+    random, ids = np.random.default_rng(0), vocabulary.ids.random_ids
+    kinds = np.array(vocabulary.ids.kinds)
+    ids = ids[ids < len(kinds)]
+    ids = ids[kinds[ids] != BYTE]  # alone, a byte is not a character
+    return [vocabulary.decode(random.choice(ids, _TEXT_PIECES)) for _ in range(_TEXTS)]
+
+
+def ids_compared(match: Match) -> str:
+    """Describes a comparison of ids."""
+    equal = match.texts - len(match.different)
+    text = f"{equal} of {match.texts} texts have equal ids"
+    if match.ties:
+        text += f", {match.ties} others have ids of equal score"
+    if match.other:
+        text += f", {match.other} have other ids, such as {match.different[0][:60]!r}"
+    return text
 
 
 def kept_logits(

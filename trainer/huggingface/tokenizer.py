@@ -19,6 +19,8 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import BYTE, NORMAL, Vocabulary, sentinel_piece
 
@@ -52,12 +54,18 @@ class Match(NamedTuple):
     """A comparison with the `library` used in training, on a number of `texts`.
 
     `ties` counts the `different` texts whose two segmentations have equal scores: both are correct.
+    They are the last ones.
     """
 
     texts: int
     different: list[str]
     ties: int = 0
     library: str = "SentencePiece"
+
+    @property
+    def other(self) -> int:
+        """Number of `different` texts without `ties`."""
+        return len(self.different) - self.ties
 
 
 @dataclasses.dataclass(frozen=True)
@@ -329,6 +337,6 @@ def compare(tokenizer: Any, vocabulary: Vocabulary, texts: Iterable[str]) -> Mat
         score = vocabulary.processor.get_score
         return abs(sum(map(score, ids)) - sum(map(score, expected))) < _TIE
 
-    ties = sum(tied(ids, expected) for _, ids, expected in different)
-    library = vocabulary.codec.library
-    return Match(len(texts), [text for text, _, _ in different], ties, library)
+    ties = [tied(ids, expected) for _, ids, expected in different]
+    ordered = [different[place][0] for place in np.argsort(ties, kind="stable")]
+    return Match(len(texts), ordered, sum(ties), vocabulary.codec.library)
