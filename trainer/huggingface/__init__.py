@@ -44,10 +44,27 @@ def _read(path: str) -> tuple[ModelConfig, str]:
             )
         raise UserError(f"{path} is not a transformers model folder: it has no {CONFIG}{advice}")
     try:
-        written = files.read_json(where)
+        written: Any = files.read_json(where)
     except ValueError as error:
         raise UserError(f"{where} is not valid JSON: {error}") from error
-    return from_config(written, where, weights.tensor_names(folder)), str(written["model_type"])
+    kind = str(written.get("model_type"))
+    return from_config(written, where, _own_tensors(folder, kind)), kind
+
+
+def _own_tensors(folder: str, kind: str) -> frozenset[str]:
+    """Returns the names of a local folder's tensors; for T5, without a copy of the embedding."""
+    from trainer.huggingface import names
+
+    places = weights.places(folder)
+    if kind != "t5":
+        return frozenset(places)
+    tables = [places[name] for name in names.EMBEDDINGS if name in places]
+    copies = {
+        name
+        for name in places.keys() & names.KERNELS
+        if not tables or any(weights.equal(places[name], table) for table in tables)
+    }
+    return frozenset(places) - copies
 
 
 def load(path: str, config: ModelConfig) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """Reads and writes transformers' config.json; each model_type is a row of KINDS."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import PAD_ID
 from trainer.huggingface import t5_experiments
+from trainer.huggingface.fields import Fields, is_number, unset
 from trainer.huggingface.names import activations, decoder_layer, logits_are_tied
 from trainer.model import parts
 from trainer.model.capabilities import TRANSFORMERS
@@ -80,12 +80,11 @@ _SCALINGS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+_ROPE = ("rope_type", "type", "rope_theta")
+
+
 def _sizes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
     return {theirs: getattr(config, ours) for theirs, ours in names.items()}
-
-
-# transformers' synonyms for activations.
-_SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 
 
 def from_config(
@@ -94,60 +93,26 @@ def from_config(
     """Returns the model of a config.json at `where`: its sizes and dropout, otherwise our defaults.
 
     `tensors` are the folder's tensor names, if known: transformers 5 records every T5's logits as
-    tied, but stores the kernel of untied logits. A UserError names an unsupported field.
+    tied, but stores the kernel of untied logits. A UserError names an unsupported or unknown field.
     """
     kind = str(written.get("model_type"))
     if kind not in KINDS:
         raise UserError(f"{where}: model_type is {kind}, not one of {', '.join(sorted(KINDS))}")
-    fields = {name: value for name, value in written.items() if value is not None}
+    fields = {name: value for name, value in written.items() if not unset(value)}
+    known = Fields(fields, where, tensors)
     try:
-        return KINDS[kind].read(_Fields(fields, where, tensors))
+        for name in ("add_cross_attention", "tie_encoder_decoder"):
+            known.require(name, False)
+        model = KINDS[kind].read(known)
+        known.refuse_unknown()
+        return model
     except ValueError as error:
         raise UserError(f"{where}: {error}") from error
     except TypeError as error:
-        texts = [f"{name} is {value!r}" for name, value in fields.items() if _is_number(value)]
+        texts = [f"{name} is {value!r}" for name, value in fields.items() if is_number(value)]
         if not texts:
             raise
         raise UserError(f"{where}: {', '.join(texts)}: write numbers without quotes") from error
-
-
-def _is_number(value: Any) -> bool:
-    """Returns whether a value is a quoted number, which transformers never writes."""
-    return isinstance(value, str) and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", value) is not None
-
-
-class _Fields:
-    """The non-null fields of a config.json."""
-
-    def __init__(self, fields: dict[str, Any], where: str, tensors: Collection[str]):
-        self._fields, self._where, self.tensors = fields, where, tensors
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._fields:
-            raise UserError(f"{self._where} has no field {name}")
-        return self._fields[name]
-
-    def sizes(self, names: Mapping[str, str]) -> dict[str, Any]:
-        """Returns the named sizes and the vocabulary's, under our names."""
-        names = {**names, "vocab_size": "vocab_size"}
-        return {ours: self[theirs] for theirs, ours in names.items()}
-
-    def get(self, name: str, default: Any) -> Any:
-        return self._fields.get(name, default)
-
-    def require(self, name: str, expected: Any, default: Any = None) -> None:
-        """Refuses a value other than `expected`; `default` is transformers', if it differs."""
-        found = self._fields.get(name, expected if default is None else default)
-        if found != expected:
-            raise UserError(f"{self._where}: {name} is {found}; our models have {expected}")
-
-    def named(self, name: str, known: Mapping[Any, str], default: Any = None) -> Any:
-        """Returns our name for a field's value."""
-        found = self._fields.get(name, default)
-        for ours, theirs in known.items():
-            if theirs == _SYNONYMS.get(str(found), found):
-                return ours
-        raise UserError(f"{self._where}: {name} is {found}, not one of {', '.join(known.values())}")
 
 
 def _norm(kind: str, epsilon: float, **others: Any) -> str:
@@ -157,7 +122,7 @@ def _norm(kind: str, epsilon: float, **others: Any) -> str:
 _NORM_OPTIONS = {"rms_norm": parts.NormOptions, "layer_norm": parts.LayerNormOptions}
 
 
-def _from_t5(fields: _Fields) -> ModelConfig:
+def _from_t5(fields: Fields) -> ModelConfig:
     kind = fields["model_type"]
     relative = parts.Relative(
         num_buckets=fields.get("relative_attention_num_buckets", 32),
@@ -170,18 +135,21 @@ def _from_t5(fields: _Fields) -> ModelConfig:
     fields.require("dense_act_fn", activation)
     fields.require("is_gated_act", len(projection) == 2)
     # transformers 5 records all logits as tied, but stores the kernel of untied ones. mT5's logits
-    # are never scaled. Without T5's field `scale_decoder_outputs`, tied logits are scaled.
+    # are never scaled. Without T5's field `scale_decoder_outputs`, tied logits are scaled;
+    # transformers 4, which lacks it, ignores a kernel that is stored beside them.
     tied = bool(fields.get("tie_word_embeddings", kind == "t5"))
-    scaled = bool(fields.get("scale_decoder_outputs", tied)) and kind != "mt5"
-    if kind != "t5" or not scaled:
+    of_5 = fields.get("scale_decoder_outputs", None)
+    scaled = (tied if of_5 is None else bool(of_5)) and kind != "mt5"
+    if kind != "t5" or not scaled or of_5 is not None:
         tied = tied and "lm_head.weight" not in fields.tensors
+    unscaled, tied_scale = (1.0, None) if tied else (None, fields["d_model"] ** -0.5)
     return ModelConfig(
         family="t5_1_0" if tied else "t5_1_1",
         **fields.sizes(_T5),
         num_decoder_layers=fields.get("num_decoder_layers", fields["num_layers"]),
         dropout_rate=fields.get("dropout_rate", 0.0),
         tied_logits=tied,
-        logits_scale=1.0 if tied and not scaled else None,
+        logits_scale=tied_scale if scaled else unscaled,
         mlp_activations=projection,
         norm=_norm("rms_norm", fields.get("layer_norm_epsilon", 1e-6)),
         position=str(Choice(PER_LAYER if kind == "umt5" else "relative", relative)),
@@ -190,7 +158,7 @@ def _from_t5(fields: _Fields) -> ModelConfig:
 
 
 def _from_decoder(
-    fields: _Fields, family: str, gated: bool = True, activation: str = "silu", **pieces: Any
+    fields: Fields, family: str, gated: bool = True, activation: str = "silu", **pieces: Any
 ) -> ModelConfig:
     """Returns a decoder; `activation` is transformers' default if the field is missing."""
     heads = fields["num_attention_heads"]
@@ -207,11 +175,16 @@ def _from_decoder(
     )
 
 
-def _rotary(fields: _Fields) -> str:
+def _rotary(fields: Fields) -> str:
     rope = {**fields.get("rope_scaling", {}), **fields.get("rope_parameters", {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in _SCALINGS:
         raise ValueError(f"rotary positions of kind {kind}, not one of {', '.join(_SCALINGS)}")
+    for name, value in {**rope, **fields.present("partial_rotary_factor")}.items():
+        known = name in _ROPE or name in _SCALINGS["llama3"]
+        if not (known or unset(value) or (name, value) == ("partial_rotary_factor", 1.0)):
+            raise ValueError(f"rotary positions with {name} {value!r}, which our models lack")
+    fields.require("rope_interleaved", False)
     base = float(rope.get("rope_theta", fields.get("rope_theta", 10_000.0)))
     values: dict[str, Any] = {"base": base, **({} if kind == "default" else {"scaling": kind})}
     for theirs, ours in _SCALINGS[kind].items():
@@ -224,7 +197,7 @@ def _rotary(fields: _Fields) -> str:
     return str(Choice("rotary", parts.Rotary(**values)))
 
 
-def _from_llama(fields: _Fields) -> ModelConfig:
+def _from_llama(fields: Fields) -> ModelConfig:
     return _from_decoder(
         fields,
         "llama",
@@ -236,7 +209,9 @@ def _from_llama(fields: _Fields) -> ModelConfig:
     )
 
 
-def _from_gemma(fields: _Fields) -> ModelConfig:
+def _from_gemma(fields: Fields) -> ModelConfig:
+    # Early releases read this field, and used the same function without it.
+    fields.named("hidden_activation", {"gelu": "gelu_new"}, "gelu_new")
     fields.require("use_bidirectional_attention", None)
     for name in ("head_dim", "num_key_value_heads"):
         fields[name]  # required, because transformers' defaults differ from ours
@@ -255,11 +230,10 @@ def _from_gemma(fields: _Fields) -> ModelConfig:
     return config
 
 
-def _from_gpt2(fields: _Fields) -> ModelConfig:
+def _from_gpt2(fields: Fields) -> ModelConfig:
     for name, expected in (
         ("scale_attn_weights", True),
         ("scale_attn_by_inverse_layer_idx", False),
-        ("add_cross_attention", False),
     ):
         fields.require(name, expected)
     width = fields["n_embd"]
@@ -276,7 +250,7 @@ def _from_gpt2(fields: _Fields) -> ModelConfig:
     )
 
 
-def _from_custom(fields: _Fields) -> ModelConfig:
+def _from_custom(fields: Fields) -> ModelConfig:
     # Folders written before Primer was added lack these; they are then None, as in ModelConfig.
     names = ("mixer", "norm", "norm_placement", "mlp_bias")
     pieces = {name: fields.get(name, None) for name in names}
@@ -293,10 +267,9 @@ def _from_custom(fields: _Fields) -> ModelConfig:
     )
 
 
-def _from_bert(fields: _Fields) -> ModelConfig:
+def _from_bert(fields: Fields) -> ModelConfig:
     fields.require("type_vocab_size", 2)
-    for name in ("is_decoder", "add_cross_attention"):
-        fields.require(name, False)
+    fields.require("is_decoder", False)
     return ModelConfig(
         **t5_experiments.bert_parts(fields),
         **fields.sizes(_BERT),
@@ -438,7 +411,7 @@ class Kind(NamedTuple):
     express the model; `configs.model_type` finds other differences by reading the result back.
     """
 
-    read: Callable[[_Fields], ModelConfig]
+    read: Callable[[Fields], ModelConfig]
     write: Callable[[ModelConfig, int], dict[str, Any]]
 
 

@@ -123,6 +123,67 @@ def to_tensors(params: Tree, config: ModelConfig, kind: str) -> Tensors:
     return tensors
 
 
+# Names of the token embedding; T5's stacks share it, and a folder may have it under any of them.
+_T5_EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+EMBEDDINGS = (
+    *_T5_EMBEDDINGS,
+    *("model.embed_tokens.weight", "transformer.wte.weight"),
+    "bert.embeddings.word_embeddings.weight",
+)
+# The kernel of the logits, which is the embedding again if they are tied.
+KERNELS = frozenset({"lm_head.weight", "cls.predictions.decoder.weight"})
+# Names that early releases gave to a norm's parameters.
+_EARLY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+# model_type -> beginning of all names but the heads', which a model without a head lacks.
+_BEGINNINGS = {
+    **dict.fromkeys(("llama", "gemma", "palimpsest"), "model."),
+    "gpt2": _GPT2,
+    "bert": "bert.",
+}
+
+
+def _renamed(tensors: Mapping[str, np.ndarray], kind: str) -> Tensors:
+    """Returns tensors under the names that current releases of transformers write."""
+    beginning, found = _BEGINNINGS.get(kind, ""), dict(tensors)
+    if beginning and not any(name.startswith(beginning) for name in tensors):
+        heads = (*_HEADS, beginning)
+        found = {n if n.startswith(heads) else beginning + n: t for n, t in tensors.items()}
+    for early, name in _EARLY.items():
+        found = {n.replace(early, name) if n.endswith(early) else n: t for n, t in found.items()}
+    return found
+
+
+def _with_embedding(tensors: Tensors, table: str, config: ModelConfig, where: str) -> Tensors:
+    """Returns tensors with the token embedding under the name `table` alone.
+
+    Raises a UserError if the folder lacks it, or has tensors with different values for it.
+    """
+    names = [table]
+    if table in _T5_EMBEDDINGS:
+        names += [name for name in _T5_EMBEDDINGS if name != table]
+    if logits_are_tied(config):
+        names += sorted(KERNELS)
+    present = [name for name in names if name in tensors]
+    if not present:
+        known = " or ".join(name for name in names if name not in KERNELS)
+        shape = (config.vocab_size, config.emb_dim)
+        alike = (n for n, each in tensors.items() if each.shape == shape and n not in KERNELS)
+        raise UserError(f"{where} has no token embedding {known}{nearest(table, alike)}")
+    first, *others = present
+    for name in others:
+        if not np.array_equal(tensors[first], tensors[name]):
+            cure = ""
+            if name in KERNELS:
+                cure = "; if its logits have a kernel of their own, set tie_word_embeddings to false"
+            raise UserError(
+                f"{where}: {name} and {first} differ, but the model has one table for both{cure}"
+            )
+    rest = {name: tensor for name, tensor in tensors.items() if name not in present}
+    return {table: tensors[first], **rest}
+
+
+# Beginnings of the names of heads.
+_HEADS = ("lm_head.", "cls.")
 # Prefix of tensor names -> description of a folder without such tensors, and a remedy.
 _MISSING = {
     "decoder.": "an encoder alone, as saved by T5EncoderModel; name a folder saved by "
@@ -147,8 +208,11 @@ def from_tensors(
     If the head for the order of segments is missing, it gets initial values drawn with key 0, and
     stderr says so. Raises UserError if any other tensor is missing, unknown or misshapen.
     """
-    spec, found, rest = model_spec(config), places(config, kind), dict(tensors)
-    flat: Tensors = {}
+    spec, found, flat = model_spec(config), places(config, kind), Tensors()
+    tables = [place.tensor for place in found.values() if place.tensor in EMBEDDINGS]
+    tensors = _renamed(tensors, kind)
+    tensors = _with_embedding(tensors, tables[0], config, where)
+    rest = dict(tensors)
     if t5_experiments.MEMORY_COPY in rest and t5_experiments.MEMORY not in rest:
         rest[t5_experiments.MEMORY] = rest.pop(t5_experiments.MEMORY_COPY)
         tensors = dict(rest)
@@ -185,6 +249,8 @@ def from_tensors(
     for name, array in rest.items():
         originals = [tensors[each] for each in _COPIES.get(name, ()) if each in tensors]
         copied = any(np.array_equal(array, each) for each in originals)
+        if originals and not copied:
+            raise UserError(f"{where}: {name} and {_COPIES[name][0]} differ, but the model has one")
         if not copied and not name.endswith(_WITHOUT_EFFECT):
             raise UserError(f"{where} has a tensor {name} that the model has no place for")
     return traverse_util.unflatten_dict(flat, sep="/")
@@ -194,12 +260,8 @@ def from_tensors(
 _DRAWN = "order_head"
 # Tensors that some folders store twice.
 _COPIES: Mapping[str, tuple[str, ...]] = {
-    "encoder.embed_tokens.weight": ("shared.weight",),
-    "decoder.embed_tokens.weight": ("shared.weight",),
     t5_experiments.MEMORY_COPY: (t5_experiments.MEMORY,),
     "cls.predictions.decoder.bias": ("cls.predictions.bias",),
-    "cls.predictions.decoder.weight": ("bert.embeddings.word_embeddings.weight",),
-    "lm_head.weight": ("shared.weight", "model.embed_tokens.weight", "transformer.wte.weight"),
 }
 # Unused tensors that older releases saved.
 _WITHOUT_EFFECT = (

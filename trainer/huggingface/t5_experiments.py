@@ -10,15 +10,13 @@ the names of fields and tensors and the defaults.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainer.huggingface.fields import Fields
 from trainer.model import parts
 from trainer.model.config import ModelConfig
 from trainer.model.slots import Choice
 from trainer.model.spec import model_spec
 from trainer.zoo.t5_experiments import ConditionalQueries
 from trainer.zoo.t5_experiments_parts import ConditionalQueryAttention
-
-# The fields of a config.json: `formats._Fields`, which imports this module.
-Fields = Any
 
 _ATTENTION, _CDQ = "modeling_t5:T5Attention", "modeling_t5:T5CDQAttention"
 # Our encoder mixers with known tensor names -> theirs.

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from tasks.terminal.command_line import UserError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+# Bytes to compare at a time.
+_BLOCK = 1 << 20
 
 
 def size(text: str) -> int:
@@ -44,19 +47,49 @@ def write(folder: str, tensors: Mapping[str, np.ndarray], shard_bytes: int) -> N
             json.dump(index, out, indent=2)
 
 
-def tensor_names(folder: str) -> frozenset[str]:
-    """Returns the names of a local folder's tensors; none if it has no readable weights."""
-    index, single = os.path.join(folder, INDEX), os.path.join(folder, WEIGHTS)
+class Place(NamedTuple):
+    """A tensor's file, its type and shape, and the bounds of its bytes."""
+
+    path: str
+    form: tuple[str, tuple[int, ...]]
+    begin: int
+    end: int
+
+
+def places(folder: str) -> dict[str, Place]:
+    """Returns the places of a local folder's tensors; none if it has no readable weights."""
+    index, found = os.path.join(folder, INDEX), dict[str, Place]()
     try:
+        shards = [WEIGHTS]
         if os.path.exists(index):
             with open(index, encoding="utf-8") as file:
-                return frozenset(json.load(file)["weight_map"])
-        with open(single, "rb") as file:
-            # Source: the safetensors format: an 8-byte size, then a JSON header.
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            return frozenset(header) - {"__metadata__"}
-    except (OSError, ValueError, KeyError):
-        return frozenset()  # `read` says what is wrong
+                shards = sorted({*json.load(file)["weight_map"].values()})
+        for path in [os.path.join(folder, shard) for shard in shards]:
+            with open(path, "rb") as file:
+                # Source: the safetensors format: an 8-byte size, then a JSON header.
+                size = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(size))
+            for name in header.keys() - {"__metadata__"}:
+                begin, end = (8 + size + offset for offset in header[name]["data_offsets"])
+                form = header[name]["dtype"], tuple(header[name]["shape"])
+                found[name] = Place(path, form, begin, end)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # `read` says what is wrong
+    return found
+
+
+def equal(one: Place, other: Place) -> bool:
+    """Returns whether two tensors have the same type, shape and bytes."""
+    if one.form != other.form or one.end - one.begin != other.end - other.begin:
+        return False
+    with open(one.path, "rb") as mine, open(other.path, "rb") as theirs:
+        mine.seek(one.begin)
+        theirs.seek(other.begin)
+        for done in range(0, one.end - one.begin, _BLOCK):
+            size = min(_BLOCK, one.end - one.begin - done)
+            if mine.read(size) != theirs.read(size):
+                return False
+    return True
 
 
 def read(folder: str) -> dict[str, np.ndarray]:

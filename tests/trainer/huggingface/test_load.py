@@ -7,6 +7,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tasks.terminal.command_line import UserError
 from tests.support.trees import assert_equal
@@ -111,7 +112,7 @@ def renamed(tensors, name, other):
         ),
         (
             lambda t: renamed(t, "shared.weight", "share.weight"),
-            r"has no tensor shared\.weight \(did you mean share\.weight\?\)",
+            r"no token embedding shared\.weight or .*weight \(did you mean share\.weight\?\)",
         ),
         (
             lambda t: t.update({"lm_head.weight": t["lm_head.weight"][:-1]}),
@@ -121,10 +122,11 @@ def renamed(tensors, name, other):
         (lambda t: t.update(adapter=np.zeros(3, np.float32)), "a tensor adapter that the model"),
         (
             lambda t: t.update({"encoder.embed_tokens.weight": t["shared.weight"] + 1}),
-            "a tensor encoder.embed_tokens.weight that the model has no place for",
+            "encoder.embed_tokens.weight and shared.weight differ, but the model has one table",
         ),
+        (lambda t: t.pop("shared.weight"), r"embedding shared.weight or .*embed_tokens\.weight$"),
     ],
-    ids=["missing", "encoder_alone", "renamed", "shape", "extra", "different_copy"],
+    ids=["missing", "encoder_alone", "renamed", "shape", "extra", "different_copy", "no_embedding"],
 )
 def test_a_wrong_tensor_is_named(exported, change, message):
     model = exported("t5_1_1")
@@ -132,6 +134,70 @@ def test_a_wrong_tensor_is_named(exported, change, message):
     model.write(model.written, model.tensors)
     with pytest.raises(UserError, match=message):
         load(str(model.folder), model.config)
+
+
+def without_beginning(tensors, beginning, heads=()):
+    for name in [name for name in tensors if name.startswith(beginning)]:
+        renamed(tensors, name, name.removeprefix(beginning))
+    for name in heads:
+        tensors.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("t5_1_1", lambda t: renamed(t, "shared.weight", "decoder.embed_tokens.weight")),
+        ("t5_1_1", lambda t: renamed(t, "shared.weight", "encoder.embed_tokens.weight")),
+        ("t5_1_0", lambda t: renamed(t, "shared.weight", "lm_head.weight")),
+        ("llama_tied", lambda t: renamed(t, "model.embed_tokens.weight", "lm_head.weight")),
+        ("llama_tied", lambda t: without_beginning(t, "model.")),
+        ("gpt2", lambda t: without_beginning(t, "transformer.")),
+        (
+            "bert",
+            lambda t: [
+                renamed(t, each, f"{each.rpartition('.')[0]}.{early}")
+                for each in list(t)
+                for last, early in (("weight", "gamma"), ("bias", "beta"))
+                if each.endswith(f"LayerNorm.{last}")
+            ],
+        ),
+    ],
+)
+def test_tensors_under_other_names_are_read(exported, name, change):
+    model = exported(name)
+    change(model.tensors)
+    model.write(model.written, model.tensors)
+    assert_equal_trees(load(str(model.folder), model.config), model.params)
+
+
+def test_a_kernel_beside_tied_logits_is_read_as_transformers_5_does_or_refused(tmp_path):
+    """Transformers 5 keeps both, and scales; transformers 4 ignores the kernel."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    made = transformers.T5ForConditionalGeneration(transformers.T5Config(**THEIR_MODELS["T5"]))
+    made.save_pretrained(tmp_path)
+    path = tmp_path / weights.WEIGHTS
+    tensors = load_file(path)
+    tensors["decoder.embed_tokens.weight"] = tensors.pop("shared.weight")
+    tensors["lm_head.weight"] = tensors["decoder.embed_tokens.weight"][::-1].copy()
+    save_file(tensors, path, metadata={"format": "pt"})
+    ours = model_config(str(tmp_path))
+    assert (ours.tied_logits, ours.logits_scale) == (False, 32**-0.5)
+    made = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
+    params = load(str(tmp_path), ours)
+    batch = random_batch(ours)
+    found = parity.compare(
+        parity.our_logits(ours, params), parity.their_logits(made), [batch]
+    )
+    assert found.holds, str(found)
+    config = tmp_path / "config.json"
+    written = json.loads(config.read_text())
+    del written["scale_decoder_outputs"]
+    config.write_text(json.dumps(written))
+    with pytest.raises(UserError, match=r"lm_head.weight and decoder.* differ.*to false"):
+        load(str(tmp_path), model_config(str(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -159,6 +225,18 @@ def test_a_wrong_tensor_is_named(exported, change, message):
         ("bert", {"is_decoder": True}, "is_decoder is True; our models have False"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type is rel"),
+        ("t5_1_1", {"layer_drop": 0.1}, "layer_drop is 0.1: this field is unknown here and may"),
+        ("t5_1_1", {"tie_encoder_decoder": True}, "tie_encoder_decoder is True; our"),
+        (
+            "llama",
+            {"final_logit_softcapping": 30.0, "sliding_window": 4096, "a": 1, "b": 2},
+            "final_logit_softcapping is 30.0, sliding_window is 4096, a is 1 and 1 more: these",
+        ),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
+        ("llama", {"partial_rotary_factor": 0.5}, "with partial_rotary_factor 0.5"),
+        ("llama", {"rope_scaling": {"mscale": 2.0}}, "with mscale 2.0, which our"),
+        ("gemma", {"hidden_activation": "silu"}, "hidden_activation is silu"),
+        ("t5_1_1", {"auto_map": {"AutoModel": "mine.Mine"}}, "auto_map is {'AutoModel'"),
     ],
 )
 def test_the_field_of_an_unsupported_model_is_named(exported, name, changes, message):
@@ -253,6 +331,45 @@ def test_logits_of_a_folder_of_transformers(name, tmp_path):
     found = parity.compare(parity.our_logits(ours, load(str(tmp_path), ours)), theirs, [batch])
     assert found.holds, str(found)
     assert np.abs(theirs(batch)[0]).max() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["T5", "MT5", "UMT5", "Llama", "Gemma", "GPT2", "Bert"])
+def test_default_configurations_are_read(kind, tmp_path):
+    import transformers
+
+    getattr(transformers, f"{kind}Config")().save_pretrained(tmp_path)
+    model_config(str(tmp_path))
+
+
+# Fields of folders on the Hub, saved by transformers 2 to 4.
+ON_THE_HUB = {
+    "t5_1_0": {
+        "n_positions": 512,
+        "output_past": True,
+        "task_specific_params": {"summarization": {"num_beams": 4, "prefix": "summarize: "}},
+        "torch_dtype": "float32",
+    },
+    "umt5": {"scalable_attention": True, "tokenizer_class": "T5Tokenizer", "max_new_tokens": 64},
+    "llama": {
+        "_name_or_path": "x",
+        "max_sequence_length": 2048,
+        "pretraining_tp": 1,
+        "rope_interleaved": False,
+        "is_llama_config": True,
+        "transformers.js_config": {"dtype": "q4"},
+    },
+    "gemma": {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"},
+    "gpt2": {"n_ctx": 1024, "summary_type": "cls_index", "_num_labels": 1, "id2label": {"0": "A"}},
+    "bert": {"directionality": "bidi", "pooler_type": "first_token_transform", "pruned_heads": {}},
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_HUB)
+def test_fields_without_effect_are_known(exported, name):
+    model = exported(name)
+    before = model_config(str(model.folder))
+    model.write({**model.written, **ON_THE_HUB[name]}, {})
+    assert model_config(str(model.folder)) == before
 
 
 def test_fields_that_transformers_fills_in(exported):

@@ -1,0 +1,128 @@
+"""The fields of a config.json: those that were read, those without effect, and all others."""
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tasks.terminal.command_line import UserError
+
+# transformers' synonyms for activations.
+_SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
+# Fields with no effect on the logits of a model that we read. Dropout is the run's own.
+# Source: transformers 4.57 and 5.23, `configuration_utils.py` and the configurations of the models
+# in `formats.KINDS`, and fields of older releases in folders on the Hub.
+_INERT = frozenset(
+    # Ids, which `special_ids` reads, and texts.
+    "bos_token_id decoder_start_token_id eos_token_id pad_token_id sep_token_id cls_token_id "
+    "mask_token_id unk_token_id prefix tokenizer_class "
+    # Descriptions.
+    "_name_or_path name_or_path _commit_hash architectures dtype torch_dtype transformers_version "
+    "transformers.js_config finetuning_task task_specific_params problem_type id2label label2id "
+    "num_labels _num_labels model_type is_llama_config unsloth_version unsloth_fixed "
+    # How a model is run.
+    "use_cache output_attentions output_hidden_states output_past return_dict use_return_dict "
+    "torchscript tf_legacy_loss use_bfloat16 xla_device gradient_checkpointing pretraining_tp "
+    "chunk_size_feed_forward attn_implementation _attn_implementation _attn_implementation_internal "
+    "_attn_implementation_autoset _flash_attn_2_enabled is_composition is_encoder_decoder "
+    "keys_to_ignore_at_inference reorder_and_upcast_attn experts_implementation "
+    "_experts_implementation "
+    # Initial values, dropout and other heads.
+    "initializer_range initializer_factor attention_dropout attention_probs_dropout_prob "
+    "hidden_dropout_prob dropout_rate resid_pdrop embd_pdrop attn_pdrop classifier_dropout "
+    "classifier_dropout_prob summary_activation summary_first_dropout summary_proj_to_labels "
+    "summary_type summary_use_proj pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
+    "pooler_size_per_head pooler_type directionality predict_special_tokens "
+    # Generation.
+    "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty "
+    "temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size "
+    "encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores "
+    "return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values "
+    "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens max_new_tokens "
+    # Lengths, where no table has them as its size.
+    "max_position_embeddings max_sequence_length model_max_length n_positions n_ctx".split()
+)
+_OF_T5 = frozenset(
+    "is_decoder scalable_attention max_distance relative_attention_max_distance num_cdq_heads".split()
+)
+_INERT_OF: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), _OF_T5),
+    **dict.fromkeys(("llama", "gemma", "gpt2"), frozenset({"is_decoder"})),
+    "palimpsest": frozenset({"auto_map", "is_decoder"}),
+    # Of positions that the model does not have.
+    "bert": frozenset(
+        "relative_attention_num_buckets relative_last_bucket_distance rotary_dim rotary_base".split()
+    ),
+}
+# Number of unknown fields in a message, and characters of a value.
+_NAMED, _SHOWN = 3, 40
+
+
+class Fields:
+    """The non-null fields of a config.json; remembers which were read."""
+
+    def __init__(self, fields: Mapping[str, Any], where: str, tensors: Collection[str]):
+        self._fields, self._where, self.tensors = dict(fields), where, tensors
+        self._read: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self._read.add(name)
+        if name not in self._fields:
+            raise UserError(f"{self._where} has no field {name}")
+        return self._fields[name]
+
+    def sizes(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """Returns the named sizes and the vocabulary's, under our names."""
+        names = {**names, "vocab_size": "vocab_size"}
+        return {ours: self[theirs] for theirs, ours in names.items()}
+
+    def get(self, name: str, default: Any) -> Any:
+        self._read.add(name)
+        return self._fields.get(name, default)
+
+    def present(self, name: str) -> dict[str, Any]:
+        """Returns the field by its name; {} if there is none."""
+        value = self.get(name, None)
+        return {} if value is None else {name: value}
+
+    def require(self, name: str, expected: Any, default: Any = None) -> None:
+        """Refuses a value other than `expected`; `default` is transformers', if it differs."""
+        found = self.get(name, expected if default is None else default)
+        if found != expected:
+            raise UserError(f"{self._where}: {name} is {found}; our models have {expected}")
+
+    def named(self, name: str, known: Mapping[Any, str], default: Any = None) -> Any:
+        """Returns our name for a field's value."""
+        found = self.get(name, default)
+        for ours, theirs in known.items():
+            if theirs == _SYNONYMS.get(str(found), found):
+                return ours
+        raise UserError(f"{self._where}: {name} is {found}, not one of {', '.join(known.values())}")
+
+    def refuse_unknown(self) -> None:
+        """Raises a UserError if there are fields that were not read and may have an effect."""
+        inert = _INERT | _INERT_OF[self._fields["model_type"]] | self._read
+        unknown = [f"{name} is {_short(v)}" for name, v in self._fields.items() if name not in inert]
+        if unknown:
+            more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
+            one = len(unknown) == 1
+            raise UserError(
+                f"{self._where}: {', '.join(unknown[:_NAMED])}{more}: "
+                f"{'this field is' if one else 'these fields are'} unknown here and may change "
+                f"what the model computes; remove {'it' if one else 'them'} from the file if "
+                f"{'it does' if one else 'they do'} not"
+            )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def unset(value: Any) -> bool:
+    """Returns whether a field's value means that there is none, as null and [] do."""
+    return value is None or value in ({}, [])
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a quoted number, which transformers never writes."""
+    return isinstance(value, str) and re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", value) is not None
