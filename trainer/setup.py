@@ -91,6 +91,11 @@ def _prepare_seqio(config: Config, origins: dict[str, str]) -> Run:
             f"--task={config.task}: encoder-only models train on caches of pipeline.build only; "
             "choose one of the masked_lm tasks"
         )
+    if config.model.start_id:
+        raise UserError(
+            f"--task={config.task}: seqio's decoder inputs begin with id 0, but this model's with "
+            f"id {config.model.start_id} (--model.start_id): build a cache with pipeline.build"
+        )
     if config.model.unpackable and config.data.pack:
         raise UserError(
             f"{config.model.unpackable} needs rows of one example: set --data.pack=false"
@@ -197,7 +202,11 @@ def _imply_vocab_size(config: Config, origins: dict[str, str], vocabulary: _Voca
     """Sets the number of embeddings to the vocabulary's size, rounded up, unless it was set."""
     origin = origins.get("model.vocab_size", "preset")
     of_source = origin in (config.init_from, f"the run {config.init_from}")
-    if origin.startswith("preset") or (of_source and _has_other_rows(config, vocabulary)):
+    others = of_source and _has_other_rows(config, vocabulary)
+    if others and origins.get("model.start_id") == origin:
+        config = fields.replace(config, "model.start_id", None)
+        origins["model.start_id"] = vocabulary.origin
+    if origin.startswith("preset") or others:
         rounded = -(-vocabulary.size // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
         config = fields.replace(config, "model.vocab_size", rounded)
         origins["model.vocab_size"] = vocabulary.origin

@@ -39,6 +39,10 @@ class SpecialIds:
         """The id that a decoder reads first: BOS, else padding, as in T5, else EOS, as in GPT-2."""
         return next(found for found in (self.bos, self.pad, self.eos) if found is not None)
 
+    def starting(self, first: int | None) -> "SpecialIds":
+        """Returns the same ids with another `start`; None keeps it."""
+        return self if first in (None, self.start) else _Starting(**vars(self) | {"first": first})
+
     def pads(self, begins_texts: bool) -> int:
         """Returns the id that pads rows for transformers.
 
@@ -53,6 +57,17 @@ class SpecialIds:
     def zero_pads(self) -> bool:
         """True if id 0 is padding, which no token in a row has."""
         return self.pad == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Starting(SpecialIds):
+    """Special ids of a model whose decoder reads another id first than its vocabulary says."""
+
+    first: int = 0
+
+    @property
+    def start(self) -> int:
+        return self.first
 
 
 T5_IDS = SpecialIds()

@@ -76,6 +76,7 @@ def write(opened: Opened, target: str, in_folder: bool, settings: Settings) -> C
         "model": dataclasses.asdict(opened.model.config),
         "name": opened.model.name,
         "positions": opened.model.positions,
+        "ids": opened.model.ids,
         "vocabulary_sha256": vocabulary.record.sha256 if vocabulary else None,
     }
     made = json.loads(files.json_bytes(conversion))  # the values that a reader gets

@@ -8,7 +8,7 @@ from tasks.terminal.command_line import UserError
 
 FILE = "conversion.json"
 # Keys that may differ when a rerun skips a folder.
-_OF_THE_FILES = ("name", "positions")
+_OF_THE_FILES = ("name", "positions", "ids")
 
 
 def of_export(model_dir: str, step: int, vocabulary: str | None) -> dict[str, Any]:
@@ -45,6 +45,8 @@ def is_finished(path: str, record: dict[str, Any], flag: str = "--to") -> bool:
     if found is None:
         raise UserError(f"{path} exists: name another folder with {flag}, or delete it")
     for key, value in record.items():
+        if key == "model":  # an earlier release recorded fewer fields
+            found = {**found, "model": {**value, **(found.get("model") or {})}}
         if key not in _OF_THE_FILES and found.get(key) != value:
             what = "of another model" if key == "model" else f"with {key} {found.get(key)}"
             raise UserError(

@@ -11,7 +11,7 @@ from trainer import huggingface
 from trainer.config import Config, fields, from_flags
 from trainer.config.presets import model_preset
 from trainer.conversion.record import recorded
-from trainer.huggingface import weights
+from trainer.huggingface import special_ids, weights
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
 from trainer.starting import init_from
@@ -55,6 +55,7 @@ class Model(NamedTuple):
     config: ModelConfig
     name: str  # its preset, or the file that describes it
     positions: int  # length of the longest training row, if known
+    ids: special_ids.Ids = {}  # the special ids that a transformers folder names
 
 
 class Opened(NamedTuple):
@@ -70,8 +71,7 @@ class Opened(NamedTuple):
 def find(path: str) -> tuple[list[Source], bool]:
     """Returns (the checkpoints at `path` by ascending step, whether it is a folder of them)."""
     if _is_of_transformers(path):
-        known = (recorded(path) or {}).get("step", 0)  # an export's name may be any
-        return [Source(path, _step_in(path) or known, True)], False
+        return [Source(path, _step_of(path) or 0, True)], False
     if read.is_checkpoint(path):
         return [Source(read.find(path), _step_in(path.removesuffix(".index")) or 0, False)], False
     if steps := read.steps(path):
@@ -79,7 +79,7 @@ def find(path: str) -> tuple[list[Source], bool]:
     below = [] if files.is_remote(path) else sorted(files.list_names(path))
     found: dict[int, Source] = {}
     for folder in [files.join(path, name) for name in below if not name.startswith(".")]:
-        step = _step_in(folder)
+        step = _step_of(folder)
         if not _is_of_transformers(folder):
             if step is not None and files.exists(files.join(folder, weights.WEIGHTS)):
                 raise UserError(
@@ -113,6 +113,12 @@ def _is_of_transformers(path: str) -> bool:
     return isinstance(written, dict) and "model_type" in written
 
 
+def _step_of(path: str) -> int | None:
+    """Returns the step of a transformers folder: its record's, else the one in its name."""
+    record = {} if files.is_remote(path) else recorded(path) or {}
+    return record.get("step", _step_in(path))
+
+
 def _step_in(path: str) -> int | None:
     # Other trailing digits belong to the model's name: mt5, bert-2.
     pattern = r"(?:.*(?:checkpoint|ckpt|step)[-_]?|.*_)?(\d+)"
@@ -128,11 +134,13 @@ def opened(source: Source, given: Given) -> Opened:
         config = huggingface.model_config(source.path)
         tree = huggingface.load(source.path, config)
         found = {name: {"value": held(array)} for name, array in named(tree).items()}
-        model = Model(config, source.path, _positions_of(source.path, config))
+        ids = huggingface.special_ids_of(source.path)
+        model = Model(config, source.path, _positions_of(source.path, config), ids)
         return Opened(source, model, found, None, source.step)
     checkpoint = read.load(source.path)
     found = layout.read_parts(checkpoint)
-    model = _model_of(source, checkpoint, given, found)
+    ids = (recorded(source.path) or {}).get("ids", {})
+    model = _model_of(source, checkpoint, given, found)._replace(ids=ids)
     scanned = any(map(layout.is_stacked, checkpoint.parameters))
     found = init_from.fitted(flag, found, model.config, 0, scanned)
     step = source.step if checkpoint.step == NO_STEP else checkpoint.step

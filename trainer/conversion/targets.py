@@ -20,7 +20,7 @@ from trainer.conversion import card
 from trainer.conversion.sources import FLAG, Model, Opened, tree_of
 from trainer.data.interface import Run
 from trainer.engine.step import TrainState, zero_metrics
-from trainer.huggingface import configs, folding, names, tokenizer, weights
+from trainer.huggingface import configs, folding, names, special_ids, tokenizer, weights
 from trainer.model.config import ModelConfig
 from trainer.model.paths import named
 from trainer.model.spec import model_spec
@@ -83,6 +83,9 @@ def refuse(opened: Opened, settings: Settings) -> None:
             f"{source} was trained with a vocabulary other than {vocabulary.name}: name the one in "
             "the folder of its cache"
         )
+    if vocabulary and model.architecture != "encoder":
+        eos = vocabulary.special.eos
+        special_ids.check_eos(opened.model.ids, source, model.vocab_size, eos, vocabulary.name)
     of_encoder = model.architecture == "encoder" and settings.format == HUGGING_FACE
     if vocabulary and of_encoder and not settings.roles:
         raise UserError(
@@ -120,10 +123,10 @@ def to_transformers(
     config, vocabulary = model.config, settings.vocabulary
     special = vocabulary.special if vocabulary else T5_IDS
     written = configs.to_config(config, model.positions, model.name.startswith("mt5"), special)
-    written["dtype"] = settings.dtype
+    written |= model.ids.get("config.json", {}) | {"dtype": settings.dtype}
     files.write_json(os.path.join(folder, "config.json"), written)
-    generation = card.generation_config(written)
-    files.write_json(os.path.join(folder, "generation_config.json"), generation)
+    generation = {**card.generation_config(written), **model.ids.get(special_ids.GENERATION, {})}
+    files.write_json(os.path.join(folder, special_ids.GENERATION), generation)
     tensors = names.to_tensors(tree_of(arrays), config, written["model_type"])
     weights.write(folder, tensors, settings.shard_bytes)
     if written["model_type"] == configs.CUSTOM:
@@ -132,7 +135,8 @@ def to_transformers(
     if vocabulary:
         roles = settings.roles or tokenizer.Roles()
         if config.architecture == "decoder":
-            roles = tokenizer.Roles(begins=vocabulary.piece(vocabulary.special.start), ends=False)
+            start = vocabulary.special.starting(config.start_id).start
+            roles = tokenizer.Roles(begins=vocabulary.piece(start), ends=False)
         tokenizer.write(folder, vocabulary, roles)
     return written
 

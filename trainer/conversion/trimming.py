@@ -58,6 +58,11 @@ def trimmed(opened: Opened, id_map: list[int | None], left: Vocabulary) -> Opene
         state = vocabulary_change.changed_state(checkpoint.state, shapes, axes, made)
         run = checkpoint.run and {**checkpoint.run, "vocabulary_sha256": left.record.sha256}
         checkpoint = dataclasses.replace(checkpoint, state=state, run=run)
+    start = None if model.start_id is None else id_map[model.start_id]
+    if start is None and model.start_id is not None:
+        raise UserError(
+            f"{flag}: its decoder begins with id {model.start_id}, a piece that was trimmed away"
+        )
     name = opened.model.name
     if opened.source.transformers:
         written = files.read_json(files.join(opened.source.path, "config.json"))
@@ -65,7 +70,9 @@ def trimmed(opened: Opened, id_map: list[int | None], left: Vocabulary) -> Opene
     return opened._replace(
         # The model differs from what transformers loads from this folder.
         source=opened.source._replace(transformers=False),
-        model=opened.model._replace(config=dataclasses.replace(model, vocab_size=size), name=name),
+        model=opened.model._replace(
+            config=dataclasses.replace(model, vocab_size=size, start_id=start), name=name, ids={}
+        ),
         parameters=vocabulary_change.changed(flag, opened.parameters, axes, made),
         checkpoint=checkpoint,
     )

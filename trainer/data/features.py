@@ -35,6 +35,7 @@ class Converter(Protocol):
 
 def converter(model: ModelConfig, lengths: Lengths, special: SpecialIds = T5_IDS) -> Converter:
     """Returns the converter for a model and a vocabulary's special ids."""
+    special = special.starting(model.start_id)
     if model.architecture == "encoder":
         return EncoderConverter(lengths, special)
     encoder_decoder = model.architecture == "encoder_decoder"

@@ -83,7 +83,8 @@ class Decoder:
         if decoding.eos_id == T5_IDS.eos:
             decoding = replace(decoding, eos_id=special.eos)
         self._config, self._decoding, self._mesh, self._rules = model_config, decoding, mesh, rules
-        self._start, self._zero_pads = special.start, special.zero_pads
+        self._start = special.starting(model_config.start_id).start
+        self._zero_pads = special.zero_pads
         self._scanned, self._spec = spec, for_decoding(spec)
         model = build_model(self._spec)
         assert isinstance(model, Transformer)

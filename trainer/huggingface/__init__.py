@@ -4,13 +4,13 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tasks.storage import files
 from tasks.terminal import extras
 from tasks.terminal.command_line import UserError
-from trainer.huggingface import weights
+from trainer.huggingface import special_ids, weights
 from trainer.model.config import ModelConfig
 
 CONFIG = "config.json"
@@ -48,7 +48,16 @@ def _read(path: str) -> tuple[ModelConfig, str]:
     except ValueError as error:
         raise UserError(f"{where} is not valid JSON: {error}") from error
     kind = str(written.get("model_type"))
-    return from_config(written, where, _own_tensors(folder, kind)), kind
+    ids = special_ids_of(folder, written)
+    return from_config(written, where, _own_tensors(folder, kind), ids), kind
+
+
+def special_ids_of(folder: str, written: Mapping[str, Any] | None = None) -> special_ids.Ids:
+    """Returns the special ids that the files of a folder name; see `special_ids.read`."""
+    folder = files.local_path(folder)
+    if written is None:
+        written = files.read_json(os.path.join(folder, CONFIG))
+    return special_ids.read(folder, CONFIG, written)
 
 
 def _own_tensors(folder: str, kind: str) -> frozenset[str]:

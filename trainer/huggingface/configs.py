@@ -149,6 +149,7 @@ def _inference(config: ModelConfig) -> ModelConfig:
         attention="einsum",
         softmax_dtype="auto",
         zero_init=(),
+        start_id=None,
     )
 
 
@@ -171,6 +172,7 @@ def to_config(
 
     `positions` is the length of the longest training row. `mt5` labels an untied T5 as mT5.
     """
+    special = special.starting(config.start_id)
     config, kind = exportable(config)
     assert kind is not None, config.family
     written = _written(config, kind, positions, special)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from tasks.terminal.command_line import UserError
 from tasks.vocabulary import PAD_ID
-from trainer.huggingface import t5_experiments
+from trainer.huggingface import special_ids, t5_experiments
 from trainer.huggingface.fields import Fields, is_number, unset
 from trainer.huggingface.names import activations, decoder_layer, logits_are_tied
 from trainer.model import parts
@@ -88,12 +88,15 @@ def _sizes(config: ModelConfig, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def from_config(
-    written: Mapping[str, Any], where: str, tensors: Collection[str] = ()
+    written: Mapping[str, Any],
+    where: str,
+    tensors: Collection[str] = (),
+    ids: special_ids.Ids | None = None,
 ) -> ModelConfig:
     """Returns the model of a config.json at `where`: its sizes and dropout, otherwise our defaults.
 
     `tensors` are the folder's tensor names, if known: transformers 5 records every T5's logits as
-    tied, but stores the kernel of untied logits. A UserError names an unsupported or unknown field.
+    tied, but stores the kernel of untied logits. `ids` are the folder's special ids, if known. A UserError names an unsupported or unknown field.
     """
     kind = str(written.get("model_type"))
     if kind not in KINDS:
@@ -105,6 +108,9 @@ def from_config(
             known.require(name, False)
         model = KINDS[kind].read(known)
         known.refuse_unknown()
+        if ids and model.architecture == "encoder_decoder":
+            start = special_ids.start(ids, where, model.vocab_size)
+            model = dataclasses.replace(model, start_id=start)
         return model
     except ValueError as error:
         raise UserError(f"{where}: {error}") from error

@@ -46,6 +46,15 @@ class ModelConfig:
         REQUIRED,
         "number of decoder layers (pairs in evolved_transformer); 0 in families without a decoder",
     )
+    start_id: int | None = field(
+        None,
+        "id that the decoder reads first; None: the vocabulary's BOS, else its padding or EOS",
+        read_if=ReadIf(
+            lambda config: config.model.num_decoder_layers > 0,
+            "in an encoder-only model",
+            whole=True,
+        ),
+    )
     dropout_rate: float = field(
         0.0, "share of units dropped in training, in [0, 1)", often="dropout"
     )

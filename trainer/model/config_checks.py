@@ -23,7 +23,7 @@ from trainer.model.slots import require_of
 # Fields that can be set in any family; the other fields change its parts.
 _OF_ALL = (
     *("family", "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "mlp_activations"),
-    *("num_encoder_layers", "num_decoder_layers", "dropout_rate", "dtype", "tied_logits"),
+    *("num_encoder_layers", "num_decoder_layers", "start_id", "dropout_rate", "dtype", "tied_logits"),
     *("position", "max_positions", "switch_every", "upstream_compat", "scan_layers", "remat"),
     *("attention", "softmax_dtype"),
 )
@@ -65,6 +65,9 @@ def _check_sizes(config: Any) -> None:
             require_of(config, layers == 0, name, rule)
     for name in STACK_PARTS:
         require_of(config, getattr(config, name) >= 0, name, "0 or more")
+    if config.start_id is not None:
+        fits = 0 <= config.start_id < config.vocab_size
+        require_of(config, fits, "start_id", f"from 0 to {config.vocab_size - 1}")
     require_of(config, 0.0 <= config.dropout_rate < 1.0, "dropout_rate", "in [0, 1)")
     if config.mlp_activations is not None:
         known = {*config.mlp_activations} <= {*ACTIVATION_NAMES}

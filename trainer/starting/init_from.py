@@ -101,6 +101,8 @@ def start(run: Run) -> StartingPoint:
         if checkpoint:
             state = vocabulary_change.changed_state(checkpoint.state, shapes, axes, rows)
             checkpoint = replace(checkpoint, state=state)
+    if checkpoint is None:
+        _check_special_ids(run, rows)
     scanned = checkpoint is not None and any(map(layout.is_stacked, checkpoint.parameters))
     found = fitted(flag, found, config.model, run.data.vocab_size, scanned)
 
@@ -147,7 +149,29 @@ def _other_fields(checkpoint: Checkpoint | None, model: ModelConfig) -> list[str
     stored = checkpoint.run["config"]["model"]
     trained = fields.from_dict(ModelConfig, stored, checkpoint.path)
     same = configs.same_model(trained, replace(model, vocab_size=trained.vocab_size))
-    return [] if same else configs.different_fields(model, trained)
+    start = [] if trained.start_id == model.start_id else [f"start_id {trained.start_id}"]
+    return start + ([] if same else configs.different_fields(model, trained))
+
+
+def _check_special_ids(run: Run, rows: Rows | None) -> None:
+    """Raises a UserError if the special ids of a transformers folder are not the run's."""
+    from trainer import huggingface
+    from trainer.huggingface import special_ids
+
+    folder = str(run.config.init_from).removeprefix(from_transformers.PREFIX)
+    model, special = huggingface.model_config(folder), run.converter.special
+    if model.architecture == "encoder":
+        return
+    ids, where = huggingface.special_ids_of(folder), f"--init_from={run.config.init_from}"
+    if rows is None:
+        special_ids.check_eos(ids, where, model.vocab_size, special.eos, "the run's vocabulary")
+    # The row of the start follows that of the vocabulary's own start.
+    elif model.start_id and [model.start_id] != [n for n in rows.sources[special.start] if n >= 0]:
+        raise UserError(
+            f"{where}: {special_ids.START} is {model.start_id}, which is not the first id of its "
+            "vocabulary, and the run has another vocabulary: set --model.start_id to the id that "
+            "has its row"
+        )
 
 
 def fitted(

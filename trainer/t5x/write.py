@@ -111,6 +111,7 @@ def unsupported(model: ModelConfig) -> list[str]:
         and getattr(explicit, field.name) != getattr(plain, field.name)
         if field.name != "mixer" or T5X not in model.mixer_facts.exports
         if field.name != "position" or not scalable
+        if field.name != "start_id" or model.start_id  # T5X's decoders begin with id 0
     ]
     problems += [
         f"--model.mlp_activations: T5X has no {name}"
