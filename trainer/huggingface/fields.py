@@ -11,47 +11,49 @@ _SYNONYMS = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}
 # Fields with no effect on the logits of a model that we read. Dropout is the run's own.
 # Source: transformers 4.57 and 5.23, `configuration_utils.py` and the configurations of the models
 # in `formats.KINDS`, and fields of older releases in folders on the Hub.
-_INERT = frozenset(
-    # Ids, which `special_ids` reads, and texts.
-    "bos_token_id decoder_start_token_id eos_token_id pad_token_id sep_token_id cls_token_id "
-    "mask_token_id unk_token_id prefix tokenizer_class "
-    # Descriptions.
-    "_name_or_path name_or_path _commit_hash architectures dtype torch_dtype transformers_version "
-    "transformers.js_config finetuning_task task_specific_params problem_type id2label label2id "
-    "num_labels _num_labels model_type is_llama_config unsloth_version unsloth_fixed "
-    # How a model is run.
-    "use_cache output_attentions output_hidden_states output_past return_dict use_return_dict "
-    "torchscript tf_legacy_loss use_bfloat16 xla_device gradient_checkpointing pretraining_tp "
-    "chunk_size_feed_forward attn_implementation _attn_implementation _attn_implementation_internal "
-    "_attn_implementation_autoset _flash_attn_2_enabled is_composition is_encoder_decoder "
-    "keys_to_ignore_at_inference reorder_and_upcast_attn experts_implementation "
-    "_experts_implementation "
-    # Initial values, dropout and other heads.
-    "initializer_range initializer_factor attention_dropout attention_probs_dropout_prob "
-    "hidden_dropout_prob dropout_rate resid_pdrop embd_pdrop attn_pdrop classifier_dropout "
-    "classifier_dropout_prob summary_activation summary_first_dropout summary_proj_to_labels "
-    "summary_type summary_use_proj pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers "
-    "pooler_size_per_head pooler_type directionality predict_special_tokens "
-    # Generation.
-    "max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty "
-    "temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size "
-    "encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores "
-    "return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values "
-    "exponential_decay_length_penalty suppress_tokens begin_suppress_tokens max_new_tokens "
-    # Lengths, where no table has them as its size.
-    "max_position_embeddings max_sequence_length model_max_length n_positions n_ctx".split()
+# In order: ids (which `special_ids` reads) and texts; descriptions; how a model is run; initial
+# values, dropout and other heads; generation; lengths that are no table's size.
+_NAMES = """
+bos_token_id decoder_start_token_id eos_token_id pad_token_id sep_token_id cls_token_id
+mask_token_id unk_token_id prefix tokenizer_class
+
+_name_or_path name_or_path _commit_hash architectures dtype torch_dtype transformers_version
+transformers.js_config finetuning_task task_specific_params problem_type id2label label2id
+num_labels _num_labels model_type is_llama_config unsloth_version unsloth_fixed
+
+use_cache output_attentions output_hidden_states output_past return_dict use_return_dict
+torchscript tf_legacy_loss use_bfloat16 xla_device gradient_checkpointing pretraining_tp
+chunk_size_feed_forward attn_implementation _attn_implementation _attn_implementation_internal
+_attn_implementation_autoset _flash_attn_2_enabled is_composition is_encoder_decoder
+keys_to_ignore_at_inference reorder_and_upcast_attn experts_implementation _experts_implementation
+
+initializer_range initializer_factor attention_dropout attention_probs_dropout_prob
+hidden_dropout_prob dropout_rate resid_pdrop embd_pdrop attn_pdrop classifier_dropout
+classifier_dropout_prob summary_activation summary_first_dropout summary_proj_to_labels
+summary_type summary_use_proj pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
+pooler_size_per_head pooler_type directionality predict_special_tokens
+
+max_length min_length do_sample early_stopping num_beams num_beam_groups diversity_penalty
+temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+encoder_no_repeat_ngram_size bad_words_ids num_return_sequences output_scores
+return_dict_in_generate forced_bos_token_id forced_eos_token_id remove_invalid_values
+exponential_decay_length_penalty suppress_tokens begin_suppress_tokens max_new_tokens
+
+max_position_embeddings max_sequence_length model_max_length n_positions n_ctx
+"""
+_INERT = frozenset(_NAMES.split())
+_T5 = ("is_decoder", "scalable_attention", "num_cdq_heads")
+# Of positions that the model does not have.
+_BERT = (
+    *("relative_attention_num_buckets", "relative_last_bucket_distance"),
+    *("rotary_dim", "rotary_base"),
 )
-_OF_T5 = frozenset(
-    "is_decoder scalable_attention max_distance relative_attention_max_distance num_cdq_heads".split()
-)
+# model_type -> further fields without effect.
 _INERT_OF: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(("t5", "mt5", "umt5"), _OF_T5),
+    **dict.fromkeys(("t5", "mt5", "umt5"), frozenset(_T5)),
     **dict.fromkeys(("llama", "gemma", "gpt2"), frozenset({"is_decoder"})),
     "palimpsest": frozenset({"auto_map", "is_decoder"}),
-    # Of positions that the model does not have.
-    "bert": frozenset(
-        "relative_attention_num_buckets relative_last_bucket_distance rotary_dim rotary_base".split()
-    ),
+    "bert": frozenset(_BERT),
 }
 # Number of unknown fields in a message, and characters of a value.
 _NAMED, _SHOWN = 3, 40
@@ -101,7 +103,9 @@ class Fields:
     def refuse_unknown(self) -> None:
         """Raises a UserError if there are fields that were not read and may have an effect."""
         inert = _INERT | _INERT_OF[self._fields["model_type"]] | self._read
-        unknown = [f"{name} is {_short(v)}" for name, v in self._fields.items() if name not in inert]
+        unknown = [
+            f"{name} is {_short(v)}" for name, v in self._fields.items() if name not in inert
+        ]
         if unknown:
             more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
             one = len(unknown) == 1

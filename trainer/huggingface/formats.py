@@ -96,7 +96,8 @@ def from_config(
     """Returns the model of a config.json at `where`: its sizes and dropout, otherwise our defaults.
 
     `tensors` are the folder's tensor names, if known: transformers 5 records every T5's logits as
-    tied, but stores the kernel of untied logits. `ids` are the folder's special ids, if known. A UserError names an unsupported or unknown field.
+    tied, but stores the kernel of untied logits. `ids` are the folder's special ids, if known.
+    A UserError names an unsupported or unknown field.
     """
     kind = str(written.get("model_type"))
     if kind not in KINDS:

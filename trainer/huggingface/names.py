@@ -174,7 +174,9 @@ def _with_embedding(tensors: Tensors, table: str, config: ModelConfig, where: st
         if not np.array_equal(tensors[first], tensors[name]):
             cure = ""
             if name in KERNELS:
-                cure = "; if its logits have a kernel of their own, set tie_word_embeddings to false"
+                cure = (
+                    "; if its logits have a kernel of their own, set tie_word_embeddings to false"
+                )
             raise UserError(
                 f"{where}: {name} and {first} differ, but the model has one table for both{cure}"
             )

@@ -36,8 +36,8 @@ def read(folder: str, config: str, written: Mapping[str, Any]) -> Ids:
         other = found[GENERATION].get(name, value)
         if not _all(value) & _all(other):
             raise UserError(
-                f"{os.path.join(folder, config)}: {name} is {value}, but {GENERATION} has {other}: "
-                "make them agree"
+                f"{os.path.join(folder, config)}: {name} is {value!r}, but {GENERATION} has "
+                f"{other!r}: make them agree"
             )
     return found
 

@@ -194,9 +194,7 @@ def _protected(model: bytes, symbols: list[str]) -> dict[str, str]:
     }
 
 
-def _set_text_rules(
-    tokenizer: Any, proto: Any, vocabulary: Vocabulary, symbols: list[str]
-) -> None:
+def _set_text_rules(tokenizer: Any, proto: Any, vocabulary: Vocabulary, symbols: list[str]) -> None:
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     rules = proto.normalizer_spec
@@ -255,14 +253,14 @@ def _first_space(prefix: bool, keeps_spaces: bool, symbols: list[str]) -> list[A
     every = "|".join("".join(rf"\x{{{ord(char):X}}}" for char in each) for each in symbols)
     if prefix and keeps_spaces:
         # As in Llama, a space symbol precedes even a leading space.
-        first = normalizers.Prepend(_SPACE)
+        first: Any = normalizers.Prepend(_SPACE)
         if symbols:
             first = normalizers.Replace(Regex(rf"\A(?!(?:{every})\z)(?=[\s\S])"), _SPACE)
         return [first, normalizers.Replace(" ", _SPACE)]
     if not prefix:
         return []
     # `Metaspace` mistakes a leading space symbol for its own, and writes none before a symbol.
-    steps = [normalizers.Replace(Regex(rf"\A{_SPACE}"), 2 * _SPACE)]
+    steps: list[Any] = [normalizers.Replace(Regex(rf"\A{_SPACE}"), 2 * _SPACE)]
     if symbols:
         steps.append(normalizers.Replace(Regex(rf"\A(?!(?:{every})\z)(?={every})"), _SPACE))
     return steps

@@ -23,9 +23,16 @@ from trainer.model.slots import require_of
 # Fields that can be set in any family; the other fields change its parts.
 _OF_ALL = (
     *("family", "vocab_size", "emb_dim", "num_heads", "head_dim", "mlp_dim", "mlp_activations"),
-    *("num_encoder_layers", "num_decoder_layers", "start_id", "dropout_rate", "dtype", "tied_logits"),
+    *(
+        "num_encoder_layers",
+        "num_decoder_layers",
+        "start_id",
+        "dropout_rate",
+        "dtype",
+        "tied_logits",
+    ),
     *("position", "max_positions", "switch_every", "upstream_compat", "scan_layers", "remat"),
-    *("attention", "softmax_dtype"),
+    *("attention", "softmax_dtype", "start_id"),
 )
 
 

@@ -111,13 +111,15 @@ def unsupported(model: ModelConfig) -> list[str]:
         and getattr(explicit, field.name) != getattr(plain, field.name)
         if field.name != "mixer" or T5X not in model.mixer_facts.exports
         if field.name != "position" or not scalable
-        if field.name != "start_id" or model.start_id  # T5X's decoders begin with id 0
+        if field.name != "start_id"
     ]
     problems += [
         f"--model.mlp_activations: T5X has no {name}"
         for name in model.mlp_activations or ()
         if name not in _ACTIVATIONS
     ]
+    if model.start_id:
+        problems.append(f"--model.start_id={model.start_id}: T5X's decoders begin with id 0")
     if model.family not in _FAMILIES:
         problems.append(f"T5X has no {model.family} models, only {', '.join(_FAMILIES)}")
     return problems

@@ -188,9 +188,7 @@ def test_a_kernel_beside_tied_logits_is_read_as_transformers_5_does_or_refused(t
     made = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path).eval()
     params = load(str(tmp_path), ours)
     batch = random_batch(ours)
-    found = parity.compare(
-        parity.our_logits(ours, params), parity.their_logits(made), [batch]
-    )
+    found = parity.compare(parity.our_logits(ours, params), parity.their_logits(made), [batch])
     assert found.holds, str(found)
     config = tmp_path / "config.json"
     written = json.loads(config.read_text())
